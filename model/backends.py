@@ -1,0 +1,125 @@
+"""Four ways to compute the same attention.
+
+B batch, T queries, S keys, H query heads, G key/value heads (H is a multiple of G), D head size.
+
+Every backend takes q (B, H, T, D), k and v (B, G, S, D) and what is visible in one of two forms, never both: `mask`, boolean and
+broadcastable to (B, H, T, S), or `causal` and `window` alone. `model.attention.attention` prepares the arguments; no row is without a
+visible key when it arrives here.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.masks import causal_mask, visible_from_positions
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(D)) over the visible keys (Vaswani et al. 2017, equation 1): (B, H, T, S).
+
+    The softmax runs in float32 (float64 for float64 input) and stays there. Hidden keys get exactly 0; so does a row that may see
+    nothing. `mask` is boolean, True = may attend, and broadcasts to (B, H, T, S).
+    """
+    scores = q @ _per_query_head(k, q).transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    if mask is None:
+        return scores.softmax(-1, dtype=dtype)
+    # A row of -inf would be NaN after the softmax, in the gradient too: let it see everything, then erase it.
+    blind = ~mask.any(-1, keepdim=True)
+    return scores.masked_fill(~(mask | blind), -math.inf).softmax(-1, dtype=dtype).masked_fill(blind, 0.0)
+
+
+def stacked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:
+    """One head after another, as the textbook draws it: the slow and obvious reference."""
+    mask = _dense(q, k, mask, causal, window)
+    if mask is not None:
+        mask = mask.expand(*q.shape[:3], k.shape[2])  # (B, H, T, S), a view
+    group = q.shape[1] // k.shape[1]
+    heads = []
+    for h in range(q.shape[1]):
+        one, its = slice(h, h + 1), slice(h // group, h // group + 1)
+        visible = None if mask is None else mask[:, one]
+        heads.append(explicit(q[:, one], k[:, its], v[:, its], visible, False, None, dropout_p))  # (B, 1, T, D)
+    return torch.cat(heads, dim=1)  # (B, H, T, D)
+
+
+def explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:
+    """Matmul, mask, softmax in float32, dropout on the weights, matmul."""
+    weights = attention_weights(q, k, _dense(q, k, mask, causal, window)).to(v.dtype)  # (B, H, T, S)
+    return F.dropout(weights, dropout_p) @ _per_query_head(v, q)  # (B, H, T, D)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:
+    """torch's scaled_dot_product_attention, which picks a flash, memory-efficient or cuDNN kernel."""
+    # is_causal compares row and column numbers, so it is right only where queries and keys begin at the same position.
+    square = causal and q.shape[-2] == k.shape[-2] and (window is None or window >= k.shape[-2])
+    if not square:
+        mask = _dense(q, k, mask, causal, window)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=square, dropout_p=dropout_p, enable_gqa=k.shape[1] != q.shape[1]
+    )
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:
+    """FlexAttention: skips the blocks that the mask hides. CUDA; on a CPU without gradients only (torch has no backward there)."""
+    if dropout_p > 0:
+        raise ValueError(f"backend='flex' has no attention dropout (got {dropout_p}); use backend='fused' or attn_dropout=0")
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    if q.device.type != "cuda" and (needs_grad or q.device.type != "cpu"):
+        raise ValueError(f"backend='flex' cannot train on {q.device.type} (FlexAttention's backward needs CUDA); use backend='fused'")
+    from torch.nn.attention.flex_attention import flex_attention
+
+    run = flex_attention
+    if q.device.type == "cuda" and not torch.compiler.is_compiling():
+        run = _compiled_flex()  # uncompiled it would write out all T x S scores
+    return run(q, k, v, block_mask=_block_mask(q, k, mask, causal, window), enable_gqa=k.shape[1] != q.shape[1])
+
+
+BACKENDS = {"stacked": stacked, "explicit": explicit, "fused": fused, "flex": flex}
+
+
+def _per_query_head(x: Tensor, q: Tensor) -> Tensor:
+    """(B, G, S, D) -> (B, H, S, D): query heads h * H/G ... (h + 1) * H/G - 1 share key/value head h."""
+    group = q.shape[1] // x.shape[1]
+    return x if group == 1 else x.repeat_interleave(group, dim=1)
+
+
+def _dense(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
+    """The mask as a tensor, or None where everything is visible (the lone newest query sees the whole cache)."""
+    n_queries, n_keys = q.shape[-2], k.shape[-2]
+    if not causal or (n_queries == 1 and (window is None or window >= n_keys)):
+        return mask
+    return causal_mask(n_queries, n_keys, window=window, device=q.device)
+
+
+def _block_mask(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | None):
+    if mask is not None:
+        full = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        return _create_block_mask(lambda b, h, i, j: full[b, h, i, j], *full.shape, device=q.device)
+    if causal:
+        return _causal_block_mask(q.shape[2], k.shape[2], window, q.device)
+    return None
+
+
+@functools.lru_cache(maxsize=16)  # the same few shapes come back at every step
+def _causal_block_mask(n_queries: int, n_keys: int, window: int | None, device: torch.device):
+    offset = n_keys - n_queries
+    return _create_block_mask(
+        lambda b, h, i, j: visible_from_positions(i + offset, j, window), None, None, n_queries, n_keys, device=device
+    )
+
+
+def _create_block_mask(visible, *shape, device):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(visible, *shape, device=device)
+
+
+@functools.cache
+def _compiled_flex():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)

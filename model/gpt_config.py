@@ -1,0 +1,136 @@
+"""Every choice that defines a GPT, in one validated place."""
+
+from dataclasses import asdict, dataclass, fields
+
+from model.backends import BACKENDS
+
+CHOICES = {
+    "mlp": ("relu", "gelu", "relu2", "swiglu"),
+    "norm": ("rmsnorm", "layernorm"),
+    "pos": ("rope", "learned", "none"),
+    "init": ("zero_out", "gpt2"),
+    "backend": tuple(BACKENDS),
+}
+SIZES = ("vocab_size", "context_length", "n_layers", "dim", "n_heads", "n_kv_heads", "head_dim", "window")
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape and parts of a GPT. Raises one ValueError that lists every wrong value with the legal ones.
+
+    vocab_size       rows of the embedding and of the head; may exceed the tokenizer's (padding to a multiple of 64 is faster on GPUs)
+    context_length   longest sequence, in tokens
+    n_layers, dim    blocks and width C
+    n_heads          query heads; n_kv_heads (None: n_heads) key/value heads; head_dim (None: dim / n_heads) the head size D
+    mlp              relu | gelu (tanh form, as in GPT-2) | relu2 (So et al. 2021) | swiglu (Shazeer 2020)
+    mlp_ratio        hidden width / dim; swiglu, with three matrices, takes two thirds of it so that the parameters stay equal
+    norm             rmsnorm | layernorm, before attention, before the FFN and before the head
+    pos              rope (rotary) | learned (a table) | none (the causal mask alone)
+    bias             biases in all projections, the FFN and layernorm (never in the head)
+    qk_norm          RMS-normalise each head's q and k
+    tie_embeddings   the head uses the embedding's matrix
+    *_dropout        after the embedding, on the attention weights, on both branches of a block
+    window           each position sees this many newest ones, its own included; None: all
+    causal           False lets every position see every other: no language model, but an ablation
+    logit_softcap    c: logits become c * tanh(logits / c) (Gemma 2, 2024); None: off
+    init             zero_out | gpt2, see `model.gpt.init_weights`
+    backend          stacked | explicit | fused | flex, see `model.attention.attention`
+    """
+
+    vocab_size: int
+    context_length: int = 256
+    n_layers: int = 4
+    dim: int = 192
+    n_heads: int = 4
+    n_kv_heads: int | None = None
+    head_dim: int | None = None
+    mlp: str = "relu2"
+    mlp_ratio: float = 4.0
+    norm: str = "rmsnorm"
+    pos: str = "rope"
+    bias: bool = False
+    qk_norm: bool = True
+    tie_embeddings: bool = False
+    embd_dropout: float = 0.0
+    attn_dropout: float = 0.0
+    resid_dropout: float = 0.0
+    window: int | None = None
+    causal: bool = True
+    logit_softcap: float | None = None
+    init: str = "zero_out"
+    backend: str = "fused"
+
+    def __post_init__(self):
+        wrong = self._wrong_types() or self._wrong_values()
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    def _wrong_types(self) -> list[str]:
+        wrong = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == float | None or field.type is float:
+                ok = isinstance(value, field.type | int) and not isinstance(value, bool)
+            else:
+                ok = isinstance(value, field.type) and (field.type is bool or not isinstance(value, bool))
+            if not ok:
+                wrong.append(f"model.{field.name}={value!r} must be {getattr(field.type, '__name__', field.type)}")
+        return wrong
+
+    def _wrong_values(self) -> list[str]:
+        wrong = [
+            f"model.{name}={getattr(self, name)} must be one of {', '.join(legal)}"
+            for name, legal in CHOICES.items()
+            if getattr(self, name) not in legal
+        ]
+        sizes = {name: getattr(self, name) for name in SIZES}
+        too_small = [f"model.{name}={n} must be at least 1" for name, n in sizes.items() if n is not None and n < 1]
+        for name in ("mlp_ratio", "logit_softcap"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                wrong.append(f"model.{name}={value} must be above 0")
+        for name in ("embd_dropout", "attn_dropout", "resid_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                wrong.append(f"model.{name}={getattr(self, name)} must be at least 0 and below 1")
+        return wrong + (too_small or self._wrong_combinations())
+
+    def _wrong_combinations(self) -> list[str]:
+        wrong = []
+        if self.head_dim is None and self.dim % self.n_heads:
+            near = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
+            near = sorted(sorted(near, key=lambda n: abs(n - self.n_heads))[:3])
+            wrong.append(
+                f"model.n_heads={self.n_heads} does not divide model.dim={self.dim}; "
+                f"take n_heads={' or '.join(map(str, near))}, another dim, or set model.head_dim"
+            )
+        elif self.pos == "rope" and self.head_size % 2:
+            wrong.append(f"a head size of {self.head_size} (model.head_dim, or dim / n_heads) must be even for model.pos=rope")
+        if self.n_heads % self.kv_heads:
+            wrong.append(f"model.n_kv_heads={self.n_kv_heads} does not divide model.n_heads={self.n_heads}")
+        if self.window is not None and not self.causal:
+            wrong.append(f"model.window={self.window} needs model.causal=true")
+        if self.backend == "flex" and self.attn_dropout > 0:
+            wrong.append(f"model.backend=flex has no attention dropout (model.attn_dropout={self.attn_dropout}); use backend=fused")
+        if self.mlp_hidden < 1:
+            wrong.append(f"model.mlp_ratio={self.mlp_ratio} leaves the FFN without hidden units at model.dim={self.dim}")
+        return wrong
+
+    @property
+    def head_size(self) -> int:
+        """D"""
+        return self.dim // self.n_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        """G"""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def mlp_hidden(self) -> int:
+        """Width between the FFN's matrices."""
+        matrices = 3 if self.mlp == "swiglu" else 2
+        return int(self.dim * self.mlp_ratio * 2 / matrices)
+
+    def to_dict(self) -> dict:
+        """Plain values, for a checkpoint: GPTConfig(**config.to_dict()) == config."""
+        return asdict(self)

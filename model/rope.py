@@ -1,0 +1,26 @@
+"""Rotary position embeddings (Su et al. 2021, arXiv:2104.09864): q and k are rotated by an angle proportional to their position, so that
+their product depends on the distance alone. Halves are paired (i with i + D/2), as in the Llama family's published weights.
+"""
+
+import torch
+from torch import Tensor
+
+BASE = 10_000.0  # the paper's theta
+
+
+def rope_table(length: int, head_dim: int, *, base: float = BASE, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * base^(-2i/D), each (length, D/2) in float32. Row p belongs to position p.
+
+    Raises ValueError for an odd head size.
+    """
+    if head_dim % 2:
+        raise ValueError(f"head_dim={head_dim} must be even for rotary positions, which rotate pairs")
+    frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)  # (D/2,)
+    angle = torch.arange(length, dtype=torch.float64, device=device)[:, None] * frequency  # (length, D/2)
+    return angle.cos().float(), angle.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates x (B, H, T, D) by the angles of its positions; cos and sin are (T, D/2), or (B, 1, T, D/2) for positions per row."""
+    first, second = x.chunk(2, dim=-1)  # (B, H, T, D/2) each
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x)
