@@ -1,0 +1,111 @@
+"""The data module in Lightning's hands: what a fit sees, and what a resumed one sees."""
+
+import warnings
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from data.datamodule import TextDataModule
+from data.files import Files
+from data.tokenizer import TokenizerConfig
+
+
+# Lightning on a newer torch: nothing this project could change
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+
+
+class Toy(lightning.LightningModule):
+    """Remembers the batches it gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.train_batches, self.val_batches = [], []
+
+    def training_step(self, batch, _):
+        self.train_batches.append(batch[0])
+        return self.scale * batch[0].float().mean()
+
+    def validation_step(self, batch, _):
+        self.val_batches.append(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+@pytest.fixture
+def make_data(tmp_path):
+    (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(40)))
+
+    def make(**options):
+        arguments = {"context_length": 16, "batch_size": 4, "cache_dir": tmp_path / "cache", "seed": 1} | options
+        return TextDataModule(
+            source=Files(path=str(tmp_path / "text.txt"), val_fraction=0.1), tokenizer=TokenizerConfig(kind="byte"), **arguments
+        )
+
+    return make
+
+
+def fit(data, folder, max_steps, resume=None, **options):
+    toy = Toy()
+    checkpoints = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=max_steps, callbacks=[checkpoints], check_val_every_n_epoch=None,
+        **{"val_check_interval": 7, "num_sanity_val_steps": 0} | quiet | options,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*not resumable.*")
+        warnings.filterwarnings("ignore", message=".*num_workers.*|.*is not empty.*|.*dirpath has changed.*")
+        trainer.fit(toy, data, ckpt_path=resume)
+    return toy
+
+
+def test_a_fit_sees_the_loaders_batches(make_data, tmp_path):
+    data = make_data()
+    toy = fit(data, tmp_path / "run", max_steps=30)
+    loader = data.train_dataloader()
+    assert len(loader) < 30 / 2  # it takes more than two epochs
+    expected = [inputs for _ in range(3) for inputs, _ in loader][:30]
+    assert torch.equal(torch.cat(toy.train_batches), torch.cat(expected))
+    assert len(toy.val_batches) == 30 // 7 * len(data.val_dataloader())
+
+
+@pytest.mark.parametrize("options", [{}, {"limit_train_batches": 7}, {"accumulate_grad_batches": 2}])
+def test_a_resumed_fit_sees_exactly_the_rest(make_data, tmp_path, options):
+    """Stopped in the middle of an epoch, at its end, just after, where validation runs, and in the second epoch."""
+    expected = fit(make_data(), tmp_path / "whole", max_steps=30, **options).train_batches
+    n = len(make_data().train_dataloader())
+    assert n == 11
+    for stop in (3, 6, 7, n, n + 1, 14, 2 * n - 1):
+        first = fit(make_data(), tmp_path / f"run{stop}", max_steps=stop, **options)
+        rest = fit(make_data(), tmp_path / "rest", max_steps=30, resume=tmp_path / f"run{stop}/step={stop}.ckpt", **options)
+        assert len(first.train_batches) >= stop and len(rest.train_batches) >= 30 - stop
+        assert torch.equal(torch.cat(first.train_batches + rest.train_batches), torch.cat(expected)), f"stopped at {stop}"
+
+
+def test_properties_and_shapes(make_data, tmp_path):
+    data = make_data(val_batch_size=2)
+    text = (tmp_path / "text.txt").read_bytes()
+    assert data.vocab_size == data.tokenizer.get_vocab_size() == 257
+    counts = data.meta["counts"]
+    assert counts["train"]["bytes"] + counts["val"]["bytes"] == len(text)
+    assert data.tokenizer.decode(data.packed.tokens("val").tolist()) == text[-counts["val"]["bytes"] :].decode()
+    # bytes as tokens and one end-of-text: the first token is not predicted, so it evens out
+    assert data.val_bytes_per_token == 1
+    inputs, targets = next(iter(data.val_dataloader()))
+    assert inputs.shape == targets.shape == (2, 16)
+    assert next(iter(data.train_dataloader()))[0].shape == (4, 16)
+    other = make_data(seed=2)
+    assert not torch.equal(next(iter(other.train_dataloader()))[0], next(iter(data.train_dataloader()))[0])
+
+
+def test_prepared_once(make_data, monkeypatch):
+    make_data().prepare_data()
+    monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
+    data = make_data()
+    data.prepare_data()
+    data.setup("fit")
+    assert data.vocab_size == 257
