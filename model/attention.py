@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from model.backends import BACKENDS, attention_weights
 from model.kv_cache import LayerCache
 from model.masks import causal_mask, check_mask, check_window
+from model.norm import RMSNorm
 from model.rope import rotate
 
 __all__ = ["BACKENDS", "MultiHeadAttention", "attention", "attention_weights", "causal_mask"]
@@ -48,7 +49,7 @@ def attention(
     if mask is not None or (causal and q.shape[2] > k.shape[2]):
         mask = visible_keys(q.shape[2], k.shape[2], mask=mask, causal=causal, window=window, device=q.device)
         blind = ~mask.any(-1, keepdim=True)  # (..., T, 1)
-        mask, causal, window = mask | blind, False, None
+        mask, causal, window = torch.atleast_2d(mask | blind), False, None  # torch's kernels take no mask of shape (S,)
     out = BACKENDS[backend](q, k, v, mask, causal, window, dropout_p)  # (B, H, T, D)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
@@ -66,7 +67,7 @@ def visible_keys(
 def _check(q, k, v, mask, causal, window, dropout_p, backend) -> None:
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}")
-    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
+    if not q.dim() == k.dim() == 4 or k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} must be (B, H, T, D), (B, G, S, D), (B, G, S, D) with H a multiple of G"
         )
@@ -132,8 +133,8 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(n_heads * head_dim, dim, bias=out_bias)
-        self.q_norm = nn.RMSNorm(head_dim) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(head_dim) if qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(head_dim) if qk_norm else nn.Identity()
         self.resid_dropout = nn.Dropout(resid_dropout)
 
     def forward(
@@ -167,7 +168,7 @@ class MultiHeadAttention(nn.Module):
         q = self._split(self.q_proj(x), self.n_heads)  # (B, H, T, D)
         k = self._split(self.k_proj(source), self.n_kv_heads)  # (B, G, S, D)
         v = self._split(self.v_proj(source), self.n_kv_heads)  # (B, G, S, D)
-        q, k = self.q_norm(q).type_as(v), self.k_norm(k).type_as(v)  # under autocast the norm's gain is float32
+        q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:

@@ -58,9 +58,12 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, wi
     square = causal and q.shape[-2] == k.shape[-2] and (window is None or window >= k.shape[-2])
     if not square:
         mask = _dense(q, k, mask, causal, window)
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=square, dropout_p=dropout_p, enable_gqa=k.shape[1] != q.shape[1]
-    )
+    options = {"attn_mask": mask, "is_causal": square, "dropout_p": dropout_p, "enable_gqa": k.shape[1] != q.shape[1]}
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        # torch's CPU kernel is slower in bf16 than in float32: backward up to 4 times, on short sequences.
+        with torch.autocast("cpu", enabled=False):  # which would cast back
+            return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **options).type_as(q)
+    return F.scaled_dot_product_attention(q, k, v, **options)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:

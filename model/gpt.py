@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from model.attention import MultiHeadAttention
 from model.gpt_config import GPTConfig
 from model.kv_cache import KVCache, LayerCache
+from model.norm import RMSNorm
 from model.rope import rope_table
 
 __all__ = ["GPT", "MLP", "Block", "GPTConfig", "IGNORE"]
@@ -206,7 +207,7 @@ class GPT(nn.Module):
 
 def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.dim)
+        return RMSNorm(config.dim)
     return nn.LayerNorm(config.dim, bias=config.bias)
 
 

@@ -1,5 +1,6 @@
 """Every choice that defines a GPT, in one validated place."""
 
+import math
 from dataclasses import asdict, dataclass, fields
 
 from model.backends import BACKENDS
@@ -87,8 +88,8 @@ class GPTConfig:
         too_small = [f"model.{name}={n} must be at least 1" for name, n in sizes.items() if n is not None and n < 1]
         for name in ("mlp_ratio", "logit_softcap"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                wrong.append(f"model.{name}={value} must be above 0")
+            if value is not None and not 0 < value < math.inf:
+                wrong.append(f"model.{name}={value} must be above 0 and finite")
         for name in ("embd_dropout", "attn_dropout", "resid_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 wrong.append(f"model.{name}={getattr(self, name)} must be at least 0 and below 1")
@@ -111,7 +112,7 @@ class GPTConfig:
             wrong.append(f"model.window={self.window} needs model.causal=true")
         if self.backend == "flex" and self.attn_dropout > 0:
             wrong.append(f"model.backend=flex has no attention dropout (model.attn_dropout={self.attn_dropout}); use backend=fused")
-        if self.mlp_hidden < 1:
+        if 0 < self.mlp_ratio < math.inf and self.mlp_hidden < 1:
             wrong.append(f"model.mlp_ratio={self.mlp_ratio} leaves the FFN without hidden units at model.dim={self.dim}")
         return wrong
 

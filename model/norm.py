@@ -1,0 +1,14 @@
+"""Root mean square layer normalisation (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.RMSNorm):
+    """x / rms(x) * weight over the last dimension, in the dtype of x.
+
+    Under autocast x may be bf16 while the weight is float32; torch would then return float32, and by a slower path.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.type_as(x), self.eps)

@@ -1,0 +1,201 @@
+"""Text in, text out: a model with its tokenizer.
+
+Streamed or collected, tokens become text in the same way, piece by piece, so both give the same.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from model.generate import generate_ids
+from model.gpt import GPT, GPTConfig
+from model.sampling import SamplingConfig
+
+EOT = "<|endoftext|>"
+INCOMPLETE = "\ufffd"  # how the bytes of a character that is not finished decode
+MOST_WAITING = 32      # tokens without an end of a character in sight: the bytes are no text, whatever comes
+
+
+class LanguageModel:
+    """A GPT, its tokenizer, and the token `eot` that ends a text.
+
+    The tokenizer is a copy, without truncation and padding. Raises ValueError if it has more tokens than the model, or no `eot`.
+    """
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, eot: str = EOT):
+        self.model, self.eot = model, eot
+        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        n_tokens, n_rows = self.tokenizer.get_vocab_size(), model.config.vocab_size
+        if n_tokens > n_rows:
+            raise ValueError(f"the tokenizer's {n_tokens} tokens exceed the model's vocab_size={n_rows}; they do not belong together")
+        if self.tokenizer.token_to_id(eot) is None:
+            raise ValueError(f"the tokenizer has no token {eot!r}; pass eot=... with the one that ends its texts")
+
+    @property
+    def config(self) -> GPTConfig:
+        return self.model.config
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        max_new_tokens: int = 64,
+        *,
+        seed: int | None = 0,
+        stop: str | Sequence[str] | None = None,
+        use_cache: bool = True,
+        head_gate: Tensor | None = None,
+        **sampling,
+    ) -> str | list[str]:
+        """The text that follows `prompt`, without `prompt`; for a list of prompts, which run as one batch, a list.
+
+        prompt          an empty one begins a new text. Special tokens in it, such as "<|endoftext|>", are read as tokens and not as
+                        text (as in Hugging Face's transformers)
+        max_new_tokens  the text also ends at end-of-text
+        seed            of all draws; None: a new one each time
+        stop            strings: the text ends before the first that comes up
+        use_cache, head_gate  see `model.generate.generate_ids`
+        **sampling      temperature, top_k, top_p, min_p, repetition_penalty: see `SamplingConfig`, whose defaults hold
+
+        Raises ValueError for values out of range, and for a prompt with characters that the tokenizer does not know.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        steps = self._pieces(prompts, max_new_tokens, seed, stop, use_cache, head_gate, sampling)
+        texts = ["".join(pieces) for pieces in zip(*steps)]
+        return texts[0] if isinstance(prompt, str) else texts
+
+    def stream(
+        self,
+        prompt: str,
+        max_new_tokens: int = 64,
+        *,
+        seed: int | None = 0,
+        stop: str | Sequence[str] | None = None,
+        use_cache: bool = True,
+        head_gate: Tensor | None = None,
+        **sampling,
+    ) -> Iterator[str]:
+        """What `generate` returns, piece by piece: as soon as no later token can change or remove it."""
+        steps = self._pieces([prompt], max_new_tokens, seed, stop, use_cache, head_gate, sampling)
+        return (piece for [piece] in steps if piece)
+
+    def _pieces(self, prompts, max_new_tokens, seed, stop, use_cache, head_gate, sampling) -> Iterator[list[str]]:
+        """One list per step, with the new text of each prompt."""
+        stops = _check_stops(stop)
+        starts = [self._encode(prompt) for prompt in prompts]
+        eot_id = self.tokenizer.token_to_id(self.eot)
+        steps = generate_ids(
+            self.model,
+            starts,
+            max_new_tokens=max_new_tokens,
+            sampling=SamplingConfig(**sampling),
+            seed=seed,
+            use_cache=use_cache,
+            eot_id=eot_id,
+            vocab_size=self.tokenizer.get_vocab_size(),
+            head_gate=head_gate,
+        )
+        return _release(steps, [Row(Detokenizer(self.tokenizer, start), eot_id, stops) for start in starts])
+
+    def _encode(self, prompt: str) -> list[int]:
+        encoding = self.tokenizer.encode(prompt, add_special_tokens=False)
+        unknown = getattr(self.tokenizer.model, "unk_token", None)
+        strange = {prompt[a:b] for token, (a, b) in zip(encoding.tokens, encoding.offsets) if token == unknown}
+        if strange:
+            raise ValueError(
+                f"the prompt has {', '.join(map(repr, sorted(strange)))}, which the tokenizer does not know; write only what the training text has"
+            )
+        return encoding.ids or [self.tokenizer.token_to_id(self.eot)]
+
+
+def _release(steps: Iterator[Tensor], rows: Sequence["Row"]) -> Iterator[list[str]]:
+    for ids in steps:
+        yield [row.push(token) for row, token in zip(rows, ids.tolist())]
+        if all(row.ended for row in rows):
+            break
+    yield [row.finish() for row in rows]
+
+
+class Row:
+    """One prompt's new tokens on their way to the reader: ends at end-of-text and before a stop string."""
+
+    def __init__(self, detokenizer: "Detokenizer", eot_id: int, stops: Sequence[str]):
+        self.detokenizer, self.eot_id, self.stops = detokenizer, eot_id, stops
+        self.held, self.ended = "", False
+
+    def push(self, token: int) -> str:
+        """The text that is certain with this token and was not before."""
+        if self.ended:
+            return ""
+        if token == self.eot_id:
+            return self.finish()
+        return self._until_stop(self.detokenizer.push(token))
+
+    def finish(self) -> str:
+        """What was held back, now that no token follows."""
+        if self.ended:
+            return ""
+        text = self._until_stop(self.detokenizer.rest())
+        if not self.ended:
+            text, self.ended = text + self.held, True
+        return text
+
+    def _until_stop(self, text: str) -> str:
+        self.held += text
+        cut = find_stop(self.held, self.stops)
+        self.ended = cut is not None
+        if cut is None:
+            cut = len(self.held) - unfinished_stop(self.held, self.stops)
+        text, self.held = self.held[:cut], self.held[cut:]
+        return text
+
+
+def find_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Where the stop string begins that is complete first; None without one. The answer does not depend on how text is cut in pieces."""
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+    return min(found)[1] if found else None
+
+
+def unfinished_stop(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of `text` may become a stop string."""
+    return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+
+
+class Detokenizer:
+    """Token after token -> text, at a cost per token that does not grow.
+
+    What a token reads as can depend on those before it: a character of several tokens, a space that is dropped at the beginning. So
+    each is decoded together with the tokens of the piece before it, at first the prompt, and that piece's text is cut off.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
+        self.tokenizer = tokenizer
+        self._begin(list(prompt))
+
+    def push(self, token: int) -> str:
+        """The new text; empty while a character is incomplete."""
+        self.ids.append(token)
+        text = self.tokenizer.decode(self.ids)
+        waiting = len(self.ids) - self.n_old
+        if len(text) <= self.n_shown or (text.endswith(INCOMPLETE) and waiting < MOST_WAITING):
+            return ""
+        new = text[self.n_shown :]
+        self._begin(self.ids[self.n_old :])
+        return new
+
+    def rest(self) -> str:
+        """What is still incomplete."""
+        return self.tokenizer.decode(self.ids)[self.n_shown :]
+
+    def _begin(self, ids: list[int]) -> None:
+        self.ids, self.n_old, self.n_shown = ids, len(ids), len(self.tokenizer.decode(ids))
+
+
+def _check_stops(stop: str | Sequence[str] | None) -> list[str]:
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
+    for text in stops:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"stop={text!r} must be a text of at least one character, or null for none")
+    return stops

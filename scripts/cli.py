@@ -1,0 +1,109 @@
+"""What train.py and the scripts share: Hydra's entry point, and a user's mistake as one line with exit status 2."""
+
+import contextlib
+import difflib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+class UserError(ValueError):
+    """Something that the user typed; its message is one line: value, limit, remedy."""
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Around the code that reads what the user typed: its ValueErrors and OSErrors are the user's. Elsewhere they are bugs."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
+def entry(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callable[[], object]]:
+    """Decorates main(cfg): composes configs/<config_name>.yaml with the command line, reports user errors as one line, status 2."""
+
+    def decorate(task: Callable[[DictConfig], object]) -> Callable[[], object]:
+        @functools.wraps(task)
+        def reported(cfg: DictConfig) -> object:
+            try:
+                return task(cfg)
+            except UserError as error:  # here and not around Hydra, which would print a line of its own
+                fail(error)
+
+        def main() -> object:
+            os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then hands its exceptions on instead of printing them
+            try:
+                return hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
+            except (HydraException, OmegaConfBaseException) as error:
+                fail(_explain(error, config_name))
+
+        return main
+
+    return decorate
+
+
+def fail(message: object) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def plain(cfg: DictConfig) -> dict:
+    """The mapping as resolved plain containers."""
+    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+def build(cls: type, cfg: DictConfig | dict, where: str):
+    """cls(**cfg) with unknown keys refused by name: `+model.foo=1` gets past Hydra, not past this."""
+    values = plain(cfg) if isinstance(cfg, DictConfig) else cfg
+    legal = cls.__dataclass_fields__
+    for key in values:
+        if key not in legal:
+            raise ValueError(f"there is no setting {where}.{key}{nearest(key, legal, f'{where}.')}")
+    return cls(**values)
+
+
+def nearest(name: str, legal, prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, list(legal), n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else f"; legal are {', '.join(prefix + key for key in sorted(legal))}"
+
+
+def _explain(error: Exception, config_name: str) -> str:
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        return f"there is no {group}={name}{nearest(name, error.options)}"
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}; settings are written key=value"
+    cause = error.__cause__
+    if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigKeyError | AttributeError):
+        key = getattr(cause, "full_key", None) or str(error).split("'")[1]
+        close = difflib.get_close_matches(key, _names(config_name), n=1)
+        return f"there is no setting {key}" + (f"; did you mean {close[0]}?" if close else f"; see python {sys.argv[0]} --help")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join(lines[:2])
+
+
+def _names(config_name: str) -> list[str]:
+    """Dotted names of all settings, and of the groups, of the default composition."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = hydra.compose(config_name)
+
+    def walk(node: DictConfig, prefix: str) -> Iterator[str]:
+        for key in node:
+            yield f"{prefix}{key}"
+            child = node._get_node(key)
+            if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing() and not child._is_interpolation():
+                yield from walk(child, f"{prefix}{key}.")
+
+    return list(walk(cfg, ""))

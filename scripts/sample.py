@@ -1,0 +1,90 @@
+"""Samples text from a checkpoint:  python scripts/sample.py ckpt=latest prompt="def " temperature=0.8 n=3
+
+All keys: configs/sample.yaml. The text goes to stdout, everything else to stderr.
+"""
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
+
+from model.runs import find_checkpoint
+from scripts.cli import entry, plain, user_errors
+
+TEXTS = ("prompt", "stop")  # keys whose value is text as it was typed, not Hydra's grammar
+OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed", "use_cache")
+
+
+@entry("sample")
+def main(cfg) -> None:
+    cfg = plain(cfg)
+    with user_errors():
+        prompts, path = read_prompts(cfg), find_checkpoint(cfg["ckpt"])
+    from model.checkpoint import load  # importing torch takes a second: what is wrong above is said at once
+
+    with user_errors():
+        device = pick_device(cfg["device"])
+        lm = load(path, device)
+        pieces = sample(lm, prompts, cfg["stream"], {key: cfg[key] for key in OPTIONS})
+    print(f"{path} on {device}", file=sys.stderr, flush=True)
+    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character should not end the sample
+    for piece in pieces:
+        print(piece, end="", flush=True)
+
+
+def read_prompts(cfg: dict) -> list[str]:
+    """The prompts, each as often as it is to be sampled."""
+    prompt, file, n = cfg["prompt"], cfg["prompt_file"], cfg["n"]
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"n={n} must be a whole number, at least 1")
+    if file is not None:
+        if prompt:
+            raise ValueError("prompt and prompt_file are both given; leave one out")
+        prompt = Path(file).expanduser().read_text(encoding="utf-8")
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    if not prompts or not all(isinstance(text, str) for text in prompts):
+        raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
+    return [text for text in prompts for _ in range(n)]
+
+
+def pick_device(name: str) -> str:
+    """`name`, or for "auto" the fastest kind of device that is there."""
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    usable = [kind for kind in there if there[kind]]
+    if name != "auto" and name not in usable:
+        raise ValueError(f"device={name} is not available; here are auto, {', '.join(usable)}")
+    return usable[0] if name == "auto" else name
+
+
+def sample(lm, prompts: list[str], stream: bool, options: dict) -> Iterator[str]:
+    """What is to be written: one text as it comes, several as one batch under numbered lines."""
+    if stream and len(prompts) == 1:
+        return itertools.chain(prompts, lm.stream(prompts[0], **options), ["\n"])
+    texts = [prompt + text + "\n" for prompt, text in zip(prompts, lm.generate(prompts, **options))]
+    if len(texts) == 1:
+        return iter(texts)
+    return (f"--- {i}/{len(texts)} ---\n{text}" for i, text in enumerate(texts, 1))
+
+
+def quoted(argument: str) -> str:
+    """A command line argument for Hydra, whose grammar would strip the space of `prompt=def ` and stumble over `prompt=print(x`.
+
+    What Hydra's grammar is needed for stays as it is: null, a list, a text in quotes.
+    """
+    key, equals, text = argument.partition("=")
+    hydras = re.fullmatch(r"""null|\[.*\]|(["'])(\\.|(?!\1).)*\1""", text, re.DOTALL)
+    if key not in TEXTS or not equals or hydras:
+        return argument
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # for OmegaConf: no interpolation
+    text = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)  # no end of the quotes
+    return f"{key}='{text}'"
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = map(quoted, sys.argv[1:])
+    main()

@@ -1,0 +1,57 @@
+"""What the tests share: a fixed seed, weights that hide no path, and a tolerance counted in roundings."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model.gpt import GPT, GPTConfig
+
+TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward on a CPU
+BACKENDS = (*TRAINABLE, "flex")
+
+torch.set_num_threads(1)  # the tensors of the tests are so small that threads would only wait for one another
+
+
+def pytest_configure(config):
+    for expected in (
+        "flex_attention called without torch.compile",  # on purpose: its result is what we test
+        "Anomaly Detection has been enabled",
+        "Mismatch dtype between input and weight",  # autocast: a norm's gain stays float32
+    ):
+        config.addinivalue_line("filterwarnings", f"ignore:{expected}:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@torch.no_grad()
+def randomise(module: nn.Module) -> nn.Module:
+    """Draws every parameter anew: with the zeros, ones and small biases of an initialisation half of the mistakes would be invisible."""
+    for name, p in module.named_parameters():
+        if p.ndim > 1:
+            p.normal_(std=p.shape[-1] ** -0.5)
+        elif name.endswith("bias"):
+            p.normal_(std=0.5)
+        else:
+            p.uniform_(0.5, 1.5)  # the gain of a norm
+    return module
+
+
+def tiny_gpt(**choices) -> GPT:
+    """A GPT with all weights random, in evaluation mode."""
+    shape = {"vocab_size": 31, "context_length": 12, "n_layers": 2, "dim": 32, "n_heads": 4}
+    return randomise(GPT(GPTConfig(**{**shape, **choices}))).eval()
+
+
+def assert_close(actual: Tensor, expected: Tensor, *, roundings: float = 64) -> None:
+    """Same shape, and every element within `roundings` machine epsilons of `actual`'s dtype, relative to the largest expected value.
+
+    64 is about what a chain of sums of some ten to a hundred products may collect.
+    """
+    assert actual.shape == expected.shape
+    scale = max(1.0, expected.abs().max().item())
+    limit = roundings * torch.finfo(actual.dtype).eps * scale
+    error = (actual.double() - expected.double()).abs().max().item()
+    assert error <= limit, f"largest difference {error:.3g}, allowed {limit:.3g}"  # a NaN fails as well

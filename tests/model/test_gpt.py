@@ -1,0 +1,416 @@
+"""The GPT against closed forms, a second implementation of GPT-2, and arithmetic done by hand.
+
+B batch, T queries, H query heads, D head size, C width, V vocabulary, L layers.
+"""
+
+import itertools
+import math
+import random
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from model.gpt import GPT, IGNORE, MLP, GPTConfig
+from model.gpt_config import CHOICES
+from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomise, tiny_gpt
+
+B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
+
+GPT2 = {
+    "vocab_size": 50257,
+    "context_length": 1024,
+    "n_layers": 12,
+    "dim": 768,
+    "n_heads": 12,
+    "pos": "learned",
+    "norm": "layernorm",
+    "mlp": "gelu",
+    "bias": True,
+    "qk_norm": False,
+    "tie_embeddings": True,
+    "init": "gpt2",
+}
+
+
+def on_paper(**choices) -> GPT:
+    """Shapes without numbers."""
+    with torch.device("meta"):
+        return GPT(GPTConfig(**choices))
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_gpt2_has_its_124_million_parameters():
+    model = on_paper(**GPT2)
+    assert model.n_parameters() == 124_439_808
+    assert model.n_parameters(embeddings=False) == 124_439_808 - 50257 * 768 - 1024 * 768
+
+
+@pytest.mark.parametrize(
+    "choices, block, outside, last_norm",
+    [
+        # C = 64 throughout, V = 100, context 256; q + k + v + o, FFN, two norms, gains of q and k
+        ({}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"n_kv_heads": 2, "qk_norm": False}, 2 * 64 * 64 + 2 * 64 * 32 + 2 * 64 * 256 + 2 * 64, 2 * 100 * 64, 64),
+        ({"head_dim": 10}, 4 * 64 * 40 + 2 * 64 * 256 + 2 * 64 + 2 * 10, 2 * 100 * 64, 64),
+        ({"mlp": "swiglu"}, 4 * 64 * 64 + 3 * 64 * 170 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"pos": "learned", "tie_embeddings": True}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 100 * 64 + 256 * 64, 64),
+        ({"bias": True, "norm": "layernorm"}, 4 * 65 * 64 + 65 * 256 + 257 * 64 + 4 * 64 + 2 * 16, 2 * 100 * 64, 128),
+        ({"norm": "layernorm", "pos": "none"}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+    ],
+)
+def test_parameter_counts_are_the_closed_form(choices, block, outside, last_norm):
+    model = on_paper(vocab_size=100, dim=64, n_heads=4, n_layers=3, **choices)
+    assert model.n_parameters(embeddings=False) == 3 * block + last_norm
+    assert model.n_parameters() == 3 * block + last_norm + outside
+
+
+def test_flops_of_gpt2_are_palms_figure():
+    model = on_paper(**{**GPT2, "vocab_size": 50304, "bias": False})
+    matrices = 12 * 12 * 768**2 + 50304 * 768
+    gains = 25 * 768  # PaLM's N leaves them out, which gives the usual 854.7 MFLOP
+    assert 6 * matrices + 12 * 12 * 768 * 1024 == 854_654_976
+    assert model.flops_per_token() == 854_654_976 + 6 * gains
+
+
+def test_flops_follow_length_and_window():
+    model = on_paper(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3)
+    weights = model.n_parameters() - 100 * 32  # all but the look-up table
+    assert model.flops_per_token() == 6 * weights + 12 * 3 * 24 * 64
+    assert model.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
+    windowed = on_paper(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3, window=16)
+    assert windowed.flops_per_token() == 6 * weights + 12 * 3 * 24 * 16
+    assert windowed.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
+
+
+def test_a_tied_head_is_the_embedding():
+    model = tiny_gpt(tie_embeddings=True)
+    assert model.head.weight is model.embed.weight
+    untied = tiny_gpt()
+    assert untied.head.weight.data_ptr() != untied.embed.weight.data_ptr()
+    assert untied.n_parameters() - model.n_parameters() == V * 32
+
+
+# -- initialisation ------------------------------------------------------------------------------------------------------------------
+
+QKV_UP_GATE = r"(q_proj|k_proj|v_proj|up|gate)\.weight$"
+RESIDUAL = r"(o_proj|down)\.weight$"
+EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
+    ("zero_out", False): [(QKV_UP_GATE, 0.5 / 8), (RESIDUAL, 0.0), ("^pos_embed", 0.02), ("^embed", 1.0), ("^head", 0.0)],
+    ("zero_out", True): [(QKV_UP_GATE, 0.5 / 8), (RESIDUAL, 0.0), ("^pos_embed", 0.02), ("^embed", 0.02)],
+    ("gpt2", False): [(QKV_UP_GATE, 0.02), (RESIDUAL, 0.02 / 2), ("^pos_embed", 0.02), ("^embed", 0.02), ("^head", 0.02)],
+    ("gpt2", True): [(QKV_UP_GATE, 0.02), (RESIDUAL, 0.02 / 2), ("^pos_embed", 0.02), ("^embed", 0.02)],
+}
+
+
+@pytest.mark.parametrize("init, tied", EXPECTED_STD)
+def test_initialisation_follows_its_table(init, tied):
+    model = GPT(
+        GPTConfig(200, dim=64, n_layers=2, mlp="swiglu", norm="layernorm", pos="learned", bias=True, init=init, tie_embeddings=tied)
+    )
+    for name, p in model.named_parameters():
+        if p.ndim == 1:
+            assert (p == (0.0 if name.endswith("bias") else 1.0)).all(), name
+            continue
+        std = next(std for pattern, std in EXPECTED_STD[init, tied] if re.search(pattern, name))
+        # five standard errors of a normal sample's deviation and of its mean
+        assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), name
+        assert abs(p.mean().item()) <= 5 * std / math.sqrt(p.numel()), name
+        if init == "zero_out" and re.search(QKV_UP_GATE, name):
+            assert p.abs().max() <= std * math.sqrt(3), name  # a uniform draw has no tails
+
+
+@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+def test_zero_out_begins_at_the_loss_of_a_uniform_guess(pos):
+    model = GPT(GPTConfig(V, context_length=T, dim=32, pos=pos))
+    ids, targets = torch.randint(V, (2, B, T))
+    assert_close(model.nll(ids, targets), torch.full((B, T), math.log(V)), roundings=4)
+
+
+def test_zero_out_begins_with_blocks_that_do_nothing():
+    model = GPT(GPTConfig(V, context_length=T, dim=32, mlp="swiglu", bias=True))
+    x = torch.randn(B, T, 32)
+    for block in model.blocks:
+        assert torch.equal(block(x), x)
+
+
+def test_initialisation_follows_the_seed():
+    def draw(seed):
+        torch.manual_seed(seed)
+        return GPT(GPTConfig(V, dim=32)).state_dict()
+
+    first, again, other = draw(0), draw(0), draw(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embed.weight"], other["embed.weight"])
+
+
+# -- the forward pass ----------------------------------------------------------------------------------------------------------------
+
+
+def gpt2(weights, ids, n_layers, n_heads):
+    """GPT-2's forward pass (Radford et al. 2019) on a dict of tensors, with formulas instead of layers."""
+
+    def layer_norm(x, name):
+        x = x - x.mean(-1, keepdim=True)
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[name + ".weight"] + weights[name + ".bias"]
+
+    def linear(x, *names):  # several at once side by side, like the original's c_attn
+        return x @ torch.cat([weights[n + ".weight"] for n in names]).T + torch.cat([weights[n + ".bias"] for n in names])
+
+    def gelu(x):
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    n, length = ids.shape
+    x = weights["embed.weight"][ids] + weights["pos_embed.weight"][:length]
+    for i in range(n_layers):
+        at = f"blocks.{i}."
+        qkv = linear(layer_norm(x, at + "norm1"), *(at + f"attn.{p}_proj" for p in "qkv"))
+        q, k, v = (part.reshape(n, length, n_heads, -1).permute(0, 2, 1, 3) for part in qkv.chunk(3, dim=-1))
+        scores = torch.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1] ** -0.5
+        scores = scores - torch.ones(length, length).triu(1) * 1e10
+        y = torch.einsum("bhij,bhjd->bihd", scores.softmax(-1), v).reshape(n, length, -1)
+        x = x + linear(y, at + "attn.o_proj")
+        x = x + linear(gelu(linear(layer_norm(x, at + "norm2"), at + "mlp.up")), at + "mlp.down")
+    return layer_norm(x, "norm") @ weights["embed.weight"].T
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_gpt2_configuration_is_gpt2(backend):
+    shape = {"vocab_size": V, "context_length": 12, "n_layers": 3, "dim": 32, "n_heads": 4}
+    model = randomise(GPT(GPTConfig(**{**GPT2, **shape}, backend=backend)))
+    ids = torch.randint(V, (B, T))
+    assert_close(model(ids), gpt2(model.state_dict(), ids, n_layers=3, n_heads=4))
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_default_block_written_out(norm):
+    """Pre-norm residual branches with a squared relu."""
+    block, x = tiny_gpt(norm=norm, qk_norm=False, pos="none").blocks[0], torch.randn(B, T, 32)
+
+    def normalised(x, gain):
+        x = x - x.mean(-1, keepdim=True) if norm == "layernorm" else x
+        eps = 1e-5 if norm == "layernorm" else torch.finfo(torch.float32).eps
+        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * gain
+
+    h = x + block.attn(normalised(x, block.norm1.weight))
+    h = h + (normalised(h, block.norm2.weight) @ block.mlp.up.weight.T).clamp(min=0) ** 2 @ block.mlp.down.weight.T
+    assert_close(block(x), h)
+
+
+@pytest.mark.parametrize(
+    "kind, formula",
+    [
+        ("relu", lambda up, gate: up.clamp(min=0)),
+        ("relu2", lambda up, gate: up.clamp(min=0) ** 2),
+        ("gelu", lambda up, gate: up / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))),
+        ("swiglu", lambda up, gate: up * gate / (1 + (-gate).exp())),
+    ],
+)
+def test_nonlinearities_are_their_formulas(kind, formula):
+    mlp, x = randomise(MLP(8, 20, kind=kind, bias=True, dropout=0.0)), torch.randn(B, T, 8)
+    up = x @ mlp.up.weight.T + mlp.up.bias
+    gate = None if mlp.gate is None else x @ mlp.gate.weight.T + mlp.gate.bias
+    assert_close(mlp(x), formula(up, gate) @ mlp.down.weight.T + mlp.down.bias)
+
+
+@torch.no_grad()
+def test_softcap_bounds_the_logits():
+    model, ids = tiny_gpt(), torch.randint(V, (B, T))
+    capped = tiny_gpt(logit_softcap=0.5)
+    capped.load_state_dict(model.state_dict())
+    assert_close(capped(ids), 0.5 * torch.tanh(model(ids) / 0.5))
+
+
+def combinations():
+    """Every pairing of FFN, norm, positions and bias; the other choices are drawn for each."""
+    draw = random.Random(0)
+    named = (CHOICES["mlp"], CHOICES["norm"], CHOICES["pos"], (False, True))
+    for mlp, norm, pos, bias in itertools.product(*named):
+        causal = draw.random() < 0.8
+        yield {
+            "mlp": mlp,
+            "norm": norm,
+            "pos": pos,
+            "bias": bias,
+            "causal": causal,
+            "window": draw.choice([None, 3]) if causal else None,
+            "n_kv_heads": draw.choice([None, 1, 2]),
+            "head_dim": draw.choice([None, 6]),
+            "mlp_ratio": draw.choice([4.0, 1.5]),
+            "qk_norm": draw.random() < 0.5,
+            "tie_embeddings": draw.random() < 0.5,
+            "logit_softcap": draw.choice([None, 15.0]),
+            "init": draw.choice(CHOICES["init"]),
+            "backend": draw.choice(TRAINABLE),
+            "embd_dropout": draw.choice([0.0, 0.1]),
+            "attn_dropout": draw.choice([0.0, 0.1]),
+            "resid_dropout": draw.choice([0.0, 0.1]),
+        }
+
+
+@pytest.mark.parametrize("choices", list(combinations()), ids=lambda c: "-".join(map(str, c.values())))
+def test_every_choice_trains_every_parameter(choices):
+    model = GPT(GPTConfig(V, context_length=T, n_layers=2, dim=32, n_heads=4, **choices)).train()
+    ids, targets = torch.randint(V, (2, B, T))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # zero_out opens the model from its end: the first step moves the head alone, the second the output projections
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.nll(ids, targets).mean().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+        optimizer.step()
+    for name, p in model.named_parameters():
+        if name.endswith("k_proj.bias") and not choices["qk_norm"] and choices["pos"] != "rope":
+            continue  # adds the same to all scores of a query, which softmax does not see
+        assert p.grad.abs().max() > 0, name
+
+
+# -- the loss ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_nll_is_the_negative_log_softmax_at_the_target():
+    model = tiny_gpt()
+    ids, targets = torch.randint(V, (2, B, T))
+    expected = -model(ids).double().softmax(-1).gather(-1, targets[..., None]).squeeze(-1).log()
+    assert_close(model.nll(ids, targets), expected)
+
+
+def test_ignored_targets_count_nothing():
+    model = tiny_gpt()
+    ids, targets = torch.randint(V, (2, B, T))
+    some = targets.clone()
+    some[0, 3:] = IGNORE
+    loss = model.nll(ids, some)
+    assert (loss[0, 3:] == 0).all()
+    assert torch.equal(loss[some != IGNORE], model.nll(ids, targets)[some != IGNORE])
+    model.nll(ids, torch.full_like(targets, IGNORE)).sum().backward()
+    assert all((p.grad == 0).all() for p in model.parameters())
+
+
+def test_nll_is_float32_under_autocast():
+    model = tiny_gpt()
+    ids, targets = torch.randint(V, (2, B, T))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, loss = model(ids), model.nll(ids, targets)
+    assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
+    expected = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view(B, T)
+    assert_close(loss, expected)
+
+
+# -- arguments -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pos", ["rope", "learned"])
+@torch.no_grad()
+def test_each_row_may_have_its_own_positions(pos):
+    model = tiny_gpt(pos=pos)
+    ids = torch.randint(V, (B, 6))
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5], [11, 3, 4, 9, 0, 7]])
+    out = model(ids, positions=positions)
+    assert_close(out[:1], model(ids[:1]))
+    assert_close(out[1:], model(ids[1:], positions=positions[1]))
+    assert (out[1] - model(ids)[1]).abs().max() > 0.01
+
+
+@torch.no_grad()
+def test_rotary_positions_are_relative_and_learned_ones_are_not():
+    ids = torch.randint(V, (B, 6))
+    shifted = torch.arange(6) + 5
+    rope, learned = tiny_gpt(pos="rope"), tiny_gpt(pos="learned")
+    assert_close(rope(ids, positions=shifted), rope(ids))
+    assert (learned(ids, positions=shifted) - learned(ids)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+@torch.no_grad()
+def test_documents_packed_into_one_row_stay_apart(pos):
+    model = tiny_gpt(pos=pos)
+    one, two = torch.randint(V, (1, 4)), torch.randint(V, (1, 7))
+    document = torch.tensor([0] * 4 + [1] * 7)
+    packed = model(
+        torch.cat([one, two], dim=1),
+        mask=document[:, None] == document,
+        positions=torch.cat([torch.arange(4), torch.arange(7)]),
+    )
+    assert_close(packed, torch.cat([model(one), model(two)], dim=1))
+
+
+@torch.no_grad()
+def test_head_gate_reaches_its_layer_and_head():
+    model, ids = tiny_gpt(), torch.randint(V, (B, T))
+    whole = model(ids)
+    for layer, head in itertools.product(range(L), range(H)):
+        gate = torch.ones(L, H)
+        gate[layer, head] = 0.0
+        gated = model(ids, head_gate=gate)
+        weight = model.blocks[layer].attn.o_proj.weight
+        kept = weight.clone()
+        weight[:, head * 8 : (head + 1) * 8] = 0.0  # D = 8
+        assert_close(gated, model(ids))
+        weight.copy_(kept)
+        by_row = torch.stack([torch.ones(L, H), gate], dim=1)  # (L, B, H)
+        assert_close(model(ids, head_gate=by_row), torch.stack([whole[0], gated[1]]))
+        assert (gated - whole).abs().max() > 0.001
+
+
+@pytest.mark.parametrize("shape", [(L + 1, H), (L, H + 1), (H,), (L, B + 1, H)])
+def test_gates_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match="head_gate of shape"):
+        tiny_gpt()(torch.randint(V, (B, T)), head_gate=torch.ones(shape))
+
+
+def test_too_long_an_input_is_refused_with_both_numbers():
+    model = tiny_gpt(context_length=8)
+    model(torch.randint(V, (B, 8)))
+    with pytest.raises(ValueError, match="9 positions exceed context_length=8"):
+        model(torch.randint(V, (B, 9)))
+    with torch.no_grad():
+        cache = model.new_cache(B, capacity=20)
+        model(torch.randint(V, (B, 6)), cache=cache)
+        with pytest.raises(ValueError, match="10 positions exceed context_length=8"):
+            model(torch.randint(V, (B, 4)), cache=cache)
+
+
+# -- precision and storage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_autocast_to_bfloat16_is_close_to_float32(backend):
+    model = tiny_gpt(backend=backend, n_kv_heads=2, bias=True, norm="layernorm")
+    ids = torch.randint(V, (B, T))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(ids)
+    # two layers of some ten roundings each, of random sign, on logits of a few units
+    assert_close(out, model(ids), roundings=4)
+    assert out.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_gradients_under_autocast_are_finite_float32(backend):
+    model = tiny_gpt(backend=backend, attn_dropout=0.1).train()
+    ids, targets = torch.randint(V, (2, B, T))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.nll(ids, targets).mean()
+    loss.backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_state_holds_parameters_and_nothing_that_follows_from_the_config():
+    model = tiny_gpt()
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+    other = tiny_gpt()
+    other.load_state_dict(model.state_dict())
+    ids = torch.randint(V, (B, T))
+    assert torch.equal(other(ids), model(ids))
+
+
+def test_every_projection_is_its_own_linear():
+    """Muon, tensor parallelism and the head tools rely on it."""
+    names = {name.split(".")[-1] for name, module in tiny_gpt(mlp="swiglu").named_modules() if isinstance(module, nn.Linear)}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "up", "gate", "down", "head"}

@@ -1,0 +1,166 @@
+"""The cache by itself against literal arrays, then whole models: what is decoded piece by piece equals one full pass."""
+
+import pytest
+import torch
+
+from model.kv_cache import KVCache
+from tests.conftest import BACKENDS, TRAINABLE, assert_close, tiny_gpt
+
+B, LENGTH = 2, 11
+
+
+def decode(model, ids, chunks, cache=None):
+    """Logits of `ids`, fed through a cache in pieces of the given sizes."""
+    assert sum(chunks) == ids.shape[1]
+    cache = model.new_cache(ids.shape[0]) if cache is None else cache
+    return torch.cat([model(piece, cache=cache) for piece in ids.split(chunks, dim=1)], dim=1)
+
+
+def random_chunks(total):
+    chunks = []
+    while (left := total - sum(chunks)) > 0:
+        chunks.append(torch.randint(1, min(4, left) + 1, ()).item())
+    return chunks
+
+
+def test_update_appends_at_the_length_and_advance_moves_it():
+    cache = KVCache(n_layers=2, batch_size=1, n_kv_heads=1, capacity=4, head_dim=1)
+    first, second = torch.tensor([1.0, 2.0]).view(1, 1, 2, 1), torch.tensor([3.0]).view(1, 1, 1, 1)
+    keys, values = cache.layer(1).update(first, 10 * first)
+    assert keys.flatten().tolist() == [1, 2] and values.flatten().tolist() == [10, 20]
+    assert cache.length == 0  # layers do not move it
+    cache.advance(2)
+    keys, values = cache.layer(1).update(second, 10 * second)
+    assert keys.flatten().tolist() == [1, 2, 3] and values.flatten().tolist() == [10, 20, 30]
+    assert cache.keys.flatten().tolist() == [0, 0, 0, 0, 1, 2, 3, 0]  # layer 0 is untouched
+    cache.length = 1
+    assert cache.layer(1).update(second, second)[0].flatten().tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+@pytest.mark.parametrize("backend", TRAINABLE)
+@torch.no_grad()
+def test_pieces_equal_one_full_pass(backend, pos, n_kv_heads, window, qk_norm):
+    model = tiny_gpt(backend=backend, pos=pos, n_kv_heads=n_kv_heads, window=window, qk_norm=qk_norm)
+    ids = torch.randint(31, (B, LENGTH))
+    full = model(ids)
+    for chunks in ([LENGTH], [5] + [1] * 6, [1] * LENGTH, [4, 7], random_chunks(LENGTH), random_chunks(LENGTH)):
+        assert_close(decode(model, ids, chunks), full)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@torch.no_grad()
+def test_pieces_equal_one_full_pass_with_flex(window):
+    model = tiny_gpt(backend="flex", n_kv_heads=2, window=window)
+    ids = torch.randint(31, (B, LENGTH))
+    assert_close(decode(model, ids, [4, 3, 1, 1, 2]), model(ids))
+
+
+@pytest.mark.parametrize("choices", [{"head_dim": 6}, {"mlp": "swiglu", "norm": "layernorm", "bias": True}, {"logit_softcap": 2.0}])
+@torch.no_grad()
+def test_pieces_equal_one_full_pass_for_other_parts(choices):
+    model = tiny_gpt(**choices)
+    ids = torch.randint(31, (B, LENGTH))
+    assert_close(decode(model, ids, [4, 1, 1, 5]), model(ids))
+
+
+@torch.no_grad()
+def test_caches_of_different_backends_are_the_same():
+    ids = torch.randint(31, (B, LENGTH))
+    model = tiny_gpt()
+    caches = []
+    for backend in BACKENDS:
+        for block in model.blocks:
+            block.attn.backend = backend
+        caches.append(model.new_cache(B))
+        model(ids, cache=caches[-1])
+    for cache in caches[1:]:
+        assert cache.length == LENGTH
+        assert_close(cache.keys, caches[0].keys)
+        assert_close(cache.values, caches[0].values)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@torch.no_grad()
+def test_setting_the_length_back_forgets(window):
+    model = tiny_gpt(window=window)
+    ids, other = torch.randint(31, (2, B, LENGTH))
+    cache = model.new_cache(B)
+    model(ids, cache=cache)
+    cache.length = 4
+    changed = torch.cat([ids[:, :4], other[:, 4:]], dim=1)
+    assert_close(decode(model, changed[:, 4:], [1, 3, 3], cache), model(changed)[:, 4:])
+
+
+@torch.no_grad()
+def test_mask_and_gates_apply_to_cached_positions():
+    model = tiny_gpt()
+    ids = torch.randint(31, (B, LENGTH))
+    mask = torch.rand(B, 1, 1, LENGTH) < 0.7  # padding
+    gate = torch.rand(2, B, 4)
+    cache = model.new_cache(B)
+    first = model(ids[:, :6], cache=cache, mask=mask[..., :6], head_gate=gate)
+    second = model(ids[:, 6:], cache=cache, mask=mask, head_gate=gate)
+    assert_close(torch.cat([first, second], dim=1), model(ids, mask=mask, head_gate=gate))
+
+
+@torch.no_grad()
+def test_left_padding_changes_nothing_for_the_padded_row():
+    model = tiny_gpt()
+    short = torch.randint(31, (1, 5))
+    padded = torch.cat([torch.randint(31, (1, 4)), short], dim=1)
+    cache = model.new_cache(1)
+    mask, positions = (torch.arange(9) >= 4)[None, None, None], (torch.arange(9) - 4).clamp(min=0)[None]
+    first = model(padded[:, :7], cache=cache, mask=mask[..., :7], positions=positions[:, :7])
+    second = model(padded[:, 7:], cache=cache, mask=mask, positions=positions[:, 7:])
+    assert_close(torch.cat([first[:, 4:], second], dim=1), model(short))
+
+
+@torch.no_grad()
+def test_capacity_can_be_smaller_than_the_context():
+    model = tiny_gpt()
+    ids = torch.randint(31, (B, 5))
+    cache = model.new_cache(B, capacity=5)
+    assert cache.capacity == 5 and model.new_cache(B).capacity == 12
+    assert_close(decode(model, ids, [3, 2], cache), model(ids))
+
+
+@pytest.mark.parametrize("already", [0, 3])
+def test_overflow_names_all_sizes(already):
+    cache = KVCache(1, 2, 4, 6, 8)
+    cache.advance(already)
+    k = torch.zeros(2, 4, 7 - already, 8)
+    with pytest.raises(ValueError, match=f"{7 - already} positions .* holds {already} of 6 positions"):
+        cache.layer(0).update(k, k)
+
+
+@torch.no_grad()
+def test_overflow_is_refused_by_the_model_and_leaves_the_cache_usable():
+    model = tiny_gpt()
+    ids = torch.randint(31, (B, 8))
+    cache = model.new_cache(B, capacity=6)
+    model(ids[:, :4], cache=cache)
+    with pytest.raises(ValueError, match="4 positions .* holds 4 of 6"):
+        model(ids[:, 4:], cache=cache)
+    assert cache.length == 4
+    assert_close(model(ids[:, 4:6], cache=cache), model(ids[:, :6])[:, 4:])
+
+
+def test_another_batch_size_or_number_of_heads_is_refused():
+    cache = KVCache(1, 2, 4, 6, 8)
+    for batch_size, n_heads in [(1, 4), (3, 4), (2, 1)]:
+        k = torch.zeros(batch_size, n_heads, 1, 8)
+        with pytest.raises(ValueError, match=rf"\({batch_size}, {n_heads}\) do not fit .* \(2, 4\)"):
+            cache.layer(0).update(k, k)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_cache_works_under_autocast(backend):
+    model = tiny_gpt(backend=backend, n_layers=1)
+    ids = torch.randint(31, (B, 6))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(decode(model, ids, [3, 1, 2]), model(ids), roundings=4)  # both are rounded to bfloat16 on the way

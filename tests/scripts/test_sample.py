@@ -1,0 +1,129 @@
+"""The script as a user starts it, in a process of its own; what needs none is tested without."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from model.checkpoint import load, save
+from scripts.cli import CONFIGS, plain
+from scripts.sample import pick_device, quoted, read_prompts, sample
+from tests.model.test_checkpoint import language_model
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
+HEAVY = ("lightning", "datasets", "wandb", "matplotlib")
+# Runs the script and then says which of these packages it imported.
+WATCHED = f"""
+import runpy, sys
+sys.argv[0] = {str(SCRIPT)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+print("imported:", *(name for name in {(*HEAVY, "torch")!r} if name in sys.modules), file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save(tmp_path / "outputs" / "run" / "checkpoints" / "best.ckpt", language_model())
+    return tmp_path
+
+
+def run(folder, *arguments, code=None):
+    command = [sys.executable, *(["-c", code] if code else [str(SCRIPT)]), *arguments]
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, capture_output=True, env=environment, encoding="utf-8", timeout=120)
+
+
+def settings(*arguments):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return plain(compose("sample", overrides=[quoted(argument) for argument in arguments]))
+
+
+def test_a_sample_streams_from_latest_and_leaves_nothing_behind(folder):
+    before = sorted(folder.rglob("*"))
+    result = run(folder, "prompt=def ", "max_new_tokens=30", "seed=4", "device=cpu", code=WATCHED)
+    assert result.returncode == 0, result.stderr
+    expected = load(folder / "outputs" / "run").generate("def ", max_new_tokens=30, seed=4)
+    assert result.stdout == f"def {expected}\n"
+    assert result.stderr.splitlines() == [f"{Path('outputs/run/checkpoints/best.ckpt')} on cpu", "imported: torch"]
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_mistakes_are_one_line_with_status_2(folder):
+    result = run(folder, "temperature=-1", "top_k=0", "max_new_tokens=0")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert "temperature=-1" in result.stderr and "top_k=0" in result.stderr
+
+
+def test_a_missing_checkpoint_is_said_before_torch_is_imported(tmp_path):
+    result = run(tmp_path, "ckpt=nowhere", code="import atexit\natexit.register(lambda: print('torch' in sys.modules))\n" + WATCHED)
+    assert (result.returncode, result.stdout) == (2, "False\n")
+    assert result.stderr.startswith("error: ") and "nowhere" in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", [
+    "def ", " x ", "a, b", "print(x", "x = {", "it's", '"Yes," she said. "No."', "null ", "5", "a=b", "${name} and \\${b}", "back\\", "\\'",
+    "tab\tand\nline\n", "[1, 2", "", "{}", "?", "é😀",
+])
+def test_prompts_arrive_as_they_are_typed(text):
+    assert settings(f"prompt={text}", f"stop={text}")["prompt"] == text == settings(f"stop={text}")["stop"]
+
+
+def test_random_prompts_arrive_as_they_are_typed():
+    draw = random.Random(0)
+    for _ in range(40):
+        text = "".join(draw.choice("\\'\"${}a \n,[]=") for _ in range(8)) + "."
+        assert settings(f"prompt={text}")["prompt"] == text
+
+
+def test_what_is_hydras_grammar_stays_so():
+    assert settings("stop=null")["stop"] is None
+    assert settings('prompt=["a, b", c]')["prompt"] == ["a, b", "c"]
+    assert settings("prompt='a, b '")["prompt"] == settings('prompt="a, b "')["prompt"] == "a, b "
+    assert settings("n=3", "top_p=null", "temperature=0.5")["n"] == 3
+    assert quoted("--help") == "--help" and quoted("n=3") == "n=3" and quoted("prompt") == "prompt"
+
+
+def test_prompts(tmp_path):
+    assert read_prompts(settings()) == [""]
+    assert read_prompts(settings("prompt=a", "n=2")) == ["a", "a"]
+    assert read_prompts(settings("prompt=[a, b]", "n=2")) == ["a", "a", "b", "b"]
+    (tmp_path / "p.txt").write_text("läng\n", encoding="utf-8")
+    assert read_prompts(settings(f"prompt_file={tmp_path}/p.txt")) == ["läng\n"]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["n=0"], "n=0 must be a whole number, at least 1"),
+    (["n=1.5"], "n=1.5 must"),
+    (["prompt=[]"], "must be a text or a list of texts"),
+    (["prompt=[1, 2]"], "quote numbers"),
+    (["prompt=null"], "prompt=None must be a text"),
+    (["prompt=a", "prompt_file=b"], "prompt and prompt_file are both given"),
+    (["prompt_file=nowhere.txt"], "nowhere.txt"),
+])
+def test_wrong_prompts(arguments, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        read_prompts(settings(*arguments))
+
+
+def test_one_sample_comes_in_pieces_and_several_under_numbered_lines():
+    lm, options = language_model(), {"max_new_tokens": 20, "seed": 0}
+    alone = list(sample(lm, ["a"], True, options))
+    assert alone[0] == "a" and alone[-1] == "\n" and len(alone) > 5
+    assert "".join(alone) == "".join(sample(lm, ["a"], False, options)) == f"a{lm.generate('a', **options)}\n"
+    texts = lm.generate(["a", "a", "bc"], **options)
+    expected = f"--- 1/3 ---\na{texts[0]}\n--- 2/3 ---\na{texts[1]}\n--- 3/3 ---\nbc{texts[2]}\n"
+    assert "".join(sample(lm, ["a", "a", "bc"], True, options)) == expected
+
+
+def test_devices():
+    assert pick_device("cpu") == "cpu"
+    with pytest.raises(ValueError, match="device=tpu is not available; here are auto, .*cpu"):
+        pick_device("tpu")
+    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        assert pick_device("auto") == "cpu"
