@@ -68,7 +68,7 @@ def test_a_missing_checkpoint_is_said_before_torch_is_imported(tmp_path):
 
 @pytest.mark.parametrize("text", [
     "def ", " x ", "a, b", "print(x", "x = {", "it's", '"Yes," she said. "No."', "null ", "5", "a=b", "${name} and \\${b}", "back\\", "\\'",
-    "tab\tand\nline\n", "[1, 2", "", "{}", "?", "é😀",
+    "tab\tand\nline\n", "back\\\n", "[1, 2", "", "{}", "?", "é😀",
 ])
 def test_prompts_arrive_as_they_are_typed(text):
     assert settings(f"prompt={text}", f"stop={text}")["prompt"] == text == settings(f"stop={text}")["stop"]

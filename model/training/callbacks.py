@@ -1,0 +1,158 @@
+"""What a run tells while it trains: metrics, progress, samples."""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from lightning import Callback, LightningModule, Trainer
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from model.text import LanguageModel
+from model.training.hardware import mfu
+
+
+class Metrics(Callback):
+    """Logs loss, learning rate and throughput every `trainer.log_every_n_steps`, and keeps the curves for the summary.
+
+    Throughput counts training alone: validation, sampling and checkpoints stop its clock.
+    MFU is logged where the device's dense peak is known.
+    """
+
+    def __init__(self, tokens_per_step: int, flops_per_token: float, peak_flops: float | None):
+        self.tokens_per_step, self.flops_per_token, self.peak_flops = tokens_per_step, flops_per_token, peak_flops
+        self.train: list[dict] = []  # step, loss, tokens_per_second
+        self.val: list[dict] = []  # step, loss, bpb
+        self._clock = Stopwatch()
+        self._step = 0
+
+    @staticmethod
+    def of(trainer: Trainer) -> "Metrics":
+        """The trainer's one Metrics callback, for the callbacks that show what it measured."""
+        return next(callback for callback in trainer.callbacks if isinstance(callback, Metrics))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+        self._clock.start()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
+        step = trainer.global_step
+        if step == self._step or step % trainer.log_every_n_steps and step != trainer.max_steps:
+            return
+        loss = pl_module.take_train_loss().item()  # waits for the device, so that the clock below is true
+        speed = (step - self._step) * self.tokens_per_step / self._clock.lap()
+        metrics = {"train/loss": loss, "train/tokens": float(step * self.tokens_per_step), "train/tokens_per_second": speed}
+        if self.peak_flops is not None:
+            metrics["train/mfu"] = self.mfu(speed)
+        for group in trainer.optimizers[0].param_groups:
+            metrics[f"lr/{group['name']}"] = group["lr"]
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=step)
+        self.train.append({"step": step, "loss": loss, "tokens_per_second": speed})
+        self._step = step
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._clock.stop()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        seen = trainer.callback_metrics
+        self.val.append({"step": trainer.global_step, "loss": seen["val/loss"].item(), "bpb": seen["val/bpb"].item()})
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
+        self._clock.start()  # only after everything else that hangs on the end of validation is done
+
+    def tokens_per_second(self) -> float:
+        """Median over the logged intervals, which leaves the warm-up out; nan before the first."""
+        return statistics.median([row["tokens_per_second"] for row in self.train] or [float("nan")])
+
+    def mfu(self, tokens_per_second: float | None = None) -> float | None:
+        """At the given or the median speed; None where the device's peak is not known."""
+        speed = self.tokens_per_second() if tokens_per_second is None else tokens_per_second
+        return None if self.peak_flops is None else mfu(speed, self.flops_per_token, self.peak_flops)
+
+    def state_dict(self) -> dict:
+        return {"train": self.train, "val": self.val}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.train, self.val = state["train"], state["val"]
+
+
+class Stopwatch:
+    """Seconds while it runs; starting and stopping twice does nothing."""
+
+    def __init__(self):
+        self._elapsed, self._since = 0.0, None
+
+    def start(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        if self._since is not None:
+            self._elapsed += time.perf_counter() - self._since
+            self._since = None
+
+    def lap(self) -> float:
+        """Seconds since the last lap; goes on running."""
+        self.stop()
+        elapsed, self._elapsed = self._elapsed, 0.0
+        self.start()
+        return elapsed
+
+
+class Progress(Callback):
+    """A bar on a terminal; elsewhere (a log file, CI) about `lines` plain lines a run."""
+
+    def __init__(self, lines: int = 20):
+        self.lines = lines
+        self._bar: tqdm | None = None
+        self._shown = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._shown = trainer.global_step
+            self._bar = tqdm(
+                total=trainer.max_steps, initial=trainer.global_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty()
+            )
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
+        metrics = Metrics.of(trainer)
+        rows = metrics.train
+        if self._bar is None or not rows or rows[-1]["step"] != trainer.global_step:
+            return
+        text = f"loss {rows[-1]['loss']:.3f}, {rows[-1]['tokens_per_second']:,.0f} tokens/s"
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(trainer.global_step - self._bar.n)
+        if self._bar.disable and trainer.global_step >= self._shown + trainer.max_steps / self.lines:
+            self._shown = trainer.global_step
+            left = (trainer.max_steps - trainer.global_step) * metrics.tokens_per_step / metrics.tokens_per_second()
+            print(f"step {trainer.global_step:>6,}/{trainer.max_steps:,}  {text}, {tqdm.format_interval(left)} left", flush=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            row = Metrics.of(trainer).val[-1]
+            tqdm.write(f"step {row['step']:>6,}  validation: {row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Samples(Callback):
+    """Prints a short text after every validation, and keeps all of them in one file."""
+
+    def __init__(self, folder: str | Path, *, prompt: str = "", max_new_tokens: int = 100, temperature: float = 0.8, seed: int = 0):
+        self.path, self.prompt = Path(folder) / "samples.txt", str(prompt)  # prompt=1 arrives as a number
+        self.options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        payload = pl_module.payload
+        lm = LanguageModel(pl_module.model, Tokenizer.from_str(payload["tokenizer"]), eot=payload["eot"])
+        text = lm.generate(self.prompt, **self.options)
+        text = f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n"
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+        tqdm.write(text)

@@ -1,0 +1,117 @@
+"""The end of a run: its losses in one picture, its figures in one file and on the screen."""
+
+import json
+import math
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from model.gpt import GPT
+from model.training.callbacks import Metrics
+from model.training.hardware import Hardware
+
+
+def describe(model: GPT, meta: dict, hardware: Hardware, steps: int, tokens_per_step: int, folder: Path) -> str:
+    """What is about to run, in four lines; `meta` is that of the prepared data."""
+    train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
+    threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
+    compiled = ", compiled (the first step takes a while)" if hardware.compile else ""
+    return "\n".join(
+        [
+            f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
+            f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token",
+            f"data    {meta['source']['kind']}: {train:,} tokens to train on, {val:,} to validate, vocabulary {meta['vocab_size']:,}",
+            f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M ({total / train:.2f} epochs) "
+            f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}",
+            f"folder  {folder}",
+        ]
+    )
+
+
+def finish(metrics: Metrics, model: GPT, folder: Path, seconds: float) -> dict[str, float]:
+    """Writes loss.png and summary.json, shows the latter, and returns the metrics that a caller compares."""
+    last, best = metrics.val[-1], min(metrics.val, key=lambda row: row["loss"])
+    summary = {
+        "final_val_loss": last["loss"],
+        "final_val_bpb": last["bpb"],
+        "best_val_loss": best["loss"],
+        "best_val_bpb": best["bpb"],
+        "best_step": best["step"],
+        "train_loss": metrics.train[-1]["loss"],
+        "steps": last["step"],
+        "tokens": last["step"] * metrics.tokens_per_step,
+        "tokens_per_second": metrics.tokens_per_second(),
+        "mfu": metrics.mfu(),
+        "seconds": seconds,
+        "peak_memory_gb": peak_memory_bytes() / 1e9,
+        "parameters": model.n_parameters(),
+        "parameters_without_embeddings": model.n_parameters(embeddings=False),
+        "flops_per_token": model.flops_per_token(),
+        "code": code_version(),
+        "folder": str(folder),
+        "sample_with": f"python scripts/sample.py ckpt={folder}",
+    }
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    plot_losses(folder / "loss.png", metrics.train, metrics.val, metrics.tokens_per_step)
+    print(f"\n{show(summary)}", flush=True)
+    return {"val/loss": last["loss"], "val/bpb": last["bpb"], "best/val/loss": best["loss"], "best/val/bpb": best["bpb"]}
+
+
+def code_version() -> str | None:
+    """The commit of this checkout, with + where files differ from it; None outside of git."""
+    here = Path(__file__).parent
+    try:
+        commit, changes = (
+            subprocess.run(["git", "-C", here, *command], capture_output=True, text=True, check=True).stdout.strip()
+            for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("+" if changes else "")
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def show(summary: dict) -> str:
+    """The figures as an aligned table."""
+    shown = {name.replace("_", " "): _format(value) for name, value in summary.items() if value is not None}
+    width = max(map(len, shown))
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in shown.items())
+
+
+def _format(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def plot_losses(path: Path, train: list[dict], val: list[dict], tokens_per_step: int) -> None:
+    """Training and validation loss against tokens, as a PNG. Rows as kept by `Metrics`."""
+    from matplotlib.figure import Figure  # no pyplot: that would look for a display
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([row["step"] * tokens_per_step for row in train], [row["loss"] for row in train], lw=1, color="tab:blue", label="training")
+    axes.plot(
+        [row["step"] * tokens_per_step for row in val], [row["loss"] for row in val], "o-", color="tab:orange", label="validation"
+    )
+    if val:
+        best = min(val, key=lambda row: row["loss"])
+        axes.set_title(f"best validation loss {best['loss']:.4f} nats per token, {best['bpb']:.4f} bits per byte", fontsize=10)
+    losses = [row["loss"] for row in train + val if math.isfinite(row["loss"])]
+    if losses:  # the first steps fall from ln V: keep the later part readable
+        axes.set_ylim(min(losses) - 0.1, min(max(losses), 2.5 * min(losses)) + 0.1)
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("nats per token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=130)

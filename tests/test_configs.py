@@ -1,0 +1,96 @@
+"""Every shipped config: it composes, mirrors its constructor, and every experiment runs a step."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+import train as train_script
+from data.settings import SOURCES, parse
+from model.gpt import GPT, GPTConfig
+from scripts.cli import CONFIGS, plain
+
+EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+MODELS = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
+
+
+def composed(*overrides):
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("train", list(overrides))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_presets_set_every_field_of_gptconfig(name):
+    assert set(composed(f"model={name}").model) == set(GPTConfig.__dataclass_fields__)
+
+
+def test_presets_have_the_sizes_they_claim():
+    sizes = {}
+    for name in MODELS:
+        values = plain(composed(f"model={name}").model)
+        sizes[name] = GPT(GPTConfig(**values | {"vocab_size": 50257 if name == "gpt2" else 2048}))
+    assert sizes["nano"].n_parameters() == 2_558_016
+    assert sizes["small"].n_parameters(embeddings=False) == pytest.approx(10.6e6, rel=0.01)
+    assert sizes["base"].n_parameters(embeddings=False) == pytest.approx(12 * 12 * 768**2, rel=0.001)
+    assert sizes["gpt2"].n_parameters() == 124_439_808  # as published
+
+
+def test_experiments_of_nanogpt_have_its_parameter_count():
+    counts = {}
+    for name in ("shakespeare_nanogpt_cpu", "shakespeare_nanogpt_gpu"):
+        values = plain(composed(f"experiment={name}").model)
+        counts[name] = GPT(GPTConfig(**values | {"vocab_size": 65})).n_parameters()
+    # nanoGPT prints 0.80 M and 10.65 M: it leaves its position table (context * width) out of the count.
+    assert counts["shakespeare_nanogpt_cpu"] - 64 * 128 == pytest.approx(0.80e6, abs=0.005e6)
+    assert counts["shakespeare_nanogpt_gpu"] - 256 * 384 == pytest.approx(10.65e6, abs=0.005e6)
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "data").glob("*.yaml")), ids=lambda path: path.stem)
+def test_data_configs_parse(path, tmp_path):
+    (tmp_path / "text.txt").write_text("text")
+    values = yaml.safe_load(path.read_text())
+    if values["source"] == "files":
+        values["path"] = str(tmp_path / "text.txt")
+    assert isinstance(parse(values).source, SOURCES[values["source"]])
+
+
+def test_trainer_keys_are_lightnings():
+    from lightning import Trainer
+
+    assert set(composed().trainer) <= set(inspect.signature(Trainer.__init__).parameters)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_composes_and_runs_a_step(name, tmp_path):
+    """With its own model kind, optimizer, schedule and callbacks; smaller, and on a text that is at hand."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i} times {i} is {i * i}\n" for i in range(500)))
+    shrunk = {"n_layers": 2, "dim": 32, "n_heads": 2, "context_length": 32, "vocab_size": None}
+    cfg = composed(
+        f"experiment={name}",
+        "data=files",
+        f"data.path={text}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "data.batch_size=2",
+        "data.tokenizer.vocab_size=300",
+        *(f"model.{key}={'null' if value is None else value}" for key, value in shrunk.items()),
+        "trainer.max_steps=1",
+        "trainer.accumulate_grad_batches=1",
+        "trainer.accelerator=cpu",
+        "optim.schedule.warmup_steps=0",
+        "callbacks.samples.max_new_tokens=4",
+        f"output_dir={tmp_path / 'run'}",
+        "logger=none",
+    )
+    assert train_script.train(cfg)["val/loss"] > 0
+    assert not list((tmp_path / "run").rglob("metrics.csv"))  # logger=none
+
+
+def test_readme_experiments_exist():
+    readme = (Path(CONFIGS).parent / "README.md").read_text(encoding="utf-8")
+    named = {word.removeprefix("experiment=").rstrip("`.,;:)") for word in readme.split() if word.startswith("experiment=")}
+    assert named and named - {"NAME"} <= set(EXPERIMENTS)

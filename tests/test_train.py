@@ -1,0 +1,225 @@
+"""train.py end to end, on tiny text: what a run leaves behind, resuming, and every wrong setting in one line."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+import train as train_script
+from model.checkpoint import load
+from scripts.cli import CONFIGS, UserError
+
+ROOT = CONFIGS.parent
+TINY = [
+    "data=files",
+    "data.tokenizer.vocab_size=300",
+    "data.batch_size=4",
+    "model.context_length=32",
+    "model.n_layers=2",
+    "model.dim=32",
+    "model.n_heads=2",
+    "trainer.max_steps=8",
+    "trainer.val_check_interval=4",
+    "trainer.log_every_n_steps=2",
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "optim.schedule.warmup_steps=2",
+    "callbacks.samples.max_new_tokens=8",
+]
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def configure(tmp_path, text):
+    def configure(*overrides, folder="run"):
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            fixed = [f"data.path={text}", f"data.cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / folder}"]
+            return compose("train", [*TINY, *fixed, *overrides])
+
+    return configure
+
+
+def command_line(*overrides, cwd):
+    """`python train.py ...` in a process of its own."""
+    env = os.environ | {"TRIL_CACHE": str(Path(cwd) / "cache")}
+    return subprocess.run([sys.executable, ROOT / "train.py", *overrides], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def rows(folder: Path) -> list[dict]:
+    files = sorted(folder.glob("csv/version_*/metrics.csv"))
+    return [row for file in files for row in csv.DictReader(file.open())]
+
+
+def test_a_run_leaves_everything_that_explains_it(configure, tmp_path):
+    metrics = train_script.train(configure())
+    folder = tmp_path / "run"
+    summary = json.loads((folder / "summary.json").read_text())
+
+    assert metrics["val/loss"] == summary["final_val_loss"] < math.log(300)
+    assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
+    assert summary["parameters"] == load(folder).model.n_parameters()
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "samples.txt").read_text(encoding="utf-8").count("--- sample at step") == 2
+    assert (folder / "config.yaml").exists()
+    logged = rows(folder)
+    assert [int(row["step"]) for row in logged if row["train/loss"]] == [2, 4, 6, 8]
+    assert [float(row["val/loss"]) for row in logged if row["val/loss"]][-1] == pytest.approx(metrics["val/loss"])
+
+
+def test_bits_per_byte_follow_from_the_whole_validation_text(configure, tmp_path, text):
+    metrics = train_script.train(configure())
+    lm = load(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    content = text.read_text(encoding="utf-8")
+    counts = json.loads(next((tmp_path / "cache").glob("*/meta.json")).read_text())["counts"]["val"]
+    val = content[-counts["characters"] :]
+    assert val[0:5] == "line " and 0.04 < len(val) / len(content) < 0.06
+
+    ids = torch.tensor(lm.tokenizer.encode(val).ids + [lm.tokenizer.token_to_id("<|endoftext|>")])
+    total = 0.0
+    for start in range(0, len(ids) - 1, 32):
+        window = ids[start : start + 33]
+        with torch.no_grad():
+            log_p = lm.model(window[None, :-1])[0].double().log_softmax(-1)
+        total -= log_p.gather(1, window[1:, None]).sum().item()
+    assert metrics["val/loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
+    assert metrics["val/bpb"] == pytest.approx(total / math.log(2) / len(val.encode()), rel=1e-5)
+
+
+def test_same_seed_same_run_other_seed_other_run(configure):
+    first, again, other = (train_script.train(configure(f"seed={seed}", folder=f"run{n}")) for n, seed in enumerate((0, 0, 1)))
+    assert first == again
+    assert first != other
+
+
+def test_changing_dropout_leaves_initialisation_and_order_alone(configure, monkeypatch):
+    seen = []
+    original = train_script.checkpoint_payload
+    monkeypatch.setattr(
+        train_script, "checkpoint_payload", lambda model, *rest: (seen.append(model.embed.weight.clone()), original(model, *rest))[1]
+    )
+    for folder, dropout in (("plain", 0.0), ("dropout", 0.3)):
+        train_script.train(configure(f"model.resid_dropout={dropout}", "trainer.max_steps=1", "optim.schedule.warmup_steps=0", folder=folder))
+    assert torch.equal(*seen)
+
+
+def test_accumulation_equals_one_large_batch(configure, tmp_path):
+    half = ["data.batch_size=2", "trainer.accumulate_grad_batches=2", "trainer.val_check_interval=8"]
+    accumulated = train_script.train(configure(*half, folder="half"))
+    whole = train_script.train(configure(folder="whole"))
+    # The same windows in the same order, summed in another one: float32 rounding over 8 steps. Muon's bf16 would hide more.
+    assert accumulated["val/loss"] == pytest.approx(whole["val/loss"], abs=2e-3)
+    assert json.loads((tmp_path / "half" / "summary.json").read_text())["tokens"] == 8 * 4 * 32
+
+
+def test_resumed_run_equals_the_uninterrupted_one(configure, tmp_path):
+    whole = train_script.train(configure("logger=none", folder="whole"))
+
+    cfg = configure("+trainer.limit_train_batches=null", folder="half")
+    cfg.trainer.max_steps = 8
+    interrupted = stop_after(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("model.training.callbacks.Samples.on_validation_end", interrupted)
+        with pytest.raises(Interrupted):
+            train_script.train(cfg)
+    resumed = train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half"))
+    assert resumed == pytest.approx(whole, rel=1e-6)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def stop_after(step):
+    def on_validation_end(self, trainer, module):
+        trainer.save_checkpoint(Path(self.path).parent / "checkpoints" / "last.ckpt")
+        raise Interrupted
+
+    return on_validation_end
+
+
+def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, tmp_path, text):
+    train_script.train(configure())
+    longer = train_script.train(configure(f"resume={tmp_path / 'run'}", folder="run"))
+    assert longer["val/loss"] > 0  # nothing was left to do, and nothing broke
+
+    saved = tmp_path / "run" / "config.yaml"
+    original = saved.read_text()
+    saved.write_text(original.replace("dim: 32", "dim: 64"))
+    with pytest.raises(UserError, match="model.dim=64 does not fit .* trained with 32"):
+        train_script.train(configure(f"resume={tmp_path / 'run'}"))
+    saved.write_text(original)
+    text.write_text(text.read_text() + "one more line\n")
+    with pytest.raises(UserError, match="the data are not those of"):
+        train_script.train(configure(f"resume={tmp_path / 'run'}"))
+
+
+def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tmp_path):
+    train_script.train(configure("trainer.max_steps=6"))
+    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 6
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.n_heads=3", "model.dim=128"], "model.n_heads=3 does not divide model.dim=128"),
+        (["model.n_head=3"], "there is no setting model.n_head; did you mean model.n_heads?"),
+        (["+model.head_dims=3"], "there is no setting model.head_dims; did you mean model.head_dim?"),
+        (["model=nanoo"], "there is no model=nanoo; did you mean nano?"),
+        (["data=shakespear"], "there is no data=shakespear; did you mean shakespeare?"),
+        (["trainer.max_step=3"], "there is no setting trainer.max_step; did you mean trainer.max_steps?"),
+        (["+trainer.max_epoch=3"], "there is no setting trainer.max_epoch; did you mean trainer.max_epochs?"),
+        (["trainer.max_steps=0", "trainer.log_every_n_steps=x"], "trainer.max_steps=0 must be a whole number of at least 1; trainer.log_every_n_steps=x"),
+        (["optim.lr=fast"], "optim.lr='fast'"),
+        (["optim.schedule.warmup_steps=2000"], "longer than the run of 1000 steps"),
+        (["data.batch_size=0"], "data.batch_size=0"),
+        (["data=files", "data.path=nowhere/*.txt"], "data.path=nowhere/*.txt: no file matches"),
+        (["data.tokenizer.vocab_size=10"], "data.tokenizer.vocab_size=10"),
+        (["trainer.accelerator=tpu"], "accelerator='tpu' (legal: auto, cuda, mps, cpu)"),
+        (["seed=-1"], "seed=-1 must be a whole number"),
+        (["resume=nowhere"], "nowhere does not exist"),
+        (["model.n_heads"], "n_heads"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_settings_end_in_one_line_and_leave_nothing(overrides, message, tmp_path):
+    done = command_line(*overrides, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr
+    assert done.stdout == ""
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_command_line_trains_and_resumes_latest(tmp_path, text):
+    tiny = [*TINY, f"data.path={text}"]
+    first = command_line(*tiny, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    [folder] = tmp_path.glob("outputs/*/*")
+    second = command_line("resume=latest", "trainer.max_steps=12", cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert list(tmp_path.glob("outputs/*/*")) == [folder]
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 12
+    assert [int(row["step"]) for row in rows(folder) if row["train/loss"]] == [2, 4, 6, 8, 10, 12]
+
+
+def test_grid_runs_each_cell_in_a_folder_of_its_own(tmp_path, text):
+    done = command_line("-m", *TINY, f"data.path={text}", "model.n_heads=1,2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {load(folder.parent).config.n_heads for folder in tmp_path.glob("multirun/*/*/*/checkpoints")}
+    assert found == {1, 2}

@@ -1,0 +1,225 @@
+"""Trains a model: python train.py [experiment=NAME] [key=value ...]
+
+`train(cfg)` composes the parts and fits. Whatever a user can get wrong is checked before anything expensive begins, so torch,
+Lightning and the data are imported where they are first needed.
+"""
+
+import hashlib
+import inspect
+import logging
+import time
+import warnings
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from model.runs import find_checkpoint, run_folder
+from scripts.cli import UserError, build, entry, nearest, plain, user_errors
+
+FREE_ON_RESUME = {"backend", "embd_dropout", "attn_dropout", "resid_dropout"}  # may differ between two halves of a run
+
+
+def choose_folder(resume: str | None) -> str:
+    """Hydra's run folder: a new outputs/DATE/TIME, or that of the run that is resumed."""
+    if resume is not None:
+        try:
+            return str(run_folder(find_checkpoint(resume, prefer=("last",))))
+        except FileNotFoundError:
+            pass  # reported by train(), in one line
+    now = datetime.now()
+    return f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}"
+
+
+OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_cache=True)
+
+
+@entry("train")
+def main(cfg: DictConfig) -> float:
+    try:
+        return train(cfg)["val/loss"]  # what a Hydra sweeper would minimise
+    except UserError:
+        remove_if_empty(Path(cfg.output_dir))  # Hydra made it before anything was checked
+        raise
+
+
+def train(cfg: DictConfig) -> dict[str, float]:
+    """One run from a composed configs/train.yaml. Returns its last metrics; everything else lies in `cfg.output_dir`.
+
+    Raises UserError (a ValueError) for settings that cannot work, before the data are prepared and the model is built.
+    """
+    started = time.perf_counter()
+    with user_errors():
+        cfg, checkpoint = continued(cfg)
+        plan = check(cfg)
+
+    import torch
+    from hydra.utils import instantiate
+
+    from data.datamodule import TextDataModule
+    from model.gpt import GPT
+    from model.training.callbacks import Metrics
+    from model.training.module import LanguageModule
+    from model.training.summary import describe, finish
+
+    with user_errors():
+        arguments = trainer_arguments(cfg, plan)
+        data = TextDataModule(**vars(plan.data), context_length=plan.model.context_length, seed=cfg.seed)
+        data.prepare_data()
+        config = replace(plan.model, vocab_size=data.vocab_size if cfg.model.vocab_size is None else cfg.model.vocab_size)
+        torch.manual_seed(stream(cfg.seed, "initialisation"))
+        model = GPT(config)
+        payload = checkpoint_payload(model, data, checkpoint)
+
+    folder = Path(cfg.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+    torch.manual_seed(stream(cfg.seed, "dropout"))
+    steps = arguments["max_steps"]
+    module = LanguageModule(
+        model,
+        plan.optim,
+        total_steps=steps,
+        val_bytes_per_token=data.val_bytes_per_token,
+        payload=payload,
+        compile=plan.hardware.compile,
+    )
+    tokens_per_step = plan.data.batch_size * config.context_length * arguments["accumulate_grad_batches"]
+    metrics = Metrics(tokens_per_step, model.flops_per_token(), plan.hardware.peak_flops)
+    trainer = build_trainer(arguments, [metrics, *instantiate(cfg.callbacks).values()], instantiate(cfg.logger))
+    print(describe(model, data.meta, plan.hardware, steps, tokens_per_step, folder), flush=True)
+
+    trainer.fit(module, data, ckpt_path=checkpoint)
+    if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
+        trainer.validate(module, data, verbose=False)
+        trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
+    return finish(metrics, model, folder, time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checked settings."""
+
+    model: "GPTConfig"  # noqa: F821
+    optim: "OptimConfig"  # noqa: F821
+    data: "DataSettings"  # noqa: F821
+    hardware: "Hardware"  # noqa: F821
+
+
+def check(cfg: DictConfig) -> Plan:
+    """Raises ValueError for wrong settings; imports torch, but not Lightning, and touches no data."""
+    from data.settings import parse
+    from model.gpt_config import GPTConfig
+    from model.training.hardware import pick
+    from model.training.optim import OptimConfig
+    from model.training.schedule import ScheduleConfig, lr_factor
+
+    if not isinstance(cfg.seed, int) or cfg.seed < 0:
+        raise ValueError(f"seed={cfg.seed} must be a whole number, 0 or above")
+    model = plain(cfg.model)
+    if model["vocab_size"] is None:
+        model["vocab_size"] = 1
+    optim = plain(cfg.optim)
+    optim["schedule"] = build(ScheduleConfig, optim["schedule"], "optim.schedule")
+    plan = Plan(
+        build(GPTConfig, model, "model"),
+        build(OptimConfig, optim, "optim"),
+        parse(plain(cfg.data)),
+        pick(cfg.trainer.accelerator, cfg.trainer.precision, cfg.compile),
+    )
+    counts = {name: cfg.trainer[name] for name in ("max_steps", "val_check_interval", "accumulate_grad_batches", "log_every_n_steps")}
+    wrong = [f"trainer.{name}={n} must be a whole number of at least 1" for name, n in counts.items() if not isinstance(n, int) or n < 1]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    lr_factor(0, cfg.trainer.max_steps, plan.optim.schedule)  # a warm-up longer than the run
+    return plan
+
+
+def continued(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
+    """With `resume`: the resumed run's own settings, with the keys of this command line on top, and its newest checkpoint."""
+    if cfg.resume is None:
+        return cfg, None
+    checkpoint = find_checkpoint(cfg.resume, prefer=("last",))
+    saved = OmegaConf.load(run_folder(checkpoint) / "config.yaml")
+    for override in task_overrides():
+        key = override.split("=")[0].lstrip("+~")
+        if "." not in key and key not in ("resume", "seed", "compile", "output_dir"):
+            raise ValueError(f"resume goes on with the run's own settings, so {override} cannot be chosen; change single keys, such as trainer.max_steps=2000")
+        OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
+    saved.output_dir = cfg.output_dir
+    return saved, checkpoint
+
+
+def task_overrides() -> list[str]:
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
+def checkpoint_payload(model, data, checkpoint: Path | None) -> dict:
+    """What checkpoints hold besides weights. Raises ValueError where a resumed run's model or data are not those of its checkpoint."""
+    from model.checkpoint import payload, read
+
+    new = payload(model, data.tokenizer, eot=data.tokenizer_config.eot, data=data.meta)
+    if checkpoint is None:
+        return new
+    old = read(checkpoint)["tril"]
+    for name, value in old["config"].items():
+        if name not in FREE_ON_RESUME and new["config"][name] != value:
+            raise ValueError(f"model.{name}={new['config'][name]} does not fit {checkpoint}, which was trained with {value}; leave it, or start a new run")
+    if old["data"]["fingerprint"] != new["data"]["fingerprint"]:
+        raise ValueError(
+            f"the data are not those of {checkpoint} (fingerprint {new['data']['fingerprint'][:12]} instead of "
+            f"{old['data']['fingerprint'][:12]}): the text, its split or its tokenizer changed; restore them, or start a new run"
+        )
+    return new
+
+
+def trainer_arguments(cfg: DictConfig, plan: Plan) -> dict:
+    """Keyword arguments for lightning.Trainer. Raises ValueError for names that it does not have."""
+    from lightning import Trainer
+
+    legal = inspect.signature(Trainer.__init__).parameters
+    arguments = plain(cfg.trainer)
+    for name in arguments:
+        if name not in legal:
+            raise ValueError(f"there is no setting trainer.{name}{nearest(name, legal, 'trainer.')}")
+    batches = arguments["max_steps"] * arguments["accumulate_grad_batches"]
+    return arguments | {
+        "accelerator": plan.hardware.accelerator,
+        "precision": plan.hardware.precision,
+        "val_check_interval": min(arguments["val_check_interval"], batches),  # a short run is validated at its end
+        "default_root_dir": cfg.output_dir,
+        "use_distributed_sampler": False,  # the data module gives each process its share
+    }
+
+
+def build_trainer(arguments: dict, callbacks: list, logger):
+    from lightning import Trainer
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # no advertisements between our lines
+    warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)  # between torch 2.13 and Lightning 2.6
+    warnings.filterwarnings("ignore", ".*exists and is not empty")  # a resumed run's folder is meant to be
+    with user_errors():
+        try:
+            return Trainer(**arguments, callbacks=callbacks, logger=logger)
+        except (MisconfigurationException, TypeError) as error:  # Lightning's words for a wrong argument
+            raise ValueError(f"trainer: {error}") from error
+
+
+def stream(seed: int, name: str) -> int:
+    """A seed of its own for each purpose, so that changing one (say, dropout) leaves the others as they are."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Removes a run's folder and that of its day, unless something is in them."""
+    for path in (folder, folder.parent):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+if __name__ == "__main__":
+    main()
