@@ -118,7 +118,8 @@ def _causal_block_mask(n_queries: int, n_keys: int, window: int | None, device: 
 def _create_block_mask(visible, *shape, device):
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(visible, *shape, device=device)
+    with torch.inference_mode(False):  # a mask first made in validation is used again in training
+        return create_block_mask(visible, *shape, device=device)
 
 
 @functools.cache

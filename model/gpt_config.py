@@ -1,7 +1,8 @@
 """Every choice that defines a GPT, in one validated place."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Set
+from dataclasses import Field, asdict, dataclass, fields
 
 from model.backends import BACKENDS
 
@@ -62,59 +63,51 @@ class GPTConfig:
     backend: str = "fused"
 
     def __post_init__(self):
-        wrong = self._wrong_types() or self._wrong_values()
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        wrong = {field.name: problem for field in fields(self) if (problem := self._problem(field))}
+        messages = [f"model.{name}={problem}" for name, problem in wrong.items()]
+        messages += self._wrong_combinations(wrong.keys())
+        if messages:
+            raise ValueError("; ".join(messages))
 
-    def _wrong_types(self) -> list[str]:
-        wrong = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == float | None or field.type is float:
-                ok = isinstance(value, field.type | int) and not isinstance(value, bool)
-            else:
-                ok = isinstance(value, field.type) and (field.type is bool or not isinstance(value, bool))
-            if not ok:
-                wrong.append(f"model.{field.name}={value!r} must be {getattr(field.type, '__name__', field.type)}")
-        return wrong
+    def _problem(self, field: Field) -> str | None:
+        """The field's value and what it must be, unless it is."""
+        name, value = field.name, getattr(self, field.name)
+        types = field.type | int if "float" in str(field.type) else field.type  # a whole number is a number too
+        if not isinstance(value, types) or (isinstance(value, bool) and field.type is not bool):
+            return f"{value!r} must be {getattr(field.type, '__name__', field.type)}"
+        if name in CHOICES and value not in CHOICES[name]:
+            return f"{value} must be one of {', '.join(CHOICES[name])}"
+        if value is None:
+            return None
+        if name in SIZES and value < 1:
+            return f"{value} must be at least 1"
+        if name in ("mlp_ratio", "logit_softcap") and not 0 < value < math.inf:
+            return f"{value} must be above 0 and finite"
+        if name.endswith("_dropout") and not 0 <= value < 1:
+            return f"{value} must be at least 0 and below 1"
+        return None
 
-    def _wrong_values(self) -> list[str]:
-        wrong = [
-            f"model.{name}={getattr(self, name)} must be one of {', '.join(legal)}"
-            for name, legal in CHOICES.items()
-            if getattr(self, name) not in legal
-        ]
-        sizes = {name: getattr(self, name) for name in SIZES}
-        too_small = [f"model.{name}={n} must be at least 1" for name, n in sizes.items() if n is not None and n < 1]
-        for name in ("mlp_ratio", "logit_softcap"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                wrong.append(f"model.{name}={value} must be above 0 and finite")
-        for name in ("embd_dropout", "attn_dropout", "resid_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                wrong.append(f"model.{name}={getattr(self, name)} must be at least 0 and below 1")
-        return wrong + (too_small or self._wrong_combinations())
-
-    def _wrong_combinations(self) -> list[str]:
-        wrong = []
-        if self.head_dim is None and self.dim % self.n_heads:
-            near = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
-            near = sorted(sorted(near, key=lambda n: abs(n - self.n_heads))[:3])
-            wrong.append(
-                f"model.n_heads={self.n_heads} does not divide model.dim={self.dim}; "
-                f"take n_heads={' or '.join(map(str, near))}, another dim, or set model.head_dim"
-            )
-        elif self.pos == "rope" and self.head_size % 2:
-            wrong.append(f"a head size of {self.head_size} (model.head_dim, or dim / n_heads) must be even for model.pos=rope")
-        if self.n_heads % self.kv_heads:
-            wrong.append(f"model.n_kv_heads={self.n_kv_heads} does not divide model.n_heads={self.n_heads}")
-        if self.window is not None and not self.causal:
-            wrong.append(f"model.window={self.window} needs model.causal=true")
-        if self.backend == "flex" and self.attn_dropout > 0:
-            wrong.append(f"model.backend=flex has no attention dropout (model.attn_dropout={self.attn_dropout}); use backend=fused")
-        if 0 < self.mlp_ratio < math.inf and self.mlp_hidden < 1:
-            wrong.append(f"model.mlp_ratio={self.mlp_ratio} leaves the FFN without hidden units at model.dim={self.dim}")
-        return wrong
+    def _wrong_combinations(self, wrong: Set[str]) -> list[str]:
+        """Of fields that are right on their own."""
+        found = []
+        if not wrong & {"dim", "n_heads", "head_dim"}:
+            if self.head_dim is None and self.dim % self.n_heads:
+                near = sorted((n for n in range(1, self.dim + 1) if self.dim % n == 0), key=lambda n: abs(n - self.n_heads))[:3]
+                found.append(
+                    f"model.n_heads={self.n_heads} does not divide model.dim={self.dim}; "
+                    f"take n_heads={' or '.join(map(str, sorted(near)))}, another dim, or set model.head_dim"
+                )
+            elif self.pos == "rope" and self.head_size % 2:
+                found.append(f"a head size of {self.head_size} (model.head_dim, or dim / n_heads) must be even for model.pos=rope")
+        if not wrong & {"n_heads", "n_kv_heads"} and self.n_heads % self.kv_heads:
+            found.append(f"model.n_kv_heads={self.n_kv_heads} does not divide model.n_heads={self.n_heads}")
+        if not wrong & {"window", "causal"} and self.window is not None and not self.causal:
+            found.append(f"model.window={self.window} needs model.causal=true")
+        if "attn_dropout" not in wrong and self.backend == "flex" and self.attn_dropout > 0:
+            found.append(f"model.backend=flex has no attention dropout (model.attn_dropout={self.attn_dropout}); use backend=fused")
+        if not wrong & {"dim", "mlp_ratio"} and self.mlp_hidden < 1:
+            found.append(f"model.mlp_ratio={self.mlp_ratio} leaves the FFN without hidden units at model.dim={self.dim}")
+        return found
 
     @property
     def head_size(self) -> int:

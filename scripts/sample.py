@@ -4,6 +4,7 @@ All keys: configs/sample.yaml. The text goes to stdout, everything else to stder
 """
 
 import itertools
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout thi
 from model.runs import find_checkpoint
 from scripts.cli import entry, plain, user_errors
 
-TEXTS = ("prompt", "stop")  # keys whose value is text as it was typed, not Hydra's grammar
+TEXTS = ("ckpt", "prompt", "prompt_file", "stop")  # keys whose value is text as it was typed, not Hydra's grammar
 OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed", "use_cache")
 
 
@@ -22,7 +23,7 @@ OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetiti
 def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():
-        prompts, path = read_prompts(cfg), find_checkpoint(cfg["ckpt"])
+        prompts, path = read_prompts(cfg), find_checkpoint(str(cfg["ckpt"]))
     from model.checkpoint import load  # importing torch takes a second: what is wrong above is said at once
 
     with user_errors():
@@ -30,9 +31,7 @@ def main(cfg) -> None:
         lm = load(path, device)
         pieces = sample(lm, prompts, cfg["stream"], {key: cfg[key] for key in OPTIONS})
     print(f"{path} on {device}", file=sys.stderr, flush=True)
-    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character should not end the sample
-    for piece in pieces:
-        print(piece, end="", flush=True)
+    show(pieces)
 
 
 def read_prompts(cfg: dict) -> list[str]:
@@ -43,7 +42,10 @@ def read_prompts(cfg: dict) -> list[str]:
     if file is not None:
         if prompt:
             raise ValueError("prompt and prompt_file are both given; leave one out")
-        prompt = Path(file).expanduser().read_text(encoding="utf-8")
+        try:
+            prompt = Path(file).expanduser().read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"prompt_file={file} is not UTF-8 ({error.reason}); convert it first, e.g. iconv -f latin1 -t utf-8") from error
     prompts = prompt if isinstance(prompt, list) else [prompt]
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
@@ -69,6 +71,18 @@ def sample(lm, prompts: list[str], stream: bool, options: dict) -> Iterator[str]
     if len(texts) == 1:
         return iter(texts)
     return (f"--- {i}/{len(texts)} ---\n{text}" for i, text in enumerate(texts, 1))
+
+
+def show(pieces: Iterator[str]) -> None:
+    """Writes piece after piece, until the reader has had enough: Ctrl-C, or the end of `| head`."""
+    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character should not end the sample
+    try:
+        for piece in pieces:
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        print()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own flush at exit would complain
 
 
 def quoted(argument: str) -> str:

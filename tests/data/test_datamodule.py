@@ -11,7 +11,6 @@ from data.datamodule import TextDataModule
 from data.files import Files
 from data.tokenizer import TokenizerConfig
 
-
 # Lightning on a newer torch: nothing this project could change
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 
 from model.checkpoint import load, save
 from scripts.cli import CONFIGS, plain
-from scripts.sample import pick_device, quoted, read_prompts, sample
+from scripts.sample import pick_device, quoted, read_prompts, sample, show
 from tests.model.test_checkpoint import language_model
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
@@ -66,6 +66,24 @@ def test_a_missing_checkpoint_is_said_before_torch_is_imported(tmp_path):
     assert result.stderr.startswith("error: ") and "nowhere" in result.stderr and result.stderr.count("\n") == 1
 
 
+def test_a_reader_may_stop_reading(folder):
+    command = [sys.executable, str(SCRIPT), "max_new_tokens=5000", "device=cpu"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process.stdout.read(1)
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(60) == 0 and errors.count(b"\n") == 1, errors
+
+
+def test_control_c_ends_a_sample(capsys):
+    def pieces():
+        yield "text"
+        raise KeyboardInterrupt
+
+    show(pieces())
+    assert capsys.readouterr().out == "text\n"
+
+
 @pytest.mark.parametrize("text", [
     "def ", " x ", "a, b", "print(x", "x = {", "it's", '"Yes," she said. "No."', "null ", "5", "a=b", "${name} and \\${b}", "back\\", "\\'",
     "tab\tand\nline\n", "back\\\n", "[1, 2", "", "{}", "?", "é😀",
@@ -86,6 +104,7 @@ def test_what_is_hydras_grammar_stays_so():
     assert settings('prompt=["a, b", c]')["prompt"] == ["a, b", "c"]
     assert settings("prompt='a, b '")["prompt"] == settings('prompt="a, b "')["prompt"] == "a, b "
     assert settings("n=3", "top_p=null", "temperature=0.5")["n"] == 3
+    assert settings("ckpt=runs/epoch=3, v{1}.ckpt")["ckpt"] == "runs/epoch=3, v{1}.ckpt"
     assert quoted("--help") == "--help" and quoted("n=3") == "n=3" and quoted("prompt") == "prompt"
 
 
@@ -95,6 +114,12 @@ def test_prompts(tmp_path):
     assert read_prompts(settings("prompt=[a, b]", "n=2")) == ["a", "a", "b", "b"]
     (tmp_path / "p.txt").write_text("läng\n", encoding="utf-8")
     assert read_prompts(settings(f"prompt_file={tmp_path}/p.txt")) == ["läng\n"]
+
+
+def test_a_prompt_file_that_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="a.txt is not UTF-8"):
+        read_prompts(settings(f"prompt_file={tmp_path}/a.txt"))
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -1,0 +1,140 @@
+"""Sizes and initialisation of the GPT against closed forms."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from model.gpt import GPT, GPTConfig
+from tests.conftest import assert_close, tiny_gpt
+
+B, T, V = 2, 9, 31
+
+GPT2 = {
+    "vocab_size": 50257,
+    "context_length": 1024,
+    "n_layers": 12,
+    "dim": 768,
+    "n_heads": 12,
+    "pos": "learned",
+    "norm": "layernorm",
+    "mlp": "gelu",
+    "bias": True,
+    "qk_norm": False,
+    "tie_embeddings": True,
+    "init": "gpt2",
+}
+
+
+def on_paper(**choices) -> GPT:
+    """Shapes without numbers."""
+    with torch.device("meta"):
+        return GPT(GPTConfig(**choices))
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_gpt2_has_its_124_million_parameters():
+    model = on_paper(**GPT2)
+    assert model.n_parameters() == 124_439_808
+    assert model.n_parameters(embeddings=False) == 124_439_808 - 50257 * 768 - 1024 * 768
+
+
+@pytest.mark.parametrize(
+    "choices, block, outside, last_norm",
+    [
+        # C = 64 throughout, V = 100, context 256; q + k + v + o, FFN, two norms, gains of q and k
+        ({}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"n_kv_heads": 2, "qk_norm": False}, 2 * 64 * 64 + 2 * 64 * 32 + 2 * 64 * 256 + 2 * 64, 2 * 100 * 64, 64),
+        ({"head_dim": 10}, 4 * 64 * 40 + 2 * 64 * 256 + 2 * 64 + 2 * 10, 2 * 100 * 64, 64),
+        ({"mlp": "swiglu"}, 4 * 64 * 64 + 3 * 64 * 170 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"pos": "learned", "tie_embeddings": True}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 100 * 64 + 256 * 64, 64),
+        ({"bias": True, "norm": "layernorm"}, 4 * 65 * 64 + 65 * 256 + 257 * 64 + 4 * 64 + 2 * 16, 2 * 100 * 64, 128),
+        ({"norm": "layernorm", "pos": "none"}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+    ],
+)
+def test_parameter_counts_are_the_closed_form(choices, block, outside, last_norm):
+    model = on_paper(vocab_size=100, dim=64, n_heads=4, n_layers=3, **choices)
+    assert model.n_parameters(embeddings=False) == 3 * block + last_norm
+    assert model.n_parameters() == 3 * block + last_norm + outside
+
+
+def test_flops_of_gpt2_are_palms_figure():
+    model = on_paper(**{**GPT2, "vocab_size": 50304, "bias": False})
+    matrices = 12 * 12 * 768**2 + 50304 * 768
+    gains = 25 * 768  # PaLM's N leaves them out, which gives the usual 854.7 MFLOP
+    assert 6 * matrices + 12 * 12 * 768 * 1024 == 854_654_976
+    assert model.flops_per_token() == 854_654_976 + 6 * gains
+
+
+def test_flops_follow_length_and_window():
+    model = on_paper(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3)
+    weights = model.n_parameters() - 100 * 32  # all but the look-up table
+    assert model.flops_per_token() == 6 * weights + 12 * 3 * 24 * 64
+    assert model.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
+    windowed = on_paper(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3, window=16)
+    assert windowed.flops_per_token() == 6 * weights + 12 * 3 * 24 * 16
+    assert windowed.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
+
+
+def test_a_tied_head_is_the_embedding():
+    model = tiny_gpt(tie_embeddings=True)
+    assert model.head.weight is model.embed.weight
+    untied = tiny_gpt()
+    assert untied.head.weight.data_ptr() != untied.embed.weight.data_ptr()
+    assert untied.n_parameters() - model.n_parameters() == V * 32
+
+
+# -- initialisation ------------------------------------------------------------------------------------------------------------------
+
+QKV_UP_GATE = r"(q_proj|k_proj|v_proj|up|gate)\.weight$"
+RESIDUAL = r"(o_proj|down)\.weight$"
+EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
+    ("zero_out", False): [(QKV_UP_GATE, 0.5 / 8), (RESIDUAL, 0.0), ("^pos_embed", 0.02), ("^embed", 1.0), ("^head", 0.0)],
+    ("zero_out", True): [(QKV_UP_GATE, 0.5 / 8), (RESIDUAL, 0.0), ("^pos_embed", 0.02), ("^embed", 0.02)],
+    ("gpt2", False): [(QKV_UP_GATE, 0.02), (RESIDUAL, 0.02 / 2), ("^pos_embed", 0.02), ("^embed", 0.02), ("^head", 0.02)],
+    ("gpt2", True): [(QKV_UP_GATE, 0.02), (RESIDUAL, 0.02 / 2), ("^pos_embed", 0.02), ("^embed", 0.02)],
+}
+
+
+@pytest.mark.parametrize("init, tied", EXPECTED_STD)
+def test_initialisation_follows_its_table(init, tied):
+    model = GPT(
+        GPTConfig(200, dim=64, n_layers=2, mlp="swiglu", norm="layernorm", pos="learned", bias=True, init=init, tie_embeddings=tied)
+    )
+    for name, p in model.named_parameters():
+        if p.ndim == 1:
+            assert (p == (0.0 if name.endswith("bias") else 1.0)).all(), name
+            continue
+        std = next(std for pattern, std in EXPECTED_STD[init, tied] if re.search(pattern, name))
+        # five standard errors of a normal sample's deviation and of its mean
+        assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), name
+        assert abs(p.mean().item()) <= 5 * std / math.sqrt(p.numel()), name
+        if init == "zero_out" and re.search(QKV_UP_GATE, name):
+            assert p.abs().max() <= std * math.sqrt(3), name  # a uniform draw has no tails
+
+
+@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+def test_zero_out_begins_at_the_loss_of_a_uniform_guess(pos):
+    model = GPT(GPTConfig(V, context_length=T, dim=32, pos=pos))
+    ids, targets = torch.randint(V, (2, B, T))
+    assert_close(model.nll(ids, targets), torch.full((B, T), math.log(V)), roundings=4)
+
+
+def test_zero_out_begins_with_blocks_that_do_nothing():
+    model = GPT(GPTConfig(V, context_length=T, dim=32, mlp="swiglu", bias=True))
+    x = torch.randn(B, T, 32)
+    for block in model.blocks:
+        assert torch.equal(block(x), x)
+
+
+def test_initialisation_follows_the_seed():
+    def draw(seed):
+        torch.manual_seed(seed)
+        return GPT(GPTConfig(V, dim=32)).state_dict()
+
+    first, again, other = draw(0), draw(0), draw(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embed.weight"], other["embed.weight"])
