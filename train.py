@@ -60,6 +60,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     from data.datamodule import TextDataModule
     from model.gpt import GPT
     from model.training.callbacks import Metrics
+    from model.training.hardware import keep_freed_memory
     from model.training.module import LanguageModule
     from model.training.summary import describe, finish
 
@@ -90,6 +91,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
     trainer = build_trainer(arguments, [metrics, *instantiate(cfg.callbacks).values()], instantiate(cfg.logger))
     print(describe(model, data.meta, plan.hardware, steps, tokens_per_step, folder), flush=True)
 
+    if plan.hardware.accelerator == "cpu":
+        keep_freed_memory()
     trainer.fit(module, data, ckpt_path=checkpoint)
     if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
         trainer.validate(module, data, verbose=False)

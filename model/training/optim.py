@@ -44,7 +44,7 @@ class OptimConfig:
     """
 
     kind: str = "muon"
-    lr: float = 0.005
+    lr: float = 0.02
     muon_lr: float = 0.02
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
