@@ -1,0 +1,107 @@
+"""The Lightning module: its loss, what compiling changes (nothing), what a checkpoint holds."""
+
+import functools
+import math
+
+import pytest
+import torch
+from lightning import Trainer
+from tokenizers import Tokenizer, models
+from torch.utils.data import DataLoader
+
+from model.checkpoint import payload
+from model.gpt import IGNORE
+from model.training.module import LanguageModule, Mean
+from model.training.optim import OptimConfig
+from model.training.schedule import ScheduleConfig
+from tests.conftest import tiny_gpt
+
+V, T = 31, 12
+TOKENIZER = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
+
+
+def batches(n, seed=0):
+    ids = torch.randint(V, (n, 4, T + 1), generator=torch.Generator().manual_seed(seed))
+    return [(row[:, :-1], row[:, 1:]) for row in ids]
+
+
+def module(compile=False, steps=6, bytes_per_token=1.0, **choices):
+    torch.manual_seed(0)
+    model = tiny_gpt(**choices)
+    optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
+    content = payload(model, TOKENIZER, "A", {"fingerprint": "text"})
+    return LanguageModule(
+        model, optim, total_steps=steps, val_bytes_per_token=bytes_per_token, payload=content, compile=compile
+    )
+
+
+def fit(module, tmp_path, steps=6):
+    trainer = Trainer(
+        max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    trainer.fit(module, DataLoader(batches(steps), batch_size=None))
+    trainer.save_checkpoint(tmp_path / "fit.ckpt")
+    return torch.load(tmp_path / "fit.ckpt", weights_only=True)
+
+
+def test_loss_is_the_mean_over_targets_that_count():
+    lm = module()
+    inputs, targets = batches(1)[0]
+    targets = targets.clone()
+    targets[0, :7] = targets[2] = IGNORE
+    expected = torch.nn.functional.cross_entropy(lm.model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    assert lm.training_step((inputs, targets), 0).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_validation_weighs_tokens_not_batches_and_gives_bits_per_byte(monkeypatch):
+    lm = module(bytes_per_token=3.0)
+    first, second = batches(2)
+    half = (second[0], second[1].clone())
+    half[1][:3] = IGNORE  # 12 targets of 48
+    logged = {}
+    monkeypatch.setattr(lm, "log_dict", logged.update)
+    monkeypatch.setattr(lm, "all_gather", lambda x: x)
+    with torch.no_grad():
+        lm.validation_step(first, 0)
+        lm.validation_step(half, 1)
+        total = lm.model.nll(*first).sum() + lm.model.nll(*half).sum()
+    lm.on_validation_epoch_end()
+    assert logged["val/loss"].item() == pytest.approx(total.item() / (48 + 12), rel=1e-5)
+    assert logged["val/bpb"].item() == pytest.approx(logged["val/loss"].item() / math.log(2) / 3.0)
+
+
+def test_mean_adds_up_over_processes_and_begins_anew():
+    mean = Mean()
+
+    class TwoProcesses:
+        @staticmethod
+        def all_gather(sums):
+            return torch.stack([sums, torch.tensor([10.0, 6.0])])
+
+    mean.add(torch.tensor(2.0), torch.tensor(1))
+    mean.add(torch.tensor(4.0), torch.tensor(1))
+    assert mean.take(TwoProcesses).item() == (6 + 10) / (2 + 6)
+    mean.add(torch.tensor(9.0), torch.tensor(2))
+    assert mean.take(TwoProcesses).item() == (9 + 10) / (2 + 6)
+
+
+def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeypatch):
+    """Dynamo captures the loss as one graph; its eager backend leaves out the minute that generating code would take."""
+    plain = fit(module(), tmp_path)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager", fullgraph=True))
+    compiled = fit(module(compile=True), tmp_path)
+    assert compiled["state_dict"].keys() == plain["state_dict"].keys()
+    for name, tensor in plain["state_dict"].items():
+        assert torch.equal(tensor, compiled["state_dict"][name]), name
+    assert compiled["tril"] == plain["tril"]
+
+
+def test_learning_rates_follow_the_schedule_per_optimizer_step(tmp_path):
+    lm = module()
+    seen = []
+    lm.on_train_batch_start = lambda batch, index: seen.append([group["lr"] for group in lm.trainer.optimizers[0].param_groups])
+    fit(lm, tmp_path)
+    # warm-up of 2 steps, then 70 % of 6 steps (rounded to 4) of linear decay
+    expected = [1 / 3, 2 / 3, 1, 3 / 4, 2 / 4, 1 / 4]
+    for index, peak in enumerate((lm.optim.muon_lr, lm.optim.lr)):
+        assert [rates[index] / peak for rates in seen] == pytest.approx(expected)
