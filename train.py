@@ -97,6 +97,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
     if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
         trainer.validate(module, data, verbose=False)
         trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
+        if metrics.val[-1] == metrics.best():
+            trainer.save_checkpoint(folder / "checkpoints" / "best.ckpt")
     return finish(metrics, model, folder, time.perf_counter() - started)
 
 
@@ -188,11 +190,9 @@ def trainer_arguments(cfg: DictConfig, plan: Plan) -> dict:
     for name in arguments:
         if name not in legal:
             raise ValueError(f"there is no setting trainer.{name}{nearest(name, legal, 'trainer.')}")
-    batches = arguments["max_steps"] * arguments["accumulate_grad_batches"]
     return arguments | {
         "accelerator": plan.hardware.accelerator,
         "precision": plan.hardware.precision,
-        "val_check_interval": min(arguments["val_check_interval"], batches),  # a short run is validated at its end
         "default_root_dir": cfg.output_dir,
         "use_distributed_sampler": False,  # the data module gives each process its share
     }

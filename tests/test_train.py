@@ -106,6 +106,12 @@ def test_same_seed_same_run_other_seed_other_run(configure):
     assert first != other
 
 
+def test_the_seed_decides_the_order_of_the_data(configure, monkeypatch):
+    monkeypatch.setattr(train_script, "stream", lambda seed, name: 0)  # the same initialisation for all
+    first, other = (train_script.train(configure(f"seed={seed}", folder=f"run{seed}")) for seed in (0, 1))
+    assert first != other
+
+
 def test_changing_dropout_leaves_initialisation_and_order_alone(configure, monkeypatch):
     seen = []
     original = train_script.checkpoint_payload
@@ -168,10 +174,11 @@ def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, 
         train_script.train(configure(f"resume={tmp_path / 'run'}"))
 
 
-def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tmp_path):
-    train_script.train(configure("trainer.max_steps=6"))
-    checkpoint = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert checkpoint["global_step"] == 6
+@pytest.mark.parametrize("interval", [4, 100])
+def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tmp_path, interval):
+    train_script.train(configure("trainer.max_steps=6", f"trainer.val_check_interval={interval}"))
+    for name in ("last", "best"):  # the loss falls all the way
+        assert torch.load(tmp_path / "run" / "checkpoints" / f"{name}.ckpt", weights_only=True)["global_step"] == 6
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 6
 
 

@@ -62,6 +62,10 @@ class Metrics(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
         self._clock.start()  # only after everything else that hangs on the end of validation is done
 
+    def best(self) -> dict:
+        """The row of the lowest validation loss so far."""
+        return min(self.val, key=lambda row: row["loss"])
+
     def tokens_per_second(self) -> float:
         """Median over the logged intervals, which leaves the warm-up out; nan before the first."""
         return statistics.median([row["tokens_per_second"] for row in self.train] or [float("nan")])

@@ -33,7 +33,7 @@ def describe(model: GPT, meta: dict, hardware: Hardware, steps: int, tokens_per_
 
 def finish(metrics: Metrics, model: GPT, folder: Path, seconds: float) -> dict[str, float]:
     """Writes loss.png and summary.json, shows the latter, and returns the metrics that a caller compares."""
-    last, best = metrics.val[-1], min(metrics.val, key=lambda row: row["loss"])
+    last, best = metrics.val[-1], metrics.best()
     summary = {
         "final_val_loss": last["loss"],
         "final_val_bpb": last["bpb"],
