@@ -31,7 +31,7 @@ class TokenizerConfig:
     """
 
     kind: str = "bpe"
-    vocab_size: int | None = 2048
+    vocab_size: int | None = 4096
     path: str | None = None
     train_bytes: int = 50_000_000
     eot: str = "<|endoftext|>"

@@ -8,6 +8,7 @@ alike: one prefill for every half context, where dropping one token at a time wo
 """
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -27,6 +28,7 @@ def generate_ids(
     use_cache: bool = True,
     eot_id: int | None = None,
     vocab_size: int | None = None,
+    first: Tensor | None = None,
     head_gate: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Continues each prompt; yields the new ids (B,) of one step after another, on the model's device.
@@ -38,6 +40,7 @@ def generate_ids(
                     causal=True, whose past changes with the future)
     eot_id          end-of-text: a row that has it repeats it, and the end of all rows is the end. None: no token ends a row
     vocab_size      ids from here on are padding of the vocabulary and never drawn; None: draw all
+    first           boolean (B, vocab_size): which ids the first step may draw. None: all
     head_gate       as in `GPT.forward`
 
     The model runs in evaluation mode and without gradients; between two steps it is as it was found. Raises ValueError for prompts,
@@ -51,13 +54,16 @@ def generate_ids(
     rows = Rows(model, prompts, max_new_tokens=max_new_tokens, use_cache=use_cache, head_gate=head_gate)
     seen = None if sampling.repetition_penalty == 1 else _seen(prompts, vocab_size, device)
     # A function that yields does nothing before its first step: what is wrong should show up here.
-    return _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size)
+    return _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size, first)
 
 
-def _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size) -> Iterator[Tensor]:
+def _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size, first) -> Iterator[Tensor]:
     ended = torch.zeros(len(rows.padding), dtype=torch.bool, device=rows.ids.device)  # (B,)
-    for _ in range(max_new_tokens):
-        ids = next_token(rows.logits()[:, :vocab_size], sampling, generator, seen)  # (B,)
+    for step in range(max_new_tokens):
+        logits = rows.logits()[:, :vocab_size]  # (B, vocab_size)
+        if step == 0 and first is not None:
+            logits = logits.masked_fill(~first.to(logits.device), -math.inf)
+        ids = next_token(logits, sampling, generator, seen)  # (B,)
         if eot_id is not None:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id

@@ -5,6 +5,7 @@ Streamed or collected, tokens become text in the same way, piece by piece, so bo
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -51,7 +52,7 @@ class LanguageModel:
     ) -> str | list[str]:
         """The text that follows `prompt`, without `prompt`; for a list of prompts, which run as one batch, a list.
 
-        prompt          an empty one begins a new text. Special tokens in it, such as "<|endoftext|>", are read as tokens and not as
+        prompt          an empty one begins a new text. White space at its end may become part of the first new token. Special tokens in it, such as "<|endoftext|>", are read as tokens and not as
                         text (as in Hugging Face's transformers)
         max_new_tokens  the text also ends at end-of-text
         seed            of all draws; None: a new one each time
@@ -84,7 +85,8 @@ class LanguageModel:
     def _pieces(self, prompts, max_new_tokens, seed, stop, use_cache, head_gate, sampling) -> Iterator[list[str]]:
         """One list per step, with the new text of each prompt."""
         stops = _check_stops(stop)
-        starts = [self._encode(prompt) for prompt in prompts]
+        healed = [self._heal(self._encode(prompt)) for prompt in prompts]
+        starts, cut = [start for start, _ in healed], [ids for _, ids in healed]
         eot_id = self.tokenizer.token_to_id(self.eot)
         steps = generate_ids(
             self.model,
@@ -95,9 +97,10 @@ class LanguageModel:
             use_cache=use_cache,
             eot_id=eot_id,
             vocab_size=self.tokenizer.get_vocab_size(),
+            first=self._beginning_with(cut),
             head_gate=head_gate,
         )
-        return _release(steps, [Row(Detokenizer(self.tokenizer, start), eot_id, stops) for start in starts])
+        return _release(steps, [Row(Detokenizer(self.tokenizer, start, ids), eot_id, stops) for start, ids in zip(starts, cut)])
 
     def _encode(self, prompt: str) -> list[int]:
         encoding = self.tokenizer.encode(prompt, add_special_tokens=False)
@@ -108,6 +111,32 @@ class LanguageModel:
                 f"the prompt has {', '.join(map(repr, sorted(strange)))}, which the tokenizer does not know; write only what the training text has"
             )
         return encoding.ids or [self.tokenizer.token_to_id(self.eot)]
+
+
+    def _heal(self, ids: list[int]) -> tuple[list[int], list[int]]:
+        """A prompt's ids, and the white space taken off its end because it begins other tokens.
+
+        A tokenizer that writes a space with the word behind it hardly ever ends a token with one: after the lone space of "def " the
+        model would be in a place that it has not seen. So the first new token is drawn from those that begin with that space.
+        """
+        last = self.tokenizer.decode(ids[-1:], skip_special_tokens=False)
+        healed = last.isspace() and len(ids) > 1 and len(self._ids_beginning_with(ids[-1])) > 1
+        return (ids[:-1], ids[-1:]) if healed else (ids, [])
+
+    def _beginning_with(self, cut: Sequence[list[int]]) -> Tensor | None:
+        """For each row, the tokens that may replace what was cut off its prompt: boolean (B, tokens); None if nothing was."""
+        if not any(cut):
+            return None
+        allowed = torch.ones(len(cut), self.tokenizer.get_vocab_size(), dtype=torch.bool)
+        for row, ids in zip(allowed, cut):
+            if ids:
+                row[:] = False
+                row[self._ids_beginning_with(ids[0])] = True
+        return allowed
+
+    def _ids_beginning_with(self, token: int) -> list[int]:
+        beginning = self.tokenizer.id_to_token(token)
+        return [i for text, i in self.tokenizer.get_vocab().items() if text.startswith(beginning)]
 
 
 def _release(steps: Iterator[Tensor], rows: Sequence["Row"]) -> Iterator[list[str]]:
@@ -170,9 +199,11 @@ class Detokenizer:
     each is decoded together with the tokens of the piece before it, at first the prompt, and that piece's text is cut off.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), shown: Sequence[int] = ()):
+        """`shown`: ids after the prompt whose text the new tokens begin with, and which the reader has already."""
         self.tokenizer = tokenizer
         self._begin(list(prompt))
+        self.n_shown = len(tokenizer.decode([*prompt, *shown]))
 
     def push(self, token: int) -> str:
         """The new text; empty while a character is incomplete."""

@@ -32,7 +32,7 @@ def test_presets_have_the_sizes_they_claim():
     sizes = {}
     for name in MODELS:
         values = plain(composed(f"model={name}").model)
-        sizes[name] = GPT(GPTConfig(**values | {"vocab_size": 50257 if name == "gpt2" else 2048}))
+        sizes[name] = GPT(GPTConfig(**values | {"vocab_size": 50257 if name == "gpt2" else 4096}))
     assert sizes["nano"].n_parameters() == 2_558_016
     assert sizes["small"].n_parameters(embeddings=False) == pytest.approx(10.6e6, rel=0.01)
     assert sizes["base"].n_parameters(embeddings=False) == pytest.approx(12 * 12 * 768**2, rel=0.001)

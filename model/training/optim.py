@@ -50,7 +50,7 @@ class OptimConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     muon_weight_decay: float = 0.0
-    momentum: float = 0.95
+    momentum: float = 0.9
     nesterov: bool = True
     ns_steps: int = 5
     adjust_lr: str = "original"

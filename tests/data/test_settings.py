@@ -36,7 +36,7 @@ def test_shipped_yamls_mean_these_sources(tmp_path):
             repo="HuggingFaceFW/fineweb-edu", config="sample-10BT", val_split=None, val_fraction=0.01, streaming=True
         ),
     }  # fmt: skip
-    assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=2048)
+    assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=4096)
     assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (8, 12)
     assert parsed["fineweb_edu"].token_budget == 2_500_000_000
     assert parsed["fineweb_edu"].tokenizer.path == "openai-community/gpt2"

@@ -169,7 +169,7 @@ def test_options_arrive(script):
     assert lm.generate("old ", 7, temperature=0.5, top_k=None, top_p=0.9, min_p=0.1, repetition_penalty=1.2, seed=None, head_gate=gate) == "new"
     assert calls[0] == {
         "prompts": [tokenizer.encode("old ").ids], "max_new_tokens": 7, "sampling": SamplingConfig(0.5, None, 0.9, 0.1, 1.2), "seed": None,
-        "use_cache": True, "vocab_size": tokenizer.get_vocab_size(), "head_gate": gate,
+        "use_cache": True, "vocab_size": tokenizer.get_vocab_size(), "first": None, "head_gate": gate,
     }
     lm.generate("old ")
     assert calls[1]["sampling"] == SamplingConfig() and calls[1]["seed"] == 0 and calls[1]["max_new_tokens"] == 64
@@ -220,6 +220,28 @@ def test_prompts_as_tokens(script):
     language_model(tokenizer).generate(["", f"a{EOT}b", "aba"])
     assert calls[0]["prompts"] == [[eot], [a, eot, b], [a, b, a]]
     assert tokenizer.encode_special_tokens and tokenizer.truncation and tokenizer.padding  # the caller's own is left alone
+
+
+@torch.no_grad()
+def test_a_space_at_the_end_of_a_prompt_becomes_part_of_the_first_new_token():
+    tokenizer = byte_level(330)  # has "Ġthe", "Ġspaces", ... beside the lone "Ġ"
+    lm = language_model(tokenizer)
+    space = [i for token, i in tokenizer.get_vocab().items() if token.startswith("Ġ")]
+    assert len(space) > 3
+    logits = lm.model(torch.tensor([tokenizer.encode("the").ids]))[0, -1]
+    best = max(space, key=lambda i: logits[i])
+    first = lm.generate("the ", 1, temperature=0)
+    assert " " + first == tokenizer.decode([best])
+    rows = lm.generate(["the ", "the"], 1, temperature=0)  # in a batch, each row by itself
+    assert rows == [first, tokenizer.decode([logits.argmax().item()])]
+    assert "".join(lm.stream("the ", 9, seed=3)) == lm.generate("the ", 9, seed=3)
+
+
+def test_a_space_that_begins_no_other_token_stays(script):
+    tokenizer = TOKENIZERS["characters"]
+    calls = script([0])
+    language_model(tokenizer).generate("a ")
+    assert calls[0]["prompts"] == [tokenizer.encode("a ").ids] and calls[0]["first"] is None
 
 
 def test_characters_without_a_token_are_named():
