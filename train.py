@@ -68,7 +68,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         arguments = trainer_arguments(cfg, plan)
         data = TextDataModule(**vars(plan.data), context_length=plan.model.context_length, seed=cfg.seed)
         data.prepare_data()
-        config = replace(plan.model, vocab_size=data.vocab_size if cfg.model.vocab_size is None else cfg.model.vocab_size)
+        config = replace(plan.model, vocab_size=vocabulary(cfg.model.vocab_size, data.vocab_size))
         torch.manual_seed(stream(cfg.seed, "initialisation"))
         model = GPT(config)
         payload = checkpoint_payload(model, data, checkpoint)
@@ -86,13 +86,15 @@ def train(cfg: DictConfig) -> dict[str, float]:
         payload=payload,
         compile=plan.hardware.compile,
     )
-    tokens_per_step = plan.data.batch_size * config.context_length * arguments["accumulate_grad_batches"]
+    tokens_per_step = plan.data.batch_size * config.context_length * arguments["accumulate_grad_batches"]  # of one device
     metrics = Metrics(tokens_per_step, model.flops_per_token(), plan.hardware.peak_flops)
     trainer = build_trainer(arguments, [metrics, *instantiate(cfg.callbacks).values()], instantiate(cfg.logger))
-    print(describe(model, data.meta, plan.hardware, steps, tokens_per_step, folder), flush=True)
+    metrics.count_devices(trainer.world_size)
+    print(describe(model, data.meta, plan.hardware, steps, metrics.tokens_per_step, folder), flush=True)
 
     if plan.hardware.accelerator == "cpu":
         keep_freed_memory()
+    torch.set_float32_matmul_precision("high" if plan.hardware.accelerator == "cuda" else "highest")
     trainer.fit(module, data, ckpt_path=checkpoint)
     if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
         trainer.validate(module, data, verbose=False)
@@ -138,6 +140,8 @@ def check(cfg: DictConfig) -> Plan:
     if wrong:
         raise ValueError("; ".join(wrong))
     lr_factor(0, cfg.trainer.max_steps, plan.optim.schedule)  # a warm-up longer than the run
+    if plan.model.backend == "flex" and plan.hardware.accelerator != "cuda":
+        raise ValueError(f"model.backend=flex trains on CUDA only, and this run is on {plan.hardware.accelerator}; use model.backend=fused")
     return plan
 
 
@@ -160,6 +164,13 @@ def task_overrides() -> list[str]:
     from hydra.core.hydra_config import HydraConfig
 
     return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
+def vocabulary(chosen: int | None, needed: int) -> int:
+    """Rows of the embedding. Raises ValueError where the tokenizer has more tokens than were chosen."""
+    if chosen is not None and chosen < needed:
+        raise ValueError(f"model.vocab_size={chosen} is too small for the tokenizer's {needed} tokens; raise it, or leave it null")
+    return chosen or needed
 
 
 def checkpoint_payload(model, data, checkpoint: Path | None) -> dict:

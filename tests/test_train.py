@@ -174,6 +174,13 @@ def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, 
         train_script.train(configure(f"resume={tmp_path / 'run'}"))
 
 
+def test_a_vocabulary_may_be_padded_but_not_cut(configure, tmp_path):
+    with pytest.raises(UserError, match="model.vocab_size=299 is too small for the tokenizer's 300 tokens"):
+        train_script.train(configure("model.vocab_size=299"))
+    train_script.train(configure("model.vocab_size=320"))
+    assert load(tmp_path / "run").config.vocab_size == 320
+
+
 @pytest.mark.parametrize("interval", [4, 100])
 def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tmp_path, interval):
     train_script.train(configure("trainer.max_steps=6", f"trainer.val_check_interval={interval}"))
@@ -199,6 +206,8 @@ def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tm
         (["data=files", "data.path=nowhere/*.txt"], "data.path=nowhere/*.txt: no file matches"),
         (["data.tokenizer.vocab_size=10"], "data.tokenizer.vocab_size=10"),
         (["trainer.accelerator=tpu"], "accelerator='tpu' (legal: auto, cuda, mps, cpu)"),
+        (["model.backend=flex", "trainer.accelerator=cpu"], "model.backend=flex trains on CUDA only"),
+        (["data=files"], "data.path=None"),
         (["seed=-1"], "seed=-1 must be a whole number"),
         (["resume=nowhere"], "nowhere does not exist"),
         (["model.n_heads"], "n_heads"),

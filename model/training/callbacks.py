@@ -27,6 +27,11 @@ class Metrics(Callback):
         self._clock = Stopwatch()
         self._step = 0
 
+    def count_devices(self, n_devices: int) -> None:
+        """Each of them processes what one was said to, and has the peak that one was said to have."""
+        self.tokens_per_step *= n_devices
+        self.peak_flops = self.peak_flops and self.peak_flops * n_devices
+
     @staticmethod
     def of(trainer: Trainer) -> "Metrics":
         """The trainer's one Metrics callback, for the callbacks that show what it measured."""

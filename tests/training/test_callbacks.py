@@ -28,6 +28,8 @@ def test_mfu_is_the_median_speed_against_the_peak():
     assert metrics.tokens_per_second() == 2e5
     assert metrics.mfu() == 2e5 * 6e6 / 3e12
     assert Metrics(100, 6e6, None).mfu(2e5) is None
+    metrics.count_devices(4)
+    assert metrics.tokens_per_step == 400 and metrics.mfu(8e5) == 2e5 * 6e6 / 3e12
 
 
 def test_curves_survive_a_checkpoint():
