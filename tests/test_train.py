@@ -201,7 +201,7 @@ def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tm
         (["+trainer.max_epoch=3"], "there is no setting trainer.max_epoch; did you mean trainer.max_epochs?"),
         (["trainer.max_steps=0", "trainer.log_every_n_steps=x"], "trainer.max_steps=0 must be a whole number of at least 1; trainer.log_every_n_steps=x"),
         (["optim.lr=fast"], "optim.lr='fast'"),
-        (["optim.schedule.warmup_steps=2000"], "longer than the run of 1000 steps"),
+        (["optim.schedule.warmup_steps=2000"], "longer than the run of 900 steps"),
         (["data.batch_size=0"], "data.batch_size=0"),
         (["data=files", "data.path=nowhere/*.txt"], "data.path=nowhere/*.txt: no file matches"),
         (["data.tokenizer.vocab_size=10"], "data.tokenizer.vocab_size=10"),

@@ -45,7 +45,7 @@ class OptimConfig:
 
     kind: str = "muon"
     lr: float = 0.02
-    muon_lr: float = 0.02
+    muon_lr: float = 0.014
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0

@@ -181,7 +181,7 @@ def test_adamw_uses_the_kernel_that_the_group_asks_for(monkeypatch):
 
 def test_each_group_follows_its_own_rule():
     mine, reference = net(), net()
-    config = OptimConfig(lr=0.005, momentum=0.95, weight_decay=0.1, muon_weight_decay=0.2)
+    config = OptimConfig(lr=0.005, muon_lr=0.02, momentum=0.95, weight_decay=0.1, muon_weight_decay=0.2)
     optimizer = build_optimizer(mine, config)
     blocks = [p for p in reference.blocks.parameters() if p.ndim == 2]
     norms = [p for p in reference.parameters() if p.ndim < 2]
