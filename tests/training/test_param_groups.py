@@ -132,5 +132,5 @@ def from_yaml(name: str) -> OptimConfig:
 
 def test_yaml_files_mirror_the_dataclasses():
     assert from_yaml("muon.yaml") == OptimConfig()
-    adamw = OptimConfig(kind="adamw", lr=1e-3, weight_decay=0.1, momentum=0.95, schedule=ScheduleConfig("cosine", warmup_steps=100, min_lr_ratio=0.1))
+    adamw = OptimConfig(kind="adamw", lr=1e-3, weight_decay=0.1, schedule=ScheduleConfig("cosine", warmup_steps=100, min_lr_ratio=0.1))
     assert from_yaml("adamw.yaml") == adamw
