@@ -9,6 +9,22 @@ from model.gpt import GPT, GPTConfig
 TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward on a CPU
 BACKENDS = (*TRAINABLE, "flex")
 
+# GPT-2 124M as published (Radford et al. 2019)
+GPT2 = {
+    "vocab_size": 50257,
+    "context_length": 1024,
+    "n_layers": 12,
+    "dim": 768,
+    "n_heads": 12,
+    "pos": "learned",
+    "norm": "layernorm",
+    "mlp": "gelu",
+    "bias": True,
+    "qk_norm": False,
+    "tie_embeddings": True,
+    "init": "gpt2",
+}
+
 torch.set_num_threads(1)  # the tensors of the tests are so small that threads would only wait for one another
 
 

@@ -10,28 +10,12 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from model.gpt import GPT, IGNORE, MLP, GPTConfig
 from model.gpt_config import CHOICES
-from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomise, tiny_gpt
+from tests.conftest import BACKENDS, GPT2, TRAINABLE, assert_close, randomise, tiny_gpt
 
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
-
-GPT2 = {
-    "vocab_size": 50257,
-    "context_length": 1024,
-    "n_layers": 12,
-    "dim": 768,
-    "n_heads": 12,
-    "pos": "learned",
-    "norm": "layernorm",
-    "mlp": "gelu",
-    "bias": True,
-    "qk_norm": False,
-    "tie_embeddings": True,
-    "init": "gpt2",
-}
 
 
 # -- the forward pass ----------------------------------------------------------------------------------------------------------------
@@ -307,18 +291,3 @@ def test_gradients_under_autocast_are_finite_float32(backend):
         loss = model.nll(ids, targets).mean()
     loss.backward()
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_state_holds_parameters_and_nothing_that_follows_from_the_config():
-    model = tiny_gpt()
-    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
-    other = tiny_gpt()
-    other.load_state_dict(model.state_dict())
-    ids = torch.randint(V, (B, T))
-    assert torch.equal(other(ids), model(ids))
-
-
-def test_every_projection_is_its_own_linear():
-    """Muon, tensor parallelism and the head tools rely on it."""
-    names = {name.split(".")[-1] for name, module in tiny_gpt(mlp="swiglu").named_modules() if isinstance(module, nn.Linear)}
-    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "up", "gate", "down", "head"}

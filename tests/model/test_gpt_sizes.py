@@ -5,26 +5,12 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from model.gpt import GPT, GPTConfig
-from tests.conftest import assert_close, tiny_gpt
+from tests.conftest import GPT2, assert_close, tiny_gpt
 
 B, T, V = 2, 9, 31
-
-GPT2 = {
-    "vocab_size": 50257,
-    "context_length": 1024,
-    "n_layers": 12,
-    "dim": 768,
-    "n_heads": 12,
-    "pos": "learned",
-    "norm": "layernorm",
-    "mlp": "gelu",
-    "bias": True,
-    "qk_norm": False,
-    "tie_embeddings": True,
-    "init": "gpt2",
-}
 
 
 def on_paper(**choices) -> GPT:
@@ -138,3 +124,18 @@ def test_initialisation_follows_the_seed():
     first, again, other = draw(0), draw(0), draw(1)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["embed.weight"], other["embed.weight"])
+
+
+def test_state_holds_parameters_and_nothing_that_follows_from_the_config():
+    model = tiny_gpt()
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+    other = tiny_gpt()
+    other.load_state_dict(model.state_dict())
+    ids = torch.randint(V, (B, T))
+    assert torch.equal(other(ids), model(ids))
+
+
+def test_every_projection_is_its_own_linear():
+    """Muon, tensor parallelism and the head tools rely on it."""
+    names = {name.split(".")[-1] for name, module in tiny_gpt(mlp="swiglu").named_modules() if isinstance(module, nn.Linear)}
+    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "up", "gate", "down", "head"}
