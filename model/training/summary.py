@@ -40,7 +40,7 @@ def finish(metrics: Metrics, model: GPT, folder: Path, seconds: float) -> dict[s
         "best_val_loss": best["loss"],
         "best_val_bpb": best["bpb"],
         "best_step": best["step"],
-        "train_loss": metrics.train[-1]["loss"],
+        "train_loss": metrics.train[-1]["loss"] if metrics.train else None,  # max_time may end a run before the first row
         "steps": last["step"],
         "tokens": last["step"] * metrics.tokens_per_step,
         "tokens_per_second": metrics.tokens_per_second(),
