@@ -124,11 +124,13 @@ def test_changing_dropout_leaves_initialisation_and_order_alone(configure, monke
 
 
 def test_accumulation_equals_one_large_batch(configure, tmp_path):
+    # In float32 all the way, so without Muon, and with an eps that keeps AdamW from blowing up the rounding of tiny gradients.
+    float32 = ["optim=adamw", "optim.eps=1e-3"]
     half = ["data.batch_size=2", "trainer.accumulate_grad_batches=2", "trainer.val_check_interval=8"]
-    accumulated = train_script.train(configure(*half, folder="half"))
-    whole = train_script.train(configure(folder="whole"))
-    # The same windows in the same order, summed in another one: float32 rounding over 8 steps. Muon's bf16 would hide more.
-    assert accumulated["val/loss"] == pytest.approx(whole["val/loss"], abs=2e-3)
+    accumulated = train_script.train(configure(*float32, *half, folder="half"))
+    whole = train_script.train(configure(*float32, folder="whole"))
+    # The same windows, one of them short, with their gradients summed in another order.
+    assert accumulated["val/loss"] == pytest.approx(whole["val/loss"], rel=1e-6)
     assert json.loads((tmp_path / "half" / "summary.json").read_text())["tokens"] == 8 * 4 * 32
 
 

@@ -35,9 +35,10 @@ class LanguageModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         inputs, targets = batch
-        nll, count = self.nll(inputs, targets).sum(), (targets != IGNORE).sum()
-        self._train.add(nll.detach(), count)
-        return nll / count
+        nll = self.nll(inputs, targets).sum()
+        self._train.add(nll.detach(), (targets != IGNORE).sum())
+        # Over all places, also those to ignore: so every token of an epoch weighs the same, and micro-batches add up to one batch.
+        return nll / targets.numel()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         inputs, targets = batch
