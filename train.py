@@ -68,6 +68,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         arguments = trainer_arguments(cfg, plan)
         data = TextDataModule(**vars(plan.data), context_length=plan.model.context_length, seed=cfg.seed)
         data.prepare_data()
+        data.train_dataloader(), data.val_dataloader()  # refuse a text that is too short for them
         config = replace(plan.model, vocab_size=vocabulary(cfg.model.vocab_size, data.vocab_size))
         torch.manual_seed(stream(cfg.seed, "initialisation"))
         model = GPT(config)

@@ -112,7 +112,6 @@ class LanguageModel:
             )
         return encoding.ids or [self.tokenizer.token_to_id(self.eot)]
 
-
     def _heal(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """A prompt's ids, and the white space taken off its end because it begins other tokens.
 

@@ -176,6 +176,12 @@ def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, 
         train_script.train(configure(f"resume={tmp_path / 'run'}"))
 
 
+def test_a_text_shorter_than_a_window_is_refused_before_a_run_begins(configure, tmp_path):
+    with pytest.raises(UserError, match="a window needs context_length \\+ 1 = 100001; give more text or lower context_length"):
+        train_script.train(configure("model.context_length=100000"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_vocabulary_may_be_padded_but_not_cut(configure, tmp_path):
     with pytest.raises(UserError, match="model.vocab_size=299 is too small for the tokenizer's 300 tokens"):
         train_script.train(configure("model.vocab_size=299"))
