@@ -86,6 +86,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         val_bytes_per_token=data.val_bytes_per_token,
         payload=payload,
         compile=plan.hardware.compile,
+        document_eot=data.document_eot,
     )
     tokens_per_step = plan.data.batch_size * config.context_length * arguments["accumulate_grad_batches"]  # of one device
     metrics = Metrics(tokens_per_step, model.flops_per_token(), plan.hardware.peak_flops)

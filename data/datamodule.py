@@ -21,6 +21,7 @@ class TextDataModule(LightningDataModule):
     Args:
         batch_size: training windows per device and step; `val_batch_size` None takes the same.
         cache_dir, token_budget, val_token_budget: see `data.packing.prepare`.
+        document_mask: documents that share a window are to be kept apart, see `document_eot`; the batches are the same.
         seed: decides the order of the training windows.
     """
 
@@ -35,12 +36,14 @@ class TextDataModule(LightningDataModule):
         cache_dir: str | Path | None = None,
         token_budget: int | None = None,
         val_token_budget: int | None = None,
+        document_mask: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.source, self.tokenizer_config, self.context_length = source, tokenizer, context_length
         self.batch_size, self.val_batch_size = batch_size, val_batch_size or batch_size
         self.cache_dir, self.token_budget, self.val_token_budget, self.seed = cache_dir, token_budget, val_token_budget, seed
+        self.document_mask = document_mask
         self._packed: Packed | None = None
 
     def prepare_data(self) -> None:
@@ -70,6 +73,11 @@ class TextDataModule(LightningDataModule):
     def meta(self) -> dict[str, Any]:
         """The content of meta.json."""
         return self.packed.meta
+
+    @property
+    def document_eot(self) -> int | None:
+        """Id of the token that opens a document where documents are to be kept apart; None where a window is one text."""
+        return self.meta["eot_id"] if self.document_mask else None
 
     @property
     def val_bytes_per_token(self) -> float:

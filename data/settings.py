@@ -21,6 +21,7 @@ class DataSettings:
     batch_size: windows per device and step; val_batch_size: null takes the same.
     cache_dir: where prepared data lies; null takes `default_cache_dir()`.
     token_budget, val_token_budget: tokens to prepare of the two parts; null takes all.
+    document_mask: documents that share a window do not see each other, and positions restart in each.
     """
 
     source: Source
@@ -30,6 +31,7 @@ class DataSettings:
     cache_dir: str | None = None
     token_budget: int | None = None
     val_token_budget: int | None = None
+    document_mask: bool = False
 
     def __post_init__(self) -> None:
         problems = []
@@ -42,6 +44,8 @@ class DataSettings:
             problems.append(f"data.cache_dir={self.cache_dir}: must be a folder or null")
         if isinstance(self.cache_dir, str) and Path(self.cache_dir).expanduser().is_file():
             problems.append(f"data.cache_dir={self.cache_dir}: is a file; give a folder")
+        if not isinstance(self.document_mask, bool):
+            problems.append(f"data.document_mask={self.document_mask}: must be true or false")
         if problems:
             raise ValueError("; ".join(problems))
 

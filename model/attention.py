@@ -9,9 +9,10 @@ one call.
 import torch
 from torch import Tensor, nn
 
-from model.backends import BACKENDS, attention_weights
+from model.backends import BACKENDS
+from model.backends import attention_weights as weights_of
 from model.kv_cache import LayerCache
-from model.masks import causal_mask, check_mask, check_window
+from model.masks import as_boolean, causal_mask, check_mask, check_window
 from model.norm import RMSNorm
 from model.rope import rotate
 
@@ -34,7 +35,8 @@ def attention(
     q (B, H, T, D); k, v (B, G, S, D) with H a multiple of G (grouped queries, Ainslie et al. 2023). Returns (B, H, T, D).
     T may differ from S: the last query stands at the last key.
 
-    mask       boolean, True = may attend, broadcastable to (B, H, T, S); applies on top of `causal` and `window`
+    mask       boolean, True = may attend, or 0/1 integers, 0 = hidden; broadcastable to (B, H, T, S); applies on top of `causal` and
+               `window`. `model.masks` makes those for padding, packed documents and prefixes
     window     a query sees this many keys, its own included; needs `causal`
     dropout_p  probability of dropping a weight; applied whenever it is above 0, so pass 0 in evaluation
     backend    "stacked" (one head after another), "explicit" (matmul, mask, softmax, matmul), "fused" (torch SDPA) or
@@ -58,10 +60,21 @@ def visible_keys(
     n_queries: int, n_keys: int, *, mask: Tensor | None, causal: bool, window: int | None, device: torch.device
 ) -> Tensor | None:
     """Everything that hides keys as one boolean mask, broadcastable to (B, H, T, S); None if nothing does."""
+    mask = None if mask is None else as_boolean(mask)
     if not causal:
         return mask
     positions = causal_mask(n_queries, n_keys, window=window, device=device)  # (T, S)
     return positions if mask is None else positions & mask
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(q k^T / sqrt(D)) over the visible keys (Vaswani et al. 2017, equation 1): float32 (float64 for float64) (B, H, T, S).
+
+    q (B, H, T, D), k (B, G, S, D); `mask` as in `attention`. Hidden keys get exactly 0; so does a row that may see nothing. Raises
+    ValueError for a mask that `attention` would refuse.
+    """
+    check_mask(mask, (*q.shape[:3], k.shape[2]))
+    return weights_of(q, k, None if mask is None else as_boolean(mask))
 
 
 def _check(q, k, v, mask, causal, window, dropout_p, backend) -> None:
@@ -151,7 +164,7 @@ class MultiHeadAttention(nn.Module):
         """x (B, T, C) -> (B, T, C).
 
         context       (B, S, C): keys and values come from here (cross-attention); None: from x
-        mask          boolean, True = may attend, broadcastable to (B, H, T, S), S counting the cached positions too
+        mask          boolean, True = may attend, or 0/1 integers, broadcastable to (B, H, T, S), S counting the cached positions too
         rope          cos and sin at the positions of x, see `model.rope.rotate`
         cache         this layer's part of a `KVCache`; x continues what it holds. The caller advances it
         head_gate     factor on each head's output, (H,) or (B, H): 0 removes a head
@@ -189,7 +202,7 @@ class MultiHeadAttention(nn.Module):
         if not need_weights:
             return out
         visible = visible_keys(q.shape[2], k.shape[2], mask=mask, causal=self.causal, window=self.window, device=x.device)
-        return out, attention_weights(q, k, visible)
+        return out, weights_of(q, k, visible)
 
     def _split(self, x: Tensor, n_heads: int) -> Tensor:
         """(B, T, n*D) -> (B, n, T, D)"""

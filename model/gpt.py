@@ -114,7 +114,8 @@ class GPT(nn.Module):
         """ids (B, T) -> logits (B, T, V).
 
         cache      continue what it holds; it is advanced by T
-        mask       boolean, True = may attend, broadcastable to (B, H, T, S), on top of the causal mask; S counts the cached positions
+        mask       boolean, True = may attend, or 0/1 integers, broadcastable to (B, H, T, S), on top of the causal mask; S counts the cached
+                   positions
         positions  (T,) or (B, T), absolute; None: from the cache's length on. Rotary and learned positions use them, the mask does not
         head_gate  factor on each head's output, (L, H) or (L, B, H)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -174,6 +175,31 @@ def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, 
     text.write_text(text.read_text() + "one more line\n")
     with pytest.raises(UserError, match="the data are not those of"):
         train_script.train(configure(f"resume={tmp_path / 'run'}"))
+
+
+def test_documents_that_share_a_window_are_kept_apart_also_after_resuming(configure, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": f"the square of {i} is {i * i}."}) + "\n" for i in range(600)))
+    masked = ["data.document_mask=true", f"data.path={rows}"]
+    metrics = train_script.train(configure(*masked))
+    assert metrics["val/loss"] != train_script.train(configure(f"data.path={rows}", folder="unmasked"))["val/loss"]
+
+    lm, [cache] = load(tmp_path / "run" / "checkpoints" / "last.ckpt"), (tmp_path / "cache").glob("*")  # one, for both runs
+    meta = json.loads((cache / "meta.json").read_text())
+    ids = torch.from_numpy(np.fromfile(cache / "tokens.bin", meta["dtype"]).astype(int))[-meta["counts"]["val"]["tokens"] :]
+    starts = [i for i in range(len(ids) - 1) if i % 32 == 0 or ids[i] == meta["eot_id"]]  # of windows and of documents
+    total = 0.0
+    for start, end in zip(starts, [*starts[1:], len(ids) - 1]):
+        with torch.no_grad():
+            log_p = lm.model(ids[None, start:end])[0].double().log_softmax(-1)
+        total -= log_p.gather(1, ids[start + 1 : end + 1, None]).sum().item()
+    assert metrics["val/loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("model.training.callbacks.Samples.on_validation_end", stop_after(4))
+        train_script.train(configure(*masked, folder="half"))
+    resumed = train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half"))
+    assert resumed == pytest.approx(metrics, rel=1e-6)
 
 
 def test_a_text_shorter_than_a_window_is_refused_before_a_run_begins(configure, tmp_path):

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from model.gpt import GPT, IGNORE
+from model.masks import document_mask, split_documents
 from model.training.optim import OptimConfig, build_optimizer
 from model.training.schedule import lr_factor
 
@@ -21,28 +22,48 @@ class LanguageModule(LightningModule):
     val_bytes_per_token UTF-8 bytes of the validation text per token, for bits per byte
     payload             what a checkpoint needs besides the weights to be used alone, see `model.checkpoint`
     compile             compile the loss; parameter names stay the same
+    document_eot        id of the token that opens a document, where neither attention nor positions may cross from one document to the
+                        next; None: a window is one text
     """
 
     def __init__(
-        self, model: GPT, optim: OptimConfig, *, total_steps: int, val_bytes_per_token: float, payload: dict, compile: bool = False
+        self,
+        model: GPT,
+        optim: OptimConfig,
+        *,
+        total_steps: int,
+        val_bytes_per_token: float,
+        payload: dict,
+        compile: bool = False,
+        document_eot: int | None = None,
     ):
         super().__init__()
         self.model = model
         self.optim, self.total_steps, self.payload = optim, total_steps, payload
-        self.val_bytes_per_token = val_bytes_per_token
+        self.val_bytes_per_token, self.document_eot = val_bytes_per_token, document_eot
         self.nll = torch.compile(model.nll, dynamic=False) if compile else model.nll
         self._train, self._val = Mean(), Mean()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        inputs, targets = batch
-        nll = self.nll(inputs, targets).sum()
+        _, targets = batch
+        nll = self._nll(batch).sum()
         self._train.add(nll.detach(), (targets != IGNORE).sum())
         # Over all places, also those to ignore: so every token of an epoch weighs the same, and micro-batches add up to one batch.
         return nll / targets.numel()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        _, targets = batch
+        self._val.add(self._nll(batch).sum(), (targets != IGNORE).sum())
+
+    def _nll(self, batch: Batch) -> Tensor:
+        """Loss of each target in nats (B, T)."""
         inputs, targets = batch
-        self._val.add(self.nll(inputs, targets).sum(), (targets != IGNORE).sum())
+        if self.document_eot is None:
+            return self.nll(inputs, targets)
+        # The last token of a document predicts the one that opens the next, and that one predicts the first of its own: no target
+        # needs another document.
+        documents, positions = split_documents(inputs, self.document_eot)  # (B, T) each
+        return self.nll(inputs, targets, mask=document_mask(documents), positions=positions)
 
     def on_validation_epoch_end(self) -> None:
         loss = self._val.take(self)

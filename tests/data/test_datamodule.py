@@ -101,6 +101,14 @@ def test_properties_and_shapes(make_data, tmp_path):
     assert not torch.equal(next(iter(other.train_dataloader()))[0], next(iter(data.train_dataloader()))[0])
 
 
+def test_a_document_mask_names_the_token_that_opens_a_document_and_changes_no_data(make_data):
+    plain, masked = make_data(), make_data(document_mask=True)
+    assert (plain.document_eot, masked.document_eot) == (None, masked.tokenizer.token_to_id("<|endoftext|>"))
+    assert masked.meta == plain.meta and masked.packed.folder == plain.packed.folder
+    for ours, theirs in zip(next(iter(masked.train_dataloader())), next(iter(plain.train_dataloader()))):
+        assert torch.equal(ours, theirs)
+
+
 def test_prepared_once(make_data, monkeypatch):
     make_data().prepare_data()
     monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))

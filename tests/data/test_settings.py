@@ -51,8 +51,10 @@ def test_shipped_yamls_spell_out_every_key(name):
 
 
 def test_values_arrive(tmp_path):
-    settings = parse(changed(batch_size=3, val_batch_size=5, cache_dir="/x", token_budget=7, val_token_budget=9, val_fraction=0.2))
-    assert settings == DataSettings(StandardLibrary(val_fraction=0.2), TokenizerConfig(), 3, 5, "/x", 7, 9)
+    settings = parse(
+        changed(batch_size=3, val_batch_size=5, cache_dir="/x", token_budget=7, val_token_budget=9, val_fraction=0.2, document_mask=True)
+    )
+    assert settings == DataSettings(StandardLibrary(val_fraction=0.2), TokenizerConfig(), 3, 5, "/x", 7, 9, True)
     assert parse(changed("shakespeare", cache_dir="/x")).source.cache_dir == "/x"
 
 
@@ -70,6 +72,9 @@ def test_values_arrive(tmp_path):
         (changed(batch_size=None), "data.batch_size=None"),
         (changed(batch_size=2.5), "data.batch_size=2.5"),
         (changed(cache_dir=5), "data.cache_dir=5"),
+        (changed(document_mask="yes"), "data.document_mask=yes: must be true or false"),
+        (changed(document_mask=1), "data.document_mask=1"),
+        (changed(document_masks=True), "data.document_masks: no such key; did you mean data.document_mask?"),
         (changed(val_fraction="half"), "data.val_fraction=half: must be of type float, not str"),
         (changed(val_fraction=1.5), "data.val_fraction=1.5"),
         (changed("tinystories", streaming="maybe"), "data.streaming=maybe: must be of type bool, not str"),

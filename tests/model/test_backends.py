@@ -262,7 +262,7 @@ def test_flex_refuses_what_it_cannot_do():
         ({"window": 3}, "window=3 .*needs causal=True"),
         ({"window": 0, "causal": True}, "window=0 must be at least 1"),
         ({"mask": torch.ones(6, 6)}, r"mask must be boolean.*torch.float32.*mask.bool\(\)"),
-        ({"mask": torch.ones(6, 6, dtype=torch.uint8)}, "mask must be boolean.*torch.uint8"),
+        ({"mask": torch.ones(6, 6, dtype=torch.complex64)}, "mask must be boolean.*torch.complex64"),
         ({"mask": torch.ones(6, 5, dtype=torch.bool)}, r"\(6, 5\) does not broadcast to .* \(2, 4, 6, 6\)"),
         ({"dropout_p": 1.0}, "dropout_p=1.0 must be at least 0 and below 1"),
         ({"dropout_p": -0.1}, "dropout_p=-0.1"),

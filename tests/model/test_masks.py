@@ -1,7 +1,18 @@
+"""Masks as literal arrays, and what padding and prefixes mean to a model.
+
+B batch, T queries, S keys, H heads, C width, V vocabulary.
+"""
+
+import math
+
 import pytest
 import torch
 
-from model.masks import causal_mask, check_mask
+from model.attention import MultiHeadAttention, attention, attention_weights
+from model.masks import causal_mask, check_mask, document_mask, padding_mask, prefix_mask, split_documents
+from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomise, tiny_gpt
+
+V = 31
 
 
 def pattern(*rows: str) -> torch.Tensor:
@@ -33,10 +44,50 @@ def test_causal_mask_is_the_literal_array(n_queries, n_keys, window, expected):
     assert torch.equal(mask, expected)
 
 
+@pytest.mark.parametrize(
+    "n_queries, n_keys, prefix, expected",
+    [
+        (4, 4, 0, pattern("x...", "xx..", "xxx.", "xxxx")),
+        (4, 4, 1, pattern("x...", "xx..", "xxx.", "xxxx")),
+        (4, 4, 2, pattern("xx..", "xx..", "xxx.", "xxxx")),
+        (4, 4, 4, pattern("xxxx", "xxxx", "xxxx", "xxxx")),
+        (2, 2, 99, pattern("xx", "xx")),
+        (2, 4, 4, pattern("xxxx", "xxxx")),
+        (3, 4, 3, pattern("xxx.", "xxx.", "xxxx")),
+        (4, 2, 2, pattern("..", "..", "xx", "xx")),
+    ],
+)
+def test_prefix_mask_is_the_literal_array(n_queries, n_keys, prefix, expected):
+    mask = prefix_mask(n_queries, n_keys, prefix)
+    assert mask.dtype == torch.bool
+    assert torch.equal(mask, expected)
+    rows = prefix_mask(n_queries, n_keys, torch.tensor([prefix, 0]))
+    assert torch.equal(rows, torch.stack([expected, causal_mask(n_queries, n_keys)])[:, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_padding_mask_is_the_literal_array(dtype):
+    visible = pattern("..xx", "xxx.", "....")
+    mask = padding_mask(visible.to(dtype))
+    assert mask.dtype == torch.bool and mask.shape == (3, 1, 1, 4)
+    assert torch.equal(mask[:, 0, 0], visible)
+
+
+def test_documents_are_the_literal_arrays():
+    ids = torch.tensor([[5, 7, 0, 8, 9, 0, 0, 4], [0, 1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7, 0]])
+    documents, positions = split_documents(ids, 0)
+    assert documents.dtype == positions.dtype == torch.int64
+    assert documents.tolist() == [[0, 0, 1, 1, 1, 2, 3, 3], [1] * 8, [0] * 7 + [1]]
+    assert positions.tolist() == [[0, 1, 0, 1, 2, 0, 0, 1], list(range(8)), [*range(7), 0]]
+    mask = document_mask(documents[:1, 1:7])
+    assert mask.dtype == torch.bool and mask.shape == (1, 1, 6, 6)
+    assert torch.equal(mask[0, 0], pattern("x.....", ".xxx..", ".xxx..", ".xxx..", "....x.", ".....x"))
+
+
 def test_mask_of_a_chunk_is_the_end_of_the_whole_mask():
-    whole = causal_mask(9, 9, window=4)
-    for n_queries in range(1, 10):
-        assert torch.equal(causal_mask(n_queries, 9, window=4), whole[-n_queries:])
+    for mask in (lambda n: causal_mask(n, 9, window=4), lambda n: prefix_mask(n, 9, 5)):
+        for n_queries in range(1, 10):
+            assert torch.equal(mask(n_queries), mask(9)[-n_queries:])
 
 
 @pytest.mark.parametrize("window", [0, -3])
@@ -45,13 +96,31 @@ def test_window_below_one_is_refused(window):
         causal_mask(3, 3, window=window)
 
 
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: prefix_mask(3, 3, -1), "prefix_length=-1 must be at least 0"),
+        (lambda: prefix_mask(3, 3, 1.5), r"prefix_length of shape \(\) and torch.float32 must be a whole number"),
+        (lambda: prefix_mask(3, 3, torch.ones(2, 1).long()), r"prefix_length of shape \(2, 1\)"),
+        (lambda: padding_mask(torch.ones(3).long()), r"padding of shape \(3,\) must be \(B, S\)"),
+        (lambda: padding_mask(torch.ones(2, 3)), r"torch.float32.*mask.bool\(\)"),
+    ],
+)
+def test_masks_of_wrong_things_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 def test_mask_is_made_on_the_device_asked_for():
     assert causal_mask(3, 3, device="meta").device.type == "meta"
+    assert prefix_mask(3, 3, 2, device="meta").device.type == "meta"
+    assert prefix_mask(3, 3, torch.ones(2, dtype=torch.int64, device="meta")).device.type == "meta"
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32])
 @pytest.mark.parametrize("shape", [(), (7,), (5, 7), (5, 1), (3, 5, 7), (2, 1, 1, 7), (1, 3, 5, 7), (2, 3, 5, 7)])
-def test_broadcastable_masks_pass(shape):
-    check_mask(torch.ones(shape, dtype=torch.bool), (2, 3, 5, 7))
+def test_broadcastable_masks_pass(shape, dtype):
+    check_mask(torch.ones(shape, dtype=dtype), (2, 3, 5, 7))
 
 
 @pytest.mark.parametrize("shape", [(5,), (7, 5), (2, 7), (2, 5, 7), (3, 1, 5, 7), (1, 2, 3, 5, 7)])
@@ -59,3 +128,90 @@ def test_masks_that_do_not_broadcast_are_refused(shape):
     with pytest.raises(ValueError) as error:
         check_mask(torch.ones(shape, dtype=torch.bool), (2, 3, 5, 7))
     assert str(shape) in str(error.value) and "(2, 3, 5, 7)" in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_zero_hides_as_in_masked_fill(backend, dtype):
+    q, k, v = torch.randn(3, 2, 4, 5, 8)
+    mask = (torch.rand(2, 1, 5, 5) < 0.6).to(dtype)
+    mask[:, :, 0] = 1
+    mask[1, 0, 3] = 0  # sees nothing
+    weights = (q @ k.mT / math.sqrt(8)).masked_fill(mask == 0, -math.inf).softmax(-1).nan_to_num(0.0)  # (B, H, T, S)
+    assert_close(attention(q, k, v, mask=mask, backend=backend), weights @ v)
+    assert_close(attention_weights(q, k, mask), weights)
+
+    attn, x = randomise(MultiHeadAttention(32, 4, backend=backend)), torch.randn(2, 5, 32)
+    for got, want in zip(attn(x, mask=mask, need_weights=True), attn(x, mask=mask != 0, need_weights=True)):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("mask, message", [(torch.ones(5, 5), "torch.float32"), (torch.ones(5, 4).bool(), r"\(5, 4\) does not broadcast")])
+def test_weights_refuse_what_attention_refuses(mask, message):
+    q, k = torch.randn(2, 1, 2, 5, 8)
+    with pytest.raises(ValueError, match=message):
+        attention_weights(q, k, mask)
+
+
+@pytest.mark.parametrize("pos", ["learned", "rope"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_a_padded_row_is_the_row_alone(backend, causal, pos):
+    model = tiny_gpt(backend=backend, causal=causal, pos=pos)
+    ids, visible = torch.randint(V, (3, 8)), pattern("...xxxxx", "xxxxxx..", "xxxxxxxx")
+    positions = (visible.cumsum(1) - 1).clamp(min=0)  # left-padded rows count their own
+    logits = model(ids, mask=padding_mask(visible), positions=positions)
+    for row in range(3):
+        assert_close(logits[row, visible[row]], model(ids[row : row + 1, visible[row]])[0])
+
+
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_prefix_positions_see_each_other_and_nothing_after(backend):
+    """By gradients: two layers of the mask reach as far as one."""
+    model = tiny_gpt(causal=False, backend=backend)
+    embeddings = []
+    model.embed.register_forward_hook(lambda _, __, out: embeddings.append(out.detach().requires_grad_()) or embeddings[0])
+    logits = model(torch.randint(V, (2, 5)), mask=prefix_mask(5, 5, torch.tensor([3, 1])))
+    seen = [torch.autograd.grad((logits[:, t] * torch.randn(V)).sum(), embeddings, retain_graph=True)[0] for t in range(5)]
+    reached = torch.stack(seen, dim=1).abs().amax(-1) != 0  # (B, T, S)
+    assert torch.equal(reached[0], pattern("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"))
+    assert torch.equal(reached[1], pattern("x....", "xx...", "xxx..", "xxxx.", "xxxxx"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_prefixes_lie_between_the_causal_and_the_full_model(backend):
+    full, causal = tiny_gpt(causal=False, backend=backend), tiny_gpt(backend=backend)
+    causal.load_state_dict(full.state_dict())
+    ids = torch.randint(V, (2, 8))
+    assert_close(full(ids, mask=prefix_mask(8, 8, torch.tensor([0, 8]))), torch.stack([causal(ids)[0], full(ids)[1]]))
+    explicit = tiny_gpt(causal=False, backend="explicit")
+    explicit.load_state_dict(full.state_dict())
+    assert_close(full(ids, mask=prefix_mask(8, 8, 5)), explicit(ids, mask=prefix_mask(8, 8, 5)))
+
+
+@pytest.mark.parametrize("causal, make", [
+    (True, lambda: padding_mask(pattern("xxxxx", "....."))),
+    (False, lambda: padding_mask(pattern("xxxxx", "....."))),
+    (True, lambda: padding_mask(pattern("xxxxx", "..xxx"))),
+    (True, lambda: document_mask(torch.tensor([[0, 0, 1, 1, 1]] * 2)) & padding_mask(pattern("xxxxx", "xx..x"))),
+    (False, lambda: prefix_mask(5, 5, torch.tensor([3, 2])) & padding_mask(pattern("xxxxx", "..xxx"))),
+])  # fmt: skip
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_that_see_nothing_are_zeros_with_finite_gradients(backend, causal, make):
+    mask, attn, x = make(), randomise(MultiHeadAttention(32, 4, causal=causal, backend=backend)), torch.randn(2, 5, 32)
+    blind = ~(mask & (causal_mask(5, 5) if causal else True)).any(-1).expand(2, 1, 5)[:, 0]  # (B, T)
+    assert not blind[0].any() and blind[1].any()
+    with torch.no_grad():
+        out = attn(x, mask=mask)
+        assert torch.equal((out == 0).all(-1), blind) and out.isfinite().all()
+    if backend == "flex":  # without a backward on a CPU
+        return
+    x.requires_grad_()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        attn(x, mask=mask).square().sum().backward()
+    gradients = [x.grad, *(p.grad for p in attn.parameters())]
+    assert all(g.isfinite().all() and (g != 0).any() for g in gradients)
+    assert (x.grad[1][blind[1]] == 0).all()  # hidden as keys, too

@@ -17,6 +17,7 @@ from model.training.schedule import ScheduleConfig
 from tests.conftest import tiny_gpt
 
 V, T = 31, 12
+EOT = 7  # opens a document
 TOKENIZER = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
 
 
@@ -25,21 +26,31 @@ def batches(n, seed=0):
     return [(row[:, :-1], row[:, 1:]) for row in ids]
 
 
-def module(compile=False, steps=6, bytes_per_token=1.0, **choices):
+def documents(n):
+    """Batches with an end-of-text token at every fourth place or so, none of them like another."""
+    rows = []
+    for seed, (inputs, targets) in enumerate(batches(n)):
+        ids = torch.cat([inputs[:, :1], targets], dim=1)  # (B, T + 1)
+        opens = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < 0.25
+        ids = ids.masked_fill(opens, EOT)
+        rows.append((ids[:, :-1], ids[:, 1:]))
+    return rows
+
+
+def module(compile=False, steps=6, bytes_per_token=1.0, document_eot=None, **choices):
     torch.manual_seed(0)
     model = tiny_gpt(**choices)
     optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
     content = payload(model, TOKENIZER, "A", {"fingerprint": "text"})
-    return LanguageModule(
-        model, optim, total_steps=steps, val_bytes_per_token=bytes_per_token, payload=content, compile=compile
-    )
+    run = {"total_steps": steps, "val_bytes_per_token": bytes_per_token, "payload": content}
+    return LanguageModule(model, optim, **run, compile=compile, document_eot=document_eot)
 
 
-def fit(module, tmp_path, steps=6):
+def fit(module, tmp_path, steps=6, data=None):
     trainer = Trainer(
         max_steps=steps, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
     )
-    trainer.fit(module, DataLoader(batches(steps), batch_size=None))
+    trainer.fit(module, DataLoader(data or batches(steps), batch_size=None))
     trainer.save_checkpoint(tmp_path / "fit.ckpt")
     return torch.load(tmp_path / "fit.ckpt", weights_only=True)
 
@@ -73,6 +84,28 @@ def test_validation_weighs_tokens_not_batches_and_gives_bits_per_byte(monkeypatc
     assert logged["val/bpb"].item() == pytest.approx(logged["val/loss"].item() / math.log(2) / 3.0)
 
 
+@pytest.mark.parametrize("choices", [{"pos": "rope", "window": 3}, {"pos": "learned"}], ids=str)
+def test_documents_that_share_a_window_are_trained_and_validated_as_if_alone(monkeypatch, choices):
+    lm = module(document_eot=EOT, **choices)
+    inputs, targets = documents(1)[0]
+    total = 0.0
+    for ids, wanted in zip(inputs, targets):
+        starts = [0, *(t for t in range(1, T) if ids[t] == EOT)]
+        for first, end in zip(starts, [*starts[1:], T]):
+            log_p = lm.model(ids[None, first:end])[0].log_softmax(-1)
+            total -= log_p.gather(1, wanted[first:end, None]).sum().item()
+    assert lm.model.nll(inputs, targets).sum().item() != pytest.approx(total, rel=1e-2)
+    assert lm.training_step((inputs, targets), 0).item() == pytest.approx(total / targets.numel(), rel=1e-5)
+
+    logged = {}
+    monkeypatch.setattr(lm, "log_dict", logged.update)
+    monkeypatch.setattr(lm, "all_gather", lambda x: x)
+    with torch.no_grad():
+        lm.validation_step((inputs, targets), 0)
+    lm.on_validation_epoch_end()
+    assert logged["val/loss"].item() == pytest.approx(total / targets.numel(), rel=1e-5)
+
+
 def test_mean_adds_up_over_processes_and_begins_anew():
     mean = Mean()
 
@@ -88,11 +121,20 @@ def test_mean_adds_up_over_processes_and_begins_anew():
     assert mean.take(TwoProcesses).item() == (9 + 10) / (2 + 6)
 
 
-def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeypatch):
-    """Dynamo captures the loss as one graph; its eager backend leaves out the minute that generating code would take."""
-    plain = fit(module(), tmp_path)
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager", fullgraph=True))
-    compiled = fit(module(compile=True), tmp_path)
+@pytest.mark.parametrize("choices", [{}, {"document_eot": EOT}, {"document_eot": EOT, "pos": "learned", "window": 3}], ids=str)
+def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeypatch, choices):
+    """Dynamo captures the loss as one graph, once; generating code from it would take a minute."""
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    plain = fit(module(**choices), tmp_path, data=documents(6))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count, fullgraph=True))
+    compiled = fit(module(compile=True, **choices), tmp_path, data=documents(6))
+    assert len(graphs) == 1
     assert compiled["state_dict"].keys() == plain["state_dict"].keys()
     for name, tensor in plain["state_dict"].items():
         assert torch.equal(tensor, compiled["state_dict"][name]), name
