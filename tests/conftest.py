@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from model.analysis.subject import randomise
 from model.gpt import GPT, GPTConfig
 
 TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward on a CPU
@@ -39,19 +40,6 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
-
-
-@torch.no_grad()
-def randomise(module: nn.Module) -> nn.Module:
-    """Draws every parameter anew: with the zeros, ones and small biases of an initialisation half of the mistakes would be invisible."""
-    for name, p in module.named_parameters():
-        if p.ndim > 1:
-            p.normal_(std=p.shape[-1] ** -0.5)
-        elif name.endswith("bias"):
-            p.normal_(std=0.5)
-        else:
-            p.uniform_(0.5, 1.5)  # the gain of a norm
-    return module
 
 
 def tiny_gpt(**choices) -> GPT:

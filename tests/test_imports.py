@@ -17,11 +17,25 @@ CHAINS = (
     ("model.backends", "model.gpt_config", "model.gpt"),
     ("model.sampling", "model.generate"),
     ("model.training.schedule", "model.training.optim", "model.training.module"),
+    ("model.checkpoint", "model.analysis", "model.training"),
+    ("model.analysis.reach", "model.analysis.cell", "model.analysis.checks", "model.analysis.causality", "model.analysis.picture"),
+    ("model.analysis.subject", "model.analysis.cell"),
+    ("model.analysis.subject", "model.analysis.canary", "model.analysis.causality"),
+    ("model.analysis.probe", "model.analysis.checks"),
+    ("model.analysis.causality", "model.analysis.foreign"),
+    ("model.analysis.honest", "model.analysis.control"),
     ("data.cache", "data.sources", "data.files", "data.hub", "data.packing", "data.datamodule"),
     ("data.tokenizer", "data.packing"),
     ("data.windows", "data.datamodule"),
 )
-LIGHTNING = {"model.training.module", "model.training.callbacks", "model.training.loggers", "data.datamodule", "train"}
+LIGHTNING = {
+    "model.training.module",
+    "model.training.callbacks",
+    "model.training.causality",
+    "model.training.loggers",
+    "data.datamodule",
+    "train",
+}
 LAZY = ("datasets", "wandb", "transformers", "matplotlib", "pyarrow", "huggingface_hub")
 
 

@@ -1,0 +1,106 @@
+"""One combination of the certificate's grid, and what one check found in it.
+
+B batch, T positions, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from model.analysis.reach import positions_to_test
+from model.analysis.subject import Subject
+
+EOT = 0  # stands for end-of-text where documents are tested; no other place of the input has it
+# Two computations of one function may differ by as much as each of them differs from the truth. That difference is measured, in float64,
+# for every cell on the model at hand; twice the sum of both leaves room for inputs other than the one measured.
+SLACK = 4
+FEWEST = 8  # positions tested at one length, whatever they cost
+LARGEST_LOGITS = 1 << 25  # elements held at once: 0.13 GB of float32
+
+
+@dataclass(frozen=True)
+class Result:
+    """worst: the largest value that should be 0, or the smallest that should not; `tested` counts pairs of positions, or logits."""
+
+    check: str
+    cell: str
+    length: int
+    passed: bool
+    worst: float
+    bound: float
+    tested: int
+    where: str = ""
+
+
+@dataclass
+class Cell:
+    """One combination of the grid.
+
+    budget    FLOPs for the reach at one length; where all positions cost more they are sampled, see `positions_to_test`
+    past      whether everything visible must have an effect (dropout may cut it, and large scores leave one key alone)
+    function  whether decoding, padding and packing are compared too
+    """
+
+    subject: Subject
+    labels: dict[str, object]
+    lengths: Sequence[int]
+    budget: float
+    past: bool = True
+    function: bool = True
+    reach: dict[str, Tensor] = field(default_factory=dict)  # of the longest length, (T, T), nan where not tested
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    batch_size: int | None = None  # of every pass; None: what fits
+    rounding: float | None = None  # None: measured when it is needed
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.labels.items())
+
+    def positions(self, length: int) -> Tensor:
+        """Those whose reach is tested at this length."""
+        cost = 6 * self.subject.n_parameters() * length  # FLOPs of one forward and backward pass
+        most = length if length * cost <= self.budget else max(FEWEST, int(self.budget / cost))
+        return positions_to_test(length, most, self.generator).to(self.subject.device)
+
+    def rows_at_once(self, length: int, most: int) -> int:
+        """Rows of a batch that fit into memory, and on a CPU into its caches."""
+        if self.batch_size is not None:
+            return self.batch_size
+        tokens = 4096 if self.subject.device.type == "cpu" else 1 << 17
+        return max(1, min(most, tokens // length, LARGEST_LOGITS // (length * self.subject.vocab_size)))
+
+    def tokens(self, *shape: int) -> Tensor:
+        """Random ones, EOT never among them."""
+        return torch.randint(1, self.subject.vocab_size, shape, generator=self.generator).to(self.subject.device)
+
+    def other(self, ids: Tensor) -> Tensor:
+        """Another token for every place, EOT never among them."""
+        n = self.subject.vocab_size - 1
+        return (ids - 1 + torch.randint(1, n, ids.shape, generator=self.generator).to(ids.device)) % n + 1
+
+    def bound(self) -> float:
+        """How far two computations of the same logits may lie apart."""
+        if self.rounding is None:
+            self.rounding = self.measured_rounding()
+        return SLACK * self.rounding
+
+    def measured_rounding(self) -> float:
+        """Largest difference of the logits to those of float64, in evaluation mode; of a bare function, to its own at other batch sizes."""
+        subject, ids = self.subject, self.tokens(1, max(self.lengths))
+        with torch.no_grad():
+            if subject.module is None:
+                logits = subject(ids)
+                floor = torch.finfo(logits.dtype).eps * logits.abs().max().item()
+                return max([floor, *((subject(ids.expand(n, -1)) - logits).abs().max().item() for n in (1, 2, 5))])
+            training = subject.module.training
+            subject.module.eval()
+            try:
+                exact = subject.in_float64()
+                return (subject(ids).double().to(exact.device) - exact(ids.to(exact.device))).abs().max().item()
+            finally:
+                subject.module.train(training)
+
+    def result(self, check: str, length: int, worst, bound: float, tested: int, passed: bool, where: str = "") -> Result:
+        return Result(check, self.name, length, bool(passed), float(worst), float(bound), int(tested), "" if passed else where)

@@ -1,0 +1,203 @@
+"""The checks of a certificate: each puts one question to one subject at one length, and answers with a figure beside its bound.
+
+B batch, T positions, S keys, H heads, V vocabulary.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from model.analysis.cell import EOT, Cell, Result
+from model.analysis.probe import formula, used_weights
+from model.analysis.reach import by_gradient, by_perturbation, expected, first_leaking_block
+from model.analysis.subject import GPTSubject, Subject
+
+
+def run_checks(cell: Cell) -> Iterator[Result]:
+    """All of them that the subject allows, at all lengths."""
+    for length in cell.lengths:
+        ids = cell.tokens(length)
+        yield from reach_by_perturbation(cell, ids)
+        yield from reach_by_gradient(cell, ids)
+        yield from attention(cell, ids, lambda subject, ids: subject(ids))
+    ids = cell.tokens(3, next((n for n in cell.lengths if n > 3), cell.lengths[-1]))
+    yield from rows(cell, ids)
+    if cell.function:
+        yield from same_function(cell, ids)
+        yield from documents(cell, ids)
+
+
+def reach_by_perturbation(cell: Cell, ids: Tensor) -> Iterator[Result]:
+    """No future: changing one token changes no logit that may not see it."""
+    subject, length = cell.subject, len(ids)
+    columns, changed = cell.positions(length), cell.other(ids)
+    effect = by_perturbation(subject, ids, columns, changed, cell.rows_at_once(length, len(columns))).cpu()
+    cell.reach["perturbation"] = torch.full((length, length), torch.nan).index_copy_(1, columns.cpu(), effect.float())
+    allowed = expected(length, subject.windows)[:, columns.cpu()]  # (T, n)
+    bound = 0.0 if subject.exact else cell.bound()
+    wrong = ~(effect <= bound) & ~allowed
+
+    def where() -> str:
+        query, key = first_pair(wrong, range(length), columns.tolist())
+        layer = first_leaking_block(subject, subject.blocks(), ids, changed, key, query) if subject.module else None
+        return f"query {query} changes with key {key}{_behind(key, query)}, {_layer(layer)}"
+
+    yield _none_of(cell, "no future", "perturbation", effect, allowed, wrong, bound, where)
+    if subject.module is None and cell.past:  # without gradients the past is tested this way
+        yield _all_of(cell, effect, allowed, range(length), columns.tolist())
+
+
+def reach_by_gradient(cell: Cell, ids: Tensor) -> Iterator[Result]:
+    """No future: exactly no gradient from what may not be seen. All of the past: some gradient from everything else."""
+    subject, length = cell.subject, len(ids)
+    if not subject.differentiable:
+        return
+    rows = cell.positions(length)
+    size = by_gradient(subject, subject.module, ids, rows, cell.rows_at_once(length, len(rows)), cell.generator)
+    if size is None:
+        return
+    cell.reach["gradient"] = torch.full((length, length), torch.nan).index_copy_(0, rows.cpu(), size.float().cpu())
+    size, allowed = size.cpu(), expected(length, subject.windows)[rows.cpu()]  # (n, T)
+    wrong = ~(size == 0) & ~allowed
+
+    def where() -> str:
+        query, key = first_pair(wrong, rows.tolist(), range(length))
+        return f"query {query} has a gradient with respect to key {key}{_behind(key, query)}"
+
+    yield _none_of(cell, "no future", "gradient", size, allowed, wrong, 0.0, where)
+    if cell.past:
+        yield _all_of(cell, size, allowed, rows.tolist(), range(length))
+
+
+def attention(cell: Cell, ids: Tensor, run: Callable[[Subject, Tensor], object]) -> Iterator[Result]:
+    """Of each layer and head: no weight at all on a forbidden key, and softmax(q k^T / sqrt(D)) on the others."""
+    subject, length = cell.subject, len(ids)
+    if not isinstance(subject, GPTSubject):
+        reported = subject.weights(ids[None])
+        if reported is not None:
+            yield _no_forbidden_weight(cell, length, [weights[0] for weights in reported])
+        return
+    if subject.compiled:  # hooks would compile it again
+        return
+    attentions = [block.attn for block in subject.blocks()]
+    used = [used_weights(attn, lambda: run(subject, ids[None]), length)[0] for attn in attentions]  # (H, T, S) each
+    yield _no_forbidden_weight(cell, length, used)
+    if not cell.past or subject.precision != "32-true":  # rounding, or dropout, leaves no bound worth the name
+        return
+    config, error, bound, place = subject.module.config, 0.0, 0.0, ""
+    for layer, (attn, weights) in enumerate(zip(attentions, used)):
+        right, margin = formula(attn, lambda: run(subject, ids[None]), rope=config.pos == "rope", window=config.window)
+        off = (weights.double() - right[0]).abs()
+        wrong = torch.nonzero(~(off <= margin[0]))[:1].tolist()
+        if wrong and not place:
+            head, query, key = wrong[0]
+            place = f"layer {layer}, head {head}, query {query}, key {key}: weight {weights[head, query, key]:.2g} where softmax(q k / sqrt(D)) is {right[0, head, query, key]:.2g}"
+        error, bound = max(error, off.max().item()), max(bound, margin.max().item())
+    yield cell.result("attention", length, error, bound, sum(weights.numel() for weights in used), not place, place)
+
+
+def _no_forbidden_weight(cell: Cell, length: int, weights: Sequence[Tensor]) -> Result:
+    """weights: (H, T, S) of each layer."""
+    worst, place, tested = 0.0, "", 0
+    windows = cell.subject.windows
+    for layer, of_layer in enumerate(weights):
+        hidden = ~expected(length, [windows[layer % len(windows)]]).to(of_layer.device)
+        of_layer = of_layer.float() * hidden
+        if not place and (of_layer != 0).any():  # NaN is not 0 either
+            head, query, key = torch.nonzero(of_layer)[0].tolist()
+            place = f"layer {layer}, head {head}, query {query}, key {key}: weight {of_layer[head, query, key]:.2g} where there must be none"
+        worst, tested = max(worst, of_layer.abs().max().item()), tested + len(of_layer) * int(hidden.sum())
+    return cell.result("attention", length, worst, 0.0, tested, not place, place)
+
+
+def rows(cell: Cell, ids: Tensor) -> Iterator[Result]:
+    """No row of a batch (B, T) changes with another.
+
+    Any two rows differ in some bit of their numbers: for each bit the rows that have it change and the others are watched, and the other
+    way round.
+    """
+    subject, (n, length) = cell.subject, ids.shape
+    numbers, worst, place = torch.arange(n), 0.0, ""
+    bound = 0.0 if subject.exact else cell.bound()
+    with torch.no_grad():
+        same, changed = subject(ids), cell.other(ids)
+        for bit, side in itertools.product(range((n - 1).bit_length()), (0, 1)):
+            changing = ((numbers >> bit) & 1 == side).to(ids.device)
+            effect = (subject(torch.where(changing[:, None], changed, ids)) - same).abs().amax((1, 2))  # (B,)
+            effect = effect.masked_fill(changing, 0)
+            row = int(effect.argmax())  # a NaN is the largest
+            if not effect[row] <= worst:
+                worst, place = effect[row].item(), f"row {row} changes with rows {numbers[changing.cpu()].tolist()}"
+    yield cell.result("rows", length, worst, bound, n * (n - 1) * length, worst <= bound, place)
+
+
+def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
+    """Decoding: in chunks of any size, and behind padding, the logits are those of the full pass."""
+    subject, (n, length) = cell.subject, ids.shape
+    cuts = sorted((torch.randperm(length - 1, generator=cell.generator)[: length // 4] + 1).tolist())
+    chunkings = {f"chunks of {size}": [min(size, length - start) for start in range(0, length, size)] for size in (1, 7)}
+    chunkings["random chunks"] = [b - a for a, b in itertools.pairwise([0, *cuts, length])]
+    padding = [0, length // 2, length - 1][:n]
+    with torch.no_grad():
+        full = subject(ids)
+        for how, sizes in chunkings.items():
+            logits = subject.decode(ids, sizes)
+            if logits is not None:
+                yield _agree(cell, "decoding", how, logits, full)
+        if logits is not None:
+            yield from attention(cell, ids[0], lambda subject, ids: subject.decode(ids, chunkings["random chunks"]))
+        shifted = torch.stack([torch.cat((torch.ones_like(row[:p]), row[: length - p])) for row, p in zip(ids, padding)])
+        logits = subject.padded(shifted, padding)
+        for row, p in enumerate(padding if logits is not None else ()):
+            yield _agree(cell, "decoding", f"{p} places of padding", logits[row : row + 1, p:], full[row : row + 1, : length - p])
+
+
+def documents(cell: Cell, ids: Tensor) -> Iterator[Result]:
+    """Documents packed into one window have the logits that each has alone."""
+    length = ids.shape[1]
+    starts = sorted({length // 4, length // 2, length // 2 + 1} - {0})  # a document of one token among them
+    packed = ids[:1].clone()
+    packed[0, starts] = EOT
+    with torch.no_grad():
+        logits = cell.subject.packed(packed, EOT)
+        if logits is None:
+            return
+        for start, end in itertools.pairwise([0, *starts, length]):
+            alone = cell.subject(packed[:, start:end])
+            yield _agree(cell, "documents", f"the document at {start}", logits[:, start:end], alone)
+
+
+def first_pair(wrong: Tensor, queries: Sequence[int], keys: Sequence[int]) -> tuple[int, int]:
+    row, column = torch.nonzero(wrong)[0].tolist()
+    return queries[row], keys[column]
+
+
+def _none_of(cell: Cell, check: str, method: str, size: Tensor, allowed: Tensor, wrong: Tensor, bound: float, where: Callable[[], str]) -> Result:
+    forbidden = size[~allowed]
+    worst = forbidden.max().item() if forbidden.numel() else 0.0
+    failed = bool(wrong.any())
+    return cell.result(check, max(size.shape), worst, bound, forbidden.numel(), not failed, f"by {method}: {where()}" if failed else "")
+
+
+def _all_of(cell: Cell, size: Tensor, allowed: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Result:
+    blind = ~(size > 0) & allowed
+    where = "query {} does not see key {}".format(*first_pair(blind, queries, keys)) if blind.any() else ""
+    return cell.result("all of the past", max(size.shape), size[allowed].min(), 0.0, int(allowed.sum()), not blind.any(), where)
+
+
+def _agree(cell: Cell, check: str, how: str, logits: Tensor, full: Tensor) -> Result:
+    off = (logits - full).abs().amax(-1)  # (B, T)
+    bound = cell.bound()
+    bad = torch.nonzero(~(off <= bound))
+    where = "{}: row {}, position {}".format(how, *bad[0].tolist()) if len(bad) else ""
+    return cell.result(check, logits.shape[1], off.max(), bound, logits.numel(), not len(bad), where)
+
+
+def _behind(key: int, query: int) -> str:
+    return "" if key > query else " behind the window"
+
+
+def _layer(layer: int | None) -> str:
+    return "outside the layers" if layer is None else f"first in layer {layer}"

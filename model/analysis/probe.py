@@ -1,0 +1,88 @@
+"""The attention weights that a backend really used, and the formula that they should follow.
+
+A value of 1 in the place of key s and 0 elsewhere comes out of attention as the weight of key s. So with rows of the identity in the place
+of the values, any backend, with any cache, tells its weights, without a second implementation that might be right where the first is wrong.
+
+B batch, T queries, S keys, H heads, G key/value heads, D head size.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from model.attention import MultiHeadAttention
+from model.rope import BASE
+
+# Roundings that a score collects: projection, norm, gain and rotation, each of q and of k, the product and its sum.
+ROUNDINGS_OF_A_SCORE = 10
+
+
+@torch.no_grad()
+def used_weights(attn: MultiHeadAttention, run: Callable[[], object], n_keys: int) -> Tensor:
+    """(B, H, T, S): what `attn` weighs the values with while `run()` runs the model over `n_keys` positions, at once or in chunks."""
+    parts = []
+    for first in range(0, n_keys, attn.head_dim):
+        outputs, position = [], 0
+
+        def identity(module, args, out, first=first):  # (B, T, G*D)
+            nonlocal position
+            keys = torch.arange(position, position + out.shape[1], device=out.device)
+            position += out.shape[1]
+            one = keys[:, None] == torch.arange(first, first + attn.head_dim, device=out.device)  # (T, D)
+            return one.type_as(out).repeat(1, attn.n_kv_heads).expand_as(out)
+
+        hooks = [
+            attn.v_proj.register_forward_hook(identity),
+            attn.o_proj.register_forward_pre_hook(lambda module, args, outputs=outputs: outputs.append(args[0])),
+        ]
+        try:
+            run()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        parts.append(torch.cat(outputs, dim=1).unflatten(-1, (attn.n_heads, attn.head_dim)))  # (B, T, H, D)
+    return torch.cat(parts, dim=-1)[..., :n_keys].transpose(1, 2)
+
+
+@torch.no_grad()
+def formula(attn: MultiHeadAttention, run: Callable[[], object], *, rope: bool, window: int | None) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T / sqrt(D)) over 0 <= i - j < window in float64, (B, H, T, S), from the projections of the very run; and the error
+    that rounding may put into each weight, of the same shape.
+
+    A score's rounding error is at most its roundings times eps times sum |q_d k_d| / sqrt(D); a weight changes by a factor e^(2 * that).
+    """
+    seen = {"q": [], "k": []}
+    hooks = [
+        getattr(attn, f"{name}_proj").register_forward_hook(lambda module, args, out, name=name: seen[name].append(out)) for name in seen
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    eps = torch.finfo(seen["q"][0].dtype).eps
+    q, k = (torch.cat(seen[name], 1).unflatten(-1, (-1, attn.head_dim)).transpose(1, 2) for name in seen)  # (B, H or G, T, D)
+    q, k = _ready(q, attn.q_norm, rope), _ready(k, attn.k_norm, rope)
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, S, D)
+    scale = 1 / math.sqrt(attn.head_dim)
+    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])  # (T, S)
+    hidden = ((distance < 0) | (distance >= (window or math.inf))).to(q.device)
+    weights = (q @ k.mT * scale).masked_fill(hidden, -math.inf).softmax(-1)
+    error = ROUNDINGS_OF_A_SCORE * eps * (q.abs() @ k.abs().mT * scale).masked_fill(hidden, 0).amax(-1, keepdim=True)
+    return weights, weights * torch.expm1(2 * error) + eps
+
+
+def _ready(x: Tensor, norm: torch.nn.Module, rope: bool) -> Tensor:
+    """Normalised and rotated by hand, in float64: (B, n, T, D)."""
+    eps, x = torch.finfo(x.dtype).eps, x.double()
+    if getattr(norm, "weight", None) is not None:
+        x = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight.double()
+    if not rope:
+        return x
+    half = x.shape[-1] // 2
+    frequency = BASE ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+    turn = torch.polar(torch.ones_like(frequency), frequency) ** torch.arange(x.shape[2], device=x.device)[:, None]  # e^(i p f)
+    rotated = torch.complex(x[..., :half], x[..., half:]) * turn
+    return torch.cat((rotated.real, rotated.imag), dim=-1)

@@ -1,0 +1,157 @@
+"""What is certified: anything that turns token ids into logits, and what more it can do.
+
+B batch, T positions, V vocabulary, L layers.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from model.gpt import GPT
+from model.masks import document_mask, padding_mask, split_documents
+
+AUTOCAST = {"32-true": None, "64-true": None, "bf16-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+SEED = 1  # of dropout: every run of a subject drops the same units, so that two runs differ by their input alone
+
+
+class Subject:
+    """A function from ids (B, T) to logits (B, T, V).
+
+    module    has the parameters; None: a bare function, of which neither gradients nor training can be had
+    windows   how many newest positions each layer sees, its own included (None: all); what the certificate expects
+    exact     the bits of one row depend on the tokens that it sees alone: no bound is needed
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Tensor], Tensor],
+        *,
+        vocab_size: int,
+        context_length: int,
+        module: nn.Module | None = None,
+        windows: Sequence[int | None] = (None,),
+        precision: str = "32-true",
+        device: torch.device | str = "cpu",
+        exact: bool = False,
+    ):
+        self.run, self.module, self.vocab_size, self.context_length = run, module, vocab_size, context_length
+        self.windows, self.precision, self.device, self.exact = tuple(windows), precision, torch.device(device), exact
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, V), float32 or float64."""
+        return self._settled(lambda: self.run(ids))
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients with respect to embeddings can be had."""
+        return self.module is not None
+
+    def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
+        """The same logits, computed in chunks of `sizes` with a cache; None where there is no cache."""
+        return None
+
+    def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
+        """Logits (B, T, V) where the first padding[b] positions of row b are hidden and it begins behind them; None where there is no mask."""
+        return None
+
+    def packed(self, ids: Tensor, eot: int) -> Tensor | None:
+        """Logits where each token `eot` opens a document of its own; None where documents are unknown."""
+        return None
+
+    def weights(self, ids: Tensor) -> Sequence[Tensor] | None:
+        """Of each layer the attention weights (B, H, T, S) as the model reports them; None where it does not."""
+        return None
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers, in order: the longest list of modules."""
+        lists = [m for m in (self.module.modules() if self.module else ()) if isinstance(m, nn.ModuleList)]
+        return max(lists, key=len, default=())
+
+    def in_float64(self) -> "Subject | None":
+        """The same function without rounding to speak of; None for a bare function."""
+        return None
+
+    def n_parameters(self) -> int:
+        return sum(p.numel() for p in self.module.parameters()) if self.module else 0
+
+    def _settled(self, run: Callable[[], Tensor]) -> Tensor:
+        """Runs under the precision, with the random numbers of every other run."""
+        dtype = AUTOCAST[self.precision]
+        autocast = torch.autocast(self.device.type, dtype) if dtype else contextlib.nullcontext()
+        with same_random_numbers(self.device), autocast:
+            logits = run()
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+
+class GPTSubject(Subject):
+    """A GPT of this project, with cache, padding and documents."""
+
+    def __init__(self, model: GPT, *, precision: str = "32-true", compile: bool = False):
+        config = model.config
+        super().__init__(
+            torch.compile(model, dynamic=False) if compile else model,
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            module=model,
+            windows=[config.window] * config.n_layers,
+            precision=precision,
+            device=model.embed.weight.device,
+            exact=config.backend in ("explicit", "stacked") and not compile,
+        )
+        self.compiled = compile
+
+    @property
+    def differentiable(self) -> bool:  # hooks on a compiled model would compile it again; FlexAttention has no backward on a CPU
+        return not self.compiled and not (self.module.config.backend == "flex" and self.device.type == "cpu")
+
+    def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
+        if not self.module.config.causal:
+            return None  # its past changes with the future: there is nothing to keep
+        cache = self.module.new_cache(len(ids), ids.shape[1])
+        return self._settled(lambda: torch.cat([self.run(part, cache=cache) for part in ids.split(list(sizes), dim=1)], dim=1))
+
+    def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor:
+        columns, shift = torch.arange(ids.shape[1], device=ids.device), torch.tensor(padding, device=ids.device)[:, None]
+        mask, positions = padding_mask(columns >= shift), (columns - shift).clamp(min=0)
+        return self._settled(lambda: self.run(ids, mask=mask, positions=positions))
+
+    def packed(self, ids: Tensor, eot: int) -> Tensor:
+        documents, positions = split_documents(ids, eot)
+        return self._settled(lambda: self.run(ids, mask=document_mask(documents), positions=positions))
+
+    def blocks(self) -> Sequence[nn.Module]:
+        return self.module.blocks
+
+    def in_float64(self) -> "GPTSubject":
+        device = "cpu" if self.device.type == "mps" else self.device  # MPS has no float64
+        twin = copy.deepcopy(self.module).to(device, torch.float64)
+        if self.device.type == "cuda" and self.module.config.backend == "flex":  # nor have flex's kernels
+            for block in twin.blocks:
+                block.attn.backend = "explicit"
+        return GPTSubject(twin, precision="64-true")
+
+
+@contextlib.contextmanager
+def same_random_numbers(device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(SEED)
+        yield
+
+
+@torch.no_grad()
+def randomise(module: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
+    """Draws every parameter anew: behind the zeros of an initialisation every leak, and every blindness, is hidden.
+
+    Matrices keep the size of what they multiply (std 1 / sqrt(columns)); gains of norms lie around 1, biases do matter.
+    """
+    for name, p in module.named_parameters():
+        if p.ndim > 1:
+            p.normal_(std=p.shape[-1] ** -0.5, generator=generator)
+        elif name.endswith("bias"):
+            p.normal_(std=0.5, generator=generator)
+        else:
+            p.uniform_(0.5, 1.5, generator=generator)
+    return module
