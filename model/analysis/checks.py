@@ -44,7 +44,7 @@ def reach_by_perturbation(cell: Cell, ids: Tensor) -> Iterator[Result]:
         layer = first_leaking_block(subject, subject.blocks(), ids, changed, key, query) if subject.module else None
         return f"query {query} changes with key {key}{_behind(key, query)}, {_layer(layer)}"
 
-    yield _none_of(cell, "no future", "perturbation", effect, allowed, wrong, bound, where)
+    yield _none_of(cell, "perturbation", effect, allowed, wrong, bound, where)
     if subject.module is None and cell.past:  # without gradients the past is tested this way
         yield _all_of(cell, effect, allowed, range(length), columns.tolist())
 
@@ -66,7 +66,7 @@ def reach_by_gradient(cell: Cell, ids: Tensor) -> Iterator[Result]:
         query, key = first_pair(wrong, rows.tolist(), range(length))
         return f"query {query} has a gradient with respect to key {key}{_behind(key, query)}"
 
-    yield _none_of(cell, "no future", "gradient", size, allowed, wrong, 0.0, where)
+    yield _none_of(cell, "gradient", size, allowed, wrong, 0.0, where)
     if cell.past:
         yield _all_of(cell, size, allowed, rows.tolist(), range(length))
 
@@ -93,7 +93,8 @@ def attention(cell: Cell, ids: Tensor, run: Callable[[Subject, Tensor], object])
         wrong = torch.nonzero(~(off <= margin[0]))[:1].tolist()
         if wrong and not place:
             head, query, key = wrong[0]
-            place = f"layer {layer}, head {head}, query {query}, key {key}: weight {weights[head, query, key]:.2g} where softmax(q k / sqrt(D)) is {right[0, head, query, key]:.2g}"
+            here, there = weights[head, query, key], right[0, head, query, key]
+            place = f"layer {layer}, head {head}, query {query}, key {key}: weight {here:.2g} where softmax(q k / sqrt(D)) is {there:.2g}"
         error, bound = max(error, off.max().item()), max(bound, margin.max().item())
     yield cell.result("attention", length, error, bound, sum(weights.numel() for weights in used), not place, place)
 
@@ -107,7 +108,8 @@ def _no_forbidden_weight(cell: Cell, length: int, weights: Sequence[Tensor]) -> 
         of_layer = of_layer.float() * hidden
         if not place and (of_layer != 0).any():  # NaN is not 0 either
             head, query, key = torch.nonzero(of_layer)[0].tolist()
-            place = f"layer {layer}, head {head}, query {query}, key {key}: weight {of_layer[head, query, key]:.2g} where there must be none"
+            weight = of_layer[head, query, key]
+            place = f"layer {layer}, head {head}, query {query}, key {key}: weight {weight:.2g} where there must be none"
         worst, tested = max(worst, of_layer.abs().max().item()), tested + len(of_layer) * int(hidden.sum())
     return cell.result("attention", length, worst, 0.0, tested, not place, place)
 
@@ -157,7 +159,7 @@ def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
 def documents(cell: Cell, ids: Tensor) -> Iterator[Result]:
     """Documents packed into one window have the logits that each has alone."""
     length = ids.shape[1]
-    starts = sorted({length // 4, length // 2, length // 2 + 1} - {0})  # a document of one token among them
+    starts = sorted({length // 4, length // 2, length // 2 + 1} & set(range(1, length)))  # a document of one token among them
     packed = ids[:1].clone()
     packed[0, starts] = EOT
     with torch.no_grad():
@@ -174,11 +176,11 @@ def first_pair(wrong: Tensor, queries: Sequence[int], keys: Sequence[int]) -> tu
     return queries[row], keys[column]
 
 
-def _none_of(cell: Cell, check: str, method: str, size: Tensor, allowed: Tensor, wrong: Tensor, bound: float, where: Callable[[], str]) -> Result:
+def _none_of(cell: Cell, method: str, size: Tensor, allowed: Tensor, wrong: Tensor, bound: float, where: Callable[[], str]) -> Result:
     forbidden = size[~allowed]
     worst = forbidden.max().item() if forbidden.numel() else 0.0
-    failed = bool(wrong.any())
-    return cell.result(check, max(size.shape), worst, bound, forbidden.numel(), not failed, f"by {method}: {where()}" if failed else "")
+    place = f"by {method}: {where()}" if wrong.any() else ""
+    return cell.result("no future", max(size.shape), worst, bound, forbidden.numel(), not place, place)
 
 
 def _all_of(cell: Cell, size: Tensor, allowed: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Result:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from model.analysis.causality import Certificate
+from model.analysis.certificate import Certificate
 
 TITLES = {"gradient": "gradient of the logits", "perturbation": "change of the logits with one token"}
 DECADES = 6  # below the largest effect, that the colours tell apart
@@ -23,9 +23,9 @@ def plot(path: str | Path, certificate: Certificate) -> None:
     for axes, (name, matrix) in zip(figure.subplots(1, len(shown), squeeze=False)[0], sorted(shown.items())):
         tested, largest = ~matrix.isnan(), matrix.nan_to_num().max().item() or 1.0
         axes.set_facecolor("0.85")
-        axes.imshow(torch.where(tested, 1.0, torch.nan), cmap="Greys", vmin=1, vmax=2, interpolation="nearest")  # white
+        axes.imshow(torch.where(tested, 1.0, torch.nan).numpy(), cmap="Greys", vmin=1, vmax=2, interpolation="nearest")  # white
         colours = axes.imshow(
-            matrix.masked_fill(matrix == 0, torch.nan),
+            matrix.masked_fill(matrix == 0, torch.nan).numpy(),
             cmap="viridis_r",
             norm=LogNorm(largest / 10**DECADES, largest, clip=True),
             interpolation="nearest",

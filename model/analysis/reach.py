@@ -61,7 +61,8 @@ def by_gradient(run: Run, module: nn.Module, ids: Tensor, rows: Tensor, batch_si
         if not leaves:
             return None
         direction = torch.randn(logits.shape[-1], generator=generator, dtype=logits.dtype).to(logits.device)
-        found = torch.autograd.grad(logits[torch.arange(len(part)), part] @ direction, leaves, torch.ones(len(part)).to(logits), allow_unused=True)
+        projected = logits[torch.arange(len(part)), part] @ direction  # (b,)
+        found = torch.autograd.grad(projected.sum(), leaves, allow_unused=True)
         gradients.append(sum(g.abs().amax(-1) for g in found if g is not None) + logits.new_zeros(batch.shape))
     return torch.cat(gradients)
 

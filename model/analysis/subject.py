@@ -54,7 +54,7 @@ class Subject:
         return None
 
     def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
-        """Logits (B, T, V) where the first padding[b] positions of row b are hidden and it begins behind them; None where there is no mask."""
+        """Logits (B, T, V) where the first padding[b] positions of row b are hidden and it begins behind them; None without masks."""
         return None
 
     def packed(self, ids: Tensor, eot: int) -> Tensor | None:
