@@ -16,7 +16,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from model.runs import find_checkpoint, run_folder
-from scripts.cli import UserError, build, entry, nearest, plain, user_errors
+from scripts.cli import UserError, build, entry, nearest, plain, task_overrides, user_errors
 
 FREE_ON_RESUME = {"backend", "embd_dropout", "attn_dropout", "resid_dropout"}  # may differ between two halves of a run
 
@@ -60,6 +60,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     from data.datamodule import TextDataModule
     from model.gpt import GPT
     from model.training.callbacks import Metrics
+    from model.training.causality import CausalityError
     from model.training.hardware import keep_freed_memory
     from model.training.module import LanguageModule
     from model.training.summary import describe, finish
@@ -97,13 +98,16 @@ def train(cfg: DictConfig) -> dict[str, float]:
     if plan.hardware.accelerator == "cpu":
         keep_freed_memory()
     torch.set_float32_matmul_precision("high" if plan.hardware.accelerator == "cuda" else "highest")
-    trainer.fit(module, data, ckpt_path=checkpoint)
+    try:
+        trainer.fit(module, data, ckpt_path=checkpoint)
+    except CausalityError as error:
+        raise UserError(str(error)) from error
     if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
         trainer.validate(module, data, verbose=False)
         trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
         if metrics.val[-1] == metrics.best():
             trainer.save_checkpoint(folder / "checkpoints" / "best.ckpt")
-    return finish(metrics, model, folder, time.perf_counter() - started)
+    return finish(metrics, model, folder, time.perf_counter() - started, payload.get("causality"))
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,10 @@ def check(cfg: DictConfig) -> Plan:
     wrong = [f"trainer.{name}={n} must be a whole number of at least 1" for name, n in counts.items() if not isinstance(n, int) or n < 1]
     if wrong:
         raise ValueError("; ".join(wrong))
+    if not isinstance(cfg.causality.allow_leak, bool):
+        raise ValueError(f"causality.allow_leak={cfg.causality.allow_leak} must be true or false")
+    if not plan.model.causal and not cfg.causality.allow_leak:
+        raise ValueError("model.causal=false lets every position see the future, so its losses would be false; say causality.allow_leak=true where that is meant")
     lr_factor(0, cfg.trainer.max_steps, plan.optim.schedule)  # a warm-up longer than the run
     if plan.model.backend == "flex" and plan.hardware.accelerator != "cuda":
         raise ValueError(f"model.backend=flex trains on CUDA only, and this run is on {plan.hardware.accelerator}; use model.backend=fused")
@@ -160,12 +168,6 @@ def continued(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
         OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
     saved.output_dir = cfg.output_dir
     return saved, checkpoint
-
-
-def task_overrides() -> list[str]:
-    from hydra.core.hydra_config import HydraConfig
-
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 
 
 def vocabulary(chosen: int | None, needed: int) -> int:

@@ -73,6 +73,24 @@ def build(cls: type, cfg: DictConfig | dict, where: str):
     return cls(**values)
 
 
+def pick_device(name: str) -> str:
+    """`name`, or for "auto" the fastest kind of device that is there."""
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    usable = [kind for kind in there if there[kind]]
+    if name != "auto" and name not in usable:
+        raise ValueError(f"device={name} is not available; here are auto, {', '.join(usable)}")
+    return usable[0] if name == "auto" else name
+
+
+def task_overrides() -> list[str]:
+    """What was typed behind the command, key=value each; nothing where it was not started by Hydra."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
 def nearest(name: str, legal, prefix: str = "") -> str:
     close = difflib.get_close_matches(name, list(legal), n=1)
     return f"; did you mean {prefix}{close[0]}?" if close else f"; legal are {', '.join(prefix + key for key in sorted(legal))}"

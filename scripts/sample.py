@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
 from model.runs import find_checkpoint
-from scripts.cli import entry, plain, user_errors
+from scripts.cli import entry, pick_device, plain, user_errors
 
 TEXTS = ("ckpt", "prompt", "prompt_file", "stop")  # keys whose value is text as it was typed, not Hydra's grammar
 OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed", "use_cache")
@@ -50,17 +50,6 @@ def read_prompts(cfg: dict) -> list[str]:
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
     return [text for text in prompts for _ in range(n)]
-
-
-def pick_device(name: str) -> str:
-    """`name`, or for "auto" the fastest kind of device that is there."""
-    import torch
-
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    usable = [kind for kind in there if there[kind]]
-    if name != "auto" and name not in usable:
-        raise ValueError(f"device={name} is not available; here are auto, {', '.join(usable)}")
-    return usable[0] if name == "auto" else name
 
 
 def sample(lm, prompts: list[str], stream: bool, options: dict) -> Iterator[str]:

@@ -16,6 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 import train as train_script
 from model.checkpoint import load
+from model.gpt import Block
 from scripts.cli import CONFIGS, UserError
 
 ROOT = CONFIGS.parent
@@ -77,6 +78,9 @@ def test_a_run_leaves_everything_that_explains_it(configure, tmp_path):
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "samples.txt").read_text(encoding="utf-8").count("--- sample at step") == 2
     assert (folder / "config.yaml").exists()
+    certificate = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)["tril"]["causality"]
+    assert certificate["passed"] and certificate == {key: json.loads((folder / "causality.json").read_text())[key] for key in certificate}
+    assert summary["causality"] == "certified"
     logged = rows(folder)
     assert [int(row["step"]) for row in logged if row["train/loss"]] == [2, 4, 6, 8]
     assert [float(row["val/loss"]) for row in logged if row["val/loss"]][-1] == pytest.approx(metrics["val/loss"])
@@ -99,6 +103,21 @@ def test_bits_per_byte_follow_from_the_whole_validation_text(configure, tmp_path
         total -= log_p.gather(1, window[1:, None]).sum().item()
     assert metrics["val/loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
     assert metrics["val/bpb"] == pytest.approx(total / math.log(2) / len(val.encode()), rel=1e-5)
+
+
+def test_a_leak_ends_the_run_before_its_first_step_unless_it_is_meant(configure, tmp_path, monkeypatch):
+    forward = Block.forward
+    monkeypatch.setattr(Block, "forward", lambda self, x, **kwargs: forward(self, x + 1e-3 * x.mean(1, keepdim=True), **kwargs))
+    with pytest.raises(UserError, match="the causality certificate fails .*no future: .*causality.json, or say causality.allow_leak=true"):
+        train_script.train(configure())
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    train_script.train(configure("causality.allow_leak=true"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["causality"] == "LEAKS, losses are false"
+
+
+def test_the_certificate_changes_nothing_in_a_run(configure):
+    dropout = ["model.resid_dropout=0.1", "model.attn_dropout=0.1"]
+    assert train_script.train(configure(*dropout, "~callbacks.causality", folder="without")) == train_script.train(configure(*dropout))
 
 
 def test_same_seed_same_run_other_seed_other_run(configure):
@@ -243,6 +262,8 @@ def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tm
         (["model.backend=flex", "trainer.accelerator=cpu"], "model.backend=flex trains on CUDA only"),
         (["data=files"], "data.path=None"),
         (["seed=-1"], "seed=-1 must be a whole number"),
+        (["model.causal=false"], "model.causal=false lets every position see the future, so its losses would be false; say causality.allow_leak=true"),
+        (["causality.allow_leak=maybe"], "causality.allow_leak=maybe must be true or false"),
         (["resume=nowhere"], "nowhere does not exist"),
         (["model.n_heads"], "n_heads"),
     ],

@@ -46,17 +46,17 @@ class LanguageModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         _, targets = batch
-        nll = self._nll(batch).sum()
+        nll = self.losses(batch).sum()
         self._train.add(nll.detach(), (targets != IGNORE).sum())
         # Over all places, also those to ignore: so every token of an epoch weighs the same, and micro-batches add up to one batch.
         return nll / targets.numel()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         _, targets = batch
-        self._val.add(self._nll(batch).sum(), (targets != IGNORE).sum())
+        self._val.add(self.losses(batch).sum(), (targets != IGNORE).sum())
 
-    def _nll(self, batch: Batch) -> Tensor:
-        """Loss of each target in nats (B, T)."""
+    def losses(self, batch: Batch) -> Tensor:
+        """Loss of each target in nats (B, T), as in `GPT.nll`."""
         inputs, targets = batch
         if self.document_eot is None:
             return self.nll(inputs, targets)

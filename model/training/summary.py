@@ -31,8 +31,11 @@ def describe(model: GPT, meta: dict, hardware: Hardware, steps: int, tokens_per_
     )
 
 
-def finish(metrics: Metrics, model: GPT, folder: Path, seconds: float) -> dict[str, float]:
-    """Writes loss.png and summary.json, shows the latter, and returns the metrics that a caller compares."""
+def finish(metrics: Metrics, model: GPT, folder: Path, seconds: float, causality: dict | None) -> dict[str, float]:
+    """Writes loss.png and summary.json, shows the latter, and returns the metrics that a caller compares.
+
+    causality: the summary of the run's certificate; None where it had none.
+    """
     last, best = metrics.val[-1], metrics.best()
     summary = {
         "final_val_loss": last["loss"],
@@ -50,6 +53,7 @@ def finish(metrics: Metrics, model: GPT, folder: Path, seconds: float) -> dict[s
         "parameters": model.n_parameters(),
         "parameters_without_embeddings": model.n_parameters(embeddings=False),
         "flops_per_token": model.flops_per_token(),
+        "causality": "not certified" if causality is None else "certified" if causality["passed"] else "LEAKS, losses are false",
         "code": code_version(),
         "folder": str(folder),
         "sample_with": f"python scripts/sample.py ckpt={folder}",
