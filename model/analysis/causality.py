@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.analysis.canary import Z, canary
-from model.analysis.cell import Cell
+from model.analysis.cell import ODD, Cell
 from model.analysis.certificate import Certificate
 from model.analysis.checks import run_checks
 from model.analysis.reach import expected
@@ -24,7 +24,6 @@ from model.gpt import GPT, GPTConfig
 PRECISIONS = ("32-true", "bf16-mixed")
 FRESH_VOCABULARY = 128  # rows of a fresh model that no tokenizer asks for more: positions are what is tested
 OTHER_WINDOW = 16       # tested beside the window of the config
-ODD = 37                # a length that is no multiple of any block
 DROPOUT = 0.2           # of the cells in training mode
 SHARPER = 100.0         # q and k that much larger, so scores of 10^4
 LARGE, SMALL = 3e12, 3e10  # FLOPs for the reach at one length: of the model's own cell, and of each other one
@@ -39,7 +38,7 @@ def certify(subject: str, cells: Iterable[Cell], *, progress: Callable[[str], No
             certificate.results += run_checks(cell)
             if number == 0:
                 certificate.reach, certificate.allowed = cell.reach, expected(cell.lengths[-1], cell.subject.windows)
-                if cell.subject.module is not None:  # a bare function cannot be trained
+                if cell.subject.differentiable:  # a bare function cannot be trained
                     certificate.canary = found = canary(cell.subject)
                     where = f"loss {found.loss:.4f} on random tokens, which cost {found.bound:.4f} at least"
                     certificate.results.append(cell.result("canary", found.length, found.below, Z, found.n_tokens, found.passed, where))
@@ -80,7 +79,7 @@ def gpt_cells(
             labels,
             _lengths(changed) if plain else [min(ODD, config.context_length)],
             budget=math.inf if exhaustive else LARGE if main else SMALL,
-            past=plain,
+            past=kind in ("random", "trained") and not training,
             function=plain,
         )
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from model.analysis.reach import positions_to_test
+from model.analysis.reach import positions_to_test, unrepeatable
 from model.analysis.subject import Subject
 
+ODD = 37  # a length that is no multiple of any block
 EOT = 0  # stands for end-of-text where documents are tested; no other place of the input has it
 # Two computations of one function may differ by as much as each of them differs from the truth. That difference is measured, in float64,
 # for every cell on the model at hand; twice the sum of both leaves room for inputs other than the one measured.
@@ -80,8 +81,15 @@ class Cell:
         n = self.subject.vocab_size - 1
         return (ids - 1 + torch.randint(1, n, ids.shape, generator=self.generator).to(ids.device)) % n + 1
 
+    def noise(self, ids: Tensor) -> float:
+        """How far the logits of ids (B, T) may change when a hidden token does.
+
+        A weight of exactly 0 adds exactly nothing, in any kernel: of an `exact` subject no more than between two runs of the same input.
+        """
+        return SLACK * unrepeatable(self.subject, ids) if self.subject.exact else self.bound()
+
     def bound(self) -> float:
-        """How far two computations of the same logits may lie apart."""
+        """How far two computations of the same logits by different steps may lie apart."""
         if self.rounding is None:
             self.rounding = self.measured_rounding()
         return SLACK * self.rounding
@@ -97,8 +105,9 @@ class Cell:
             training = subject.module.training
             subject.module.eval()
             try:
-                exact = subject.in_float64()
-                return (subject(ids).double().to(exact.device) - exact(ids.to(exact.device))).abs().max().item()
+                plain = subject.plain()
+                exact = plain.in_float64()
+                return (plain(ids).double().to(exact.device) - exact(ids.to(exact.device))).abs().max().item()
             finally:
                 subject.module.train(training)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from model.analysis.cell import EOT, Cell, Result
+from model.analysis.cell import EOT, ODD, Cell, Result
 from model.analysis.probe import formula, used_weights
 from model.analysis.reach import by_gradient, by_perturbation, expected, first_leaking_block
 from model.analysis.subject import GPTSubject, Subject
@@ -22,7 +22,8 @@ def run_checks(cell: Cell) -> Iterator[Result]:
         yield from reach_by_perturbation(cell, ids)
         yield from reach_by_gradient(cell, ids)
         yield from attention(cell, ids, lambda subject, ids: subject(ids))
-    ids = cell.tokens(3, next((n for n in cell.lengths if n > 3), cell.lengths[-1]))
+    far = max([ODD - 1, *(w for w in cell.subject.windows if w)])  # a window must hide something
+    ids = cell.tokens(3, next((n for n in cell.lengths if n > far), cell.lengths[-1]))
     yield from rows(cell, ids)
     if cell.function:
         yield from same_function(cell, ids)
@@ -33,10 +34,12 @@ def reach_by_perturbation(cell: Cell, ids: Tensor) -> Iterator[Result]:
     """No future: changing one token changes no logit that may not see it."""
     subject, length = cell.subject, len(ids)
     columns, changed = cell.positions(length), cell.other(ids)
-    effect = by_perturbation(subject, ids, columns, changed, cell.rows_at_once(length, len(columns))).cpu()
+    batch_size = cell.rows_at_once(length, len(columns))
+    with torch.set_grad_enabled(subject.differentiable and subject.module.training):  # for which torch has other kernels
+        effect = by_perturbation(subject, ids, columns, changed, batch_size).cpu()
     cell.reach["perturbation"] = torch.full((length, length), torch.nan).index_copy_(1, columns.cpu(), effect.float())
     allowed = expected(length, subject.windows)[:, columns.cpu()]  # (T, n)
-    bound = 0.0 if subject.exact else cell.bound()
+    bound = cell.noise(ids.repeat(batch_size, 1))
     wrong = ~(effect <= bound) & ~allowed
 
     def where() -> str:
@@ -45,7 +48,7 @@ def reach_by_perturbation(cell: Cell, ids: Tensor) -> Iterator[Result]:
         return f"query {query} changes with key {key}{_behind(key, query)}, {_layer(layer)}"
 
     yield _none_of(cell, "perturbation", effect, allowed, wrong, bound, where)
-    if subject.module is None and cell.past:  # without gradients the past is tested this way
+    if not subject.differentiable and cell.past and subject.precision in ("32-true", "64-true"):  # the other way would be gradients
         yield _all_of(cell, effect, allowed, range(length), columns.tolist())
 
 
@@ -122,7 +125,7 @@ def rows(cell: Cell, ids: Tensor) -> Iterator[Result]:
     """
     subject, (n, length) = cell.subject, ids.shape
     numbers, worst, place = torch.arange(n), 0.0, ""
-    bound = 0.0 if subject.exact else cell.bound()
+    bound = cell.noise(ids)
     with torch.no_grad():
         same, changed = subject(ids), cell.other(ids)
         for bit, side in itertools.product(range((n - 1).bit_length()), (0, 1)):
@@ -153,7 +156,8 @@ def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
         shifted = torch.stack([torch.cat((torch.ones_like(row[:p]), row[: length - p])) for row, p in zip(ids, padding)])
         logits = subject.padded(shifted, padding)
         for row, p in enumerate(padding if logits is not None else ()):
-            yield _agree(cell, "decoding", f"{p} places of padding", logits[row : row + 1, p:], full[row : row + 1, : length - p])
+            alone = full[row : row + 1, : length - p]
+            yield _agree(cell, "decoding", f"behind {p} places of padding", logits[row : row + 1, p:], alone, row)
 
 
 def documents(cell: Cell, ids: Tensor) -> Iterator[Result]:
@@ -189,11 +193,11 @@ def _all_of(cell: Cell, size: Tensor, allowed: Tensor, queries: Sequence[int], k
     return cell.result("all of the past", max(size.shape), size[allowed].min(), 0.0, int(allowed.sum()), not blind.any(), where)
 
 
-def _agree(cell: Cell, check: str, how: str, logits: Tensor, full: Tensor) -> Result:
+def _agree(cell: Cell, check: str, how: str, logits: Tensor, full: Tensor, first_row: int = 0) -> Result:
     off = (logits - full).abs().amax(-1)  # (B, T)
     bound = cell.bound()
     bad = torch.nonzero(~(off <= bound))
-    where = "{}: row {}, position {}".format(how, *bad[0].tolist()) if len(bad) else ""
+    where = f"{how}: row {first_row + bad[0, 0]}, position {bad[0, 1]}" if len(bad) else ""
     return cell.result(check, logits.shape[1], off.max(), bound, logits.numel(), not len(bad), where)
 
 
@@ -202,4 +206,4 @@ def _behind(key: int, query: int) -> str:
 
 
 def _layer(layer: int | None) -> str:
-    return "outside the layers" if layer is None else f"first in layer {layer}"
+    return "outside the layers" if layer is None else "before the layers" if layer < 0 else f"first in layer {layer}"

@@ -31,20 +31,25 @@ def positions_to_test(length: int, most: int, generator: torch.Generator) -> Ten
     return torch.tensor(sorted((first + rest)[:most]))
 
 
-@torch.no_grad()
 def by_perturbation(run: Run, ids: Tensor, columns: Tensor, changed: Tensor, batch_size: int) -> Tensor:
     """Largest change of any logit at each output when one input becomes another token: (T, n).
 
     ids (T,); columns (n,) are the inputs to change, one at a time; changed (T,) has the other token for each place. Runs are compared
     at the same place of batches of the same shape, so that nothing but the tokens differs.
     """
-    same = run(ids.repeat(batch_size, 1))  # (B, T, V)
+    same = run(ids.repeat(batch_size, 1)).detach()  # (B, T, V)
     effects = []
     for part in columns.split(batch_size):
         batch = ids.repeat(batch_size, 1)
         batch[torch.arange(len(part)), part] = changed[part]
-        effects.append((run(batch) - same).abs_().amax(-1)[: len(part)].T)  # (T, b)
+        effects.append((run(batch).detach() - same).abs_().amax(-1)[: len(part)].T)  # (T, b)
     return torch.cat(effects, dim=1)
+
+
+@torch.no_grad()
+def unrepeatable(run: Run, ids: Tensor) -> float:
+    """Largest difference of the logits of two runs of the same input (B, T)."""
+    return (run(ids) - run(ids)).abs().max().item()
 
 
 def by_gradient(run: Run, module: nn.Module, ids: Tensor, rows: Tensor, batch_size: int, generator: torch.Generator) -> Tensor | None:
@@ -95,10 +100,11 @@ def first_leaking_block(run: Run, blocks: Sequence[nn.Module], ids: Tensor, chan
             batch[0, place] = changed[place]
         seen = []
         hooks = [block.register_forward_hook(lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out)) for block in blocks]
+        hooks += [block.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for block in blocks[:1]]
         try:
             run(batch)
         finally:
             for hook in hooks:
                 hook.remove()
         outputs.append([x[0, query] for x in seen])
-    return next((i for i, (a, b) in enumerate(zip(*outputs)) if not torch.equal(a, b)), None)
+    return next((i - 1 for i, (a, b) in enumerate(zip(*outputs)) if not torch.equal(a, b)), None)

@@ -22,7 +22,7 @@ class Subject:
 
     module    has the parameters; None: a bare function, of which neither gradients nor training can be had
     windows   how many newest positions each layer sees, its own included (None: all); what the certificate expects
-    exact     the bits of one row depend on the tokens that it sees alone: no bound is needed
+    exact     what a position may not see does not even change its rounding, as where it is weighed with 0; not so in a Fourier transform
     """
 
     def __init__(
@@ -74,6 +74,10 @@ class Subject:
         """The same function without rounding to speak of; None for a bare function."""
         return None
 
+    def plain(self) -> "Subject":
+        """The same function at the same precision by the path that leaves least to chance."""
+        return self
+
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.module.parameters()) if self.module else 0
 
@@ -99,7 +103,7 @@ class GPTSubject(Subject):
             windows=[config.window] * config.n_layers,
             precision=precision,
             device=model.embed.weight.device,
-            exact=config.backend in ("explicit", "stacked") and not compile,
+            exact=True,
         )
         self.compiled = compile
 
@@ -124,6 +128,12 @@ class GPTSubject(Subject):
 
     def blocks(self) -> Sequence[nn.Module]:
         return self.module.blocks
+
+    def plain(self) -> "GPTSubject":
+        twin = copy.deepcopy(self.module)
+        for block in twin.blocks:
+            block.attn.backend = "explicit"
+        return GPTSubject(twin, precision=self.precision)
 
     def in_float64(self) -> "GPTSubject":
         device = "cpu" if self.device.type == "mps" else self.device  # MPS has no float64

@@ -72,7 +72,6 @@ def short_certificate(module: LightningModule, precision: str, batch_size: int) 
         module.train()
         loss = Cell(loss_subject(module, precision, batch_size), labels | {"of": "loss"}, [config.context_length], BUDGET)
         loss.batch_size = batch_size  # the shape of a training step, for which it may be compiled
-        loss.rounding = 2 * model.measured_rounding()  # a loss is the difference of a sum of logits and one of them
         certificate.results += reach_by_perturbation(loss, ids[0])
         certificate.results += rows(loss, ids)
     return certificate
@@ -96,4 +95,5 @@ def loss_subject(module: LightningModule, precision: str, batch_size: int) -> Su
         windows=[config.window] * config.n_layers,
         precision=precision,
         device=module.device,
+        exact=True,
     )

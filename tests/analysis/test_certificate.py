@@ -92,10 +92,12 @@ def test_long_contexts_are_sampled_unless_all_is_asked_for():
 def test_bounds_are_the_measured_rounding():
     cell = Cell(GPTSubject(tiny_gpt()), {}, [12], budget=math.inf)
     generator = torch.Generator().set_state(cell.generator.get_state())
-    model, ids = cell.subject.module, torch.randint(1, 31, (1, 12), generator=generator)
+    plain, ids = cell.subject.plain(), torch.randint(1, 31, (1, 12), generator=generator)
     with torch.no_grad():
-        rounding = (model(ids).double() - cell.subject.in_float64()(ids)).abs().max().item()
+        rounding = (plain(ids).double() - plain.in_float64()(ids)).abs().max().item()
+    assert plain.module.config.backend == "fused" and plain.module.blocks[0].attn.backend == "explicit"
     assert cell.bound() == SLACK * rounding and 1e-8 < rounding < 1e-4
+    assert cell.noise(ids) == 0  # two runs of the same input, on a CPU
     coarse = Cell(GPTSubject(tiny_gpt(), precision="bf16-mixed"), {}, [12], budget=math.inf)
     assert coarse.bound() > 100 * cell.bound()
 
