@@ -21,7 +21,7 @@ CHAINS = (
     ("model.analysis.reach", "model.analysis.cell", "model.analysis.checks", "model.analysis.causality"),
     ("model.analysis.cell", "model.analysis.certificate", "model.analysis.causality"),
     ("model.analysis.certificate", "model.analysis.picture"),
-    ("model.analysis.subject", "model.analysis.cell"),
+    ("model.analysis.reach", "model.analysis.subject", "model.analysis.cell"),
     ("model.analysis.subject", "model.analysis.canary", "model.analysis.causality"),
     ("model.analysis.probe", "model.analysis.checks"),
     ("model.analysis.causality", "model.analysis.callables"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from model.analysis.reach import positions_to_test, unrepeatable
+from model.analysis.reach import positions_to_test
 from model.analysis.subject import Subject
 
 ODD = 37  # a length that is no multiple of any block
@@ -81,12 +81,12 @@ class Cell:
         n = self.subject.vocab_size - 1
         return (ids - 1 + torch.randint(1, n, ids.shape, generator=self.generator).to(ids.device)) % n + 1
 
-    def noise(self, ids: Tensor) -> float:
-        """How far the logits of ids (B, T) may change when a hidden token does.
+    def bound_of_hidden(self, noise: float) -> float:
+        """How far logits may change when a hidden token does; `noise` is the largest difference of two runs of the same input.
 
-        A weight of exactly 0 adds exactly nothing, in any kernel: of an `exact` subject no more than between two runs of the same input.
+        A weight of exactly 0 adds exactly nothing, in any kernel: of an `exact` subject no more than noise is to be explained.
         """
-        return SLACK * unrepeatable(self.subject, ids) if self.subject.exact else self.bound()
+        return SLACK * noise if self.subject.exact else self.bound()
 
     def bound(self) -> float:
         """How far two computations of the same logits by different steps may lie apart."""
@@ -98,7 +98,7 @@ class Cell:
         """Largest difference of the logits to those of float64, in evaluation mode; of a bare function, to its own at other batch sizes."""
         subject, ids = self.subject, self.tokens(1, max(self.lengths))
         with torch.no_grad():
-            if subject.module is None:
+            if subject.plain().in_float64() is None:
                 logits = subject(ids)
                 floor = torch.finfo(logits.dtype).eps * logits.abs().max().item()
                 return max([floor, *((subject(ids.expand(n, -1)) - logits).abs().max().item() for n in (1, 2, 5))])

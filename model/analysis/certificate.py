@@ -89,7 +89,7 @@ class Certificate:
             lines.append(f"{name:<16} {len(mine):>5} {failed:>6} {tested:>12,}  {figure:<22} {what}")
         if self.canary is not None:
             found = self.canary
-            lines.append(f"The canary's loss: {found.loss:.4f} ± {found.error:.4f} nats per token; no causal model's is below {found.bound:.4f}")
+            lines.append(f"canary: loss {found.loss:.4f} ± {found.error:.4f} nats per token; causal models cost {found.bound:.4f} or more")
         return "\n".join(lines)
 
 

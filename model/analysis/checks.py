@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model.analysis.cell import EOT, ODD, Cell, Result
 from model.analysis.probe import formula, used_weights
-from model.analysis.reach import by_gradient, by_perturbation, expected, first_leaking_block
+from model.analysis.reach import by_gradient, by_perturbation, first_leaking_block
 from model.analysis.subject import GPTSubject, Subject
 
 
@@ -36,16 +36,18 @@ def reach_by_perturbation(cell: Cell, ids: Tensor) -> Iterator[Result]:
     columns, changed = cell.positions(length), cell.other(ids)
     batch_size = cell.rows_at_once(length, len(columns))
     with torch.set_grad_enabled(subject.differentiable and subject.module.training):  # for which torch has other kernels
-        effect = by_perturbation(subject, ids, columns, changed, batch_size).cpu()
+        effect, noise = by_perturbation(subject, ids, columns, changed, batch_size)  # (T, n)
+    effect = effect.cpu()
     cell.reach["perturbation"] = torch.full((length, length), torch.nan).index_copy_(1, columns.cpu(), effect.float())
-    allowed = expected(length, subject.windows)[:, columns.cpu()]  # (T, n)
-    bound = cell.noise(ids.repeat(batch_size, 1))
+    allowed = subject.visible(length)[:, columns.cpu()]  # (T, n)
+    bound = cell.bound_of_hidden(noise)
     wrong = ~(effect <= bound) & ~allowed
 
     def where() -> str:
         query, key = first_pair(wrong, range(length), columns.tolist())
-        layer = first_leaking_block(subject, subject.blocks(), ids, changed, key, query) if subject.module else None
-        return f"query {query} changes with key {key}{_behind(key, query)}, {_layer(layer)}"
+        place = f"query {query} changes with key {key}{_behind(key, query)}"
+        blocks = subject.blocks()
+        return f"{place}, {_layer(first_leaking_block(subject, blocks, ids, changed, key, query))}" if len(blocks) else place
 
     yield _none_of(cell, "perturbation", effect, allowed, wrong, bound, where)
     if not subject.differentiable and cell.past and subject.precision in ("32-true", "64-true"):  # the other way would be gradients
@@ -62,7 +64,7 @@ def reach_by_gradient(cell: Cell, ids: Tensor) -> Iterator[Result]:
     if size is None:
         return
     cell.reach["gradient"] = torch.full((length, length), torch.nan).index_copy_(0, rows.cpu(), size.float().cpu())
-    size, allowed = size.cpu(), expected(length, subject.windows)[rows.cpu()]  # (n, T)
+    size, allowed = size.cpu(), subject.visible(length)[rows.cpu()]  # (n, T)
     wrong = ~(size == 0) & ~allowed
 
     def where() -> str:
@@ -91,7 +93,7 @@ def attention(cell: Cell, ids: Tensor, run: Callable[[Subject, Tensor], object])
         return
     config, error, bound, place = subject.module.config, 0.0, 0.0, ""
     for layer, (attn, weights) in enumerate(zip(attentions, used)):
-        right, margin = formula(attn, lambda: run(subject, ids[None]), rope=config.pos == "rope", window=config.window)
+        right, margin = formula(attn, lambda: run(subject, ids[None]), subject.visible(length, layer), rope=config.pos == "rope")
         off = (weights.double() - right[0]).abs()
         wrong = torch.nonzero(~(off <= margin[0]))[:1].tolist()
         if wrong and not place:
@@ -105,9 +107,8 @@ def attention(cell: Cell, ids: Tensor, run: Callable[[Subject, Tensor], object])
 def _no_forbidden_weight(cell: Cell, length: int, weights: Sequence[Tensor]) -> Result:
     """weights: (H, T, S) of each layer."""
     worst, place, tested = 0.0, "", 0
-    windows = cell.subject.windows
     for layer, of_layer in enumerate(weights):
-        hidden = ~expected(length, [windows[layer % len(windows)]]).to(of_layer.device)
+        hidden = ~cell.subject.visible(length, layer).to(of_layer.device)
         of_layer = of_layer.float() * hidden
         if not place and (of_layer != 0).any():  # NaN is not 0 either
             head, query, key = torch.nonzero(of_layer)[0].tolist()
@@ -125,9 +126,9 @@ def rows(cell: Cell, ids: Tensor) -> Iterator[Result]:
     """
     subject, (n, length) = cell.subject, ids.shape
     numbers, worst, place = torch.arange(n), 0.0, ""
-    bound = cell.noise(ids)
     with torch.no_grad():
-        same, changed = subject(ids), cell.other(ids)
+        same, again, changed = subject(ids), subject(ids), cell.other(ids)
+        bound = cell.bound_of_hidden((same - again).abs().max().item())
         for bit, side in itertools.product(range((n - 1).bit_length()), (0, 1)):
             changing = ((numbers >> bit) & 1 == side).to(ids.device)
             effect = (subject(torch.where(changing[:, None], changed, ids)) - same).abs().amax((1, 2))  # (B,)
@@ -151,7 +152,7 @@ def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
             logits = subject.decode(ids, sizes)
             if logits is not None:
                 yield _agree(cell, "decoding", how, logits, full)
-        if logits is not None:
+        if logits is not None and isinstance(subject, GPTSubject):
             yield from attention(cell, ids[0], lambda subject, ids: subject.decode(ids, chunkings["random chunks"]))
         shifted = torch.stack([torch.cat((torch.ones_like(row[:p]), row[: length - p])) for row, p in zip(ids, padding)])
         logits = subject.padded(shifted, padding)
@@ -206,4 +207,4 @@ def _behind(key: int, query: int) -> str:
 
 
 def _layer(layer: int | None) -> str:
-    return "outside the layers" if layer is None else "before the layers" if layer < 0 else f"first in layer {layer}"
+    return "behind the layers" if layer is None else "before the layers" if layer < 0 else f"first in layer {layer}"

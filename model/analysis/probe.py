@@ -19,6 +19,10 @@ from model.rope import BASE
 ROUNDINGS_OF_A_SCORE = 10
 
 
+class Enough(Exception):
+    """What was to be seen of a run has been seen: the layers above need not be computed."""
+
+
 @torch.no_grad()
 def used_weights(attn: MultiHeadAttention, run: Callable[[], object], n_keys: int) -> Tensor:
     """(B, H, T, S): what `attn` weighs the values with while `run()` runs the model over `n_keys` positions, at once or in chunks."""
@@ -33,45 +37,51 @@ def used_weights(attn: MultiHeadAttention, run: Callable[[], object], n_keys: in
             one = keys[:, None] == torch.arange(first, first + attn.head_dim, device=out.device)  # (T, D)
             return one.type_as(out).repeat(1, attn.n_kv_heads).expand_as(out)
 
-        hooks = [
-            attn.v_proj.register_forward_hook(identity),
-            attn.o_proj.register_forward_pre_hook(lambda module, args, outputs=outputs: outputs.append(args[0])),
-        ]
-        try:
-            run()
-        finally:
-            for hook in hooks:
-                hook.remove()
+        def collect(module, args, outputs=outputs):
+            outputs.append(args[0])
+            if args[0].shape[1] == n_keys:
+                raise Enough
+
+        hooks = [attn.v_proj.register_forward_hook(identity), attn.o_proj.register_forward_pre_hook(collect)]
+        _run(run, hooks)
         parts.append(torch.cat(outputs, dim=1).unflatten(-1, (attn.n_heads, attn.head_dim)))  # (B, T, H, D)
     return torch.cat(parts, dim=-1)[..., :n_keys].transpose(1, 2)
 
 
 @torch.no_grad()
-def formula(attn: MultiHeadAttention, run: Callable[[], object], *, rope: bool, window: int | None) -> tuple[Tensor, Tensor]:
-    """softmax(q k^T / sqrt(D)) over 0 <= i - j < window in float64, (B, H, T, S), from the projections of the very run; and the error
-    that rounding may put into each weight, of the same shape.
+def formula(attn: MultiHeadAttention, run: Callable[[], object], visible: Tensor, *, rope: bool) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T / sqrt(D)) over the `visible` (T, S) keys in float64, (B, H, T, S), from the projections of the very run; and the
+    error that rounding may put into each weight, of the same shape.
 
     A score's rounding error is at most its roundings times eps times sum |q_d k_d| / sqrt(D); a weight changes by a factor e^(2 * that).
     """
     seen = {"q": [], "k": []}
-    hooks = [
-        getattr(attn, f"{name}_proj").register_forward_hook(lambda module, args, out, name=name: seen[name].append(out)) for name in seen
-    ]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    def collect(module, args, out):
+        seen["q" if module is attn.q_proj else "k"].append(out)
+        if module is attn.k_proj and out.shape[1] == len(visible):  # which comes after q
+            raise Enough
+
+    _run(run, [projection.register_forward_hook(collect) for projection in (attn.q_proj, attn.k_proj)])
     eps = torch.finfo(seen["q"][0].dtype).eps
     q, k = (torch.cat(seen[name], 1).unflatten(-1, (-1, attn.head_dim)).transpose(1, 2) for name in seen)  # (B, H or G, T, D)
     q, k = _ready(q, attn.q_norm, rope), _ready(k, attn.k_norm, rope)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, S, D)
-    scale = 1 / math.sqrt(attn.head_dim)
-    distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])  # (T, S)
-    hidden = ((distance < 0) | (distance >= (window or math.inf))).to(q.device)
+    scale, hidden = 1 / math.sqrt(attn.head_dim), ~visible.to(q.device)
     weights = (q @ k.mT * scale).masked_fill(hidden, -math.inf).softmax(-1)
     error = ROUNDINGS_OF_A_SCORE * eps * (q.abs() @ k.abs().mT * scale).masked_fill(hidden, 0).amax(-1, keepdim=True)
     return weights, weights * torch.expm1(2 * error) + eps
+
+
+def _run(run: Callable[[], object], hooks: list) -> None:
+    """Until `Enough`, then without the hooks."""
+    try:
+        run()
+    except Enough:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _ready(x: Tensor, norm: torch.nn.Module, rope: bool) -> Tensor:

@@ -31,25 +31,19 @@ def positions_to_test(length: int, most: int, generator: torch.Generator) -> Ten
     return torch.tensor(sorted((first + rest)[:most]))
 
 
-def by_perturbation(run: Run, ids: Tensor, columns: Tensor, changed: Tensor, batch_size: int) -> Tensor:
-    """Largest change of any logit at each output when one input becomes another token: (T, n).
+def by_perturbation(run: Run, ids: Tensor, columns: Tensor, changed: Tensor, batch_size: int) -> tuple[Tensor, float]:
+    """Largest change of any logit at each output when one input becomes another token, (T, n); and when nothing changes.
 
     ids (T,); columns (n,) are the inputs to change, one at a time; changed (T,) has the other token for each place. Runs are compared
     at the same place of batches of the same shape, so that nothing but the tokens differs.
     """
-    same = run(ids.repeat(batch_size, 1)).detach()  # (B, T, V)
-    effects = []
+    same, again = (run(ids.repeat(batch_size, 1)).detach() for _ in range(2))  # (B, T, V)
+    effects, noise = [], (same - again).abs_().max().item()
     for part in columns.split(batch_size):
         batch = ids.repeat(batch_size, 1)
         batch[torch.arange(len(part)), part] = changed[part]
         effects.append((run(batch).detach() - same).abs_().amax(-1)[: len(part)].T)  # (T, b)
-    return torch.cat(effects, dim=1)
-
-
-@torch.no_grad()
-def unrepeatable(run: Run, ids: Tensor) -> float:
-    """Largest difference of the logits of two runs of the same input (B, T)."""
-    return (run(ids) - run(ids)).abs().max().item()
+    return torch.cat(effects, dim=1), noise
 
 
 def by_gradient(run: Run, module: nn.Module, ids: Tensor, rows: Tensor, batch_size: int, generator: torch.Generator) -> Tensor | None:
@@ -92,19 +86,30 @@ def embeddings_as_leaves(module: nn.Module, ids: Tensor) -> Iterator[list[Tensor
 
 @torch.no_grad()
 def first_leaking_block(run: Run, blocks: Sequence[nn.Module], ids: Tensor, changed: Tensor, key: int, query: int) -> int | None:
-    """The first layer whose output at `query` changes with the token at `key`; None if none does (a leak behind or before them)."""
-    outputs = []
+    """The first layer whose output at `query` changes with the token at `key`; -1: already the input of the first; None: no layer's."""
+    states = []
     for place in (None, key):
         batch = ids[None].clone()
         if place is not None:
             batch[0, place] = changed[place]
-        seen = []
-        hooks = [block.register_forward_hook(lambda _, __, out: seen.append(out[0] if isinstance(out, tuple) else out)) for block in blocks]
-        hooks += [block.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for block in blocks[:1]]
+        seen = {}  # layer -> (T, C)
+
+        def keep(layer: int, values: object) -> None:
+            seen[layer] = _state(values, len(ids))
+
+        hooks = [block.register_forward_hook(lambda _, __, out, i=i: keep(i, out)) for i, block in enumerate(blocks)]
+        hooks.append(blocks[0].register_forward_pre_hook(lambda _, args, named: keep(-1, (*args, *named.values())), with_kwargs=True))
         try:
             run(batch)
         finally:
             for hook in hooks:
                 hook.remove()
-        outputs.append([x[0, query] for x in seen])
-    return next((i - 1 for i, (a, b) in enumerate(zip(*outputs)) if not torch.equal(a, b)), None)
+        states.append(seen)
+    differ = [i for i, state in states[0].items() if state is not None and not torch.equal(state[query], states[1][i][query])]
+    return min(differ, default=None)
+
+
+def _state(values: object, length: int) -> Tensor | None:
+    """The first (1, T, C) among what goes into a layer, or comes out, as (T, C)."""
+    several = values if isinstance(values, tuple | list) else (values,)
+    return next((x[0] for x in several if isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == length), None)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from model.analysis.reach import expected
 from model.gpt import GPT
 from model.masks import document_mask, padding_mask, split_documents
 
@@ -48,6 +49,10 @@ class Subject:
     def differentiable(self) -> bool:
         """Whether gradients with respect to embeddings can be had."""
         return self.module is not None
+
+    def visible(self, length: int, layer: int | None = None) -> Tensor:
+        """bool (T, T): which inputs each output may see; of a layer, which keys each of its queries may see."""
+        return expected(length, self.windows if layer is None else [self.windows[layer % len(self.windows)]])
 
     def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
         """The same logits, computed in chunks of `sizes` with a cache; None where there is no cache."""

@@ -241,12 +241,12 @@ def keys_and_values_from_the_next_token(patch):
     patch.setattr(MultiHeadAttention, "_split", lambda self, x, n: split(self, x if n == self.n_heads else x + next_one(x), n))
 
 
-@mutant("no future", where={"no future": "query 0 changes with key 1, (outside the layers|before)"})
+@mutant("no future", where={"no future": "query 0 changes with key 1, before the layers"})
 def convolution_over_the_embeddings(patch):
     stream(patch, lambda x: x + next_one(x), torch.nn.Embedding)
 
 
-@mutant("no future", where={"no future": "query 0 changes with key 1, outside the layers"})
+@mutant("no future", where={"no future": "query 0 changes with key 1, behind the layers"})
 def leak_behind_the_layers(patch):
     original = GPT.logits
     patch.setattr(GPT, "logits", lambda self, x: original(self, x + next_one(x)))

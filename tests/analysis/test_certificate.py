@@ -10,11 +10,13 @@ from model.analysis.canary import KINDS, canary
 from model.analysis.causality import certify, gpt_cells, sharpen
 from model.analysis.cell import SLACK, Cell
 from model.analysis.certificate import CHECKS, Certificate
+from model.analysis.checks import run_checks
 from model.analysis.picture import edges, plot
 from model.analysis.reach import expected
 from model.analysis.subject import GPTSubject
 from model.gpt import GPT, GPTConfig
-from tests.conftest import BACKENDS, GPT2, randomise, tiny_gpt
+from model.masks import prefix_mask
+from tests.conftest import BACKENDS, GPT2, TRAINABLE, randomise, tiny_gpt
 
 TINY = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_heads": 4}
 
@@ -97,9 +99,29 @@ def test_bounds_are_the_measured_rounding():
         rounding = (plain(ids).double() - plain.in_float64()(ids)).abs().max().item()
     assert plain.module.config.backend == "fused" and plain.module.blocks[0].attn.backend == "explicit"
     assert cell.bound() == SLACK * rounding and 1e-8 < rounding < 1e-4
-    assert cell.noise(ids) == 0  # two runs of the same input, on a CPU
+    assert cell.bound_of_hidden(noise=1e-9) == SLACK * 1e-9
     coarse = Cell(GPTSubject(tiny_gpt(), precision="bf16-mixed"), {}, [12], budget=math.inf)
     assert coarse.bound() > 100 * cell.bound()
+
+
+class PrefixLM(GPTSubject):
+    """A model without a causal mask of its own, given that of a prefix language model; `prefix` positions are expected to be seen by all."""
+
+    def __init__(self, model, *, prefix, expected_prefix):
+        super().__init__(model)
+        self.prefix, self.expected_prefix = prefix, expected_prefix
+        self.run = lambda ids: model(ids, mask=prefix_mask(ids.shape[1], ids.shape[1], prefix))
+
+    def visible(self, length, layer=None):
+        return torch.tensor([[j <= i or i < length and j < self.expected_prefix for j in range(length)] for i in range(length)])
+
+
+@pytest.mark.parametrize(("expected_prefix", "failures"), [(4, set()), (3, {"no future", "attention"}), (5, {"all of the past", "attention"})])
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_a_prefix_language_model_is_certified_as_one(backend, expected_prefix, failures):
+    subject = PrefixLM(tiny_gpt(causal=False, backend=backend), prefix=4, expected_prefix=expected_prefix)
+    certificate = Certificate("prefix", list(run_checks(Cell(subject, {}, [9], math.inf, function=False))))
+    assert set(certificate.failures()) == failures
 
 
 def test_sharp_scores_are_beyond_a_finite_mask():

@@ -41,12 +41,14 @@ def test_both_ways_of_measuring_find_the_reach_of_a_known_function():
     ids = torch.randint(V, (T,))
     every = torch.arange(T)
     gradient = by_gradient(model, model, ids, every, 5, generator)
-    effect = by_perturbation(model, ids, every, (ids + 1) % V, 5)
+    effect, noise = by_perturbation(model, ids, every, (ids + 1) % V, 5)
     assert torch.equal(gradient > 0, matrix > 0)
-    assert torch.equal(effect > 0, matrix > 0)
+    assert torch.equal(effect > 0, matrix > 0) and noise == 0
     some = torch.tensor([7, 2])
     assert torch.equal(by_gradient(model, model, ids, some, 5, generator) > 0, matrix[some] > 0)
-    assert torch.equal(by_perturbation(model, ids, some, (ids + 1) % V, 1), effect[:, some])
+    assert torch.equal(by_perturbation(model, ids, some, (ids + 1) % V, 1)[0], effect[:, some])
+    dropped = nn.Dropout(0.5)
+    assert by_perturbation(lambda ids: dropped(model(ids)), ids, some, ids, 1)[1] > 0  # two runs that differ are noisy
 
 
 def test_gradients_are_by_the_embedding_that_looks_up_the_ids():
@@ -97,7 +99,8 @@ def test_the_probe_reads_the_weights_of_any_backend(backend, choices):
     hook.remove()
     _, reported = attn(*seen[0][0], **seen[0][1], need_weights=True)
     assert_close(used, reported)
-    right, margin = formula(attn, lambda: model(ids), rope=model.config.pos == "rope", window=choices.get("window"))
+    visible = expected(T, [choices.get("window")])
+    right, margin = formula(attn, lambda: model(ids), visible, rope=model.config.pos == "rope")
     assert ((used - right).abs() <= margin).all() and margin.max() < 1e-4
 
 
