@@ -1,0 +1,212 @@
+"""The control end to end, on two tiny runs that train.py made: its figures, what it leaves behind, and what it refuses."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+import train as train_script
+from model.checkpoint import load
+from scripts.cli import CONFIGS, plain
+from scripts.control import check, check_pair, read_run, spread, validation_tokens
+from tests.model.test_checkpoint import rewrite
+from tests.test_train import TINY, rows
+
+SCRIPT = CONFIGS.parent / "scripts" / "control.py"
+T = 32  # context length of TINY
+OPTIONS = ["windows=4", 'prompts=["line 3", ""]', "max_new_tokens=9"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A working directory with the two runs below outputs/."""
+    folder = tmp_path_factory.mktemp("control")
+    (folder / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)))
+    for name, extra in (("masked", []), ("unmasked", ["experiment=control_no_mask"])):
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            places = [f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}", f"output_dir={folder / 'outputs' / name}"]
+            cfg = compose("train", [*TINY, *places, *extra, "trainer.max_steps=40", "trainer.val_check_interval=20"])
+        train_script.train(cfg)
+    return folder
+
+
+@pytest.fixture
+def runs(trained):
+    return {name: read_run(trained / "outputs" / name / "checkpoints" / "last.ckpt") for name in ("masked", "unmasked")}
+
+
+def run(folder, *arguments):
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, env=environment, encoding="utf-8", timeout=120)
+
+
+def refused(result, message):
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and message in result.stderr, result.stderr
+
+
+def direct(model, window):
+    """Losses (one pass, honest) of the targets of one window (T + 1,), one prefix after another, as means in nats."""
+    ids, targets = window[:-1], window[1:]
+    with torch.no_grad():
+        whole = model(ids[None])[0].double().log_softmax(-1)
+        alone = torch.stack([model(ids[None, : t + 1])[0, -1].double().log_softmax(-1) for t in range(T)])
+    return [-log_p[torch.arange(T), targets].mean().item() for log_p in (whole, alone)]
+
+
+def test_the_experiment_differs_from_the_default_in_the_mask_alone():
+    def composed(*overrides):
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return plain(compose("train", ["output_dir=x", *overrides]))
+
+    control, default = composed("experiment=control_no_mask"), composed()
+    assert (control["model"].pop("causal"), default["model"].pop("causal")) == (False, True)
+    assert (control["causality"].pop("allow_leak"), default["causality"].pop("allow_leak")) == (True, False)
+    for values in (control, default):  # which takes it over
+        del values["callbacks"]["causality"]["allow_leak"]
+    assert control == default
+
+
+def test_the_control_end_to_end(trained):
+    (trained / "outputs" / "unmasked" / "checkpoints" / "best.ckpt").write_bytes(b"")  # not to be read: a false loss chose it
+    before = set(trained.rglob("*"))
+    result = run(trained, "masked=outputs/masked", "unmasked=outputs/unmasked", *OPTIONS)
+    assert result.returncode == 0, result.stderr
+    out = trained / "outputs" / "unmasked" / "control"
+    assert set(trained.rglob("*")) - before == {out, *(out / f"control.{kind}" for kind in ("json", "md", "png"))}
+    assert (out / "control.png").read_bytes().startswith(b"\x89PNG")
+
+    found = json.loads((out / "control.json").read_text())
+    val = torch.tensor(validation_tokens(read_run(trained / "outputs/masked/checkpoints/last.ckpt")).astype(int))
+    counts = json.loads(next((trained / "cache").glob("*/meta.json")).read_text())["counts"]["val"]
+    text = load(trained / "outputs" / "masked" / "checkpoints" / "last.ckpt").tokenizer.decode(val.tolist())
+    assert text == (trained / "text.txt").read_text()[-counts["characters"] :]
+    last = (len(val) - 1) // T - 1
+    assert found["windows"]["numbers"] == [0, last // 3, 2 * last // 3, last] and found["windows"]["length"] == T
+    assert (found["seed"], found["steps"], found["uniform_guess"]) == (0, 40, math.log(300))
+    honest = {}
+    for name in ("masked", "unmasked"):
+        side, lm = found[name], load(trained / "outputs" / name / "checkpoints" / "last.ckpt")
+        windows = [val[n * T : n * T + T + 1] for n in found["windows"]["numbers"]]
+        losses = torch.tensor([direct(lm.model, window) for window in windows]).double()  # (windows, 2)
+        honest[name] = losses[:, 1]
+        for key, loss in (("one_pass", losses[:, 0]), ("honest", losses[:, 1]), ("gap", losses[:, 1] - losses[:, 0])):
+            assert side[key]["mean"] == pytest.approx(loss.mean().item(), abs=1e-5)
+            assert side[key]["standard_error"] == pytest.approx(loss.std().item() / 2, abs=1e-5)
+        assert side["checkpoint"] == f"outputs/{name}/checkpoints/last.ckpt"
+        assert side["parameters"] == lm.model.n_parameters()
+        logged = [(int(row["step"]), float(row["train/loss"])) for row in rows(trained / "outputs" / name) if row["train/loss"]]
+        assert side["curves"]["train"] == [list(point) for point in logged]
+        texts = lm.generate(["line 3", ""], max_new_tokens=9, temperature=0.8, seed=0)
+        assert side["samples"] == [["line 3", texts[0]], ["", texts[1]]]
+    difference = honest["unmasked"] - honest["masked"]
+    assert found["honest_unmasked_minus_masked"]["mean"] == pytest.approx(difference.mean().item(), abs=1e-5)
+    assert found["honest_unmasked_minus_masked"]["standard_error"] == pytest.approx(difference.std().item() / 2, abs=1e-5)
+    assert abs(found["masked"]["gap"]["mean"]) < 1e-5 < 0.01 < found["unmasked"]["gap"]["mean"]
+
+    page = (out / "control.md").read_text(encoding="utf-8")
+    table = result.stdout.split("\n\n")[0]
+    assert table in page and f"{found['unmasked']['honest']['mean']:.4f} ±" in table
+    bits = found["masked"]["honest"]["mean"] * (counts["tokens"] - 1) / math.log(2) / counts["bytes"]
+    assert f"{bits:.4f} |" in table.splitlines()[-1]
+
+
+def test_a_missing_run_is_one_line_with_status_2(trained, tmp_path):
+    refused(run(tmp_path), "masked is missing; give the folder of a run of `python train.py`: masked=outputs/DATE/TIME")
+    refused(run(trained, "masked=outputs/masked"), "unmasked is missing; give the folder of a run of `python train.py experiment=control_no_")
+    refused(run(trained, "masked=outputs/masked", "unmasked=nowhere"), "nowhere does not exist")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_data_are_refused_and_nothing_is_left(trained, tmp_path):
+    shutil.copytree(trained / "outputs" / "unmasked", tmp_path / "other")
+    checkpoint = tmp_path / "other" / "checkpoints" / "last.ckpt"
+    rewrite(checkpoint, lambda content: content["tril"]["data"].update(fingerprint="0123456789abcdef"))
+    before = set(tmp_path.rglob("*"))
+    result = run(tmp_path, f"masked={trained / 'outputs' / 'masked'}", "unmasked=other", *OPTIONS, "out=made/here")
+    refused(result, "and 0123456789ab); train both on the same text")
+    assert set(tmp_path.rglob("*")) == before
+
+
+def change(run, **settings):
+    """The run with other settings, by dotted names."""
+    changed = json.loads(json.dumps(run.settings))
+    for name, value in settings.items():
+        *path, key = name.split("__")
+        place = changed
+        for part in path:
+            place = place[part]
+        place[key] = value
+    return replace(run, settings=changed)
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), [
+    ("masked", {"seed": 1}, r"differ in more than the mask \(seed=1 and 0\); train both with the same settings"),
+    ("unmasked", {"model__dim": 64}, r"\(model.dim=32 and 64\)"),
+    ("unmasked", {"optim__schedule__kind": "cosine"}, r"\(optim.schedule.kind=\w+ and cosine\)"),
+    ("unmasked", {"trainer__max_steps": 900, "data__batch_size": 8}, r"\(data.batch_size=4 and 8, trainer.max_steps=40 and 900\)"),
+])
+def test_runs_that_differ_in_more_than_the_mask_are_refused(runs, name, settings, message):
+    check_pair(runs)
+    with pytest.raises(ValueError, match=message):
+        check_pair(runs | {name: change(runs[name], **settings)})
+
+
+def test_other_refusals_of_a_pair(runs):
+    with pytest.raises(ValueError, match=r"masked=.* has model.causal=False; give a run of `python train.py`"):
+        check_pair({"masked": runs["unmasked"], "unmasked": runs["masked"]})
+    with pytest.raises(ValueError, match=r"unmasked=.* has model.causal=True; give a run of .*control_no_mask"):
+        check_pair({"masked": runs["masked"], "unmasked": runs["masked"]})
+    with pytest.raises(ValueError, match="steps done=40 and 20"):
+        check_pair(runs | {"unmasked": replace(runs["unmasked"], steps=20)})
+    with pytest.raises(ValueError, match="other data or tokenizers"):
+        check_pair(runs | {"unmasked": replace(runs["unmasked"], ours=runs["unmasked"].ours | {"tokenizer": "{}"})})
+    with pytest.raises(ValueError, match="data.document_mask=true"):
+        check_pair({name: change(run, data__document_mask=True) for name, run in runs.items()})
+
+
+def test_a_text_that_has_changed_is_refused(runs, tmp_path):
+    (tmp_path / "text.txt").write_text("".join(f"other line {i}\n" for i in range(400)))
+    with pytest.raises(ValueError, match="the text has changed since the runs .*; restore it, or train both again"):
+        validation_tokens(change(runs["masked"], data__path=str(tmp_path / "text.txt"), data__cache_dir=str(tmp_path / "cache")))
+
+
+def test_a_checkpoint_without_its_run_is_refused(trained, tmp_path):
+    shutil.copy(trained / "outputs" / "masked" / "checkpoints" / "last.ckpt", tmp_path)
+    with pytest.raises(FileNotFoundError, match="config.yaml does not exist.*; name a run's folder"):
+        read_run(tmp_path / "last.ckpt")
+
+
+def test_windows_are_whole_and_evenly_spread(runs):
+    tokens = torch.arange(100).numpy()  # 99 targets: 9 whole windows of 10
+    numbers, ids, targets = spread(tokens, 3, 10)
+    assert numbers.tolist() == [0, 4, 8]
+    assert ids.tolist() == [list(range(start, start + 10)) for start in (0, 40, 80)]
+    assert torch.equal(targets, ids + 1)
+    assert spread(tokens, 9, 10)[0].tolist() == list(range(9))
+    with pytest.raises(ValueError, match="windows=10 exceeds the 9 whole windows of 10 tokens"):
+        spread(tokens, 10, 10)
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("windows", 1, "windows=1 must be a whole number, at least 2"), ("windows", 2.5, "windows=2.5 must"),
+    ("prompts", [], "prompts=.* must be a list of texts"), ("prompts", "def ", "must be a list"), ("prompts", [1], "must be a list"),
+])
+def test_wrong_settings(key, value, message):
+    cfg = yaml.safe_load(Path(CONFIGS / "control.yaml").read_text())
+    check(cfg)
+    with pytest.raises(ValueError, match=message):
+        check(cfg | {key: value})
