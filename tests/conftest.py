@@ -37,6 +37,16 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", f"ignore:{expected}:UserWarning")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """The count of the mutants, at the end of every run that has some."""
+    names = {
+        outcome: {report.nodeid for report in terminalreporter.stats.get(outcome, []) if "::test_mutant_is_caught[" in report.nodeid}
+        for outcome in ("passed", "failed", "error")
+    }
+    if every := set.union(*names.values()):
+        terminalreporter.write_line(f"mutants caught {len(names['passed'] - names['failed'] - names['error'])}/{len(every)}")
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
