@@ -161,6 +161,7 @@ def continued(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
         return cfg, None
     checkpoint = find_checkpoint(cfg.resume, prefer=("last",))
     saved = OmegaConf.load(run_folder(checkpoint) / "config.yaml")
+    saved = OmegaConf.merge({"causality": cfg.causality}, saved)  # which runs of an older version lack
     for override in task_overrides():
         key = override.split("=")[0].lstrip("+~")
         if "." not in key and key not in ("resume", "seed", "compile", "output_dir"):

@@ -145,7 +145,6 @@ def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
     cuts = sorted((torch.randperm(length - 1, generator=cell.generator)[: length // 4] + 1).tolist())
     chunkings = {f"chunks of {size}": [min(size, length - start) for start in range(0, length, size)] for size in (1, 7)}
     chunkings["random chunks"] = [b - a for a, b in itertools.pairwise([0, *cuts, length])]
-    padding = [0, length // 2, length - 1][:n]
     with torch.no_grad():
         full = subject(ids)
         for how, sizes in chunkings.items():
@@ -154,26 +153,45 @@ def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
                 yield _agree(cell, "decoding", how, logits, full)
         if logits is not None and isinstance(subject, GPTSubject):
             yield from attention(cell, ids[0], lambda subject, ids: subject.decode(ids, chunkings["random chunks"]))
-        shifted = torch.stack([torch.cat((torch.ones_like(row[:p]), row[: length - p])) for row, p in zip(ids, padding)])
-        logits = subject.padded(shifted, padding)
-        for row, p in enumerate(padding if logits is not None else ()):
-            alone = full[row : row + 1, : length - p]
-            yield _agree(cell, "decoding", f"behind {p} places of padding", logits[row : row + 1, p:], alone, row)
+        yield from behind_padding(cell, ids, full, [0, length // 2, length - 1][:n])
+
+
+def behind_padding(cell: Cell, ids: Tensor, full: Tensor, padding: Sequence[int]) -> Iterator[Result]:
+    """A row (of B, T) that begins behind so many hidden places has the logits `full` of the row alone, whatever tokens hide there."""
+    length = ids.shape[1]
+    fillings = [torch.cat([token * torch.ones_like(ids), ids], dim=1) for token in (1, 1, 2)]  # (B, 2T)
+    runs = []
+    for filled in fillings:
+        shifted = torch.stack([row[length - p : 2 * length - p] for row, p in zip(filled, padding)])  # (B, T)
+        runs.append(cell.subject.padded(shifted, padding))
+    logits, again, other = runs
+    if logits is None:
+        return
+    same = cell.bound_of_hidden(max((a[p:] - b[p:]).abs().max().item() for a, b, p in zip(logits, again, padding)))
+    for row, p in enumerate(padding):
+        one, how = slice(row, row + 1), f"behind {p} places of padding"
+        yield _agree(cell, "decoding", how, logits[one, p:], full[one, : length - p], first_row=row)
+        if p:
+            yield _agree(cell, "decoding", f"{how}, with other tokens there", other[one, p:], logits[one, p:], same, row)
 
 
 def documents(cell: Cell, ids: Tensor) -> Iterator[Result]:
-    """Documents packed into one window have the logits that each has alone."""
-    length = ids.shape[1]
+    """Documents packed into one window have the logits that each has alone, whatever stands in the others."""
+    subject, length = cell.subject, ids.shape[1]
     starts = sorted({length // 4, length // 2, length // 2 + 1} & set(range(1, length)))  # a document of one token among them
-    packed = ids[:1].clone()
-    packed[0, starts] = EOT
+    packed, changed = ids[:1].clone(), cell.other(ids[:1])
+    packed[0, starts] = changed[0, starts] = EOT
     with torch.no_grad():
-        logits = cell.subject.packed(packed, EOT)
+        logits, again = subject.packed(packed, EOT), subject.packed(packed, EOT)
         if logits is None:
             return
+        same = cell.bound_of_hidden((logits - again).abs().max().item())
         for start, end in itertools.pairwise([0, *starts, length]):
-            alone = cell.subject(packed[:, start:end])
-            yield _agree(cell, "documents", f"the document at {start}", logits[:, start:end], alone)
+            part, how = slice(start, end), f"the document at {start}"
+            others = changed.clone()
+            others[:, part] = packed[:, part]
+            yield _agree(cell, "documents", how, logits[:, part], subject(packed[:, part]))
+            yield _agree(cell, "documents", f"{how}, beside others", subject.packed(others, EOT)[:, part], logits[:, part], same)
 
 
 def first_pair(wrong: Tensor, queries: Sequence[int], keys: Sequence[int]) -> tuple[int, int]:
@@ -194,9 +212,12 @@ def _all_of(cell: Cell, size: Tensor, allowed: Tensor, queries: Sequence[int], k
     return cell.result("all of the past", max(size.shape), size[allowed].min(), 0.0, int(allowed.sum()), not blind.any(), where)
 
 
-def _agree(cell: Cell, check: str, how: str, logits: Tensor, full: Tensor, first_row: int = 0) -> Result:
-    off = (logits - full).abs().amax(-1)  # (B, T)
-    bound = cell.bound()
+def _agree(
+    cell: Cell, check: str, how: str, logits: Tensor, expected: Tensor, bound: float | None = None, first_row: int = 0
+) -> Result:
+    """bound None: that of two computations of the same logits by different steps."""
+    off = (logits - expected).abs().amax(-1)  # (B, T)
+    bound = cell.bound() if bound is None else bound
     bad = torch.nonzero(~(off <= bound))
     where = f"{how}: row {first_row + bad[0, 0]}, position {bad[0, 1]}" if len(bad) else ""
     return cell.result(check, logits.shape[1], off.max(), bound, logits.numel(), not len(bad), where)

@@ -89,7 +89,8 @@ class Subject:
     def _settled(self, run: Callable[[], Tensor]) -> Tensor:
         """Runs under the precision, with the random numbers of every other run."""
         dtype = AUTOCAST[self.precision]
-        autocast = torch.autocast(self.device.type, dtype) if dtype else contextlib.nullcontext()
+        # Without the cache, as Lightning has it: to a compiler the other setting would be another program.
+        autocast = torch.autocast(self.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext()
         with same_random_numbers(self.device), autocast:
             logits = run()
         return logits if logits.dtype == torch.float64 else logits.float()
@@ -151,7 +152,8 @@ class GPTSubject(Subject):
 
 @contextlib.contextmanager
 def same_random_numbers(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    devices = [] if device.type == "cpu" else [device.index or 0]
+    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
         torch.manual_seed(SEED)
         yield
 
