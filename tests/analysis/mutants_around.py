@@ -1,4 +1,4 @@
-"""Mutants of what lies around attention: decoding, padding, documents, rows, the residual stream, training, precision, compilation.
+"""Mutants of what lies around attention: the residual stream, training, precision, compilation.
 
 B batch, T positions, C width, H heads, G key/value heads, D head size, V vocabulary.
 """
@@ -10,126 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model import masks
-from model.analysis import subject
 from model.attention import MultiHeadAttention
-from model.gpt import GPT, MLP, Block
-from model.kv_cache import KVCache, LayerCache
+from model.gpt import GPT, MLP
 from model.norm import RMSNorm
-from tests.analysis.mutants import CATALOGUE, NEXT, Patch, kernel, mutant
+from tests.analysis.mutants import CATALOGUE, NEXT, kernel, mutant
+from tests.analysis.mutants_of_batches import LEARNED, next_one, stream
 
-__all__ = ["CATALOGUE"]  # complete, with the mutants of both files
-
-END = 0  # end-of-text in the certificate's documents
-LEARNED = {"pos": "learned", "context_length": 64}  # one config for all that rotary positions or a short context would not show
-
-
-def stream(patch: Patch, changed: Callable[[Tensor], Tensor], layer: type = Block) -> None:
-    """The output of every such layer goes through `changed`."""
-    original = layer.forward
-    patch.setattr(layer, "forward", lambda self, *rest, **options: changed(original(self, *rest, **options)))
-
-
-def next_one(x: Tensor) -> Tensor:
-    """Of (B, T, C), at each position the one behind it; the last has none: zeros."""
-    return F.pad(x[:, 1:], (0, 0, 0, 1))
-
-
-# Decoding, padding, documents, rows
-
-
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "})
-def rotary_offset_forgotten_in_decoding(patch):
-    rope = GPT._rope
-    patch.setattr(GPT, "_rope", lambda self, positions: rope(self, positions if positions.dim() > 1 else positions - positions[0]))
-
-
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "})
-def rotary_offset_one_too_small_in_decoding(patch):
-    rope = GPT._rope
-    patch.setattr(GPT, "_rope", lambda self, p: rope(self, p if p.dim() > 1 else p - p[0].clamp(max=1)))
-
-
-@mutant("decoding", where={"decoding": "chunks of 1: row 0, position 0 "}, **LEARNED)
-def positions_counted_from_the_end(patch):
-    """What leaks is how much is still to come, not what."""
-    original = GPT.hidden
-
-    def changed(self, ids, *, positions=None, **options):
-        if positions is None:
-            positions = torch.arange(-ids.shape[1], 0) + self.config.context_length
-        return original(self, ids, positions=positions, **options)
-
-    patch.setattr(GPT, "hidden", changed)
-
-
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "})
-def cache_not_advanced(patch):
-    patch.setattr(KVCache, "advance", lambda self, n_positions: None)
-
-
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 0 "})
-def cache_with_its_empty_rest(patch):
-    update = LayerCache.update
-
-    def changed(self, k, v):
-        update(self, k, v)
-        return self.cache.keys[self.index], self.cache.values[self.index]
-
-    patch.setattr(LayerCache, "update", changed)
-
-
-@mutant("decoding", where={"decoding": "chunks of 1: row 0, position 0 "})
-def cache_of_another_row(patch):
-    update = LayerCache.update
-    patch.setattr(LayerCache, "update", lambda self, k, v: tuple(x.roll(1, 0) for x in update(self, k, v)))
-
-
-@mutant("decoding", where={"decoding": "[1-9][0-9]* places of padding: row ., position 0 "})
-def padding_seen(patch):
-    for module in (masks, subject):
-        patch.setattr(module, "padding_mask", lambda visible: torch.ones_like(visible)[:, None, None])
-
-
-@mutant("decoding", "documents", where={"documents": "the document at [1-9]"}, **LEARNED)
-def positions_of_padding_and_documents_ignored(patch):
-    original = GPT.hidden
-    patch.setattr(GPT, "hidden", lambda self, ids, **options: original(self, ids, **{**options, "positions": None}))
-
-
-@mutant("documents", where={"documents": "the document at [1-9][0-9]*: row 0, position 0 "})
-def document_border_ignored(patch):
-    for module in (masks, subject):
-        patch.setattr(module, "document_mask", lambda documents: torch.ones_like(documents, dtype=torch.bool)[:, None, :, None])
-
-
-@mutant("documents", where={"documents": "the document at [1-9][0-9]*: row 0, position 0 "})
-def end_of_text_left_with_the_text_before_it(patch):
-    original = masks.document_mask
-    for module in (masks, subject):
-        patch.setattr(module, "document_mask", lambda documents: original(F.pad(documents, (1, 0))[:, :-1]))
-
-
-@mutant("documents", where={"documents": "the document at 0: row 0, position [1-9]"})
-def coming_end_of_text_seen(patch):
-    original = GPT.hidden
-    patch.setattr(GPT, "hidden", lambda self, ids, **options: original(self, ids, **options) + next_one((ids == END)[..., None].float()))
-
-
-@mutant("rows", where={"rows": r"row \d changes with rows? "})
-def batch_row_mixed_into_another(patch):
-    stream(patch, lambda x: x + 0.1 * x.roll(1, 0))
-
-
-@mutant("rows", where={"rows": r"row \d changes with rows? "})
-def centred_over_the_batch(patch):
-    stream(patch, lambda x: x - 0.1 * x.mean(0, keepdim=True))
-
-
-@mutant("documents")
-def leak_in_a_batch_of_one(patch):
-    """As a squeeze() makes it: without its batch, the first axis is the sequence."""
-    stream(patch, lambda x: x - 0.1 * x.squeeze(0).mean(0))
+__all__ = ["CATALOGUE"]  # complete, with the mutants of all files
 
 
 # The residual stream
