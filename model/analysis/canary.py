@@ -47,7 +47,7 @@ class Canary:
         return self.loss - self.bound
 
 
-def canary(subject: Subject, *, steps: int | None = None, batch_size: int = 16, lr: float = 3e-3, seed: int = 0) -> Canary:
+def canary(subject: Subject, *, steps: int | None = None, batch_size: int = 8, lr: float = 3e-3, seed: int = 0) -> Canary:
     """Trains a copy of the subject's module on random tokens, then measures it on fresh ones.
 
     From weights drawn at random: from an initialisation with zeros, or a small one, a leak is found hundreds of steps later. steps None:
@@ -77,5 +77,5 @@ def canary(subject: Subject, *, steps: int | None = None, batch_size: int = 16, 
             optimizer.zero_grad()
     model.eval()
     with torch.no_grad():
-        fresh = losses(draw(8 * batch_size))
+        fresh = losses(draw(16 * batch_size))
     return Canary(fresh.mean().item(), (fresh.std() / len(fresh) ** 0.5).item(), math.log(kinds), len(fresh), length)

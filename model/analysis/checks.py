@@ -142,7 +142,7 @@ def rows(cell: Cell, ids: Tensor) -> Iterator[Result]:
 def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
     """Decoding: in chunks of any size, and behind padding, the logits are those of the full pass."""
     subject, (n, length) = cell.subject, ids.shape
-    cuts = sorted((torch.randperm(length - 1, generator=cell.generator)[: length // 4] + 1).tolist())
+    cuts = sorted((torch.randperm(length - 1, generator=cell.generator)[: length // 8] + 1).tolist())
     chunkings = {f"chunks of {size}": [min(size, length - start) for start in range(0, length, size)] for size in (1, 7)}
     chunkings["random chunks"] = [b - a for a, b in itertools.pairwise([0, *cuts, length])]
     with torch.no_grad():

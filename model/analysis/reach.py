@@ -4,6 +4,7 @@ T positions, V vocabulary, C width. A reach is a (T, T) matrix: row = output pos
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -13,11 +14,15 @@ Run = Callable[[Tensor], Tensor]  # ids (B, T) -> logits (B, T, V)
 
 
 def expected(length: int, windows: Sequence[int | None]) -> Tensor:
-    """bool (T, T): output i may see input j if 0 <= i - j < 1 + the sum of (w - 1) over the layers.
+    """bool (T, T): output i may see input j if 0 <= i - j <= the sum of (w - 1) over the layers.
 
     Written out from positions, and not with the masks of the model: those are what is being tested.
     """
-    back = length if None in windows else sum(w - 1 for w in windows)
+    return _band(length, length if None in windows else sum(w - 1 for w in windows))
+
+
+@functools.cache  # a certificate asks for the same few again and again
+def _band(length: int, back: int) -> Tensor:
     return torch.tensor([[0 <= i - j <= back for j in range(length)] for i in range(length)])
 
 
