@@ -128,9 +128,13 @@ class MultiHeadAttention(nn.Module):
         backend: str = "fused",
     ):
         super().__init__()
+        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+        sizes = {"dim": dim, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": 1 if head_dim is None else head_dim}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"{name}={size} must be at least 1")
         if head_dim is None and dim % n_heads:
             raise ValueError(f"dim={dim} is not a multiple of n_heads={n_heads}; change one of them or set head_dim")
-        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         if n_heads % n_kv_heads:
             raise ValueError(f"n_heads={n_heads} is not a multiple of n_kv_heads={n_kv_heads}")
         if backend not in BACKENDS:

@@ -274,6 +274,9 @@ def test_combinations_without_a_meaning_are_refused(choices, arguments, message)
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        ({"n_heads": 0}, "n_heads=0 must be at least 1"),
+        ({"n_heads": -2}, "n_heads=-2 must be at least 1"),
+        ({"n_heads": 4, "n_kv_heads": 0}, "n_kv_heads=0 must be at least 1"),
         ({"n_heads": 5}, "dim=24 is not a multiple of n_heads=5.*head_dim"),
         ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 is not a multiple of n_kv_heads=3"),
         ({"n_heads": 4, "backend": "flash"}, "'flash' is not one of stacked, explicit, fused, flex"),
