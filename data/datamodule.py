@@ -6,7 +6,7 @@ from typing import Any
 from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
-from data.packing import Packed, prepare
+from data.packing import Packed, prepare, val_bytes_per_token
 from data.sources import Source
 from data.tokenizer import TokenizerConfig
 from data.windows import TrainWindows, ValWindows
@@ -81,9 +81,8 @@ class TextDataModule(LightningDataModule):
 
     @property
     def val_bytes_per_token(self) -> float:
-        """UTF-8 bytes of the validation part per predicted token, which turns nats per token into bits per byte."""
-        counts = self.meta["counts"]["val"]
-        return counts["bytes"] / (counts["tokens"] - 1)  # the first token is not predicted
+        """See `data.packing.val_bytes_per_token`."""
+        return val_bytes_per_token(self.meta)
 
     def train_dataloader(self) -> TrainWindows:
         return TrainWindows(self.packed.tokens("train"), self.context_length, self.batch_size, self.seed, *self._place())

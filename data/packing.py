@@ -100,6 +100,12 @@ def prepare(
     return Packed(folder, _read_meta(folder), tokenizer)
 
 
+def val_bytes_per_token(meta: dict[str, Any]) -> float:
+    """UTF-8 bytes of the validation part per predicted token, which turns nats per token into bits per byte."""
+    counts = meta["counts"]["val"]
+    return counts["bytes"] / (counts["tokens"] - 1)  # the first token is not predicted
+
+
 def _read_meta(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "meta.json").read_text(encoding="utf-8"))
 

@@ -52,8 +52,8 @@ class LanguageModel:
     ) -> str | list[str]:
         """The text that follows `prompt`, without `prompt`; for a list of prompts, which run as one batch, a list.
 
-        prompt          an empty one begins a new text. White space at its end may become part of the first new token. Special tokens in it, such as "<|endoftext|>", are read as tokens and not as
-                        text (as in Hugging Face's transformers)
+        prompt          an empty one begins a new text. White space at its end may become part of the first new token. Special tokens in it,
+                        such as "<|endoftext|>", are read as tokens and not as text (as in Hugging Face's transformers)
         max_new_tokens  the text also ends at end-of-text
         seed            of all draws; None: a new one each time
         stop            strings: the text ends before the first that comes up

@@ -150,8 +150,9 @@ def spread(tokens, n: int, length: int):
 
 def describe(run: Run, windows, sampling: dict) -> dict:
     """How the figures come about, and what is the same for both sides."""
+    from data.packing import val_bytes_per_token
+
     meta, (numbers, ids, _) = run.ours["data"], windows
-    counts = meta["counts"]["val"]
     return {
         "seed": run.settings["seed"],
         "steps": run.steps,
@@ -160,7 +161,7 @@ def describe(run: Run, windows, sampling: dict) -> dict:
         "losses": "nats per token: mean and standard error over windows, computed in float32 on the CPU",
         "sampling": sampling,
         "uniform_guess": math.log(meta["vocab_size"]),
-        "bytes_per_token": counts["bytes"] / (counts["tokens"] - 1),  # of the whole validation part; its first token is not predicted
+        "bytes_per_token": val_bytes_per_token(meta),
     }
 
 

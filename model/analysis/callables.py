@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from model.analysis.causality import LARGE, SMALL
-from model.analysis.cell import ODD, Cell
+from model.analysis.cell import LONGEST, ODD, Cell, lengths_to_test
 from model.analysis.reach import embeddings_as_leaves
 from model.analysis.subject import Subject, randomise
 
-LONGEST = 256  # tokens: no longer input is tried, and nothing said about one
 IN_FLOAT64 = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 SMALLEST_VOCABULARY = 3  # one token stands for end-of-text, two to change one into the other
 
@@ -64,9 +63,8 @@ class CallableSubject(Subject):
     def in_float64(self) -> "CallableSubject | None":
         if self.module is None:
             return None
-        known = self.known | ({"device": "cpu"} if self.device.type == "mps" else {})  # MPS has no float64
-        twin = copy.deepcopy(self.module).to(known["device"], torch.float64)
-        return CallableSubject(self.spec, twin, vocab_size=self.vocab_size, precision="64-true", **known)
+        known = self.known | {"device": self.float64_device}
+        return CallableSubject(self.spec, self._module_in_float64(), vocab_size=self.vocab_size, precision="64-true", **known)
 
 
 def callable_cells(
@@ -86,7 +84,7 @@ def callable_cells(
             raise ValueError(f"{name}={value} must be a whole number, at least {least}")
     function, longest = load(spec), min(LONGEST, context_length)
     known = {"context_length": context_length, "device": device, "windows": [None if reach is None else reach + 1]}
-    lengths = sorted({min(n, longest) for n in (1, 2, ODD, LONGEST)})
+    lengths = lengths_to_test(longest)
     own = CallableSubject(spec, to_device(function, device), vocab_size=vocab_size, **known)
     probe(own, longest)
 

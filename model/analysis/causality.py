@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.analysis.canary import Z, canary
-from model.analysis.cell import ODD, Cell
+from model.analysis.cell import ODD, Cell, lengths_to_test
 from model.analysis.certificate import Certificate
 from model.analysis.checks import run_checks
 from model.analysis.subject import GPTSubject, randomise
@@ -38,7 +38,7 @@ def certify(subject: str, cells: Iterable[Cell], *, progress: Callable[[str], No
             certificate.results += run_checks(cell)
             if number == 0:
                 certificate.reach, certificate.allowed = cell.reach, cell.subject.visible(cell.lengths[-1])
-                if cell.subject.differentiable:  # a bare function cannot be trained
+                if cell.subject.differentiable:  # what has no gradient cannot be trained
                     certificate.canary = found = canary(cell.subject)
                     where = f"loss {found.loss:.4f} on random tokens, which cost {found.bound:.4f} at least"
                     certificate.results.append(cell.result("canary", found.length, found.below, Z, found.n_tokens, found.passed, where))
@@ -74,7 +74,9 @@ def gpt_cells(
         labels = {"weights": kind, "backend": changed.backend, "precision": precision, "window": changed.window}
         labels |= {name: True for name, on in (("dropout", training), ("compiled", compiled)) if on}
         plain = kind in ("random", "trained") and not (training or compiled)
-        lengths = _lengths(changed) if main or plain and kind == "random" else [min(ODD, config.context_length)]
+        lengths = [min(ODD, config.context_length)]
+        if main or plain and kind == "random":
+            lengths = lengths_to_test(config.context_length, [changed.window])
         if changed.backend == "flex" and device == "cpu":
             lengths = sorted({min(n, FLEX_ON_CPU) for n in lengths})
         return Cell(
@@ -109,9 +111,3 @@ def sharpen(model: GPT) -> None:
     for block in model.blocks:
         for norm, projection in ((block.attn.q_norm, block.attn.q_proj), (block.attn.k_norm, block.attn.k_proj)):
             getattr(norm, "weight", projection.weight).mul_(SHARPER)
-
-
-def _lengths(config: GPTConfig) -> list[int]:
-    """1, 2, an odd one, around the window, all of the context."""
-    around = [] if config.window is None else [config.window, config.window + 1]
-    return sorted({min(n, config.context_length) for n in (1, 2, ODD, *around, config.context_length)})

@@ -3,7 +3,7 @@
 B batch, T positions, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,14 +11,22 @@ from torch import Tensor
 
 from model.analysis.reach import positions_to_test
 from model.analysis.subject import Subject
+from model.generate import inference
 
 ODD = 37  # a length that is no multiple of any block
+LONGEST = 256  # tokens of an input to a model that is not of this project: no longer one is tried, and nothing said about it
 EOT = 0  # stands for end-of-text where documents are tested; no other place of the input has it
 # Two computations of one function may differ by as much as each of them differs from the truth. That difference is measured, in float64,
 # for every cell on the model at hand; twice the sum of both leaves room for inputs other than the one measured.
 SLACK = 4
 FEWEST = 8  # positions tested at one length, whatever they cost
 LARGEST_LOGITS = 1 << 25  # elements held at once: 0.13 GB of float32
+
+
+def lengths_to_test(longest: int, windows: Iterable[int | None] = ()) -> list[int]:
+    """1, 2, an odd one, around each window, the longest."""
+    around = [window + more for window in windows if window is not None for more in (0, 1)]
+    return sorted({min(n, longest) for n in (1, 2, ODD, *around, longest)})
 
 
 @dataclass(frozen=True)
@@ -97,19 +105,14 @@ class Cell:
     def measured_rounding(self) -> float:
         """Largest difference of the logits to those of float64, in evaluation mode; of a bare function, to its own at other batch sizes."""
         subject, ids = self.subject, self.tokens(1, max(self.lengths))
-        with torch.no_grad():
-            if subject.plain().in_float64() is None:
-                logits = subject(ids)
-                floor = torch.finfo(logits.dtype).eps * logits.abs().max().item()
-                return max([floor, *((subject(ids.expand(n, -1)) - logits).abs().max().item() for n in (1, 2, 5))])
-            training = subject.module.training
-            subject.module.eval()
-            try:
-                plain = subject.plain()
-                exact = plain.in_float64()
+        with inference(list(subject.module.modules()) if subject.module else []):
+            plain = subject.plain()
+            exact = plain.in_float64()
+            if exact is not None:
                 return (plain(ids).double().to(exact.device) - exact(ids.to(exact.device))).abs().max().item()
-            finally:
-                subject.module.train(training)
+            logits = subject(ids)
+            floor = torch.finfo(logits.dtype).eps * logits.abs().max().item()
+            return max([floor, *((subject(ids.expand(n, -1)) - logits).abs().max().item() for n in (1, 2, 5))])
 
     def result(self, check: str, length: int, worst, bound: float, tested: int, passed: bool, where: str = "") -> Result:
         return Result(check, self.name, length, bool(passed), float(worst), float(bound), int(tested), "" if passed else where)

@@ -4,7 +4,6 @@ T positions, V vocabulary, C width. A reach is a (T, T) matrix: row = output pos
 """
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -18,12 +17,9 @@ def expected(length: int, windows: Sequence[int | None]) -> Tensor:
 
     Written out from positions, and not with the masks of the model: those are what is being tested.
     """
-    return _band(length, length if None in windows else sum(w - 1 for w in windows))
-
-
-@functools.cache  # a certificate asks for the same few again and again
-def _band(length: int, back: int) -> Tensor:
-    return torch.tensor([[0 <= i - j <= back for j in range(length)] for i in range(length)])
+    back = length if None in windows else sum(w - 1 for w in windows)
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    return (distance >= 0) & (distance <= back)
 
 
 def positions_to_test(length: int, most: int, generator: torch.Generator) -> Tensor:

@@ -86,6 +86,13 @@ class Subject:
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.module.parameters()) if self.module else 0
 
+    @property
+    def float64_device(self) -> torch.device:
+        return torch.device("cpu") if self.device.type == "mps" else self.device  # MPS has no float64
+
+    def _module_in_float64(self) -> nn.Module:
+        return copy.deepcopy(self.module).to(self.float64_device, torch.float64)
+
     def _settled(self, run: Callable[[], Tensor]) -> Tensor:
         """Runs under the precision, with the random numbers of every other run."""
         dtype = AUTOCAST[self.precision]
@@ -124,9 +131,8 @@ class GPTSubject(Subject):
         return self._settled(lambda: torch.cat([self.run(part, cache=cache) for part in ids.split(list(sizes), dim=1)], dim=1))
 
     def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor:
-        columns, shift = torch.arange(ids.shape[1], device=ids.device), torch.tensor(padding, device=ids.device)[:, None]
-        mask, positions = padding_mask(columns >= shift), (columns - shift).clamp(min=0)
-        return self._settled(lambda: self.run(ids, mask=mask, positions=positions))
+        visible, positions = left_padding(ids, padding)
+        return self._settled(lambda: self.run(ids, mask=padding_mask(visible), positions=positions))
 
     def packed(self, ids: Tensor, eot: int) -> Tensor:
         documents, positions = split_documents(ids, eot)
@@ -142,12 +148,17 @@ class GPTSubject(Subject):
         return GPTSubject(twin, precision=self.precision)
 
     def in_float64(self) -> "GPTSubject":
-        device = "cpu" if self.device.type == "mps" else self.device  # MPS has no float64
-        twin = copy.deepcopy(self.module).to(device, torch.float64)
+        twin = self._module_in_float64()
         if self.device.type == "cuda" and self.module.config.backend == "flex":  # nor have flex's kernels
             for block in twin.blocks:
                 block.attn.backend = "explicit"
         return GPTSubject(twin, precision="64-true")
+
+
+def left_padding(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Where rows of ids (B, T) begin behind padding[b] hidden places: what is visible, bool (B, T), and the positions (B, T)."""
+    columns, shift = torch.arange(ids.shape[1], device=ids.device), torch.tensor(padding, device=ids.device)[:, None]
+    return columns >= shift, (columns - shift).clamp(min=0)
 
 
 @contextlib.contextmanager

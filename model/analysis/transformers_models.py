@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from model.analysis.causality import DROPOUT, LARGE, PRECISIONS, SHARPER, SMALL
-from model.analysis.cell import ODD, Cell
-from model.analysis.subject import Subject, randomise
+from model.analysis.cell import LONGEST, ODD, Cell, lengths_to_test
+from model.analysis.subject import Subject, left_padding, randomise
 
-LONGEST = 256  # tokens
 ATTENTIONS = ("eager", "sdpa")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Where queries and keys come from, by what modules are called; a norm behind a projection would undo a larger one, so norms go first.
@@ -62,10 +61,10 @@ class TransformersSubject(Subject):
     def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
         if not self._takes("attention_mask"):
             return None
-        columns, shift = torch.arange(ids.shape[1], device=ids.device), torch.tensor(padding, device=ids.device)[:, None]
-        inputs = {"attention_mask": (columns >= shift).long()}  # (B, T), 0 = hidden
+        visible, positions = left_padding(ids, padding)
+        inputs = {"attention_mask": visible.long()}  # (B, T), 0 = hidden
         if self._takes("position_ids"):
-            inputs["position_ids"] = (columns - shift).clamp(min=0)  # (B, T)
+            inputs["position_ids"] = positions
         return self._settled(lambda: self._logits(ids, **inputs))
 
     def weights(self, ids: Tensor) -> Sequence[Tensor] | None:
@@ -84,8 +83,7 @@ class TransformersSubject(Subject):
         return reported if square and len(reported) == len(self.windows) else None
 
     def in_float64(self) -> "TransformersSubject":
-        device = "cpu" if self.device.type == "mps" else self.device  # MPS has no float64
-        twin = copy.deepcopy(self.module).to(device, torch.float64)
+        twin = self._module_in_float64()
         if hasattr(twin, "set_experts_implementation") and twin._can_set_experts_implementation():
             twin.set_experts_implementation("eager")  # the grouped kernels of experts have no float64
         return TransformersSubject(twin, precision="64-true")
@@ -121,7 +119,7 @@ def transformers_cells(
         return Cell(
             TransformersSubject(model.to(device).train(training), precision=precision),
             labels,
-            lengths(text) if plain else [min(ODD, context_length(text))],
+            lengths_to_test(context_length(text), windows(text)) if plain else [min(ODD, context_length(text))],
             budget=math.inf if exhaustive else LARGE if main else SMALL,
             past=plain and remembers(text),
             function=plain,
@@ -194,12 +192,6 @@ def context_length(config) -> int:
     """Positions that the config has, `LONGEST` at most."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     return min([LONGEST, *(getattr(config, name) for name in names if isinstance(getattr(config, name, None), int))])
-
-
-def lengths(config) -> list[int]:
-    """1, 2, an odd one, around each window, all of the context."""
-    around = [w + more for w in set(windows(config)) - {None} for more in (0, 1)]
-    return sorted({min(n, context_length(config)) for n in (1, 2, ODD, *around, LONGEST)})
 
 
 def with_dropout(config):

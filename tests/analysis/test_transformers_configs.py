@@ -6,7 +6,8 @@ import sys
 import pytest
 import transformers
 
-from model.analysis.transformers_models import context_length, lengths, remembers, transformers_cells, windows
+from model.analysis.cell import lengths_to_test
+from model.analysis.transformers_models import context_length, remembers, transformers_cells, windows
 from tests.analysis.test_transformers_models import FAMILIES, config
 
 
@@ -39,7 +40,7 @@ def test_windows_are_read_where_they_apply(family, changes, expected):
 )
 def test_lengths_around_a_window_and_no_longer_than_the_context(family, changes, expected):
     made = config(family, **changes)
-    assert lengths(made) == expected and context_length(made) == expected[-1]
+    assert lengths_to_test(context_length(made), windows(made)) == expected and context_length(made) == expected[-1]
 
 
 def test_recurrences_need_not_remember_everything():
