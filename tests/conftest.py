@@ -1,5 +1,10 @@
 """What the tests share: a fixed seed, weights that hide no path, and a tolerance counted in roundings."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -56,6 +61,18 @@ def tiny_gpt(**choices) -> GPT:
     """A GPT with all weights random, in evaluation mode."""
     shape = {"vocab_size": 31, "context_length": 12, "n_layers": 2, "dim": 32, "n_heads": 4}
     return randomise(GPT(GPTConfig(**{**shape, **choices}))).eval()
+
+
+def run_python(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    """`python ARGUMENTS` in a process of its own."""
+    env = os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, encoding="utf-8", timeout=120)
+
+
+def assert_refused(done: subprocess.CompletedProcess, message: str) -> None:
+    """As what a user typed wrongly is to end: one line on stderr, status 2, and nothing on stdout."""
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, roundings: float = 64) -> None:

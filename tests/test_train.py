@@ -3,9 +3,6 @@
 import csv
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +15,7 @@ import train as train_script
 from model.checkpoint import load
 from model.gpt import Block
 from scripts.cli import CONFIGS, UserError
+from tests.conftest import assert_refused, run_python
 
 ROOT = CONFIGS.parent
 TINY = [
@@ -58,8 +56,7 @@ def configure(tmp_path, text):
 
 def command_line(*overrides, cwd):
     """`python train.py ...` in a process of its own."""
-    env = os.environ | {"TRIL_CACHE": str(Path(cwd) / "cache")}
-    return subprocess.run([sys.executable, ROOT / "train.py", *overrides], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return run_python(ROOT / "train.py", *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"))
 
 
 def rows(folder: Path) -> list[dict]:
@@ -270,10 +267,7 @@ def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tm
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_settings_end_in_one_line_and_leave_nothing(overrides, message, tmp_path):
-    done = command_line(*overrides, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr
-    assert done.stdout == ""
+    assert_refused(command_line(*overrides, cwd=tmp_path), message)
     assert not list(tmp_path.rglob("*.yaml"))
 
 

@@ -1,9 +1,7 @@
 """scripts/certify.py as it is typed: what it writes, what it says of a leak, its exit status."""
 
 import json
-import os
-import subprocess
-import sys
+import math
 
 import pytest
 import torch
@@ -11,16 +9,15 @@ from tokenizers import Tokenizer, models
 
 from model.checkpoint import save
 from model.text import LanguageModel
+from scripts.certify import subject
 from scripts.cli import CONFIGS
-from tests.conftest import tiny_gpt
+from tests.conftest import assert_refused, run_python, tiny_gpt
 
 SMALL = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu"]
 
 
 def certify(*overrides, cwd):
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(cwd)}
-    script = CONFIGS.parent / "scripts" / "certify.py"
-    return subprocess.run([sys.executable, script, *overrides], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return run_python(CONFIGS.parent / "scripts" / "certify.py", *overrides, cwd=cwd)
 
 
 def test_a_fresh_model_is_certified(tmp_path):
@@ -32,6 +29,17 @@ def test_a_fresh_model_is_certified(tmp_path):
     assert written["passed"] and {result["length"] for result in written["results"]} == {1, 2, 3, 4, 5, 9}  # 5 positions of padding, and 4 are left
     assert (tmp_path / "here" / "causality.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
+
+
+def test_exhaustive_and_compile_reach_the_grid(monkeypatch):
+    monkeypatch.setattr("scripts.certify.chosen", lambda group: "nano")
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    model = {"vocab_size": None, "context_length": 4, "n_layers": 1, "dim": 8, "n_heads": 1}
+    for on in (False, True):
+        cfg = {"hf": None, "call": None, "model": model, "exhaustive": on, "compile": on}
+        cells = list(subject(cfg, None, "cpu")[1])
+        assert all(math.isinf(cell.budget) is on for cell in cells)
+        assert any(cell.subject.compiled for cell in cells) is on
 
 
 def test_a_model_without_mask_fails_with_the_place_of_its_first_leak(tmp_path):
@@ -97,7 +105,5 @@ def test_a_transformers_folder_is_certified(tmp_path):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_settings_end_in_one_line(overrides, message, tmp_path):
-    done = certify(*overrides, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr
-    assert done.stdout == "" and not list(tmp_path.iterdir())
+    assert_refused(certify(*overrides, cwd=tmp_path), message)
+    assert not list(tmp_path.iterdir())

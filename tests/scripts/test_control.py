@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import train as train_script
 from model.checkpoint import load
 from scripts.cli import CONFIGS, plain
 from scripts.control import check, check_pair, read_run, spread, validation_tokens
+from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import rewrite
 from tests.test_train import TINY, rows
 
@@ -47,14 +45,7 @@ def runs(trained):
 
 
 def run(folder, *arguments):
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, env=environment, encoding="utf-8", timeout=120)
-
-
-def refused(result, message):
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and message in result.stderr, result.stderr
+    return run_python(SCRIPT, *arguments, cwd=folder)
 
 
 def direct(model, window):
@@ -125,9 +116,9 @@ def test_the_control_end_to_end(trained):
 
 
 def test_a_missing_run_is_one_line_with_status_2(trained, tmp_path):
-    refused(run(tmp_path), "masked is missing; give the folder of a run of `python train.py`: masked=outputs/DATE/TIME")
-    refused(run(trained, "masked=outputs/masked"), "unmasked is missing; give the folder of a run of `python train.py experiment=control_no_")
-    refused(run(trained, "masked=outputs/masked", "unmasked=nowhere"), "nowhere does not exist")
+    assert_refused(run(tmp_path), "masked is missing; give the folder of a run of `python train.py`: masked=outputs/DATE/TIME")
+    assert_refused(run(trained, "masked=outputs/masked"), "unmasked is missing; give the folder of a run of `python train.py experiment=control_no_")
+    assert_refused(run(trained, "masked=outputs/masked", "unmasked=nowhere"), "nowhere does not exist")
     assert not list(tmp_path.iterdir())
 
 
@@ -137,7 +128,7 @@ def test_other_data_are_refused_and_nothing_is_left(trained, tmp_path):
     rewrite(checkpoint, lambda content: content["tril"]["data"].update(fingerprint="0123456789abcdef"))
     before = set(tmp_path.rglob("*"))
     result = run(tmp_path, f"masked={trained / 'outputs' / 'masked'}", "unmasked=other", *OPTIONS, "out=made/here")
-    refused(result, "and 0123456789ab); train both on the same text")
+    assert_refused(result, "and 0123456789ab); train both on the same text")
     assert set(tmp_path.rglob("*")) == before
 
 

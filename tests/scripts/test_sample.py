@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from model.checkpoint import load, save
 from scripts.cli import CONFIGS, plain
 from scripts.sample import pick_device, quoted, read_prompts, sample, show
+from tests.conftest import run_python
 from tests.model.test_checkpoint import language_model
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
@@ -33,9 +34,7 @@ def folder(tmp_path):
 
 
 def run(folder, *arguments, code=None):
-    command = [sys.executable, *(["-c", code] if code else [str(SCRIPT)]), *arguments]
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, capture_output=True, env=environment, encoding="utf-8", timeout=120)
+    return run_python(*(["-c", code] if code else [SCRIPT]), *arguments, cwd=folder)
 
 
 def settings(*arguments):
