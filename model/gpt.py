@@ -44,27 +44,17 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + FFN(norm(x))."""
+    """Pre-norm block: x + attention(norm(x)), then x + FFN(norm(x)). A part that the config leaves out is None, and so is its norm."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.norm1 = make_norm(config)
-        self.attn = MultiHeadAttention(
-            config.dim,
-            config.n_heads,
-            n_kv_heads=config.n_kv_heads,
-            head_dim=config.head_dim,
-            causal=config.causal,
-            window=config.window,
-            qkv_bias=config.bias,
-            out_bias=config.bias,
-            qk_norm=config.qk_norm,
-            attn_dropout=config.attn_dropout,
-            resid_dropout=config.resid_dropout,
-            backend=config.backend,
+        has_attn, has_mlp = config.n_heads > 0, config.mlp != "none"
+        self.norm1 = make_norm(config) if has_attn else None
+        self.attn = make_attention(config) if has_attn else None
+        self.norm2 = make_norm(config) if has_mlp else None
+        self.mlp = (
+            MLP(config.dim, config.mlp_hidden, kind=config.mlp, bias=config.bias, dropout=config.resid_dropout) if has_mlp else None
         )
-        self.norm2 = make_norm(config)
-        self.mlp = MLP(config.dim, config.mlp_hidden, kind=config.mlp, bias=config.bias, dropout=config.resid_dropout)
 
     def forward(
         self,
@@ -75,8 +65,9 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         head_gate: Tensor | None = None,
     ) -> Tensor:
-        x = x + self.attn(self.norm1(x), mask=mask, rope=rope, cache=cache, head_gate=head_gate)  # (B, T, C)
-        return x + self.mlp(self.norm2(x))  # (B, T, C)
+        if self.attn is not None:
+            x = x + self.attn(self.norm1(x), mask=mask, rope=rope, cache=cache, head_gate=head_gate)  # (B, T, C)
+        return x if self.mlp is None else x + self.mlp(self.norm2(x))  # (B, T, C)
 
 
 class GPT(nn.Module):
@@ -139,6 +130,8 @@ class GPT(nn.Module):
             raise ValueError(f"{end} positions exceed context_length={self.config.context_length}; shorten the input or train a longer context")
         if positions is None:
             positions = torch.arange(start, end, device=ids.device)  # (T,)
+        if head_gate is not None and self.config.n_heads == 0:
+            raise ValueError("head_gate needs heads, and this model has none (n_heads=0); leave the gate out")
         if head_gate is not None and head_gate.shape[0] != len(self.blocks):
             raise ValueError(f"head_gate of shape {tuple(head_gate.shape)} must begin with the {len(self.blocks)} layers")
 
@@ -206,6 +199,23 @@ class GPT(nn.Module):
         return (cos, sin) if positions.dim() == 1 else (cos[:, None], sin[:, None])
 
 
+def make_attention(config: GPTConfig) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.dim,
+        config.n_heads,
+        n_kv_heads=config.n_kv_heads,
+        head_dim=config.head_dim,
+        causal=config.causal,
+        window=config.window,
+        qkv_bias=config.bias,
+        out_bias=config.bias,
+        qk_norm=config.qk_norm,
+        attn_dropout=config.attn_dropout,
+        resid_dropout=config.resid_dropout,
+        backend=config.backend,
+    )
+
+
 def make_norm(config: GPTConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return RMSNorm(config.dim)
@@ -221,13 +231,16 @@ def init_weights(model: GPT) -> None:
     | embed                           | normal, std 1 (tied: 0.02)    | normal, std 0.02                |
     | pos_embed                       | normal, std 0.02              | normal, std 0.02                |
     | q, k, v; mlp up, gate           | uniform, std 0.5 / sqrt(C)    | normal, std 0.02                |
-    | o_proj; mlp down                | 0: every block begins as identity | normal, std 0.02 / sqrt(2 L) |
+    | o_proj; mlp down                | 0: every block begins as identity | normal, std 0.02 / sqrt(N)  |
     | head, untied                    | 0: the first loss is ln V     | normal, std 0.02                |
     | norm gains                      | 1                             | 1                               |
     | biases                          | 0                             | 0                               |
+
+    N is the number of branches that add up in the residual stream: 2 L, and L where blocks have no attention, or no FFN.
     """
     config = model.config
-    small, residual = 0.02, 0.02 / (2 * config.n_layers) ** 0.5
+    branches = config.n_layers * ((config.n_heads > 0) + (config.mlp != "none"))
+    small, residual = 0.02, 0.02 / branches**0.5
     bound = 0.5 * (3 / config.dim) ** 0.5  # a uniform on +-b has std b / sqrt(3)
     modern = config.init == "zero_out"
     for name, p in model.named_parameters():

@@ -56,6 +56,7 @@ def gpt_cells(
     backends: Sequence[str] = tuple(BACKENDS),
 ) -> Iterator[Cell]:
     """The grid of a GPT: its own weights (of a checkpoint; None: as initialised), random ones and sharp ones, in every backend.
+    Without attention there are no scores to be sharp, and no backends.
 
     compile     compiled models too
     exhaustive  every pair of positions in every cell, whatever it costs; else long inputs are sampled where all pairs are too dear
@@ -64,8 +65,8 @@ def gpt_cells(
     random = randomise(GPT(config), torch.Generator().manual_seed(0)).state_dict()
 
     def cell(kind: str, precision: str, *, training: bool = False, compiled: bool = False, main: bool = False, **changes) -> Cell:
-        if changes.get("backend") == "flex":
-            changes["attn_dropout"] = 0.0  # it has none
+        if changes.get("backend") == "flex" or not config.n_heads:
+            changes["attn_dropout"] = 0.0  # they have none
         changed = replace(config, **changes)
         model = GPT(changed)
         model.load_state_dict(weights if kind == "trained" else model.state_dict() if kind == "initial" else random)
@@ -89,8 +90,10 @@ def gpt_cells(
         )
 
     yield cell("random" if weights is None else own, precisions[0], main=True)
-    windows = [config.window, OTHER_WINDOW] if config.window is None and config.causal else [config.window]
+    windows = [config.window, OTHER_WINDOW] if config.n_heads and config.window is None and config.causal else [config.window]
     dropout = dict.fromkeys(("embd_dropout", "attn_dropout", "resid_dropout"), DROPOUT)
+    if not config.n_heads:
+        backends = [config.backend]  # none of them computes anything
     for backend, precision in itertools.product(backends, precisions):
         slow = backend == "flex" and device == "cpu"  # where it has no kernels, and computes the same in every precision
         if slow and precision != precisions[0]:
@@ -99,7 +102,8 @@ def gpt_cells(
             yield cell("random", precision, backend=backend, window=window)
         if not slow:
             yield cell(own, precision, backend=backend)
-        yield cell("sharp", precision, backend=backend)
+        if config.n_heads:
+            yield cell("sharp", precision, backend=backend)
         yield cell("random", precision, backend=backend, training=True, **dropout)
     if compile:
         yield from (cell("random", precision, compiled=True) for precision in precisions)

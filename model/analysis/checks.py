@@ -84,9 +84,9 @@ def attention(cell: Cell, ids: Tensor, run: Callable[[Subject, Tensor], object])
         if reported is not None:
             yield _no_forbidden_weight(cell, length, [weights[0] for weights in reported])
         return
-    if subject.compiled:  # hooks would compile it again
+    attentions = [block.attn for block in subject.blocks() if block.attn is not None]  # all layers have it, or none
+    if subject.compiled or not attentions:  # hooks would compile it again
         return
-    attentions = [block.attn for block in subject.blocks()]
     used = [used_weights(attn, lambda: run(subject, ids[None]), length)[0] for attn in attentions]  # (H, T, S) each
     yield _no_forbidden_weight(cell, length, used)
     if not cell.past or subject.precision != "32-true":  # rounding, or dropout, leaves no bound worth the name

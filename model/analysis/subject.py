@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from model.analysis.reach import expected
-from model.gpt import GPT
+from model.gpt import GPT, GPTConfig
 from model.masks import document_mask, padding_mask, split_documents
 
 AUTOCAST = {"32-true": None, "64-true": None, "bf16-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -113,7 +113,7 @@ class GPTSubject(Subject):
             vocab_size=config.vocab_size,
             context_length=config.context_length,
             module=model,
-            windows=[config.window] * config.n_layers,
+            windows=windows_of(config),
             precision=precision,
             device=model.embed.weight.device,
             exact=True,
@@ -142,17 +142,26 @@ class GPTSubject(Subject):
         return self.module.blocks
 
     def plain(self) -> "GPTSubject":
-        twin = copy.deepcopy(self.module)
-        for block in twin.blocks:
-            block.attn.backend = "explicit"
-        return GPTSubject(twin, precision=self.precision)
+        return GPTSubject(explicitly(copy.deepcopy(self.module)), precision=self.precision)
 
     def in_float64(self) -> "GPTSubject":
         twin = self._module_in_float64()
         if self.device.type == "cuda" and self.module.config.backend == "flex":  # nor have flex's kernels
-            for block in twin.blocks:
-                block.attn.backend = "explicit"
+            explicitly(twin)
         return GPTSubject(twin, precision="64-true")
+
+
+def windows_of(config: GPTConfig) -> list[int | None]:
+    """How many newest positions each layer of a GPT sees, its own included: without attention its own alone. None: all."""
+    return [config.window if config.n_heads else 1] * config.n_layers
+
+
+def explicitly(model: GPT) -> GPT:
+    """The same model, its attention computed by matrix products."""
+    for block in model.blocks:
+        if block.attn is not None:
+            block.attn.backend = "explicit"
+    return model
 
 
 def left_padding(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, Tensor]:

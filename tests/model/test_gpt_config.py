@@ -12,11 +12,11 @@ from model.gpt_config import GPTConfig
         ("context_length", 0, "model.context_length=0 must be at least 1"),
         ("n_layers", -1, "model.n_layers=-1 must be at least 1"),
         ("dim", 0, "model.dim=0 must be at least 1"),
-        ("n_heads", 0, "model.n_heads=0 must be at least 1"),
+        ("n_heads", -1, "model.n_heads=-1 must be at least 0"),
         ("n_kv_heads", 0, "model.n_kv_heads=0 must be at least 1"),
         ("head_dim", 0, "model.head_dim=0 must be at least 1"),
         ("window", 0, "model.window=0 must be at least 1"),
-        ("mlp", "silu", "model.mlp=silu must be one of relu, gelu, relu2, swiglu"),
+        ("mlp", "silu", "model.mlp=silu must be one of relu, gelu, relu2, swiglu, none"),
         ("norm", "batch", "model.norm=batch must be one of rmsnorm, layernorm"),
         ("pos", "alibi", "model.pos=alibi must be one of rope, learned, none"),
         ("init", "xavier", "model.init=xavier must be one of zero_out, gpt2"),
@@ -69,6 +69,32 @@ def test_heads_that_do_not_divide_the_width_name_both_and_a_remedy():
     assert "model.n_heads=3" in message and "model.dim=128" in message and "\n" not in message
     assert "n_heads=1 or 2 or 4" in message and "model.head_dim" in message
     GPTConfig(50, n_heads=3, dim=128, head_dim=42)  # the remedy works
+
+
+@pytest.mark.parametrize(
+    "choices, message",
+    [
+        ({"n_kv_heads": 1}, "model.n_kv_heads=1 is of attention, which model.n_heads=0 leaves out; set model.n_kv_heads=null"),
+        ({"head_dim": 8}, "model.head_dim=8 is of attention, which model.n_heads=0 leaves out; set model.head_dim=null"),
+        ({"window": 8}, "model.window=8 is of attention, which model.n_heads=0 leaves out; set model.window=null"),
+        ({"attn_dropout": 0.1}, "model.attn_dropout=0.1 is of attention, which model.n_heads=0 leaves out; set model.attn_dropout=0.0"),
+        ({"causal": False}, "model.causal=False is of attention, which model.n_heads=0 leaves out; set model.causal=true"),
+        ({"mlp": "none"}, "model.n_heads=0 with model.mlp=none leaves nothing in the blocks; keep one of the two parts"),
+    ],
+)
+def test_without_attention_nothing_of_it_can_be_set(choices, message):
+    with pytest.raises(ValueError) as error:
+        GPTConfig(50, n_heads=0, **choices)
+    assert str(error.value) == message
+    GPTConfig(50, n_heads=0)  # the remedy works
+    GPTConfig(50, **choices)
+
+
+def test_a_part_that_is_left_out_has_no_sizes():
+    config = GPTConfig(50, n_heads=0, dim=33)  # nothing has to divide the width, or be even
+    assert (config.head_size, config.kv_heads, config.mlp_hidden) == (0, 0, 132)
+    assert GPTConfig(50, mlp="none").mlp_hidden == 0
+    GPTConfig(50, mlp="none", mlp_ratio=1e-9)  # nor any hidden unit to be left
 
 
 def test_all_wrong_values_are_reported_at_once():

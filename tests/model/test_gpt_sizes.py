@@ -39,10 +39,13 @@ def test_gpt2_has_its_124_million_parameters():
         ({"pos": "learned", "tie_embeddings": True}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 100 * 64 + 256 * 64, 64),
         ({"bias": True, "norm": "layernorm"}, 4 * 65 * 64 + 65 * 256 + 257 * 64 + 4 * 64 + 2 * 16, 2 * 100 * 64, 128),
         ({"norm": "layernorm", "pos": "none"}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"n_heads": 0}, 2 * 64 * 256 + 64, 2 * 100 * 64, 64),
+        ({"n_heads": 0, "bias": True, "norm": "layernorm"}, 65 * 256 + 257 * 64 + 2 * 64, 2 * 100 * 64, 128),
+        ({"mlp": "none"}, 4 * 64 * 64 + 64 + 2 * 16, 2 * 100 * 64, 64),
     ],
 )
 def test_parameter_counts_are_the_closed_form(choices, block, outside, last_norm):
-    model = on_paper(vocab_size=100, dim=64, n_heads=4, n_layers=3, **choices)
+    model = on_paper(**{"vocab_size": 100, "dim": 64, "n_heads": 4, "n_layers": 3, **choices})
     assert model.n_parameters(embeddings=False) == 3 * block + last_norm
     assert model.n_parameters() == 3 * block + last_norm + outside
 
@@ -63,6 +66,15 @@ def test_flops_follow_length_and_window():
     windowed = on_paper(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3, window=16)
     assert windowed.flops_per_token() == 6 * weights + 12 * 3 * 24 * 16
     assert windowed.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
+
+
+def test_flops_of_a_part_that_is_left_out_are_left_out():
+    shape = {"vocab_size": 100, "context_length": 64, "dim": 32, "n_layers": 3, "norm": "rmsnorm"}
+    ffn, attention, scores = 3 * (2 * 32 * 128 + 32), 3 * (4 * 32 * 32 + 32 + 2 * 8), 3 * 32 * 64
+    ends = 100 * 32 + 32  # the head and the last norm
+    assert on_paper(**shape, n_heads=4).flops_per_token() == 6 * (ffn + attention + ends) + 12 * scores
+    assert on_paper(**shape, n_heads=0).flops_per_token() == 6 * (ffn + ends)
+    assert on_paper(**shape, n_heads=4, mlp="none").flops_per_token() == 6 * (attention + ends) + 12 * scores
 
 
 def test_a_tied_head_is_the_embedding():
@@ -100,6 +112,15 @@ def test_initialisation_follows_its_table(init, tied):
         assert abs(p.mean().item()) <= 5 * std / math.sqrt(p.numel()), name
         if init == "zero_out" and re.search(QKV_UP_GATE, name):
             assert p.abs().max() <= std * math.sqrt(3), name  # a uniform draw has no tails
+
+
+@pytest.mark.parametrize("choices", [{"n_heads": 0}, {"mlp": "none"}])
+def test_gpt2s_residual_projections_count_the_branches_that_there_are(choices):
+    """L = 2 of them instead of 2 L, each with twice the variance, so that their sum stays the same."""
+    for part, p in GPT(GPTConfig(200, **{"dim": 64, "n_layers": 2, "n_heads": 4, "init": "gpt2", **choices})).named_parameters():
+        if re.search(RESIDUAL, part):
+            std = 0.02 / math.sqrt(2)
+            assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), part
 
 
 @pytest.mark.parametrize("pos", ["rope", "learned", "none"])
