@@ -3,10 +3,17 @@
 Free of torch, so that an entry point can look before it loads anything.
 """
 
+import contextlib
+import itertools
+import os
+from datetime import datetime
 from pathlib import Path
 
 ROOTS = ("outputs", "multirun")
 CHECKPOINTS = "checkpoints"
+SUMMARY = "summary.json"  # written last: where it is, the run is finished
+FAILURE = "failed.json"   # of a cell of a sweep: how it ended
+SWEEP = "sweep.json"      # the cells of a sweep, in its folder
 
 
 def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "last")) -> Path:
@@ -34,3 +41,31 @@ def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "las
 def run_folder(checkpoint: Path) -> Path:
     """The run that a checkpoint file belongs to."""
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent
+
+
+def new_folder(root: str) -> Path:
+    """Makes root/DATE/TIME of now; runs that begin in the same second get one each."""
+    now = datetime.now()
+    for suffix in itertools.chain([""], map("-{}".format, itertools.count(2))):
+        folder = Path(root, f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}{suffix}")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+
+
+def state_of(folder: str | Path) -> str:
+    """finished | failed | unfinished (running, or interrupted) | not started: what lies in a run's folder."""
+    folder = Path(folder)
+    if (folder / SUMMARY).is_file():
+        return "finished"
+    if (folder / FAILURE).is_file():
+        return "failed"
+    return "unfinished" if folder.is_dir() else "not started"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The whole text or none of it, whenever the process is killed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 from lightning import Callback, LightningModule, Trainer
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -17,15 +18,17 @@ class Metrics(Callback):
     """Logs loss, learning rate and throughput every `trainer.log_every_n_steps`, and keeps the curves for the summary.
 
     Throughput counts training alone: validation, sampling and checkpoints stop its clock.
-    MFU is logged where the device's dense peak is known.
+    MFU is logged where the device's dense peak is known. `started` is when the process began, by time.perf_counter().
     """
 
-    def __init__(self, tokens_per_step: int, flops_per_token: float, peak_flops: float | None):
+    def __init__(self, tokens_per_step: int, flops_per_token: float, peak_flops: float | None, started: float = 0.0):
         self.tokens_per_step, self.flops_per_token, self.peak_flops = tokens_per_step, flops_per_token, peak_flops
         self.train: list[dict] = []  # step, loss, tokens_per_second
         self.val: list[dict] = []  # step, loss, bpb
         self._clock = Stopwatch()
         self._step = 0
+        self._seconds = 0.0  # until the clock's last lap
+        self._started = started
 
     def count_devices(self, n_devices: int) -> None:
         """Each of them processes what one was said to, and has the peak that one was said to have."""
@@ -46,14 +49,15 @@ class Metrics(Callback):
         if step == self._step or step % trainer.log_every_n_steps and step != trainer.max_steps:
             return
         loss = pl_module.take_train_loss().item()  # waits for the device, so that the clock below is true
-        speed = (step - self._step) * self.tokens_per_step / self._clock.lap()
-        metrics = {"train/loss": loss, "train/tokens": float(step * self.tokens_per_step), "train/tokens_per_second": speed}
+        lap = self._clock.lap()
+        self._seconds += lap
+        speed = (step - self._step) * self.tokens_per_step / lap
+        metrics = {"train/loss": loss, "train/tokens_per_second": speed} | self.spent(step)
         if self.peak_flops is not None:
             metrics["train/mfu"] = self.mfu(speed)
         for group in trainer.optimizers[0].param_groups:
             metrics[f"lr/{group['name']}"] = group["lr"]
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=step)
+        self.write(trainer, metrics)
         self.train.append({"step": step, "loss": loss, "tokens_per_second": speed})
         self._step = step
 
@@ -61,11 +65,25 @@ class Metrics(Callback):
         self._clock.stop()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        seen = trainer.callback_metrics
-        self.val.append({"step": trainer.global_step, "loss": seen["val/loss"].item(), "bpb": seen["val/bpb"].item()})
+        step, seen = trainer.global_step, {name: trainer.callback_metrics[name].item() for name in ("val/loss", "val/bpb")}
+        self.val.append({"step": step, "loss": seen["val/loss"], "bpb": seen["val/bpb"]})
+        self.write(trainer, seen | self.spent(step))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
         self._clock.start()  # only after everything else that hangs on the end of validation is done
+
+    def spent(self, step: int) -> dict[str, float]:
+        """On training alone, so that curves of runs which validate at other steps can be laid over one another."""
+        return {"train/tokens": float(step * self.tokens_per_step), "train/seconds": self._seconds + self._clock.elapsed()}
+
+    def wall_seconds(self) -> float:
+        """Since the run began, in all processes that worked on it; what came after the checkpoint of a killed one is not counted."""
+        return time.perf_counter() - self._started
+
+    @staticmethod
+    def write(trainer: Trainer, metrics: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
 
     def best(self) -> dict:
         """The row of the lowest validation loss so far."""
@@ -81,10 +99,13 @@ class Metrics(Callback):
         return None if self.peak_flops is None else mfu(speed, self.flops_per_token, self.peak_flops)
 
     def state_dict(self) -> dict:
-        return {"train": self.train, "val": self.val}
+        spent = {"seconds": self._seconds + self._clock.elapsed(), "wall_seconds": self.wall_seconds()}
+        return {"train": self.train, "val": self.val, **spent}
 
     def load_state_dict(self, state: dict) -> None:
         self.train, self.val = state["train"], state["val"]
+        self._seconds = state.get("seconds", 0.0)  # which checkpoints of an older version lack
+        self._started -= state.get("wall_seconds", 0.0)
 
 
 class Stopwatch:
@@ -102,12 +123,39 @@ class Stopwatch:
             self._elapsed += time.perf_counter() - self._since
             self._since = None
 
+    def elapsed(self) -> float:
+        """Seconds since the last lap."""
+        return self._elapsed + (0.0 if self._since is None else time.perf_counter() - self._since)
+
     def lap(self) -> float:
         """Seconds since the last lap; goes on running."""
         self.stop()
         elapsed, self._elapsed = self._elapsed, 0.0
         self.start()
         return elapsed
+
+
+class WindowLosses(Callback):
+    """Keeps the validation loss of every window, of the newest and of the best validation: what a paired comparison of two runs needs.
+
+    windows_last.npz and windows_best.npz hold step, context_length, and of each window, in the order of the text, nll (nats, summed over
+    its targets) and targets (how many).
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        metrics = Metrics.of(trainer)
+        names = ("last", "best") if metrics.val[-1] == metrics.best() else ("last",)
+        nll, targets = pl_module.val_windows.numpy()
+        arrays = {"step": trainer.global_step, "context_length": pl_module.model.config.context_length, "nll": nll, "targets": targets.astype(int)}
+        for name in names:
+            part = self.folder / f".windows_{name}.part.npz"
+            np.savez(part, **arrays)
+            part.replace(self.folder / f"windows_{name}.npz")
 
 
 class Progress(Callback):

@@ -10,7 +10,7 @@ from torch import Tensor
 from model.analysis.cell import Cell
 from model.analysis.certificate import Certificate
 from model.analysis.checks import attention, documents, reach_by_gradient, reach_by_perturbation, rows
-from model.analysis.subject import GPTSubject, Subject, randomise
+from model.analysis.subject import GPTSubject, Subject, randomise, windows_of
 
 BUDGET = 5e10  # FLOPs for each of the two reaches: a dozen positions of `nano`
 
@@ -92,7 +92,7 @@ def loss_subject(module: LightningModule, precision: str, batch_size: int) -> Su
         vocab_size=config.vocab_size,
         context_length=config.context_length,
         module=module.model,
-        windows=[config.window] * config.n_layers,
+        windows=windows_of(config),
         precision=precision,
         device=module.device,
         exact=True,

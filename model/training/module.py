@@ -42,7 +42,9 @@ class LanguageModule(LightningModule):
         self.optim, self.total_steps, self.payload = optim, total_steps, payload
         self.val_bytes_per_token, self.document_eot = val_bytes_per_token, document_eot
         self.nll = torch.compile(model.nll, dynamic=False) if compile else model.nll
-        self._train, self._val = Mean(), Mean()
+        self._train, self._val = Mean(), []
+        self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training goes on
+        self.val_windows = torch.empty(2, 0)  # of the last validation: nats and number of targets of each window, in the order of the text
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         _, targets = batch
@@ -53,7 +55,7 @@ class LanguageModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         _, targets = batch
-        self._val.add(self.losses(batch).sum(), (targets != IGNORE).sum())
+        self._val.append(torch.stack([self.losses(batch).sum(1), (targets != IGNORE).sum(1).float()]))  # (2, B)
 
     def losses(self, batch: Batch) -> Tensor:
         """Loss of each target in nats (B, T), as in `GPT.nll`."""
@@ -66,8 +68,13 @@ class LanguageModule(LightningModule):
         return self.nll(inputs, targets, mask=document_mask(documents), positions=positions)
 
     def on_validation_epoch_end(self) -> None:
-        loss = self._val.take(self)
-        self.log_dict({"val/loss": loss, "val/bpb": loss / math.log(2) / self.val_bytes_per_token})
+        windows = self.all_gather(torch.cat(self._val, dim=1)).view(-1, 2, sum(part.shape[1] for part in self._val))  # (ranks, 2, N)
+        windows = windows.permute(1, 2, 0).flatten(1).cpu().double()  # (2, N * ranks): the ranks take turns
+        self.val_windows, self._val = windows[:, windows[1] > 0], []
+        nats, targets = self.val_windows.sum(1).tolist()
+        loss = nats / targets
+        # `Metrics` gives them to the loggers: Lightning would log them under the step before.
+        self.log_dict({"val/loss": loss, "val/bpb": loss / math.log(2) / self.val_bytes_per_token}, logger=False)
 
     def take_train_loss(self) -> Tensor:
         """Mean loss in nats per token since the last call. Not read at every step: on a GPU that would wait for it."""
@@ -80,6 +87,24 @@ class LanguageModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["tril"] = self.payload
+        checkpoint["train_loss"] = self._train.state_dict()
+        checkpoint["random_states"] = random_states(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        self._train.load_state_dict(checkpoint.get("train_loss", {}))  # which checkpoints of an older version lack
+        self._random_states = checkpoint.get("random_states", {})
+
+    def on_train_start(self) -> None:
+        """Dropout goes on where it stopped; only here, since what comes before may draw random numbers of its own."""
+        for device, state in self._random_states.items():
+            torch.set_rng_state(state) if device == "cpu" else torch.get_device_module(device).set_rng_state(state)
+        self._random_states = {}
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Of torch's generators that a run on `device` draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    return states if device.type == "cpu" else states | {device.type: torch.get_device_module(device.type).get_rng_state()}
 
 
 class Mean:
@@ -91,8 +116,15 @@ class Mean:
     def add(self, total: Tensor, count: Tensor) -> None:
         self.total, self.count = self.total + total, self.count + count
 
+    def state_dict(self) -> dict[str, float]:
+        return {"total": float(self.total), "count": float(self.count)}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.total, self.count = state.get("total", 0.0), state.get("count", 0.0)
+
     def take(self, module: LightningModule) -> Tensor:
         """The mean over all processes; begins anew."""
-        sums = module.all_gather(torch.stack([self.total.float(), self.count.float()])).view(-1, 2).sum(0)
+        sums = torch.stack([torch.as_tensor(n, dtype=torch.float32, device=module.device) for n in (self.total, self.count)])
+        sums = module.all_gather(sums).view(-1, 2).sum(0)
         self.__init__()
         return sums[0] / sums[1]

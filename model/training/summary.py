@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 
 from model.gpt import GPT
+from model.runs import SUMMARY, write_whole
 from model.training.callbacks import Metrics
+from model.training.estimate import sizes
 from model.training.hardware import Hardware
 
 
@@ -31,10 +33,12 @@ def describe(model: GPT, meta: dict, hardware: Hardware, steps: int, tokens_per_
     )
 
 
-def finish(metrics: Metrics, model: GPT, folder: Path, seconds: float, causality: dict | None) -> dict[str, float]:
-    """Writes loss.png and summary.json, shows the latter, and returns the metrics that a caller compares.
+def finish(
+    metrics: Metrics, model: GPT, folder: Path, *, hardware: Hardware, seed: int, data: dict, seconds: float, causality: dict | None
+) -> dict[str, float]:
+    """Writes loss.png and then summary.json, which says that the run is finished; shows it; returns the metrics that a caller compares.
 
-    causality: the summary of the run's certificate; None where it had none.
+    data: what meta.json says of the text, with val_bytes_per_token. causality: the summary of the run's certificate; None where it had none.
     """
     last, best = metrics.val[-1], metrics.best()
     summary = {
@@ -50,16 +54,21 @@ def finish(metrics: Metrics, model: GPT, folder: Path, seconds: float, causality
         "mfu": metrics.mfu(),
         "seconds": seconds,
         "peak_memory_gb": peak_memory_bytes() / 1e9,
-        "parameters": model.n_parameters(),
-        "parameters_without_embeddings": model.n_parameters(embeddings=False),
-        "flops_per_token": model.flops_per_token(),
+        **sizes(model),
+        "context_length": model.config.context_length,
+        "val_bytes_per_token": data["val_bytes_per_token"],
+        "data_fingerprint": data["fingerprint"],
+        "seed": seed,
+        "device": f"{hardware.device_name} ({hardware.accelerator})",
+        "precision": hardware.precision,
+        "threads": torch.get_num_threads() if hardware.accelerator == "cpu" else None,
         "causality": "not certified" if causality is None else "certified" if causality["passed"] else "LEAKS, losses are false",
         "code": code_version(),
         "folder": str(folder),
         "sample_with": f"python scripts/sample.py ckpt={folder}",
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     plot_losses(folder / "loss.png", metrics.train, metrics.val, metrics.tokens_per_step)
+    write_whole(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
     print(f"\n{show(summary)}", flush=True)
     return {"val/loss": last["loss"], "val/bpb": last["bpb"], "best/val/loss": best["loss"], "best/val/bpb": best["bpb"]}
 

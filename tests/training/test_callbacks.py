@@ -1,8 +1,12 @@
 """Throughput counts training alone, and progress tells what was measured."""
 
 import time
+from types import SimpleNamespace
 
-from model.training.callbacks import Metrics, Stopwatch
+import numpy as np
+import torch
+
+from model.training.callbacks import Metrics, Stopwatch, WindowLosses
 
 
 def test_stopwatch_counts_only_while_it_runs(monkeypatch):
@@ -38,3 +42,34 @@ def test_curves_survive_a_checkpoint():
     metrics.val.append({"step": 10, "loss": 2.5, "bpb": 1.0})
     resumed.load_state_dict(metrics.state_dict())
     assert resumed.train == metrics.train and resumed.val == metrics.val
+
+
+def test_seconds_and_tokens_of_training_survive_a_checkpoint(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    metrics, resumed = Metrics(100, 1.0, None, started=-2.0), Metrics(100, 1.0, None, started=89.0)
+    metrics._clock.start()
+    now[0] = 3.0
+    metrics._clock.stop()
+    now[0] = 90.0  # a validation, at whose end the checkpoint is written
+    resumed.load_state_dict(metrics.state_dict())
+    resumed._clock.start()
+    now[0] = 92.0
+    assert resumed.spent(7) == {"train/tokens": 700.0, "train/seconds": 5.0}
+    assert resumed.wall_seconds() == 92 + 3
+
+
+def test_window_losses_are_kept_of_the_newest_and_of_the_best_validation(tmp_path):
+    metrics, keep = Metrics(1, 1.0, None), WindowLosses(tmp_path)
+    for step, loss in ((10, 2.0), (20, 1.0), (30, 1.5)):
+        metrics.val.append({"step": step, "loss": loss, "bpb": loss})
+        trainer = SimpleNamespace(is_global_zero=True, callbacks=[metrics], global_step=step)
+        module = SimpleNamespace(
+            val_windows=torch.tensor([[loss * 4, loss * 2], [4, 2]], dtype=torch.float64), model=SimpleNamespace(config=SimpleNamespace(context_length=4))
+        )
+        keep.on_validation_end(trainer, module)
+    last, best = (dict(np.load(tmp_path / f"windows_{name}.npz")) for name in ("last", "best"))
+    assert (last["step"], best["step"], last["context_length"]) == (30, 20, 4)
+    assert last["nll"].tolist() == [6.0, 3.0] and best["nll"].tolist() == [4.0, 2.0]
+    assert last["targets"].tolist() == [4, 2] and last["targets"].dtype == int
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["windows_best.npz", "windows_last.npz"]

@@ -73,15 +73,46 @@ def test_validation_weighs_tokens_not_batches_and_gives_bits_per_byte(monkeypatc
     half = (second[0], second[1].clone())
     half[1][:3] = IGNORE  # 12 targets of 48
     logged = {}
-    monkeypatch.setattr(lm, "log_dict", logged.update)
+    monkeypatch.setattr(lm, "log_dict", lambda values, **options: logged.update(values))
     monkeypatch.setattr(lm, "all_gather", lambda x: x)
     with torch.no_grad():
         lm.validation_step(first, 0)
         lm.validation_step(half, 1)
         total = lm.model.nll(*first).sum() + lm.model.nll(*half).sum()
     lm.on_validation_epoch_end()
-    assert logged["val/loss"].item() == pytest.approx(total.item() / (48 + 12), rel=1e-5)
-    assert logged["val/bpb"].item() == pytest.approx(logged["val/loss"].item() / math.log(2) / 3.0)
+    assert logged["val/loss"] == pytest.approx(total.item() / (48 + 12), rel=1e-5)
+    assert logged["val/bpb"] == pytest.approx(logged["val/loss"] / math.log(2) / 3.0)
+
+
+def test_validation_keeps_the_loss_of_every_window_in_the_order_of_the_text(monkeypatch):
+    """Two processes take the windows in turn; one that is all IGNORE only fills a batch up."""
+    lm, other = module(), module()
+    other.load_state_dict(lm.state_dict())
+    [(inputs, targets)] = batches(1)
+    targets = targets.clone()
+    targets[2, 5:], targets[3] = IGNORE, IGNORE
+    for process, rows in ((lm, [0, 2]), (other, [1, 3])):
+        with torch.no_grad():
+            process.validation_step((inputs[rows], targets[rows]), 0)
+    theirs = other._val[0]
+    monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
+    monkeypatch.setattr(lm, "all_gather", lambda mine: torch.stack([mine, theirs]))
+    lm.on_validation_epoch_end()
+    nll = [lm.model.nll(inputs[i : i + 1], targets[i : i + 1]).sum().item() for i in range(3)]
+    assert lm.val_windows.tolist() == [pytest.approx(nll, rel=1e-5), [T, T, 5]]
+
+
+def test_a_checkpoint_holds_the_random_numbers_and_the_loss_since_the_last_logged_step(monkeypatch):
+    saved, resumed, checkpoint = module(), module(), {}
+    saved.training_step(batches(1)[0], 0)
+    saved.on_save_checkpoint(checkpoint)
+    expected, loss = torch.rand(3), saved._train.total
+    resumed.on_load_checkpoint(checkpoint)
+    torch.rand(5)  # whatever comes between loading and training
+    resumed.on_train_start()
+    assert torch.equal(torch.rand(3), expected)
+    monkeypatch.setattr(resumed, "all_gather", lambda x: x)
+    assert torch.equal(resumed.take_train_loss(), loss / batches(1)[0][1].numel())
 
 
 @pytest.mark.parametrize("choices", [{"pos": "rope", "window": 3}, {"pos": "learned"}], ids=str)
@@ -98,18 +129,20 @@ def test_documents_that_share_a_window_are_trained_and_validated_as_if_alone(mon
     assert lm.training_step((inputs, targets), 0).item() == pytest.approx(total / targets.numel(), rel=1e-5)
 
     logged = {}
-    monkeypatch.setattr(lm, "log_dict", logged.update)
+    monkeypatch.setattr(lm, "log_dict", lambda values, **options: logged.update(values))
     monkeypatch.setattr(lm, "all_gather", lambda x: x)
     with torch.no_grad():
         lm.validation_step((inputs, targets), 0)
     lm.on_validation_epoch_end()
-    assert logged["val/loss"].item() == pytest.approx(total / targets.numel(), rel=1e-5)
+    assert logged["val/loss"] == pytest.approx(total / targets.numel(), rel=1e-5)
 
 
 def test_mean_adds_up_over_processes_and_begins_anew():
     mean = Mean()
 
     class TwoProcesses:
+        device = torch.device("cpu")
+
         @staticmethod
         def all_gather(sums):
             return torch.stack([sums, torch.tensor([10.0, 6.0])])
