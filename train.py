@@ -9,14 +9,15 @@ import inspect
 import logging
 import time
 import warnings
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from model.runs import find_checkpoint, run_folder
-from scripts.cli import UserError, build, entry, nearest, plain, task_overrides, user_errors
+from model.runs import ROOTS, find_checkpoint, new_folder, run_folder
+from scripts.cell import check_single, in_sweep, run_cell
+from scripts.cli import UserError, entry, nearest, plain, task_overrides, user_errors
+from scripts.plan import Plan, check, vocabulary
 
 FREE_ON_RESUME = {"backend", "embd_dropout", "attn_dropout", "resid_dropout"}  # may differ between two halves of a run
 
@@ -28,8 +29,7 @@ def choose_folder(resume: str | None) -> str:
             return str(run_folder(find_checkpoint(resume, prefer=("last",))))
         except FileNotFoundError:
             pass  # reported by train(), in one line
-    now = datetime.now()
-    return f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}"
+    return str(new_folder(ROOTS[0]))
 
 
 OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_cache=True)
@@ -37,7 +37,10 @@ OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_c
 
 @entry("train")
 def main(cfg: DictConfig) -> float:
+    if in_sweep():
+        return run_cell()
     try:
+        check_single()
         return train(cfg)["val/loss"]  # what a Hydra sweeper would minimise
     except UserError:
         remove_if_empty(Path(cfg.output_dir))  # Hydra made it before anything was checked
@@ -79,21 +82,19 @@ def train(cfg: DictConfig) -> dict[str, float]:
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
     torch.manual_seed(stream(cfg.seed, "dropout"))
-    steps = arguments["max_steps"]
     module = LanguageModule(
         model,
         plan.optim,
-        total_steps=steps,
+        total_steps=plan.steps,
         val_bytes_per_token=data.val_bytes_per_token,
         payload=payload,
         compile=plan.hardware.compile,
         document_eot=data.document_eot,
     )
-    tokens_per_step = plan.data.batch_size * config.context_length * arguments["accumulate_grad_batches"]  # of one device
-    metrics = Metrics(tokens_per_step, model.flops_per_token(), plan.hardware.peak_flops)
+    metrics = Metrics(plan.tokens_per_step(), model.flops_per_token(), plan.hardware.peak_flops, started)
     trainer = build_trainer(arguments, [metrics, *instantiate(cfg.callbacks).values()], instantiate(cfg.logger))
     metrics.count_devices(trainer.world_size)
-    print(describe(model, data.meta, plan.hardware, steps, metrics.tokens_per_step, folder), flush=True)
+    print(describe(model, data.meta, plan.hardware, plan.steps, metrics.tokens_per_step, folder), flush=True)
 
     if plan.hardware.accelerator == "cpu":
         keep_freed_memory()
@@ -107,52 +108,16 @@ def train(cfg: DictConfig) -> dict[str, float]:
         trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
         if metrics.val[-1] == metrics.best():
             trainer.save_checkpoint(folder / "checkpoints" / "best.ckpt")
-    return finish(metrics, model, folder, time.perf_counter() - started, payload.get("causality"))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The checked settings."""
-
-    model: "GPTConfig"  # noqa: F821
-    optim: "OptimConfig"  # noqa: F821
-    data: "DataSettings"  # noqa: F821
-    hardware: "Hardware"  # noqa: F821
-
-
-def check(cfg: DictConfig) -> Plan:
-    """Raises ValueError for wrong settings; imports torch, but not Lightning, and touches no data."""
-    from data.settings import parse
-    from model.gpt_config import GPTConfig
-    from model.training.hardware import pick
-    from model.training.optim import OptimConfig
-    from model.training.schedule import ScheduleConfig, lr_factor
-
-    if not isinstance(cfg.seed, int) or cfg.seed < 0:
-        raise ValueError(f"seed={cfg.seed} must be a whole number, 0 or above")
-    model = plain(cfg.model)
-    if model["vocab_size"] is None:
-        model["vocab_size"] = 1
-    optim = plain(cfg.optim)
-    optim["schedule"] = build(ScheduleConfig, optim["schedule"], "optim.schedule")
-    plan = Plan(
-        build(GPTConfig, model, "model"),
-        build(OptimConfig, optim, "optim"),
-        parse(plain(cfg.data)),
-        pick(cfg.trainer.accelerator, cfg.trainer.precision, cfg.compile),
+    return finish(
+        metrics,
+        model,
+        folder,
+        hardware=plan.hardware,
+        seed=cfg.seed,
+        data=data.meta | {"val_bytes_per_token": data.val_bytes_per_token},
+        seconds=metrics.wall_seconds(),
+        causality=payload.get("causality"),
     )
-    counts = {name: cfg.trainer[name] for name in ("max_steps", "val_check_interval", "accumulate_grad_batches", "log_every_n_steps")}
-    wrong = [f"trainer.{name}={n} must be a whole number of at least 1" for name, n in counts.items() if not isinstance(n, int) or n < 1]
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    if not isinstance(cfg.causality.allow_leak, bool):
-        raise ValueError(f"causality.allow_leak={cfg.causality.allow_leak} must be true or false")
-    if not plan.model.causal and not cfg.causality.allow_leak:
-        raise ValueError("model.causal=false lets every position see the future, so its losses would be false; say causality.allow_leak=true where that is meant")
-    lr_factor(0, cfg.trainer.max_steps, plan.optim.schedule)  # a warm-up longer than the run
-    if plan.model.backend == "flex" and plan.hardware.accelerator != "cuda":
-        raise ValueError(f"model.backend=flex trains on CUDA only, and this run is on {plan.hardware.accelerator}; use model.backend=fused")
-    return plan
 
 
 def continued(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
@@ -169,13 +134,6 @@ def continued(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
         OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
     saved.output_dir = cfg.output_dir
     return saved, checkpoint
-
-
-def vocabulary(chosen: int | None, needed: int) -> int:
-    """Rows of the embedding. Raises ValueError where the tokenizer has more tokens than were chosen."""
-    if chosen is not None and chosen < needed:
-        raise ValueError(f"model.vocab_size={chosen} is too small for the tokenizer's {needed} tokens; raise it, or leave it null")
-    return chosen or needed
 
 
 def checkpoint_payload(model, data, checkpoint: Path | None) -> dict:

@@ -46,7 +46,7 @@ def entry(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callab
             try:
                 return hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
             except (HydraException, OmegaConfBaseException) as error:
-                fail(_explain(error, config_name))
+                fail(explain(error, config_name))
 
         return main
 
@@ -96,7 +96,8 @@ def nearest(name: str, legal, prefix: str = "") -> str:
     return f"; did you mean {prefix}{close[0]}?" if close else f"; legal are {', '.join(prefix + key for key in sorted(legal))}"
 
 
-def _explain(error: Exception, config_name: str) -> str:
+def explain(error: Exception, config_name: str) -> str:
+    """What Hydra or OmegaConf refuse, in one line that names the nearest legal choice."""
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return f"there is no {group}={name}{nearest(name, error.options)}"

@@ -1,0 +1,70 @@
+"""The settings of a run, checked before anything expensive begins, and how large the run is."""
+
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from scripts.cli import build, plain
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The checked settings."""
+
+    model: "GPTConfig"  # noqa: F821
+    optim: "OptimConfig"  # noqa: F821
+    data: "DataSettings"  # noqa: F821
+    hardware: "Hardware | None"  # noqa: F821
+    steps: int
+    accumulate: int  # micro-batches in a step
+
+    def tokens_per_step(self) -> int:
+        """Of one device."""
+        return self.data.batch_size * self.model.context_length * self.accumulate
+
+
+def check(cfg: DictConfig, *, elsewhere: bool = False) -> Plan:
+    """Raises ValueError for wrong settings; imports torch, but not Lightning, and touches no data.
+
+    elsewhere  the run is for another machine, so that this one's hardware says nothing: `hardware` is None
+    """
+    from data.settings import parse
+    from model.gpt_config import GPTConfig
+    from model.training.hardware import pick
+    from model.training.optim import OptimConfig
+    from model.training.schedule import ScheduleConfig, lr_factor
+
+    if not isinstance(cfg.seed, int) or cfg.seed < 0:
+        raise ValueError(f"seed={cfg.seed} must be a whole number, 0 or above")
+    model = plain(cfg.model)
+    if model["vocab_size"] is None:
+        model["vocab_size"] = 1
+    optim = plain(cfg.optim)
+    optim["schedule"] = build(ScheduleConfig, optim["schedule"], "optim.schedule")
+    counts = {name: cfg.trainer[name] for name in ("max_steps", "val_check_interval", "accumulate_grad_batches", "log_every_n_steps")}
+    plan = Plan(
+        build(GPTConfig, model, "model"),
+        build(OptimConfig, optim, "optim"),
+        parse(plain(cfg.data)),
+        None if elsewhere else pick(cfg.trainer.accelerator, cfg.trainer.precision, cfg.compile),
+        counts["max_steps"],
+        counts["accumulate_grad_batches"],
+    )
+    wrong = [f"trainer.{name}={n} must be a whole number of at least 1" for name, n in counts.items() if not isinstance(n, int) or n < 1]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    if not isinstance(cfg.causality.allow_leak, bool):
+        raise ValueError(f"causality.allow_leak={cfg.causality.allow_leak} must be true or false")
+    if not plan.model.causal and not cfg.causality.allow_leak:
+        raise ValueError("model.causal=false lets every position see the future, so its losses would be false; say causality.allow_leak=true where that is meant")
+    lr_factor(0, plan.steps, plan.optim.schedule)  # a warm-up longer than the run
+    if plan.model.backend == "flex" and plan.hardware is not None and plan.hardware.accelerator != "cuda":
+        raise ValueError(f"model.backend=flex trains on CUDA only, and this run is on {plan.hardware.accelerator}; use model.backend=fused")
+    return plan
+
+
+def vocabulary(chosen: int | None, needed: int) -> int:
+    """Rows of the embedding. Raises ValueError where the tokenizer has more tokens than were chosen."""
+    if chosen is not None and chosen < needed:
+        raise ValueError(f"model.vocab_size={chosen} is too small for the tokenizer's {needed} tokens; raise it, or leave it null")
+    return chosen or needed
