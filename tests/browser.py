@@ -1,0 +1,133 @@
+"""A real headless Chromium for tests of HTML pages, driven by selenium.
+
+Without a browser or without selenium its tests are skipped; with TRIL_REQUIRE_BROWSER=1 they fail.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",  # the sandbox refuses root, and a test opens only pages that it wrote
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@contextlib.contextmanager
+def chromium(profile: Path) -> Iterator:
+    """A selenium driver; `profile` is an empty folder. Console messages and network requests are kept for `alone`."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    driver = shutil.which("chromedriver")
+    try:
+        from selenium.webdriver import Chrome, ChromeOptions
+        from selenium.webdriver.chrome.service import Service
+    except ImportError:
+        _lacking("selenium is not installed")
+    if browser is None or driver is None:
+        _lacking(f"there is no {'chromedriver' if browser else ' or '.join(BROWSERS)} on the PATH")
+    options = ChromeOptions()
+    options.binary_location = browser
+    for option in (*OPTIONS, f"--user-data-dir={profile}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = Chrome(options=options, service=Service(driver))
+    try:
+        yield chrome
+    finally:
+        chrome.quit()
+
+
+@contextlib.contextmanager
+def alone(driver) -> Iterator[list[str]]:
+    """The pages that are opened within it must cause no message in the console and ask for nothing; their addresses are given at the end.
+
+    A console message is an error of a script, or something that the page's policy refused.
+    """
+    driver.get("about:blank")
+    driver.get_log("browser"), driver.get_log("performance")  # reading empties them
+    opened = []
+    yield opened
+    messages = [entry["message"] for entry in driver.get_log("browser")]
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    requests = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    pages, others = ([r["request"]["url"] for r in requests if (r["type"] == "Document") == wanted] for wanted in (True, False))
+    others = [url for url in others if not url.startswith("data:")]
+    assert not messages and not others, f"console: {messages}; asked for: {others}"
+    opened += pages
+
+
+def resize(driver, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
+    """The size of the page in CSS pixels, the preferred colours, and whether it is a touch screen."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": touch})
+    colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [colours]})
+
+
+class Page:
+    """What a reader sees and does."""
+
+    def __init__(self, driver):
+        self.driver, self.js = driver, driver.execute_script
+
+    def find(self, selector: str):
+        return self.driver.find_element("css selector", selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return self.js("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
+
+    def attributes(self, selector: str, name: str) -> list[str]:
+        return self.js("return [...document.querySelectorAll(arguments[0])].map((e) => e.getAttribute(arguments[1]))", selector, name)
+
+    def point(self, element, *offset: int) -> None:
+        """The mouse moves to the middle of the element, or so many pixels right and below of it."""
+        from selenium.webdriver import ActionChains
+
+        self.js("arguments[0].scrollIntoView({block: 'center'})", element)
+        ActionChains(self.driver, duration=0).move_to_element_with_offset(element, *(offset or (0, 0))).perform()
+
+    def press(self, *keys: str) -> None:
+        """Keys by their names in selenium, such as "TAB", where the focus is."""
+        from selenium.webdriver import ActionChains, Keys
+
+        ActionChains(self.driver).send_keys(*(getattr(Keys, key) for key in keys)).perform()
+
+    def pixels(self, selector: str) -> np.ndarray:
+        """(rows, columns, 3) of a canvas."""
+        script = "const c = arguments[0]; return [c.width, c.height, [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]]"
+        width, height, values = self.js(script, self.find(selector))
+        return np.array(values).reshape(height, width, 4)[..., :3]
+
+    def colour(self, name: str) -> list[int]:
+        """Red, green, blue of a colour that the style sheet gives a name, "--NAME: #rrggbb"."""
+        text = self.js("return getComputedStyle(document.documentElement).getPropertyValue(arguments[0]).trim()", name)
+        return [int(text[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def tap(driver, element) -> None:
+    """A finger on the middle of the element, of its first line where it has several."""
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    box = driver.execute_script("return arguments[0].getClientRects()[0].toJSON()", element)
+    point = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    for kind, points in (("touchStart", [point]), ("touchEnd", [])):
+        driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+
+def _lacking(reason: str) -> None:
+    if os.environ.get("TRIL_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"{reason}, and TRIL_REQUIRE_BROWSER=1")
+    pytest.skip(reason)
