@@ -27,6 +27,9 @@ CHAINS = (
     ("model.analysis.causality", "model.analysis.callables"),
     ("model.analysis.causality", "model.analysis.transformers_models"),
     ("model.analysis.honest", "model.analysis.control"),
+    ("model.analysis.statistics", "model.analysis.sweeps", "model.analysis.report_figures", "model.analysis.report"),
+    ("model.analysis.observe", "model.analysis.head_scores", "model.analysis.heads_figures"),
+    ("model.training.callbacks", "model.training.heads"),
     ("data.cache", "data.sources", "data.files", "data.hub", "data.packing", "data.datamodule"),
     ("data.tokenizer", "data.packing"),
     ("data.windows", "data.datamodule"),
@@ -35,12 +38,13 @@ LIGHTNING = {
     "model.training.module",
     "model.training.callbacks",
     "model.training.causality",
+    "model.training.heads",
     "model.training.loggers",
     "data.datamodule",
     "train",
 }
 SHARED = {"scripts.cli", "scripts.plan", "scripts.grid", "scripts.sweep", "scripts.cell", "scripts.measured"}  # by train.py and the scripts
-LAZY = ("datasets", "wandb", "transformers", "matplotlib", "pyarrow", "huggingface_hub")
+LAZY = ("datasets", "jinja2", "matplotlib", "scipy", "transformers", "wandb", "pyarrow", "huggingface_hub")
 
 
 def module_name(path: Path) -> str:

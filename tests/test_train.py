@@ -81,6 +81,10 @@ def test_a_run_leaves_everything_that_explains_it(configure, tmp_path):
     logged = rows(folder)
     assert [int(row["step"]) for row in logged if row["train/loss"]] == [2, 4, 6, 8]
     assert [float(row["val/loss"]) for row in logged if row["val/loss"]][-1] == pytest.approx(metrics["val/loss"])
+    for column in ("val/loss", "heads/entropy/L1H1", "heads/first/L0H0"):
+        assert [int(row["step"]) for row in logged if row[column]] == [4, 8]
+    windows = np.load(folder / "windows_last.npz")
+    assert windows["nll"].sum() / windows["targets"].sum() == pytest.approx(metrics["val/loss"], rel=1e-6)
 
 
 def test_bits_per_byte_follow_from_the_whole_validation_text(configure, tmp_path, text):
