@@ -1,0 +1,185 @@
+"""scripts/report.py as it is typed: the files it writes, that no text of a sweep becomes markup in them, what it refuses."""
+
+import csv
+import json
+import math
+import os
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from model.analysis.sweeps import compare_with_baseline, read_sweep
+from scripts.cli import CONFIGS
+from scripts.report import cells, escape, find_sweep, printable, quoted, results, write_csv
+from tests.analysis.synthetic import write_sweep
+from tests.conftest import assert_refused, run_python
+
+SCRIPT = CONFIGS.parent / "scripts" / "report.py"
+NASTY = "<script>alert(1)<b>|`*_$^$ & "
+MESSAGE = "</td></script><script>alert('2')| \x1b[31m red\nand more \udcff"
+LOSSES = {(NASTY,): {0: 3.1, 1: 3.25, 2: "failed"}, ("relu2",): {0: 3.0, 1: 3.1, 2: 3.3}}
+FILES = {"report.md", "report.html", "results.csv", "cells.csv"}
+
+
+class Page(HTMLParser):
+    """What a browser would find: tags, addresses of what is loaded, texts."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.loaded, self.texts, self.open = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
+        assert not [name for name, _ in attributes if name.startswith("on")]
+        if tag not in ("meta", "img", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data.strip())
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    folder = write_sweep(tmp_path / "multirun" / "day" / "new", ["model.mlp"], LOSSES, baseline=("relu2",))
+    failed = next(folder.rglob("failed.json"))
+    failed.write_text(json.dumps({"status": 1, "message": MESSAGE}))
+    return folder
+
+
+def read_csv(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def unescaped(line: str) -> list[str]:
+    """The cells of a line of a Markdown table."""
+    return re.split(r"(?<!\\)\|", line)[1:-1]
+
+
+def test_the_report_of_the_newest_sweep(sweep, tmp_path):
+    write_sweep(tmp_path / "multirun" / "day" / "old", ["model.mlp"], {("gelu",): {0: 9.0}})
+    os.utime(tmp_path / "multirun" / "day" / "old" / "sweep.json", (1, 1))
+    done = run_python("-W", "error::UserWarning", SCRIPT, "dir=latest", "baseline=mlp=relu2", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Against mlp=relu2, over 2 seeds: ") and "\x1b" not in done.stdout
+    assert "| mlp=relu2 (baseline) " in done.stdout
+    last = done.stdout.splitlines()[-1]
+    files = set(last.partition(": ")[2].split(", "))
+    assert last.startswith("multirun/day/new: ") and files >= FILES | {"loss_tokens.png", "loss_seconds.png", "final_loss.png"}
+    assert {path.name for path in sweep.iterdir() if path.is_file()} == files | {"sweep.json"}
+
+    text = (sweep / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == [] and not {"script", "link", "iframe", "b"} & set(page.tags)
+    assert "http:" not in text and "https:" not in text
+    pictures = [name for name in files if name.endswith(".png")]
+    assert len(page.loaded) == len(pictures) and all(address.startswith("data:image/png;base64,iVBOR") for address in page.loaded)
+    assert f"mlp={NASTY}".strip() in page.texts and any("</td></script><script>alert('2')| " in found for found in page.texts)
+
+    markdown = (sweep / "report.md").read_text(encoding="utf-8")
+    assert "\x1b" not in markdown and not re.search(r"(?<!\\)<", markdown)
+    assert set(re.findall(r"\]\(([^)]*)\)", markdown)) == set(pictures)
+    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.MULTILINE):
+        assert len({len(unescaped(line)) for line in table.splitlines()}) == 1
+    assert r"\</td\>\</script\>\<script\>alert('2')\| \[31m red and more" in markdown
+
+
+def test_out_and_which(sweep, tmp_path):
+    for path in sweep.glob("model.mlp=relu2*/windows_best.npz"):
+        np.savez(path, step=75, context_length=32, nll=np.full(8, 2.0 * 32), targets=np.full(8, 32))
+    for log in sweep.rglob("metrics.csv"):  # no curves, which take seconds to draw
+        log.unlink()
+    before = set(sweep.rglob("*"))
+    done = run_python(SCRIPT, f"dir={sweep}", "out=made/here", "which=best", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(sweep.rglob("*")) == before
+    assert {path.name for path in (tmp_path / "made" / "here").iterdir()} == FILES | {"best_loss.png"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "multirun"]
+    difference = float(read_csv(tmp_path / "made" / "here" / "results.csv")[0]["difference"])
+    assert difference == pytest.approx((3.09 + 3.24) / 2 - 2)  # the best windows lie 0.01 below the last ones
+
+
+def test_all_digits_are_in_the_tables_of_numbers(tmp_path):
+    losses = {(1,): {0: 3.1, 1: 3.2 + 1e-15, 2: "unfinished"}, (4,): {0: math.pi, 1: math.e}}
+    sweep = read_sweep(write_sweep(tmp_path / "sweep", ["model.n_heads"], losses, baseline=(4,)))
+    found = compare_with_baseline(sweep, "final")
+    write_csv(tmp_path / "results.csv", results(sweep, found))
+    write_csv(tmp_path / "cells.csv", cells(sweep))
+    one, four = read_csv(tmp_path / "results.csv")
+    assert (one["variant"], one["model.n_heads"], one["baseline"], one["seeds"], one["finished"]) == ("n_heads=1", "1", "False", "3", "2")
+    assert float(four["final_val_loss"]) == pytest.approx((math.pi + math.e) / 2, rel=1e-15)
+    half = 12.706204736174698 * (math.pi - math.e) / 2  # Student's t, 1 degree of freedom
+    assert float(four["final_val_loss_high"]) - float(four["final_val_loss"]) == pytest.approx(half)
+    assert float(four["final_val_loss"]) - float(four["final_val_loss_low"]) == pytest.approx(half)
+    assert float(four["best_val_bpb"]) == pytest.approx(((math.pi + math.e) / 2 - 0.01) / math.log(2) / 3)
+    assert (one["parameters"], one["training_flops"], one["tokens_per_second"]) == ("1000", "38400000", "1000.0")
+    difference = found["n_heads=1"].difference
+    assert [float(one[f"difference{side}"]) for side in ("", "_low", "_high")] == [difference.mean, difference.low, difference.high]
+    assert (float(one["p_corrected"]), one["verdict"], one["common_seeds"]) == (found["n_heads=1"].p, "not distinguishable", "2")
+    assert four["verdict"] == four["difference"] == ""
+    runs = read_csv(tmp_path / "cells.csv")
+    assert [(run["seed"], run["state"]) for run in runs[:3]] == [("0", "finished"), ("1", "finished"), ("2", "unfinished")]
+    finished = [run.summary["final_val_loss"] for variant in sweep.variants for run in variant.finished]
+    assert [float(run["final_val_loss"]) for run in runs if run["final_val_loss"]] == finished
+    assert runs[2]["final_val_loss"] == "" and runs[2]["folder"].endswith("model.n_heads=1,seed=2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "dir is missing; give the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest"),
+        (["dir=latest"], "no sweep.json below multirun/"),
+        (["dir=nowhere"], "nowhere is no folder"),
+        (["dir=.", "which=median"], "which=median must be final or best"),
+        (["dir=.", "folder=x"], "there is no setting folder"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_settings_end_in_one_line(overrides, message, tmp_path):
+    assert_refused(run_python(SCRIPT, *overrides, cwd=tmp_path), message)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_baseline_that_is_no_variant_is_refused(sweep, tmp_path):
+    before = set(tmp_path.rglob("*"))
+    done = run_python(SCRIPT, f"dir={sweep}", "baseline=mlp=swiglu", cwd=tmp_path)
+    assert_refused(done, "baseline=mlp=swiglu is no variant; choose one of")
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_latest_is_the_newest_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, time in (("a", 3), ("b", 9), ("c", 5)):
+        path = tmp_path / "multirun" / name / "sweep.json"
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        os.utime(path, (time, time))
+    assert find_sweep("latest").name == "b" and str(find_sweep("a=b/c")) == "a=b/c"
+
+
+VALUES = ("n_heads=4", "a.b=1,c=none", "multirun/x,y=1/z", 'say "hi" \\ = {1} \\"', "$x", "latest", "x y\\", "'a'=1")
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_values_reach_hydra_as_they_are_typed(value):
+    override = OverridesParser.create().parse_override(quoted(f"baseline={value}"))
+    assert (override.key_or_group, override.value()) == ("baseline", value)
+
+
+def test_what_hydra_reads_by_itself_is_left_alone():
+    for argument in ("baseline='a=1'", "which=best", "--help", "out=null", "dir=multirun/2026-01-01/00-00-00"):
+        assert quoted(argument) == argument
+
+
+def test_markdown_finds_no_mark_in_a_text():
+    assert escape("n_heads=1 _a_ *b* `c` [d](e) <f> g|h \\") == r"n_heads=1 \_a\_ \*b\* \`c\` \[d\](e) \<f\> g\|h " + "\\\\"
+    assert printable("a\tb\x00\x1b[1m\nc ± é") == "a b [1m c ± é"
