@@ -82,10 +82,21 @@ class LanguageModel:
         steps = self._pieces([prompt], max_new_tokens, seed, stop, use_cache, head_gate, sampling)
         return (piece for [piece] in steps if piece)
 
+    def encode(self, prompt: str) -> list[int]:
+        """The prompt's ids; of an empty one the end-of-text token. Raises ValueError for characters that the tokenizer does not know."""
+        encoding = self.tokenizer.encode(prompt, add_special_tokens=False)
+        unknown = getattr(self.tokenizer.model, "unk_token", None)
+        strange = {prompt[a:b] for token, (a, b) in zip(encoding.tokens, encoding.offsets) if token == unknown}
+        if strange:
+            raise ValueError(
+                f"the prompt has {', '.join(map(repr, sorted(strange)))}, which the tokenizer does not know; write only what the training text has"
+            )
+        return encoding.ids or [self.tokenizer.token_to_id(self.eot)]
+
     def _pieces(self, prompts, max_new_tokens, seed, stop, use_cache, head_gate, sampling) -> Iterator[list[str]]:
         """One list per step, with the new text of each prompt."""
         stops = _check_stops(stop)
-        healed = [self._heal(self._encode(prompt)) for prompt in prompts]
+        healed = [self._heal(self.encode(prompt)) for prompt in prompts]
         starts, cut = [start for start, _ in healed], [ids for _, ids in healed]
         eot_id = self.tokenizer.token_to_id(self.eot)
         steps = generate_ids(
@@ -101,16 +112,6 @@ class LanguageModel:
             head_gate=head_gate,
         )
         return _release(steps, [Row(Detokenizer(self.tokenizer, start, ids), eot_id, stops) for start, ids in zip(starts, cut)])
-
-    def _encode(self, prompt: str) -> list[int]:
-        encoding = self.tokenizer.encode(prompt, add_special_tokens=False)
-        unknown = getattr(self.tokenizer.model, "unk_token", None)
-        strange = {prompt[a:b] for token, (a, b) in zip(encoding.tokens, encoding.offsets) if token == unknown}
-        if strange:
-            raise ValueError(
-                f"the prompt has {', '.join(map(repr, sorted(strange)))}, which the tokenizer does not know; write only what the training text has"
-            )
-        return encoding.ids or [self.tokenizer.token_to_id(self.eot)]
 
     def _heal(self, ids: list[int]) -> tuple[list[int], list[int]]:
         """A prompt's ids, and the white space taken off its end because it begins other tokens.

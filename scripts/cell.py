@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from model.runs import CHECKPOINTS, FAILURE, SUMMARY, SWEEP, state_of, write_whole
-from scripts.cli import UserError, task_overrides
+from scripts.cli import UserError, quoted, task_overrides
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
@@ -70,11 +70,11 @@ def train(folder: Path, overrides: list[str], name: str) -> float:
             return report(folder, name, "was finished before")
         (folder / FAILURE).unlink(missing_ok=True)
         if (folder / CHECKPOINTS / "last.ckpt").is_file():
-            arguments = [f"resume={quoted(folder)}"]
+            arguments = [quoted(f"resume={folder}", ("resume",))]
         else:  # nothing of it can be used
             for entry in folder.iterdir():
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-            arguments = [*overrides, f"hydra.run.dir={quoted(folder)}"]
+            arguments = [*overrides, quoted(f"hydra.run.dir={folder}", ("hydra.run.dir",))]
         print(f"start   {name}", flush=True)
         status = spawn([sys.executable, str(TRAIN), *arguments], folder / "log.txt", lock)
         if status == 0 and state_of(folder) == "finished":
@@ -114,12 +114,6 @@ def spawn(command: list[str], log: Path, lock: TextIO) -> int:
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
-
-
-def quoted(path: Path) -> str:
-    """A path as Hydra reads it on a command line: its = and , are no grammar."""
-    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"
 
 
 def report(folder: Path, name: str, how: str) -> float:

@@ -4,8 +4,9 @@ import contextlib
 import difflib
 import functools
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import hydra
@@ -71,6 +72,21 @@ def build(cls: type, cfg: DictConfig | dict, where: str):
         if key not in legal:
             raise ValueError(f"there is no setting {where}.{key}{nearest(key, legal, f'{where}.')}")
     return cls(**values)
+
+
+def quoted(argument: str, texts: Collection[str]) -> str:
+    """A command line argument for Hydra, whose grammar would strip the space of `prompt=def ` and stumble over `prompt=print(x`. `texts`:
+    keys whose value is text as it was typed.
+
+    What Hydra's grammar is needed for stays as it is: null, a list, a text in quotes.
+    """
+    key, equals, text = argument.partition("=")
+    hydras = re.fullmatch(r"""null|\[.*\]|(["'])(\\.|(?!\1).)*\1""", text, re.DOTALL)
+    if key not in texts or not equals or hydras:
+        return argument
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # for OmegaConf: no interpolation
+    text = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)  # no end of the quotes
+    return f"{key}='{text}'"
 
 
 def pick_device(name: str) -> str:

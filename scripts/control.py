@@ -8,15 +8,14 @@ import json
 import math
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
-from omegaconf import OmegaConf
-
 from model.runs import find_checkpoint, run_folder
 from scripts.cli import entry, plain, user_errors
+from scripts.measured import Run, read_run, spread, validation_tokens
 
 COMMANDS = {"masked": "python train.py", "unmasked": "python train.py experiment=control_no_mask"}
 SAME = ("seed", "model", "optim", "trainer")  # settings in which the two runs may not differ, but for the mask
@@ -55,14 +54,6 @@ def main(cfg) -> None:
     write(folder, report, sides)
 
 
-@dataclass(frozen=True)
-class Run:
-    checkpoint: Path
-    settings: dict  # its config.yaml
-    steps: int | None  # that the checkpoint has seen
-    ours: dict  # the checkpoint's "tril" entry
-
-
 def check(cfg: dict) -> None:
     """Raises ValueError for values that no runs could make right; `lm.generate` checks its own."""
     windows, prompts = cfg["windows"], cfg["prompts"]
@@ -77,16 +68,6 @@ def find(cfg: dict, name: str) -> Path:
     if cfg[name] is None:
         raise ValueError(f"{name} is missing; give the folder of a run of `{COMMANDS[name]}`: {name}=outputs/DATE/TIME")
     return find_checkpoint(str(cfg[name]), prefer=("last",))
-
-
-def read_run(checkpoint: Path) -> Run:
-    from model.checkpoint import read
-
-    path = run_folder(checkpoint) / "config.yaml"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist, which says what {checkpoint} was trained on; name a run's folder")
-    content = read(checkpoint)
-    return Run(checkpoint, plain(OmegaConf.load(path)), content.get("global_step"), content["tril"])
 
 
 def check_pair(runs: dict[str, Run]) -> None:
@@ -119,33 +100,6 @@ def flat(values: dict, prefix: str = "") -> dict[str, object]:
     for key, value in values.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return found
-
-
-def validation_tokens(run: Run):
-    """(number of tokens,) of the validation part; raises ValueError where the text is no longer what the run had."""
-    from data.packing import prepare
-    from data.settings import parse
-
-    data = parse(run.settings["data"])
-    budgets = {"token_budget": data.token_budget, "val_token_budget": data.val_token_budget}
-    new, old = prepare(data.source, data.tokenizer, data.cache_dir, **budgets), run.ours["data"]["fingerprint"]
-    if new.meta["fingerprint"] != old:
-        changed = f"the text has changed since the runs (fingerprint {new.meta['fingerprint'][:12]} instead of {old[:12]})"
-        raise ValueError(f"{changed}; restore it, or train both again")
-    return new.tokens("val")
-
-
-def spread(tokens, n: int, length: int):
-    """n whole windows, evenly spread over the tokens: their numbers (n,), inputs and targets (n, T)."""
-    import numpy as np
-
-    from data.windows import gather
-
-    there = (len(tokens) - 1) // length
-    if n > there:
-        raise ValueError(f"windows={n} exceeds the {there} whole windows of {length} tokens in the validation part; lower it")
-    numbers = np.arange(n) * (there - 1) // (n - 1)
-    return numbers, *gather(tokens, numbers, length)
 
 
 def describe(run: Run, windows, sampling: dict) -> dict:

@@ -15,9 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
 from model.runs import SWEEP
-from scripts.cli import entry, plain, user_errors
+from scripts.cli import entry, plain, quoted, user_errors
 
-TEXTS = ("dir", "baseline", "out")  # keys whose values are texts, whatever stands in them
+TEXTS = ("dir", "baseline", "out")  # keys whose value is text as it was typed
 
 
 @entry("report")
@@ -61,16 +61,6 @@ def find_sweep(place: str) -> Path:
     if not found:
         raise FileNotFoundError(f"no {SWEEP} below multirun/ of {Path.cwd()}; start one (python train.py -m ...), or name a folder")
     return max(found, key=lambda file: file.stat().st_mtime).parent
-
-
-def quoted(argument: str) -> str:
-    """baseline=model.n_heads=4 in Hydra's grammar, which has no second = and no comma outside of quotes."""
-    key, _, value = argument.partition("=")
-    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    if key not in TEXTS or is_quoted or not re.search(r"[^\w./-]", value):
-        return argument
-    escaped = re.sub(r'(\\*)("|\Z)', lambda end: 2 * end[1] + ('\\"' if end[2] else ""), value)  # only there is a backslash read as a mark
-    return f'{key}="{escaped}"'
 
 
 def write(folder: Path, report, pictures: list) -> None:
@@ -158,5 +148,5 @@ def write_csv(path: Path, rows: Iterable[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = map(quoted, sys.argv[1:])
+    sys.argv[1:] = [quoted(argument, TEXTS) for argument in sys.argv[1:]]
     main()

@@ -5,7 +5,6 @@ All keys: configs/sample.yaml. The text goes to stdout, everything else to stder
 
 import itertools
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
 from model.runs import find_checkpoint
-from scripts.cli import entry, pick_device, plain, user_errors
+from scripts.cli import entry, pick_device, plain, quoted, user_errors
 
-TEXTS = ("ckpt", "prompt", "prompt_file", "stop")  # keys whose value is text as it was typed, not Hydra's grammar
+TEXTS = ("ckpt", "prompt", "prompt_file", "stop")  # keys whose value is text as it was typed
 OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed", "use_cache")
 
 
@@ -29,7 +28,7 @@ def main(cfg) -> None:
     with user_errors():
         device = pick_device(cfg["device"])
         lm = load(path, device)
-        pieces = sample(lm, prompts, cfg["stream"], {key: cfg[key] for key in OPTIONS})
+        pieces = sample(lm, prompts, cfg["stream"], {key: cfg[key] for key in OPTIONS} | removed(lm, cfg["remove_heads"]))
     print(f"{path} on {device}", file=sys.stderr, flush=True)
     show(pieces)
 
@@ -50,6 +49,16 @@ def read_prompts(cfg: dict) -> list[str]:
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
     return [text for text in prompts for _ in range(n)]
+
+
+def removed(lm, names: str | list[str] | None) -> dict:
+    """The option of `lm.generate` that samples without these heads; nothing for None."""
+    if names is None:
+        return {}
+    from model.analysis.heads import head_gate
+
+    names = names if isinstance(names, list) else [names]
+    return {"head_gate": head_gate(lm.config, list(map(str, names))).to(lm.model.embed.weight.device)}
 
 
 def sample(lm, prompts: list[str], stream: bool, options: dict) -> Iterator[str]:
@@ -74,20 +83,6 @@ def show(pieces: Iterator[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own flush at exit would complain
 
 
-def quoted(argument: str) -> str:
-    """A command line argument for Hydra, whose grammar would strip the space of `prompt=def ` and stumble over `prompt=print(x`.
-
-    What Hydra's grammar is needed for stays as it is: null, a list, a text in quotes.
-    """
-    key, equals, text = argument.partition("=")
-    hydras = re.fullmatch(r"""null|\[.*\]|(["'])(\\.|(?!\1).)*\1""", text, re.DOTALL)
-    if key not in TEXTS or not equals or hydras:
-        return argument
-    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # for OmegaConf: no interpolation
-    text = re.sub(r"(\\*)('|\Z)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)  # no end of the quotes
-    return f"{key}='{text}'"
-
-
 if __name__ == "__main__":
-    sys.argv[1:] = map(quoted, sys.argv[1:])
+    sys.argv[1:] = [quoted(argument, TEXTS) for argument in sys.argv[1:]]
     main()

@@ -15,8 +15,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
 from model.runs import ROOTS, SWEEP, new_folder, state_of, write_whole
-from scripts.cell import clock, quoted
-from scripts.cli import UserError, fail, user_errors
+from scripts.cell import clock
+from scripts.cli import UserError, fail, quoted, user_errors
 from scripts.grid import compose, legal, measure, name, settings_of, table, unplaced, value_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,7 +82,7 @@ def prepare(config: DictConfig, config_name: str) -> Path:
 
     with read_write(config.hydra), open_dict(config.hydra):  # from these Hydra composes every job
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
-        config.hydra.overrides.hydra += [f"hydra.sweep.dir={quoted(folder)}", "hydra.sweep.subdir=."]
+        config.hydra.overrides.hydra += [quoted(f"hydra.sweep.dir={folder}", ("hydra.sweep.dir",)), "hydra.sweep.subdir=."]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # for the launchers' processes
     return folder
 

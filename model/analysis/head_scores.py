@@ -26,7 +26,7 @@ SCORES = {
     "first": "mass on the first token of the window; with documents kept apart, of the document",
     "self": "mass on the token itself",
     "distance": "mean distance, tokens back",
-    "induction": "mass on the token after the last occurrence of the same token, in a repeated random sequence",
+    "induction": "mass on the token after the previous occurrence of the same token, in a repeated random sequence",
 }
 N_REPEATS = 32  # random sequences for the induction score
 
@@ -101,7 +101,7 @@ def score_heads(model: GPT, text: Text, *, alphabet: Tensor, seed: int) -> HeadS
     repeats = repeated_tokens(alphabet, length, seed)
     heads, uniform = text_scores(model, text)
     with inference(list(model.modules())):
-        if length > 1:  # the token after the last occurrence would be the query itself
+        if length > 1:  # else the token to be found is the query itself
             found = _means(model, Text(repeats, repeats), lambda weights, visible, options: {"induction": induction_mass(weights)})
         else:
             found = {"induction": torch.full((config.n_layers, config.n_heads), math.nan)}, {"induction": math.nan}

@@ -128,4 +128,5 @@ def test_a_text_comes_in_batches_that_fit(monkeypatch):
     assert [len(part) for part, *_ in batches] == [2, 2, 1]
     assert torch.equal(torch.cat([part for part, *_ in batches]), ids) and torch.equal(torch.cat([part for _, part, _ in batches]), ids + 1)
     assert batches[1][2]["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]] and batches[1][2]["mask"].shape == (2, 1, 4, 4)
-    assert [len(part) for part, *_ in Text(torch.zeros(2, 10, dtype=int), torch.zeros(2, 10, dtype=int)).batches(torch.device("cpu"))] == [1, 1]
+    long = torch.zeros(2, 10, dtype=int)
+    assert [len(part) for part, *_ in Text(long, long).batches(torch.device("cpu"))] == [1, 1]

@@ -15,7 +15,8 @@ from hydra.core.global_hydra import GlobalHydra
 import train as train_script
 from model.checkpoint import load
 from scripts.cli import CONFIGS, plain
-from scripts.control import check, check_pair, read_run, spread, validation_tokens
+from scripts.control import check, check_pair
+from scripts.measured import read_run, spread, validation_tokens
 from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import rewrite
 from tests.test_train import TINY, rows
@@ -171,7 +172,7 @@ def test_other_refusals_of_a_pair(runs):
 
 def test_a_text_that_has_changed_is_refused(runs, tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"other line {i}\n" for i in range(400)))
-    with pytest.raises(ValueError, match="the text has changed since the runs .*; restore it, or train both again"):
+    with pytest.raises(ValueError, match="the text has changed since the run .*; restore it, or train again"):
         validation_tokens(change(runs["masked"], data__path=str(tmp_path / "text.txt"), data__cache_dir=str(tmp_path / "cache")))
 
 

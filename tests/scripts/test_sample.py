@@ -11,13 +11,13 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from model.checkpoint import load, save
-from scripts.cli import CONFIGS, plain
-from scripts.sample import pick_device, quoted, read_prompts, sample, show
-from tests.conftest import run_python
+from scripts.cli import CONFIGS, pick_device, plain, quoted
+from scripts.sample import TEXTS, read_prompts, removed, sample, show
+from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import language_model
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
-HEAVY = ("lightning", "datasets", "wandb", "matplotlib")
+HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy")
 # Runs the script and then says which of these packages it imported.
 WATCHED = f"""
 import runpy, sys
@@ -39,7 +39,7 @@ def run(folder, *arguments, code=None):
 
 def settings(*arguments):
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return plain(compose("sample", overrides=[quoted(argument) for argument in arguments]))
+        return plain(compose("sample", overrides=[quoted(argument, TEXTS) for argument in arguments]))
 
 
 def test_a_sample_streams_from_latest_and_leaves_nothing_behind(folder):
@@ -104,7 +104,7 @@ def test_what_is_hydras_grammar_stays_so():
     assert settings("prompt='a, b '")["prompt"] == settings('prompt="a, b "')["prompt"] == "a, b "
     assert settings("n=3", "top_p=null", "temperature=0.5")["n"] == 3
     assert settings("ckpt=runs/epoch=3, v{1}.ckpt")["ckpt"] == "runs/epoch=3, v{1}.ckpt"
-    assert quoted("--help") == "--help" and quoted("n=3") == "n=3" and quoted("prompt") == "prompt"
+    assert [quoted(argument, TEXTS) for argument in ("--help", "n=3", "prompt")] == ["--help", "n=3", "prompt"]
 
 
 def test_prompts(tmp_path):
@@ -143,6 +143,30 @@ def test_one_sample_comes_in_pieces_and_several_under_numbered_lines():
     texts = lm.generate(["a", "a", "bc"], **options)
     expected = f"--- 1/3 ---\na{texts[0]}\n--- 2/3 ---\na{texts[1]}\n--- 3/3 ---\nbc{texts[2]}\n"
     assert "".join(sample(lm, ["a", "a", "bc"], True, options)) == expected
+
+
+def test_heads_may_be_left_out_of_a_sample(folder):
+    result = run(folder, "prompt=def ", "max_new_tokens=30", "seed=4", "remove_heads=[L0H1, L1H3]", "device=cpu", code=WATCHED)
+    assert result.returncode == 0, result.stderr
+    lm, gate = load(folder / "outputs" / "run"), torch.tensor([[1.0, 0, 1, 1], [1, 1, 1, 0]])
+    expected = lm.generate("def ", max_new_tokens=30, seed=4, head_gate=gate)
+    assert result.stdout == f"def {expected}\n" != f"def {lm.generate('def ', max_new_tokens=30, seed=4)}\n"
+    assert result.stderr.endswith("imported: torch\n")  # and neither matplotlib nor scipy
+    assert_refused(run(folder, "remove_heads=L0H4"), "the model has no head 'L0H4'; it has 2 layers of 4 heads, called L0H0 to L1H3")
+
+
+@pytest.mark.parametrize(("argument", "gate"), [
+    ("null", None), ("L1H0", [[1, 1, 1, 1], [0, 1, 1, 1]]), ("[]", [[1] * 4] * 2), ("[L0H0, L0H3]", [[0, 1, 1, 0], [1] * 4]),
+])
+def test_the_gate_of_a_sample(argument, gate):
+    found = removed(language_model(), settings(f"remove_heads={argument}")["remove_heads"])
+    assert found == {} if gate is None else found["head_gate"].tolist() == gate
+
+
+@pytest.mark.parametrize(("argument", "shown"), [("5", "'5'"), ("[L2H0, 7]", "'L2H0', '7'"), ("''", "''")])
+def test_heads_that_are_not_there(argument, shown):
+    with pytest.raises(ValueError, match=f"has no head {shown}; it has"):
+        removed(language_model(), settings(f"remove_heads={argument}")["remove_heads"])
 
 
 def test_devices():
