@@ -131,11 +131,12 @@ def results(sweep, comparisons: dict) -> Iterable[dict[str, object]]:
 
 
 def cells(sweep) -> Iterable[dict[str, object]]:
-    """A row for each run: its state, and all that its summary says."""
+    """A row for each run: its state, and all figures of its summary."""
     for variant in sweep.variants:
         for run in variant.runs:
             row = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state, "message": run.message}
-            yield row | (run.summary or {}) | {"folder": str(run.folder)}
+            figures = {key: value for key, value in (run.summary or {}).items() if key != "sample_with"}  # which names a place on one machine
+            yield row | figures | {"folder": str(run.folder)}
 
 
 def write_csv(path: Path, rows: Iterable[dict[str, object]]) -> None:

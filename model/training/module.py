@@ -42,7 +42,8 @@ class LanguageModule(LightningModule):
         self.optim, self.total_steps, self.payload = optim, total_steps, payload
         self.val_bytes_per_token, self.document_eot = val_bytes_per_token, document_eot
         self.nll = torch.compile(model.nll, dynamic=False) if compile else model.nll
-        self._train, self._val = Mean(), []
+        self._train = Mean()
+        self._val: list[tuple[float, float]] = []  # nats and number of targets of each window so far
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training goes on
         self.val_windows = torch.empty(2, 0)  # of the last validation: nats and number of targets of each window, in the order of the text
 
@@ -55,7 +56,8 @@ class LanguageModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         _, targets = batch
-        self._val.append(torch.stack([self.losses(batch).sum(1), (targets != IGNORE).sum(1).float()]))  # (2, B)
+        # As plain numbers: on a CPU small tensors that stay, one behind the large ones of each batch, would hold on to gigabytes.
+        self._val += zip(self.losses(batch).sum(1).tolist(), (targets != IGNORE).sum(1).tolist())
 
     def losses(self, batch: Batch) -> Tensor:
         """Loss of each target in nats (B, T), as in `GPT.nll`."""
@@ -68,8 +70,8 @@ class LanguageModule(LightningModule):
         return self.nll(inputs, targets, mask=document_mask(documents), positions=positions)
 
     def on_validation_epoch_end(self) -> None:
-        windows = self.all_gather(torch.cat(self._val, dim=1)).view(-1, 2, sum(part.shape[1] for part in self._val))  # (ranks, 2, N)
-        windows = windows.permute(1, 2, 0).flatten(1).cpu().double()  # (2, N * ranks): the ranks take turns
+        windows = self.all_gather(torch.tensor(self._val, device=self.device)).view(-1, len(self._val), 2)  # (ranks, N, 2)
+        windows = windows.permute(2, 1, 0).flatten(1).cpu().double()  # (2, N * ranks): the ranks take turns
         self.val_windows, self._val = windows[:, windows[1] > 0], []
         nats, targets = self.val_windows.sum(1).tolist()
         loss = nats / targets
