@@ -36,7 +36,8 @@ def check_single() -> None:
     params = HydraConfig.get().sweeper.get("params") or {} if HydraConfig.initialized() else {}
     chosen = {override.partition("=")[0].lstrip("+") for override in task_overrides()}
     if params and not chosen & params.keys():
-        raise UserError(f"the ablation is a grid over {', '.join(params)}; run it with python train.py -m, or choose a value, such as {next(iter(params))}=...")
+        remedy = f"run it with python train.py -m, or choose a value, such as {next(iter(params))}=..."
+        raise UserError(f"the ablation is a grid over {', '.join(params)}; {remedy}")
 
 
 def run_cell() -> float:
@@ -98,7 +99,7 @@ def locked(folder: Path, name: str) -> Iterator[TextIO]:
 
 
 def spawn(command: list[str], log: Path, lock: TextIO) -> int:
-    """Runs the command, its output in `log`, and returns its exit status. It holds the lock as long as it lives, even if this process dies."""
+    """Runs the command, its output in `log`, and returns its exit status. It holds the lock as long as it lives, whatever becomes of us."""
 
     def stop(signum, frame):
         raise SystemExit(128 + signum)

@@ -177,8 +177,11 @@ def table(cells: list[Cell], states: list[str], clock) -> str:
         label = ", ".join(f"{key}={value}" for key, value in cell.values.items()) or "the configuration"
         count = {state: sum(states[i] == state for i in group) for state in ("finished", "unfinished", "failed")}
         so_far = ", ".join(f"{n} {state}" for state, n in count.items() if n)
-        known = cell.sizes and [f"{cell.sizes['parameters']:,}", f"{cell.sizes['flops_per_token'] / 1e6:,.1f}", clock(cell.sizes["estimated_seconds"])]
-        rows.append([label, seeds, *(known or ["?"] * 3), so_far])
+        sizes = ["?"] * 3  # of a grid for another machine
+        if cell.sizes:
+            mflops = cell.sizes["flops_per_token"] / 1e6
+            sizes = [f"{cell.sizes['parameters']:,}", f"{mflops:,.1f}", clock(cell.sizes["estimated_seconds"])]
+        rows.append([label, seeds, *sizes, so_far])
     widths = [max(map(len, column)) for column in zip(*rows)]
     aligned = [[line[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(line[1:5], widths[1:5])), line[5]] for line in rows]
     return "\n".join("  ".join(line).rstrip() for line in aligned)

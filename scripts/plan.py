@@ -56,7 +56,8 @@ def check(cfg: DictConfig, *, elsewhere: bool = False) -> Plan:
     if not isinstance(cfg.causality.allow_leak, bool):
         raise ValueError(f"causality.allow_leak={cfg.causality.allow_leak} must be true or false")
     if not plan.model.causal and not cfg.causality.allow_leak:
-        raise ValueError("model.causal=false lets every position see the future, so its losses would be false; say causality.allow_leak=true where that is meant")
+        what = "model.causal=false lets every position see the future, so its losses would be false"
+        raise ValueError(f"{what}; say causality.allow_leak=true where that is meant")
     lr_factor(0, plan.steps, plan.optim.schedule)  # a warm-up longer than the run
     if plan.model.backend == "flex" and plan.hardware is not None and plan.hardware.accelerator != "cuda":
         raise ValueError(f"model.backend=flex trains on CUDA only, and this run is on {plan.hardware.accelerator}; use model.backend=fused")

@@ -135,7 +135,8 @@ def cells(sweep) -> Iterable[dict[str, object]]:
     for variant in sweep.variants:
         for run in variant.runs:
             row = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state, "message": run.message}
-            figures = {key: value for key, value in (run.summary or {}).items() if key != "sample_with"}  # which names a place on one machine
+            figures = dict(run.summary or {})
+            figures.pop("sample_with", None)  # it names a place on one machine
             yield row | figures | {"folder": str(run.folder)}
 
 

@@ -24,7 +24,7 @@ HERE = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # launchers whose j
 
 
 class Sweep(Callback):
-    """Hydra's callback around a multirun. Hydra turns the exceptions of callbacks into warnings, so what goes wrong ends the process here."""
+    """Hydra's callback around a multirun. Hydra turns exceptions of callbacks into warnings, so what goes wrong ends the process here."""
 
     def __init__(self) -> None:
         self.folder: Path | None = None  # of a grid; another sweeper chooses its cells as it goes
@@ -76,7 +76,8 @@ def prepare(config: DictConfig, config_name: str) -> Path:
     write_whole(folder / SWEEP, json.dumps(content, indent=2) + "\n")
 
     states = [state_of(folder / cell.folder) for cell in cells]
-    print(f"{table(cells, states, clock)}\n\nfolder  {folder}\n{len(cells) - states.count('finished')} of {len(cells)} cells to run", end="")
+    to_run = len(cells) - states.count("finished")
+    print(f"{table(cells, states, clock)}\n\nfolder  {folder}\n{to_run} of {len(cells)} cells to run", end="")
     left = [cell.sizes.get("estimated_seconds") for cell, state in zip(cells, states) if state != "finished"]
     print("" if None in left else f", about {clock(sum(left))} of computing, going by a few steps of each", end="\n\n", flush=True)
 

@@ -151,7 +151,8 @@ class WindowLosses(Callback):
         metrics = Metrics.of(trainer)
         names = ("last", "best") if metrics.val[-1] == metrics.best() else ("last",)
         nll, targets = pl_module.val_windows.numpy()
-        arrays = {"step": trainer.global_step, "context_length": pl_module.model.config.context_length, "nll": nll, "targets": targets.astype(int)}
+        sizes = {"step": trainer.global_step, "context_length": pl_module.model.config.context_length}
+        arrays = sizes | {"nll": nll, "targets": targets.astype(int)}
         for name in names:
             part = self.folder / f".windows_{name}.part.npz"
             np.savez(part, **arrays)

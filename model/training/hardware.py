@@ -5,6 +5,7 @@ import platform
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.utils._triton import has_triton
@@ -57,6 +58,13 @@ class Hardware:
     compile: bool
     device_name: str
     peak_flops: float | None
+
+
+def cpu_name() -> str:
+    """As the processor calls itself; on Linux, platform.processor() knows the architecture at best."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def keep_freed_memory() -> None:
@@ -114,5 +122,5 @@ def pick(accelerator: str = "auto", precision: str = "auto", compile: bool | str
         raise ValueError(f"precision=16-mixed needs accelerator=cuda, not {accelerator}; use auto or 32-true")
     if compile == "auto":
         compile = accelerator == "cuda" and has_triton()  # the compiler writes Triton kernels; Windows and old cards lack it
-    name = torch.cuda.get_device_name() if accelerator == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name() if accelerator == "cuda" else cpu_name()
     return Hardware(accelerator, precision, bool(compile), name, peak_flops(name) if accelerator == "cuda" else None)

@@ -3,6 +3,7 @@
 from lightning import Callback, LightningModule, Trainer
 
 from model.analysis.head_scores import text_scores
+from model.analysis.heads import every_head, head_name
 from model.analysis.observe import Text
 from model.training.callbacks import Metrics
 
@@ -27,5 +28,7 @@ class HeadMetrics(Callback):
         ids, targets = next(iter(trainer.datamodule.val_dataloader()))
         text = Text(ids[: self.windows], targets[: self.windows], pl_module.document_eot)
         heads, _ = text_scores(model, text)
-        rows = ((name, layer, head, value) for name in LOGGED for layer, row in enumerate(heads[name].tolist()) for head, value in enumerate(row))
-        Metrics.write(trainer, {f"heads/{name}/L{layer}H{head}": value for name, layer, head, value in rows})
+        names = [head_name(head) for head in every_head(model.config)]
+        Metrics.write(
+            trainer, {f"heads/{score}/{name}": value for score in LOGGED for name, value in zip(names, heads[score].flatten().tolist())}
+        )

@@ -38,7 +38,8 @@ def finish(
 ) -> dict[str, float]:
     """Writes loss.png and then summary.json, which says that the run is finished; shows it; returns the metrics that a caller compares.
 
-    data: what meta.json says of the text, with val_bytes_per_token. causality: the summary of the run's certificate; None where it had none.
+    data       what meta.json says of the text, with val_bytes_per_token
+    causality  the summary of the run's certificate; None where it had none
     """
     last, best = metrics.val[-1], metrics.best()
     summary = {

@@ -73,7 +73,8 @@ def test_a_grid_with_illegal_cells_is_refused_with_all_of_them_named(here):
     first, *others = done.stderr.splitlines()
     assert first == "error: 10 of 12 cells of the grid cannot be; correct them, or leave them out with sweep.skip_invalid=true"
     named = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in others}
-    assert named.keys() == {f"model.n_heads={h} model.n_kv_heads={g} seed=0,1" for h, g in ((1, 2), (3, "null"), (3, 2), (5, "null"), (5, 2))}
+    wrong = ((1, 2), (3, "null"), (3, 2), (5, "null"), (5, 2))
+    assert named.keys() == {f"model.n_heads={heads} model.n_kv_heads={groups} seed=0,1" for heads, groups in wrong}
     assert named["model.n_heads=1 model.n_kv_heads=2 seed=0,1"] == "model.n_kv_heads=2 does not divide model.n_heads=1"
     assert "model.n_heads=3 does not divide model.dim=32" in named["model.n_heads=3 model.n_kv_heads=null seed=0,1"]
     assert not (here / "multirun").exists() and not (here / "cache").exists()
@@ -109,7 +110,7 @@ def test_a_sweep_leaves_out_what_it_is_told_to_goes_on_with_more_seeds_and_lists
 
 
 def test_a_killed_sweep_goes_on_to_the_same_results_to_the_bit(here):
-    """Killed within a cell, with dropout, between two logged steps: weights, random numbers, curves and losses are those of a sweep that ran through."""
+    """Killed within a cell, with dropout, between two logged steps: weights, curves and losses are those of a sweep that ran through."""
     choices = {"model__n_heads": "1,2", "model__resid_dropout": 0.1, "trainer__max_steps": 300, "trainer__val_check_interval": 101}
     (here / "whole").mkdir()
     whole = sweep(here / "whole", **choices, data__path=here / "text.txt")
@@ -161,5 +162,5 @@ def test_two_jobs_at_once_keep_apart_and_a_failed_cell_does_not_end_the_others(h
 
 
 def test_a_single_run_knows_nothing_of_sweeps(here):
-    assert_refused(run_python(TRAIN, "data=files", "data.path=text.txt", "sweep.skipinvalid=true", cwd=here), "there is no setting sweep.skipinvalid")
+    assert_refused(run_python(TRAIN, "sweep.skipinvalid=true", cwd=here), "there is no setting sweep.skipinvalid")
     assert_refused(run_python(TRAIN, "+ablation=heads", cwd=here), "the ablation is a grid over model.n_heads; run it with python train.py -m")

@@ -97,3 +97,15 @@ def test_peaks_by_device_name(name, tflops):
 def test_mfu_of_a_measured_run():
     # GPT-2 124M on one H200: 488 k tokens/s at 6 * 124 M parameters + 12 * 12 layers * 768 wide * 1024 long FLOPs per token
     assert mfu(488e3, 6 * 124e6 + 12 * 12 * 768 * 1024, 989e12) == pytest.approx(0.423, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [("processor\t: 0\nmodel name\t: Foo(R) CPU @ 2 GHz\nflags\t: a b\n", "Foo(R) CPU @ 2 GHz"), ("processor\t: 0\n", "arm"), (None, "arm")],
+    ids=["x86", "no name", "no file"],
+)
+def test_a_cpu_is_called_by_its_name(content, name, monkeypatch):
+    monkeypatch.setattr(hardware.platform, "processor", lambda: "arm")
+    monkeypatch.setattr(hardware.Path, "is_file", lambda path: content is not None)
+    monkeypatch.setattr(hardware.Path, "read_text", lambda path: content)
+    assert hardware.cpu_name() == name
