@@ -39,7 +39,8 @@ class Cell:
 
     def entry(self) -> dict:
         """Of sweep.json."""
-        return {"folder": self.folder, "values": self.values, "seed": self.cfg.seed, "overrides": self.overrides, **self.sizes}
+        own = {"folder": self.folder, "values": self.values, "seed": self.cfg.seed, "overrides": self.overrides}
+        return own | {"estimated_seconds": None} | self.sizes
 
 
 def compose(config: DictConfig, config_name: str, *, elsewhere: bool) -> list[Cell]:

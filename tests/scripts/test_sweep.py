@@ -161,6 +161,20 @@ def test_two_jobs_at_once_keep_apart_and_a_failed_cell_does_not_end_the_others(h
         assert len(list(folder.glob("csv/version_*"))) == 1
 
 
+def test_a_grid_for_other_machines_is_checked_but_neither_prepared_nor_timed(here):
+    """As for a cluster; here Hydra's own launcher is taken for one."""
+    code = f"import sys; sys.path.insert(0, {str(TRAIN.parent)!r}); import scripts.sweep, train; scripts.sweep.HERE = (); train.main()"
+    choices = {"trainer__accelerator": "cuda", "seed": "0,1", "model__n_heads": "2,3"}  # this machine may have no GPU: its jobs will tell
+    refused = run_python("-c", code, *arguments(**choices)[1:], cwd=here, **environment(here))
+    assert refused.returncode == 2 and "2 of 4 cells" in refused.stderr and "model.n_heads=3 seed=0,1: model.n_heads=3" in refused.stderr
+
+    done = run_python("-c", code, *arguments(seed="0,1")[1:], cwd=here, **environment(here))
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = done.stdout.partition("start ")[0]
+    assert "the configuration    0,1           ?                ?             ?" in listed and "2 of 2 cells to run\n" in listed
+    assert "2 of 2 cells are finished" in done.stdout and "of computing" not in done.stdout
+
+
 def test_a_single_run_knows_nothing_of_sweeps(here):
     assert_refused(run_python(TRAIN, "sweep.skipinvalid=true", cwd=here), "there is no setting sweep.skipinvalid")
     assert_refused(run_python(TRAIN, "+ablation=heads", cwd=here), "the ablation is a grid over model.n_heads; run it with python train.py -m")
