@@ -285,10 +285,3 @@ def test_command_line_trains_and_resumes_latest(tmp_path, text):
     assert list(tmp_path.glob("outputs/*/*")) == [folder]
     assert json.loads((folder / "summary.json").read_text())["steps"] == 12
     assert [int(row["step"]) for row in rows(folder) if row["train/loss"]] == [2, 4, 6, 8, 10, 12]
-
-
-def test_grid_runs_each_cell_in_a_folder_of_its_own(tmp_path, text):
-    done = command_line("-m", *TINY, f"data.path={text}", "model.n_heads=1,2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = {load(folder.parent).config.n_heads for folder in tmp_path.glob("multirun/*/*/*/checkpoints")}
-    assert found == {1, 2}
