@@ -1,5 +1,6 @@
 """The cells of a grid: which there are, whether each can be, how large it is and how long it will take."""
 
+import copy
 import itertools
 import json
 import re
@@ -17,6 +18,7 @@ from scripts.cli import UserError, explain, plain
 from scripts.plan import Plan, check, vocabulary
 
 SETTINGS = ("seed", "compile", "causality", "model", "data", "optim", "trainer", "callbacks")  # all that decides what a run does
+VALUE = re.compile(r"(seed|\w+(\.\w+)+)=")  # an override that sets a value, and not the choice of a group
 LONGEST_NAME = 120  # characters of a cell's folder
 
 
@@ -49,19 +51,19 @@ def compose(config: DictConfig, config_name: str, *, elsewhere: bool) -> list[Ce
     elsewhere  the cells run on other machines
     Raises UserError for what is wrong with the command as a whole.
     """
-    loader = GlobalHydra.instance().config_loader()
+    composer = Composer(config, config_name)
     arguments = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()] + list(config.hydra.overrides.task)
     try:
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(arguments)
+        parsed = composer.parser.parse_overrides(arguments)
         [grid] = BasicSweeper.split_arguments(parsed, None)
     except HydraException as error:
         raise UserError(explain(error, config_name)) from error
     cells, seen = [Cell(overrides) for overrides in grid], {}
     for cell in cells:
         try:
-            cell.cfg = unplaced(loader.load_sweep_config(config, cell.overrides))
+            cell.cfg = composer.settings(cell.overrides)
             cell.plan = check(cell.cfg, elsewhere=elsewhere)
-        except (HydraException, OmegaConfBaseException) as error:
+        except OmegaConfBaseException as error:  # while a value is read
             cell.reason = explain(error, config_name)
         except (ValueError, OSError) as error:
             cell.reason = " ".join(str(error).split())
@@ -71,6 +73,43 @@ def compose(config: DictConfig, config_name: str, *, elsewhere: bool) -> list[Ce
                 differing = [its for mine, its in zip(cell.overrides, twin.overrides) if mine != its]
                 cell.reason = f"the same run as {' '.join(differing)}: what differs has no effect"
     return cells
+
+
+class Composer:
+    """Settings of cells. Composing, and looking for what was meant by a wrong key, take Hydra tenths of a second: so cells that differ in values
+    alone are composed once, and what is wrong with many is looked up once.
+    """
+
+    def __init__(self, config: DictConfig, config_name: str):
+        self.loader, self.config, self.config_name = GlobalHydra.instance().config_loader(), config, config_name
+        self.parser = OverridesParser.create(config_loader=self.loader)
+        self.composed: dict[tuple[str, ...], DictConfig] = {}  # by the overrides that are no values
+        self.reasons: dict[str, str] = {}  # by Hydra's words
+
+    def settings(self, overrides: list[str]) -> DictConfig:
+        """Raises ValueError for overrides that cannot be."""
+        values = [text for text in overrides if VALUE.match(text)]
+        rest = tuple(text for text in overrides if text not in values)
+        try:
+            if rest not in self.composed:
+                cfg = unplaced(self.loader.load_sweep_config(self.config, list(rest)))
+                self.composed[rest] = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+            cfg = copy.deepcopy(self.composed[rest])
+            for parsed in self.parser.parse_overrides(values):
+                OmegaConf.update(cfg, parsed.key_or_group, parsed.value())  # as Hydra does
+            return cfg
+        except (HydraException, OmegaConfBaseException) as error:
+            words = str(error)
+            if words not in self.reasons:
+                self.reasons[words] = self._reason(overrides, error)
+            raise ValueError(self.reasons[words]) from error
+
+    def _reason(self, overrides: list[str], error: Exception) -> str:
+        try:
+            self.loader.load_sweep_config(self.config, overrides)
+        except (HydraException, OmegaConfBaseException) as hydras:  # which says more about a key
+            error = hydras
+        return explain(error, self.config_name)
 
 
 def unplaced(cfg: DictConfig) -> DictConfig:
