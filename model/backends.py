@@ -17,6 +17,10 @@ from torch import Tensor
 from model.masks import causal_mask, visible_from_positions
 
 
+QUERY_BLOCK = 256  # queries that _bf16_products takes at a time
+MOST_WEIGHTS = 1 << 25  # it keeps (64 MB); beyond them torch's flash kernel saves more memory than they save time
+
+
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(D)) over the visible keys (Vaswani et al. 2017, equation 1): (B, H, T, S).
 
@@ -60,10 +64,33 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, wi
         mask = _dense(q, k, mask, causal, window)
     options = {"attn_mask": mask, "is_causal": square, "dropout_p": dropout_p, "enable_gqa": k.shape[1] != q.shape[1]}
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
-        # torch's CPU kernel is slower in bf16 than in float32: backward up to 4 times, on short sequences.
-        with torch.autocast("cpu", enabled=False):  # which would cast back
+        if q.shape[:3].numel() * k.shape[2] <= MOST_WEIGHTS:
+            return _bf16_products(q, k, v, mask, square, dropout_p)
+        with torch.autocast("cpu", enabled=False):  # which would cast back; torch's kernel is slower in bf16 than in float32
             return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **options).type_as(q)
     return F.scaled_dot_product_attention(q, k, v, **options)
+
+
+def _bf16_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout_p: float) -> Tensor:
+    """The fused backend on a CPU with bf16: products through oneDNN, which has the bf16 instructions that torch's flash kernel lacks there.
+
+    Queries go in blocks, each with the keys up to its end, so that most of the hidden half is never computed. The weights are kept for
+    the backward pass.
+    """
+    n_queries, n_keys = q.shape[2], k.shape[2]
+    k, v = _per_query_head(k, q).flatten(0, 1), _per_query_head(v, q).flatten(0, 1)  # (B*H, S, D)
+    if mask is not None:
+        mask = mask.expand(*mask.shape[:-2], n_queries, mask.shape[-1])
+    blocks = []
+    for start in range(0, n_queries, QUERY_BLOCK):
+        end = min(start + QUERY_BLOCK, n_queries)
+        seen = end if causal else n_keys  # `causal` comes only where queries and keys begin at the same position
+        visible = causal_mask(end - start, seen, device=q.device) if causal else None if mask is None else mask[..., start:end, :]
+        bias = torch.zeros((), dtype=q.dtype) if visible is None else torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, -math.inf)
+        bias = bias.expand(*q.shape[:2], end - start, seen).flatten(0, 1)  # (B*H, block, seen)
+        scores = torch.baddbmm(bias, q[:, :, start:end].flatten(0, 1), k[:, :seen].mT, alpha=1 / math.sqrt(q.shape[-1]))
+        blocks.append(F.dropout(scores.softmax(-1), dropout_p) @ v[:, :seen])  # (B*H, block, D)
+    return torch.cat(blocks, dim=1).unflatten(0, q.shape[:2])
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:

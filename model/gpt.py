@@ -36,6 +36,8 @@ class MLP(nn.Module):
                 h = h.relu()
             case "gelu":
                 h = F.gelu(h, approximate="tanh")
+            case "gelu_erf":
+                h = F.gelu(h)
             case "relu2":
                 h = h.relu().square()
             case "swiglu":

@@ -8,7 +8,7 @@ from dataclasses import Field, asdict, dataclass, fields, replace
 from model.backends import BACKENDS
 
 CHOICES = {
-    "mlp": ("relu", "gelu", "relu2", "swiglu", "none"),
+    "mlp": ("relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"),
     "norm": ("rmsnorm", "layernorm"),
     "pos": ("rope", "learned", "none"),
     "init": ("zero_out", "gpt2"),
@@ -27,7 +27,8 @@ class GPTConfig:
     n_layers, dim    blocks and width C
     n_heads          query heads; n_kv_heads (None: n_heads) key/value heads; head_dim (None: dim / n_heads) the head size D.
                      n_heads=0: blocks without attention, so that each position sees itself alone
-    mlp              relu | gelu (tanh form, as in GPT-2) | relu2 (So et al. 2021) | swiglu (Shazeer 2020) | none: blocks without FFN
+    mlp              relu | gelu (tanh form, as in GPT-2) | gelu_erf (the exact form, as in nanoGPT) | relu2 (So et al. 2021) |
+                     swiglu (Shazeer 2020) | none: blocks without FFN
     mlp_ratio        hidden width / dim; swiglu, with three matrices, takes two thirds of it so that the parameters stay equal
     norm             rmsnorm | layernorm, before attention, before the FFN and before the head
     pos              rope (rotary) | learned (a table) | none (the causal mask alone)

@@ -34,7 +34,7 @@ CASES = {  # field -> (another value, the first of KINDS that it changes); the b
     "n_heads": [(0, "parameters"), (1, "parameters"), (2, "parameters")],  # the gains of q and k are as long as a head; see below
     "n_kv_heads": [(1, "parameters"), (2, "parameters")],
     "head_dim": [(4, "parameters"), (16, "parameters")],
-    "mlp": [("relu", "outputs"), ("gelu", "outputs"), ("swiglu", "parameters"), ("none", "parameters")],
+    "mlp": [("relu", "outputs"), ("gelu", "outputs"), ("gelu_erf", "outputs"), ("swiglu", "parameters"), ("none", "parameters")],
     "mlp_ratio": [(2.0, "parameters"), (4.1, "parameters")],
     "norm": [("layernorm", "outputs")],
     "pos": [("learned", "parameters"), ("none", "outputs")],

@@ -78,6 +78,7 @@ def test_default_block_written_out(norm):
         ("relu", lambda up, gate: up.clamp(min=0)),
         ("relu2", lambda up, gate: up.clamp(min=0) ** 2),
         ("gelu", lambda up, gate: up / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))),
+        ("gelu_erf", lambda up, gate: up / 2 * (1 + torch.erf(up / math.sqrt(2)))),
         ("swiglu", lambda up, gate: up * gate / (1 + (-gate).exp())),
     ],
 )

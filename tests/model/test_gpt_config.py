@@ -16,7 +16,7 @@ from model.gpt_config import GPTConfig
         ("n_kv_heads", 0, "model.n_kv_heads=0 must be at least 1"),
         ("head_dim", 0, "model.head_dim=0 must be at least 1"),
         ("window", 0, "model.window=0 must be at least 1"),
-        ("mlp", "silu", "model.mlp=silu must be one of relu, gelu, relu2, swiglu, none"),
+        ("mlp", "silu", "model.mlp=silu must be one of relu, gelu, gelu_erf, relu2, swiglu, none"),
         ("norm", "batch", "model.norm=batch must be one of rmsnorm, layernorm"),
         ("pos", "alibi", "model.pos=alibi must be one of rope, learned, none"),
         ("init", "xavier", "model.init=xavier must be one of zero_out, gpt2"),

@@ -1,0 +1,70 @@
+"""The fused backend's own products on a CPU with bf16: in blocks of queries, against a float64 loop and against torch's kernel.
+
+B batch, T queries, S keys, H query heads, G key/value heads, D head size.
+"""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import model.backends
+from model.attention import attention
+from tests.conftest import assert_close
+from tests.model.test_properties import COMMON, VISIBILITY, assert_equals_loops, cases
+
+
+@pytest.fixture(params=[1, 3, 256], ids="blocks of {}".format)
+def block(request, monkeypatch):
+    monkeypatch.setattr(model.backends, "QUERY_BLOCK", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("visibility", VISIBILITY)
+@settings(**COMMON, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])  # the block size is the same for all
+@given(data=st.data())
+def test_blocks_of_queries_are_the_plain_loop(block, visibility, data):
+    assert_equals_loops(data.draw(cases(visibility, dtypes=[torch.bfloat16])), "fused")
+
+
+def qkv(n_queries=7, n_keys=7, n_heads=4, n_kv_heads=2, size=8):
+    shapes = ((n_heads, n_queries), (n_kv_heads, n_keys), (n_kv_heads, n_keys))
+    return [torch.randn(2, *shape, size).bfloat16().requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("choices", [{}, {"causal": True}, {"causal": True, "window": 3}, {"mask": torch.rand(2, 1, 7, 7) < 0.6}], ids=str)
+def test_gradients_are_those_of_float32(block, choices):
+    inputs, upstream = qkv(), torch.randn(2, 4, 7, 8)
+    exact = [x.detach().float().requires_grad_() for x in inputs]
+    attention(*inputs, backend="fused", **choices).backward(upstream.bfloat16())
+    attention(*exact, backend="explicit", **choices).backward(upstream.bfloat16().float())
+    for mine, its in zip(inputs, exact):
+        # relative to the largest: each is a sum over many products, in which scores, weights and their gradients are rounded
+        assert (mine.grad.float() - its.grad).abs().max() <= 4 * torch.finfo(torch.bfloat16).eps * its.grad.abs().max()
+
+
+def test_beyond_its_bound_torchs_kernel_computes_the_same(monkeypatch):
+    q, k, v = (x.detach() for x in qkv())
+    own = attention(q, k, v, causal=True)
+    called = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(model.backends.F, "scaled_dot_product_attention", lambda *args, **options: called.append(1) or kernel(*args, **options))
+    monkeypatch.setattr(model.backends, "MOST_WEIGHTS", 2 * 4 * 7 * 7 - 1)
+    assert_close(attention(q, k, v, causal=True), own.double(), roundings=8)  # both round what they compute
+    assert called
+
+
+def test_what_is_hidden_does_not_change_a_bit(block):
+    q, k, v = (x.detach() for x in qkv())
+    before = attention(q, k, v, causal=True)
+    k[:, :, 4:], v[:, :, 4:] = 100, -100
+    after = attention(q, k, v, causal=True)
+    assert torch.equal(before[:, :, :4], after[:, :, :4]) and not torch.equal(before[:, :, 4:], after[:, :, 4:])
+
+
+def test_dropout_drops_weights_and_keeps_their_mean(block):
+    q, k, _ = (x.detach() for x in qkv(n_queries=5, n_keys=400, n_kv_heads=4))
+    ones = torch.ones(2, 4, 400, 8).bfloat16()
+    out = attention(q * 0, k, ones, dropout_p=0.5).float()  # 400 equal weights, of which half count twice
+    assert not torch.equal(out, torch.ones_like(out))
+    assert (out.mean() - 1).abs() < 6 * (1 / (400 * out[..., 0].numel())) ** 0.5  # six standard errors
