@@ -4,9 +4,11 @@
 Lightning and the data are imported where they are first needed.
 """
 
+import gc
 import hashlib
 import inspect
 import logging
+import os
 import time
 import warnings
 from dataclasses import replace
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from data.cache import default_cache_dir
 from model.runs import ROOTS, find_checkpoint, new_folder, run_folder
 from scripts.cell import check_single, in_sweep, run_cell
 from scripts.cli import UserError, entry, nearest, plain, task_overrides, user_errors
@@ -56,18 +59,22 @@ def train(cfg: DictConfig) -> dict[str, float]:
     with user_errors():
         cfg, checkpoint = continued(cfg)
         plan = check(cfg)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache_dir() / "compiled"))  # torch's own would be below /tmp
 
+    gc.disable()  # it would search all that is imported here again and again: a sixth of the time
     import torch
     from hydra.utils import instantiate
 
     from data.datamodule import TextDataModule
     from model.gpt import GPT
+    from model.training import kernels
     from model.training.callbacks import Metrics
     from model.training.causality import CausalityError
     from model.training.hardware import keep_freed_memory
     from model.training.module import LanguageModule
     from model.training.summary import describe, finish
 
+    gc.enable()
     with user_errors():
         arguments = trainer_arguments(cfg, plan)
         data = TextDataModule(**vars(plan.data), context_length=plan.model.context_length, seed=cfg.seed)
@@ -94,13 +101,15 @@ def train(cfg: DictConfig) -> dict[str, float]:
     metrics = Metrics(plan.tokens_per_step(), model.flops_per_token(), plan.hardware.peak_flops, started)
     trainer = build_trainer(arguments, [metrics, *instantiate(cfg.callbacks).values()], instantiate(cfg.logger))
     metrics.count_devices(trainer.world_size)
-    print(describe(model, data.meta, plan.hardware, plan.steps, metrics.tokens_per_step, folder), flush=True)
+    kernel_times = kernels.measure(config, data.batch_size, plan.hardware, documents=data.document_mask)
+    print(describe(model, data.meta, plan.hardware, plan.steps, metrics.tokens_per_step, folder, kernel_times), flush=True)
 
     if plan.hardware.accelerator == "cpu":
         keep_freed_memory()
     torch.set_float32_matmul_precision("high" if plan.hardware.accelerator == "cuda" else "highest")
     try:
-        trainer.fit(module, data, ckpt_path=checkpoint)
+        with kernels.prefer(kernel_times):
+            trainer.fit(module, data, ckpt_path=checkpoint)
     except CausalityError as error:
         raise UserError(str(error)) from error
     if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps

@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
 from data.packing import Packed, prepare, val_bytes_per_token
 from data.sources import Source
 from data.tokenizer import TokenizerConfig
-from data.windows import TrainWindows, ValWindows
+from data.windows import Array, TrainWindows, ValWindows, on_device
+
+RESIDENT_SHARE = 4  # tokens stay on a GPU where they take at most one part in so many of its free memory: the rest is for training
 
 
 class TextDataModule(LightningDataModule):
@@ -17,6 +20,7 @@ class TextDataModule(LightningDataModule):
 
     The training loader keeps its place in a checkpoint. Do not read `trainer.estimated_stepping_batches` in
     `configure_optimizers`: Lightning then makes the loader before the checkpoint is read, and the place is lost.
+    On a GPU both parts of the text lie in its memory and batches are made there, unless that would take too much of it.
 
     Args:
         batch_size: training windows per device and step; `val_batch_size` None takes the same.
@@ -45,6 +49,7 @@ class TextDataModule(LightningDataModule):
         self.cache_dir, self.token_budget, self.val_token_budget, self.seed = cache_dir, token_budget, val_token_budget, seed
         self.document_mask = document_mask
         self._packed: Packed | None = None
+        self._resident: dict[str, Array] = {}
 
     def prepare_data(self) -> None:
         """Lightning calls this in one process of each machine; the others find what it made."""
@@ -85,10 +90,21 @@ class TextDataModule(LightningDataModule):
         return val_bytes_per_token(self.meta)
 
     def train_dataloader(self) -> TrainWindows:
-        return TrainWindows(self.packed.tokens("train"), self.context_length, self.batch_size, self.seed, *self._place())
+        return TrainWindows(self._tokens("train"), self.context_length, self.batch_size, self.seed, *self._place())
 
     def val_dataloader(self) -> ValWindows:
-        return ValWindows(self.packed.tokens("val"), self.context_length, self.val_batch_size, *self._place())
+        return ValWindows(self._tokens("val"), self.context_length, self.val_batch_size, *self._place())
+
+    def _tokens(self, split: str) -> Array:
+        """Memory-mapped; in a trainer's hands on its GPU, where they fit. They are moved once."""
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        if device.type != "cuda":
+            return self.packed.tokens(split)
+        if split not in self._resident:
+            tokens = self.packed.tokens(split)
+            fits = tokens.nbytes * RESIDENT_SHARE <= torch.cuda.mem_get_info(device)[0]
+            self._resident[split] = on_device(tokens, device) if fits else tokens
+        return self._resident[split]
 
     def _place(self) -> tuple[int, int]:
         """(rank, number of ranks)"""

@@ -1,5 +1,7 @@
 """What a run tells while it trains: metrics, progress, samples."""
 
+import gc
+import os
 import statistics
 import sys
 import time
@@ -11,7 +13,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from model.text import LanguageModel
-from model.training.hardware import mfu
+from model.training.hardware import compile_seconds, mfu
 
 
 class Metrics(Callback):
@@ -160,21 +162,27 @@ class WindowLosses(Callback):
 
 
 class Progress(Callback):
-    """A bar on a terminal; elsewhere (a log file, CI) about `lines` plain lines a run."""
+    """A bar on a terminal; elsewhere (a log file, CI) about `lines` plain lines a run. Before both, how long compiling took."""
 
     def __init__(self, lines: int = 20):
         self.lines = lines
         self._bar: tqdm | None = None
         self._shown = 0
+        self._compiling = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
+            self._compiling = pl_module.compile_mode is not None
             self._shown = trainer.global_step
             self._bar = tqdm(
                 total=trainer.max_steps, initial=trainer.global_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty()
             )
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
+        if self._compiling:  # by now forward and backward have been
+            self._compiling = False
+            kept = os.environ["TORCHINDUCTOR_CACHE_DIR"]  # which the compiler sets where nobody did
+            tqdm.write(f"compiled in {compile_seconds():.0f} s (kept in {kept}: the next start is quicker)")
         metrics = Metrics.of(trainer)
         rows = metrics.train
         if self._bar is None or not rows or rows[-1]["step"] != trainer.global_step:
@@ -195,6 +203,32 @@ class Progress(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+class GarbageCollection(Callback):
+    """Lets Python look for unreachable objects at validations alone: at any other moment the search, through all the objects of the
+    libraries, would hold up a step. Those that are there when training starts are not searched at all.
+    """
+
+    def __init__(self):
+        self._running = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._running = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        gc.collect()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        gc.unfreeze()
+        if self._running:
+            gc.enable()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
 
 
 class Samples(Callback):

@@ -85,7 +85,7 @@ def loss_subject(module: LightningModule, precision: str, batch_size: int) -> Su
 
     def run(ids: Tensor) -> Tensor:
         with torch.enable_grad():  # as in a training step: a compiler makes another graph without
-            return module.losses((ids, targets[: len(ids)])).detach()[..., None]
+            return module.losses((ids, targets[: len(ids)])).detach().clone()[..., None]  # a CUDA graph writes to the same place again
 
     return Subject(
         run,

@@ -15,7 +15,8 @@ LARGEST_KEPT = 1 << 30  # bytes
 
 ACCELERATORS = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed")
-COMPILE = ("auto", True, False)
+CUDA_GRAPHS = "reduce-overhead"  # torch.compile's word for them
+COMPILE = ("auto", True, False, "default", CUDA_GRAPHS, "max-autotune-no-cudagraphs")
 
 # Dense 16-bit tensor-core peaks with float32 accumulation, in TFLOP/s. Data sheets print the number with 2:4 sparsity, twice these.
 # bf16, except on V100 and T4, which have fp16 only. The first row whose words appear in the device name counts, so variants stand
@@ -51,11 +52,15 @@ PEAK_TFLOPS: tuple[tuple[str, float | None], ...] = (
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a run uses, in Lightning's names. peak_flops: dense 16-bit FLOP/s of one device, None where it is not known."""
+    """What a run uses, in Lightning's names.
+
+    compile     torch.compile's mode; None: nothing is compiled
+    peak_flops  dense 16-bit FLOP/s of one device; None where it is not known
+    """
 
     accelerator: str
     precision: str
-    compile: bool
+    compile: str | None
     device_name: str
     peak_flops: float | None
 
@@ -96,6 +101,13 @@ def peak_flops(device_name: str) -> float | None:
     return None
 
 
+def compile_seconds() -> float:
+    """Spent by this process in torch.compile so far, which must have been used."""
+    from torch._dynamo.utils import calculate_time_spent
+
+    return calculate_time_spent()["total_wall_time"]
+
+
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
     """Model FLOPs utilisation (PaLM, https://arxiv.org/abs/2204.02311, appendix B): the share of `peak` FLOP/s that training uses."""
     return tokens_per_second * flops_per_token / peak
@@ -104,7 +116,8 @@ def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
 def pick(accelerator: str = "auto", precision: str = "auto", compile: bool | str = "auto") -> Hardware:
     """Fills in every "auto" with what suits the machine: CUDA before MPS before CPU, bf16 only where the hardware has it.
 
-    Raises ValueError naming every illegal value at once, or the accelerator or precision that this machine does not have.
+    A compiled run has the mode "default" unless another is asked for. Raises ValueError naming every illegal value at once, or what
+    this machine does not have.
     """
     asked = {"accelerator": (accelerator, ACCELERATORS), "precision": (precision, PRECISIONS), "compile": (compile, COMPILE)}
     wrong = [f"{name}={value!r} (legal: {', '.join(map(str, legal))})" for name, (value, legal) in asked.items() if value not in legal]
@@ -120,7 +133,10 @@ def pick(accelerator: str = "auto", precision: str = "auto", compile: bool | str
         precision = "bf16-mixed" if has_bf16(accelerator) else "16-mixed" if accelerator == "cuda" else "32-true"
     if precision == "16-mixed" and accelerator != "cuda":  # the loss scaling that fp16 needs is CUDA's
         raise ValueError(f"precision=16-mixed needs accelerator=cuda, not {accelerator}; use auto or 32-true")
+    if compile == CUDA_GRAPHS and accelerator != "cuda":
+        raise ValueError(f"compile={CUDA_GRAPHS} records CUDA graphs and needs accelerator=cuda, not {accelerator}; use compile=default")
     if compile == "auto":
         compile = accelerator == "cuda" and has_triton()  # the compiler writes Triton kernels; Windows and old cards lack it
+    mode = ("default" if compile else None) if isinstance(compile, bool) else compile
     name = torch.cuda.get_device_name() if accelerator == "cuda" else cpu_name()
-    return Hardware(accelerator, precision, bool(compile), name, peak_flops(name) if accelerator == "cuda" else None)
+    return Hardware(accelerator, precision, mode, name, peak_flops(name) if accelerator == "cuda" else None)

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from model.gpt import GPT, IGNORE
 from model.masks import document_mask, split_documents
+from model.training.hardware import CUDA_GRAPHS
 from model.training.optim import OptimConfig, build_optimizer
 from model.training.schedule import lr_factor
 
@@ -21,7 +22,7 @@ class LanguageModule(LightningModule):
     total_steps         optimizer steps of the run, for the schedule (the trainer's own estimate would reset a resumed loader)
     val_bytes_per_token UTF-8 bytes of the validation text per token, for bits per byte
     payload             what a checkpoint needs besides the weights to be used alone, see `model.checkpoint`
-    compile             compile the loss; parameter names stay the same
+    compile             torch.compile's mode for the loss; parameter names stay the same. None: not compiled
     document_eot        id of the token that opens a document, where neither attention nor positions may cross from one document to the
                         next; None: a window is one text
     """
@@ -34,16 +35,17 @@ class LanguageModule(LightningModule):
         total_steps: int,
         val_bytes_per_token: float,
         payload: dict,
-        compile: bool = False,
+        compile: str | None = None,
         document_eot: int | None = None,
     ):
         super().__init__()
         self.model = model
         self.optim, self.total_steps, self.payload = optim, total_steps, payload
         self.val_bytes_per_token, self.document_eot = val_bytes_per_token, document_eot
-        self.nll = torch.compile(model.nll, dynamic=False) if compile else model.nll
+        self.compile_mode = compile
+        self.nll = torch.compile(model.nll, dynamic=False, mode=compile) if compile else model.nll
         self._train = Mean()
-        self._val: list[tuple[float, float]] = []  # nats and number of targets of each window so far
+        self._val: list[Tensor | list] = []  # nats and number of targets of each window so far, (2, B) each
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training goes on
         self.val_windows = torch.empty(2, 0)  # of the last validation: nats and number of targets of each window, in the order of the text
 
@@ -56,11 +58,15 @@ class LanguageModule(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         _, targets = batch
-        # As plain numbers: on a CPU small tensors that stay, one behind the large ones of each batch, would hold on to gigabytes.
-        self._val += zip(self.losses(batch).sum(1).tolist(), (targets != IGNORE).sum(1).tolist())
+        sums = torch.stack([self.losses(batch).sum(1), (targets != IGNORE).sum(1)])  # (2, B)
+        # On a CPU as plain numbers: small tensors that stay, one behind the large ones of each batch, would hold on to gigabytes.
+        # Elsewhere as tensors: numbers would wait for the device, and small tensors have memory of their own there.
+        self._val.append(sums.tolist() if sums.device.type == "cpu" else sums)
 
     def losses(self, batch: Batch) -> Tensor:
-        """Loss of each target in nats (B, T), as in `GPT.nll`."""
+        """Loss of each target in nats (B, T), as in `GPT.nll`. With CUDA graphs they are good until the next call."""
+        if self.compile_mode == CUDA_GRAPHS:
+            torch.compiler.cudagraph_mark_step_begin()  # what the last call returned may be overwritten
         inputs, targets = batch
         if self.document_eot is None:
             return self.nll(inputs, targets)
@@ -70,8 +76,9 @@ class LanguageModule(LightningModule):
         return self.nll(inputs, targets, mask=document_mask(documents), positions=positions)
 
     def on_validation_epoch_end(self) -> None:
-        windows = self.all_gather(torch.tensor(self._val, device=self.device)).view(-1, len(self._val), 2)  # (ranks, N, 2)
-        windows = windows.permute(2, 1, 0).flatten(1).cpu().double()  # (2, N * ranks): the ranks take turns
+        windows = torch.cat([torch.as_tensor(sums, device=self.device) for sums in self._val], 1)  # (2, N)
+        windows = self.all_gather(windows).view(-1, *windows.shape)  # (ranks, 2, N)
+        windows = windows.permute(1, 2, 0).flatten(1).cpu().double()  # (2, N * ranks): the ranks take turns
         self.val_windows, self._val = windows[:, windows[1] > 0], []
         nats, targets = self.val_windows.sum(1).tolist()
         loss = nats / targets

@@ -13,21 +13,25 @@ from model.gpt import GPT
 from model.runs import SUMMARY, write_whole
 from model.training.callbacks import Metrics
 from model.training.estimate import sizes
-from model.training.hardware import Hardware
+from model.training.hardware import CUDA_GRAPHS, Hardware
 
 
-def describe(model: GPT, meta: dict, hardware: Hardware, steps: int, tokens_per_step: int, folder: Path) -> str:
-    """What is about to run, in four lines; `meta` is that of the prepared data."""
+def describe(
+    model: GPT, meta: dict, hardware: Hardware, steps: int, tokens_per_step: int, folder: Path, kernels: dict[str, float] | None = None
+) -> str:
+    """What is about to run, in four lines; `meta` is that of the prepared data, `kernels` are `model.training.kernels.measure`'s."""
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
     threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
-    compiled = ", compiled (the first step takes a while)" if hardware.compile else ""
+    graphs = " with CUDA graphs" if hardware.compile == CUDA_GRAPHS else ""
+    compiled = f", compiled{graphs} (the first step takes a while)" if hardware.compile else ""
+    attention = ", attention by " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in kernels.items()) if kernels else ""
     return "\n".join(
         [
             f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
             f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token",
             f"data    {meta['source']['kind']}: {train:,} tokens to train on, {val:,} to validate, vocabulary {meta['vocab_size']:,}",
             f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M ({total / train:.2f} epochs) "
-            f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}",
+            f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}{attention}",
             f"folder  {folder}",
         ]
     )

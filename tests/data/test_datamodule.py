@@ -1,15 +1,19 @@
 """The data module in Lightning's hands: what a fit sees, and what a resumed one sees."""
 
 import warnings
+from types import SimpleNamespace
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from data import datamodule
 from data.datamodule import TextDataModule
 from data.files import Files
 from data.tokenizer import TokenizerConfig
+from data.windows import on_device
 
 # Lightning on a newer torch: nothing this project could change
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -107,6 +111,22 @@ def test_a_document_mask_names_the_token_that_opens_a_document_and_changes_no_da
     assert masked.meta == plain.meta and masked.packed.folder == plain.packed.folder
     for ours, theirs in zip(next(iter(masked.train_dataloader())), next(iter(plain.train_dataloader()))):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("free", "resident"), [(4, True), (3, False)])
+def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, resident):
+    """A machine whose free memory is so many times the training part. The meta device stands for the GPU: nothing can be read back."""
+    data, moved = make_data(), []
+    host = data.packed.tokens("train")
+    data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cuda:0")), global_rank=0, world_size=1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * host.nbytes, 1 << 40))
+    monkeypatch.setattr(datamodule, "on_device", lambda tokens, device: (moved.append(device), on_device(tokens, "meta"))[1])
+    loaders = [data.train_dataloader() for _ in range(2)]
+    assert moved == resident * [torch.device("cuda:0")]
+    for loader in loaders:
+        assert isinstance(loader.tokens, np.ndarray) != resident
+        inputs, targets = next(iter(loader))
+        assert inputs.shape == targets.shape == (4, 16) and inputs.device.type == ("meta" if resident else "cpu")
 
 
 def test_prepared_once(make_data, monkeypatch):

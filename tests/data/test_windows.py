@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from data.windows import IGNORE, TrainWindows, ValWindows, gather
+from data import windows
+from data.windows import IGNORE, TrainWindows, ValWindows, gather, on_device
 
 
 def tokens(n):
@@ -35,6 +36,30 @@ def test_gather_literally():
 def test_gather_keeps_large_ids():
     inputs, targets = gather(np.array([65535, 70000, 3], dtype=np.uint32), np.array([0]), context_length=2)
     assert (inputs.tolist(), targets.tolist()) == ([[65535, 70000]], [[70000, 3]])
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("batch_size", [3, 20])
+def test_tokens_that_lie_on_a_device_give_the_same_batches(monkeypatch, dtype, world_size, batch_size):
+    """Over several epochs, from any place on, with ids up to the largest; copied in several pieces."""
+    monkeypatch.setattr(windows, "COPIED_AT_ONCE", 30)
+    ids = np.random.default_rng(0).integers(0, 2**16, 101).astype(dtype)
+    ids[[0, 50, 100]] = np.iinfo(np.uint16).max if dtype == "uint16" else 100_000
+    resident = on_device(ids, "cpu")
+    assert resident.element_size() == ids.itemsize
+    for rank in range(world_size):
+        place = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
+        pairs = [
+            [kind(tokens, 7, **place, **more) for tokens in (ids, resident)] for kind, more in ((TrainWindows, {"seed": 4}), (ValWindows, {}))
+        ]
+        for loader in pairs[0]:
+            loader.load_state_dict({"consumed": 3})
+        for on_host, there in pairs:
+            for _ in range(3):
+                for ours, theirs in zip(on_host, there, strict=True):
+                    assert all(torch.equal(a, b) and b.dtype == torch.int64 for a, b in zip(ours, theirs, strict=True))
+
 
 
 @pytest.mark.parametrize(("n_tokens", "context_length"), [(13, 4), (14, 4), (12, 4), (5, 4), (101, 7), (9, 1)])

@@ -1,12 +1,15 @@
 """Throughput counts training alone, and progress tells what was measured."""
 
+import gc
 import time
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
-from model.training.callbacks import Metrics, Stopwatch, WindowLosses
+from model.training import callbacks
+from model.training.callbacks import GarbageCollection, Metrics, Progress, Stopwatch, WindowLosses
 
 
 def test_stopwatch_counts_only_while_it_runs(monkeypatch):
@@ -73,3 +76,54 @@ def test_window_losses_are_kept_of_the_newest_and_of_the_best_validation(tmp_pat
     assert last["nll"].tolist() == [6.0, 3.0] and best["nll"].tolist() == [4.0, 2.0]
     assert last["targets"].tolist() == [4, 2] and last["targets"].dtype == int
     assert sorted(path.name for path in tmp_path.iterdir()) == ["windows_best.npz", "windows_last.npz"]
+
+
+class Knot:
+    """Reachable from itself alone: only the garbage collector can remove it."""
+
+    removed = 0
+
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        Knot.removed += 1
+
+
+@pytest.mark.parametrize("end", ["on_train_end", "on_exception"])
+def test_garbage_is_collected_at_validations_and_as_usual_afterwards(end):
+    Knot.removed, collection = 0, GarbageCollection()
+    collection.on_exception(None, None, ValueError())  # before training began
+    assert gc.isenabled()
+    collection.on_train_start(None, None)
+    try:
+        assert not gc.isenabled() and gc.get_freeze_count() > 0
+        Knot()
+        [[] for _ in range(10_000)]  # which would start a collection
+        assert Knot.removed == 0
+        collection.on_validation_end(None, None)
+        assert Knot.removed == 1
+    finally:
+        getattr(collection, end)(None, None, *[ValueError()][: end == "on_exception"])
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    gc.disable()  # whoever has it off keeps it off
+    try:
+        collection.on_train_start(None, None)
+        collection.on_train_end(None, None)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("mode", [None, "default"])
+def test_the_time_of_compiling_is_told_once_after_the_first_step(monkeypatch, capsys, mode):
+    monkeypatch.setattr(callbacks, "compile_seconds", lambda: 41.3)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere/compiled")
+    progress, metrics = Progress(), Metrics(1, 1.0, None)
+    trainer = SimpleNamespace(is_global_zero=True, callbacks=[metrics], global_step=0, max_steps=5)
+    progress.on_train_start(trainer, SimpleNamespace(compile_mode=mode))
+    assert "compiled" not in capsys.readouterr().out
+    for _ in range(2):
+        progress.on_train_batch_end(trainer, None, None, None, 0)
+    told = capsys.readouterr().out
+    assert told == ("compiled in 41 s (kept in somewhere/compiled: the next start is quicker)\n" if mode else "")

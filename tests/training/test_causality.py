@@ -103,7 +103,7 @@ def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypa
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=counting, **options))
     torch._dynamo.reset()
-    module = module_of(compile=True)
+    module = module_of(compile="default")
     assert certificate_of(module, precision).passed
     assert len(graphs) == 1
     ids = torch.randint(31, (4, 40))

@@ -27,13 +27,13 @@ def choice(*args, **kwargs):
 
 
 @pytest.mark.parametrize(("given", "expected"), [
-    ({"cuda": "NVIDIA H200", "cuda_bf16": True, "mps": True}, ("cuda", "bf16-mixed", True)),
-    ({"cuda": "Tesla V100-SXM2-16GB"}, ("cuda", "16-mixed", True)),
-    ({"cuda": "NVIDIA A10", "cuda_bf16": True, "triton": False}, ("cuda", "bf16-mixed", False)),
-    ({"mps": True, "avx512_bf16": True}, ("mps", "32-true", False)),
-    ({"avx512_bf16": True}, ("cpu", "bf16-mixed", False)),
-    ({"amx": True}, ("cpu", "bf16-mixed", False)),
-    ({}, ("cpu", "32-true", False)),
+    ({"cuda": "NVIDIA H200", "cuda_bf16": True, "mps": True}, ("cuda", "bf16-mixed", "default")),
+    ({"cuda": "Tesla V100-SXM2-16GB"}, ("cuda", "16-mixed", "default")),
+    ({"cuda": "NVIDIA A10", "cuda_bf16": True, "triton": False}, ("cuda", "bf16-mixed", None)),
+    ({"mps": True, "avx512_bf16": True}, ("mps", "32-true", None)),
+    ({"avx512_bf16": True}, ("cpu", "bf16-mixed", None)),
+    ({"amx": True}, ("cpu", "bf16-mixed", None)),
+    ({}, ("cpu", "32-true", None)),
 ])
 def test_auto_follows_the_machine(machine, given, expected):
     machine(**given)
@@ -42,9 +42,11 @@ def test_auto_follows_the_machine(machine, given, expected):
 
 def test_explicit_values_are_honoured(machine):
     machine(cuda="NVIDIA A100-SXM4-40GB", cuda_bf16=True, amx=True)
-    assert choice("cpu") == ("cpu", "bf16-mixed", False)
-    assert choice("cpu", "32-true", True) == ("cpu", "32-true", True)
-    assert choice(precision="16-mixed", compile=False) == ("cuda", "16-mixed", False)
+    assert choice("cpu") == ("cpu", "bf16-mixed", None)
+    assert choice("cpu", "32-true", True) == ("cpu", "32-true", "default")
+    assert choice(precision="16-mixed", compile=False) == ("cuda", "16-mixed", None)
+    for mode in ("default", "reduce-overhead", "max-autotune-no-cudagraphs"):
+        assert choice(compile=mode) == ("cuda", "bf16-mixed", mode)
 
 
 def test_name_and_peak_belong_to_the_device_that_is_used(machine):
@@ -60,7 +62,7 @@ def test_all_illegal_values_are_listed_with_the_legal_ones(machine):
         pick("tpu", "fp8", "maybe")
     assert str(error.value) == (
         "accelerator='tpu' (legal: auto, cuda, mps, cpu); "
-        "precision='fp8' (legal: auto, 32-true, bf16-mixed, bf16-true, 16-mixed); compile='maybe' (legal: auto, True, False)")
+        "precision='fp8' (legal: auto, 32-true, bf16-mixed, bf16-true, 16-mixed); compile='maybe' (legal: auto, True, False, default, reduce-overhead, max-autotune-no-cudagraphs)")
 
 
 @pytest.mark.parametrize("accelerator", ["cuda", "mps"])
@@ -74,6 +76,12 @@ def test_half_precision_needs_cuda(machine):
     machine(mps=True)
     with pytest.raises(ValueError, match="16-mixed needs accelerator=cuda, not mps"):
         pick(precision="16-mixed")
+
+
+def test_graphs_need_cuda(machine):
+    machine()
+    with pytest.raises(ValueError, match="compile=reduce-overhead records CUDA graphs and needs accelerator=cuda, not cpu; use compile=default"):
+        pick(compile="reduce-overhead")
 
 
 def test_emulated_bf16_does_not_count(machine):

@@ -37,7 +37,7 @@ def documents(n):
     return rows
 
 
-def module(compile=False, steps=6, bytes_per_token=1.0, document_eot=None, **choices):
+def module(compile=None, steps=6, bytes_per_token=1.0, document_eot=None, **choices):
     torch.manual_seed(0)
     model = tiny_gpt(**choices)
     optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
@@ -94,12 +94,50 @@ def test_validation_keeps_the_loss_of_every_window_in_the_order_of_the_text(monk
     for process, rows in ((lm, [0, 2]), (other, [1, 3])):
         with torch.no_grad():
             process.validation_step((inputs[rows], targets[rows]), 0)
-    theirs = torch.tensor(other._val)
+    theirs = torch.cat([torch.tensor(sums) for sums in other._val], 1)
     monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
     monkeypatch.setattr(lm, "all_gather", lambda mine: torch.stack([mine, theirs]))
     lm.on_validation_epoch_end()
     nll = [lm.model.nll(inputs[i : i + 1], targets[i : i + 1]).sum().item() for i in range(3)]
     assert lm.val_windows.tolist() == [pytest.approx(nll, rel=1e-5), [T, T, 5]]
+
+
+def test_nothing_in_the_loop_reads_what_a_device_has_not_finished(monkeypatch):
+    """The meta device stands for it: reading any number there raises. On a CPU validation keeps plain numbers, with the same result."""
+    lm = module()
+    targets = batches(2)[1][1].clone()
+    targets[1] = IGNORE
+    pair = [batches(2)[0], (batches(2)[1][0], targets)]
+    there = module().to("meta")
+    for i, batch in enumerate(pair):
+        batch = [t.to("meta") for t in batch]
+        there.training_step(batch, i).backward()
+        with torch.no_grad():
+            there.validation_step(batch, i)
+    assert [(sums.device.type, *sums.shape) for sums in there._val] == [("meta", 2, 4)] * 2
+    monkeypatch.setattr(LanguageModule, "log_dict", lambda *args, **kwargs: None)
+    monkeypatch.setattr(LanguageModule, "all_gather", lambda self, x: x)
+    with torch.no_grad():
+        for i, batch in enumerate(pair):
+            lm.validation_step(batch, i)
+    kept = [torch.tensor(sums) for sums in lm._val]  # as a device keeps them
+    lm.on_validation_epoch_end()
+    plain, lm._val = lm.val_windows, kept
+    lm.on_validation_epoch_end()
+    assert torch.equal(lm.val_windows, plain) and plain.shape == (2, 7) and lm._val == []
+
+
+@pytest.mark.parametrize(("mode", "begun"), [(None, False), ("default", False), ("reduce-overhead", True)])
+def test_every_loss_begins_a_step_of_cuda_graphs(monkeypatch, mode, begun):
+    calls, modes = [], []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("begin"))
+    monkeypatch.setattr(torch, "compile", lambda loss, *, dynamic, mode: (modes.append(mode), loss)[1])
+    lm = module(compile=mode)
+    monkeypatch.setattr(lm, "nll", lambda *batch: (calls.append("loss"), lm.model.nll(*batch))[1])
+    for step in (lm.training_step, lm.validation_step, lm.training_step):
+        step(batches(1)[0], 0)
+    assert modes == [mode] * (mode is not None)
+    assert calls == (["begin", "loss"] * 3 if begun else ["loss"] * 3)
 
 
 def test_a_checkpoint_holds_the_random_numbers_and_the_loss_since_the_last_logged_step(monkeypatch):
@@ -166,7 +204,7 @@ def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeyp
     torch._dynamo.reset()
     plain = fit(module(**choices), tmp_path, data=documents(6))
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count, fullgraph=True))
-    compiled = fit(module(compile=True, **choices), tmp_path, data=documents(6))
+    compiled = fit(module(compile="default", **choices), tmp_path, data=documents(6))
     assert len(graphs) == 1
     assert compiled["state_dict"].keys() == plain["state_dict"].keys()
     for name, tensor in plain["state_dict"].items():

@@ -1,0 +1,48 @@
+"""What a checked plan decides by itself: how a run on CUDA is compiled. No GPU is needed, torch only has to say that there is one."""
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from model.training import hardware
+from scripts.cli import CONFIGS
+from scripts.plan import check
+
+SMALL = ["model.dim=384", "model.n_layers=6", "model.n_heads=6", "model.context_length=256", "data.batch_size=64"]  # nanoGPT's GPU recipe
+LARGE = ["model.dim=768", "model.n_layers=12", "model.n_heads=6", "model.context_length=1024", "data.batch_size=64"]
+
+
+def mode(monkeypatch, *overrides, cuda=True):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    monkeypatch.setattr(hardware, "has_triton", lambda: True)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return check(compose("train", [*overrides])).hardware.compile
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (SMALL, "default"),
+        ([*SMALL, "compile=true"], "default"),
+        ([*SMALL, "compile=false"], None),
+        ([*LARGE, "compile=reduce-overhead"], "reduce-overhead"),
+        ([*LARGE, "compile=max-autotune-no-cudagraphs"], "max-autotune-no-cudagraphs"),
+    ],
+    ids=str,
+)
+def test_cuda_is_compiled_as_asked_and_without_graphs_by_itself(monkeypatch, overrides, expected):
+    assert mode(monkeypatch, *overrides) == expected
+
+
+def test_nothing_is_compiled_on_a_cpu_unless_asked_for(monkeypatch):
+    assert mode(monkeypatch, *SMALL, cuda=False) is None
+    assert mode(monkeypatch, *SMALL, "compile=true", cuda=False) == "default"
+
+
+def test_graphs_and_accumulated_gradients_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="compile=reduce-overhead needs trainer.accumulate_grad_batches=1, not 2; use compile=default"):
+        mode(monkeypatch, *SMALL, "compile=reduce-overhead", "trainer.accumulate_grad_batches=2")
