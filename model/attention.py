@@ -188,15 +188,18 @@ class MultiHeadAttention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
+        causal, window = self.causal, self.window
         if cache is not None:
             k, v = cache.update(k, v)  # (B, G, past + T, D)
+            if cache.fixed:  # the last query does not stand at the last key: `mask` says everything
+                causal, window = False, None
         out = attention(
             q,
             k,
             v,
             mask=mask,
-            causal=self.causal,
-            window=self.window,
+            causal=causal,
+            window=window,
             dropout_p=self.attn_dropout if self.training else 0.0,
             backend=self.backend,
         )  # (B, H, T, D)
@@ -205,7 +208,7 @@ class MultiHeadAttention(nn.Module):
         out = self.resid_dropout(self.o_proj(out.transpose(1, 2).flatten(2)))  # (B, T, H, D) -> (B, T, H*D) -> (B, T, C)
         if not need_weights:
             return out
-        visible = visible_keys(q.shape[2], k.shape[2], mask=mask, causal=self.causal, window=self.window, device=x.device)
+        visible = visible_keys(q.shape[2], k.shape[2], mask=mask, causal=causal, window=window, device=x.device)
         return out, weights_of(q, k, visible)
 
     def _split(self, x: Tensor, n_heads: int) -> Tensor:

@@ -7,15 +7,20 @@ row's logits are those of the row alone. A row whose context is full goes on wit
 alike: one prefill for every half context, where dropping one token at a time would recompute everything at every step.
 """
 
+import collections
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from model.decode import compiled_step, keep_address
 from model.gpt import GPT
 from model.sampling import SamplingConfig, next_token
+
+# Steps that a device is ahead of the reader, so that it never waits for the host; what it does beyond the end is dropped.
+LATE = {"cuda": 1}
 
 
 def generate_ids(
@@ -30,8 +35,9 @@ def generate_ids(
     vocab_size: int | None = None,
     first: Tensor | None = None,
     head_gate: Tensor | None = None,
+    compile: bool = False,
 ) -> Iterator[Tensor]:
-    """Continues each prompt; yields the new ids (B,) of one step after another, on the model's device.
+    """Continues each prompt; yields the new ids (B,) of one step after another, on the CPU.
 
     prompts         ids, at least one each; of more than `context_length` the newest count
     max_new_tokens  steps
@@ -42,92 +48,133 @@ def generate_ids(
     vocab_size      ids from here on are padding of the vocabulary and never drawn; None: draw all
     first           boolean (B, vocab_size): which ids the first step may draw. None: all
     head_gate       as in `GPT.forward`
+    compile         compile the step after the prompt, once for each model and number of prompts (seconds to a minute); needs the cache
 
     The model runs in evaluation mode and without gradients; between two steps it is as it was found. Raises ValueError for prompts,
     counts and seeds that cannot be.
     """
     vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
     _check(prompts, max_new_tokens, seed, vocab_size, model.config.vocab_size)
+    if compile and not use_cache:
+        raise ValueError("compile=True needs use_cache=True: it compiles the step with the cache; change one of them")
     device = model.embed.weight.device
     generator = torch.Generator(device)
     generator.seed() if seed is None else generator.manual_seed(seed)
-    rows = Rows(model, prompts, max_new_tokens=max_new_tokens, use_cache=use_cache, head_gate=head_gate)
+    rows = Rows(model, prompts, max_new_tokens=max_new_tokens, use_cache=use_cache, head_gate=head_gate, compile=compile)
     seen = None if sampling.repetition_penalty == 1 else _seen(prompts, vocab_size, device)
     # A function that yields does nothing before its first step: what is wrong should show up here.
     return _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size, first)
 
 
 def _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size, first) -> Iterator[Tensor]:
-    ended = torch.zeros(len(rows.padding), dtype=torch.bool, device=rows.ids.device)  # (B,)
+    batch_size, device = len(rows.padding), rows.ids.device
+    ended = torch.zeros(batch_size, dtype=torch.bool, device=device) if eot_id is not None and batch_size > 1 else None  # (B,)
+    late = LATE.get(device.type, 0)
+    on_the_way = collections.deque()
     for step in range(max_new_tokens):
         logits = rows.logits()[:, :vocab_size]  # (B, vocab_size)
         if step == 0 and first is not None:
-            logits = logits.masked_fill(~first.to(logits.device), -math.inf)
+            logits = logits.masked_fill(~first.to(device), -math.inf)
         ids = next_token(logits, sampling, generator, seen)  # (B,)
-        if eot_id is not None:
+        if ended is not None:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
         if seen is not None:
             seen.scatter_(1, ids[:, None], True)
         rows.append(ids)
-        yield ids
-        if eot_id is not None and ended.all():
-            return
+        on_the_way.append(to_host(ids))
+        while on_the_way and (len(on_the_way) > late or step in (0, max_new_tokens - 1)):  # the first is not made to wait for the second
+            yield (ids := on_the_way.popleft()())
+            if eot_id is not None and (ids == eot_id).all():  # a row that has ended repeats it
+                return
+
+
+def to_host(ids: Tensor) -> Callable[[], Tensor]:
+    """Begins to copy `ids` to the host; the result waits for the copy alone, not for what the device was given to do after it."""
+    if ids.device.type != "cuda":
+        return ids.cpu
+    host, copied = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True), torch.cuda.Event()
+    host.copy_(ids, non_blocking=True)
+    copied.record()
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return host
+
+    return wait
 
 
 class Rows:
     """The token ids of a batch, left-padded to a rectangle, and the model's logits for the token after them.
 
-    ids (B, S); padding: how many columns at the left are hidden, for each row.
+    ids (B, context_length + 1), of which the first `length` columns count; padding: how many of them are hidden, for each row.
     """
 
     def __init__(
-        self, model: GPT, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, use_cache: bool = True, head_gate: Tensor | None = None
+        self,
+        model: GPT,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        use_cache: bool = True,
+        head_gate: Tensor | None = None,
+        compile: bool = False,
     ):
         self.model, self.head_gate, self.limit = model, head_gate, model.config.context_length
         self.modules = list(model.modules())  # once: the walk would take a tenth of a small model's step
         kept = [list(prompt[-self.limit :]) for prompt in prompts]
-        longest = max(map(len, kept))
-        self.ids = torch.tensor([[0] * (longest - len(row)) + row for row in kept], device=model.embed.weight.device)  # (B, S)
-        self._pad([longest - len(row) for row in kept])
-        capacity = min(self.limit, longest + max_new_tokens - 1)  # nothing follows the last token
+        self.length = max(map(len, kept))
+        padding = [self.length - len(row) for row in kept]
+        device = model.embed.weight.device
+        self.ids = torch.zeros(len(kept), self.limit + 1, dtype=torch.long, device=device)  # (B, context_length + 1)
+        self.ids[:, : self.length] = torch.tensor([[0] * hidden + row for hidden, row in zip(padding, kept)])
+        self._pad(padding)
+        capacity = self.limit if compile else min(self.limit, self.length + max_new_tokens - 1)  # nothing follows the last token
         self.cache = model.new_cache(len(prompts), capacity) if use_cache and model.config.causal else None
+        self.step = compiled_step(device.type) if compile and self.cache is not None else None
+        if self.step is not None:
+            keep_address(self.cache)
+            self.position = torch.zeros(1, dtype=torch.long, device=device)
 
     def logits(self) -> Tensor:
         """(B, V), for the next token of each row."""
-        self._make_room()
-        start, end = 0 if self.cache is None else self.cache.length, self.ids.shape[1]
-        mask, positions = None, None
-        if self.visible is not None:
-            mask = self.visible[..., :end]  # (B, 1, 1, S)
-            positions = (torch.arange(start, end, device=self.ids.device) - self.shift).clamp(min=0)  # (B, T)
+        if self.length > self.limit:
+            self._make_room()
+        start, end = 0 if self.cache is None else self.cache.length, self.length
+        ids = self.ids[:, start:end]  # (B, T)
         with inference(self.modules):
-            hidden = self.model.hidden(
-                self.ids[:, start:], cache=self.cache, mask=mask, positions=positions, head_gate=self.head_gate
-            )  # (B, T, C)
+            if self.step is not None and start > 0:
+                self.cache.advance(1)
+                shift = None if self.visible is None else self.shift
+                logits = self.step(self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate)
+                return logits.clone()  # the next step writes where this one wrote
+            mask, positions = (None, None) if self.visible is None else (self.visible[..., :end], self.positions[:, start:end])
+            hidden = self.model.hidden(ids, cache=self.cache, mask=mask, positions=positions, head_gate=self.head_gate)  # (B, T, C)
             return self.model.logits(hidden[:, -1:])[:, 0]  # (B, V)
 
     def append(self, ids: Tensor) -> None:
         """The next token of each row, (B,)."""
-        self.ids = torch.cat((self.ids, ids[:, None]), dim=1)
+        self.ids[:, self.length] = ids
+        self.length += 1
 
     def _make_room(self) -> None:
         """Rows that have outgrown the context keep its newer half; then all are computed anew, since positions have moved."""
-        lengths = [self.ids.shape[1] - hidden for hidden in self.padding]
-        if max(lengths) <= self.limit:
-            return
+        lengths = [self.length - hidden for hidden in self.padding]
         lengths = [n if n <= self.limit else max(1, self.limit // 2) for n in lengths]
-        self.ids = self.ids[:, -max(lengths) :]
-        self._pad([max(lengths) - n for n in lengths])
+        new = max(lengths)
+        self.ids[:, :new] = self.ids[:, self.length - new : self.length].clone()
+        self.length = new
+        self._pad([new - n for n in lengths])
         if self.cache is not None:
             self.cache.length = 0
 
     def _pad(self, padding: list[int]) -> None:
         self.padding, self.visible = padding, None
         if any(padding):  # a batch of equal lengths needs neither mask nor positions
-            self.shift = torch.tensor(padding, device=self.ids.device)[:, None]  # (B, 1)
             columns = torch.arange(self.limit, device=self.ids.device)
-            self.visible = (columns >= self.shift)[:, None, None]  # (B, 1, 1, S)
+            self.shift = torch.tensor(padding, device=self.ids.device)[:, None]  # (B, 1)
+            self.visible = (columns >= self.shift)[:, None, None]  # (B, 1, 1, context_length)
+            self.positions = (columns - self.shift).clamp(min=0)  # (B, context_length)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ class LanguageModel:
         stop: str | Sequence[str] | None = None,
         use_cache: bool = True,
         head_gate: Tensor | None = None,
+        compile: bool = False,
         **sampling,
     ) -> str | list[str]:
         """The text that follows `prompt`, without `prompt`; for a list of prompts, which run as one batch, a list.
@@ -57,13 +58,13 @@ class LanguageModel:
         max_new_tokens  the text also ends at end-of-text
         seed            of all draws; None: a new one each time
         stop            strings: the text ends before the first that comes up
-        use_cache, head_gate  see `model.generate.generate_ids`
+        use_cache, head_gate, compile  see `model.generate.generate_ids`
         **sampling      temperature, top_k, top_p, min_p, repetition_penalty: see `SamplingConfig`, whose defaults hold
 
         Raises ValueError for values out of range, and for a prompt with characters that the tokenizer does not know.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        steps = self._pieces(prompts, max_new_tokens, seed, stop, use_cache, head_gate, sampling)
+        steps = self._pieces(prompts, max_new_tokens, seed, stop, use_cache, head_gate, compile, sampling)
         texts = ["".join(pieces) for pieces in zip(*steps)]
         return texts[0] if isinstance(prompt, str) else texts
 
@@ -76,10 +77,11 @@ class LanguageModel:
         stop: str | Sequence[str] | None = None,
         use_cache: bool = True,
         head_gate: Tensor | None = None,
+        compile: bool = False,
         **sampling,
     ) -> Iterator[str]:
         """What `generate` returns, piece by piece: as soon as no later token can change or remove it."""
-        steps = self._pieces([prompt], max_new_tokens, seed, stop, use_cache, head_gate, sampling)
+        steps = self._pieces([prompt], max_new_tokens, seed, stop, use_cache, head_gate, compile, sampling)
         return (piece for [piece] in steps if piece)
 
     def encode(self, prompt: str) -> list[int]:
@@ -93,7 +95,7 @@ class LanguageModel:
             )
         return encoding.ids or [self.tokenizer.token_to_id(self.eot)]
 
-    def _pieces(self, prompts, max_new_tokens, seed, stop, use_cache, head_gate, sampling) -> Iterator[list[str]]:
+    def _pieces(self, prompts, max_new_tokens, seed, stop, use_cache, head_gate, compile, sampling) -> Iterator[list[str]]:
         """One list per step, with the new text of each prompt."""
         stops = _check_stops(stop)
         healed = [self._heal(self.encode(prompt)) for prompt in prompts]
@@ -110,6 +112,7 @@ class LanguageModel:
             vocab_size=self.tokenizer.get_vocab_size(),
             first=self._beginning_with(cut),
             head_gate=head_gate,
+            compile=compile,
         )
         return _release(steps, [Row(Detokenizer(self.tokenizer, start, ids), eot_id, stops) for start, ids in zip(starts, cut)])
 
@@ -172,6 +175,8 @@ class Row:
         return text
 
     def _until_stop(self, text: str) -> str:
+        if not self.stops:
+            return text
         self.held += text
         cut = find_stop(self.held, self.stops)
         self.ended = cut is not None

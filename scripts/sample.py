@@ -27,8 +27,9 @@ def main(cfg) -> None:
 
     with user_errors():
         device = pick_device(cfg["device"])
+        options = {key: cfg[key] for key in OPTIONS} | {"compile": compiles(cfg["compile"], device, cfg["use_cache"])}
         lm = load(path, device)
-        pieces = sample(lm, prompts, cfg["stream"], {key: cfg[key] for key in OPTIONS} | removed(lm, cfg["remove_heads"]))
+        pieces = sample(lm, prompts, cfg["stream"], options | removed(lm, cfg["remove_heads"]))
     print(f"{path} on {device}", file=sys.stderr, flush=True)
     show(pieces)
 
@@ -49,6 +50,19 @@ def read_prompts(cfg: dict) -> list[str]:
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
     return [text for text in prompts for _ in range(n)]
+
+
+def compiles(compile: bool | str, device: str, use_cache: bool) -> bool:
+    """Whether the step is compiled: with auto where that is a CUDA graph, which a single stream needs most."""
+    if compile not in ("auto", True, False):
+        raise ValueError(f"compile={compile} must be auto, true or false")
+    if compile != "auto":
+        return compile
+    if device != "cuda" or not use_cache:
+        return False
+    from torch.utils._triton import has_triton  # the compiler writes Triton kernels; Windows and old cards lack it
+
+    return has_triton()
 
 
 def removed(lm, names: str | list[str] | None) -> dict:

@@ -32,9 +32,20 @@ def test_update_appends_at_the_length_and_advance_moves_it():
     cache.advance(2)
     keys, values = cache.layer(1).update(second, 10 * second)
     assert keys.flatten().tolist() == [1, 2, 3] and values.flatten().tolist() == [10, 20, 30]
-    assert cache.keys.flatten().tolist() == [0, 0, 0, 0, 1, 2, 3, 0]  # layer 0 is untouched
+    assert [keys.flatten().tolist() for keys in cache.keys] == [[0, 0, 0, 0], [1, 2, 3, 0]]  # layer 0 is untouched
     cache.length = 1
     assert cache.layer(1).update(second, second)[0].flatten().tolist() == [1, 3]
+
+
+def test_a_tensor_says_where_a_fixed_cache_writes_and_all_of_it_comes_back():
+    cache = KVCache(n_layers=2, batch_size=1, n_kv_heads=1, capacity=4, head_dim=1)
+    k, position = torch.tensor([5.0]).view(1, 1, 1, 1), torch.tensor([2])
+    keys, values = cache.at(position).layer(1).update(k, 10 * k)
+    assert keys.flatten().tolist() == [0, 0, 5, 0] and values.flatten().tolist() == [0, 0, 50, 0]
+    assert keys is cache.keys[1] and values is cache.values[1] and not cache.keys[0].any()
+    fixed = cache.at(position)
+    fixed.advance(1)
+    assert fixed.length == cache.length == 0 and position.item() == 2
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -79,8 +90,8 @@ def test_caches_of_different_backends_are_the_same():
         model(ids, cache=caches[-1])
     for cache in caches[1:]:
         assert cache.length == LENGTH
-        assert_close(cache.keys, caches[0].keys)
-        assert_close(cache.values, caches[0].values)
+        assert_close(torch.stack(cache.keys), torch.stack(caches[0].keys))
+        assert_close(torch.stack(cache.values), torch.stack(caches[0].values))
 
 
 @pytest.mark.parametrize("window", [None, 3])

@@ -166,12 +166,14 @@ def test_options_arrive(script):
     tokenizer = TOKENIZERS["bytes"]
     calls = script(tokenizer.encode("new").ids)
     lm, gate = language_model(tokenizer), torch.ones(2, 4)
-    assert lm.generate("old ", 7, temperature=0.5, top_k=None, top_p=0.9, min_p=0.1, repetition_penalty=1.2, seed=None, head_gate=gate) == "new"
+    sampling = {"temperature": 0.5, "top_k": None, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
+    assert lm.generate("old ", 7, **sampling, seed=None, head_gate=gate, compile=True) == "new"
     assert calls[0] == {
         "prompts": [tokenizer.encode("old ").ids], "max_new_tokens": 7, "sampling": SamplingConfig(0.5, None, 0.9, 0.1, 1.2), "seed": None,
-        "use_cache": True, "vocab_size": tokenizer.get_vocab_size(), "first": None, "head_gate": gate,
+        "use_cache": True, "vocab_size": tokenizer.get_vocab_size(), "first": None, "head_gate": gate, "compile": True,
     }
     lm.generate("old ")
+    assert calls[1]["compile"] is False
     assert calls[1]["sampling"] == SamplingConfig() and calls[1]["seed"] == 0 and calls[1]["max_new_tokens"] == 64
 
 

@@ -12,12 +12,12 @@ from hydra import compose, initialize_config_dir
 
 from model.checkpoint import load, save
 from scripts.cli import CONFIGS, pick_device, plain, quoted
-from scripts.sample import TEXTS, read_prompts, removed, sample, show
+from scripts.sample import TEXTS, compiles, read_prompts, removed, sample, show
 from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import language_model
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
-HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy")
+HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")
 # Runs the script and then says which of these packages it imported.
 WATCHED = f"""
 import runpy, sys
@@ -143,6 +143,22 @@ def test_one_sample_comes_in_pieces_and_several_under_numbered_lines():
     texts = lm.generate(["a", "a", "bc"], **options)
     expected = f"--- 1/3 ---\na{texts[0]}\n--- 2/3 ---\na{texts[1]}\n--- 3/3 ---\nbc{texts[2]}\n"
     assert "".join(sample(lm, ["a", "a", "bc"], True, options)) == expected
+
+
+@pytest.mark.parametrize(("argument", "device", "use_cache", "triton", "compiled"), [
+    ("auto", "cuda", True, True, True), ("auto", "cuda", True, False, False), ("auto", "cuda", False, True, False),
+    ("auto", "cpu", True, True, False), ("auto", "mps", True, True, False), ("true", "cpu", True, False, True),
+    ("false", "cuda", True, True, False),
+])
+def test_auto_compiles_where_it_becomes_a_cuda_graph(argument, device, use_cache, triton, compiled, monkeypatch):
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: triton)
+    assert compiles(settings(f"compile={argument}")["compile"], device, use_cache) is compiled
+
+
+def test_a_wrong_compile_is_refused_before_the_model_is_loaded(folder):
+    assert settings()["compile"] == "auto"
+    assert_refused(run(folder, "compile=maybe"), "compile=maybe must be auto, true or false")
+    assert_refused(run(folder, "compile=true", "use_cache=false", "device=cpu"), "compile=True needs use_cache=True")
 
 
 def test_heads_may_be_left_out_of_a_sample(folder):

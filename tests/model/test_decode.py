@@ -1,0 +1,134 @@
+"""The step of fixed shapes against full passes, as it is and as torch.compile captures it (by a backend that runs the captured graph
+as it stands, so that no C++ or Triton is compiled here)."""
+
+import itertools
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from model.decode import compiled_step, decode_step
+from model.generate import Rows, generate_ids
+from model.gpt import GPT
+from model.sampling import SamplingConfig
+from tests.conftest import assert_close, tiny_gpt
+from tests.model.test_generate import GREEDY, LIMIT, PARTS, alone, forced, greedy_ids, ids_of, random_ids
+
+
+@pytest.fixture
+def plain_step(monkeypatch):
+    """Nothing is compiled; returns the positions at which the step ran."""
+    positions = []
+
+    def step(model, cache, ids, position, *options):
+        positions.append(position.item())
+        return decode_step(model, cache, ids, position, *options)
+
+    monkeypatch.setattr("model.generate.compiled_step", lambda device_type: step)
+    return positions
+
+
+@pytest.fixture
+def captured_step(monkeypatch):
+    """Captured as one graph, for each shape anew; returns the counter of the captures."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    step = torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False)
+    monkeypatch.setattr("model.generate.compiled_step", lambda device_type: step)
+    yield counter
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("parts", [*PARTS, {"backend": "stacked", "window": 4}, {"n_heads": 0}, {"mlp": "none"}], ids=str)
+def test_logits_equal_full_passes_over_several_crops(parts, plain_step):
+    model = tiny_gpt(**parts)
+    for length in (1, 5, 12, 30):
+        prompt, new = random_ids(length), random_ids(30)
+        assert_close(forced(model, [prompt], [new], compile=True)[:, 0], alone(model, prompt, new))
+    assert set(plain_step) == set(range(1, model.config.context_length))
+
+
+def test_logits_with_flex(plain_step):
+    model, prompt, new = tiny_gpt(backend="flex", n_kv_heads=2, n_layers=1), random_ids(5), random_ids(1)
+    assert_close(forced(model, [prompt], [new], compile=True)[:, 0], alone(model, prompt, new))
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_rows_of_unequal_length_equal_each_row_alone(parts, plain_step):
+    model = tiny_gpt(**parts)
+    prompts, new, gate = [random_ids(n) for n in (3, 1, 20, 3, 11)], random_ids(5, 25), torch.rand(2, 4)
+    batch = forced(model, prompts, new, head_gate=gate, compile=True)
+    for row, (prompt, tokens) in enumerate(zip(prompts, new)):
+        assert_close(batch[:, row], alone(model, prompt, tokens, head_gate=gate))
+
+
+@pytest.mark.parametrize("parts", [PARTS[0], PARTS[5], PARTS[6], PARTS[7], {"backend": "stacked", "n_kv_heads": 2}, {"n_heads": 0}], ids=str)
+@pytest.mark.parametrize("lengths", [[4], [3, 1, 20]])
+def test_torch_captures_it_once_for_all_positions(parts, lengths, captured_step):
+    model = tiny_gpt(**parts)
+    prompts, new = [random_ids(n) for n in lengths], random_ids(len(lengths), 20)
+    logits = forced(model, prompts, new, compile=True)
+    for row, (prompt, tokens) in enumerate(zip(prompts, new)):
+        assert_close(logits[:, row], alone(model, prompt, tokens))
+    assert captured_step.frame_count == 1
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(top_p=0.9, repetition_penalty=1.5)], ids=str)
+def test_ids_are_those_without_compilation(sampling, plain_step):
+    model, prompts = tiny_gpt(), [random_ids(4), random_ids(9)]
+    options = {"max_new_tokens": 25, "sampling": sampling, "seed": 3, "vocab_size": 30, "eot_id": 29}
+    prompts = [[token % 30 for token in prompt] for prompt in prompts]
+    assert ids_of(generate_ids(model, prompts, **options, compile=True)) == ids_of(generate_ids(model, prompts, **options))
+    assert len(plain_step) > 5
+
+
+def test_the_step_does_not_write_into_what_was_returned(plain_step, monkeypatch):
+    """A CUDA graph returns the same memory each time."""
+    memory = torch.empty(1, 31)
+    monkeypatch.setattr("model.generate.compiled_step", lambda device_type: lambda *inputs: memory.copy_(decode_step(*inputs)))
+    model, prompt, new = tiny_gpt(), random_ids(4), random_ids(6)
+    assert_close(forced(model, [prompt], [new], compile=True)[:, 0], alone(model, prompt, new))
+
+
+@pytest.mark.parametrize("late", [1, 3])
+def test_reading_late_changes_nothing(late, monkeypatch):
+    model = tiny_gpt()
+    prompts = [random_ids(4) for _ in range(6)]
+    free = ids_of(generate_ids(model, prompts, max_new_tokens=20, sampling=GREEDY))
+    eot = max(range(31), key=lambda token: sum(token in row for row in free))
+    options = {"max_new_tokens": 20, "sampling": GREEDY, "eot_id": eot}
+    expected = [ids_of(generate_ids(model, batch, **options)) for batch in (prompts, prompts[:1])]
+    monkeypatch.setattr("model.generate.LATE", {"cpu": late})
+    assert [ids_of(generate_ids(model, batch, **options)) for batch in (prompts, prompts[:1])] == expected
+    assert ids_of(generate_ids(model, prompts[:1], max_new_tokens=1, sampling=GREEDY)) == [free[0][:1]]
+
+
+def test_the_first_token_does_not_wait_for_the_second(monkeypatch):
+    monkeypatch.setattr("model.generate.LATE", {"cpu": 2})
+    calls, hidden = [], GPT.hidden
+    monkeypatch.setattr(GPT, "hidden", lambda self, ids, **options: calls.append(1) or hidden(self, ids, **options))
+    steps = generate_ids(tiny_gpt(), [[1]], max_new_tokens=9, sampling=GREEDY)
+    assert [len(calls) for _ in itertools.islice(steps, 8)] == [1, 4, 5, 6, 7, 8, 9, 9]
+
+
+def test_the_cache_has_one_size_whatever_is_asked_for(plain_step):
+    assert Rows(tiny_gpt(), [[1, 2]], max_new_tokens=3, compile=True).cache.capacity == LIMIT
+
+
+def test_a_model_that_sees_the_future_is_computed_in_full(plain_step):
+    model, prompt = tiny_gpt(causal=False), random_ids(4)
+    [ids] = ids_of(generate_ids(model, [prompt], max_new_tokens=10, sampling=GREEDY, compile=True))
+    assert ids == greedy_ids(model, prompt, 10) and plain_step == []
+
+
+def test_without_the_cache_there_is_nothing_to_compile():
+    with pytest.raises(ValueError, match="compile=True needs use_cache=True"):
+        generate_ids(tiny_gpt(), [[1]], max_new_tokens=2, sampling=GREEDY, use_cache=False, compile=True)
+
+
+@pytest.mark.parametrize("device_type, mode", [("cuda", "reduce-overhead"), ("cpu", "default")])
+def test_how_it_is_compiled(device_type, mode, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch, "compile", lambda step, **options: asked.update(options) or step)
+    assert compiled_step.__wrapped__(device_type) is decode_step
+    assert asked == {"mode": mode, "fullgraph": True, "dynamic": False}
