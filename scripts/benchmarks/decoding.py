@@ -1,0 +1,167 @@
+"""what=decode: tokens per second, the time to the first token, and the time of a token against its position."""
+
+import statistics
+from functools import partial
+
+import torch
+
+from model.analysis.subject import randomise
+from model.checkpoint import load
+from model.generate import generate_ids
+from model.gpt import GPT
+from model.sampling import SamplingConfig
+from scripts.benchmarks import versus
+from scripts.benchmarks.section import Bench, Section
+from scripts.benchmarks.timing import Laps, interleaved, paired_ratio
+from scripts.cli import UserError, user_errors
+
+PROMPT = 16      # tokens
+BATCH = 64
+MOST_NEW = 256   # tokens in a repetition; fewer where the context ends before
+POSITIONS = 8    # at which the time of a token is measured
+TOKENS = 8       # timed at each of them
+
+
+def run(bench: Bench) -> list[Section]:
+    model, vocab_size = subject(bench)
+    decode = Decode(model, vocab_size, bench.device, bool(bench.plan.hardware.compile))
+    sections = [throughput(bench, decode), against_position(bench, decode)]
+    return sections + ([beside_another(bench, decode)] if bench.cfg["vs_sample"] is not None else [])
+
+
+def subject(bench: Bench) -> tuple[GPT, int]:
+    """The model, and how many ids can be drawn."""
+    if bench.cfg["ckpt"] is not None:
+        with user_errors():
+            lm = load(bench.cfg["ckpt"], bench.device)
+        model, vocab_size = lm.model, lm.tokenizer.get_vocab_size()
+    else:
+        torch.manual_seed(bench.cfg["seed"])
+        model, vocab_size = randomise(GPT(bench.plan.model)).to(bench.device).eval(), bench.plan.model.vocab_size
+    least, length = PROMPT + TOKENS, model.config.context_length
+    if length < least:
+        raise UserError(f"what=decode needs a context of at least {least} tokens, not {length}; leave decode out")
+    return model, vocab_size
+
+
+class Decode:
+    """Random prompts, continued with the sampling settings that scripts/sample.py has by default."""
+
+    def __init__(self, model: GPT, vocab_size: int, device: str, compile: bool = False):
+        self.model, self.vocab_size, self.device, self.compile = model, vocab_size, device, compile
+
+    def laps(self, batch: int, prompt: int, new: int, use_cache: bool = True) -> list[float]:
+        """Seconds of each step, the first with the prefill; a device that runs ahead of the reader shifts a step into the lap before."""
+        generator = torch.Generator().manual_seed(0)
+        prompts = torch.randint(self.vocab_size, (batch, prompt), generator=generator).tolist()
+        laps = Laps(self.device)
+        laps.mark()
+        settings = {"sampling": SamplingConfig(), "seed": 0, "vocab_size": self.vocab_size}
+        settings |= {"use_cache": use_cache, "compile": self.compile and use_cache}
+        for _ in generate_ids(self.model, prompts, max_new_tokens=new, **settings):
+            laps.mark()
+        return laps.seconds()
+
+
+def throughput(bench: Bench, decode: Decode) -> Section:
+    new = min(MOST_NEW, decode.model.config.context_length - PROMPT)
+    ways = {
+        "1 stream, cache": (1, PROMPT, new),
+        f"batch of {BATCH}, cache": (BATCH, PROMPT, new),
+        "1 stream, no cache": (1, PROMPT, new, False),
+    }
+    first: dict[str, list[float]] = {name: [] for name in ways}
+
+    def repetition(name: str) -> float:
+        laps = decode.laps(*ways[name])
+        first[name].append(laps[0])
+        return statistics.mean(laps[1:])
+
+    for way in ways.values():
+        decode.laps(*way)  # warms up; where decoding is compiled, it is now
+    steps = interleaved({name: partial(repetition, name) for name in ways}, bench.repeats, "decode")
+    rows = [
+        {
+            "decoding": name,
+            "tokens/s": ways[name][0] / statistics.median(values),
+            "ms per step": 1000 * statistics.median(values),
+            "ms to the first token": 1000 * statistics.median(first[name]),
+        }
+        for name, values in steps.items()
+    ]
+    source = "A model with random weights" if bench.cfg["ckpt"] is None else str(bench.cfg["ckpt"])
+    model = decode.model
+    size = f"{model.n_parameters():,} parameters, context {model.config.context_length}, {model.embed.weight.dtype}"
+    notes = [
+        f"{source}, {size}{', compiled where the cache is used' if decode.compile else ''}; the median of {bench.repeats} repetitions.",
+        f"A prompt of {PROMPT} random tokens and {new} new ones, default sampling ({sampling_words()}); ids in, ids out, without text.",
+        "The first token: prefill of the prompt, and one draw. ms per step and tokens/s: the mean step after it.",
+    ]
+    samples = {f"seconds per step, {name}": values for name, values in steps.items()}
+    samples |= {f"seconds to the first token, {name}": values for name, values in first.items()}
+    return Section("decode", "Decoding", rows, samples, notes)
+
+
+def sampling_words() -> str:
+    sampling = SamplingConfig()
+    return f"temperature {sampling.temperature:g}, top-k {sampling.top_k}"
+
+
+def against_position(bench: Bench, decode: Decode) -> Section:
+    found = positions(decode.model.config.context_length)
+    tasks = {(position, cached): partial(token_seconds, decode, position, cached) for position in found for cached in (True, False)}
+    for task in tasks.values():
+        task()  # warm
+    times = interleaved(tasks, bench.repeats, "decode, positions")
+    median = {key: 1000 * statistics.median(values) for key, values in times.items()}
+    rows = [{"position": n, "ms per token, cache": median[n, True], "ms per token, no cache": median[n, False]} for n in found]
+    notes = [
+        f"One stream; the median of {bench.repeats} repetitions of the median of {TOKENS} tokens, which end at that position.",
+    ]
+    samples = {f"seconds per token at {n}, {'cache' if cached else 'no cache'}": values for (n, cached), values in times.items()}
+    return Section("decode", "Time of a token against its position", rows, samples, notes, partial(draw, rows))
+
+
+def positions(context_length: int) -> list[int]:
+    """Evenly, up to the end of the context."""
+    first = PROMPT + TOKENS
+    return sorted({first + (context_length - first) * i // (POSITIONS - 1) for i in range(POSITIONS)})
+
+
+def token_seconds(decode: Decode, position: int, use_cache: bool) -> float:
+    """Of the median of the tokens that end at `position`; the prefill before them is not counted."""
+    return statistics.median(decode.laps(1, position - TOKENS, TOKENS + 1, use_cache)[1:])
+
+
+def beside_another(bench: Bench, decode: Decode) -> Section:
+    batches = {"ours, 1 stream": 1, f"ours, batch of {BATCH}": BATCH}
+    tasks = {name: partial(long_run, decode, batch) for name, batch in batches.items()}
+    for task in tasks.values():
+        task()  # warm
+    times = interleaved(tasks | {"theirs": partial(versus.sampling_seconds_per_token, bench)}, bench.repeats, "decode, vs_sample")
+    rows = []
+    for name, values in times.items():
+        ratio = paired_ratio(times["theirs"], values) if name in batches else (None, None, None)
+        named = {f"tokens/s, ours / theirs, {key}": x for key, x in zip(("median", "smallest", "largest"), ratio)}
+        rows.append({"decoding": name, "tokens/s": 1 / statistics.median(values)} | named)
+    notes = [
+        f"{bench.repeats} repetitions in turn. Both: how much longer {versus.LONG} new tokens take than {versus.SHORT}, per token.",
+        f"Ours: with the cache, a prompt of {PROMPT} tokens, default sampling ({sampling_words()}), in this process.",
+        f"Theirs, as whole processes: `{bench.cfg['vs_sample']}`",
+    ]
+    samples = {f"seconds per token, {name}": values for name, values in times.items()}
+    return Section("decode", "Decoding beside another program", rows, samples, notes)
+
+
+def long_run(decode: Decode, batch: int) -> float:
+    """Seconds per token, by the same difference as the other program's."""
+    short, long = (sum(decode.laps(batch, PROMPT, n)) for n in (versus.SHORT, versus.LONG))
+    return (long - short) / (versus.LONG - versus.SHORT) / batch
+
+
+def draw(rows: list[dict], axes) -> None:
+    """Flat with the cache, growing without."""
+    for label in ("cache", "no cache"):
+        axes.plot([row["position"] for row in rows], [row[f"ms per token, {label}"] for row in rows], "o-", ms=4, label=label)
+    axes.set(title="Time of a token against its position", xlabel="position", ylabel="ms", ylim=(0, None))
+    axes.legend(fontsize=8)

@@ -1,0 +1,139 @@
+"""what=decode: which tokens are timed, and what the figures are made of."""
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from tokenizers import Tokenizer, models
+
+from model.checkpoint import save
+from model.text import LanguageModel
+from scripts.bench import plan_of
+from scripts.benchmarks import decoding, versus
+from scripts.benchmarks.decoding import Decode
+from scripts.benchmarks.section import Bench
+from scripts.cli import UserError, plain
+from tests.conftest import tiny_gpt
+from tests.scripts.test_bench import composed
+
+TINY = ["model.n_layers=1", "model.dim=32", "model.n_heads=2", "data.tokenizer.vocab_size=300", "trainer.accelerator=cpu"]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    def bench(*overrides, context=32, repeats=1):
+        cfg = composed(*TINY, f"model.context_length={context}", *overrides, f"output_dir={tmp_path}")
+        return Bench(plan_of(cfg), plain(cfg), repeats, 1, 1, [], tmp_path)
+
+    return bench
+
+
+@pytest.fixture
+def laps(monkeypatch):
+    """The arguments of every run; a step costs what the test says, the first 0.5 s."""
+    asked = []
+
+    def laps(self, batch, prompt, new, use_cache=True):
+        asked.append((batch, prompt, new, use_cache))
+        return [0.5] + [0.002 if use_cache else 0.010] * (new - 1)
+
+    monkeypatch.setattr(Decode, "laps", laps)
+    return asked
+
+
+def test_a_lap_for_every_token_of_the_model_itself(monkeypatch):
+    asked = {}
+
+    def recorded(model, prompts, **settings):
+        asked.update(settings, prompts=prompts)
+        return generate_ids(model, prompts, **settings)
+
+    generate_ids = decoding.generate_ids
+    monkeypatch.setattr(decoding, "generate_ids", recorded)
+    model = tiny_gpt(context_length=32)
+    laps = Decode(model, 20, "cpu", compile=True).laps(3, 16, 5, use_cache=False)
+    assert len(laps) == 5 and min(laps) > 0
+    assert [len(prompt) for prompt in asked["prompts"]] == [16] * 3 and max(map(max, asked["prompts"])) < 20
+    assert (asked["max_new_tokens"], asked["use_cache"], asked["vocab_size"], asked["compile"]) == (5, False, 20, False)
+    assert "eot_id" not in asked  # which could end it early
+
+
+def test_a_compiled_run_compiles_the_steps_with_the_cache(bench, monkeypatch):
+    asked = set()
+    monkeypatch.setattr(decoding, "generate_ids", lambda *_, use_cache, compile, **rest: asked.add((use_cache, compile)) or iter(range(9)))
+    for compiled in ("true", "false"):
+        decoding.run(bench(f"compile={compiled}"))
+    assert asked == {(True, True), (True, False), (False, False)}
+
+
+def test_throughput_from_literal_times(bench, laps):
+    bench = bench(context=100, repeats=3)
+    section = decoding.throughput(bench, Decode(*decoding.subject(bench), "cpu"))
+    one, many, without = section.rows
+    assert one["tokens/s"] == pytest.approx(500) and one["ms per step"] == pytest.approx(2)
+    assert many["tokens/s"] == pytest.approx(64 * 500)
+    assert without["tokens/s"] == pytest.approx(100) and without["ms to the first token"] == pytest.approx(500)
+    assert set(laps) == {(1, 16, 84, True), (64, 16, 84, True), (1, 16, 84, False)}  # up to the end of the context
+    assert {len(values) for values in section.samples.values()} == {3} and len(section.samples) == 6
+
+
+def test_a_long_context_is_not_filled_for_the_throughput(bench, laps):
+    bench = bench(context=1024)
+    decoding.throughput(bench, Decode(*decoding.subject(bench), "cpu"))
+    assert {new for _, _, new, _ in laps} == {256}
+
+
+def test_positions_end_with_the_context():
+    assert decoding.positions(256) == [24, 57, 90, 123, 156, 189, 222, 256]
+    assert decoding.positions(25) == [24, 25] and decoding.positions(24) == [24]
+
+
+def test_a_token_at_a_position_is_that_of_the_steps_before_it(bench, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Decode, "laps", lambda self, *arguments: asked.append(arguments) or [9.0] + [1.0, 2, 3, 4, 5, 6, 7, 80])
+    bench = bench(context=24, repeats=2)
+    section = decoding.against_position(bench, Decode(*decoding.subject(bench), "cpu"))
+    assert section.rows == [{"position": 24, "ms per token, cache": 4500, "ms per token, no cache": 4500}]
+    assert set(asked) == {(1, 16, 9, True), (1, 16, 9, False)}  # 16 + 9 - 1 tokens: the last is computed from all of the context
+    axes = Figure().subplots()
+    section.draw(axes)
+    assert [line.get_xydata().tolist() for line in axes.get_lines()] == [[[24, 4500]]] * 2
+
+
+def test_beside_another_program_both_are_differences(bench, laps, monkeypatch):
+    theirs = iter([0.02, 0.04, 0.03])
+    monkeypatch.setattr(versus, "sampling_seconds_per_token", lambda bench: next(theirs))
+    bench = bench("vs_sample='other {n}'", repeats=3)
+    sections = decoding.run(bench)
+    one, many, other = sections[-1].rows
+    assert [row["tokens/s"] for row in (one, many, other)] == pytest.approx([500, 64 * 500, 100 / 3])
+    ratios = [one[f"tokens/s, ours / theirs, {key}"] for key in ("median", "smallest", "largest")]
+    assert ratios == pytest.approx([15, 10, 20])
+    assert many["tokens/s, ours / theirs, median"] == pytest.approx(64 * 15)
+    assert other["tokens/s, ours / theirs, median"] is None
+    assert {(1, 16, 64, True), (1, 16, 576, True), (64, 16, 64, True), (64, 16, 576, True)} <= set(laps)
+
+
+def test_a_whole_run_of_a_fresh_model(bench):
+    throughput, positions = decoding.run(bench(repeats=2))
+    assert [row["decoding"] for row in throughput.rows] == ["1 stream, cache", "batch of 64, cache", "1 stream, no cache"]
+    assert all(x > 0 for row in throughput.rows for x in list(row.values())[1:])
+    assert [row["position"] for row in positions.rows] == decoding.positions(32)
+
+
+def test_a_fresh_model_is_not_the_identity(bench):
+    model, vocab_size = decoding.subject(bench())
+    assert vocab_size == 300 and not model.training
+    assert all(p.abs().max() > 0 for p in model.parameters())
+
+
+def test_a_checkpoint_is_decoded_with_its_own_vocabulary(bench, tmp_path):
+    model = tiny_gpt(context_length=40)
+    tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1}, unk_token="a"))
+    save(tmp_path / "other.ckpt", LanguageModel(model, tokenizer))
+    loaded, vocab_size = decoding.subject(bench(f"ckpt={tmp_path / 'other.ckpt'}"))
+    assert vocab_size == 2 and torch.equal(loaded.embed.weight, model.embed.weight)
+
+
+def test_refuses_a_context_that_is_too_short(bench):
+    with pytest.raises(UserError, match="at least 24 tokens, not 23; leave decode out"):
+        decoding.subject(bench(context=23))
