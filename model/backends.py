@@ -16,7 +16,6 @@ from torch import Tensor
 
 from model.masks import causal_mask, visible_from_positions
 
-
 QUERY_BLOCK = 256  # queries that _bf16_products takes at a time
 MOST_WEIGHTS = 1 << 25  # it keeps (64 MB); beyond them torch's flash kernel saves more memory than they save time
 
