@@ -66,7 +66,7 @@ def cache_with_its_empty_rest(patch):
 
     def changed(self, k, v):
         update(self, k, v)
-        return self.cache.keys[self.index], self.cache.values[self.index]
+        return self.keys, self.values
 
     patch.setattr(LayerCache, "update", changed)
 
