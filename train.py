@@ -8,7 +8,6 @@ import gc
 import hashlib
 import inspect
 import logging
-import os
 import time
 import warnings
 from dataclasses import replace
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from data.cache import default_cache_dir
+from data.cache import keep_compiled_code
 from model.runs import ROOTS, find_checkpoint, new_folder, run_folder
 from scripts.cell import check_single, in_sweep, run_cell
 from scripts.cli import UserError, entry, nearest, plain, task_overrides, user_errors
@@ -59,7 +58,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     with user_errors():
         cfg, checkpoint = continued(cfg)
         plan = check(cfg)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache_dir() / "compiled"))  # torch's own would be below /tmp
+    keep_compiled_code()
 
     gc.disable()  # it would search all that is imported here again and again: a sixth of the time
     import torch
@@ -70,7 +69,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     from model.training import kernels
     from model.training.callbacks import Metrics
     from model.training.causality import CausalityError
-    from model.training.hardware import keep_freed_memory
+    from model.training.hardware import settle
     from model.training.module import LanguageModule
     from model.training.summary import describe, finish
 
@@ -104,9 +103,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     kernel_times = kernels.measure(config, data.batch_size, plan.hardware, documents=data.document_mask)
     print(describe(model, data.meta, plan.hardware, plan.steps, metrics.tokens_per_step, folder, kernel_times), flush=True)
 
-    if plan.hardware.accelerator == "cpu":
-        keep_freed_memory()
-    torch.set_float32_matmul_precision("high" if plan.hardware.accelerator == "cuda" else "highest")
+    settle(plan.hardware.accelerator)
     try:
         with kernels.prefer(kernel_times):
             trainer.fit(module, data, ckpt_path=checkpoint)

@@ -16,6 +16,13 @@ def default_cache_dir() -> Path:
     return Path.home() / ".cache" / "tril"
 
 
+def keep_compiled_code() -> None:
+    """Tells torch's compiler, before it is first used, to keep what it makes beside the data, so that the next start is quicker: its own
+    place would be below /tmp. $TORCHINDUCTOR_CACHE_DIR names another.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache_dir() / "compiled"))
+
+
 def make_folder(folder: Path) -> Path:
     """Makes the cache folder.
 

@@ -38,6 +38,19 @@ def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "las
     raise FileNotFoundError(f"{path} does not exist; name a checkpoint file, a run's folder or latest")
 
 
+def find_sweep(path: str) -> Path:
+    """The folder of a sweep meant by `path`; "latest" is the one below multirun/ whose sweep.json is newest.
+
+    Raises FileNotFoundError where there is none.
+    """
+    if path != "latest":
+        return Path(path)
+    found = list(Path(ROOTS[1]).rglob(SWEEP))
+    if not found:
+        raise FileNotFoundError(f"no {SWEEP} below {ROOTS[1]}/ of {Path.cwd()}; start one (python train.py -m ...), or name a folder")
+    return max(found, key=lambda file: file.stat().st_mtime).parent
+
+
 def run_folder(checkpoint: Path) -> Path:
     """The run that a checkpoint file belongs to."""
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent

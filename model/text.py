@@ -175,8 +175,6 @@ class Row:
         return text
 
     def _until_stop(self, text: str) -> str:
-        if not self.stops:
-            return text
         self.held += text
         cut = find_stop(self.held, self.stops)
         self.ended = cut is not None

@@ -99,17 +99,13 @@ def for_training(overrides: list[str]) -> list[str]:
 
 def run(bench: Bench, names: list[str], out: Path, load: float | None) -> None:
     """One part after another; what is done is on the disk before the next begins."""
-    import torch
-
-    from data.cache import default_cache_dir
-    from model.training.hardware import keep_freed_memory
+    from data.cache import keep_compiled_code
+    from model.training.hardware import settle
     from scripts.benchmarks import output
     from scripts.benchmarks.machine import machine
 
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache_dir() / "compiled"))  # as train.py does, like the next three
-    if bench.device == "cpu":
-        keep_freed_memory()
-    torch.set_float32_matmul_precision("high" if bench.device == "cuda" else "highest")
+    keep_compiled_code()
+    settle(bench.device)
     about = machine(bench.plan.hardware, load) | {"command": COMMAND}
     print(output.heading(about), flush=True)
     sections: list[Section] = []

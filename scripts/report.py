@@ -14,8 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
-from model.runs import SWEEP
+from model.runs import find_sweep
 from scripts.cli import entry, plain, quoted, user_errors
+from scripts.tables import aligned
 
 TEXTS = ("dir", "baseline", "out")  # keys whose value is text as it was typed
 
@@ -53,16 +54,6 @@ def check(cfg: dict) -> None:
         raise ValueError(f"which={cfg['which']} must be final or best")
 
 
-def find_sweep(place: str) -> Path:
-    """The folder meant by `place`; "latest" is the one below multirun/ whose sweep.json is newest."""
-    if place != "latest":
-        return Path(place)
-    found = list(Path("multirun").rglob(SWEEP))
-    if not found:
-        raise FileNotFoundError(f"no {SWEEP} below multirun/ of {Path.cwd()}; start one (python train.py -m ...), or name a folder")
-    return max(found, key=lambda file: file.stat().st_mtime).parent
-
-
 def write(folder: Path, report, pictures: list) -> None:
     """report.md, and report.html with the pictures in it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -92,12 +83,7 @@ def markdown(report) -> str:
 def markdown_table(table) -> str:
     """A table that can also be read as it is."""
     lines = [[escape(cell) for cell in line] for line in (table.header, *table.rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines)]
-    left = [i in table.words for i in range(len(widths))]
-    rule = "|".join(f"{'-' * (width + 2)}" if words else f"{'-' * (width + 1)}:" for width, words in zip(widths, left))
-    aligned = [[cell.ljust(width) if words else cell.rjust(width) for cell, width, words in zip(line, widths, left)] for line in lines]
-    shown = [" | ".join(line) for line in aligned]
-    return "\n".join([f"| {shown[0]} |", f"|{rule}|", *(f"| {line} |" for line in shown[1:])])
+    return aligned(lines, table.words)
 
 
 def escape(text: str) -> str:

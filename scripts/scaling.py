@@ -11,8 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
-from model.runs import SWEEP
+from model.runs import find_sweep
 from scripts.cli import entry, plain, quoted, user_errors
+from scripts.tables import aligned
 
 TEXTS = ("dir", "out")  # keys whose value is text as it was typed
 SIZES = {"parameters_without_embeddings": "parameters without embeddings", "parameters": "all parameters"}  # what may count as N
@@ -79,16 +80,6 @@ def check(cfg: dict) -> None:
         values = cfg["predict"][key] if isinstance(cfg["predict"], dict) else cfg["predict"]
         if not isinstance(values, list) or not all(isinstance(value, int | float) and 0 < value < math.inf for value in values):
             raise ValueError(f"predict.{key}={values} must be a list of numbers above 0")
-
-
-def find_sweep(place: str) -> Path:
-    """The folder meant by `place`; "latest" is the one below multirun/ whose sweep.json is newest."""
-    if place != "latest":
-        return Path(place)
-    found = list(Path("multirun").rglob(SWEEP))
-    if not found:
-        raise FileNotFoundError(f"no {SWEEP} below multirun/ of {Path.cwd()}; start python train.py -m +ablation=scaling, or name a folder")
-    return max(found, key=lambda file: file.stat().st_mtime).parent
 
 
 # ---------------------------------------------------------------- what is found, as it goes into scaling.json
@@ -274,11 +265,7 @@ def number(value: float, form: str) -> str:
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Markdown that can also be read as it is; all columns but the first to the right."""
-    lines = [header, *rows]
-    widths = [max(3, *map(len, column)) for column in zip(*lines)]
-    shown = ["| " + " | ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) + " |" for line in lines]
-    rule = f"|{'-' * (widths[0] + 2)}|" + "".join(f"{'-' * (width + 1)}:|" for width in widths[1:])
-    return "\n".join([shown[0], rule, *shown[1:]])
+    return aligned([header, *rows], words=(0,))
 
 
 def without_nan(value):

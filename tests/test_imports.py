@@ -48,7 +48,7 @@ LIGHTNING = {
     "scripts.benchmarks.training",
     "train",
 }
-SHARED = {"scripts.cli", "scripts.plan", "scripts.grid", "scripts.sweep", "scripts.cell", "scripts.measured"}  # by train.py and the scripts
+SHARED = {"scripts.cli", "scripts.plan", "scripts.grid", "scripts.sweep", "scripts.cell", "scripts.measured", "scripts.tables"}  # by train.py and the scripts
 LAZY = ("datasets", "jinja2", "matplotlib", "scipy", "transformers", "wandb", "pyarrow", "huggingface_hub")
 
 

@@ -82,6 +82,13 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
 
 
+def settle(accelerator: str) -> None:
+    """What a process that trains on "cpu", "cuda" or "mps" sets for all of torch."""
+    if accelerator == "cpu":
+        keep_freed_memory()
+    torch.set_float32_matmul_precision("high" if accelerator == "cuda" else "highest")
+
+
 def has_bf16(accelerator: str) -> bool:
     """Whether "cuda", "mps" or "cpu" multiplies bf16 matrices in hardware.
 

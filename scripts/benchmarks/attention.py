@@ -11,13 +11,13 @@ import torch
 
 from model.attention import attention
 from model.backends import BACKENDS
+from model.training.kernels import DTYPES
 from scripts.benchmarks.section import Bench, Section
 from scripts.benchmarks.timing import interleaved, seconds
 
 HEADS, HEAD_SIZE = 4, 64
 SHORTEST = 64
 LONGEST = {"cpu": 2048, "mps": 4096, "cuda": 16384}
-DTYPES = {"32-true": torch.float32, "16-mixed": torch.float16, "bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16}
 REPETITION = 0.05  # seconds that the calls of one repetition take together, so that the clock is fine enough
 SHARE = 1 / 4      # of the memory, that one call may take
 QUIET = "6"        # above every level that torch's profiler prints

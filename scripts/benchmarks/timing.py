@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from model.training.summary import peak_memory_bytes
@@ -85,15 +86,8 @@ def interleaved(tasks: dict[str, Callable[[], T]], repeats: int, progress: str =
 
 def summary(values: Sequence[float]) -> dict[str, float]:
     """median, p10, p90, min and max; percentiles between two values are interpolated."""
-    ordered = sorted(values)
-
-    def percentile(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-    return {"median": percentile(0.5), "p10": percentile(0.1), "p90": percentile(0.9), "min": ordered[0], "max": ordered[-1]}
+    shares = {"median": 0.5, "p10": 0.1, "p90": 0.9, "min": 0, "max": 1}
+    return dict(zip(shares, np.quantile(values, list(shares.values())).tolist()))
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:

@@ -19,12 +19,11 @@ from data.windows import TrainWindows, on_device
 from model.gpt import GPT
 from model.training import kernels
 from model.training.callbacks import Metrics
+from model.training.estimate import AUTOCAST
 from model.training.hardware import mfu
 from model.training.module import LanguageModule
 from scripts.benchmarks import timing, versus
 from scripts.benchmarks.section import Bench, Section
-
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 def train(bench: Bench) -> list[Section]:
