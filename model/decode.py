@@ -5,6 +5,7 @@ B batch, H heads, L layers, S capacity of the cache, V vocabulary.
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -14,6 +15,12 @@ from model.kv_cache import KVCache
 from model.masks import visible_from_positions
 
 MOST_FORMS = 64  # compiled in one process; torch's own limit of 8 is there to find what recompiles by mistake
+HOW = {
+    "cuda": {"mode": "reduce-overhead"},
+    # One C++ function for all kernels; products of a single row as loops, for which a library would be called in vain.
+    "cpu": {"options": {"cpp_wrapper": True, "post_grad_fusion_options": {"decompose_mm_pass": {}}}},
+}
+
 
 def decode_step(
     model: GPT, cache: KVCache, ids: Tensor, position: Tensor, shift: Tensor | None = None, head_gate: Tensor | None = None
@@ -35,10 +42,15 @@ def decode_step(
 @functools.cache
 def compiled_step(device_type: str) -> Callable[..., Tensor]:
     """`decode_step`, compiled for each model and batch that it meets. On a GPU each becomes a CUDA graph, since starting its kernels one by
-    one would take longer than they run."""
+    one would take longer than they run; on a CPU a C++ function, since Python would take as long to call them."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
-    mode = "reduce-overhead" if device_type == "cuda" else "default"
-    return torch.compile(decode_step, mode=mode, fullgraph=True, dynamic=False)
+    return torch.compile(decode_step, **HOW.get(device_type, {}), fullgraph=True, dynamic=False)
+
+
+def same_form() -> AbstractContextManager:
+    """For a call of `compiled_step` in the form of the call before: the same model, and inputs of the same shapes and dtypes. torch then
+    does not go through all weights to see whether that is so, and only tells apart the forms that it has compiled."""
+    return torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
 
 
 def keep_address(cache: KVCache) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from model.decode import compiled_step, keep_address
+from model.decode import compiled_step, keep_address, same_form
 from model.gpt import GPT
 from model.sampling import SamplingConfig, next_token
 
@@ -146,7 +146,9 @@ class Rows:
             if self.step is not None and start > 0:
                 self.cache.advance(1)
                 shift = None if self.visible is None else self.shift
-                logits = self.step(self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate)
+                with same_form() if self.compiled else contextlib.nullcontext():
+                    logits = self.step(self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate)
+                self.compiled = True
                 return logits.clone()  # the next step writes where this one wrote
             mask, positions = (None, None) if self.visible is None else (self.visible[..., :end], self.positions[:, start:end])
             hidden = self.model.hidden(ids, cache=self.cache, mask=mask, positions=positions, head_gate=self.head_gate)  # (B, T, C)
@@ -170,6 +172,7 @@ class Rows:
 
     def _pad(self, padding: list[int]) -> None:
         self.padding, self.visible = padding, None
+        self.compiled = False  # with or without padding, the step has another form
         if any(padding):  # a batch of equal lengths needs neither mask nor positions
             columns = torch.arange(self.limit, device=self.ids.device)
             self.shift = torch.tensor(padding, device=self.ids.device)[:, None]  # (B, 1)

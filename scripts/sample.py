@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
+from data.cache import keep_compiled_code
 from model.runs import find_checkpoint
 from scripts.cli import entry, pick_device, plain, quoted, user_errors
 
@@ -23,6 +24,7 @@ def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():
         prompts, path = read_prompts(cfg), find_checkpoint(str(cfg["ckpt"]))
+    keep_compiled_code()
     from model.checkpoint import load  # importing torch takes a second: what is wrong above is said at once
 
     with user_errors():
@@ -30,7 +32,8 @@ def main(cfg) -> None:
         options = {key: cfg[key] for key in OPTIONS} | {"compile": compiles(cfg["compile"], device, cfg["use_cache"])}
         lm = load(path, device)
         pieces = sample(lm, prompts, cfg["stream"], options | removed(lm, cfg["remove_heads"]))
-    print(f"{path} on {device}", file=sys.stderr, flush=True)
+    compiled = ", compiled (the second token takes a while the first time)" if options["compile"] else ""
+    print(f"{path} on {device}{compiled}", file=sys.stderr, flush=True)
     show(pieces)
 
 

@@ -20,11 +20,16 @@ BATCH = 64
 MOST_NEW = 256   # tokens in a repetition; fewer where the context ends before
 POSITIONS = 8    # at which the time of a token is measured
 TOKENS = 8       # timed at each of them
+WAYS = {
+    "cache": {},
+    "compiled": {"compile": True},  # with the cache
+    "no cache": {"use_cache": False},
+}
 
 
 def run(bench: Bench) -> list[Section]:
     model, vocab_size = subject(bench)
-    decode = Decode(model, vocab_size, bench.device, bool(bench.plan.hardware.compile))
+    decode = Decode(model, vocab_size, bench.device)
     sections = [throughput(bench, decode), against_position(bench, decode)]
     return sections + ([beside_another(bench, decode)] if bench.cfg["vs_sample"] is not None else [])
 
@@ -47,17 +52,17 @@ def subject(bench: Bench) -> tuple[GPT, int]:
 class Decode:
     """Random prompts, continued with the sampling settings that scripts/sample.py has by default."""
 
-    def __init__(self, model: GPT, vocab_size: int, device: str, compile: bool = False):
-        self.model, self.vocab_size, self.device, self.compile = model, vocab_size, device, compile
+    def __init__(self, model: GPT, vocab_size: int, device: str):
+        self.model, self.vocab_size, self.device = model, vocab_size, device
 
-    def laps(self, batch: int, prompt: int, new: int, use_cache: bool = True) -> list[float]:
+    def laps(self, batch: int, prompt: int, new: int, way: str = "cache") -> list[float]:
         """Seconds of each step, the first with the prefill; a device that runs ahead of the reader shifts a step into the lap before."""
         generator = torch.Generator().manual_seed(0)
         prompts = torch.randint(self.vocab_size, (batch, prompt), generator=generator).tolist()
         laps = Laps(self.device)
         laps.mark()
         settings = {"sampling": SamplingConfig(), "seed": 0, "vocab_size": self.vocab_size}
-        settings |= {"use_cache": use_cache, "compile": self.compile and use_cache}
+        settings |= WAYS[way]
         for _ in generate_ids(self.model, prompts, max_new_tokens=new, **settings):
             laps.mark()
         return laps.seconds()
@@ -65,11 +70,8 @@ class Decode:
 
 def throughput(bench: Bench, decode: Decode) -> Section:
     new = min(MOST_NEW, decode.model.config.context_length - PROMPT)
-    ways = {
-        "1 stream, cache": (1, PROMPT, new),
-        f"batch of {BATCH}, cache": (BATCH, PROMPT, new),
-        "1 stream, no cache": (1, PROMPT, new, False),
-    }
+    pairs = [(batch, way) for way in cached_ways(bench) for batch in (1, BATCH)] + [(1, "no cache")]
+    ways = {f"{streams(batch)}, {way}": (batch, PROMPT, new, way) for batch, way in pairs}
     first: dict[str, list[float]] = {name: [] for name in ways}
 
     def repetition(name: str) -> float:
@@ -93,7 +95,7 @@ def throughput(bench: Bench, decode: Decode) -> Section:
     model = decode.model
     size = f"{model.n_parameters():,} parameters, context {model.config.context_length}, {model.embed.weight.dtype}"
     notes = [
-        f"{source}, {size}{', compiled where the cache is used' if decode.compile else ''}; the median of {bench.repeats} repetitions.",
+        f"{source}, {size}; the median of {bench.repeats} repetitions.",
         f"A prompt of {PROMPT} random tokens and {new} new ones, default sampling ({sampling_words()}); ids in, ids out, without text.",
         "The first token: prefill of the prompt, and one draw. ms per step and tokens/s: the mean step after it.",
     ]
@@ -102,24 +104,32 @@ def throughput(bench: Bench, decode: Decode) -> Section:
     return Section("decode", "Decoding", rows, samples, notes)
 
 
+def cached_ways(bench: Bench) -> list[str]:
+    return ["cache", "compiled"] if bench.plan.hardware.compile else ["cache"]
+
+
+def streams(batch: int) -> str:
+    return "1 stream" if batch == 1 else f"batch of {batch}"
+
+
 def sampling_words() -> str:
     sampling = SamplingConfig()
     return f"temperature {sampling.temperature:g}, top-k {sampling.top_k}"
 
 
 def against_position(bench: Bench, decode: Decode) -> Section:
-    found = positions(decode.model.config.context_length)
-    tasks = {(position, cached): partial(token_seconds, decode, position, cached) for position in found for cached in (True, False)}
+    found, ways = positions(decode.model.config.context_length), [*cached_ways(bench), "no cache"]
+    tasks = {(position, way): partial(token_seconds, decode, position, way) for position in found for way in ways}
     for task in tasks.values():
         task()  # warm
     times = interleaved(tasks, bench.repeats, "decode, positions")
     median = {key: 1000 * statistics.median(values) for key, values in times.items()}
-    rows = [{"position": n, "ms per token, cache": median[n, True], "ms per token, no cache": median[n, False]} for n in found]
+    rows = [{"position": n} | {f"ms per token, {way}": median[n, way] for way in ways} for n in found]
     notes = [
         f"One stream; the median of {bench.repeats} repetitions of the median of {TOKENS} tokens, which end at that position.",
     ]
-    samples = {f"seconds per token at {n}, {'cache' if cached else 'no cache'}": values for (n, cached), values in times.items()}
-    return Section("decode", "Time of a token against its position", rows, samples, notes, partial(draw, rows))
+    samples = {f"seconds per token at {n}, {way}": values for (n, way), values in times.items()}
+    return Section("decode", "Time of a token against its position", rows, samples, notes, partial(draw, rows, ways))
 
 
 def positions(context_length: int) -> list[int]:
@@ -128,40 +138,39 @@ def positions(context_length: int) -> list[int]:
     return sorted({first + (context_length - first) * i // (POSITIONS - 1) for i in range(POSITIONS)})
 
 
-def token_seconds(decode: Decode, position: int, use_cache: bool) -> float:
+def token_seconds(decode: Decode, position: int, way: str) -> float:
     """Of the median of the tokens that end at `position`; the prefill before them is not counted."""
-    return statistics.median(decode.laps(1, position - TOKENS, TOKENS + 1, use_cache)[1:])
+    return statistics.median(decode.laps(1, position - TOKENS, TOKENS + 1, way)[1:])
 
 
 def beside_another(bench: Bench, decode: Decode) -> Section:
-    batches = {"ours, 1 stream": 1, f"ours, batch of {BATCH}": BATCH}
-    tasks = {name: partial(long_run, decode, batch) for name, batch in batches.items()}
+    tasks = {f"ours, {streams(batch)}, {way}": partial(long_run, decode, batch, way) for way in cached_ways(bench) for batch in (1, BATCH)}
     for task in tasks.values():
         task()  # warm
     times = interleaved(tasks | {"theirs": partial(versus.sampling_seconds_per_token, bench)}, bench.repeats, "decode, vs_sample")
     rows = []
     for name, values in times.items():
-        ratio = paired_ratio(times["theirs"], values) if name in batches else (None, None, None)
+        ratio = paired_ratio(times["theirs"], values) if name in tasks else (None, None, None)
         named = {f"tokens/s, ours / theirs, {key}": x for key, x in zip(("median", "smallest", "largest"), ratio)}
         rows.append({"decoding": name, "tokens/s": 1 / statistics.median(values)} | named)
     notes = [
         f"{bench.repeats} repetitions in turn. Both: how much longer {versus.LONG} new tokens take than {versus.SHORT}, per token.",
-        f"Ours: with the cache, a prompt of {PROMPT} tokens, default sampling ({sampling_words()}), in this process.",
+        f"Ours: a prompt of {PROMPT} tokens, default sampling ({sampling_words()}), in this process; compilation is not counted.",
         f"Theirs, as whole processes: `{bench.cfg['vs_sample']}`",
     ]
     samples = {f"seconds per token, {name}": values for name, values in times.items()}
     return Section("decode", "Decoding beside another program", rows, samples, notes)
 
 
-def long_run(decode: Decode, batch: int) -> float:
+def long_run(decode: Decode, batch: int, way: str) -> float:
     """Seconds per token, by the same difference as the other program's."""
-    short, long = (sum(decode.laps(batch, PROMPT, n)) for n in (versus.SHORT, versus.LONG))
+    short, long = (sum(decode.laps(batch, PROMPT, n, way)) for n in (versus.SHORT, versus.LONG))
     return (long - short) / (versus.LONG - versus.SHORT) / batch
 
 
-def draw(rows: list[dict], axes) -> None:
+def draw(rows: list[dict], ways: list[str], axes) -> None:
     """Flat with the cache, growing without."""
-    for label in ("cache", "no cache"):
-        axes.plot([row["position"] for row in rows], [row[f"ms per token, {label}"] for row in rows], "o-", ms=4, label=label)
+    for way in ways:
+        axes.plot([row["position"] for row in rows], [row[f"ms per token, {way}"] for row in rows], "o-", ms=4, label=way)
     axes.set(title="Time of a token against its position", xlabel="position", ylabel="ms", ylim=(0, None))
     axes.legend(fontsize=8)

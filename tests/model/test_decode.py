@@ -1,13 +1,14 @@
-"""The step of fixed shapes against full passes, as it is and as torch.compile captures it (by a backend that runs the captured graph
-as it stands, so that no C++ or Triton is compiled here)."""
+"""The step of fixed shapes against full passes, as it is and as torch.compile captures it: but for one test by a backend that runs the
+captured graph as it stands, so that no C++ or Triton is compiled."""
 
 import itertools
+import shutil
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from model.decode import compiled_step, decode_step
+from model.decode import HOW, MOST_FORMS, compiled_step, decode_step
 from model.generate import Rows, generate_ids
 from model.gpt import GPT
 from model.sampling import SamplingConfig
@@ -35,7 +36,8 @@ def captured_step(monkeypatch):
     counter = CompileCounter()
     step = torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False)
     monkeypatch.setattr("model.generate.compiled_step", lambda device_type: step)
-    yield counter
+    with torch._dynamo.config.patch(recompile_limit=MOST_FORMS):
+        yield counter
     torch._dynamo.reset()
 
 
@@ -71,6 +73,45 @@ def test_torch_captures_it_once_for_all_positions(parts, lengths, captured_step)
     for row, (prompt, tokens) in enumerate(zip(prompts, new)):
         assert_close(logits[:, row], alone(model, prompt, tokens))
     assert captured_step.frame_count == 1
+
+
+def test_models_and_forms_in_turn_are_told_apart(captured_step):
+    """What is not checked again before each call must not let one call run another's code."""
+    models = [tiny_gpt(), tiny_gpt(n_layers=1), tiny_gpt(), tiny_gpt(window=3)]
+    gates = [None, None, torch.rand(2, 4), None]
+    runs = []  # (model, prompts, gate)
+    for model, gate in zip(models, gates):
+        runs += [(model, [random_ids(3)], gate), (model, [random_ids(3), random_ids(3)], gate), (model, [random_ids(3), random_ids(4)], gate)]
+    started = [Rows(model, prompts, max_new_tokens=16, head_gate=gate, compile=True) for model, prompts, gate in runs]
+    new = [random_ids(len(prompts), 15) for _, prompts, _ in runs]
+    logits = [[rows.logits()] for rows in started]
+    for step in range(15):  # past the end of the context, where padding can begin or end
+        for rows, tokens, found in zip(started, new, logits):
+            rows.append(torch.tensor(tokens)[:, step])
+            found.append(rows.logits())
+    for (model, prompts, gate), tokens, found in zip(runs, new, logits):
+        for row, prompt in enumerate(prompts):
+            assert_close(torch.stack(found)[:, row], alone(model, prompt, tokens[row], head_gate=gate))
+    assert 4 < captured_step.frame_count <= len(runs)
+
+
+def test_padding_that_ends_is_another_form(captured_step):
+    model, prompts, new = tiny_gpt(), [random_ids(3), random_ids(10)], random_ids(2, 20)
+    logits = forced(model, prompts, new, compile=True)  # the second row is cut to the length that the first then has
+    for row, (prompt, tokens) in enumerate(zip(prompts, new)):
+        assert_close(logits[:, row], alone(model, prompt, tokens))
+    assert captured_step.frame_count == 2
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
+def test_machine_code_computes_the_same(tmp_path, monkeypatch):
+    """The one test here in which torch writes C++ and compiles it (some 15 s)."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # another time's code would prove nothing
+    torch._dynamo.reset()
+    compiled_step.cache_clear()
+    model = tiny_gpt(n_layers=1, n_kv_heads=2)
+    prompt, new = random_ids(3), random_ids(20)
+    assert_close(forced(model, [prompt], [new], compile=True)[:, 0], alone(model, prompt, new))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(top_p=0.9, repetition_penalty=1.5)], ids=str)
@@ -126,9 +167,9 @@ def test_without_the_cache_there_is_nothing_to_compile():
         generate_ids(tiny_gpt(), [[1]], max_new_tokens=2, sampling=GREEDY, use_cache=False, compile=True)
 
 
-@pytest.mark.parametrize("device_type, mode", [("cuda", "reduce-overhead"), ("cpu", "default")])
-def test_how_it_is_compiled(device_type, mode, monkeypatch):
+@pytest.mark.parametrize("device_type, how", [("cuda", {"mode": "reduce-overhead"}), ("cpu", HOW["cpu"]), ("mps", {})])
+def test_how_it_is_compiled(device_type, how, monkeypatch):
     asked = {}
     monkeypatch.setattr(torch, "compile", lambda step, **options: asked.update(options) or step)
     assert compiled_step.__wrapped__(device_type) is decode_step
-    assert asked == {"mode": mode, "fullgraph": True, "dynamic": False}
+    assert asked == {**how, "fullgraph": True, "dynamic": False}

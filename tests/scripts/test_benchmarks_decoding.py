@@ -32,9 +32,9 @@ def laps(monkeypatch):
     """The arguments of every run; a step costs what the test says, the first 0.5 s."""
     asked = []
 
-    def laps(self, batch, prompt, new, use_cache=True):
-        asked.append((batch, prompt, new, use_cache))
-        return [0.5] + [0.002 if use_cache else 0.010] * (new - 1)
+    def laps(self, batch, prompt, new, way="cache"):
+        asked.append((batch, prompt, new, way))
+        return [0.5] + [{"cache": 0.002, "compiled": 0.001, "no cache": 0.010}[way]] * (new - 1)
 
     monkeypatch.setattr(Decode, "laps", laps)
     return asked
@@ -50,19 +50,37 @@ def test_a_lap_for_every_token_of_the_model_itself(monkeypatch):
     generate_ids = decoding.generate_ids
     monkeypatch.setattr(decoding, "generate_ids", recorded)
     model = tiny_gpt(context_length=32)
-    laps = Decode(model, 20, "cpu", compile=True).laps(3, 16, 5, use_cache=False)
+    laps = Decode(model, 20, "cpu").laps(3, 16, 5, "no cache")
     assert len(laps) == 5 and min(laps) > 0
     assert [len(prompt) for prompt in asked["prompts"]] == [16] * 3 and max(map(max, asked["prompts"])) < 20
-    assert (asked["max_new_tokens"], asked["use_cache"], asked["vocab_size"], asked["compile"]) == (5, False, 20, False)
+    assert (asked["max_new_tokens"], asked["use_cache"], asked["vocab_size"]) == (5, False, 20)
     assert "eot_id" not in asked  # which could end it early
 
 
 def test_a_compiled_run_compiles_the_steps_with_the_cache(bench, monkeypatch):
     asked = set()
-    monkeypatch.setattr(decoding, "generate_ids", lambda *_, use_cache, compile, **rest: asked.add((use_cache, compile)) or iter(range(9)))
-    for compiled in ("true", "false"):
-        decoding.run(bench(f"compile={compiled}"))
-    assert asked == {(True, True), (True, False), (False, False)}
+
+    def noted(*_, use_cache=True, compile=False, **rest):
+        asked.add((use_cache, compile))
+        return iter(range(9))
+
+    monkeypatch.setattr(decoding, "generate_ids", noted)
+    decoding.run(bench("compile=false"))
+    assert asked == {(True, False), (False, False)}
+    decoding.run(bench("compile=true"))
+    assert asked == {(True, False), (False, False), (True, True)}
+
+
+def test_compiled_steps_stand_beside_the_plain_ones(bench, laps, monkeypatch):
+    monkeypatch.setattr(versus, "sampling_seconds_per_token", lambda bench: 0.01)
+    throughput, positions, beside = decoding.run(bench("compile=true", "vs_sample='other {n}'"))
+    speeds = {row["decoding"]: row["tokens/s"] for row in throughput.rows}
+    expected = {"1 stream, cache": 500, "batch of 64, cache": 32000, "1 stream, compiled": 1000, "batch of 64, compiled": 64000}
+    assert speeds == pytest.approx(expected | {"1 stream, no cache": 100})
+    assert all(row["ms per token, compiled"] == pytest.approx(1) for row in positions.rows)
+    ratios = {row["decoding"]: row["tokens/s, ours / theirs, median"] for row in beside.rows}
+    assert ratios.pop("theirs") is None
+    assert ratios == pytest.approx({f"ours, {name}": speed / 100 for name, speed in expected.items()})
 
 
 def test_throughput_from_literal_times(bench, laps):
@@ -72,7 +90,7 @@ def test_throughput_from_literal_times(bench, laps):
     assert one["tokens/s"] == pytest.approx(500) and one["ms per step"] == pytest.approx(2)
     assert many["tokens/s"] == pytest.approx(64 * 500)
     assert without["tokens/s"] == pytest.approx(100) and without["ms to the first token"] == pytest.approx(500)
-    assert set(laps) == {(1, 16, 84, True), (64, 16, 84, True), (1, 16, 84, False)}  # up to the end of the context
+    assert set(laps) == {(1, 16, 84, "cache"), (64, 16, 84, "cache"), (1, 16, 84, "no cache")}  # up to the end of the context
     assert {len(values) for values in section.samples.values()} == {3} and len(section.samples) == 6
 
 
@@ -93,7 +111,7 @@ def test_a_token_at_a_position_is_that_of_the_steps_before_it(bench, monkeypatch
     bench = bench(context=24, repeats=2)
     section = decoding.against_position(bench, Decode(*decoding.subject(bench), "cpu"))
     assert section.rows == [{"position": 24, "ms per token, cache": 4500, "ms per token, no cache": 4500}]
-    assert set(asked) == {(1, 16, 9, True), (1, 16, 9, False)}  # 16 + 9 - 1 tokens: the last is computed from all of the context
+    assert set(asked) == {(1, 16, 9, "cache"), (1, 16, 9, "no cache")}  # 16 + 9 - 1 tokens: the last is computed from all of the context
     axes = Figure().subplots()
     section.draw(axes)
     assert [line.get_xydata().tolist() for line in axes.get_lines()] == [[[24, 4500]]] * 2
@@ -110,7 +128,7 @@ def test_beside_another_program_both_are_differences(bench, laps, monkeypatch):
     assert ratios == pytest.approx([15, 10, 20])
     assert many["tokens/s, ours / theirs, median"] == pytest.approx(64 * 15)
     assert other["tokens/s, ours / theirs, median"] is None
-    assert {(1, 16, 64, True), (1, 16, 576, True), (64, 16, 64, True), (64, 16, 576, True)} <= set(laps)
+    assert {(1, 16, 64, "cache"), (1, 16, 576, "cache"), (64, 16, 64, "cache"), (64, 16, 576, "cache")} <= set(laps)
 
 
 def test_a_whole_run_of_a_fresh_model(bench):
