@@ -98,7 +98,7 @@ def for_training(overrides: list[str]) -> list[str]:
 
 
 def run(bench: Bench, names: list[str], out: Path, load: float | None) -> None:
-    """One part after another; what is done is on the disk before the next begins."""
+    """One part after another; each table is on the disk before the next is measured."""
     from data.cache import keep_compiled_code
     from model.training.hardware import settle
     from scripts.benchmarks import output
@@ -111,11 +111,10 @@ def run(bench: Bench, names: list[str], out: Path, load: float | None) -> None:
     sections: list[Section] = []
     for name in names:
         module, function = PARTS[name]
-        new = getattr(importlib.import_module(f"scripts.benchmarks.{module}"), function)(bench)
-        for section in new:
+        for section in getattr(importlib.import_module(f"scripts.benchmarks.{module}"), function)(bench):
             print(f"\n{output.text(section)}", flush=True)
-        sections += new
-        output.write(out, about, bench.cfg, sections)
+            sections.append(section)
+            output.write(out, about, bench.cfg, sections)
     files = ["bench.md", "bench.json"] + ["bench.png"] * output.plot(out / "bench.png", about, sections)
     print(f"\n{out}: {', '.join(files)}", flush=True)
 

@@ -1,6 +1,7 @@
 """what=decode: tokens per second, the time to the first token, and the time of a token against its position."""
 
 import statistics
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -27,11 +28,13 @@ WAYS = {
 }
 
 
-def run(bench: Bench) -> list[Section]:
+def run(bench: Bench) -> Iterator[Section]:
     model, vocab_size = subject(bench)
     decode = Decode(model, vocab_size, bench.device)
-    sections = [throughput(bench, decode), against_position(bench, decode)]
-    return sections + ([beside_another(bench, decode)] if bench.cfg["vs_sample"] is not None else [])
+    yield throughput(bench, decode)
+    yield against_position(bench, decode)
+    if bench.cfg["vs_sample"] is not None:
+        yield beside_another(bench, decode)
 
 
 def subject(bench: Bench) -> tuple[GPT, int]:

@@ -26,7 +26,7 @@ from scripts.benchmarks import timing, versus
 from scripts.benchmarks.section import Bench, Section
 
 
-def train(bench: Bench) -> list[Section]:
+def train(bench: Bench) -> Iterator[Section]:
     """The bare loop; with `vs`, our train.py and the other program as well."""
     module, windows = new_module(bench), new_windows(bench)
     with as_in_training(bench):
@@ -51,8 +51,9 @@ def train(bench: Bench) -> list[Section]:
         f"Peak memory is {'what tensors took' if bench.device == 'cuda' else 'that of the whole process, Python and torch included'}.",
     ]
     samples = {f"seconds per step, repetition {i}": lap for i, lap in enumerate(laps, 1)}
-    own = Section("train", "Training: the module alone", [row], samples, notes, partial(draw_steps, laps))
-    return [own] + ([versus.training(bench)] if bench.cfg["vs"] is not None else [])
+    yield Section("train", "Training: the module alone", [row], samples, notes, partial(draw_steps, laps))
+    if bench.cfg["vs"] is not None:
+        yield versus.training(bench)
 
 
 def outside(bench: Bench) -> list[Section]:

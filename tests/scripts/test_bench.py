@@ -128,3 +128,13 @@ def test_a_run_beside_another_program(tmp_path):
 def test_a_part_that_fails_ends_in_one_line_and_leaves_nothing(tmp_path):
     done = command_line("what=train", "repeats=1", "warmup=0", "steps=1", *SMALL, "data=files", "data.path=missing.txt", cwd=tmp_path)
     assert_refused(done, "missing.txt")
+
+
+def test_what_was_measured_before_a_failure_is_kept(tmp_path):
+    (tmp_path / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(300)))
+    (tmp_path / "other.py").write_text("raise SystemExit('out of memory')")
+    settings = ["what=train", "repeats=1", "warmup=0", "steps=1", "out=here", "data=files", f"data.path={tmp_path / 'text.txt'}", *SMALL]
+    done = command_line(*settings, "data.tokenizer.kind=byte", "vs=python other.py", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ") and "out of memory" in done.stderr
+    assert [section["title"] for section in json.loads((tmp_path / "here/bench.json").read_text())["sections"]] == ["Training: the module alone"]
+    assert done.stdout == (tmp_path / "here/bench.md").read_text()
