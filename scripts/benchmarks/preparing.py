@@ -21,7 +21,7 @@ from scripts.benchmarks.versus import last_line
 from scripts.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = (10_000_000, 30_000_000)  # bytes of text; two, to see whether memory grows with it
+SIZES = (30_000_000, 100_000_000)  # bytes of text; two, to see whether memory grows with it
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux, man 5 proc: writing 5 resets the peak of the resident size
 
