@@ -56,9 +56,13 @@ def read_prompts(cfg: dict) -> list[str]:
 
 
 def compiles(compile: bool | str, device: str, use_cache: bool) -> bool:
-    """Whether the step is compiled: with auto where that is a CUDA graph, which a single stream needs most."""
+    """Whether the step is compiled: with auto where that is a CUDA graph, which a single stream needs most. Raises ValueError."""
     if compile not in ("auto", True, False):
         raise ValueError(f"compile={compile} must be auto, true or false")
+    if compile is True and device == "cpu":
+        from model.training.hardware import check_compiler
+
+        check_compiler()
     if compile != "auto":
         return compile
     if device != "cuda" or not use_cache:

@@ -115,6 +115,17 @@ def compile_seconds() -> float:
     return calculate_time_spent()["total_wall_time"]
 
 
+def check_compiler() -> None:
+    """Raises ValueError where torch.compile lacks the C++ compiler that it makes a CPU's code with."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except RuntimeError as error:
+        remedy = "install g++ or name one in CXX, or use compile=false"
+        raise ValueError(f"compiling for a CPU needs a C++ compiler, which is not there; {remedy}") from error
+
+
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
     """Model FLOPs utilisation (PaLM, https://arxiv.org/abs/2204.02311, appendix B): the share of `peak` FLOP/s that training uses."""
     return tokens_per_second * flops_per_token / peak
@@ -145,5 +156,7 @@ def pick(accelerator: str = "auto", precision: str = "auto", compile: bool | str
     if compile == "auto":
         compile = accelerator == "cuda" and has_triton()  # the compiler writes Triton kernels; Windows and old cards lack it
     mode = ("default" if compile else None) if isinstance(compile, bool) else compile
+    if mode is not None and accelerator == "cpu":
+        check_compiler()
     name = torch.cuda.get_device_name() if accelerator == "cuda" else cpu_name()
     return Hardware(accelerator, precision, mode, name, peak_flops(name) if accelerator == "cuda" else None)

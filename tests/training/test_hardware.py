@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch._inductor.config as inductor
 
 from model.training import hardware
 from model.training.hardware import has_bf16, mfu, peak_flops, pick
@@ -82,6 +83,15 @@ def test_graphs_need_cuda(machine):
     machine()
     with pytest.raises(ValueError, match="compile=reduce-overhead records CUDA graphs and needs accelerator=cuda, not cpu; use compile=default"):
         pick(compile="reduce-overhead")
+
+
+@pytest.mark.parametrize("compile", [True, "default"])
+def test_compiling_for_a_cpu_needs_a_compiler(compile):
+    """As torch would say only within the first step."""
+    without = inductor.patch({"cpp.cxx": (None, "no-such-compiler")})
+    with without, pytest.raises(ValueError, match="needs a C.. compiler, which is not there; install g.. or name one in CXX"):
+        pick("cpu", compile=compile)
+    assert pick("cpu", compile=False).compile is None
 
 
 def test_emulated_bf16_does_not_count(machine):
