@@ -76,7 +76,8 @@ def digest_files(paths: Iterable[tuple[str, Path]]) -> str:
         if stat.st_size > HASH_LIMIT:
             content = f"{stat.st_size} bytes, changed {stat.st_mtime_ns}"
         else:
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            with path.open("rb") as file:  # piece by piece: memory stays flat
+                content = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(os.fsencode(f"{name}\0{content}\0"))
     return total.hexdigest()
 

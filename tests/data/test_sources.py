@@ -6,6 +6,7 @@ import http.server
 import json
 import sysconfig
 import threading
+import tracemalloc
 
 import pyarrow
 import pyarrow.parquet
@@ -13,7 +14,7 @@ import pytest
 
 from data import files, sources
 from data.files import Files
-from data.sources import Piece, Shakespeare, StandardLibrary, cut, in_split
+from data.sources import Piece, Shakespeare, StandardLibrary, cut, digest_files, in_split
 
 
 def text_of(source, split):
@@ -223,3 +224,16 @@ def test_nothing_matches_and_wrong_values(tmp_path):
     for fraction in (0, 1, -0.1, "x", True):
         with pytest.raises(ValueError, match="data.val_fraction"):
             StandardLibrary(val_fraction=fraction)
+
+
+def test_a_file_is_hashed_piece_by_piece(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(bytes(20_000_000))
+    tracemalloc.start()
+    try:
+        digest = digest_files([("text.txt", file)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2_000_000
+    assert digest == hashlib.sha256(b"text.txt\0" + hashlib.sha256(bytes(20_000_000)).hexdigest().encode() + b"\0").hexdigest()
