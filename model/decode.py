@@ -49,7 +49,8 @@ def compiled_step(device_type: str) -> Callable[..., Tensor]:
 
 def same_form() -> AbstractContextManager:
     """For a call of `compiled_step` in the form of the call before: the same model, and inputs of the same shapes and dtypes. torch then
-    does not go through all weights to see whether that is so, and only tells apart the forms that it has compiled."""
+    does not go through all weights to see whether that is so, and only tells apart the forms that it has compiled
+    (https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html, skip_guard_eval_unsafe)."""
     return torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
 
 
