@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
+from data.cache import default_cache_dir
 from model.checkpoint import load, save
 from scripts.cli import CONFIGS, pick_device, plain, quoted
 from scripts.sample import TEXTS, compiles, read_prompts, removed, sample, show
@@ -159,6 +160,21 @@ def test_a_wrong_compile_is_refused_before_the_model_is_loaded(folder):
     assert settings()["compile"] == "auto"
     assert_refused(run(folder, "compile=maybe"), "compile=maybe must be auto, true or false")
     assert_refused(run(folder, "compile=true", "use_cache=false", "device=cpu"), "compile=True needs use_cache=True")
+
+
+def test_a_compiled_sample_says_so_and_keeps_its_code_beside_the_data(folder):
+    """One token is that of the prompt's pass: nothing is compiled for it."""
+    code = WATCHED + "import os\nprint(os.environ['TORCHINDUCTOR_CACHE_DIR'], file=sys.stderr)\n"
+    result = run(folder, "compile=true", "max_new_tokens=1", "device=cpu", code=code)
+    assert result.returncode == 0, result.stderr
+    first, _, kept = result.stderr.splitlines()
+    assert first.endswith("on cpu, compiled (the second token takes a while the first time)")
+    assert kept == os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(default_cache_dir() / "compiled"))
+
+
+def test_compiling_without_a_compiler_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert_refused(run(folder, "compile=true", "device=cpu"), "compiling for a CPU needs a C++ compiler")
 
 
 def test_heads_may_be_left_out_of_a_sample(folder):
