@@ -32,7 +32,10 @@ def qkv(n_queries=7, n_keys=7, n_heads=4, n_kv_heads=2, size=8):
     return [torch.randn(2, *shape, size).bfloat16().requires_grad_() for shape in shapes]
 
 
-@pytest.mark.parametrize("choices", [{}, {"causal": True}, {"causal": True, "window": 3}, {"mask": torch.rand(2, 1, 7, 7) < 0.6}], ids=str)
+CHOICES = {"all": {}, "causal": {"causal": True}, "window": {"causal": True, "window": 3}, "mask": {"mask": torch.rand(2, 1, 7, 7) < 0.6}}
+
+
+@pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)  # named: a random mask as a name is another one in each process
 def test_gradients_are_those_of_float32(block, choices):
     inputs, upstream = qkv(), torch.randn(2, 4, 7, 8)
     exact = [x.detach().float().requires_grad_() for x in inputs]
