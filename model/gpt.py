@@ -3,6 +3,8 @@
 B batch, T queries, S keys, H heads, C width, V vocabulary, L layers.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -72,6 +74,12 @@ class Block(nn.Module):
         return x if self.mlp is None else x + self.mlp(self.norm2(x))  # (B, T, C)
 
 
+def call(block: Block, x: Tensor, **options) -> Tensor:
+    """A function, so that one compiled form of it serves every block (torch's regional compilation,
+    https://docs.pytorch.org/tutorials/recipes/regional_compilation.html)."""
+    return block(x, **options)
+
+
 class GPT(nn.Module):
     """Decoder-only transformer language model.
 
@@ -124,8 +132,10 @@ class GPT(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         head_gate: Tensor | None = None,
+        run_block: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        """ids (B, T) -> the normalised last hidden state (B, T, C); arguments as in `forward`."""
+        """ids (B, T) -> the normalised last hidden state (B, T, C); arguments as in `forward`, and run_block, which calls each block with
+        its arguments: `call`, compiled. None: as it is."""
         start = 0 if cache is None else cache.length
         end = start + ids.shape[1]
         if end > self.config.context_length:
@@ -142,8 +152,10 @@ class GPT(nn.Module):
             x = x + self.pos_embed(positions)
         x = self.embd_dropout(x)
         rope = self._rope(positions)
+        run_block = call if run_block is None else run_block
         for i, block in enumerate(self.blocks):
-            x = block(
+            x = run_block(
+                block,
                 x,
                 mask=mask,
                 rope=rope,
@@ -160,9 +172,18 @@ class GPT(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def nll(self, ids: Tensor, targets: Tensor, *, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """Negative log-likelihood of each target in nats, float32 (B, T); 0 where the target is IGNORE."""
-        logits = self(ids, mask=mask, positions=positions).float()  # (B, T, V); float32: bf16 would round the loss to 3 digits
+    def nll(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        *,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        run_block: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        """Negative log-likelihood of each target in nats, float32 (B, T); 0 where the target is IGNORE. run_block as in `hidden`."""
+        hidden = self.hidden(ids, mask=mask, positions=positions, run_block=run_block)  # (B, T, C)
+        logits = self.logits(hidden).float()  # (B, T, V); float32: bf16 would round the loss to 3 digits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none").view_as(targets)
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> KVCache:

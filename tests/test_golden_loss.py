@@ -5,6 +5,7 @@ The losses below belong to the plainest path: float32, explicit attention, nothi
 """
 
 import functools
+import shutil
 
 import numpy as np
 import pytest
@@ -80,6 +81,7 @@ def test_the_plainest_path_has_the_golden_losses(optim):
         {"backend": "fused"},
         {"resident": True},
         {"compile": "default"},
+        {"compile": "regional"},
         {"backend": "fused", "resident": True, "compile": "default"},
     ],
     ids=str,
@@ -90,8 +92,18 @@ def test_fast_paths_in_float32_learn_the_same(optim, path, monkeypatch):
     assert run(optim, **path) == pytest.approx(GOLDEN[optim], abs=SAME)
 
 
-def compile_without_code(compile, function, *, mode, **options):
+def compile_without_code(compile, function, *, mode=None, **options):
     return compile(function, backend="aot_eager", **options)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
+@pytest.mark.parametrize(("precision", "bound"), [("32-true", SAME), ("bf16-mixed", BF16)])
+def test_machine_code_learns_the_same(precision, bound):
+    """Forward and backward of a block as torch writes and compiles them (some 15 s)."""
+    torch._dynamo.reset()
+    losses = run(backend="fused", precision=precision, compile="regional")
+    assert losses == pytest.approx(GOLDEN["muon"], abs=bound)
+    assert losses != run(backend="fused", precision=precision), "it was compiled"
 
 
 @pytest.mark.parametrize("optim", GOLDEN)

@@ -16,7 +16,8 @@ LARGEST_KEPT = 1 << 30  # bytes
 ACCELERATORS = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed")
 CUDA_GRAPHS = "reduce-overhead"  # torch.compile's word for them
-COMPILE = ("auto", True, False, "default", CUDA_GRAPHS, "max-autotune-no-cudagraphs")
+REGIONAL = "regional"  # not a mode of torch.compile but a use of it: one block is compiled, for all of them
+COMPILE = ("auto", True, False, "default", CUDA_GRAPHS, "max-autotune-no-cudagraphs", REGIONAL)
 
 # Dense 16-bit tensor-core peaks with float32 accumulation, in TFLOP/s. Data sheets print the number with 2:4 sparsity, twice these.
 # bf16, except on V100 and T4, which have fp16 only. The first row whose words appear in the device name counts, so variants stand
@@ -54,7 +55,7 @@ PEAK_TFLOPS: tuple[tuple[str, float | None], ...] = (
 class Hardware:
     """What a run uses, in Lightning's names.
 
-    compile     torch.compile's mode; None: nothing is compiled
+    compile     torch.compile's mode for the loss, or REGIONAL; None: nothing is compiled
     peak_flops  dense 16-bit FLOP/s of one device; None where it is not known
     """
 

@@ -1,15 +1,17 @@
 """The LightningModule: what one step computes, what validation measures, what a checkpoint holds."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 from lightning import LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from model.gpt import GPT, IGNORE
+from model.gpt import GPT, IGNORE, call
 from model.masks import document_mask, split_documents
-from model.training.hardware import CUDA_GRAPHS
+from model.training.hardware import CUDA_GRAPHS, REGIONAL
 from model.training.optim import OptimConfig, build_optimizer
 from model.training.schedule import lr_factor
 
@@ -22,7 +24,8 @@ class LanguageModule(LightningModule):
     total_steps         optimizer steps of the run, for the schedule (the trainer's own estimate would reset a resumed loader)
     val_bytes_per_token UTF-8 bytes of the validation text per token, for bits per byte
     payload             what a checkpoint needs besides the weights to be used alone, see `model.checkpoint`
-    compile             torch.compile's mode for the loss; parameter names stay the same. None: not compiled
+    compile             torch.compile's mode for the loss, or "regional": a block in training alone, once for all of them, which takes a
+                        fraction of the time. Parameter names stay the same. None: not compiled
     document_eot        id of the token that opens a document, where neither attention nor positions may cross from one document to the
                         next; None: a window is one text
     """
@@ -43,7 +46,7 @@ class LanguageModule(LightningModule):
         self.optim, self.total_steps, self.payload = optim, total_steps, payload
         self.val_bytes_per_token, self.document_eot = val_bytes_per_token, document_eot
         self.compile_mode = compile
-        self.nll = torch.compile(model.nll, dynamic=False, mode=compile) if compile else model.nll
+        self.nll = compiled_loss(model, compile)
         self._train = Mean()
         self._val: list[Tensor | list] = []  # nats and number of targets of each window so far, (2, B) each
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training goes on
@@ -68,12 +71,13 @@ class LanguageModule(LightningModule):
         if self.compile_mode == CUDA_GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()  # what the last call returned may be overwritten
         inputs, targets = batch
+        nll = self.model.nll if self.compile_mode == REGIONAL and not self.training else self.nll  # validation would be another form
         if self.document_eot is None:
-            return self.nll(inputs, targets)
+            return nll(inputs, targets)
         # The last token of a document predicts the one that opens the next, and that one predicts the first of its own: no target
         # needs another document.
         documents, positions = split_documents(inputs, self.document_eot)  # (B, T) each
-        return self.nll(inputs, targets, mask=document_mask(documents), positions=positions)
+        return nll(inputs, targets, mask=document_mask(documents), positions=positions)
 
     def on_validation_epoch_end(self) -> None:
         windows = torch.cat([torch.as_tensor(sums, device=self.device) for sums in self._val], 1)  # (2, N)
@@ -108,6 +112,15 @@ class LanguageModule(LightningModule):
         for device, state in self._random_states.items():
             torch.set_rng_state(state) if device == "cpu" else torch.get_device_module(device).set_rng_state(state)
         self._random_states = {}
+
+
+def compiled_loss(model: GPT, how: str | None) -> Callable[..., Tensor]:
+    """`model.nll`, compiled as the argument of `LanguageModule` says."""
+    if how is None:
+        return model.nll
+    if how == REGIONAL:
+        return functools.partial(model.nll, run_block=torch.compile(call, dynamic=False))
+    return torch.compile(model.nll, dynamic=False, mode=how)
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:

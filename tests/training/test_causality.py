@@ -92,8 +92,9 @@ def test_a_leak_of_the_loss_alone_is_found():
     assert list(failures) == ["no future"] and "of=loss" in failures["no future"][0].cell
 
 
+@pytest.mark.parametrize("how", ["default", "regional"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypatch, precision):
+def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypatch, precision, how):
     graphs = []
 
     def counting(graph, inputs):
@@ -103,7 +104,7 @@ def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypa
     compiler = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=counting, **options))
     torch._dynamo.reset()
-    module = module_of(compile="default")
+    module = module_of(compile=how)
     assert certificate_of(module, precision).passed
     assert len(graphs) == 1
     ids = torch.randint(31, (4, 40))

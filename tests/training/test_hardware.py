@@ -46,7 +46,7 @@ def test_explicit_values_are_honoured(machine):
     assert choice("cpu") == ("cpu", "bf16-mixed", None)
     assert choice("cpu", "32-true", True) == ("cpu", "32-true", "default")
     assert choice(precision="16-mixed", compile=False) == ("cuda", "16-mixed", None)
-    for mode in ("default", "reduce-overhead", "max-autotune-no-cudagraphs"):
+    for mode in ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "regional"):
         assert choice(compile=mode) == ("cuda", "bf16-mixed", mode)
 
 
@@ -63,7 +63,7 @@ def test_all_illegal_values_are_listed_with_the_legal_ones(machine):
         pick("tpu", "fp8", "maybe")
     assert str(error.value) == (
         "accelerator='tpu' (legal: auto, cuda, mps, cpu); "
-        "precision='fp8' (legal: auto, 32-true, bf16-mixed, bf16-true, 16-mixed); compile='maybe' (legal: auto, True, False, default, reduce-overhead, max-autotune-no-cudagraphs)")
+        "precision='fp8' (legal: auto, 32-true, bf16-mixed, bf16-true, 16-mixed); compile='maybe' (legal: auto, True, False, default, reduce-overhead, max-autotune-no-cudagraphs, regional)")
 
 
 @pytest.mark.parametrize("accelerator", ["cuda", "mps"])
@@ -85,7 +85,7 @@ def test_graphs_need_cuda(machine):
         pick(compile="reduce-overhead")
 
 
-@pytest.mark.parametrize("compile", [True, "default"])
+@pytest.mark.parametrize("compile", [True, "default", "regional"])
 def test_compiling_for_a_cpu_needs_a_compiler(compile):
     """As torch would say only within the first step."""
     without = inductor.patch({"cpp.cxx": (None, "no-such-compiler")})

@@ -192,9 +192,10 @@ def test_mean_adds_up_over_processes_and_begins_anew():
     assert mean.take(TwoProcesses).item() == (9 + 10) / (2 + 6)
 
 
+@pytest.mark.parametrize("how", ["default", "regional"])
 @pytest.mark.parametrize("choices", [{}, {"document_eot": EOT}, {"document_eot": EOT, "pos": "learned", "window": 3}], ids=str)
-def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeypatch, choices):
-    """Dynamo captures the loss as one graph, once; generating code from it would take a minute."""
+def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeypatch, choices, how):
+    """Dynamo captures one graph, once: of the loss, or of a block for all of them. Generating code from it would take a minute."""
     graphs = []
 
     def count(graph, _):
@@ -204,7 +205,7 @@ def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeyp
     torch._dynamo.reset()
     plain = fit(module(**choices), tmp_path, data=documents(6))
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count, fullgraph=True))
-    compiled = fit(module(compile="default", **choices), tmp_path, data=documents(6))
+    compiled = fit(module(compile=how, **choices), tmp_path, data=documents(6))
     assert len(graphs) == 1
     assert compiled["state_dict"].keys() == plain["state_dict"].keys()
     for name, tensor in plain["state_dict"].items():
