@@ -13,6 +13,7 @@ from torch import Tensor
 from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.masks import visible_from_positions
+from model.sampling import Choice, choose
 
 MOST_FORMS = 64  # compiled in one process; torch's own limit of 8 is there to find what recompiles by mistake
 HOW = {
@@ -23,12 +24,19 @@ HOW = {
 
 
 def decode_step(
-    model: GPT, cache: KVCache, ids: Tensor, position: Tensor, shift: Tensor | None = None, head_gate: Tensor | None = None
+    model: GPT,
+    cache: KVCache,
+    ids: Tensor,
+    position: Tensor,
+    shift: Tensor | None = None,
+    head_gate: Tensor | None = None,
+    choice: Choice | None = None,
 ) -> Tensor:
-    """The newest token of each row, ids (B, 1), at column `position` (1,) of the cache -> logits (B, V) of the next.
+    """The newest token of each row, ids (B, 1), at column `position` (1,) of the cache -> the next of each, (B,).
 
     shift      how many columns at the left are padding, (B, 1); None: none in any row
     head_gate  as in `GPT.forward`
+    choice     see `model.sampling.choose`; None: the logits (B, V) are returned instead
     """
     columns = torch.arange(cache.capacity, device=ids.device)
     visible = visible_from_positions(position, columns, model.config.window)[None]  # (1, S)
@@ -36,20 +44,21 @@ def decode_step(
         visible = visible & (columns >= shift)  # (B, S)
     positions = position if shift is None else position - shift  # (1,) or (B, 1)
     hidden = model.hidden(ids, cache=cache.at(position), mask=visible[:, None, None], positions=positions, head_gate=head_gate)
-    return model.logits(hidden)[:, 0]
+    logits = model.logits(hidden)[:, 0]  # (B, V)
+    return logits if choice is None else choose(logits, choice)
 
 
 @functools.cache
 def compiled_step(device_type: str) -> Callable[..., Tensor]:
-    """`decode_step`, compiled for each model and batch that it meets. On a GPU each becomes a CUDA graph, since starting its kernels one by
-    one would take longer than they run; on a CPU a C++ function, since Python would take as long to call them."""
+    """`decode_step`, compiled for each model, batch and way to choose that it meets. On a GPU each becomes a CUDA graph, since starting its
+    kernels one by one would take longer than they run; on a CPU a C++ function, since Python would take as long to call them."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
     return torch.compile(decode_step, **HOW.get(device_type, {}), fullgraph=True, dynamic=False)
 
 
 def same_form() -> AbstractContextManager:
-    """For a call of `compiled_step` in the form of the call before: the same model, and inputs of the same shapes and dtypes. torch then
-    does not go through all weights to see whether that is so, and only tells apart the forms that it has compiled
+    """For a call of `compiled_step` in the form of the call before: the same model and way to choose, and inputs of the same shapes and
+    dtypes. torch then does not go through all weights to see whether that is so, and only tells apart the forms that it has compiled
     (https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html, skip_guard_eval_unsafe)."""
     return torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
 

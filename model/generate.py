@@ -9,7 +9,6 @@ alike: one prefill for every half context, where dropping one token at a time wo
 
 import collections
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from model.decode import compiled_step, keep_address, same_form
 from model.gpt import GPT
-from model.sampling import SamplingConfig, next_token
+from model.sampling import Choice, SamplingConfig, choose
 
 # Steps that a device is ahead of the reader, so that it never waits for the host; what it does beyond the end is dropped.
 LATE = {"cuda": 1}
@@ -48,7 +47,8 @@ def generate_ids(
     vocab_size      ids from here on are padding of the vocabulary and never drawn; None: draw all
     first           boolean (B, vocab_size): which ids the first step may draw. None: all
     head_gate       as in `GPT.forward`
-    compile         compile the step after the prompt, once for each model and number of prompts (seconds to a minute); needs the cache
+    compile         compile the step after the prompt, once for each model, number of prompts and way to choose (another temperature is the
+                    same way), in seconds to a minute; needs the cache
 
     The model runs in evaluation mode and without gradients; between two steps it is as it was found. Raises ValueError for prompts,
     counts and seeds that cannot be.
@@ -69,13 +69,15 @@ def generate_ids(
 def _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size, first) -> Iterator[Tensor]:
     batch_size, device = len(rows.padding), rows.ids.device
     ended = torch.zeros(batch_size, dtype=torch.bool, device=device) if eot_id is not None and batch_size > 1 else None  # (B,)
+    temperature = torch.full((), sampling.temperature, device=device)
+    noise = torch.empty(batch_size, vocab_size, device=device) if sampling.temperature > 0 else None
     late = LATE.get(device.type, 0)
     on_the_way = collections.deque()
     for step in range(max_new_tokens):
-        logits = rows.logits()[:, :vocab_size]  # (B, vocab_size)
-        if step == 0 and first is not None:
-            logits = logits.masked_fill(~first.to(device), -math.inf)
-        ids = next_token(logits, sampling, generator, seen)  # (B,)
+        if noise is not None:
+            noise.uniform_(generator=generator)
+        allowed = first.to(device) if step == 0 and first is not None else None
+        ids = rows.choose(Choice(sampling, vocab_size, temperature, noise, seen, allowed))  # (B,)
         if ended is not None:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
@@ -138,6 +140,13 @@ class Rows:
 
     def logits(self) -> Tensor:
         """(B, V), for the next token of each row."""
+        return self._step(None)
+
+    def choose(self, choice: Choice) -> Tensor:
+        """The next token of each row, (B,)."""
+        return self._step(choice)
+
+    def _step(self, choice: Choice | None) -> Tensor:
         if self.length > self.limit:
             self._make_room()
         start, end = 0 if self.cache is None else self.cache.length, self.length
@@ -147,12 +156,14 @@ class Rows:
                 self.cache.advance(1)
                 shift = None if self.visible is None else self.shift
                 with same_form() if self.compiled else contextlib.nullcontext():
-                    logits = self.step(self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate)
+                    out = self.step(self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate, choice)
                 self.compiled = True
-                return logits.clone()  # the next step writes where this one wrote
-            mask, positions = (None, None) if self.visible is None else (self.visible[..., :end], self.positions[:, start:end])
-            hidden = self.model.hidden(ids, cache=self.cache, mask=mask, positions=positions, head_gate=self.head_gate)  # (B, T, C)
-            return self.model.logits(hidden[:, -1:])[:, 0]  # (B, V)
+            else:
+                mask, positions = (None, None) if self.visible is None else (self.visible[..., :end], self.positions[:, start:end])
+                hidden = self.model.hidden(ids, cache=self.cache, mask=mask, positions=positions, head_gate=self.head_gate)  # (B, T, C)
+                logits = self.model.logits(hidden[:, -1:])[:, 0]  # (B, V)
+                out = logits if choice is None else choose(logits, choice)
+        return out.clone()  # the next compiled step writes where this one wrote; and it can be changed in place outside of inference mode
 
     def append(self, ids: Tensor) -> None:
         """The next token of each row, (B,)."""

@@ -7,11 +7,13 @@ its min-p stands before top-k.)
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 NUMBER = int | float
+SMALLEST = torch.finfo(torch.float32).tiny
 LEGAL = {  # type, range, and both in words
     "temperature": (NUMBER, lambda t: t == 0 or t >= 1e-3, "0 (the most probable token) or a number from 0.001 up"),  # float32 bounds logits / t
     "top_k": (int | None, lambda k: k >= 1, "a whole number, at least 1, or null for all tokens"),
@@ -51,22 +53,52 @@ def _legal(value, types, in_range) -> bool:
     return value is None or (math.isfinite(value) and in_range(value))
 
 
+class Choice(NamedTuple):
+    """How one step chooses, with all chance drawn beforehand. What differs from step to step is a tensor, and so is the temperature: to a
+    compiler they are the same program.
+
+    config       of it all but the temperature counts, and whether that is 0
+    vocab_size   ids from here on are never chosen
+    temperature  (), unused where `noise` is None
+    noise        uniform on [0, 1), (B, vocab_size); None: take the most probable token
+    seen         boolean (B, vocab_size), True = the row has this token already; None: no repetition penalty
+    allowed      boolean (B, vocab_size); None: all are
+    """
+
+    config: SamplingConfig
+    vocab_size: int
+    temperature: Tensor
+    noise: Tensor | None = None
+    seen: Tensor | None = None
+    allowed: Tensor | None = None
+
+
+def choose(logits: Tensor, choice: Choice) -> Tensor:
+    """Logits (B, V) -> ids (B,), without waiting for the device."""
+    logits = logits[:, : choice.vocab_size].float()
+    if choice.allowed is not None:
+        logits = logits.masked_fill(~choice.allowed, -math.inf)
+    if choice.seen is not None:
+        logits = penalise_repetition(logits, choice.seen, choice.config.repetition_penalty)
+    if choice.noise is None:
+        return logits.argmax(-1)
+    probabilities = filtered(logits / choice.temperature, choice.config).softmax(-1)  # (B, vocab_size)
+    # The first of independent exponential clocks with rates p rings at i with probability p_i: the smallest Exp(1) / p. Unlike
+    # torch.multinomial this does not check the probabilities, for which a GPU would have to be waited for. No clock is 0, since no noise
+    # is 1, nor infinite: the lone token that a filter left would then be no better than the others.
+    clocks = -(choice.noise + SMALLEST).log()
+    return (probabilities / clocks).argmax(-1)  # (B,)
+
+
 def next_token(logits: Tensor, config: SamplingConfig, generator: torch.Generator | None = None, seen: Tensor | None = None) -> Tensor:
     """Logits (B, V) -> ids (B,), without waiting for the device.
 
     generator  on the device of the logits; unused at temperature 0. None: torch's global one
     seen       boolean (B, V), True = the row has this token already; without it there is no repetition penalty
     """
-    logits = logits.float()
-    if seen is not None:
-        logits = penalise_repetition(logits, seen, config.repetition_penalty)
-    if config.temperature == 0:
-        return logits.argmax(-1)
-    probabilities = filtered(logits / config.temperature, config).softmax(-1)  # (B, V)
-    # The first of independent exponential clocks with rates p rings at i with probability p_i: the smallest Exp(1) / p. Unlike
-    # torch.multinomial this does not check the probabilities, for which a GPU would have to be waited for. exponential_ is never 0.
-    clocks = torch.empty_like(probabilities).exponential_(generator=generator)
-    return (probabilities / clocks).argmax(-1)  # (B,)
+    noise = torch.rand(logits.shape, generator=generator, device=logits.device) if config.temperature > 0 else None
+    temperature = torch.full((), config.temperature, device=logits.device)
+    return choose(logits, Choice(config, logits.shape[1], temperature, noise, seen))
 
 
 def filtered(logits: Tensor, config: SamplingConfig) -> Tensor:

@@ -95,6 +95,27 @@ def test_models_and_forms_in_turn_are_told_apart(captured_step):
     assert 4 < captured_step.frame_count <= len(runs)
 
 
+def test_ways_to_choose_in_turn_are_told_apart(captured_step):
+    model, prompts = tiny_gpt(), [random_ids(3), random_ids(3)]
+    ways = [GREEDY, SamplingConfig(top_k=2), SamplingConfig(top_k=None), SamplingConfig(top_p=0.5), SamplingConfig(repetition_penalty=9.0)]
+    options = {"max_new_tokens": 16, "seed": 3}
+    steps = list(zip(*(generate_ids(model, prompts, sampling=way, compile=True, **options) for way in ways)))  # a token of each in turn
+    for number, way in enumerate(ways):
+        assert ids_of(step[number] for step in steps) == ids_of(generate_ids(model, prompts, sampling=way, **options))
+    assert captured_step.frame_count == len(ways)
+
+
+def test_another_temperature_is_the_same_program(captured_step):
+    model, prompts, options = tiny_gpt(), [random_ids(3)], {"max_new_tokens": 16, "seed": 3}
+    found = set()
+    for temperature in (0.5, 1.0, 3.0):
+        ways = {"sampling": SamplingConfig(temperature=temperature), **options}
+        ids = ids_of(generate_ids(model, prompts, compile=True, **ways))
+        assert ids == ids_of(generate_ids(model, prompts, **ways))
+        found.add(str(ids))
+    assert len(found) == 3 and captured_step.frame_count == 1
+
+
 def test_padding_that_ends_is_another_form(captured_step):
     model, prompts, new = tiny_gpt(), [random_ids(3), random_ids(10)], random_ids(2, 20)
     logits = forced(model, prompts, new, compile=True)  # the second row is cut to the length that the first then has
@@ -105,13 +126,15 @@ def test_padding_that_ends_is_another_form(captured_step):
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
 def test_machine_code_computes_the_same(tmp_path, monkeypatch):
-    """The one test here in which torch writes C++ and compiles it (some 15 s)."""
+    """The one test here in which torch writes C++ and compiles it (some 20 s)."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # another time's code would prove nothing
     torch._dynamo.reset()
     compiled_step.cache_clear()
     model = tiny_gpt(n_layers=1, n_kv_heads=2)
     prompt, new = random_ids(3), random_ids(20)
     assert_close(forced(model, [prompt], [new], compile=True)[:, 0], alone(model, prompt, new))
+    options = {"max_new_tokens": 20, "sampling": SamplingConfig(top_k=5, top_p=0.9), "seed": 3}
+    assert ids_of(generate_ids(model, [prompt], compile=True, **options)) == ids_of(generate_ids(model, [prompt], **options))
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingConfig(), SamplingConfig(top_p=0.9, repetition_penalty=1.5)], ids=str)

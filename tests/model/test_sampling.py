@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from model.sampling import SamplingConfig, filtered, keep_min_p, keep_top_k, keep_top_p, next_token, penalise_repetition
+from model.sampling import Choice, SamplingConfig, choose, filtered, keep_min_p, keep_top_k, keep_top_p, next_token, penalise_repetition
 
 P = [0.5, 0.25, 0.125, 0.0625, 0.0625]
 OFF = {"temperature": 1.0, "top_k": None}
@@ -109,6 +109,18 @@ def test_frequencies_follow_the_distribution(choices):
     p = torch.tensor([weights.get(i, 0.0) / sum(weights.values()) for i in range(6)], dtype=torch.float64)
     # 5 standard deviations of a binomial: a right sampler fails with one seed in 300,000 (6 counts at 6e-7)
     assert ((frequency - p).abs() <= 5 * (p * (1 - p) / n).sqrt()).all(), (frequency, p)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1 - 2**-24])  # the ends of what torch.rand draws
+def test_the_lone_token_of_a_filter_is_taken_whatever_is_drawn(noise):
+    choice = Choice(SamplingConfig(top_k=1), 5, torch.tensor(0.8), torch.full((1, 5), noise))
+    assert choose(logits_of([0.1, 0.2, 0.1, 0.5, 0.1]), choice).item() == 3
+
+
+def test_only_ids_of_the_vocabulary_that_are_allowed_are_chosen():
+    logits = logits_of([0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1])
+    allowed = torch.tensor([[True, True, False], [False, True, True]])
+    assert choose(logits, Choice(SamplingConfig(temperature=0), 3, torch.tensor(0.0), allowed=allowed)).tolist() == [1, 1]
 
 
 def test_greedy_takes_the_greatest_and_draws_nothing():
