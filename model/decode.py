@@ -15,7 +15,7 @@ from model.kv_cache import KVCache
 from model.masks import visible_from_positions
 from model.sampling import Choice, choose
 
-MOST_FORMS = 64  # compiled in one process; torch's own limit of 8 is there to find what recompiles by mistake
+MOST_FORMS = 256  # of one function; torch's own limit of 8 is there to find what recompiles by mistake
 HOW = {
     "cuda": {"mode": "reduce-overhead"},
     # One C++ function for all kernels; products of a single row as loops, for which a library would be called in vain.
@@ -48,11 +48,16 @@ def decode_step(
     return logits if choice is None else choose(logits, choice)
 
 
+def allow_forms() -> None:
+    """A process that goes through several models compiles the same function for each of them."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
+
+
 @functools.cache
 def compiled_step(device_type: str) -> Callable[..., Tensor]:
     """`decode_step`, compiled for each model, batch and way to choose that it meets. On a GPU each becomes a CUDA graph, since starting its
     kernels one by one would take longer than they run; on a CPU a C++ function, since Python would take as long to call them."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
+    allow_forms()
     return torch.compile(decode_step, **HOW.get(device_type, {}), fullgraph=True, dynamic=False)
 
 

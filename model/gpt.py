@@ -74,7 +74,7 @@ class Block(nn.Module):
         return x if self.mlp is None else x + self.mlp(self.norm2(x))  # (B, T, C)
 
 
-def call(block: Block, x: Tensor, **options) -> Tensor:
+def call_block(block: Block, x: Tensor, **options) -> Tensor:
     """A function, so that one compiled form of it serves every block (torch's regional compilation,
     https://docs.pytorch.org/tutorials/recipes/regional_compilation.html)."""
     return block(x, **options)
@@ -132,10 +132,10 @@ class GPT(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         head_gate: Tensor | None = None,
-        run_block: Callable[..., Tensor] | None = None,
+        run_block: Callable[..., Tensor] = call_block,
     ) -> Tensor:
-        """ids (B, T) -> the normalised last hidden state (B, T, C); arguments as in `forward`, and run_block, which calls each block with
-        its arguments: `call`, compiled. None: as it is."""
+        """ids (B, T) -> the normalised last hidden state (B, T, C); arguments as in `forward`, and run_block: `call_block`, or what a
+        compiler made of it."""
         start = 0 if cache is None else cache.length
         end = start + ids.shape[1]
         if end > self.config.context_length:
@@ -152,7 +152,6 @@ class GPT(nn.Module):
             x = x + self.pos_embed(positions)
         x = self.embd_dropout(x)
         rope = self._rope(positions)
-        run_block = call if run_block is None else run_block
         for i, block in enumerate(self.blocks):
             x = run_block(
                 block,
@@ -179,7 +178,7 @@ class GPT(nn.Module):
         *,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
-        run_block: Callable[..., Tensor] | None = None,
+        run_block: Callable[..., Tensor] = call_block,
     ) -> Tensor:
         """Negative log-likelihood of each target in nats, float32 (B, T); 0 where the target is IGNORE. run_block as in `hidden`."""
         hidden = self.hidden(ids, mask=mask, positions=positions, run_block=run_block)  # (B, T, C)

@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.utils._triton import has_triton
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LARGEST_KEPT = 1 << 30  # bytes
+KNOWS_AMX = 12  # version of g++ and of clang (2021, 2022): the newest instructions that torch writes for x86 without asking
 
 ACCELERATORS = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed")
@@ -117,14 +119,21 @@ def compile_seconds() -> float:
 
 
 def check_compiler() -> None:
-    """Raises ValueError where torch.compile lacks the C++ compiler that it makes a CPU's code with."""
+    """Raises ValueError where torch.compile lacks the C++ compiler that it makes a CPU's code with.
+
+    Of a new one it need not find out by trial builds which instructions it knows, as it does to be safe from old ones: 9 s of a first start.
+    """
+    from torch._inductor import config
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
-        get_cpp_compiler()
+        compiler = get_cpp_compiler()
     except RuntimeError as error:
         remedy = "install g++ or name one in CXX, or use compile=false"
         raise ValueError(f"compiling for a CPU needs a C++ compiler, which is not there; {remedy}") from error
+    version = re.match(r"\d+", subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True).stdout)
+    if config.cpp.vec_isa_ok is None and version and int(version[0]) >= KNOWS_AMX:
+        config.cpp.vec_isa_ok = True
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:

@@ -9,7 +9,8 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from model.gpt import GPT, IGNORE, call
+from model.decode import allow_forms
+from model.gpt import GPT, IGNORE, call_block
 from model.masks import document_mask, split_documents
 from model.training.hardware import CUDA_GRAPHS, REGIONAL
 from model.training.optim import OptimConfig, build_optimizer
@@ -116,10 +117,11 @@ class LanguageModule(LightningModule):
 
 def compiled_loss(model: GPT, how: str | None) -> Callable[..., Tensor]:
     """`model.nll`, compiled as the argument of `LanguageModule` says."""
-    if how is None:
+    if not how:
         return model.nll
+    allow_forms()
     if how == REGIONAL:
-        return functools.partial(model.nll, run_block=torch.compile(call, dynamic=False))
+        return functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
     return torch.compile(model.nll, dynamic=False, mode=how)
 
 

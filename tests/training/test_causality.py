@@ -18,7 +18,7 @@ TINY = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_hea
 EOT = 0
 
 
-def module_of(model=None, *, document_eot=None, compile=False, **choices):
+def module_of(model=None, *, document_eot=None, compile=None, **choices):
     model = model or GPT(GPTConfig(**TINY | choices))
     settings = {"total_steps": 100, "val_bytes_per_token": 1.0, "compile": compile, "document_eot": document_eot}
     return LanguageModule(model, OptimConfig(), payload={}, **settings)
