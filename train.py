@@ -15,7 +15,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from data.cache import keep_compiled_code
 from model.runs import ROOTS, find_checkpoint, new_folder, run_folder
 from scripts.cell import check_single, in_sweep, run_cell
 from scripts.cli import UserError, entry, nearest, plain, task_overrides, user_errors
@@ -58,7 +57,6 @@ def train(cfg: DictConfig) -> dict[str, float]:
     with user_errors():
         cfg, checkpoint = continued(cfg)
         plan = check(cfg)
-    keep_compiled_code()
 
     gc.disable()  # it would search all that is imported here again and again: a sixth of the time
     import torch

@@ -99,12 +99,10 @@ def for_training(overrides: list[str]) -> list[str]:
 
 def run(bench: Bench, names: list[str], out: Path, load: float | None) -> None:
     """One part after another; each table is on the disk before the next is measured."""
-    from data.cache import keep_compiled_code
     from model.training.hardware import settle
     from scripts.benchmarks import output
     from scripts.benchmarks.machine import machine
 
-    keep_compiled_code()
     settle(bench.device)
     about = machine(bench.plan.hardware, load) | {"command": COMMAND}
     print(output.heading(about), flush=True)

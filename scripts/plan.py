@@ -28,12 +28,14 @@ def check(cfg: DictConfig, *, elsewhere: bool = False) -> Plan:
 
     elsewhere  the run is for another machine, so that this one's hardware says nothing: `hardware` is None
     """
+    from data.cache import keep_compiled_code
     from data.settings import parse
     from model.gpt_config import GPTConfig
     from model.training.hardware import CUDA_GRAPHS, pick
     from model.training.optim import OptimConfig
     from model.training.schedule import ScheduleConfig, lr_factor
 
+    keep_compiled_code()  # before `pick` looks for a compiler: torch chooses its folder then
     if not isinstance(cfg.seed, int) or cfg.seed < 0:
         raise ValueError(f"seed={cfg.seed} must be a whole number, 0 or above")
     model = plain(cfg.model)

@@ -1,5 +1,10 @@
 """What a checked plan decides by itself: how a run on CUDA is compiled. No GPU is needed, torch only has to say that there is one."""
 
+import os
+import shutil
+import subprocess
+import sys
+
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -46,3 +51,20 @@ def test_nothing_is_compiled_on_a_cpu_unless_asked_for(monkeypatch):
 def test_graphs_and_accumulated_gradients_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="compile=reduce-overhead needs trainer.accumulate_grad_batches=1, not 2; use compile=default"):
         mode(monkeypatch, *SMALL, "compile=reduce-overhead", "trainer.accumulate_grad_batches=2")
+
+
+COMPILES = """
+import os, runpy, sys
+sys.argv = ["train.py", "compile=regional", "trainer.accelerator=cpu", "model.causal=false"]
+try:
+    runpy.run_path("train.py", run_name="__main__")
+except SystemExit:  # model.causal=false is refused after the compiler was looked for
+    print(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
+def test_compiled_code_is_kept_beside_the_data(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"} | {"TRIL_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILES], cwd=CONFIGS.parent, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == [str(tmp_path / "compiled")], done.stderr
