@@ -63,26 +63,22 @@ def generate_ids(
     rows = Rows(model, prompts, max_new_tokens=max_new_tokens, use_cache=use_cache, head_gate=head_gate, compile=compile)
     seen = None if sampling.repetition_penalty == 1 else _seen(prompts, vocab_size, device)
     # A function that yields does nothing before its first step: what is wrong should show up here.
-    return _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size, first)
+    return _steps(rows, max_new_tokens, Choice.of(sampling, len(prompts), vocab_size, device, seen), generator, eot_id, first)
 
 
-def _steps(rows, max_new_tokens, sampling, generator, seen, eot_id, vocab_size, first) -> Iterator[Tensor]:
+def _steps(rows, max_new_tokens, choice, generator, eot_id, first) -> Iterator[Tensor]:
     batch_size, device = len(rows.padding), rows.ids.device
     ended = torch.zeros(batch_size, dtype=torch.bool, device=device) if eot_id is not None and batch_size > 1 else None  # (B,)
-    temperature = torch.full((), sampling.temperature, device=device)
-    noise = torch.empty(batch_size, vocab_size, device=device) if sampling.temperature > 0 else None
     late = LATE.get(device.type, 0)
     on_the_way = collections.deque()
     for step in range(max_new_tokens):
-        if noise is not None:
-            noise.uniform_(generator=generator)
-        allowed = first.to(device) if step == 0 and first is not None else None
-        ids = rows.choose(Choice(sampling, vocab_size, temperature, noise, seen, allowed))  # (B,)
+        choice.draw(generator)
+        ids = rows.choose(choice._replace(allowed=first.to(device)) if step == 0 and first is not None else choice)  # (B,)
         if ended is not None:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
-        if seen is not None:
-            seen.scatter_(1, ids[:, None], True)
+        if choice.seen is not None:
+            choice.seen.scatter_(1, ids[:, None], True)
         rows.append(ids)
         on_the_way.append(to_host(ids))
         while on_the_way and (len(on_the_way) > late or step in (0, max_new_tokens - 1)):  # the first is not made to wait for the second
@@ -140,13 +136,13 @@ class Rows:
 
     def logits(self) -> Tensor:
         """(B, V), for the next token of each row."""
-        return self._step(None)
+        return self._next(None)
 
     def choose(self, choice: Choice) -> Tensor:
         """The next token of each row, (B,)."""
-        return self._step(choice)
+        return self._next(choice)
 
-    def _step(self, choice: Choice | None) -> Tensor:
+    def _next(self, choice: Choice | None) -> Tensor:
         if self.length > self.limit:
             self._make_room()
         start, end = 0 if self.cache is None else self.cache.length, self.length

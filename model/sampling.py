@@ -72,6 +72,17 @@ class Choice(NamedTuple):
     seen: Tensor | None = None
     allowed: Tensor | None = None
 
+    @classmethod
+    def of(cls, config: SamplingConfig, batch_size: int, vocab_size: int, device: torch.device, seen: Tensor | None = None) -> "Choice":
+        """With memory for the noise, which `draw` fills."""
+        noise = torch.empty(batch_size, vocab_size, device=device) if config.temperature > 0 else None
+        return cls(config, vocab_size, torch.full((), config.temperature, device=device), noise, seen)
+
+    def draw(self, generator: torch.Generator | None) -> None:
+        """New noise in the place of the old; none at temperature 0."""
+        if self.noise is not None:
+            self.noise.uniform_(generator=generator)
+
 
 def choose(logits: Tensor, choice: Choice) -> Tensor:
     """Logits (B, V) -> ids (B,), without waiting for the device."""
@@ -96,9 +107,9 @@ def next_token(logits: Tensor, config: SamplingConfig, generator: torch.Generato
     generator  on the device of the logits; unused at temperature 0. None: torch's global one
     seen       boolean (B, V), True = the row has this token already; without it there is no repetition penalty
     """
-    noise = torch.rand(logits.shape, generator=generator, device=logits.device) if config.temperature > 0 else None
-    temperature = torch.full((), config.temperature, device=logits.device)
-    return choose(logits, Choice(config, logits.shape[1], temperature, noise, seen))
+    choice = Choice.of(config, *logits.shape, device=logits.device, seen=seen)
+    choice.draw(generator)
+    return choose(logits, choice)
 
 
 def filtered(logits: Tensor, config: SamplingConfig) -> Tensor:
@@ -119,7 +130,7 @@ def penalise_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Only the k greatest of each row of (B, V); equals of the k-th stay too."""
-    kth = logits.topk(min(k, logits.shape[-1])).values[:, -1:]  # (B, 1)
+    kth = logits.topk(min(k, logits.shape[-1]), sorted=False).values.amin(-1, keepdim=True)  # (B, 1)
     return logits.masked_fill(logits < kth, -math.inf)
 
 
