@@ -163,15 +163,17 @@ class MultiHeadAttention(nn.Module):
         rope: tuple[Tensor, Tensor] | None = None,
         cache: LayerCache | None = None,
         head_gate: Tensor | None = None,
+        newest: bool = False,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """x (B, T, C) -> (B, T, C).
+        """x (B, T, C) -> (B, T, C), with `newest` (B, 1, C).
 
         context       (B, S, C): keys and values come from here (cross-attention); None: from x
         mask          boolean, True = may attend, or 0/1 integers, broadcastable to (B, H, T, S), S counting the cached positions too
         rope          cos and sin at the positions of x, see `model.rope.rotate`
         cache         this layer's part of a `KVCache`; x continues what it holds. The caller advances it
         head_gate     factor on each head's output, (H,) or (B, H): 0 removes a head
+        newest        only the last position asks; keys and values are of all
         need_weights  also return the weights before dropout, float32 (B, H, T, S)
 
         Raises ValueError for combinations without a meaning: `context` with `rope` or `cache` (its positions and keys are another
@@ -182,12 +184,16 @@ class MultiHeadAttention(nn.Module):
         if cache is not None and not self.causal:
             raise ValueError("cache needs causal=True: without it, earlier positions would have to see later ones")
         source = x if context is None else context
+        if newest:
+            x = x[:, -1:]  # from here on T is 1
+            mask = None if mask is None else torch.atleast_2d(mask)[..., -1:, :]
         q = self._split(self.q_proj(x), self.n_heads)  # (B, H, T, D)
         k = self._split(self.k_proj(source), self.n_kv_heads)  # (B, G, S, D)
         v = self._split(self.v_proj(source), self.n_kv_heads)  # (B, G, S, D)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
-            q, k = rotate(q, *rope), rotate(k, *rope)
+            k = rotate(k, *rope)
+            q = rotate(q, *([part[..., -1:, :] for part in rope] if newest else rope))
         causal, window = self.causal, self.window
         if cache is not None:
             k, v = cache.update(k, v)  # (B, G, past + T, D)

@@ -156,8 +156,9 @@ class Rows:
                 self.compiled = True
             else:
                 mask, positions = (None, None) if self.visible is None else (self.visible[..., :end], self.positions[:, start:end])
-                hidden = self.model.hidden(ids, cache=self.cache, mask=mask, positions=positions, head_gate=self.head_gate)  # (B, T, C)
-                logits = self.model.logits(hidden[:, -1:])[:, 0]  # (B, V)
+                options = {"mask": mask, "positions": positions, "head_gate": self.head_gate}
+                hidden = self.model.hidden(ids, cache=self.cache, **options, newest=True)  # (B, 1, C)
+                logits = self.model.logits(hidden)[:, 0]  # (B, V)
                 out = logits if choice is None else choose(logits, choice)
         return out.clone()  # the next compiled step writes where this one wrote; and it can be changed in place outside of inference mode
 

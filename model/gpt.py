@@ -68,10 +68,13 @@ class Block(nn.Module):
         rope: tuple[Tensor, Tensor] | None = None,
         cache: LayerCache | None = None,
         head_gate: Tensor | None = None,
+        newest: bool = False,
     ) -> Tensor:
+        """x (B, T, C) -> (B, T, C), with `newest` that of the last position alone, (B, 1, C)."""
+        out = x[:, -1:] if newest else x
         if self.attn is not None:
-            x = x + self.attn(self.norm1(x), mask=mask, rope=rope, cache=cache, head_gate=head_gate)  # (B, T, C)
-        return x if self.mlp is None else x + self.mlp(self.norm2(x))  # (B, T, C)
+            out = out + self.attn(self.norm1(x), mask=mask, rope=rope, cache=cache, head_gate=head_gate, newest=newest)
+        return out if self.mlp is None else out + self.mlp(self.norm2(out))
 
 
 def call_block(block: Block, x: Tensor, **options) -> Tensor:
@@ -132,10 +135,14 @@ class GPT(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         head_gate: Tensor | None = None,
+        newest: bool = False,
         run_block: Callable[..., Tensor] = call_block,
     ) -> Tensor:
-        """ids (B, T) -> the normalised last hidden state (B, T, C); arguments as in `forward`, and run_block: `call_block`, or what a
-        compiler made of it."""
+        """ids (B, T) -> the normalised last hidden state (B, T, C); arguments as in `forward`, and
+
+        newest     that of the last position alone, (B, 1, C): the last block then computes nothing else but all keys and values
+        run_block  `call_block`, or what a compiler made of it
+        """
         start = 0 if cache is None else cache.length
         end = start + ids.shape[1]
         if end > self.config.context_length:
@@ -160,6 +167,7 @@ class GPT(nn.Module):
                 rope=rope,
                 cache=None if cache is None else cache.layer(i),
                 head_gate=None if head_gate is None else head_gate[i],
+                newest=newest and block is self.blocks[-1],
             )
         if cache is not None:
             cache.advance(ids.shape[1])

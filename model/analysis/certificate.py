@@ -18,7 +18,7 @@ CHECKS = {
     "no future": "no logit changes with a token that it may not see, or has a gradient from it",
     "all of the past": "every position that may be seen has a gradient",
     "attention": "no weight on a forbidden key; softmax(q k / sqrt(D)) on the others",
-    "decoding": "full pass = chunks of any size with the cache = left-padded batch",
+    "decoding": "full pass = chunks of any size with the cache, whole or their last position = left-padded batch",
     "rows": "no sample of a batch changes another",
     "documents": "packed documents = each of them alone",
     "canary": f"trained on random tokens, it does not predict fresh ones ({Z:g} standard errors)",

@@ -152,7 +152,9 @@ def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
             if logits is not None:
                 yield _agree(cell, "decoding", how, logits, full)
         if logits is not None and isinstance(subject, GPTSubject):
-            yield from attention(cell, ids[0], lambda subject, ids: subject.decode(ids, chunkings["random chunks"]))
+            yield from attention(cell, ids[0], lambda subject, ids: subject.decode(ids, sizes))
+            ends = (torch.tensor(sizes).cumsum(0) - 1).tolist()
+            yield _agree(cell, "decoding", f"the last of {how} alone", subject.newest(ids, sizes), full[:, ends], positions=ends)
         yield from behind_padding(cell, ids, full, [0, length // 2, length - 1][:n])
 
 
@@ -213,14 +215,16 @@ def _all_of(cell: Cell, size: Tensor, allowed: Tensor, queries: Sequence[int], k
 
 
 def _agree(
-    cell: Cell, check: str, how: str, logits: Tensor, expected: Tensor, bound: float | None = None, first_row: int = 0
+    cell: Cell, check: str, how: str, logits: Tensor, expected: Tensor, bound: float | None = None, first_row: int = 0,
+    positions: Sequence[int] | None = None,
 ) -> Result:
-    """bound None: that of two computations of the same logits by different steps."""
+    """bound None: that of two computations of the same logits by different steps. positions: those of the logits; None: from 0 on."""
+    positions = range(logits.shape[1]) if positions is None else positions
     off = (logits - expected).abs().amax(-1)  # (B, T)
     bound = cell.bound() if bound is None else bound
     bad = torch.nonzero(~(off <= bound))
-    where = f"{how}: row {first_row + bad[0, 0]}, position {bad[0, 1]}" if len(bad) else ""
-    return cell.result(check, logits.shape[1], off.max(), bound, logits.numel(), not len(bad), where)
+    where = f"{how}: row {first_row + bad[0, 0]}, position {positions[bad[0, 1]]}" if len(bad) else ""
+    return cell.result(check, positions[-1] + 1, off.max(), bound, logits.numel(), not len(bad), where)
 
 
 def _behind(key: int, query: int) -> str:

@@ -55,5 +55,5 @@ def over_windows(nll: Tensor) -> Estimate:
 
 def _last_nll(model: GPT, ids: Tensor, target: Tensor) -> Tensor:
     """Of the one token (B,) that follows ids (B, T): nats, float32 (B,)."""
-    logits = model.logits(model.hidden(ids)[:, -1]).float()  # (B, C) -> (B, V)
+    logits = model.logits(model.hidden(ids, newest=True)[:, 0]).float()  # (B, C) -> (B, V)
     return F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none")

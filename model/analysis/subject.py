@@ -130,6 +130,12 @@ class GPTSubject(Subject):
         cache = self.module.new_cache(len(ids), ids.shape[1])
         return self._settled(lambda: torch.cat([self.run(part, cache=cache) for part in ids.split(list(sizes), dim=1)], dim=1))
 
+    def newest(self, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+        """As in sampling, of each of the chunks the last position alone: (B, chunks, V)."""
+        model, parts = self.module, ids.split(list(sizes), dim=1)
+        cache = model.new_cache(len(ids), ids.shape[1])
+        return self._settled(lambda: model.logits(torch.cat([model.hidden(part, cache=cache, newest=True) for part in parts], dim=1)))
+
     def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor:
         visible, positions = left_padding(ids, padding)
         return self._settled(lambda: self.run(ids, mask=padding_mask(visible), positions=positions))

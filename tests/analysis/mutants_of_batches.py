@@ -77,6 +77,29 @@ def cache_of_another_row(patch):
     patch.setattr(LayerCache, "update", lambda self, k, v: tuple(x.roll(1, 0) for x in update(self, k, v)))
 
 
+@mutant("decoding", where={"decoding": "the last of random chunks alone: row 0, position [1-9]"})
+def newest_position_taken_for_the_first(patch):
+    def changed(self, x, *, newest=False, **options):
+        out = original(self, x, **options)
+        return out[:, :1] if newest else out
+
+    original = Block.forward
+    patch.setattr(Block, "forward", changed)
+
+
+@mutant("decoding", where={"decoding": "the last of random chunks alone: row 0, position [1-9]"})
+def newest_position_without_the_others(patch):
+    """Keys and values are kept of it alone."""
+
+    def changed(self, x, *, rope, newest=False, **options):
+        if newest:
+            x, rope = x[:, -1:], [part[..., -1:, :] for part in rope]
+        return original(self, x, rope=rope, **options)
+
+    original = Block.forward
+    patch.setattr(Block, "forward", changed)
+
+
 @mutant("decoding", where={"decoding": "[1-9][0-9]* places of padding: row ., position 0 "})
 def padding_seen(patch):
     for module in (masks, subject):
@@ -104,8 +127,12 @@ def end_of_text_left_with_the_text_before_it(patch):
 
 @mutant("documents", where={"documents": "the document at 0: row 0, position [1-9]"})
 def coming_end_of_text_seen(patch):
+    def changed(self, ids, **options):
+        out = original(self, ids, **options)
+        return out + next_one((ids == END)[..., None].float())[:, -out.shape[1] :]
+
     original = GPT.hidden
-    patch.setattr(GPT, "hidden", lambda self, ids, **options: original(self, ids, **options) + next_one((ids == END)[..., None].float()))
+    patch.setattr(GPT, "hidden", changed)
 
 
 @mutant("rows", where={"rows": r"row \d changes with rows? "})

@@ -52,7 +52,8 @@ def outputs(grid):
     ids[:, 20:22] = EOT  # a coming end of text, and a repeated token
     with torch.no_grad():
         yield from (subject(ids), subject(ids[:1]), subject(ids[:, :11]), subject(ids[:, :32]), torch.compile(model)(ids))
-        yield from (subject.decode(ids, [1, 6, ids.shape[1] - 7]), subject.padded(ids, [0, 5, 9]), subject.packed(ids, EOT))
+        sizes = [1, 6, ids.shape[1] - 7]
+        yield from (subject.decode(ids, sizes), subject.newest(ids, sizes), subject.padded(ids, [0, 5, 9]), subject.packed(ids, EOT))
     if subject.differentiable:
         model.train()
         for block in model.blocks:
