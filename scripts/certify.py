@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
+from data.cache import keep_compiled_code
 from model.runs import find_checkpoint, run_folder
 from scripts.cli import build, entry, pick_device, plain, task_overrides, user_errors
 
@@ -25,6 +26,7 @@ def main(cfg) -> None:
     with user_errors():
         check(cfg, task_overrides())
         checkpoint = find_checkpoint(cfg["ckpt"]) if cfg["ckpt"] is not None else None
+    keep_compiled_code()
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # on a CPU, for its result
     from model.analysis.causality import certify  # importing torch takes a second: what is wrong above is said at once
     from model.training.hardware import keep_freed_memory
@@ -53,6 +55,8 @@ def check(cfg: dict, overrides: list[str]) -> None:
     for key in ("compile", "exhaustive"):
         if not isinstance(cfg[key], bool):
             raise ValueError(f"{key}={cfg[key]} must be true or false")
+    if cfg["compile"] and (cfg["hf"] is not None or cfg["call"] is not None):
+        raise ValueError("compile=true is for Tril's own models; a function of call= may compile itself")
 
 
 def subject(cfg: dict, checkpoint: Path | None, device: str) -> tuple[str, Iterator]:
@@ -69,6 +73,10 @@ def subject(cfg: dict, checkpoint: Path | None, device: str) -> tuple[str, Itera
 
         sizes = {key: cfg[key] for key in ("vocab_size", "context_length", "reach")}
         return cfg["call"], callable_cells(cfg["call"], **sizes, **options)
+    if cfg["compile"] and device == "cpu":
+        from model.training.hardware import check_compiler
+
+        check_compiler()
     options["compile"] = cfg["compile"]
     if checkpoint is not None:
         from model.checkpoint import load

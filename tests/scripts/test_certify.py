@@ -51,6 +51,26 @@ def test_a_model_without_mask_fails_with_the_place_of_its_first_leak(tmp_path):
     assert json.loads((tmp_path / "outputs" / "causality" / "nano" / "causality.json").read_text())["passed"] is False
 
 
+def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert_refused(certify(*SMALL, "compile=true", cwd=tmp_path), "compiling for a CPU needs a C++ compiler")
+    assert not list(tmp_path.iterdir())
+
+
+def test_compiled_code_is_kept_beside_the_data(monkeypatch, tmp_path):
+    """The place is chosen before a compiler is looked for, and there is none here: so nothing has to be compiled."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    script = CONFIGS.parent / "scripts" / "certify.py"
+    code = (
+        "import atexit, os, runpy, sys\n"
+        "atexit.register(lambda: print(os.environ.get('TORCHINDUCTOR_CACHE_DIR')))\n"
+        f"sys.argv[0] = {str(script)!r}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    done = run_python("-c", code, *SMALL, "compile=true", cwd=tmp_path, CXX="no-such-compiler", TRIL_CACHE=str(tmp_path / "cache"))
+    assert done.stdout == f"{tmp_path / 'cache' / 'compiled'}\n", done.stderr
+
+
 def test_a_checkpoint_is_certified_beside_its_file(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "word": 1}, unk_token="word"))
     save(tmp_path / "mine.ckpt", LanguageModel(tiny_gpt(n_layers=1, context_length=5), tokenizer))
@@ -99,6 +119,7 @@ def test_a_transformers_folder_is_certified(tmp_path):
         (["call=nowhere:f", "vocab_size=7", "context_length=9"], "nowhere"),
         (["hf=./nowhere"], "nowhere"),
         (["vocab_size=7"], "go with call="),
+        (["compile=true", "hf=folder"], "compile=true is for Tril's own models"),
         (["device=tpu"], "device=tpu is not available"),
         (["exhaustive=perhaps"], "exhaustive=perhaps must be true or false"),
     ],
