@@ -102,16 +102,16 @@ def train(cfg: DictConfig) -> dict[str, float]:
     print(describe(model, data.meta, plan.hardware, plan.steps, metrics.tokens_per_step, folder, kernel_times), flush=True)
 
     settle(plan.hardware.accelerator)
-    try:
-        with kernels.prefer(kernel_times):
+    with kernels.prefer(kernel_times):
+        try:
             trainer.fit(module, data, ckpt_path=checkpoint)
-    except CausalityError as error:
-        raise UserError(str(error)) from error
-    if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
-        trainer.validate(module, data, verbose=False)
-        trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
-        if metrics.val[-1] == metrics.best():
-            trainer.save_checkpoint(folder / "checkpoints" / "best.ckpt")
+        except CausalityError as error:
+            raise UserError(str(error)) from error
+        if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
+            trainer.validate(module, data, verbose=False)
+            trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
+            if metrics.val[-1] == metrics.best():
+                trainer.save_checkpoint(folder / "checkpoints" / "best.ckpt")
     return finish(
         metrics,
         model,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from hydra.utils import instantiate
 from lightning import Callback, LightningModule, Trainer
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from data.windows import TrainWindows, on_device
 from model.gpt import GPT
@@ -24,6 +25,9 @@ from model.training.hardware import mfu
 from model.training.module import LanguageModule
 from scripts.benchmarks import timing, versus
 from scripts.benchmarks.section import Bench, Section
+from scripts.cli import UserError
+
+CLIP = {None: clip_grad_norm_, "norm": clip_grad_norm_, "value": clip_grad_value_}  # by Lightning's names for gradient_clip_algorithm
 
 
 def train(bench: Bench) -> Iterator[Section]:
@@ -116,7 +120,11 @@ class BareLoop:
         self.optimizer, self.schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.precision == "16-mixed")
-        self.clip, self.accumulate = bench.cfg["trainer"]["gradient_clip_val"], bench.plan.accumulate
+        algorithm = bench.cfg["trainer"].get("gradient_clip_algorithm")
+        if algorithm not in CLIP:
+            raise UserError(f"trainer.gradient_clip_algorithm={algorithm} must be norm or value")
+        self.clip, self.clip_grad = bench.cfg["trainer"]["gradient_clip_val"], CLIP[algorithm]
+        self.accumulate = bench.plan.accumulate
         self.batches = itertools.chain.from_iterable(itertools.repeat(windows))
 
     def step(self) -> None:
@@ -127,7 +135,7 @@ class BareLoop:
             self.scaler.scale(loss / self.accumulate).backward()
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+            self.clip_grad(self.parameters, self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()

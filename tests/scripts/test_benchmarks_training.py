@@ -12,7 +12,7 @@ from data.windows import TrainWindows
 from scripts.bench import plan_of
 from scripts.benchmarks import timing, training
 from scripts.benchmarks.section import Bench
-from scripts.cli import plain
+from scripts.cli import UserError, plain
 from tests.scripts.test_bench import composed
 
 TINY = ["model.n_layers=1", "model.dim=32", "model.n_heads=2", "model.context_length=16", "data.batch_size=2"]
@@ -28,12 +28,18 @@ def bench(tmp_path):
     return bench
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("optim", ["muon", "adamw"])
-def test_the_bare_loop_ends_with_the_very_weights_of_lightning(bench, optim, precision):
+@pytest.mark.parametrize(
+    "choices",
+    [
+        *([f"optim={optim}", f"trainer.precision={precision}"] for optim in ("muon", "adamw") for precision in ("32-true", "bf16-mixed", "bf16-true")),
+        ["+trainer.gradient_clip_algorithm=value", "trainer.gradient_clip_val=0.0001"],
+    ],
+    ids=" ".join,
+)
+def test_the_bare_loop_ends_with_the_very_weights_of_lightning(bench, choices):
     """Same windows, accumulation, clipping that bites and a moving learning rate."""
-    options = (f"optim={optim}", "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.01", "optim.schedule.warmup_steps=3")
-    bench = bench(*options, f"trainer.precision={precision}", warmup=1, steps=4)
+    options = ("trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.01", "optim.schedule.warmup_steps=3")
+    bench = bench(*options, *choices, warmup=1, steps=4)
     bare = training.new_module(bench)
     fitted = copy.deepcopy(bare)
     fitted.nll = fitted.model.nll  # bound to the copied model
@@ -109,3 +115,9 @@ def test_windows_are_those_of_training_and_use_the_whole_vocabulary(bench):
     assert len(windows) == 25 * 3  # one epoch is as long as a repetition
     assert windows.tokens.max() == 256 and windows.tokens.min() == 0
     assert all(part.shape == (2, 16) for part in next(iter(windows)))
+
+
+def test_an_unknown_way_to_clip_is_refused_in_one_line(bench):
+    bench = bench("+trainer.gradient_clip_algorithm=hard")
+    with pytest.raises(UserError, match="^trainer.gradient_clip_algorithm=hard must be norm or value$"):
+        training.BareLoop(training.new_module(bench), training.new_windows(bench), bench)

@@ -213,6 +213,17 @@ def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeyp
     assert compiled["tril"] == plain["tril"]
 
 
+@pytest.mark.parametrize("how", ["default", "regional"])
+def test_more_models_in_one_process_are_compiled_than_torch_would(monkeypatch, how):
+    graphs = []
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=lambda graph, _: (graphs.append(graph), graph.forward)[1]))
+    with torch._dynamo.config.patch(recompile_limit=8):  # torch's own, whatever ran before
+        for dim in range(16, 16 + 8 * 10, 8):
+            module(compile=how, dim=dim, n_layers=1).train().losses(batches(1)[0])
+    assert len(graphs) == 10
+
+
 def test_learning_rates_follow_the_schedule_per_optimizer_step(tmp_path):
     lm = module()
     seen = []
