@@ -26,9 +26,12 @@ def main(cfg) -> None:
         prompts, path = read_prompts(cfg), find_checkpoint(str(cfg["ckpt"]))
     keep_compiled_code()
     from model.checkpoint import load  # importing torch takes a second: what is wrong above is said at once
+    from model.training.hardware import keep_freed_memory
 
     with user_errors():
         device = pick_device(cfg["device"])
+        if device == "cpu":
+            keep_freed_memory()
         options = {key: cfg[key] for key in OPTIONS} | {"compile": compiles(cfg["compile"], device, cfg["use_cache"])}
         lm = load(path, device)
         pieces = sample(lm, prompts, cfg["stream"], options | removed(lm, cfg["remove_heads"]))

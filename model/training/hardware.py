@@ -13,7 +13,7 @@ from torch.utils._triton import has_triton
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 LARGEST_KEPT = 1 << 30  # bytes
-KNOWS_AMX = 12  # version of g++ and of clang (2021, 2022): the newest instructions that torch writes for x86 without asking
+KNOWS_AMX = 12  # version of g++ (2022) and of clang (2021): AMX is the newest that torch writes for x86 without a trial of its own
 
 ACCELERATORS = ("auto", "cuda", "mps", "cpu")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed")
