@@ -1,0 +1,90 @@
+"""Training and sampling on another device than the CPU, where there is none: on torch's meta device nothing is computed, but tensors of two
+devices do not mix (except in look-ups), and a step that reads a value, for which a GPU would have to be waited for, fails."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from torch._dynamo.testing import CompileCounter
+
+from model.checkpoint import payload
+from model.decode import decode_step
+from model.generate import generate_ids
+from model.gpt import IGNORE
+from model.sampling import SamplingConfig
+from model.training.module import LanguageModule
+from model.training.optim import OptimConfig
+from tests.conftest import tiny_gpt
+
+V, T, NEW, EOT = 31, 12, 30, 7
+PARTS = [
+    {},
+    {"pos": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu", "tie_embeddings": True},
+    {"n_kv_heads": 2, "window": 4, "qk_norm": True, "mlp": "swiglu", "logit_softcap": 9.0},
+    {"backend": "explicit", "attn_dropout": 0.1, "resid_dropout": 0.1, "embd_dropout": 0.1},
+    {"backend": "stacked", "pos": "none"},
+    {"n_heads": 0},
+]
+PROMPTS = {"one": [[1, 2, 3]], "unequal": [[1, 2], [3] * 9, [4] * 20]}
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+@pytest.mark.parametrize("document_eot", [None, EOT])
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document_eot, kind):
+    model = tiny_gpt(**parts).to("meta")
+    content = payload(model, Tokenizer(models.BPE({}, [])), "A", {"fingerprint": "text"})
+    run = {"total_steps": 40, "val_bytes_per_token": 1.0, "payload": content, "document_eot": document_eot}
+    module = LanguageModule(model, OptimConfig(kind=kind), **run).train()
+    made = module.configure_optimizers()
+    optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
+    inputs, targets = torch.randint(V, (2, 4, T), device="meta")
+    for step in range(2):  # the second finds states of the optimizer
+        loss = module.training_step((inputs, targets.masked_fill(targets == 3, IGNORE)), step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    module.eval().validation_step((inputs, targets), 0)
+    assert loss.device.type == "meta"
+
+
+class HostGenerator(torch.Generator):
+    """The meta device has no random numbers of its own."""
+
+    def __new__(cls, device):
+        return super().__new__(cls)
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    """The shapes of all steps; `step` takes the place of the compiled one."""
+    monkeypatch.setattr("model.generate.torch.Generator", HostGenerator)
+    monkeypatch.setattr("model.generate.to_host", lambda ids: lambda: torch.zeros(ids.shape, dtype=ids.dtype))  # there are no values to copy
+
+    def sampled(parts, prompts, step=None, **sampling):
+        monkeypatch.setattr("model.generate.compiled_step", lambda device_type: step)
+        model = tiny_gpt(**parts).to("meta")
+        gate = torch.ones(2, 4, device="meta") if parts.get("n_heads") != 0 else None
+        options = {"sampling": SamplingConfig(**sampling), "seed": 0, "eot_id": EOT, "head_gate": gate, "compile": step is not None}
+        return [tuple(ids.shape) for ids in generate_ids(model, prompts, max_new_tokens=NEW, **options)]
+
+    return sampled
+
+
+@pytest.mark.parametrize("step", [None, decode_step], ids=["plain", "step"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"top_k": None, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts, prompts, sampling, step):
+    """Beyond the context too."""
+    assert sampled(parts, prompts, step, **sampling) == [(len(prompts),)] * NEW
+
+
+@pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize("parts", PARTS[:3], ids=str)
+def test_a_step_for_another_device_is_captured_whole_and_once(sampled, parts, prompts):
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    step = torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False)
+    assert sampled(parts, prompts, step) == [(len(prompts),)] * NEW
+    assert counter.frame_count == 1
