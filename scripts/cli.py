@@ -45,9 +45,14 @@ def entry(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callab
         def main() -> object:
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then hands its exceptions on instead of printing them
             try:
-                return hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
+                result = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
+                sys.stdout.flush()
+                return result
             except (HydraException, OmegaConfBaseException) as error:
                 fail(explain(error, config_name))
+            except BrokenPipeError:  # `--help | head`
+                drop_output()
+                sys.exit(141)  # what a shell says of a program that SIGPIPE ended
 
         return main
 
@@ -57,6 +62,11 @@ def entry(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callab
 def fail(message: object) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def drop_output() -> None:
+    """Once nobody reads stdout any more: else Python's own flush at exit would complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def plain(cfg: DictConfig) -> dict:

@@ -4,7 +4,6 @@ All keys: configs/sample.yaml. The text goes to stdout, everything else to stder
 """
 
 import itertools
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout thi
 
 from data.cache import keep_compiled_code
 from model.runs import find_checkpoint
-from scripts.cli import entry, pick_device, plain, quoted, user_errors
+from scripts.cli import drop_output, entry, pick_device, plain, quoted, user_errors
 
 TEXTS = ("ckpt", "prompt", "prompt_file", "stop")  # keys whose value is text as it was typed
 OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed", "use_cache")
@@ -104,7 +103,7 @@ def show(pieces: Iterator[str]) -> None:
     except KeyboardInterrupt:
         print()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own flush at exit would complain
+        drop_output()
 
 
 if __name__ == "__main__":
