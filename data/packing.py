@@ -75,7 +75,7 @@ def prepare(
 ) -> Packed:
     """Tokenizes `source` into the cache folder (None: `default_cache_dir()`), or finds it there from an earlier time.
 
-    A budget ends its part with the first piece that reaches it, so that the last document is not torn.
+    A budget ends its part with the first piece that reaches it: only a document longer than a piece can be torn.
 
     Raises:
         ValueError: a part of the source is empty, or its text cannot be read as what it should be.

@@ -2,7 +2,8 @@
 
     {"state_dict": {"model.<parameter>": tensor, ...}, "tril": {"format", "config", "tokenizer", "eot", "data", "versions"}, ...}
 
-Training writes it through Lightning, which adds what resuming needs; `save` writes these two entries alone.
+Training writes it through Lightning, which adds what resuming needs, and "causality", the run's certificate, to "tril"; `save` writes these
+two entries alone.
 """
 
 import os

@@ -23,7 +23,7 @@ class Causality(Callback):
     """Certifies, before the first step, what is about to be trained: the loss itself, in its precision, compiled if it is, at its length.
 
     Changed tokens go through the loss of a whole training batch in training mode; gradients and attention weights through the model that
-    it compiles. Positions are the ends, the edges of blocks of 16, 64 and 128, and random ones. All with weights drawn at random, since
+    it compiles. Positions are the ends, some edges of blocks, and random ones (`positions_to_test`). All with weights drawn at random, since
     a fresh model's zeros hide every leak; its own are put back to the bit, and no random number of the run is used up.
 
     The summary becomes a part of every checkpoint; the whole lies in `folder`/causality.json.
