@@ -15,9 +15,11 @@ def rope_table(length: int, head_dim: int, *, base: float = BASE, device: torch.
     """
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} must be even for rotary positions, which rotate pairs")
-    frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)  # (D/2,)
-    angle = torch.arange(length, dtype=torch.float64, device=device)[:, None] * frequency  # (length, D/2)
-    return angle.cos().float(), angle.sin().float()
+    device = torch.get_default_device() if device is None else device
+    # Computed on the CPU, since MPS has no float64.
+    frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)  # (D/2,)
+    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequency  # (length, D/2)
+    return angle.cos().float().to(device), angle.sin().float().to(device)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

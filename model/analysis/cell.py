@@ -109,7 +109,7 @@ class Cell:
             plain = subject.plain()
             exact = plain.in_float64()
             if exact is not None:
-                return (plain(ids).double().to(exact.device) - exact(ids.to(exact.device))).abs().max().item()
+                return (plain(ids).to(exact.device).double() - exact(ids.to(exact.device))).abs().max().item()
             logits = subject(ids)
             floor = torch.finfo(logits.dtype).eps * logits.abs().max().item()
             return max([floor, *((subject(ids.expand(n, -1)) - logits).abs().max().item() for n in (1, 2, 5))])

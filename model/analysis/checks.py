@@ -94,7 +94,7 @@ def attention(cell: Cell, ids: Tensor, run: Callable[[Subject, Tensor], object])
     config, error, bound, place = subject.module.config, 0.0, 0.0, ""
     for layer, (attn, weights) in enumerate(zip(attentions, used)):
         right, margin = formula(attn, lambda: run(subject, ids[None]), subject.visible(length, layer), rope=config.pos == "rope")
-        off = (weights.double() - right[0]).abs()
+        off = (weights.to(right.device).double() - right[0]).abs()
         wrong = torch.nonzero(~(off <= margin[0]))[:1].tolist()
         if wrong and not place:
             head, query, key = wrong[0]

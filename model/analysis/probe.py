@@ -12,11 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from model.analysis.subject import float64_device
 from model.attention import MultiHeadAttention
 from model.rope import BASE
 
 # Roundings that a score collects: projection, norm, gain and rotation, each of q and of k, the product and its sum.
 ROUNDINGS_OF_A_SCORE = 10
+TF32_EPS = 2.0**-10  # of TF32's 10 bits of mantissa
 
 
 class Enough(Exception):
@@ -51,7 +53,7 @@ def used_weights(attn: MultiHeadAttention, run: Callable[[], object], n_keys: in
 @torch.no_grad()
 def formula(attn: MultiHeadAttention, run: Callable[[], object], visible: Tensor, *, rope: bool) -> tuple[Tensor, Tensor]:
     """softmax(q k^T / sqrt(D)) over the `visible` (T, S) keys in float64, (B, H, T, S), from the projections of the very run; and the
-    error that rounding may put into each weight, of the same shape.
+    error that rounding may put into each weight, of the same shape. Both lie where there is float64.
 
     A score's rounding error is at most its roundings times eps times sum |q_d k_d| / sqrt(D); a weight changes by a factor e^(2 * that).
     """
@@ -63,7 +65,7 @@ def formula(attn: MultiHeadAttention, run: Callable[[], object], visible: Tensor
             raise Enough
 
     _run(run, [projection.register_forward_hook(collect) for projection in (attn.q_proj, attn.k_proj)])
-    eps = torch.finfo(seen["q"][0].dtype).eps
+    eps = eps_of_products(seen["q"][0])
     q, k = (torch.cat(seen[name], 1).unflatten(-1, (-1, attn.head_dim)).transpose(1, 2) for name in seen)  # (B, H or G, T, D)
     q, k = _ready(q, attn.q_norm, rope), _ready(k, attn.k_norm, rope)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, S, D)
@@ -71,6 +73,12 @@ def formula(attn: MultiHeadAttention, run: Callable[[], object], visible: Tensor
     weights = (q @ k.mT * scale).masked_fill(hidden, -math.inf).softmax(-1)
     error = ROUNDINGS_OF_A_SCORE * eps * (q.abs() @ k.abs().mT * scale).masked_fill(hidden, 0).amax(-1, keepdim=True)
     return weights, weights * torch.expm1(2 * error) + eps
+
+
+def eps_of_products(x: Tensor) -> float:
+    """The relative step between the numbers that matrices such as x are rounded to in a product."""
+    in_tf32 = x.device.type == "cuda" and x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return TF32_EPS if in_tf32 and torch.cuda.is_tf32_supported() else torch.finfo(x.dtype).eps
 
 
 def _run(run: Callable[[], object], hooks: list) -> None:
@@ -86,9 +94,9 @@ def _run(run: Callable[[], object], hooks: list) -> None:
 
 def _ready(x: Tensor, norm: torch.nn.Module, rope: bool) -> Tensor:
     """Normalised and rotated by hand, in float64: (B, n, T, D)."""
-    eps, x = torch.finfo(x.dtype).eps, x.double()
+    eps, x = torch.finfo(x.dtype).eps, x.to(float64_device(x.device)).double()
     if getattr(norm, "weight", None) is not None:
-        x = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight.double()
+        x = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight.to(x.device).double()
     if not rope:
         return x
     half = x.shape[-1] // 2

@@ -88,10 +88,10 @@ class Subject:
 
     @property
     def float64_device(self) -> torch.device:
-        return torch.device("cpu") if self.device.type == "mps" else self.device  # MPS has no float64
+        return float64_device(self.device)
 
     def _module_in_float64(self) -> nn.Module:
-        return copy.deepcopy(self.module).to(self.float64_device, torch.float64)
+        return copy.deepcopy(self.module).to(self.float64_device).double()
 
     def _settled(self, run: Callable[[], Tensor]) -> Tensor:
         """Runs under the precision, with the random numbers of every other run."""
@@ -155,6 +155,11 @@ class GPTSubject(Subject):
         if self.device.type == "cuda" and self.module.config.backend == "flex":  # nor have flex's kernels
             explicitly(twin)
         return GPTSubject(twin, precision="64-true")
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Where to compute in float64 with what lies on `device`."""
+    return torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
 
 
 def windows_of(config: GPTConfig) -> list[int | None]:

@@ -67,6 +67,13 @@ def test_result_has_the_dtype_of_the_input():
     assert rotate(torch.randn(1, 1, 3, 4, dtype=torch.bfloat16), *rope_table(3, 4)).dtype == torch.bfloat16
 
 
+def test_the_table_lies_on_the_device_that_is_asked_for_or_torchs_default():
+    assert {table.device.type for table in rope_table(3, 4, device="meta")} == {"meta"}
+    with torch.device("meta"):
+        assert {table.device.type for table in rope_table(3, 4)} == {"meta"}
+        assert {table.device.type for table in rope_table(3, 4, device="cpu")} == {"cpu"}
+
+
 def test_odd_head_size_is_refused():
     with pytest.raises(ValueError, match="head_dim=5 must be even"):
         rope_table(3, 5)
