@@ -18,6 +18,8 @@ from model.masks import causal_mask, visible_from_positions
 
 QUERY_BLOCK = 256  # queries that _bf16_products takes at a time
 MOST_WEIGHTS = 1 << 25  # it keeps (64 MB); beyond them torch's flash kernel saves more memory than they save time
+MOST_FORMS = 256  # of one compiled function; torch's own limit of 8 is there to find what recompiles by mistake
+FLEX_SMALLEST_HEAD = 16  # on CUDA, where a product of Triton's has no smaller side
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -98,6 +100,9 @@ def flex(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, win
     """FlexAttention: skips the blocks that the mask hides. CUDA; on a CPU without gradients only (torch has no backward there)."""
     if dropout_p > 0:
         raise ValueError(f"backend='flex' has no attention dropout (got {dropout_p}); use backend='fused' or attn_dropout=0")
+    if q.device.type == "cuda" and q.shape[-1] < FLEX_SMALLEST_HEAD:
+        size = f"a head size of at least {FLEX_SMALLEST_HEAD} on CUDA, not {q.shape[-1]}"
+        raise ValueError(f"backend='flex' needs {size}; use backend='fused'")
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     if q.device.type != "cuda" and (needs_grad or q.device.type != "cpu"):
         raise ValueError(f"backend='flex' cannot train on {q.device.type} (FlexAttention's backward needs CUDA); use backend='fused'")
@@ -150,8 +155,15 @@ def _create_block_mask(visible, *shape, device):
         return create_block_mask(visible, *shape, device=device)
 
 
+def allow_forms() -> None:
+    """For a process that goes through several models and shapes, each of which is a form of its own: beyond its limit torch silently runs
+    what is not compiled."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
+
+
 @functools.cache
 def _compiled_flex():
     from torch.nn.attention.flex_attention import flex_attention
 
+    allow_forms()
     return torch.compile(flex_attention)

@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from model.backends import allow_forms
 from model.gpt import GPT
 from model.kv_cache import KVCache
 from model.masks import visible_from_positions
 from model.sampling import Choice, choose
 
-MOST_FORMS = 256  # of one function; torch's own limit of 8 is there to find what recompiles by mistake
 HOW = {
     "cuda": {"mode": "reduce-overhead"},
     # One C++ function for all kernels; products of a single row as loops, for which a library would be called in vain.
@@ -46,11 +46,6 @@ def decode_step(
     hidden = model.hidden(ids, cache=cache.at(position), mask=visible[:, None, None], positions=positions, head_gate=head_gate)
     logits = model.logits(hidden)[:, 0]  # (B, V)
     return logits if choice is None else choose(logits, choice)
-
-
-def allow_forms() -> None:
-    """A process that goes through several models compiles the same function for each of them."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
 
 
 @functools.cache

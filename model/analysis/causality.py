@@ -17,7 +17,7 @@ from model.analysis.cell import ODD, Cell, lengths_to_test
 from model.analysis.certificate import Certificate
 from model.analysis.checks import run_checks
 from model.analysis.subject import GPTSubject, randomise
-from model.backends import BACKENDS
+from model.backends import BACKENDS, FLEX_SMALLEST_HEAD
 from model.gpt import GPT, GPTConfig
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -56,7 +56,7 @@ def gpt_cells(
     backends: Sequence[str] = tuple(BACKENDS),
 ) -> Iterator[Cell]:
     """The grid of a GPT: its own weights (of a checkpoint; None: as initialised), random ones and sharp ones, in every backend.
-    Without attention there are no scores to be sharp, and no backends.
+    Without attention there are no scores to be sharp, and no backends; flex is left out where it cannot compute heads so small.
 
     compile     compiled models too
     exhaustive  every pair of positions in every cell, whatever it costs; else long inputs are sampled where all pairs are too dear
@@ -94,6 +94,8 @@ def gpt_cells(
     dropout = dict.fromkeys(("embd_dropout", "attn_dropout", "resid_dropout"), DROPOUT)
     if not config.n_heads:
         backends = [config.backend]  # none of them computes anything
+    elif device == "cuda" and config.head_size < FLEX_SMALLEST_HEAD:
+        backends = [backend for backend in backends if backend != "flex"]
     for backend, precision in itertools.product(backends, precisions):
         slow = backend == "flex" and device == "cpu"  # where it has no kernels, and computes the same in every precision
         if slow and precision != precisions[0]:

@@ -9,7 +9,7 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from model.decode import allow_forms
+from model.backends import allow_forms
 from model.gpt import GPT, IGNORE, call_block
 from model.masks import document_mask, split_documents
 from model.training.hardware import CUDA_GRAPHS, REGIONAL
@@ -102,7 +102,8 @@ class LanguageModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["tril"] = self.payload
         checkpoint["train_loss"] = self._train.state_dict()
-        checkpoint["random_states"] = random_states(self.device)
+        # Not self.device: after `fit` Lightning has moved the module, but not what training drew from, to the CPU.
+        checkpoint["random_states"] = random_states(self._trainer.strategy.root_device if self._trainer else self.device)
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         self._train.load_state_dict(checkpoint.get("train_loss", {}))  # which checkpoints of an older version lack
@@ -113,6 +114,11 @@ class LanguageModule(LightningModule):
         for device, state in self._random_states.items():
             torch.set_rng_state(state) if device == "cpu" else torch.get_device_module(device).set_rng_state(state)
         self._random_states = {}
+
+    def on_train_end(self) -> None:
+        """Drops the gradients: with CUDA graphs the last validation has written over them, and Lightning, which moves the module to the CPU
+        with all that belongs to it, would fail."""
+        self.zero_grad()
 
 
 def compiled_loss(model: GPT, how: str | None) -> Callable[..., Tensor]:

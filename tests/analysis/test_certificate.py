@@ -47,6 +47,13 @@ def test_every_backend_is_certified():
     assert {f"backend={name}" for name in BACKENDS} == {word for r in certificate.results for word in r.cell.split() if word.startswith("backend=")}
 
 
+@pytest.mark.parametrize(("device", "head_dim", "backends"), [("cpu", 8, BACKENDS), ("cuda", 8, TRAINABLE), ("cuda", 16, BACKENDS)])
+def test_flex_is_left_out_where_it_has_no_kernel_for_the_heads(device, head_dim, backends, monkeypatch):
+    monkeypatch.setattr(GPT, "to", lambda self, device: self)  # nothing is computed here
+    cells = gpt_cells(GPTConfig(**TINY, head_dim=head_dim), device=device)
+    assert {cell.labels["backend"] for cell in cells} == set(backends)
+
+
 def test_a_trained_checkpoint_is_certified_with_its_own_weights_too():
     config = GPTConfig(**TINY)
     cells = list(gpt_cells(config, randomise(GPT(config)).state_dict(), precisions=("32-true",), backends=("fused",)))

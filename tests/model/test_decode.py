@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from model.decode import HOW, MOST_FORMS, compiled_step, decode_step
+from model.backends import MOST_FORMS
+from model.decode import HOW, compiled_step, decode_step
 from model.generate import Rows, generate_ids
 from model.gpt import GPT
 from model.sampling import SamplingConfig

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,6 +152,23 @@ def test_a_checkpoint_holds_the_random_numbers_and_the_loss_since_the_last_logge
     assert torch.equal(torch.rand(3), expected)
     monkeypatch.setattr(resumed, "all_gather", lambda x: x)
     assert torch.equal(resumed.take_train_loss(), loss / batches(1)[0][1].numel())
+
+
+def test_the_random_numbers_are_those_of_the_device_that_trained(monkeypatch):
+    """Which the module has left by the time of the last checkpoint."""
+    lm, checkpoint = module(), {}
+    lm.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: "of the GPU")
+    lm.on_save_checkpoint(checkpoint)
+    assert lm.device.type == "cpu"
+    assert checkpoint["random_states"].keys() == {"cpu", "cuda"} and checkpoint["random_states"]["cuda"] == "of the GPU"
+
+
+def test_no_gradient_outlives_training(tmp_path):
+    """With CUDA graphs its memory is another's by then."""
+    lm = module()
+    fit(lm, tmp_path)
+    assert all(p.grad is None for p in lm.parameters())
 
 
 @pytest.mark.parametrize("choices", [{"pos": "rope", "window": 3}, {"pos": "learned"}], ids=str)
