@@ -73,10 +73,10 @@ def subject(cfg: dict, checkpoint: Path | None, device: str) -> tuple[str, Itera
 
         sizes = {key: cfg[key] for key in ("vocab_size", "context_length", "reach")}
         return cfg["call"], callable_cells(cfg["call"], **sizes, **options)
-    if cfg["compile"] and device == "cpu":
+    if cfg["compile"]:
         from model.training.hardware import check_compiler
 
-        check_compiler()
+        check_compiler(device)
     options["compile"] = cfg["compile"]
     if checkpoint is not None:
         from model.checkpoint import load

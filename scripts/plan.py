@@ -30,6 +30,7 @@ def check(cfg: DictConfig, *, elsewhere: bool = False) -> Plan:
     """
     from data.cache import keep_compiled_code
     from data.settings import parse
+    from model.backends import FLEX_SMALLEST_HEAD
     from model.gpt_config import GPTConfig
     from model.training.hardware import CUDA_GRAPHS, pick
     from model.training.optim import OptimConfig
@@ -63,6 +64,9 @@ def check(cfg: DictConfig, *, elsewhere: bool = False) -> Plan:
     lr_factor(0, plan.steps, plan.optim.schedule)  # a warm-up longer than the run
     if plan.model.backend == "flex" and plan.hardware is not None and plan.hardware.accelerator != "cuda":
         raise ValueError(f"model.backend=flex trains on CUDA only, and this run is on {plan.hardware.accelerator}; use model.backend=fused")
+    if plan.model.backend == "flex" and 0 < plan.model.head_size < FLEX_SMALLEST_HEAD:
+        needed = f"needs a head size of at least {FLEX_SMALLEST_HEAD}, not {plan.model.head_size} (model.head_dim, or dim / n_heads)"
+        raise ValueError(f"model.backend=flex {needed}; use model.backend=fused")
     hardware = plan.hardware
     if hardware is not None and hardware.compile == CUDA_GRAPHS and plan.accumulate > 1:  # the first's gradients lie where the second writes
         raise ValueError(f"compile={CUDA_GRAPHS} needs trainer.accumulate_grad_batches=1, not {plan.accumulate}; use compile=default")

@@ -54,6 +54,11 @@ def read_prompts(cfg: dict) -> list[str]:
     prompts = prompt if isinstance(prompt, list) else [prompt]
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
+    for text in prompts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # a byte of the command line that was no UTF-8
+            raise ValueError(f"prompt={text!r} is not UTF-8; set the terminal to UTF-8") from error
     return [text for text in prompts for _ in range(n)]
 
 
@@ -61,17 +66,13 @@ def compiles(compile: bool | str, device: str, use_cache: bool) -> bool:
     """Whether the step is compiled: with auto where that is a CUDA graph, which a single stream needs most. Raises ValueError."""
     if compile not in ("auto", True, False):
         raise ValueError(f"compile={compile} must be auto, true or false")
-    if compile is True and device == "cpu":
-        from model.training.hardware import check_compiler
+    from model.training.hardware import check_compiler, compiles_by_itself
 
-        check_compiler()
-    if compile != "auto":
-        return compile
-    if device != "cuda" or not use_cache:
-        return False
-    from torch.utils._triton import has_triton  # the compiler writes Triton kernels; Windows and old cards lack it
-
-    return has_triton()
+    if compile == "auto":
+        return use_cache and compiles_by_itself(device)
+    if compile:
+        check_compiler(device)
+    return compile
 
 
 def removed(lm, names: str | list[str] | None) -> dict:

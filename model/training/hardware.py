@@ -1,8 +1,10 @@
 """What the machine at hand should run: accelerator, precision, compilation, and its peak speed to measure against."""
 
 import ctypes
+import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -118,10 +120,33 @@ def compile_seconds() -> float:
     return calculate_time_spent()["total_wall_time"]
 
 
-def check_compiler() -> None:
+def compiles_by_itself(accelerator: str) -> bool:
+    """What compile=auto means: on CUDA, where torch.compile has what it needs. For a CPU compiling takes too long to begin with."""
+    return accelerator == "cuda" and lacking_for_cuda() is None
+
+
+def check_compiler(accelerator: str) -> None:
+    """Raises ValueError where torch.compile lacks what it makes code for "cpu" or "cuda" with."""
+    if accelerator == "cpu":
+        check_cpp_compiler()
+    elif accelerator == "cuda" and (lacking := lacking_for_cuda()):
+        raise ValueError(f"compiling for CUDA needs {lacking}")
+
+
+def lacking_for_cuda() -> str | None:
+    """What torch.compile needs for a GPU and does not find, with the remedy; None: it has all."""
+    if not has_triton():
+        return "Triton, which this build of torch or this card does without; use compile=false"
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # where Triton looks: it builds what starts its kernels
+    if not any(map(shutil.which, compilers)):
+        return "a C compiler, which is not there; install gcc or name one in CC, or use compile=false"
+    return None
+
+
+def check_cpp_compiler() -> None:
     """Raises ValueError where torch.compile lacks the C++ compiler that it makes a CPU's code with.
 
-    Of a new one it need not find out by trial builds which instructions it knows, as it does to be safe from old ones: 9 s of a first start.
+    Of a new one it need not find out by trial builds which instructions it knows, as it does for fear of old ones: 9 s of a first start.
     """
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -164,9 +189,9 @@ def pick(accelerator: str = "auto", precision: str = "auto", compile: bool | str
     if compile == CUDA_GRAPHS and accelerator != "cuda":
         raise ValueError(f"compile={CUDA_GRAPHS} records CUDA graphs and needs accelerator=cuda, not {accelerator}; use compile=default")
     if compile == "auto":
-        compile = accelerator == "cuda" and has_triton()  # the compiler writes Triton kernels; Windows and old cards lack it
+        compile = compiles_by_itself(accelerator)
     mode = ("default" if compile else None) if isinstance(compile, bool) else compile
-    if mode is not None and accelerator == "cpu":
-        check_compiler()
+    if mode is not None:
+        check_compiler(accelerator)
     name = torch.cuda.get_device_name() if accelerator == "cuda" else cpu_name()
     return Hardware(accelerator, precision, mode, name, peak_flops(name) if accelerator == "cuda" else None)

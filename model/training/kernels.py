@@ -54,10 +54,12 @@ def compare(shapes: list[tuple[int, int, int, int]], hardware: Hardware, *, caus
 @contextlib.contextmanager
 def prefer(times: dict[str, float]) -> Iterator[None]:
     """While it is open, torch takes the first of these kernels that can do what is asked, then any other. Compiled code keeps the kernel
-    that was preferred when it was compiled."""
+    that was preferred when it was compiled; what is kept of it on disk is found again under the same preference only."""
     if not times:
         yield
         return
     names = [*times, *(name for name in KERNELS if name not in times)]
-    with sdpa_kernel([KERNELS[name] for name in names] + [SDPBackend.MATH], set_priority=True):
+    tag = " ".join([torch.compiler.config.cache_key_tag, *names])  # torch looks kept code up by the program, which names no kernel
+    order = [KERNELS[name] for name in names] + [SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True), torch.compiler.config.patch(cache_key_tag=tag):
         yield

@@ -58,7 +58,7 @@ def finish(
         "tokens_per_second": metrics.tokens_per_second(),
         "mfu": metrics.mfu(),
         "seconds": seconds,
-        "peak_memory_gb": peak_memory_bytes() / 1e9,
+        "peak_memory_gb": peak_memory_bytes(hardware.accelerator) / 1e9,
         **sizes(model),
         "context_length": model.config.context_length,
         "val_bytes_per_token": data["val_bytes_per_token"],
@@ -91,8 +91,10 @@ def code_version() -> str | None:
     return commit + ("+" if changes else "")
 
 
-def peak_memory_bytes() -> int:
-    """Largest resident size of this process so far, in bytes."""
+def peak_memory_bytes(accelerator: str) -> int:
+    """Of this process so far: on CUDA the most that tensors took, elsewhere its largest resident size, Python and torch included."""
+    if accelerator == "cuda":
+        return torch.cuda.max_memory_allocated()
     try:  # Linux: getrusage would begin with what the parent process had when it forked
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024

@@ -11,8 +11,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from model.training.summary import peak_memory_bytes
-
 T = TypeVar("T")
 CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux, man 5 proc: writing 5 resets the peak of the resident size
 
@@ -97,14 +95,9 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, 
 
 
 def reset_peak_memory(device: str) -> None:
-    """`peak_memory` counts from here; where the system cannot (a CPU outside of Linux), from the start of the process."""
+    """`peak_memory_bytes` counts from here; where the system cannot (a CPU outside of Linux), from the start of the process."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
         with contextlib.suppress(OSError):
             CLEAR_REFS.write_text("5")
-
-
-def peak_memory(device: str) -> int:
-    """Bytes: on CUDA the most that tensors took, elsewhere the largest resident size of the process, Python and torch included."""
-    return torch.cuda.max_memory_allocated() if device == "cuda" else peak_memory_bytes()

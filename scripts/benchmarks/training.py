@@ -23,6 +23,7 @@ from model.training.callbacks import Metrics
 from model.training.estimate import AUTOCAST
 from model.training.hardware import mfu
 from model.training.module import LanguageModule
+from model.training.summary import peak_memory_bytes
 from scripts.benchmarks import timing, versus
 from scripts.benchmarks.section import Bench, Section
 from scripts.cli import UserError
@@ -36,7 +37,7 @@ def train(bench: Bench) -> Iterator[Section]:
     with as_in_training(bench):
         timing.reset_peak_memory(bench.device)
         laps = timing.interleaved({"bare": partial(bare_seconds, bench, module, windows)}, bench.repeats, "train")["bare"]
-        memory = timing.peak_memory(bench.device)
+        memory = peak_memory_bytes(bench.device)
     times = timing.summary([second for lap in laps for second in lap])
     speed = bench.plan.tokens_per_step() / times["median"]
     row = {

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from model.training.summary import peak_memory_bytes
 from scripts.benchmarks import timing
 
 
@@ -74,13 +75,13 @@ def test_seconds_of_one_call(clock):
 def test_peak_memory_counts_from_its_reset():
     size = 1 << 28  # bytes
     timing.reset_peak_memory("cpu")
-    before = timing.peak_memory("cpu")
+    before = peak_memory_bytes("cpu")
     large = torch.ones(size // 4)
-    assert size * 0.9 < timing.peak_memory("cpu") - before < size * 1.5
+    assert size * 0.9 < peak_memory_bytes("cpu") - before < size * 1.5
     del large
-    assert timing.peak_memory("cpu") - before > size * 0.9
+    assert peak_memory_bytes("cpu") - before > size * 0.9
     timing.reset_peak_memory("cpu")
-    assert timing.peak_memory("cpu") - before < size / 2
+    assert peak_memory_bytes("cpu") - before < size / 2
 
 
 def test_on_cuda_the_marks_are_events_and_nothing_waits_before_the_end(monkeypatch):

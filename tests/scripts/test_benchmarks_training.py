@@ -86,7 +86,7 @@ def test_the_share_outside_from_literal_times(bench, monkeypatch):
 def test_figures_of_training_from_literal_times(bench, monkeypatch):
     laps = iter([[0.001, 0.002, 0.003], [0.004, 0.005, 0.006]])
     monkeypatch.setattr(timing, "step_seconds", lambda step, **options: next(laps))
-    monkeypatch.setattr(timing, "peak_memory", lambda device: 3_000_000_000)
+    monkeypatch.setattr(training, "peak_memory_bytes", lambda device: 3_000_000_000)
     bench = bench("model.tie_embeddings=false", "model.bias=false", "data.document_mask=true", repeats=2, steps=3)
     bench = replace(bench, plan=replace(bench.plan, hardware=replace(bench.plan.hardware, peak_flops=1e12)))
     (section,) = training.train(bench)

@@ -23,6 +23,7 @@ def mode(monkeypatch, *overrides, cuda=True):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
     monkeypatch.setattr(hardware, "has_triton", lambda: True)
+    monkeypatch.setenv("CC", sys.executable)  # any program that is there will do
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return check(compose("train", [*overrides])).hardware.compile
@@ -51,6 +52,13 @@ def test_nothing_is_compiled_on_a_cpu_unless_asked_for(monkeypatch):
 def test_graphs_and_accumulated_gradients_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="compile=reduce-overhead needs trainer.accumulate_grad_batches=1, not 2; use compile=default"):
         mode(monkeypatch, *SMALL, "compile=reduce-overhead", "trainer.accumulate_grad_batches=2")
+
+
+def test_flex_needs_heads_that_its_kernels_can_compute(monkeypatch):
+    flex = ["model.backend=flex", "model.dim=64", "model.qk_norm=true"]
+    with pytest.raises(ValueError, match="model.backend=flex needs a head size of at least 16, not 8 .*; use model.backend=fused"):
+        mode(monkeypatch, *flex, "model.n_heads=8")
+    assert mode(monkeypatch, *flex, "model.n_heads=4") == mode(monkeypatch, *flex, "model.n_heads=0", "model.qk_norm=false") == "default"
 
 
 COMPILES = """

@@ -130,6 +130,8 @@ def test_a_prompt_file_that_is_no_text(tmp_path):
     (["prompt=null"], "prompt=None must be a text"),
     (["prompt=a", "prompt_file=b"], "prompt and prompt_file are both given"),
     (["prompt_file=nowhere.txt"], "nowhere.txt"),
+    (["prompt=\udcff"], r"prompt='\\udcff' is not UTF-8"),  # how Python hands on a byte of the command line that is no character
+    (["prompt=[a, '\udcff']"], r"prompt='\\udcff' is not UTF-8"),
 ])
 def test_wrong_prompts(arguments, message):
     with pytest.raises((ValueError, OSError), match=message):
@@ -146,14 +148,23 @@ def test_one_sample_comes_in_pieces_and_several_under_numbered_lines():
     assert "".join(sample(lm, ["a", "a", "bc"], True, options)) == expected
 
 
-@pytest.mark.parametrize(("argument", "device", "use_cache", "triton", "compiled"), [
+@pytest.mark.parametrize(("argument", "device", "use_cache", "able", "compiled"), [
     ("auto", "cuda", True, True, True), ("auto", "cuda", True, False, False), ("auto", "cuda", False, True, False),
     ("auto", "cpu", True, True, False), ("auto", "mps", True, True, False), ("true", "cpu", True, False, True),
-    ("false", "cuda", True, True, False),
+    ("false", "cuda", True, True, False), ("true", "cuda", True, True, True), ("false", "cuda", True, False, False),
 ])
-def test_auto_compiles_where_it_becomes_a_cuda_graph(argument, device, use_cache, triton, compiled, monkeypatch):
-    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: triton)
+@pytest.mark.parametrize("lacking", ["triton", "compiler"])
+def test_auto_compiles_where_it_becomes_a_cuda_graph(argument, device, use_cache, able, lacking, compiled, monkeypatch):
+    monkeypatch.setattr("model.training.hardware.has_triton", lambda: able or lacking != "triton")
+    monkeypatch.setenv("CC", sys.executable if able or lacking != "compiler" else "no-such-compiler")
     assert compiles(settings(f"compile={argument}")["compile"], device, use_cache) is compiled
+
+
+def test_compiling_for_cuda_without_a_compiler_is_refused(monkeypatch):
+    monkeypatch.setattr("model.training.hardware.has_triton", lambda: True)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(ValueError, match="compiling for CUDA needs a C compiler, which is not there; install gcc"):
+        compiles(True, "cuda", True)
 
 
 def test_a_wrong_compile_is_refused_before_the_model_is_loaded(folder):

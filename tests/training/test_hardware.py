@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 import torch._inductor.config as inductor
@@ -10,7 +12,7 @@ from model.training.hardware import has_bf16, mfu, peak_flops, pick
 def machine(monkeypatch):
     """Pretends a machine: no accelerator and no bf16 unless said otherwise."""
 
-    def pretend(cuda=None, cuda_bf16=False, mps=False, avx512_bf16=False, amx=False, triton=True):
+    def pretend(cuda=None, cuda_bf16=False, mps=False, avx512_bf16=False, amx=False, triton=True, compiler=sys.executable):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: cuda)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: cuda_bf16 or including_emulation)
@@ -18,6 +20,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr(hardware, "has_triton", lambda: triton)
+        monkeypatch.setenv("CC", compiler)  # any program that is there will do
 
     return pretend
 
@@ -31,6 +34,7 @@ def choice(*args, **kwargs):
     ({"cuda": "NVIDIA H200", "cuda_bf16": True, "mps": True}, ("cuda", "bf16-mixed", "default")),
     ({"cuda": "Tesla V100-SXM2-16GB"}, ("cuda", "16-mixed", "default")),
     ({"cuda": "NVIDIA A10", "cuda_bf16": True, "triton": False}, ("cuda", "bf16-mixed", None)),
+    ({"cuda": "NVIDIA A10", "cuda_bf16": True, "compiler": "no-such-compiler"}, ("cuda", "bf16-mixed", None)),
     ({"mps": True, "avx512_bf16": True}, ("mps", "32-true", None)),
     ({"avx512_bf16": True}, ("cpu", "bf16-mixed", None)),
     ({"amx": True}, ("cpu", "bf16-mixed", None)),
@@ -92,6 +96,29 @@ def test_compiling_for_a_cpu_needs_a_compiler(compile):
     with without, pytest.raises(ValueError, match="needs a C.. compiler, which is not there; install g.. or name one in CXX"):
         pick("cpu", compile=compile)
     assert pick("cpu", compile=False).compile is None
+
+
+@pytest.mark.parametrize(("there", "named", "found"), [
+    ("gcc", None, True), ("clang", None, True), ("cc", None, False), ("mine", "mine", True), ("gcc", "mine", False), ("gcc", "", False),
+])
+def test_triton_looks_for_a_c_compiler(machine, tmp_path, monkeypatch, there, named, found):
+    machine(cuda="NVIDIA H200", cuda_bf16=True)
+    (tmp_path / there).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC") if named is None else monkeypatch.setenv("CC", named)
+    assert pick().compile == ("default" if found else None)
+
+
+@pytest.mark.parametrize("compile", [True, "default", "reduce-overhead", "max-autotune-no-cudagraphs", "regional"])
+@pytest.mark.parametrize(("lacking", "message"), [
+    ({"compiler": "no-such-compiler"}, "compiling for CUDA needs a C compiler, which is not there; install gcc or name one in CC, or use"),
+    ({"triton": False}, "compiling for CUDA needs Triton, .*; use compile=false"),
+], ids=["compiler", "triton"])  # fmt: skip
+def test_compiling_for_cuda_is_refused_without_what_it_needs(machine, lacking, message, compile):
+    machine(cuda="NVIDIA H200", cuda_bf16=True, **lacking)
+    with pytest.raises(ValueError, match=message):
+        pick(compile=compile)
+    assert pick(compile=False).compile is None
 
 
 @pytest.mark.parametrize(("version", "asked", "trusted"), [

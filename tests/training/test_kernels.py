@@ -87,3 +87,14 @@ def test_the_quickest_is_preferred_and_none_is_lost():
     assert preferred() == before
     with kernels.prefer({}):
         assert preferred() == before
+
+
+def test_compiled_code_is_kept_apart_by_what_was_preferred():
+    """By the key under which torch keeps it on disk: the program alone does not tell which kernel it became."""
+    config, tags = torch.compiler.config, []
+    with config.patch(cache_key_tag="mine"):
+        for times in ({"cudnn": 1.0, "flash": 2.0}, {"flash": 1.0, "cudnn": 2.0}, {}):
+            with kernels.prefer(times):
+                tags.append(config.cache_key_tag)
+            assert config.cache_key_tag == "mine"
+    assert tags == ["mine cudnn flash efficient", "mine flash cudnn efficient", "mine"]
