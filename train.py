@@ -15,11 +15,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from model.runs import ROOTS, find_checkpoint, new_folder, run_folder
+from model.runs import ROOTS, find_checkpoint, moved, new_folder, run_folder
 from scripts.cell import check_single, in_sweep, run_cell
-from scripts.cli import UserError, entry, nearest, plain, task_overrides, user_errors
+from scripts.cli import UserError, check_writable, entry, nearest, plain, task_overrides, user_errors
 from scripts.plan import Plan, check, vocabulary
 
+TEXTS = ("resume", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")  # keys whose value is text as it was typed
 FREE_ON_RESUME = {"backend", "embd_dropout", "attn_dropout", "resid_dropout"}  # may differ between two halves of a run
 
 
@@ -36,7 +37,7 @@ def choose_folder(resume: str | None) -> str:
 OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_cache=True)
 
 
-@entry("train")
+@entry("train", TEXTS)
 def main(cfg: DictConfig) -> float:
     if in_sweep():
         return run_cell()
@@ -60,20 +61,22 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
     gc.disable()  # it would search all that is imported here again and again: a sixth of the time
     import torch
-    from hydra.utils import instantiate
 
     from data.datamodule import TextDataModule
     from model.gpt import GPT
     from model.training import kernels
-    from model.training.callbacks import Metrics
-    from model.training.causality import CausalityError
+    from model.training.callbacks import Metrics, Refused
     from model.training.hardware import settle
     from model.training.module import LanguageModule
     from model.training.summary import describe, finish
 
     gc.enable()
     with user_errors():
-        arguments = trainer_arguments(cfg, plan)
+        folder = Path(cfg.output_dir)
+        check_writable(folder, "hydra.run.dir")
+        metrics = Metrics(plan.tokens_per_step(), plan.hardware.peak_flops, started)
+        trainer = build_trainer(cfg, plan, metrics)
+        metrics.count_devices(trainer.world_size)
         data = TextDataModule(**vars(plan.data), context_length=plan.model.context_length, seed=cfg.seed)
         data.prepare_data()
         data.train_dataloader(), data.val_dataloader()  # refuse a text that is too short for them
@@ -82,8 +85,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
         model = GPT(config)
         payload = checkpoint_payload(model, data, checkpoint)
 
-    folder = Path(cfg.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    before = read_if_there(folder / "config.yaml")
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
     torch.manual_seed(stream(cfg.seed, "dropout"))
     module = LanguageModule(
@@ -95,9 +98,6 @@ def train(cfg: DictConfig) -> dict[str, float]:
         compile=plan.hardware.compile,
         document_eot=data.document_eot,
     )
-    metrics = Metrics(plan.tokens_per_step(), model.flops_per_token(), plan.hardware.peak_flops, started)
-    trainer = build_trainer(arguments, [metrics, *instantiate(cfg.callbacks).values()], instantiate(cfg.logger))
-    metrics.count_devices(trainer.world_size)
     kernel_times = kernels.measure(config, data.batch_size, plan.hardware, documents=data.document_mask)
     print(describe(model, data.meta, plan.hardware, plan.steps, metrics.tokens_per_step, folder, kernel_times), flush=True)
 
@@ -105,7 +105,9 @@ def train(cfg: DictConfig) -> dict[str, float]:
     with kernels.prefer(kernel_times):
         try:
             trainer.fit(module, data, ckpt_path=checkpoint)
-        except CausalityError as error:
+        except Refused as error:
+            if before is not None:  # the run that was to be resumed keeps the settings that it ran with
+                (folder / "config.yaml").write_text(before, encoding="utf-8")
             raise UserError(str(error)) from error
         if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
             trainer.validate(module, data, verbose=False)
@@ -129,14 +131,18 @@ def continued(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
     if cfg.resume is None:
         return cfg, None
     checkpoint = find_checkpoint(cfg.resume, prefer=("last",))
-    saved = OmegaConf.load(run_folder(checkpoint) / "config.yaml")
+    saved = OmegaConf.to_container(OmegaConf.load(run_folder(checkpoint) / "config.yaml"))
+    saved = moved(saved, saved["output_dir"], cfg.output_dir)  # it may have been copied, or go on elsewhere
     saved = OmegaConf.merge({"causality": cfg.causality}, saved)  # which runs of an older version lack
     for override in task_overrides():
         key = override.split("=")[0].lstrip("+~")
         if "." not in key and key not in ("resume", "seed", "compile", "output_dir"):
             raise ValueError(f"resume goes on with the run's own settings, so {override} cannot be chosen; change single keys, such as trainer.max_steps=2000")
-        OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
-    saved.output_dir = cfg.output_dir
+        if override.startswith("~"):
+            group, _, name = key.rpartition(".")
+            OmegaConf.select(saved, group).pop(name, None)
+        else:
+            OmegaConf.update(saved, key, OmegaConf.select(cfg, key), force_add=True)
     return saved, checkpoint
 
 
@@ -159,40 +165,45 @@ def checkpoint_payload(model, data, checkpoint: Path | None) -> dict:
     return new
 
 
-def trainer_arguments(cfg: DictConfig, plan: Plan) -> dict:
-    """Keyword arguments for lightning.Trainer. Raises ValueError for names that it does not have."""
+def build_trainer(cfg: DictConfig, plan: Plan, metrics):
+    """The lightning.Trainer with all callbacks, `metrics` before the others, and the logger. Raises ValueError for what they refuse."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
     from lightning import Trainer
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+    from model.training.checkpoints import WholeFiles
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # no advertisements between our lines
+    warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)  # between torch 2.13 and Lightning 2.6
+    warnings.filterwarnings("ignore", ".*exists and is not empty")  # a resumed run's folder is meant to be
     legal = inspect.signature(Trainer.__init__).parameters
     arguments = plain(cfg.trainer)
     for name in arguments:
         if name not in legal:
             raise ValueError(f"there is no setting trainer.{name}{nearest(name, legal, 'trainer.')}")
-    return arguments | {
+    arguments = {"plugins": [WholeFiles()]} | arguments | {
         "accelerator": plan.hardware.accelerator,
         "precision": plan.hardware.precision,
         "default_root_dir": cfg.output_dir,
         "use_distributed_sampler": False,  # the data module gives each process its share
     }
-
-
-def build_trainer(arguments: dict, callbacks: list, logger):
-    from lightning import Trainer
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # no advertisements between our lines
-    warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)  # between torch 2.13 and Lightning 2.6
-    warnings.filterwarnings("ignore", ".*exists and is not empty")  # a resumed run's folder is meant to be
-    with user_errors():
-        try:
-            return Trainer(**arguments, callbacks=callbacks, logger=logger)
-        except (MisconfigurationException, TypeError) as error:  # Lightning's words for a wrong argument
-            raise ValueError(f"trainer: {error}") from error
+    try:
+        callbacks = [callback for callback in instantiate(cfg.callbacks).values() if callback is not None]
+        return Trainer(**arguments, callbacks=[metrics, *callbacks], logger=instantiate(cfg.logger))
+    except InstantiationException as error:
+        raise ValueError(f"callbacks or logger: {error.__cause__ or error}") from error
+    except (MisconfigurationException, TypeError) as error:  # Lightning's words for a wrong argument
+        raise ValueError(f"trainer: {error}") from error
 
 
 def stream(seed: int, name: str) -> int:
     """A seed of its own for each purpose, so that changing one (say, dropout) leaves the others as they are."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4], "big")
+
+
+def read_if_there(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def remove_if_empty(folder: Path) -> None:

@@ -46,11 +46,13 @@ def load(path: str | Path = "latest", device: torch.device | str = "cpu") -> Lan
 
 def save(path: str | Path, lm: LanguageModel, **data) -> None:
     """Writes a whole checkpoint or nothing; `data` is plain values that describe the training data."""
+    weights = {PREFIX + name: tensor for name, tensor in lm.model.state_dict().items()}
+    write(path, {"state_dict": weights, "tril": payload(lm.model, lm.tokenizer, lm.eot, data)})
+
+
+def write(path: str | Path, content: dict) -> None:
+    """The whole file or none of it, and no change to one that is there."""
     path = Path(path)
-    content = {
-        "state_dict": {PREFIX + name: tensor for name, tensor in lm.model.state_dict().items()},
-        "tril": payload(lm.model, lm.tokenizer, lm.eot, data),
-    }
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -79,7 +81,9 @@ def read(path: str | Path) -> dict:
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:  # what torch raises for other files, and for half of one
+    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:  # what torch raises for other files and half ones
+        if getattr(error, "filename", None) is not None:  # there is no such file, or it may not be read
+            raise
         raise ValueError(f"{path} is not a checkpoint, or not all of it (torch.load: {_first_line(error)}); take another file") from error
     if not isinstance(content, dict) or not isinstance(content.get("tril"), dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(f"{path} has no state_dict and tril entries, so Tril did not write it; take a .ckpt from a run of train.py")

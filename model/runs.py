@@ -77,6 +77,16 @@ def state_of(folder: str | Path) -> str:
     return "unfinished" if folder.is_dir() else "not started"
 
 
+def moved(value, old: str, new: str):
+    """The plain containers `value` with `new` in the place of the folder `old` in every path."""
+    if isinstance(value, dict):
+        return {moved(key, old, new): moved(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [moved(item, old, new) for item in value]
+    inside = isinstance(value, str) and (value == old or value.startswith(old + os.sep))
+    return new + value[len(old) :] if inside else value
+
+
 def write_whole(path: Path, text: str) -> None:
     """The whole text or none of it, whenever the process is killed."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from model.runs import find_checkpoint
 from scripts.benchmarks import versus
 from scripts.benchmarks.section import Bench, Section
-from scripts.cli import entry, nearest, plain, quoted, task_overrides, user_errors
+from scripts.cli import entry, nearest, plain, task_overrides, user_errors
 from scripts.plan import Plan
 from scripts.plan import check as check_plan
 
@@ -40,7 +40,7 @@ COMMAND = shlex.join(["python", *sys.argv])  # as typed
 VOCABULARY = {"byte": 256 + 1, "char": 65 + 2}  # with end-of-text; char: of tiny shakespeare, with unknown
 
 
-@entry("bench")
+@entry("bench", TEXTS)
 def main(cfg: DictConfig) -> None:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before anything of ours adds to it
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -118,5 +118,4 @@ def run(bench: Bench, names: list[str], out: Path, load: float | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = [quoted(argument, TEXTS) for argument in sys.argv[1:]]
     main()

@@ -15,12 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout thi
 
 from data.cache import keep_compiled_code
 from model.runs import find_checkpoint, run_folder
-from scripts.cli import build, entry, pick_device, plain, task_overrides, user_errors
+from scripts.cli import build, entry, pick_device, plain, task_overrides, user_errors, writable
 
 KINDS = ("ckpt", "hf", "call")
+TEXTS = (*KINDS, "out")  # keys whose value is text as it was typed
 
 
-@entry("certify")
+@entry("certify", TEXTS)
 def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():
@@ -35,8 +36,7 @@ def main(cfg) -> None:
         device = pick_device(cfg["device"])
         name, cells = subject(cfg, checkpoint, device)
         own = run_folder(checkpoint) if checkpoint else Path("outputs/causality", Path(name).name.replace(":", "-"))
-        folder = Path(cfg["out"] or own)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = writable(cfg["out"] or own, "out")
     if device == "cpu":
         keep_freed_memory()
     certificate = certify(name, cells, progress=lambda cell: print(cell, file=sys.stderr, flush=True))

@@ -31,12 +31,17 @@ def user_errors() -> Iterator[None]:
         raise UserError(" ".join(str(error).split())) from error
 
 
-def entry(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callable[[], object]]:
-    """Decorates main(cfg): composes configs/<config_name>.yaml with the command line, reports user errors as one line, status 2."""
+def entry(config_name: str, texts: Collection[str] = ()) -> Callable[[Callable[[DictConfig], object]], Callable[[], object]]:
+    """Decorates main(cfg): composes configs/<config_name>.yaml with the command line, reports user errors as one line, status 2.
+
+    texts  keys whose value is text as it was typed, such as a path, see `quoted`; not with -m, where a comma makes a grid
+    """
 
     def decorate(task: Callable[[DictConfig], object]) -> Callable[[], object]:
         @functools.wraps(task)
         def reported(cfg: DictConfig) -> object:
+            nonlocal began
+            began = True
             try:
                 return task(cfg)
             except UserError as error:  # here and not around Hydra, which would print a line of its own
@@ -44,6 +49,9 @@ def entry(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callab
 
         def main() -> object:
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then hands its exceptions on instead of printing them
+            sys.stdout.reconfigure(errors="replace")  # a terminal or a log that lacks a character should end nothing
+            if not {"-m", "--multirun"} & set(sys.argv):
+                sys.argv[1:] = [quoted(argument, texts) for argument in sys.argv[1:]]
             try:
                 result = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
                 sys.stdout.flush()
@@ -53,7 +61,12 @@ def entry(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callab
             except BrokenPipeError:  # `--help | head`
                 drop_output()
                 sys.exit(141)  # what a shell says of a program that SIGPIPE ended
+            except (OSError, ValueError) as error:
+                if began:
+                    raise
+                fail(explain(error, config_name))
 
+        began = False
         return main
 
     return decorate
@@ -62,6 +75,21 @@ def entry(config_name: str) -> Callable[[Callable[[DictConfig], object]], Callab
 def fail(message: object) -> None:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def check_writable(folder: Path, key: str) -> None:
+    """Raises OSError where nothing could be written to the folder that `key` chooses, which need not be there yet."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise OSError(f"cannot write to {folder}; choose another folder with {key}=FOLDER")
+
+
+def writable(folder: str | Path, key: str) -> Path:
+    """Makes the folder that `key` chooses, so that it can be refused before anything is computed for it. Raises OSError."""
+    folder = Path(folder)
+    check_writable(folder, key)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def drop_output() -> None:
@@ -128,12 +156,16 @@ def explain(error: Exception, config_name: str) -> str:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return f"there is no {group}={name}{nearest(name, error.options)}"
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}; settings are written key=value"
+        key, _, value = error.override.partition("=")
+        remedy = f"put quotes within quotes, \"{key}='...'\"" if value else "settings are written key=value"
+        return f"cannot read {error.override!r}; {remedy}"
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigKeyError | AttributeError):
         key = getattr(cause, "full_key", None) or str(error).split("'")[1]
         close = difflib.get_close_matches(key, _names(config_name), n=1)
         return f"there is no setting {key}" + (f"; did you mean {close[0]}?" if close else f"; see python {sys.argv[0]} --help")
+    if isinstance(error, OSError):
+        return f"{error}; choose another folder"  # which Hydra could not make for the run
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join(lines[:2])
 

@@ -14,14 +14,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
 from model.runs import find_checkpoint, run_folder
-from scripts.cli import entry, plain, user_errors
+from scripts.cli import entry, plain, user_errors, writable
 from scripts.measured import Run, read_run, spread, validation_tokens
 
 COMMANDS = {"masked": "python train.py", "unmasked": "python train.py experiment=control_no_mask"}
+TEXTS = (*COMMANDS, "out")  # keys whose value is text as it was typed
 SAME = ("seed", "model", "optim", "trainer")  # settings in which the two runs may not differ, but for the mask
 
 
-@entry("control")
+@entry("control", TEXTS)
 def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():
@@ -38,8 +39,7 @@ def main(cfg) -> None:
         models = {name: load(path) for name, path in paths.items()}
         sampling = {key: cfg[key] for key in ("max_new_tokens", "temperature", "seed")}
         texts = {name: list(zip(cfg["prompts"], lm.generate(cfg["prompts"], **sampling))) for name, lm in models.items()}
-        folder = Path(cfg["out"] or run_folder(paths["unmasked"]) / "control")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = writable(cfg["out"] or run_folder(paths["unmasked"]) / "control", "out")
     report = describe(runs["masked"], windows, sampling)
     sides = {
         name: {
@@ -145,7 +145,6 @@ def write(folder: Path, report: dict, sides: dict[str, dict]) -> None:
     (folder / "control.json").write_text(json.dumps(report | sides, indent=2, default=asdict) + "\n", encoding="utf-8")
     (folder / "control.md").write_text(page(sides, shown, remark), encoding="utf-8")
     plot(folder / "control.png", sides, report["uniform_guess"])
-    sys.stdout.reconfigure(errors="replace")  # a terminal without ± should not end it
     print(f"{shown}\n\n{folder}: control.json, control.md, control.png", flush=True)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
 from model.runs import find_checkpoint, run_folder
-from scripts.cli import entry, pick_device, plain, quoted, user_errors
+from scripts.cli import entry, pick_device, plain, user_errors, writable
 from scripts.measured import Run, read_run, spread, validation_tokens
 
 TEXTS = ("ckpt", "prompt", "out")  # keys whose value is text as it was typed
@@ -24,7 +24,7 @@ SHOWN_TOKENS = 48  # of the validation part, where there is no prompt
 MOST_PROBABLE = 10  # next tokens on the page
 
 
-@entry("heads")
+@entry("heads", TEXTS)
 def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():
@@ -43,8 +43,7 @@ def main(cfg) -> None:
         tokens = validation_tokens(run)
         numbers, text = windows_of(run, tokens, cfg["windows"], lm.tokenizer.token_to_id(lm.eot))
         shown = prompt_ids(lm, tokens, cfg["prompt"])
-        folder = Path(cfg["out"] or run_folder(checkpoint) / "heads")
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = writable(cfg["out"] or run_folder(checkpoint) / "heads", "out")
     if device == "cpu":
         keep_freed_memory()
     say(f"{checkpoint} on {device}: removing heads, {len(text.ids)} windows of {text.ids.shape[1]} tokens")
@@ -227,7 +226,6 @@ def show(ablation, scores) -> None:
     """Both tables to stdout."""
     from model.analysis.heads import CONFIDENCE, markdown
 
-    sys.stdout.reconfigure(errors="replace")  # a terminal without ± should not end it
     print(f"Loss of the whole model: {ablation.whole.mean():.4f} nats per token over {len(ablation.whole)} windows.")
     print(f"What it rises by without a head, with the {CONFIDENCE:.0%} interval paired by window; corrected: for all")
     print(f"{len(ablation.orders['zero'])} heads at once (Bonferroni), which decides what is distinguishable from nothing:\n")
@@ -237,5 +235,4 @@ def show(ablation, scores) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = [quoted(argument, TEXTS) for argument in sys.argv[1:]]
     main()

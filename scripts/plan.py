@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from scripts.cli import build, plain
 
@@ -37,8 +37,11 @@ def check(cfg: DictConfig, *, elsewhere: bool = False) -> Plan:
     from model.training.schedule import ScheduleConfig, lr_factor
 
     keep_compiled_code()  # before `pick` looks for a compiler: torch chooses its folder then
-    if not isinstance(cfg.seed, int) or cfg.seed < 0:
-        raise ValueError(f"seed={cfg.seed} must be a whole number, 0 or above")
+    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**64:  # what torch.Generator takes
+        raise ValueError(f"seed={cfg.seed} must be a whole number from 0 to 2**64 - 1")
+    for name in ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "causality"):
+        if not isinstance(group := OmegaConf.select(cfg, name), DictConfig):
+            raise ValueError(f"{name}={group} must be a group of settings; change single ones, such as {name}.KEY=VALUE")
     model = plain(cfg.model)
     if model["vocab_size"] is None:
         model["vocab_size"] = 1
@@ -62,6 +65,10 @@ def check(cfg: DictConfig, *, elsewhere: bool = False) -> Plan:
         what = "model.causal=false lets every position see the future, so its losses would be false"
         raise ValueError(f"{what}; say causality.allow_leak=true where that is meant")
     lr_factor(0, plan.steps, plan.optim.schedule)  # a warm-up longer than the run
+    if cfg.trainer.get("limit_val_batches") == 0:
+        raise ValueError("trainer.limit_val_batches=0 leaves no validation, which every run ends with; leave it out")
+    if isinstance(cfg.trainer.max_time, int | float):
+        raise ValueError(f"trainer.max_time={cfg.trainer.max_time} must be DD:HH:MM:SS, such as 00:00:10:00 for ten minutes, or null")
     if plan.model.backend == "flex" and plan.hardware is not None and plan.hardware.accelerator != "cuda":
         raise ValueError(f"model.backend=flex trains on CUDA only, and this run is on {plan.hardware.accelerator}; use model.backend=fused")
     if plan.model.backend == "flex" and 0 < plan.model.head_size < FLEX_SMALLEST_HEAD:

@@ -15,13 +15,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
 from model.runs import find_sweep
-from scripts.cli import entry, plain, quoted, user_errors
+from scripts.cli import entry, plain, user_errors, writable
 from scripts.tables import aligned
 
 TEXTS = ("dir", "baseline", "out")  # keys whose value is text as it was typed
 
 
-@entry("report")
+@entry("report", TEXTS)
 def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():
@@ -34,14 +34,12 @@ def main(cfg) -> None:
     with user_errors():
         sweep = read_sweep(place, cfg["baseline"])
         comparisons, configs = compare_with_baseline(sweep, cfg["which"]), read_configs(sweep)
-        folder = Path(cfg["out"] or place)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = writable(cfg["out"] or place, "out")
     pictures = draw(sweep, cfg["which"], folder)
     report = write_up(sweep, cfg["which"], comparisons=comparisons, configs=configs, pictures=pictures)
     write(folder, report, pictures)
     write_csv(folder / "results.csv", results(sweep, comparisons))
     write_csv(folder / "cells.csv", cells(sweep))
-    sys.stdout.reconfigure(errors="replace")  # a terminal without ± should not end it
     files = ["report.md", "report.html", "results.csv", "cells.csv", *(picture.file for picture in pictures)]
     print(f"{printable(report.answer)}\n\n{markdown_table(losses(sweep).table)}\n\n{folder}: {', '.join(files)}", flush=True)
 
@@ -136,5 +134,4 @@ def write_csv(path: Path, rows: Iterable[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = [quoted(argument, TEXTS) for argument in sys.argv[1:]]
     main()

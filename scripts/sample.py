@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout thi
 
 from data.cache import keep_compiled_code
 from model.runs import find_checkpoint
-from scripts.cli import drop_output, entry, pick_device, plain, quoted, user_errors
+from scripts.cli import drop_output, entry, pick_device, plain, user_errors
 
 TEXTS = ("ckpt", "prompt", "prompt_file", "stop")  # keys whose value is text as it was typed
 OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed", "use_cache")
 
 
-@entry("sample")
+@entry("sample", TEXTS)
 def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():
@@ -97,7 +97,6 @@ def sample(lm, prompts: list[str], stream: bool, options: dict) -> Iterator[str]
 
 def show(pieces: Iterator[str]) -> None:
     """Writes piece after piece, until the reader has had enough: Ctrl-C, or the end of `| head`."""
-    sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character should not end the sample
     try:
         for piece in pieces:
             print(piece, end="", flush=True)
@@ -108,5 +107,4 @@ def show(pieces: Iterator[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = [quoted(argument, TEXTS) for argument in sys.argv[1:]]
     main()

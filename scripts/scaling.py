@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
 
 from model.runs import find_sweep
-from scripts.cli import entry, plain, quoted, user_errors
+from scripts.cli import entry, plain, user_errors, writable
 from scripts.tables import aligned
 
 TEXTS = ("dir", "out")  # keys whose value is text as it was typed
@@ -39,7 +39,7 @@ CAVEATS = (
 )
 
 
-@entry("scaling")
+@entry("scaling", TEXTS)
 def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():
@@ -61,7 +61,6 @@ def main(cfg) -> None:
     (folder / "scaling.json").write_text(json.dumps(without_nan(found), indent=2) + "\n", encoding="utf-8")
     (folder / "scaling.md").write_text(text, encoding="utf-8")
     plot(folder / "scaling.png", cells, law, resamples)
-    sys.stdout.reconfigure(errors="replace")  # a terminal without some letter should not end it
     print(f"{text}\n{folder}: scaling.md, scaling.json, scaling.png", flush=True)
 
 
@@ -278,5 +277,4 @@ def without_nan(value):
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = [quoted(argument, TEXTS) for argument in sys.argv[1:]]
     main()

@@ -57,6 +57,24 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def configure(tmp_path, text):
+    """The settings of a tiny run on `text`, in a folder of tmp_path."""
+    from tests.runs import composed
+
+    def configure(*overrides, folder="run"):
+        return composed(f"data.path={text}", f"data.cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / folder}", *overrides)
+
+    return configure
+
+
 def tiny_gpt(**choices) -> GPT:
     """A GPT with all weights random, in evaluation mode."""
     shape = {"vocab_size": 31, "context_length": 12, "n_layers": 2, "dim": 32, "n_heads": 4}

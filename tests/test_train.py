@@ -1,67 +1,18 @@
-"""train.py end to end, on tiny text: what a run leaves behind, resuming, and every wrong setting in one line."""
+"""train.py end to end, on tiny text: what a run leaves behind, and every wrong setting in one line."""
 
-import csv
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
 import train as train_script
 from model.checkpoint import load
 from model.gpt import Block
-from scripts.cli import CONFIGS, UserError
-from tests.conftest import assert_refused, run_python
-
-ROOT = CONFIGS.parent
-TINY = [
-    "data=files",
-    "data.tokenizer.vocab_size=300",
-    "data.batch_size=4",
-    "model.context_length=32",
-    "model.n_layers=2",
-    "model.dim=32",
-    "model.n_heads=2",
-    "trainer.max_steps=8",
-    "trainer.val_check_interval=4",
-    "trainer.log_every_n_steps=2",
-    "trainer.accelerator=cpu",
-    "trainer.precision=32-true",
-    "optim.schedule.warmup_steps=2",
-    "callbacks.samples.max_new_tokens=8",
-]
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def configure(tmp_path, text):
-    def configure(*overrides, folder="run"):
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            fixed = [f"data.path={text}", f"data.cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / folder}"]
-            return compose("train", [*TINY, *fixed, *overrides])
-
-    return configure
-
-
-def command_line(*overrides, cwd):
-    """`python train.py ...` in a process of its own."""
-    return run_python(ROOT / "train.py", *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"))
-
-
-def rows(folder: Path) -> list[dict]:
-    files = sorted(folder.glob("csv/version_*/metrics.csv"))
-    return [row for file in files for row in csv.DictReader(file.open())]
+from scripts.cli import UserError
+from tests.conftest import assert_refused
+from tests.runs import TINY, Interrupted, command_line, rows, stop_after
 
 
 def test_a_run_leaves_everything_that_explains_it(configure, tmp_path):
@@ -155,48 +106,6 @@ def test_accumulation_equals_one_large_batch(configure, tmp_path):
     assert json.loads((tmp_path / "half" / "summary.json").read_text())["tokens"] == 8 * 4 * 32
 
 
-def test_resumed_run_equals_the_uninterrupted_one(configure, tmp_path):
-    whole = train_script.train(configure("logger=none", folder="whole"))
-
-    cfg = configure("+trainer.limit_train_batches=null", folder="half")
-    cfg.trainer.max_steps = 8
-    interrupted = stop_after(4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.training.callbacks.Samples.on_validation_end", interrupted)
-        with pytest.raises(Interrupted):
-            train_script.train(cfg)
-    resumed = train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half"))
-    assert resumed == pytest.approx(whole, rel=1e-6)
-
-
-class Interrupted(Exception):
-    pass
-
-
-def stop_after(step):
-    def on_validation_end(self, trainer, module):
-        trainer.save_checkpoint(Path(self.path).parent / "checkpoints" / "last.ckpt")
-        raise Interrupted
-
-    return on_validation_end
-
-
-def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, tmp_path, text):
-    train_script.train(configure())
-    longer = train_script.train(configure(f"resume={tmp_path / 'run'}", folder="run"))
-    assert longer["val/loss"] > 0  # nothing was left to do, and nothing broke
-
-    saved = tmp_path / "run" / "config.yaml"
-    original = saved.read_text()
-    saved.write_text(original.replace("dim: 32", "dim: 64"))
-    with pytest.raises(UserError, match="model.dim=64 does not fit .* trained with 32"):
-        train_script.train(configure(f"resume={tmp_path / 'run'}"))
-    saved.write_text(original)
-    text.write_text(text.read_text() + "one more line\n")
-    with pytest.raises(UserError, match="the data are not those of"):
-        train_script.train(configure(f"resume={tmp_path / 'run'}"))
-
-
 def test_documents_that_share_a_window_are_kept_apart_also_after_resuming(configure, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": f"the square of {i} is {i * i}."}) + "\n" for i in range(600)))
@@ -266,6 +175,10 @@ def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tm
         (["model.causal=false"], "model.causal=false lets every position see the future, so its losses would be false; say causality.allow_leak=true"),
         (["causality.allow_leak=maybe"], "causality.allow_leak=maybe must be true or false"),
         (["resume=nowhere"], "nowhere does not exist"),
+        (["trainer.gradient_clip_val=abc"], "trainer: `gradient_clip_val`"),
+        (["callbacks.progress.lines=0"], "callbacks.progress.lines=0 must be a whole number, at least 1"),
+        (["logger=null"], "Config group override must be a string"),
+        (["+callbacks.progress.line=2"], "unexpected keyword argument 'line'"),
         (["model.n_heads"], "n_heads"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -275,13 +188,28 @@ def test_wrong_settings_end_in_one_line_and_leave_nothing(overrides, message, tm
     assert not list(tmp_path.rglob("*.yaml"))
 
 
-def test_command_line_trains_and_resumes_latest(tmp_path, text):
-    tiny = [*TINY, f"data.path={text}"]
-    first = command_line(*tiny, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    [folder] = tmp_path.glob("outputs/*/*")
-    second = command_line("resume=latest", "trainer.max_steps=12", cwd=tmp_path)
-    assert second.returncode == 0, second.stderr
-    assert list(tmp_path.glob("outputs/*/*")) == [folder]
-    assert json.loads((folder / "summary.json").read_text())["steps"] == 12
-    assert [int(row["step"]) for row in rows(folder) if row["train/loss"]] == [2, 4, 6, 8, 10, 12]
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["callbacks.samples.max_new_tokens=0"], "callbacks.samples: max_new_tokens=0 must be .*; ~callbacks.samples leaves it out"),
+        (["callbacks.samples.temperature=-1"], "callbacks.samples: .*temperature=-1"),
+        (["data.tokenizer.kind=char", "callbacks.samples.prompt='é'"], "callbacks.samples: the prompt has 'é'"),
+    ],
+    ids=str,
+)
+def test_samples_that_cannot_be_are_refused_before_the_first_step(configure, tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        train_script.train(configure(*overrides))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_callback_may_be_left_out_by_null(configure, tmp_path):
+    train_script.train(configure("callbacks.samples=null"))
+    assert not (tmp_path / "run" / "samples.txt").exists()
+
+
+def test_a_log_that_is_not_utf8_ends_nothing(tmp_path, text):
+    """An untrained model of bytes writes characters that Latin-1 lacks."""
+    bytes_alone = ["data.tokenizer.kind=byte", "data.tokenizer.vocab_size=null", "trainer.max_steps=4"]
+    done = command_line(*TINY, *bytes_alone, f"data.path={text}", cwd=tmp_path, PYTHONIOENCODING="latin-1")
+    assert done.returncode == 0, done.stderr

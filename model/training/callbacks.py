@@ -16,6 +16,10 @@ from model.text import LanguageModel
 from model.training.hardware import compile_seconds, mfu
 
 
+class Refused(ValueError):
+    """A setting that only the model and its tokenizer can show to be wrong, before the first step."""
+
+
 class Metrics(Callback):
     """Logs loss, learning rate and throughput every `trainer.log_every_n_steps`, and keeps the curves for the summary.
 
@@ -23,8 +27,9 @@ class Metrics(Callback):
     MFU is logged where the device's dense peak is known. `started` is when the process began, by time.perf_counter().
     """
 
-    def __init__(self, tokens_per_step: int, flops_per_token: float, peak_flops: float | None, started: float = 0.0):
-        self.tokens_per_step, self.flops_per_token, self.peak_flops = tokens_per_step, flops_per_token, peak_flops
+    def __init__(self, tokens_per_step: int, peak_flops: float | None, started: float = 0.0):
+        self.tokens_per_step, self.peak_flops = tokens_per_step, peak_flops
+        self.flops_per_token = 0  # the model's, when there is one
         self.train: list[dict] = []  # step, loss, tokens_per_second
         self.val: list[dict] = []  # step, loss, bpb
         self._clock = Stopwatch()
@@ -41,6 +46,9 @@ class Metrics(Callback):
     def of(trainer: Trainer) -> "Metrics":
         """The trainer's one Metrics callback, for the callbacks that show what it measured."""
         return next(callback for callback in trainer.callbacks if isinstance(callback, Metrics))
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.flops_per_token = pl_module.model.flops_per_token()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = trainer.global_step
@@ -165,6 +173,8 @@ class Progress(Callback):
     """A bar on a terminal; elsewhere (a log file, CI) about `lines` plain lines a run. Before both, how long compiling took."""
 
     def __init__(self, lines: int = 20):
+        if not isinstance(lines, int) or lines < 1:
+            raise ValueError(f"callbacks.progress.lines={lines} must be a whole number, at least 1; ~callbacks.progress shows none")
         self.lines = lines
         self._bar: tqdm | None = None
         self._shown = 0
@@ -238,13 +248,22 @@ class Samples(Callback):
         self.path, self.prompt = Path(folder) / "samples.txt", str(prompt)  # prompt=1 arrives as a number
         self.options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        try:
+            writer(pl_module).stream(self.prompt, **self.options)  # checked, not begun
+        except ValueError as error:
+            raise Refused(f"callbacks.samples: {error}; ~callbacks.samples leaves it out") from error
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        payload = pl_module.payload
-        lm = LanguageModel(pl_module.model, Tokenizer.from_str(payload["tokenizer"]), eot=payload["eot"])
-        text = lm.generate(self.prompt, **self.options)
+        text = writer(pl_module).generate(self.prompt, **self.options)
         text = f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n"
         with self.path.open("a", encoding="utf-8") as file:
             file.write(text)
         tqdm.write(text)
+
+
+def writer(pl_module: LightningModule) -> LanguageModel:
+    payload = pl_module.payload
+    return LanguageModel(pl_module.model, Tokenizer.from_str(payload["tokenizer"]), eot=payload["eot"])

@@ -11,11 +11,12 @@ from model.analysis.cell import Cell
 from model.analysis.certificate import Certificate
 from model.analysis.checks import attention, documents, reach_by_gradient, reach_by_perturbation, rows
 from model.analysis.subject import GPTSubject, Subject, randomise, windows_of
+from model.training.callbacks import Refused
 
 BUDGET = 5e10  # FLOPs for each of the two reaches: a dozen positions of `nano`
 
 
-class CausalityError(ValueError):
+class CausalityError(Refused):
     """The model sees what it may not see, or does not see what it should."""
 
 

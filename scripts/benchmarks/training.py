@@ -197,7 +197,7 @@ def lightning_seconds(bench: Bench, module: LanguageModule, windows: TrainWindow
     """Of every timed step in the Trainer that train.py would build: what a step costs, without validation and checkpoints."""
     plan = bench.plan
     marks = Marks(bench.device)
-    metrics = Metrics(plan.tokens_per_step(), module.model.flops_per_token(), plan.hardware.peak_flops)
+    metrics = Metrics(plan.tokens_per_step(), plan.hardware.peak_flops)
     arguments = bench.cfg["trainer"] | {
         "accelerator": plan.hardware.accelerator,
         "precision": plan.hardware.precision,
@@ -220,8 +220,9 @@ def lightning_seconds(bench: Bench, module: LanguageModule, windows: TrainWindow
 
 
 def callbacks(cfg: dict) -> list[Callback]:
-    """train.py's, but for the certificate, which comes before the first step."""
-    return list(instantiate({name: callback for name, callback in cfg["callbacks"].items() if name != "causality"}).values())
+    """train.py's, but for those that work before the first step or after validation alone, of a model that has a tokenizer."""
+    chosen = {name: callback for name, callback in cfg["callbacks"].items() if name not in ("causality", "samples")}
+    return [callback for callback in instantiate(chosen).values() if callback is not None]
 
 
 def draw_steps(laps: list[list[float]], axes) -> None:

@@ -59,7 +59,7 @@ def test_outside_runs_the_callbacks_and_the_logger_of_train_py_and_keeps_the_res
     monkeypatch.setattr(Trainer, "fit", lambda trainer, *arguments: trainers.append(trainer) or fit(trainer, *arguments))
     (section,) = training.outside(bench)
     names = [{type(callback).__name__ for callback in trainer.callbacks} for trainer in trainers]
-    assert len(names) == 2 and all({"Metrics", "Progress", "Samples", "WindowLosses", "HeadMetrics", "ModelCheckpoint"} <= n for n in names)
+    assert len(names) == 2 and all({"Metrics", "Progress", "WindowLosses", "HeadMetrics", "Checkpoint"} <= n for n in names)
     files = sorted(tmp_path.glob("csv/version_*/metrics.csv"))
     assert [[int(row["step"]) for row in csv.DictReader(file.open())] for file in files] == [[1, 2, 3, 4]] * 2
     assert not list(tmp_path.rglob("*.ckpt")) and not (tmp_path / "samples.txt").exists()

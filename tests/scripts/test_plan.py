@@ -1,4 +1,4 @@
-"""What a checked plan decides by itself: how a run on CUDA is compiled. No GPU is needed, torch only has to say that there is one."""
+"""What a checked plan decides by itself, how a run on CUDA is compiled, for which torch only has to say that there is one; what it refuses."""
 
 import os
 import shutil
@@ -59,6 +59,21 @@ def test_flex_needs_heads_that_its_kernels_can_compute(monkeypatch):
     with pytest.raises(ValueError, match="model.backend=flex needs a head size of at least 16, not 8 .*; use model.backend=fused"):
         mode(monkeypatch, *flex, "model.n_heads=8")
     assert mode(monkeypatch, *flex, "model.n_heads=4") == mode(monkeypatch, *flex, "model.n_heads=0", "model.qk_norm=false") == "default"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=18446744073709551616", r"seed=18446744073709551616 must be a whole number from 0 to 2\*\*64 - 1"),
+        ("optim.schedule=null", "optim.schedule=None must be a group of settings; change single ones, such as optim.schedule.KEY=VALUE"),
+        ("causality=true", "causality=True must be a group of settings"),
+        ("+trainer.limit_val_batches=0", "trainer.limit_val_batches=0 leaves no validation"),
+        ("trainer.max_time=10", "trainer.max_time=10 must be DD:HH:MM:SS"),
+    ],
+)
+def test_what_lightning_or_the_first_validation_would_stumble_over_is_refused(monkeypatch, override, message):
+    with pytest.raises(ValueError, match=message):
+        mode(monkeypatch, override)
 
 
 COMPILES = """

@@ -30,17 +30,19 @@ def test_stopwatch_counts_only_while_it_runs(monkeypatch):
 
 
 def test_mfu_is_the_median_speed_against_the_peak():
-    metrics = Metrics(tokens_per_step=100, flops_per_token=6e6, peak_flops=3e12)
+    metrics, unknown = (Metrics(tokens_per_step=100, peak_flops=peak) for peak in (3e12, None))
+    for each in (metrics, unknown):
+        each.on_fit_start(None, SimpleNamespace(model=SimpleNamespace(flops_per_token=lambda: 6e6)))
     metrics.train = [{"step": step, "loss": 1.0, "tokens_per_second": speed} for step, speed in ((1, 1e3), (2, 2e5), (3, 3e5))]
     assert metrics.tokens_per_second() == 2e5
     assert metrics.mfu() == 2e5 * 6e6 / 3e12
-    assert Metrics(100, 6e6, None).mfu(2e5) is None
+    assert unknown.mfu(2e5) is None
     metrics.count_devices(4)
     assert metrics.tokens_per_step == 400 and metrics.mfu(8e5) == 2e5 * 6e6 / 3e12
 
 
 def test_curves_survive_a_checkpoint():
-    metrics, resumed = Metrics(1, 1.0, None), Metrics(1, 1.0, None)
+    metrics, resumed = Metrics(1, None), Metrics(1, None)
     metrics.train.append({"step": 10, "loss": 2.0, "tokens_per_second": 5.0})
     metrics.val.append({"step": 10, "loss": 2.5, "bpb": 1.0})
     resumed.load_state_dict(metrics.state_dict())
@@ -50,7 +52,7 @@ def test_curves_survive_a_checkpoint():
 def test_seconds_and_tokens_of_training_survive_a_checkpoint(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    metrics, resumed = Metrics(100, 1.0, None, started=-2.0), Metrics(100, 1.0, None, started=89.0)
+    metrics, resumed = Metrics(100, None, started=-2.0), Metrics(100, None, started=89.0)
     metrics._clock.start()
     now[0] = 3.0
     metrics._clock.stop()
@@ -63,7 +65,7 @@ def test_seconds_and_tokens_of_training_survive_a_checkpoint(monkeypatch):
 
 
 def test_window_losses_are_kept_of_the_newest_and_of_the_best_validation(tmp_path):
-    metrics, keep = Metrics(1, 1.0, None), WindowLosses(tmp_path)
+    metrics, keep = Metrics(1, None), WindowLosses(tmp_path)
     for step, loss in ((10, 2.0), (20, 1.0), (30, 1.5)):
         metrics.val.append({"step": step, "loss": loss, "bpb": loss})
         trainer = SimpleNamespace(is_global_zero=True, callbacks=[metrics], global_step=step)
@@ -119,7 +121,7 @@ def test_garbage_is_collected_at_validations_and_as_usual_afterwards(end):
 def test_the_time_of_compiling_is_told_once_after_the_first_step(monkeypatch, capsys, mode):
     monkeypatch.setattr(callbacks, "compile_seconds", lambda: 41.3)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere/compiled")
-    progress, metrics = Progress(), Metrics(1, 1.0, None)
+    progress, metrics = Progress(), Metrics(1, None)
     trainer = SimpleNamespace(is_global_zero=True, callbacks=[metrics], global_step=0, max_steps=5)
     progress.on_train_start(trainer, SimpleNamespace(compile_mode=mode))
     assert "compiled" not in capsys.readouterr().out
