@@ -1,5 +1,6 @@
 """Where downloaded and prepared data lies, and how it gets there without ever being seen half-written."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -18,9 +19,11 @@ def default_cache_dir() -> Path:
 
 def keep_compiled_code() -> None:
     """Tells torch's compiler, before it is first used, to keep what it makes beside the data, so that the next start is quicker: its own
-    place would be below /tmp. $TORCHINDUCTOR_CACHE_DIR names another.
+    place, which it keeps where ours cannot be written, is below /tmp. $TORCHINDUCTOR_CACHE_DIR names another.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(default_cache_dir() / "compiled"))
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        with contextlib.suppress(OSError):  # the data may lie elsewhere, or be prepared already
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(make_folder(default_cache_dir() / "compiled"))
 
 
 def make_folder(folder: Path) -> Path:

@@ -5,6 +5,7 @@ import glob
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,12 @@ class Files:
     """Files of the kinds in LEGAL.
 
     A text file is a document whose last `val_fraction`, from a line start on, validates. In .jsonl and .parquet every row is a
-    document, and a hash of file name and row number puts about `val_fraction` of the rows into validation.
+    document, and a hash of row number and file name puts about `val_fraction` of the rows into validation. File names count from the
+    folder that all files share, so that a moved folder is split as before.
 
     path: a file, a folder (searched to every depth), or a glob (`**` for any depth).
     text_field: the key or column that holds the text of a row.
-    val_path: like `path`; these files are the validation part then, and those of `path` are not split.
+    val_path: like `path`; these files are the validation part then, the other files of `path` the training part, and none is split.
     """
 
     path: str
@@ -39,25 +41,37 @@ class Files:
 
     def __post_init__(self) -> None:
         check_fraction(self.val_fraction)
-        find("path", self.path)
+        self.files("train")
+
+    def files(self, split: Split) -> list[tuple[str, Path]]:
+        """(name below the folder that they share, path) of the files that `split` is taken from, sorted.
+
+        Raises:
+            ValueError, OSError: see `find`; ValueError too where `val_path` leaves nothing to train on.
+        """
+        paths = find("path", self.path)
         if self.val_path is not None:
-            find("val_path", self.val_path)
+            held_out = find("val_path", self.val_path)
+            known = {path.resolve() for path in held_out}
+            paths = held_out if split == "val" else [path for path in paths if path.resolve() not in known]
+        if not paths:
+            raise ValueError(f"data.val_path={self.val_path}: takes every file of data.path={self.path}; leave some to train on")
+        shared = os.path.commonpath([path.parent for path in paths])
+        return [(os.path.relpath(path, shared), path) for path in paths]
 
     def fingerprint(self) -> dict[str, Any]:
-        files = [(f"train {path.name}", path) for path in find("path", self.path)]
-        if self.val_path is not None:
-            files += [(f"val {path.name}", path) for path in find("val_path", self.val_path)]
+        parts: tuple[Split, ...] = ("train",) if self.val_path is None else ("train", "val")
+        files = [(f"{part} {name}", path) for part in parts for name, path in self.files(part)]
         split = {"val_fraction": self.val_fraction} if self.val_path is None else {"val_path": True}
         return {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field, **split}
 
     def pieces(self, split: Split) -> Iterator[Piece]:
-        separate = self.val_path is not None
-        paths = find("val_path", self.val_path) if separate and split == "val" else find("path", self.path)
-        for path in paths:
-            if path.name.endswith(TEXT):
-                yield from self._text(path, None if separate else split)
-            else:
-                yield from self._rows(path, None if separate else split)
+        own = split if self.val_path is None else None
+        for name, path in self.files(split):
+            try:
+                yield from self._text(path, own) if path.name.endswith(TEXT) else self._rows(name, path, own)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise ValueError(f"{path} is damaged or not all of it is there ({error}); copy or pack it again") from error
 
     def _text(self, path: Path, split: Split | None) -> Iterator[Piece]:
         with _open(path) as file:
@@ -69,10 +83,10 @@ class Files:
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path} is not UTF-8 ({error.reason}); convert it first, e.g. iconv -f latin1 -t utf-8") from error
 
-    def _rows(self, path: Path, split: Split | None) -> Iterator[Piece]:
+    def _rows(self, name: str, path: Path, split: Split | None) -> Iterator[Piece]:
         rows = _parquet_rows if path.name.endswith(PARQUET) else _json_rows
         for number, text in rows(path, self.text_field):
-            if split is None or in_split(f"{path.name}:{number}", split, self.val_fraction):
+            if split is None or in_split(f"{name}:{number}", split, self.val_fraction):
                 yield from cut(text)
 
 
@@ -132,7 +146,7 @@ def _json_rows(path: Path, text_field: str) -> Iterator[tuple[int, str]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: not json ({error}); a .jsonl file holds one json object a line") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number}: a json object is needed, such as {{{text_field!r}: ...}}, not {line[:40]!r}")
@@ -144,18 +158,17 @@ def _parquet_rows(path: Path, text_field: str) -> Iterator[tuple[int, str]]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is no parquet file ({error})") from error
-    with table:
-        names = table.schema_arrow.names
-        if text_field not in names:
-            row_text(dict.fromkeys(names), text_field, str(path))
-        number = 0
-        for batch in table.iter_batches(PARQUET_ROWS, columns=[text_field]):
-            for text in batch.column(0).to_pylist():
-                number += 1
-                yield number, row_text({text_field: text}, text_field, f"{path}, row {number}")
+        with pyarrow.parquet.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            if text_field not in names:
+                row_text(dict.fromkeys(names), text_field, str(path))
+            number = 0
+            for batch in table.iter_batches(PARQUET_ROWS, columns=[text_field]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    yield number, row_text({text_field: text}, text_field, f"{path}, row {number}")
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is no parquet file, or damaged ({error}); copy or write it again") from error
 
 
 def row_text(row: dict[str, Any], text_field: str, where: str) -> str:

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from data.cache import default_cache_dir, write_folder
 from data.sources import Piece, Source, Split
-from data.tokenizer import TokenizerConfig, build, load
+from data.tokenizer import TokenizerConfig, build, load, n_ids
 from data.words import WordEncoder, splits_like_gpt2
 
 FORMAT = 1  # raised whenever the same settings would give other files
@@ -88,7 +88,8 @@ def prepare(
 
     def fill(part: Path) -> None:
         tokenizer = build(tokenizer_config, _training_texts(source, tokenizer_config, token_budget, progress))
-        tokenizer.save(str(part / "tokenizer.json"))
+        # not tokenizer.save, which raises a bare Exception where the disk is full
+        (part / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         sizes = _write_tokens(source, tokenizer, tokenizer_config, budgets, part / "tokens.bin", progress)
         libraries = {"tokenizers": tokenizers.__version__}
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -140,7 +141,7 @@ def _write_tokens(
     source: Source, tokenizer: Tokenizer, config: TokenizerConfig, budgets: dict[str, int | None], path: Path, progress: bool
 ) -> dict[str, Any]:
     """Writes both parts to `path`; returns what meta.json says about them."""
-    vocab_size = max(tokenizer.get_vocab().values()) + 1  # ids of a foreign tokenizer may have gaps
+    vocab_size = n_ids(tokenizer)
     dtype = "uint16" if vocab_size <= LARGEST_UINT16 else "uint32"
     eot_id = tokenizer.token_to_id(config.eot)
     counts = {}

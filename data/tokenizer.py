@@ -95,6 +95,11 @@ def load(json: str) -> Tokenizer:
     return _ready(Tokenizer.from_str(json))
 
 
+def n_ids(tokenizer: Tokenizer) -> int:
+    """How many ids an embedding needs: more than there are tokens where a foreign tokenizer leaves gaps between them."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def _ready(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()  # a downloaded tokenizer may come with either, and both would change the text

@@ -21,6 +21,9 @@ MOST_WAITING = 32      # tokens without an end of a character in sight: the byte
 class LanguageModel:
     """A GPT, its tokenizer, and the token `eot` that ends a text.
 
+    n_ids: one more than the largest id of a token. A foreign tokenizer may leave gaps below it: an id without a token was never trained
+    on and reads as "". The model may have more rows.
+
     The tokenizer is a copy, without truncation and padding. Raises ValueError if it has more tokens than the model, or no `eot`.
     """
 
@@ -29,9 +32,9 @@ class LanguageModel:
         self.tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        n_tokens, n_rows = self.tokenizer.get_vocab_size(), model.config.vocab_size
-        if n_tokens > n_rows:
-            raise ValueError(f"the tokenizer's {n_tokens} tokens exceed the model's vocab_size={n_rows}; they do not belong together")
+        self.n_ids, n_rows = max(self.tokenizer.get_vocab().values()) + 1, model.config.vocab_size
+        if self.n_ids > n_rows:
+            raise ValueError(f"the tokenizer's {self.n_ids} tokens exceed the model's vocab_size={n_rows}; they do not belong together")
         if self.tokenizer.token_to_id(eot) is None:
             raise ValueError(f"the tokenizer has no token {eot!r}; pass eot=... with the one that ends its texts")
 
@@ -109,7 +112,7 @@ class LanguageModel:
             seed=seed,
             use_cache=use_cache,
             eot_id=eot_id,
-            vocab_size=self.tokenizer.get_vocab_size(),
+            vocab_size=self.n_ids,
             first=self._beginning_with(cut),
             head_gate=head_gate,
             compile=compile,
@@ -127,10 +130,10 @@ class LanguageModel:
         return (ids[:-1], ids[-1:]) if healed else (ids, [])
 
     def _beginning_with(self, cut: Sequence[list[int]]) -> Tensor | None:
-        """For each row, the tokens that may replace what was cut off its prompt: boolean (B, tokens); None if nothing was."""
+        """For each row, the tokens that may replace what was cut off its prompt: boolean (B, n_ids); None if nothing was."""
         if not any(cut):
             return None
-        allowed = torch.ones(len(cut), self.tokenizer.get_vocab_size(), dtype=torch.bool)
+        allowed = torch.ones(len(cut), self.n_ids, dtype=torch.bool)
         for row, ids in zip(allowed, cut):
             if ids:
                 row[:] = False

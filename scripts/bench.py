@@ -84,9 +84,9 @@ def plan_of(cfg: DictConfig) -> Plan:
     if tokenizer.kind == "hub":
         raise ValueError(f"model.vocab_size=null: {tokenizer.path} would have to be loaded to know; say it, as in model.vocab_size=50304")
     if tokenizer.kind == "file":
-        from tokenizers import Tokenizer
+        from data.tokenizer import build, n_ids
 
-        size = Tokenizer.from_file(str(Path(tokenizer.path).expanduser())).get_vocab_size()
+        size = n_ids(build(tokenizer, ()))
     else:
         size = tokenizer.vocab_size if tokenizer.kind == "bpe" else VOCABULARY[tokenizer.kind]
     return replace(plan, model=replace(plan.model, vocab_size=size))

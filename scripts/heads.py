@@ -100,7 +100,7 @@ def alphabet(lm):
     """The ids that random sequences are drawn from: every token but the one that ends a text."""
     import torch
 
-    ids = torch.arange(lm.tokenizer.get_vocab_size())
+    ids = torch.tensor(sorted(lm.tokenizer.get_vocab().values()))  # which may have gaps
     return ids[ids != lm.tokenizer.token_to_id(lm.eot)]
 
 
@@ -125,11 +125,11 @@ def write_maps(folder: Path, lm, ids: list[int], text, name: str) -> list[str]:
     from model.generate import inference
 
     batch = torch.tensor([ids], device=lm.model.embed.weight.device)
-    options, n_tokens = within_documents(batch, text.document_eot), lm.tokenizer.get_vocab_size()
+    options = within_documents(batch, text.document_eot)
     maps = attention_maps(lm.model, batch, **options)[:, 0].cpu()  # (L, H, T, T)
     with inference(list(lm.model.modules())):
-        probabilities = lm.model(batch, **options)[0, :, :n_tokens].float().softmax(-1)  # (T, tokens)
-    top = probabilities.topk(min(MOST_PROBABLE, n_tokens))
+        probabilities = lm.model(batch, **options)[0, :, : lm.n_ids].float().softmax(-1)  # (T, n_ids)
+    top = probabilities.topk(min(MOST_PROBABLE, lm.n_ids))
     after = [[(piece(lm, token), p) for token, p in zip(*row)] for row in zip(top.indices.tolist(), top.values.tolist())]
     tokens = [piece(lm, token) for token in ids]
     plot_maps(folder / "attention.png", maps, tokens)

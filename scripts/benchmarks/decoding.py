@@ -42,7 +42,7 @@ def subject(bench: Bench) -> tuple[GPT, int]:
     if bench.cfg["ckpt"] is not None:
         with user_errors():
             lm = load(bench.cfg["ckpt"], bench.device)
-        model, vocab_size = lm.model, lm.tokenizer.get_vocab_size()
+        model, vocab_size = lm.model, lm.n_ids
     else:
         torch.manual_seed(bench.cfg["seed"])
         model, vocab_size = randomise(GPT(bench.plan.model)).to(bench.device).eval(), bench.plan.model.vocab_size

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from data import packing
-from data.cache import default_cache_dir
 from data.packing import prepare
 from data.sources import Piece
 from data.tokenizer import TokenizerConfig, build
@@ -114,10 +113,11 @@ def test_large_vocabulary_takes_wider_ids(tmp_path):
     assert wide.tokens("train")[-1] == 1 << 16
 
 
-def test_same_settings_are_reused_without_reading(tmp_path):
+def test_same_settings_are_reused_without_reading_and_writing(tmp_path, monkeypatch):
     source = Pieces()
     first = prepare(source, CHAR, tmp_path, progress=False)
     reads, written = source.reads, (first.folder / "tokens.bin").stat().st_mtime_ns
+    monkeypatch.setattr("data.cache.make_folder", lambda folder: pytest.fail(f"{folder} need not be writable"))
     again = prepare(source, CHAR, tmp_path, progress=False)
     assert source.reads == reads > 0
     assert again.folder == first.folder and (again.folder / "tokens.bin").stat().st_mtime_ns == written
@@ -189,18 +189,24 @@ def test_an_empty_part_is_refused(tmp_path, empty):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", "/home/someone")
-    monkeypatch.delenv("TRIL_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert default_cache_dir() == Path("/home/someone/.cache/tril")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert default_cache_dir() == Path("/x/tril")
-    monkeypatch.setenv("TRIL_CACHE", "/t")
-    assert default_cache_dir() == Path("/t")
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_cache_folder_that_cannot_be_written_is_one_line(tmp_path, place):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="cannot write to the cache folder.*data.cache_dir=FOLDER"):
-        prepare(Pieces(), CHAR, tmp_path / "file", progress=False)
+        prepare(Pieces(), CHAR, tmp_path / place, progress=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk to be full")
+def test_a_full_disk_is_an_os_error_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def build_on_a_full_disk(*arguments):
+        [part] = tmp_path.glob(".tmp-*/*")
+        (part / "tokenizer.json").symlink_to("/dev/full")
+        return build(*arguments)
+
+    monkeypatch.setattr(packing, "build", build_on_a_full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        prepare(Pieces(), CHAR, tmp_path, progress=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 PREPARE = """

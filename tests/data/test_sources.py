@@ -1,19 +1,14 @@
 """Sources: which text, in which part, in what pieces, and when they are the same."""
 
-import gzip
 import hashlib
 import http.server
-import json
 import sysconfig
 import threading
 import tracemalloc
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
-from data import files, sources
-from data.files import Files
+from data import sources
 from data.sources import Piece, Shakespeare, StandardLibrary, cut, digest_files, in_split
 
 
@@ -125,100 +120,7 @@ def test_failed_download_is_one_clear_line(server, tmp_path, trouble):
     assert "\n" not in str(error.value) and url in str(error.value)
 
 
-@pytest.mark.parametrize("ending", [".txt", ".md", ".txt.gz"])
-@pytest.mark.parametrize("piece_size", [4, 1 << 18])
-def test_text_files_are_split_at_a_line_start(tmp_path, monkeypatch, ending, piece_size):
-    monkeypatch.setattr(files, "PIECE_SIZE", piece_size)
-    lines = [f"{i:03d} é\r\n" for i in range(100)]  # 8 bytes each
-    opener = gzip.open if ending.endswith(".gz") else open
-    with opener(tmp_path / f"a{ending}", "wb") as file:
-        file.write("".join(lines).encode())
-    source = Files(path=str(tmp_path), val_fraction=0.1)
-    assert documents(source, "train") == ["".join(lines[:90])]
-    assert documents(source, "val") == ["".join(lines[90:])]
-    assert documents(Files(path=str(tmp_path), val_fraction=0.101), "val") == ["".join(lines[90:])]  # inside line 89: the next start
-
-
-def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
-    texts = [f"row {i}\nwith two lines" for i in range(200)]
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write("\n".join(json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)) + "\n\n")
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts, "id": list(range(200))}), tmp_path / "b.parquet")
-    for name in ("a.jsonl.gz", "b.parquet"):
-        source = Files(path=str(tmp_path / name), val_fraction=0.2)
-        train, val = documents(source, "train"), documents(source, "val")
-        assert sorted(train + val) == sorted(texts)
-        assert 10 < len(val) < 80
-        assert train == [text for text in texts if text in set(train)]  # in their order
-
-
-def test_pieces_of_a_text_file_end_at_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "PIECE_SIZE", 6)
-    (tmp_path / "a.txt").write_text("abc\ndefg\nhijklmnopqrstuvwxyz\nend\n")
-    pieces = [piece.text for piece in Files(path=str(tmp_path), val_fraction=0.1).pieces("train")]
-    assert pieces == ["abc\ndefg\n", "hijklmnopqrs", "tuvwxyz\n"]
-
-
-def test_own_validation_files(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train/a.txt").write_text("one\ntwo\n")
-    (tmp_path / "val.txt").write_text("three\n")
-    source = Files(path=str(tmp_path / "train/*.txt"), val_path=str(tmp_path / "val.txt"))
-    assert (documents(source, "train"), documents(source, "val")) == (["one\ntwo\n"], ["three\n"])
-    assert source.fingerprint() != Files(path=str(tmp_path / "train/*.txt")).fingerprint()
-    (tmp_path / "val.jsonl").write_text("".join(f'{{"text": "{i}"}}\n' for i in range(50)))
-    source = Files(path=str(tmp_path / "train/*.txt"), val_path=str(tmp_path / "val.jsonl"), val_fraction=0.5)
-    assert documents(source, "val") == [str(i) for i in range(50)]
-
-
-def test_fingerprint_follows_content_and_not_place(tmp_path):
-    for folder in ("x", "y"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "a.txt").write_text("same\n")
-    x, y = (Files(path=str(tmp_path / folder)) for folder in "xy")
-    assert x.fingerprint() == y.fingerprint()
-    (tmp_path / "y/a.txt").write_text("sane\n")
-    assert x.fingerprint() != y.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.pdf", b"x", r"cannot read .*a\.pdf; legal endings are \.txt"),
-        ("a.txt", b"caf\xe9\n" * 9, "a.txt is not UTF-8.*iconv"),
-        ("a.jsonl", b'{"text": "x"}\n{"tex\n', "line 2: not json"),
-        ("a.jsonl", b"[1]\n", "line 1: a json object is needed"),
-        ("a.jsonl", b'{"body": "x", "id": 1}\n', "no field 'text'; there are body, id: choose one with data.text_field"),
-        ("a.jsonl", b'{"text": 5}\n', "'text' holds int, not text"),
-        ("a.parquet", b"PAR?", "no parquet file"),
-    ],
-)
-def test_unreadable_files_are_refused_in_one_line(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        list(Files(path=str(tmp_path / name), val_fraction=0.5).pieces("train"))
-        list(Files(path=str(tmp_path / name), val_fraction=0.5).pieces("val"))
-
-
-def test_parquet_without_the_field_names_the_columns(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "id": [1]}), tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match="no field 'text'; there are body, id"):
-        list(Files(path=str(tmp_path)).pieces("train"))
-    assert documents(Files(path=str(tmp_path), text_field="body", val_fraction=1e-9), "train") == ["x"]
-
-
-def test_half_a_surrogate_pair_becomes_a_replacement(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
-    assert documents(Files(path=str(tmp_path), val_fraction=1e-9), "train") == ["a?b"]
-
-
-def test_nothing_matches_and_wrong_values(tmp_path):
-    with pytest.raises(OSError, match="no file matches"):
-        Files(path=str(tmp_path / "*.txt"))
-    with pytest.raises(OSError, match="no file matches"):
-        Files(path=str(tmp_path))
-    with pytest.raises(ValueError, match="data.path=None: give a file"):
-        Files(path=None)
+def test_wrong_values(tmp_path):
     with pytest.raises(OSError, match="no such file"):
         Shakespeare(path=str(tmp_path / "none.txt"))
     for fraction in (0, 1, -0.1, "x", True):

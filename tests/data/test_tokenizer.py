@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, models
 
-from data.tokenizer import UNKNOWN, TokenizerConfig, build, load
+from data.tokenizer import UNKNOWN, TokenizerConfig, build, load, n_ids
 
 CORPUS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat\n" * 20, "naïve café\r\n\ttabs\n"]
 NASTY = [
@@ -45,6 +45,12 @@ def test_ids_of_characters_and_bytes():
     assert byte.get_vocab_size() == 257
     assert len(byte.encode("é漢").ids) == 5
     assert byte.token_to_id("<|endoftext|>") == 0
+
+
+def test_ids_with_gaps_are_counted_up_to_the_last():
+    assert n_ids(build(TokenizerConfig(kind="byte"), [])) == 257
+    gaps = Tokenizer(models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
+    assert (n_ids(gaps), gaps.get_vocab_size()) == (8, 2)
 
 
 def test_bpe_learns_merges_of_the_given_size_and_always_the_same():

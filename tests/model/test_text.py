@@ -41,6 +41,15 @@ def sentencepiece_like():
     return tokenizer
 
 
+def with_gaps():
+    """256 bytes from 0 on, a word at 290, and end-of-text at 300."""
+    vocabulary = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary | {"Ġthe": 290, EOT: 300}, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
+    return tokenizer
+
+
 TOKENIZERS = {"bytes": byte_level(), "bpe": byte_level(330), "characters": characters(TEXT)}
 
 
@@ -246,6 +255,16 @@ def test_a_space_that_begins_no_other_token_stays(script):
     assert calls[0]["prompts"] == [tokenizer.encode("a ").ids] and calls[0]["first"] is None
 
 
+def test_ids_may_have_gaps(script):
+    tokenizer = with_gaps()
+    lm = LanguageModel(tiny_gpt(vocab_size=320, context_length=32), tokenizer)
+    assert lm.n_ids == 301 and tokenizer.get_vocab_size() == 258
+    lm.generate(["", "a "], 40, temperature=5.0, top_k=None)  # one begins with id 300, one goes on with a space or with id 290
+    calls = script([*tokenizer.encode("a").ids, 270, *tokenizer.encode("é").ids, 300, 299])
+    assert lm.generate("x") == "aé" == "".join(lm.stream("x"))  # an id without a token is no text
+    assert calls[0]["vocab_size"] == 301
+
+
 def test_characters_without_a_token_are_named():
     lm = language_model(characters("abc def"))
     with pytest.raises(ValueError, match="the prompt has 'x', 'é', which the tokenizer does not know"):
@@ -272,4 +291,6 @@ def test_model_and_tokenizer_must_fit():
     with pytest.raises(ValueError, match="no token '</s>'"):
         LanguageModel(tiny_gpt(vocab_size=257), tokenizer, eot="</s>")
     lm = LanguageModel(tiny_gpt(vocab_size=320), tokenizer)  # padded: fine
+    with pytest.raises(ValueError, match="301 tokens exceed the model's vocab_size=300"):
+        LanguageModel(tiny_gpt(vocab_size=300), with_gaps())
     assert lm.config.vocab_size == 320 and lm.tokenizer.to_str() == tokenizer.to_str()

@@ -23,6 +23,7 @@ from scripts.heads import alphabet, check, check_model, prompt_ids, windows_of, 
 from scripts.measured import read_run, validation_tokens
 from tests.conftest import assert_refused, run_python, tiny_gpt
 from tests.model.test_checkpoint import language_model
+from tests.model.test_text import with_gaps
 from tests.test_train import TINY
 
 SCRIPT = CONFIGS.parent / "scripts" / "heads.py"
@@ -159,6 +160,18 @@ def test_prompts(lm):
 def test_random_sequences_have_no_end_of_text():
     lm = language_model(vocab_size=300)  # 43 rows more than tokens
     assert alphabet(lm).tolist() == [i for i in range(257) if i != lm.tokenizer.token_to_id(lm.eot)]
+    assert alphabet(LanguageModel(tiny_gpt(vocab_size=301), with_gaps())).tolist() == [*range(256), 290]  # end-of-text is 300
+
+
+def test_the_maps_know_all_ids_of_a_tokenizer_with_gaps(tmp_path, monkeypatch):
+    pages = []
+    monkeypatch.setattr("model.analysis.attention_page.write_page", lambda path, **page: pages.append(page))
+    lm = LanguageModel(tiny_gpt(vocab_size=320, tie_embeddings=False), with_gaps())
+    with torch.no_grad():
+        logits = lm.model(torch.tensor([[65, 66]]))[0, :, :301]
+    lm.model.head.weight.data[300] = 50 * lm.model.head.weight.data[logits[1].argmax()]  # end-of-text is the most probable
+    write_maps(tmp_path, lm, [65, 66], Text(torch.zeros(1, 1), torch.zeros(1, 1)), "it")
+    assert pages[0]["probabilities"][1][0] == ("<|endoftext|>", pytest.approx(1))
 
 
 def test_documents_are_kept_apart_where_the_run_kept_them_apart(run):
