@@ -6,6 +6,7 @@ are left out, and says what it predicts for larger models. All keys: configs/sca
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -45,6 +46,8 @@ def main(cfg) -> None:
     with user_errors():
         check(cfg)
         place = find_sweep(cfg["dir"])
+    # OpenBLAS would share out matrices of five columns among threads, which wait for one another where a core is busy
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from model.analysis.scaling import cells_of, fit, resampled  # importing numpy takes a moment: what is wrong above is said before
     from model.analysis.scaling_figures import plot
     from model.analysis.sweeps import read_sweep
@@ -52,10 +55,10 @@ def main(cfg) -> None:
     with user_errors():
         sweep = read_sweep(place)
         cells = cells_of(sweep, cfg["size"])
-        folder = Path(cfg["out"] or place)
-        folder.mkdir(parents=True, exist_ok=True)
-    print(f"fitting {len(cells)} cells, {cfg['resamples']} resamples of them", file=sys.stderr, flush=True)
-    law, resamples = fit(cells), resampled(cells, cfg["resamples"], cfg["seed"])
+        folder = writable(cfg["out"] or place, "out")
+    print(f"fitting {len(cells)} cells, and {cfg['resamples']} copies of them with noise", file=sys.stderr, flush=True)
+    law = fit(cells)
+    resamples = resampled(cells, law, cfg["resamples"], cfg["seed"])
     found = findings(cfg, sweep, cells, law, resamples)
     text = write_up(found)
     (folder / "scaling.json").write_text(json.dumps(without_nan(found), indent=2) + "\n", encoding="utf-8")
@@ -213,8 +216,9 @@ def caveats(found: dict) -> list[str]:
         )
     lines += [reach(found), chance(rows)]
     lines.append(
-        f"Intervals are the middle 95 % of the laws of {resamples} resamples of the cells, drawn with replacement, and take the form of "
-        "the law to be right. With so few cells they are rough."
+        f"Intervals are the middle 95 % of the laws of {resamples} resamples: the losses of the law with noise of the size of the "
+        f"residuals, which have {len(rows)} - {len(LAW)} degrees of freedom. They take the form of the law to be right, and the residuals "
+        "to be chance."
     )
     lines += CAVEATS
     if left_out := found["unfinished"] + found["diverged"]:

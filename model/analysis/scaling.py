@@ -1,6 +1,6 @@
 """How the loss falls with parameters and tokens: L(N, D) = E + A / N^alpha + B / D^beta, fitted to the finished cells of a sweep.
 
-N parameters, D training tokens, L nats per token. The form and the way it is fitted (Huber loss on log L, L-BFGS from a grid of starts) are
+N parameters, D training tokens, L nats per token. The form and the way it is fitted (Huber loss on log L, from a grid of starts) are
 those of Hoffmann et al. 2022, https://arxiv.org/abs/2203.15556, section 3.3 and appendix D.3; Besiroglu et al. 2024,
 https://arxiv.org/abs/2404.10102, show what goes wrong in it: an optimizer that stops early, and intervals that are too narrow.
 """
@@ -8,7 +8,7 @@ https://arxiv.org/abs/2404.10102, show what goes wrong in it: an optimizer that 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,9 @@ EXPONENTS = (0.01, 2.0)  # bounds of alpha and beta; Hoffmann et al. start from 
 TERMS = (1e-3, 100.0)  # bounds in nats of E, and of the other two terms in the middle of the data; the lower one is as good as 0
 STARTS = (0.05, 0.15, 0.3, 0.5, 0.8, 1.2)  # of alpha and of beta, in all pairs
 RESTARTS = 4  # of the starts, the best: where many laws are fitted
+MOST = 100  # evaluations from each start; more move no interval
+FREE = 5  # parameters of the law
+MOST_NOISE = 3.0  # in log L, a factor of 20: far beyond any interval, and every number stays finite
 NEEDED = {"sizes": 4, "token counts": 3, "cells": 6}  # five parameters of the law, and a cell to err on
 IDENTIFIED = {"sizes": 3, "token counts": 3, "cells": 6}  # the same, where cells are left out: a curve with an offset needs three points
 
@@ -101,37 +104,40 @@ def cells_of(sweep: Sweep, size: str) -> Cells:
     return cells
 
 
-def objective(theta: np.ndarray, n: np.ndarray, d: np.ndarray, log_loss: np.ndarray) -> tuple[float, np.ndarray]:
-    """The Huber loss of the residuals of log L, summed and in units of DELTA squared, and its gradient (5,).
+def residuals(theta: np.ndarray, n: np.ndarray, d: np.ndarray, log_loss: np.ndarray) -> np.ndarray:
+    """log L by the law less that of the cells, (n,).
 
     theta  log E, the logarithms of the other two terms where n and d are 0, alpha, beta
     n, d   (n,) logarithms of N and D, from the middle of the data
-    The unit is for L-BFGS, which stops where a sum far below 1 changes little.
     """
-    logs = np.stack([np.full_like(n, theta[0]), theta[1] - theta[3] * n, theta[2] - theta[4] * d])  # (3, n)
-    top = logs.max(0)
-    total = np.exp(logs - top).sum(0)
-    shares = np.exp(logs - top) / total  # (3, n) of each term in the loss
-    residual = (top + np.log(total) - log_loss) / DELTA
-    small = np.abs(residual) <= 1
-    value = np.where(small, residual**2 / 2, np.abs(residual) - 0.5).sum()
-    slope = np.clip(residual, -1, 1) / DELTA
-    by_term = shares @ slope
-    return value, np.array([*by_term, -(shares[1] * n) @ slope, -(shares[2] * d) @ slope])
+    return np.logaddexp.reduce(terms(theta, n, d)) - log_loss
+
+
+def slopes(theta: np.ndarray, n: np.ndarray, d: np.ndarray, log_loss: np.ndarray) -> np.ndarray:
+    """The derivatives of `residuals` by theta, (n, 5)."""
+    logs = terms(theta, n, d)
+    shares = np.exp(logs - np.logaddexp.reduce(logs))  # (3, n) of each term in the loss
+    return np.stack([*shares, -shares[1] * n, -shares[2] * d], 1)
+
+
+def terms(theta: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """The logarithms of E, A / N^alpha and B / D^beta: (3, n)."""
+    return np.stack([np.full_like(n, theta[0]), theta[1] - theta[3] * n, theta[2] - theta[4] * d])
 
 
 def fit(cells: Cells, *, restarts: int | None = None) -> Law:
     """The law with the least Huber loss. restarts: how many of the starts are followed to their end, the best ones; None: all."""
-    from scipy.optimize import minimize
+    from scipy.optimize import least_squares
+    from scipy.special import huber
 
     middle = np.log(cells.parameters).mean(), np.log(cells.tokens).mean()
     n, d = np.log(cells.parameters) - middle[0], np.log(cells.tokens) - middle[1]
     data = n, d, np.log(cells.loss)
-    limits = [tuple(np.log(TERMS))] * 3 + [EXPONENTS] * 2
-    begin = sorted(starts(n, d, cells.loss), key=lambda theta: objective(theta, *data)[0])[:restarts]
-    precise = {"maxiter": 3000, "maxfun": 6000, "ftol": 1e-13, "gtol": 1e-9}
-    ends = [minimize(objective, theta, args=data, jac=True, method="L-BFGS-B", bounds=limits, options=precise) for theta in begin]
-    theta = min(ends, key=lambda end: end.fun).x
+    limits = np.array([np.log(TERMS)] * 3 + [EXPONENTS] * 2)  # (5, 2)
+    begin = sorted(starts(n, d, cells.loss), key=lambda theta: huber(DELTA, residuals(theta, *data)).sum())[:restarts]
+    options = {"jac": slopes, "args": data, "bounds": limits.T, "loss": "huber", "f_scale": DELTA, "x_scale": "jac", "max_nfev": MOST}
+    ends = [least_squares(residuals, theta, **options, ftol=1e-12, xtol=1e-12, gtol=1e-15) for theta in begin]
+    theta = min(ends, key=lambda end: end.cost).x
     edge = [name for name, value, both in zip(("E", "A", "B", "alpha", "beta"), theta, limits) if np.isclose(value, both, atol=1e-4).any()]
     e, a, b, alpha, beta = theta.tolist()
     return Law(math.exp(e), math.exp(a + alpha * middle[0]), math.exp(b + beta * middle[1]), alpha, beta, tuple(edge))
@@ -146,13 +152,19 @@ def starts(n: np.ndarray, d: np.ndarray, loss: np.ndarray) -> Iterator[np.ndarra
         yield np.array([*np.log(np.clip(terms, 2 * TERMS[0], TERMS[1] / 2)), alpha, beta])
 
 
-def resampled(cells: Cells, times: int, seed: int) -> list[Law]:
-    """The law of `times` resamples of the cells, drawn with replacement; a draw that determines no law is drawn again."""
-    draw, laws = np.random.default_rng(seed), []
-    while len(laws) < times:
-        sample = cells.take(draw.integers(len(cells), size=len(cells)))
-        if not sample.lacking(IDENTIFIED):
-            laws.append(fit(sample, restarts=RESTARTS))
+def resampled(cells: Cells, law: Law, times: int, seed: int) -> list[Law]:
+    """The laws of `times` copies of the cells whose losses are those of `law` with normal noise on their logarithms.
+
+    Cells drawn with replacement, the usual bootstrap, would too often not determine a law, and of six cells only the very same six do.
+    The noise has the size of the residuals. So few of them leave that uncertain, so it is drawn anew for each copy: were the law
+    linear, the middle 95 % would be the interval of Student's t with n - FREE degrees of freedom.
+    """
+    draw, fitted = np.random.default_rng(seed), law.loss(cells.parameters, cells.tokens)
+    squares, laws = (np.log(cells.loss / fitted) ** 2).sum(), []
+    for _ in range(times):
+        noise = np.sqrt(squares / draw.chisquare(len(cells) - FREE)) * draw.normal(size=len(cells))
+        copy = replace(cells, loss=fitted * np.exp(np.clip(noise, -MOST_NOISE, MOST_NOISE)))
+        laws.append(fit(copy, restarts=RESTARTS))
     return laws
 
 

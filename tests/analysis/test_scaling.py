@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.optimize import approx_fprime, minimize_scalar
-from scipy.special import huber
+from scipy.stats import t as student
 
 from model.analysis.scaling import (
     DELTA,
@@ -20,8 +20,9 @@ from model.analysis.scaling import (
     fit,
     held_out,
     interval,
-    objective,
     resampled,
+    residuals,
+    slopes,
 )
 from model.analysis.scaling_figures import plot
 from model.analysis.sweeps import read_sweep
@@ -30,6 +31,7 @@ from tests.analysis.synthetic import write_sweep
 SIZES = {"3x96": 331_776, "4x144": 995_328, "5x240": 3_456_000, "6x384": 10_616_832}
 STEPS = {100: 204_800, 225: 460_800, 500: 1_024_000}  # -> tokens
 HOFFMANN = Law(1.69, 406.4, 410.7, 0.34, 0.28)  # their equation 10
+SIX = [0, 1, 2, 5, 8, 11]  # of the twelve: the smallest size at every length, every size at the longest
 LAWS = [HOFFMANN, Law(2.0, 50.0, 3000.0, 0.3, 0.55), Law(0.5, 20.0, 900.0, 0.2, 0.4), Law(3.0, 1e4, 1e5, 0.7, 0.8)]
 
 
@@ -71,17 +73,15 @@ def test_one_cell_that_went_wrong_moves_it_little(place):
     np.testing.assert_allclose(law.loss(cells.parameters, cells.tokens)[others], cells.loss[others], rtol=DELTA)
 
 
-def test_the_objective_is_hubers_and_its_gradient_that_of_differences():
-    cells, rng = cells_from(LAWS[1]), np.random.default_rng(0)
+def test_residuals_are_those_of_the_law_and_their_slopes_those_of_differences():
+    cells = cells_from(LAWS[1])
     n, d = np.log(cells.parameters / 2e6), np.log(cells.tokens / 6e5)
-    for spread in (0.2 * DELTA, 5 * DELTA):  # both sides of the bend
-        theta = np.array([math.log(2.0), math.log(0.6), math.log(1.9), 0.3, 0.55])
-        fitted = 2.0 + 0.6 * np.exp(-0.3 * n) + 1.9 * np.exp(-0.55 * d)
-        log_loss = np.log(fitted) + spread * rng.uniform(0.5, 1.5, len(n)) * rng.choice([-1, 1], len(n))
-        value, gradient = objective(theta, n, d, log_loss)
-        assert value == pytest.approx(huber(1, (np.log(fitted) - log_loss) / DELTA).sum(), rel=1e-12)
-        differences = approx_fprime(theta, lambda at: objective(at, n, d, log_loss)[0], 1e-8)
-        np.testing.assert_allclose(gradient, differences, rtol=1e-3, atol=1e-3 * np.abs(gradient).max())
+    theta = np.array([math.log(2.0), math.log(0.6), math.log(1.9), 0.3, 0.55])
+    data = n, d, np.log(cells.loss)
+    fitted = 2.0 + 0.6 * np.exp(-0.3 * n) + 1.9 * np.exp(-0.55 * d)
+    np.testing.assert_allclose(residuals(theta, *data), np.log(fitted / cells.loss), rtol=1e-12)
+    differences = approx_fprime(theta, lambda at: residuals(at, *data), 1e-7)  # (n, 5)
+    np.testing.assert_allclose(slopes(theta, *data), differences, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
@@ -109,7 +109,7 @@ def test_what_the_data_do_not_determine_is_named():
     assert "A" in fit(flat).bounds
     steep = cells_from(Law(2.0, 1e17, 3000.0, 3.0, 0.55))
     law = fit(steep)
-    assert law.alpha == EXPONENTS[1] and "alpha" in law.bounds
+    assert law.alpha == pytest.approx(EXPONENTS[1]) and "alpha" in law.bounds
 
 
 def test_held_out_cells_of_an_exact_law_are_predicted_exactly():
@@ -140,15 +140,44 @@ def test_errors_by_hand():
     assert errors(np.ones(2), np.full(2, math.nan)) is None
 
 
+def noisy(cells: Cells, spread: float, seed: int) -> Cells:
+    return replace(cells, loss=cells.loss * np.exp(spread * np.random.default_rng(seed).normal(size=len(cells))))
+
+
 def test_resamples_enclose_the_law_and_follow_the_seed():
     true = LAWS[1]
-    cells = cells_from(true)
-    noisy = replace(cells, loss=cells.loss * np.exp(0.002 * np.random.default_rng(3).normal(size=len(cells))))
-    laws = resampled(noisy, 40, seed=1)
+    cells = noisy(cells_from(true), 0.002, seed=3)
+    laws = resampled(cells, fit(cells), 40, seed=1)
     low, high = interval([law.beta for law in laws])
     assert low < true.beta < high and high - low < 0.2
-    assert resampled(noisy, 2, seed=1) == laws[:2] != resampled(noisy, 2, seed=2)
+    assert resampled(cells, fit(cells), 2, seed=1) == laws[:2] != resampled(cells, fit(cells), 2, seed=2)
     assert len(set(laws)) > 20
+
+
+@pytest.mark.parametrize("rows", [SIX, range(12)], ids=len)
+def test_the_noise_of_resamples_is_students_t_of_the_residuals(rows, monkeypatch):
+    """As in a linear model, where that makes the intervals exact."""
+    true, cells = LAWS[1], noisy(cells_from(LAWS[1]).take(rows), 0.005, seed=0)
+    fitted = true.loss(cells.parameters, cells.tokens)
+    monkeypatch.setattr("model.analysis.scaling.fit", lambda copy, **options: copy.loss)
+    noise = np.log(np.array(resampled(cells, true, 20_000, seed=0)) / fitted)
+    scale = math.sqrt((np.log(cells.loss / fitted) ** 2).sum() / (len(cells) - 5))
+    for level in (0.5, 0.95):
+        width = student.ppf((1 + level) / 2, len(cells) - 5) * scale
+        assert np.quantile(np.abs(noise), level, axis=0) == pytest.approx(width, rel=0.1)
+    assert np.abs(noise).max() < 3.001  # one degree of freedom has no bounds by itself, floating point has
+
+
+def test_intervals_from_six_cells_hold_the_truth():
+    """Of the loss between the cells and of one far beyond them. Resamples of the cells themselves would all be these six, and none hold it."""
+    true, held = LAWS[1], {(2e6, 4e5): 0, (1e8, 1e7): 0}
+    for seed in range(12):
+        cells = noisy(cells_from(true).take(SIX), 0.005, seed)
+        laws = resampled(cells, fit(cells), 20, seed)
+        for place in held:
+            low, high = interval([law.loss(*place) for law in laws])
+            held[place] += low <= true.loss(*place) <= high
+    assert min(held.values()) >= 9, held  # of 12
 
 
 def test_an_interval_is_the_middle_of_the_values():

@@ -70,6 +70,7 @@ def test_what_is_to_be_said_is_said(done):
     lines = caveats(found)
     assert not any("degenerate" in line for line in lines)
     assert any("Five parameters stand against 11 cells" in line for line in lines)
+    assert any("the residuals, which have 11 - 5 degrees of freedom" in line for line in lines)
     assert any("3.07 times the next" in line for line in lines) and any("One seed a cell" in line for line in lines)
     assert "a factor of 32 in N and 5 in D" in reach(found) and "9.42 times the largest N" in reach(found)
     worse = found | {"bounds": ["alpha", "E"], "resamples_at_bounds": 0.25}
