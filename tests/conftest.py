@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read once, when numpy comes: its threads wait for one another where cores are busy
+
 import pytest
 import torch
 from torch import Tensor
