@@ -15,12 +15,18 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from model.runs import ROOTS, find_checkpoint, moved, new_folder, run_folder
-from scripts.cell import check_single, in_sweep, run_cell
-from scripts.cli import UserError, check_writable, entry, nearest, plain, task_overrides, user_errors
-from scripts.plan import Plan, check, vocabulary
+from tril.model.runs import ROOTS, find_checkpoint, moved, new_folder, run_folder
+from tril.scripts.ablation.run_process import check_single, in_sweep, run_cell
+from tril.scripts.common.cli import UserError, check_writable, entry, nearest, plain, task_overrides, user_errors
+from tril.scripts.common.run_config import Plan, check, vocabulary
 
-TEXTS = ("resume", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")  # keys whose value is text as it was typed
+TEXTS = (
+    "resume",
+    "data.path",
+    "data.val_path",
+    "data.repo",
+    "callbacks.samples.prompt",
+)  # keys whose value is text as it was typed
 FREE_ON_RESUME = {"backend", "embd_dropout", "attn_dropout", "resid_dropout"}  # may differ between two halves of a run
 
 
@@ -62,13 +68,14 @@ def train(cfg: DictConfig) -> dict[str, float]:
     gc.disable()  # it would search all that is imported here again and again: a sixth of the time
     import torch
 
-    from data.datamodule import TextDataModule
-    from model.gpt import GPT
-    from model.training import kernels
-    from model.training.callbacks import Metrics, Refused
-    from model.training.hardware import settle
-    from model.training.module import LanguageModule
-    from model.training.summary import describe, finish
+    from tril.data.datamodule import TextDataModule
+    from tril.model.gpt import GPT
+    from tril.model.training import attention_kernels as kernels
+    from tril.model.training.callbacks.metrics import Metrics
+    from tril.model.training.errors import RunRefused
+    from tril.model.training.hardware import settle
+    from tril.model.training.module import TrainingModule
+    from tril.model.training.summary import describe, finish
 
     gc.enable()
     with user_errors():
@@ -89,7 +96,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     before = read_if_there(folder / "config.yaml")
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
     torch.manual_seed(stream(cfg.seed, "dropout"))
-    module = LanguageModule(
+    module = TrainingModule(
         model,
         plan.optim,
         total_steps=plan.steps,
@@ -99,17 +106,21 @@ def train(cfg: DictConfig) -> dict[str, float]:
         document_eot=data.document_eot,
     )
     kernel_times = kernels.measure(config, data.batch_size, plan.hardware, documents=data.document_mask)
-    print(describe(model, data.meta, plan.hardware, plan.steps, metrics.tokens_per_step, folder, kernel_times), flush=True)
+    print(
+        describe(model, data.meta, plan.hardware, plan.steps, metrics.tokens_per_step, folder, kernel_times), flush=True
+    )
 
     settle(plan.hardware.accelerator)
     with kernels.prefer(kernel_times):
         try:
             trainer.fit(module, data, ckpt_path=checkpoint)
-        except Refused as error:
+        except RunRefused as error:
             if before is not None:  # the run that was to be resumed keeps the settings that it ran with
                 (folder / "config.yaml").write_text(before, encoding="utf-8")
             raise UserError(str(error)) from error
-        if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # val_check_interval does not divide the steps
+        if (
+            not metrics.val or metrics.val[-1]["step"] != trainer.global_step
+        ):  # val_check_interval does not divide the steps
             trainer.validate(module, data, verbose=False)
             trainer.save_checkpoint(folder / "checkpoints" / "last.ckpt")
             if metrics.val[-1] == metrics.best():
@@ -137,7 +148,9 @@ def continued(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
     for override in task_overrides():
         key = override.split("=")[0].lstrip("+~")
         if "." not in key and key not in ("resume", "seed", "compile", "output_dir"):
-            raise ValueError(f"resume goes on with the run's own settings, so {override} cannot be chosen; change single keys, such as trainer.max_steps=2000")
+            raise ValueError(
+                f"resume goes on with the run's own settings, so {override} cannot be chosen; change single keys, such as trainer.max_steps=2000"
+            )
         if override.startswith("~"):
             group, _, name = key.rpartition(".")
             OmegaConf.select(saved, group).pop(name, None)
@@ -148,7 +161,7 @@ def continued(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
 
 def checkpoint_payload(model, data, checkpoint: Path | None) -> dict:
     """What checkpoints hold besides weights. Raises ValueError where a resumed run's model or data are not those of its checkpoint."""
-    from model.checkpoint import payload, read
+    from tril.model.checkpoint import payload, read
 
     new = payload(model, data.tokenizer, eot=data.tokenizer_config.eot, data=data.meta)
     if checkpoint is None:
@@ -156,7 +169,9 @@ def checkpoint_payload(model, data, checkpoint: Path | None) -> dict:
     old = read(checkpoint)["tril"]
     for name, value in old["config"].items():
         if name not in FREE_ON_RESUME and new["config"][name] != value:
-            raise ValueError(f"model.{name}={new['config'][name]} does not fit {checkpoint}, which was trained with {value}; leave it, or start a new run")
+            raise ValueError(
+                f"model.{name}={new['config'][name]} does not fit {checkpoint}, which was trained with {value}; leave it, or start a new run"
+            )
     if old["data"]["fingerprint"] != new["data"]["fingerprint"]:
         raise ValueError(
             f"the data are not those of {checkpoint} (fingerprint {new['data']['fingerprint'][:12]} instead of "
@@ -172,7 +187,7 @@ def build_trainer(cfg: DictConfig, plan: Plan, metrics):
     from lightning import Trainer
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from model.training.checkpoints import WholeFiles
+    from tril.model.training.checkpointing import WholeFiles
 
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # no advertisements between our lines
     warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)  # between torch 2.13 and Lightning 2.6
@@ -182,12 +197,16 @@ def build_trainer(cfg: DictConfig, plan: Plan, metrics):
     for name in arguments:
         if name not in legal:
             raise ValueError(f"there is no setting trainer.{name}{nearest(name, legal, 'trainer.')}")
-    arguments = {"plugins": [WholeFiles()]} | arguments | {
-        "accelerator": plan.hardware.accelerator,
-        "precision": plan.hardware.precision,
-        "default_root_dir": cfg.output_dir,
-        "use_distributed_sampler": False,  # the data module gives each process its share
-    }
+    arguments = (
+        {"plugins": [WholeFiles()]}
+        | arguments
+        | {
+            "accelerator": plan.hardware.accelerator,
+            "precision": plan.hardware.precision,
+            "default_root_dir": cfg.output_dir,
+            "use_distributed_sampler": False,  # the data module gives each process its share
+        }
+    )
     try:
         callbacks = [callback for callback in instantiate(cfg.callbacks).values() if callback is not None]
         return Trainer(**arguments, callbacks=[metrics, *callbacks], logger=instantiate(cfg.logger))

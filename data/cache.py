@@ -38,7 +38,9 @@ def make_folder(folder: Path) -> Path:
     except OSError:
         writable = False
     if not writable:
-        raise OSError(f"cannot write to the cache folder {folder}; choose one with data.cache_dir=FOLDER or the variable TRIL_CACHE")
+        raise OSError(
+            f"cannot write to the cache folder {folder}; choose one with data.cache_dir=FOLDER or the variable TRIL_CACHE"
+        )
     return folder
 
 

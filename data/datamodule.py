@@ -7,12 +7,14 @@ import torch
 from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
-from data.packing import Packed, prepare, val_bytes_per_token
-from data.sources import Source
-from data.tokenizer import TokenizerConfig
-from data.windows import Array, TrainWindows, ValWindows, on_device
+from tril.data.batches import Array, TrainWindows, ValWindows, on_device
+from tril.data.prepare import PreparedText, prepare, val_bytes_per_token
+from tril.data.sources.base import Source
+from tril.data.tokenizer import TokenizerConfig
 
-RESIDENT_SHARE = 4  # tokens stay on a GPU where they take at most one part in so many of its free memory: the rest is for training
+RESIDENT_SHARE = (
+    4  # tokens stay on a GPU where they take at most one part in so many of its free memory: the rest is for training
+)
 
 
 class TextDataModule(LightningDataModule):
@@ -46,9 +48,14 @@ class TextDataModule(LightningDataModule):
         super().__init__()
         self.source, self.tokenizer_config, self.context_length = source, tokenizer, context_length
         self.batch_size, self.val_batch_size = batch_size, val_batch_size or batch_size
-        self.cache_dir, self.token_budget, self.val_token_budget, self.seed = cache_dir, token_budget, val_token_budget, seed
+        self.cache_dir, self.token_budget, self.val_token_budget, self.seed = (
+            cache_dir,
+            token_budget,
+            val_token_budget,
+            seed,
+        )
         self.document_mask = document_mask
-        self._packed: Packed | None = None
+        self._packed: PreparedText | None = None
         self._resident: dict[str, Array] = {}
 
     def prepare_data(self) -> None:
@@ -61,7 +68,7 @@ class TextDataModule(LightningDataModule):
         self.prepare_data()
 
     @property
-    def packed(self) -> Packed:
+    def packed(self) -> PreparedText:
         """What was prepared; prepares it when nobody has."""
         self.prepare_data()
         return self._packed

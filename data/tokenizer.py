@@ -144,7 +144,11 @@ def _existing(config: TokenizerConfig) -> Tokenizer:
             tokenizer = Tokenizer.from_pretrained(config.path)
     except Exception as error:  # the library raises bare Exceptions
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        remedy = "give a tokenizer.json" if config.kind == "file" else "check name and network, set HF_ENDPOINT, or use kind=file"
+        remedy = (
+            "give a tokenizer.json"
+            if config.kind == "file"
+            else "check name and network, set HF_ENDPOINT, or use kind=file"
+        )
         raise OSError(f"data.tokenizer.path={config.path}: cannot read a tokenizer ({reason}); {remedy}") from error
     if tokenizer.token_to_id(config.eot) is None:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]

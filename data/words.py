@@ -45,7 +45,9 @@ class WordEncoder:
         import pyarrow
 
         contents = [text.encode() for text in texts]
-        joined = np.frombuffer(bytes([SEPARATOR]).join([*contents, b""]), np.uint8)  # (N,) bytes, a separator behind each text
+        joined = np.frombuffer(
+            bytes([SEPARATOR]).join([*contents, b""]), np.uint8
+        )  # (N,) bytes, a separator behind each text
         ends = np.cumsum([len(content) + 1 for content in contents])
         starts = word_starts(joined)  # (W,)
         offsets = np.append(starts, len(joined)).astype(np.int32)
@@ -66,7 +68,9 @@ class WordEncoder:
         found = [self.known.get(word) for word in words]
         unknown = [number for number, ids in enumerate(found) if ids is None]
         texts = [words[number].rstrip(bytes([SEPARATOR])).decode() for number in unknown]
-        for number, encoding in zip(unknown, self.tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+        for number, encoding in zip(
+            unknown, self.tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True
+        ):
             found[number] = encoding.ids
         if len(self.known) > MOST_KEPT:
             self.known = {}
@@ -101,7 +105,14 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     kinds[[code for code in range(128) if chr(code).isalpha()]] = LETTER
     visible, blank = (LETTER, DIGIT, OTHER, APOSTROPHE), (SPACE, BREAK)
     pairs = [(before, after) for before in visible for after in blank]
-    pairs += [(LETTER, DIGIT), (LETTER, OTHER), (LETTER, APOSTROPHE), (DIGIT, LETTER), (DIGIT, OTHER), (DIGIT, APOSTROPHE)]
+    pairs += [
+        (LETTER, DIGIT),
+        (LETTER, OTHER),
+        (LETTER, APOSTROPHE),
+        (DIGIT, LETTER),
+        (DIGIT, OTHER),
+        (DIGIT, APOSTROPHE),
+    ]
     pairs += [(OTHER, LETTER), (OTHER, DIGIT)]  # not after an apostrophe, which may begin 's
     splits = np.zeros(64, dtype=bool)
     splits[[before * 8 + after for before, after in pairs]] = True

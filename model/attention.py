@@ -9,12 +9,12 @@ one call.
 import torch
 from torch import Tensor, nn
 
-from model.backends import BACKENDS
-from model.backends import attention_weights as weights_of
-from model.kv_cache import LayerCache
-from model.masks import as_boolean, causal_mask, check_mask, check_window
-from model.norm import RMSNorm
-from model.rope import rotate
+from tril.model.backends import BACKENDS
+from tril.model.backends import attention_weights as weights_of
+from tril.model.kv_cache import LayerCache
+from tril.model.masks import as_boolean, causal_mask, check_mask, check_window
+from tril.model.norm import RMSNorm
+from tril.model.rope import rotate
 
 __all__ = ["BACKENDS", "MultiHeadAttention", "attention", "attention_weights", "causal_mask"]
 
@@ -80,7 +80,13 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 def _check(q, k, v, mask, causal, window, dropout_p, backend) -> None:
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is not one of {', '.join(BACKENDS)}")
-    if not q.dim() == k.dim() == 4 or k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
+    if (
+        not q.dim() == k.dim() == 4
+        or k.shape != v.shape
+        or q.shape[0] != k.shape[0]
+        or q.shape[3] != k.shape[3]
+        or q.shape[1] % k.shape[1]
+    ):
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} must be (B, H, T, D), (B, G, S, D), (B, G, S, D) with H a multiple of G"
         )
@@ -129,7 +135,12 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        sizes = {"dim": dim, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": 1 if head_dim is None else head_dim}
+        sizes = {
+            "dim": dim,
+            "n_heads": n_heads,
+            "n_kv_heads": n_kv_heads,
+            "head_dim": 1 if head_dim is None else head_dim,
+        }
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name}={size} must be at least 1")
@@ -163,10 +174,10 @@ class MultiHeadAttention(nn.Module):
         rope: tuple[Tensor, Tensor] | None = None,
         cache: LayerCache | None = None,
         head_gate: Tensor | None = None,
-        newest: bool = False,
+        last_only: bool = False,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """x (B, T, C) -> (B, T, C), with `newest` (B, 1, C).
+        """x (B, T, C) -> (B, T, C), with `last_only` (B, 1, C).
 
         context       (B, S, C): keys and values come from here (cross-attention); None: from x
         mask          boolean, True = may attend, or 0/1 integers, broadcastable to (B, H, T, S), S counting the cached positions too
@@ -180,11 +191,13 @@ class MultiHeadAttention(nn.Module):
         sequence's), `cache` without `causal`.
         """
         if context is not None and (rope is not None or cache is not None):
-            raise ValueError("context (cross-attention) goes with neither rope nor cache: they belong to the positions of x")
+            raise ValueError(
+                "context (cross-attention) goes with neither rope nor cache: they belong to the positions of x"
+            )
         if cache is not None and not self.causal:
             raise ValueError("cache needs causal=True: without it, earlier positions would have to see later ones")
         source = x if context is None else context
-        if newest:
+        if last_only:
             x = x[:, -1:]  # from here on T is 1
             mask = None if mask is None else torch.atleast_2d(mask)[..., -1:, :]
         q = self._split(self.q_proj(x), self.n_heads)  # (B, H, T, D)
@@ -193,7 +206,7 @@ class MultiHeadAttention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             k = rotate(k, *rope)
-            q = rotate(q, *([part[..., -1:, :] for part in rope] if newest else rope))
+            q = rotate(q, *([part[..., -1:, :] for part in rope] if last_only else rope))
         causal, window = self.causal, self.window
         if cache is not None:
             k, v = cache.update(k, v)  # (B, G, past + T, D)
@@ -211,7 +224,9 @@ class MultiHeadAttention(nn.Module):
         )  # (B, H, T, D)
         if head_gate is not None:
             out = out * self._per_head(head_gate, x.shape[0]).type_as(out)
-        out = self.resid_dropout(self.o_proj(out.transpose(1, 2).flatten(2)))  # (B, T, H, D) -> (B, T, H*D) -> (B, T, C)
+        out = self.resid_dropout(
+            self.o_proj(out.transpose(1, 2).flatten(2))
+        )  # (B, T, H, D) -> (B, T, H*D) -> (B, T, C)
         if not need_weights:
             return out
         visible = visible_keys(q.shape[2], k.shape[2], mask=mask, causal=causal, window=window, device=x.device)
@@ -224,5 +239,7 @@ class MultiHeadAttention(nn.Module):
     def _per_head(self, gate: Tensor, batch_size: int) -> Tensor:
         """(H,) or (B, H) -> (1 or B, H, 1, 1)"""
         if gate.shape not in ((self.n_heads,), (batch_size, self.n_heads)):
-            raise ValueError(f"head_gate of shape {tuple(gate.shape)} must be (H,) = ({self.n_heads},) or (B, H) = {(batch_size, self.n_heads)}")
+            raise ValueError(
+                f"head_gate of shape {tuple(gate.shape)} must be (H,) = ({self.n_heads},) or (B, H) = {(batch_size, self.n_heads)}"
+            )
         return gate.view(-1, self.n_heads, 1, 1)

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.masks import causal_mask, visible_from_positions
+from tril.model.masks import causal_mask, visible_from_positions
 
 QUERY_BLOCK = 256  # queries that _bf16_products takes at a time
 MOST_WEIGHTS = 1 << 25  # it keeps (64 MB); beyond them torch's flash kernel saves more memory than they save time
-MOST_FORMS = 256  # of one compiled function; torch's own limit of 8 is there to find what recompiles by mistake
+RECOMPILE_LIMIT = 256  # of one compiled function; torch's own limit of 8 is there to find what recompiles by mistake
 FLEX_SMALLEST_HEAD = 16  # on CUDA, where a product of Triton's has no smaller side
 
 
@@ -37,7 +37,9 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     return scores.masked_fill(~(mask | blind), -math.inf).softmax(-1, dtype=dtype).masked_fill(blind, 0.0)
 
 
-def stacked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:
+def stacked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float
+) -> Tensor:
     """One head after another, as the textbook draws it: the slow and obvious reference."""
     mask = _dense(q, k, mask, causal, window)
     if mask is not None:
@@ -51,16 +53,22 @@ def stacked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, 
     return torch.cat(heads, dim=1)  # (B, H, T, D)
 
 
-def explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:
+def explicit(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float
+) -> Tensor:
     """Matmul, mask, softmax in float32, dropout on the weights, matmul."""
     weights = attention_weights(q, k, _dense(q, k, mask, causal, window)).to(v.dtype)  # (B, H, T, S)
     return F.dropout(weights, dropout_p) @ _per_query_head(v, q)  # (B, H, T, D)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float
+) -> Tensor:
     """torch's scaled_dot_product_attention, which picks a flash, memory-efficient or cuDNN kernel."""
     if q.device.type == "cpu" and q.shape[2] == 1 and torch.compiler.is_compiling():
-        return explicit(q, k, v, mask, causal, window, dropout_p)  # of one query the compiler makes a few loops, which call no kernel
+        return explicit(
+            q, k, v, mask, causal, window, dropout_p
+        )  # of one query the compiler makes a few loops, which call no kernel
     # is_causal compares row and column numbers, so it is right only where queries and keys begin at the same position.
     square = causal and q.shape[-2] == k.shape[-2] and (window is None or window >= k.shape[-2])
     if not square:
@@ -69,7 +77,9 @@ def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, wi
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
         if q.shape[:3].numel() * k.shape[2] <= MOST_WEIGHTS:
             return _bf16_products(q, k, v, mask, square, dropout_p)
-        with torch.autocast("cpu", enabled=False):  # which would cast back; torch's kernel is slower in bf16 than in float32
+        with torch.autocast(
+            "cpu", enabled=False
+        ):  # which would cast back; torch's kernel is slower in bf16 than in float32
             return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), **options).type_as(q)
     return F.scaled_dot_product_attention(q, k, v, **options)
 
@@ -88,24 +98,40 @@ def _bf16_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     for start in range(0, n_queries, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, n_queries)
         seen = end if causal else n_keys  # `causal` comes only where queries and keys begin at the same position
-        visible = causal_mask(end - start, seen, device=q.device) if causal else None if mask is None else mask[..., start:end, :]
-        bias = torch.zeros((), dtype=q.dtype) if visible is None else torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, -math.inf)
+        visible = (
+            causal_mask(end - start, seen, device=q.device)
+            if causal
+            else None
+            if mask is None
+            else mask[..., start:end, :]
+        )
+        bias = (
+            torch.zeros((), dtype=q.dtype)
+            if visible is None
+            else torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, -math.inf)
+        )
         bias = bias.expand(*q.shape[:2], end - start, seen).flatten(0, 1)  # (B*H, block, seen)
         scores = torch.baddbmm(bias, q[:, :, start:end].flatten(0, 1), k[:, :seen].mT, alpha=1 / math.sqrt(q.shape[-1]))
         blocks.append(F.dropout(scores.softmax(-1), dropout_p) @ v[:, :seen])  # (B*H, block, D)
     return torch.cat(blocks, dim=1).unflatten(0, q.shape[:2])
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float) -> Tensor:
+def flex(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float
+) -> Tensor:
     """FlexAttention: skips the blocks that the mask hides. CUDA; on a CPU without gradients only (torch has no backward there)."""
     if dropout_p > 0:
-        raise ValueError(f"backend='flex' has no attention dropout (got {dropout_p}); use backend='fused' or attn_dropout=0")
+        raise ValueError(
+            f"backend='flex' has no attention dropout (got {dropout_p}); use backend='fused' or attn_dropout=0"
+        )
     if q.device.type == "cuda" and q.shape[-1] < FLEX_SMALLEST_HEAD:
         size = f"a head size of at least {FLEX_SMALLEST_HEAD} on CUDA, not {q.shape[-1]}"
         raise ValueError(f"backend='flex' needs {size}; use backend='fused'")
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     if q.device.type != "cuda" and (needs_grad or q.device.type != "cpu"):
-        raise ValueError(f"backend='flex' cannot train on {q.device.type} (FlexAttention's backward needs CUDA); use backend='fused'")
+        raise ValueError(
+            f"backend='flex' cannot train on {q.device.type} (FlexAttention's backward needs CUDA); use backend='fused'"
+        )
     from torch.nn.attention.flex_attention import flex_attention
 
     run = flex_attention
@@ -155,15 +181,15 @@ def _create_block_mask(visible, *shape, device):
         return create_block_mask(visible, *shape, device=device)
 
 
-def allow_forms() -> None:
+def raise_recompile_limit() -> None:
     """For a process that goes through several models and shapes, each of which is a form of its own: beyond its limit torch silently runs
     what is not compiled."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_FORMS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
 
 
 @functools.cache
 def _compiled_flex():
     from torch.nn.attention.flex_attention import flex_attention
 
-    allow_forms()
+    raise_recompile_limit()
     return torch.compile(flex_attention)

@@ -6,7 +6,6 @@ Training writes it through Lightning, which adds what resuming needs, and "causa
 two entries alone.
 """
 
-import os
 import pickle
 import platform
 from pathlib import Path
@@ -17,9 +16,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from model.gpt import GPT, GPTConfig
-from model.runs import find_checkpoint
-from model.text import LanguageModel
+from tril.model.files import atomic_path
+from tril.model.generation.language_model import LanguageModel
+from tril.model.gpt import GPT, GPTConfig
+from tril.model.runs import find_checkpoint
 
 FORMAT = 1  # of the "tril" entry; a reader refuses any other
 PREFIX = "model."  # of parameter names: the GPT is the attribute `model` of the module that Lightning saves
@@ -54,12 +54,8 @@ def write(path: str | Path, content: dict) -> None:
     """The whole file or none of it, and no change to one that is there."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with atomic_path(path) as part:
         torch.save(content, part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def payload(model: GPT, tokenizer: Tokenizer, eot: str, data: dict) -> dict:
@@ -70,7 +66,11 @@ def payload(model: GPT, tokenizer: Tokenizer, eot: str, data: dict) -> dict:
         "tokenizer": tokenizer.to_str(),
         "eot": eot,
         "data": data,
-        "versions": {"python": platform.python_version(), "torch": str(torch.__version__), "tokenizers": tokenizers.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "tokenizers": tokenizers.__version__,
+        },
     }
 
 
@@ -81,16 +81,34 @@ def read(path: str | Path) -> dict:
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as error:  # what torch raises for other files and half ones
+    except (
+        RuntimeError,
+        ValueError,
+        EOFError,
+        OSError,
+        pickle.UnpicklingError,
+    ) as error:  # what torch raises for other files and half ones
         if getattr(error, "filename", None) is not None:  # there is no such file, or it may not be read
             raise
-        raise ValueError(f"{path} is not a checkpoint, or not all of it (torch.load: {_first_line(error)}); take another file") from error
-    if not isinstance(content, dict) or not isinstance(content.get("tril"), dict) or not isinstance(content.get("state_dict"), dict):
-        raise ValueError(f"{path} has no state_dict and tril entries, so Tril did not write it; take a .ckpt from a run of train.py")
+        raise ValueError(
+            f"{path} is not a checkpoint, or not all of it (torch.load: {_first_line(error)}); take another file"
+        ) from error
+    if (
+        not isinstance(content, dict)
+        or not isinstance(content.get("tril"), dict)
+        or not isinstance(content.get("state_dict"), dict)
+    ):
+        raise ValueError(
+            f"{path} has no state_dict and tril entries, so Tril did not write it; take a .ckpt from a run of train.py"
+        )
     ours = content["tril"]
     if ours.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {ours.get('format')} and this version of Tril reads {FORMAT}; use the version that wrote it")
-    lacking = [key for key, kind in (("config", dict), ("tokenizer", str), ("eot", str)) if not isinstance(ours.get(key), kind)]
+        raise ValueError(
+            f"{path} has format {ours.get('format')} and this version of Tril reads {FORMAT}; use the version that wrote it"
+        )
+    lacking = [
+        key for key, kind in (("config", dict), ("tokenizer", str), ("eot", str)) if not isinstance(ours.get(key), kind)
+    ]
     if lacking:
         raise ValueError(f"{path} lacks {', '.join(lacking)} in its tril entry; it is damaged, take another file")
     return content
@@ -108,7 +126,9 @@ class SkipInit(TorchFunctionMode):
 def _config(values: dict) -> GPTConfig:
     unknown = sorted(map(str, values.keys() - GPTConfig.__dataclass_fields__.keys()))
     if unknown:
-        raise ValueError(f"its config has {', '.join(unknown)}, unknown here; it comes from a newer version of Tril, update to that one")
+        raise ValueError(
+            f"its config has {', '.join(unknown)}, unknown here; it comes from a newer version of Tril, update to that one"
+        )
     if "vocab_size" not in values:
         raise ValueError("its config has no vocab_size; it is damaged, take another file")
     return GPTConfig(**values)
@@ -118,15 +138,25 @@ def _tokenizer(text: str) -> Tokenizer:
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exceptions
-        raise ValueError(f"its tokenizer cannot be read ({_first_line(error)}); it is damaged, take another file") from error
+        raise ValueError(
+            f"its tokenizer cannot be read ({_first_line(error)}); it is damaged, take another file"
+        ) from error
 
 
 def _copy_weights(state: dict[str, Tensor], model: GPT) -> None:
     """Fills the model's parameters; raises ValueError unless names and shapes are exactly the model's."""
     own = {PREFIX + name: tensor.shape for name, tensor in model.state_dict().items()}
     shapes = {name: getattr(tensor, "shape", None) for name, tensor in state.items()}
-    differ = [f"{name} {_plain(shapes[name])} instead of {_plain(own[name])}" for name in own.keys() & shapes.keys() if own[name] != shapes[name]]
-    problems = {"missing": own.keys() - shapes.keys(), "unexpected": shapes.keys() - own.keys(), "of another shape": differ}
+    differ = [
+        f"{name} {_plain(shapes[name])} instead of {_plain(own[name])}"
+        for name in own.keys() & shapes.keys()
+        if own[name] != shapes[name]
+    ]
+    problems = {
+        "missing": own.keys() - shapes.keys(),
+        "unexpected": shapes.keys() - own.keys(),
+        "of another shape": differ,
+    }
     wrong = [f"{kind}: {_few(names)}" for kind, names in problems.items() if names]
     if wrong:
         raise ValueError(f"its tensors do not fit its config ({'; '.join(wrong)}); it is damaged, take another file")

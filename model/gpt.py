@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import MultiHeadAttention
-from model.gpt_config import GPTConfig
-from model.kv_cache import KVCache, LayerCache
-from model.norm import RMSNorm
-from model.rope import rope_table
+from tril.model.attention import MultiHeadAttention
+from tril.model.config import GPTConfig
+from tril.model.kv_cache import KVCache, LayerCache
+from tril.model.norm import RMSNorm
+from tril.model.rope import rope_table
 
 __all__ = ["GPT", "MLP", "Block", "GPTConfig", "IGNORE"]
 
@@ -57,7 +57,9 @@ class Block(nn.Module):
         self.attn = make_attention(config) if has_attn else None
         self.norm2 = make_norm(config) if has_mlp else None
         self.mlp = (
-            MLP(config.dim, config.mlp_hidden, kind=config.mlp, bias=config.bias, dropout=config.resid_dropout) if has_mlp else None
+            MLP(config.dim, config.mlp_hidden, kind=config.mlp, bias=config.bias, dropout=config.resid_dropout)
+            if has_mlp
+            else None
         )
 
     def forward(
@@ -68,12 +70,14 @@ class Block(nn.Module):
         rope: tuple[Tensor, Tensor] | None = None,
         cache: LayerCache | None = None,
         head_gate: Tensor | None = None,
-        newest: bool = False,
+        last_only: bool = False,
     ) -> Tensor:
-        """x (B, T, C) -> (B, T, C), with `newest` that of the last position alone, (B, 1, C)."""
-        out = x[:, -1:] if newest else x
+        """x (B, T, C) -> (B, T, C), with `last_only` that of the last position alone, (B, 1, C)."""
+        out = x[:, -1:] if last_only else x
         if self.attn is not None:
-            out = out + self.attn(self.norm1(x), mask=mask, rope=rope, cache=cache, head_gate=head_gate, newest=newest)
+            out = out + self.attn(
+                self.norm1(x), mask=mask, rope=rope, cache=cache, head_gate=head_gate, last_only=last_only
+            )
         return out if self.mlp is None else out + self.mlp(self.norm2(out))
 
 
@@ -135,7 +139,7 @@ class GPT(nn.Module):
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         head_gate: Tensor | None = None,
-        newest: bool = False,
+        last_only: bool = False,
         run_block: Callable[..., Tensor] = call_block,
     ) -> Tensor:
         """ids (B, T) -> the normalised last hidden state (B, T, C); arguments as in `forward`, and
@@ -146,13 +150,17 @@ class GPT(nn.Module):
         start = 0 if cache is None else cache.length
         end = start + ids.shape[1]
         if end > self.config.context_length:
-            raise ValueError(f"{end} positions exceed context_length={self.config.context_length}; shorten the input or train a longer context")
+            raise ValueError(
+                f"{end} positions exceed context_length={self.config.context_length}; shorten the input or train a longer context"
+            )
         if positions is None:
             positions = torch.arange(start, end, device=ids.device)  # (T,)
         if head_gate is not None and self.config.n_heads == 0:
             raise ValueError("head_gate needs heads, and this model has none (n_heads=0); leave the gate out")
         if head_gate is not None and head_gate.shape[0] != len(self.blocks):
-            raise ValueError(f"head_gate of shape {tuple(head_gate.shape)} must begin with the {len(self.blocks)} layers")
+            raise ValueError(
+                f"head_gate of shape {tuple(head_gate.shape)} must begin with the {len(self.blocks)} layers"
+            )
 
         x = self.embed(ids)  # (B, T, C)
         if self.pos_embed is not None:
@@ -167,7 +175,7 @@ class GPT(nn.Module):
                 rope=rope,
                 cache=None if cache is None else cache.layer(i),
                 head_gate=None if head_gate is None else head_gate[i],
-                newest=newest and block is self.blocks[-1],
+                last_only=last_only and block is self.blocks[-1],
             )
         if cache is not None:
             cache.advance(ids.shape[1])
@@ -191,14 +199,22 @@ class GPT(nn.Module):
         """Negative log-likelihood of each target in nats, float32 (B, T); 0 where the target is IGNORE. run_block as in `hidden`."""
         hidden = self.hidden(ids, mask=mask, positions=positions, run_block=run_block)  # (B, T, C)
         logits = self.logits(hidden).float()  # (B, T, V); float32: bf16 would round the loss to 3 digits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none").view_as(targets)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none").view_as(
+            targets
+        )
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> KVCache:
         """An empty cache for this model, for `context_length` positions unless said otherwise."""
         config, weight = self.config, self.embed.weight
         capacity = config.context_length if capacity is None else capacity
         return KVCache(
-            config.n_layers, batch_size, config.kv_heads, capacity, config.head_size, dtype=weight.dtype, device=weight.device
+            config.n_layers,
+            batch_size,
+            config.kv_heads,
+            capacity,
+            config.head_size,
+            dtype=weight.dtype,
+            device=weight.device,
         )
 
     def n_parameters(self, *, embeddings: bool = True) -> int:

@@ -27,7 +27,9 @@ class KVCache:
     ):
         shape = (batch_size, n_kv_heads, capacity, head_dim)  # (B, G, S, D)
         # One tensor for each layer: a compiler would take writes to parts of one for writes to the whole.
-        self.keys, self.values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)] for _ in range(2))
+        self.keys, self.values = (
+            [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)] for _ in range(2)
+        )
         self.capacity, self.length = capacity, 0
 
     def layer(self, index: int) -> "LayerCache":

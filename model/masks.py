@@ -62,7 +62,9 @@ def padding_mask(visible: Tensor) -> Tensor:
     Raises ValueError for other shapes and for floats.
     """
     if visible.dim() != 2:
-        raise ValueError(f"padding of shape {tuple(visible.shape)} must be (B, S): one 0 (hidden) or 1 for each key of each row")
+        raise ValueError(
+            f"padding of shape {tuple(visible.shape)} must be (B, S): one 0 (hidden) or 1 for each key of each row"
+        )
     _check_dtype(visible)
     return as_boolean(visible)[:, None, None]
 
@@ -76,7 +78,7 @@ def document_mask(documents: Tensor) -> Tensor:
 
 
 def split_documents(ids: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
-    """Packed token ids (B, T) -> the number of each token's document and its position in it, int64 (B, T) each.
+    """PreparedText token ids (B, T) -> the number of each token's document and its position in it, int64 (B, T) each.
 
     The end-of-text token belongs to the document that it opens, at position 0: it is predicted at the end of one text, and a new text
     begins with it, in generation as well. What stands before the first one is the rest of document 0, with positions from 0.
@@ -89,7 +91,9 @@ def split_documents(ids: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
 
 def check_window(window: int | None) -> None:
     if window is not None and window < 1:
-        raise ValueError(f"window={window} must be at least 1 (a query always sees itself); leave it out to see all of the past")
+        raise ValueError(
+            f"window={window} must be at least 1 (a query always sees itself); leave it out to see all of the past"
+        )
 
 
 def check_mask(mask: Tensor | None, shape: tuple[int, int, int, int]) -> None:

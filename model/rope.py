@@ -8,7 +8,9 @@ from torch import Tensor
 BASE = 10_000.0  # the paper's theta
 
 
-def rope_table(length: int, head_dim: int, *, base: float = BASE, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
+def rope_table(
+    length: int, head_dim: int, *, base: float = BASE, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor]:
     """cos and sin of position * base^(-2i/D), each (length, D/2) in float32. Row p belongs to position p.
 
     Raises ValueError for an odd head size.

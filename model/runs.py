@@ -12,8 +12,8 @@ from pathlib import Path
 ROOTS = ("outputs", "multirun")
 CHECKPOINTS = "checkpoints"
 SUMMARY = "summary.json"  # written last: where it is, the run is finished
-FAILURE = "failed.json"   # of a cell of a sweep: how it ended
-SWEEP = "sweep.json"      # the cells of a sweep, in its folder
+FAILURE = "failed.json"  # of a cell of a sweep: how it ended
+SWEEP = "sweep.json"  # the cells of a sweep, in its folder
 
 
 def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "last")) -> Path:
@@ -24,7 +24,9 @@ def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "las
     if str(path) == "latest":
         found = [file for root in ROOTS for name in prefer for file in Path(root).rglob(f"{CHECKPOINTS}/{name}.ckpt")]
         if not found:
-            raise FileNotFoundError(f"no checkpoint below {' or '.join(f'{root}/' for root in ROOTS)} of {Path.cwd()}; train first, or name a file")
+            raise FileNotFoundError(
+                f"no checkpoint below {' or '.join(f'{root}/' for root in ROOTS)} of {Path.cwd()}; train first, or name a file"
+            )
         path = run_folder(max(found, key=lambda file: file.stat().st_mtime))
     path = Path(path)
     if path.is_file():
@@ -34,7 +36,9 @@ def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "las
         if (path / name).is_file():
             return path / name
     if path.is_dir():
-        raise FileNotFoundError(f"{path} holds no {' or '.join(names[: len(prefer)])}; name a checkpoint file or a run's folder")
+        raise FileNotFoundError(
+            f"{path} holds no {' or '.join(names[: len(prefer)])}; name a checkpoint file or a run's folder"
+        )
     raise FileNotFoundError(f"{path} does not exist; name a checkpoint file, a run's folder or latest")
 
 
@@ -47,7 +51,9 @@ def find_sweep(path: str) -> Path:
         return Path(path)
     found = list(Path(ROOTS[1]).rglob(SWEEP))
     if not found:
-        raise FileNotFoundError(f"no {SWEEP} below {ROOTS[1]}/ of {Path.cwd()}; start one (python train.py -m ...), or name a folder")
+        raise FileNotFoundError(
+            f"no {SWEEP} below {ROOTS[1]}/ of {Path.cwd()}; start one (python train.py -m ...), or name a folder"
+        )
     return max(found, key=lambda file: file.stat().st_mtime).parent
 
 
@@ -85,10 +91,3 @@ def moved(value, old: str, new: str):
         return [moved(item, old, new) for item in value]
     inside = isinstance(value, str) and (value == old or value.startswith(old + os.sep))
     return new + value[len(old) :] if inside else value
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The whole text or none of it, whenever the process is killed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

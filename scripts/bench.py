@@ -13,28 +13,34 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
-
 from omegaconf import DictConfig, OmegaConf
 
-from model.runs import find_checkpoint
-from scripts.benchmarks import versus
-from scripts.benchmarks.section import Bench, Section
-from scripts.cli import entry, nearest, plain, task_overrides, user_errors
-from scripts.plan import Plan
-from scripts.plan import check as check_plan
+from tril.model.runs import find_checkpoint
+from tril.scripts.benchmarks import versus
+from tril.scripts.benchmarks.section import Bench, Section
+from tril.scripts.common.cli import entry, nearest, plain, task_overrides, user_errors
+from tril.scripts.common.run_config import Plan
+from tril.scripts.common.run_config import check as check_plan
 
 PARTS = {  # name: module of scripts.benchmarks, its function
-    "train": ("training", "train"),
-    "outside": ("training", "outside"),
+    "train": ("training_speed", "train"),
+    "outside": ("training_speed", "outside"),
     "decode": ("decoding", "run"),
     "data": ("preparing", "run"),
     "start": ("starting", "run"),
-    "attention": ("attention", "run"),
+    "attention": ("attention_speed", "run"),
     "cost": ("cost", "run"),
 }
 TEXTS = ("vs", "vs_dir", "vs_pattern", "vs_sample", "ckpt", "out")  # keys whose value is text as it was typed
-OWN = (*TEXTS, "what", "repeats", "warmup", "steps", "vs_tokens", "output_dir")  # keys that train.py does not know, or not as meant here
+OWN = (
+    *TEXTS,
+    "what",
+    "repeats",
+    "warmup",
+    "steps",
+    "vs_tokens",
+    "output_dir",
+)  # keys that train.py does not know, or not as meant here
 FEWEST = {"repeats": 1, "warmup": 0, "steps": 1}
 COMMAND = shlex.join(["python", *sys.argv])  # as typed
 VOCABULARY = {"byte": 256 + 1, "char": 65 + 2}  # with end-of-text; char: of tiny shakespeare, with unknown
@@ -50,7 +56,9 @@ def main(cfg: DictConfig) -> None:
             plan = plan_of(cfg)  # imports torch: what is wrong above is said at once
             out = Path(cfg.out or f"outputs/bench/{datetime.now():%Y-%m-%d-%H-%M-%S}")
             out.mkdir(parents=True, exist_ok=True)
-        bench = Bench(plan, plain(cfg), cfg.repeats, cfg.warmup, cfg.steps, for_training(task_overrides()), Path(folder))
+        bench = Bench(
+            plan, plain(cfg), cfg.repeats, cfg.warmup, cfg.steps, for_training(task_overrides()), Path(folder)
+        )
         try:
             run(bench, names, out, load)
         finally:
@@ -82,9 +90,11 @@ def plan_of(cfg: DictConfig) -> Plan:
         return plan
     tokenizer = plan.data.tokenizer
     if tokenizer.kind == "hub":
-        raise ValueError(f"model.vocab_size=null: {tokenizer.path} would have to be loaded to know; say it, as in model.vocab_size=50304")
+        raise ValueError(
+            f"model.vocab_size=null: {tokenizer.path} would have to be loaded to know; say it, as in model.vocab_size=50304"
+        )
     if tokenizer.kind == "file":
-        from data.tokenizer import build, n_ids
+        from tril.data.tokenizer import build, n_ids
 
         size = n_ids(build(tokenizer, ()))
     else:
@@ -99,9 +109,9 @@ def for_training(overrides: list[str]) -> list[str]:
 
 def run(bench: Bench, names: list[str], out: Path, load: float | None) -> None:
     """One part after another; each table is on the disk before the next is measured."""
-    from model.training.hardware import settle
-    from scripts.benchmarks import output
-    from scripts.benchmarks.machine import machine
+    from tril.model.training.hardware import settle
+    from tril.scripts.benchmarks import output
+    from tril.scripts.benchmarks.machine import machine
 
     settle(bench.device)
     about = machine(bench.plan.hardware, load) | {"command": COMMAND}
@@ -109,7 +119,7 @@ def run(bench: Bench, names: list[str], out: Path, load: float | None) -> None:
     sections: list[Section] = []
     for name in names:
         module, function = PARTS[name]
-        for section in getattr(importlib.import_module(f"scripts.benchmarks.{module}"), function)(bench):
+        for section in getattr(importlib.import_module(f"tril.scripts.benchmarks.{module}"), function)(bench):
             print(f"\n{output.text(section)}", flush=True)
             sections.append(section)
             output.write(out, about, bench.cfg, sections)

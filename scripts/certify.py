@@ -11,11 +11,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
-
-from data.cache import keep_compiled_code
-from model.runs import find_checkpoint, run_folder
-from scripts.cli import build, entry, pick_device, plain, task_overrides, user_errors, writable
+from tril.data.cache import keep_compiled_code
+from tril.model.runs import find_checkpoint, run_folder
+from tril.scripts.common.cli import build, entry, pick_device, plain, task_overrides, user_errors, writable
 
 KINDS = ("ckpt", "hf", "call")
 TEXTS = (*KINDS, "out")  # keys whose value is text as it was typed
@@ -29,8 +27,10 @@ def main(cfg) -> None:
         checkpoint = find_checkpoint(cfg["ckpt"]) if cfg["ckpt"] is not None else None
     keep_compiled_code()
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # on a CPU, for its result
-    from model.analysis.causality import certify  # importing torch takes a second: what is wrong above is said at once
-    from model.training.hardware import keep_freed_memory
+    from tril.model.causality.grids.gpt_grid import (
+        certify,  # importing torch takes a second: what is wrong above is said at once
+    )
+    from tril.model.training.hardware import keep_freed_memory
 
     with user_errors():
         device = pick_device(cfg["device"])
@@ -49,9 +49,13 @@ def check(cfg: dict, overrides: list[str]) -> None:
     given = [kind for kind in KINDS if cfg[kind] is not None]
     models = [override for override in overrides if override.lstrip("+~").startswith("model")]
     if len(given) > 1 or given and models:
-        raise ValueError(f"{' and '.join([f'{kind}={cfg[kind]}' for kind in given] + models)} name several models; keep one")
+        raise ValueError(
+            f"{' and '.join([f'{kind}={cfg[kind]}' for kind in given] + models)} name several models; keep one"
+        )
     if cfg["call"] is None and any(cfg[key] is not None for key in ("vocab_size", "context_length", "reach")):
-        raise ValueError("vocab_size, context_length and reach go with call=...; of a fresh model they are model.vocab_size and so on")
+        raise ValueError(
+            "vocab_size, context_length and reach go with call=...; of a fresh model they are model.vocab_size and so on"
+        )
     for key in ("compile", "exhaustive"):
         if not isinstance(cfg[key], bool):
             raise ValueError(f"{key}={cfg[key]} must be true or false")
@@ -61,29 +65,29 @@ def check(cfg: dict, overrides: list[str]) -> None:
 
 def subject(cfg: dict, checkpoint: Path | None, device: str) -> tuple[str, Iterator]:
     """What is certified: its name, and the cells of its grid."""
-    from model.analysis.causality import FRESH_VOCABULARY, gpt_cells
+    from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_cells
 
     options = {"device": device, "exhaustive": cfg["exhaustive"]}
     if cfg["hf"] is not None:
-        from model.analysis.transformers_models import transformers_cells
+        from tril.model.causality.grids.transformers_grid import transformers_cells
 
         return cfg["hf"], transformers_cells(cfg["hf"], **options)
     if cfg["call"] is not None:
-        from model.analysis.callables import callable_cells
+        from tril.model.causality.grids.callable_grid import callable_cells
 
         sizes = {key: cfg[key] for key in ("vocab_size", "context_length", "reach")}
         return cfg["call"], callable_cells(cfg["call"], **sizes, **options)
     if cfg["compile"]:
-        from model.training.hardware import check_compiler
+        from tril.model.training.hardware import check_compiler
 
         check_compiler(device)
     options["compile"] = cfg["compile"]
     if checkpoint is not None:
-        from model.checkpoint import load
+        from tril.model.checkpoint import load
 
         model = load(checkpoint).model
         return str(checkpoint), gpt_cells(model.config, model.state_dict(), **options)
-    from model.gpt_config import GPTConfig
+    from tril.model.config import GPTConfig
 
     config = build(GPTConfig, cfg["model"] | {"vocab_size": cfg["model"]["vocab_size"] or FRESH_VOCABULARY}, "model")
     return chosen("model"), gpt_cells(config, **options)
@@ -97,14 +101,16 @@ def chosen(group: str) -> str:
 
 def report(certificate, folder: Path) -> None:
     """The table and the first failure of each check to stdout, everything to causality.json, the picture to causality.png."""
-    from model.analysis.picture import plot
+    from tril.model.causality.plot import plot
 
     (folder / "causality.json").write_text(json.dumps(certificate.to_dict(), indent=2) + "\n", encoding="utf-8")
     plot(folder / "causality.png", certificate)
     print(f"{certificate.table()}\n")
     for failures in certificate.failures().values():
         first = failures[0]
-        print(f"FAILED  {first.check}: {first.where}\n        {first.cell}, length {first.length}; {len(failures)} such in causality.json")
+        print(
+            f"FAILED  {first.check}: {first.where}\n        {first.cell}, length {first.length}; {len(failures)} such in causality.json"
+        )
     verdict = "sees no future, and all of its past" if certificate.passed else "is NOT certified"
     print(f"{certificate.subject} {verdict}: {len(certificate.results)} checks in {certificate.seconds:.0f} s")
     print(f"{folder}: causality.json, causality.png", flush=True)

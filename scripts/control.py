@@ -11,11 +11,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
-
-from model.runs import find_checkpoint, run_folder
-from scripts.cli import entry, plain, user_errors, writable
-from scripts.measured import Run, read_run, spread, validation_tokens
+from tril.model.runs import find_checkpoint, run_folder
+from tril.scripts.common.cli import entry, plain, user_errors, writable
+from tril.scripts.common.finished_run import Run, read_run, spread, validation_tokens
 
 COMMANDS = {"masked": "python train.py", "unmasked": "python train.py experiment=control_no_mask"}
 TEXTS = (*COMMANDS, "out")  # keys whose value is text as it was typed
@@ -28,17 +26,23 @@ def main(cfg) -> None:
     with user_errors():
         check(cfg)
         paths = {name: find(cfg, name) for name in COMMANDS}
-    from model.analysis.control import read_curves  # importing torch takes a second: what is wrong above is said at once
-    from model.checkpoint import load
+    from tril.model.causality.mask_control import (
+        read_curves,  # importing torch takes a second: what is wrong above is said at once
+    )
+    from tril.model.checkpoint import load
 
     with user_errors():
         runs = {name: read_run(path) for name, path in paths.items()}
         check_pair(runs)
         curves = {name: read_curves(run_folder(path)) for name, path in paths.items()}
-        windows = spread(validation_tokens(runs["masked"]), cfg["windows"], runs["masked"].ours["config"]["context_length"])
+        windows = spread(
+            validation_tokens(runs["masked"]), cfg["windows"], runs["masked"].ours["config"]["context_length"]
+        )
         models = {name: load(path) for name, path in paths.items()}
         sampling = {key: cfg[key] for key in ("max_new_tokens", "temperature", "seed")}
-        texts = {name: list(zip(cfg["prompts"], lm.generate(cfg["prompts"], **sampling))) for name, lm in models.items()}
+        texts = {
+            name: list(zip(cfg["prompts"], lm.generate(cfg["prompts"], **sampling))) for name, lm in models.items()
+        }
         folder = writable(cfg["out"] or run_folder(paths["unmasked"]) / "control", "out")
     report = describe(runs["masked"], windows, sampling)
     sides = {
@@ -60,7 +64,7 @@ def check(cfg: dict) -> None:
     if not isinstance(windows, int) or windows < 2:
         raise ValueError(f"windows={windows} must be a whole number, at least 2: a standard error needs two")
     if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-        raise ValueError(f"prompts={prompts} must be a list of texts, such as '[\"def \", \"import \"]'")
+        raise ValueError(f'prompts={prompts} must be a list of texts, such as \'["def ", "import "]\'')
 
 
 def find(cfg: dict, name: str) -> Path:
@@ -75,16 +79,28 @@ def check_pair(runs: dict[str, Run]) -> None:
     masked, unmasked = runs["masked"], runs["unmasked"]
     for name, causal in (("masked", True), ("unmasked", False)):
         if runs[name].ours["config"]["causal"] != causal:
-            raise ValueError(f"{name}={runs[name].checkpoint} has model.causal={not causal}; give a run of `{COMMANDS[name]}`")
+            raise ValueError(
+                f"{name}={runs[name].checkpoint} has model.causal={not causal}; give a run of `{COMMANDS[name]}`"
+            )
     prints = [str(run.ours["data"].get("fingerprint"))[:12] for run in (masked, unmasked)]
     if prints[0] != prints[1] or masked.ours["tokenizer"] != unmasked.ours["tokenizer"]:
-        raise ValueError(f"the runs have other data or tokenizers (fingerprints {' and '.join(prints)}); train both on the same text")
+        raise ValueError(
+            f"the runs have other data or tokenizers (fingerprints {' and '.join(prints)}); train both on the same text"
+        )
     mine, its = comparable(masked), comparable(unmasked)
-    differ = [f"{key}={mine.get(key)} and {its.get(key)}" for key in sorted(mine.keys() | its.keys()) if mine.get(key) != its.get(key)]
+    differ = [
+        f"{key}={mine.get(key)} and {its.get(key)}"
+        for key in sorted(mine.keys() | its.keys())
+        if mine.get(key) != its.get(key)
+    ]
     if differ:
-        raise ValueError(f"the runs differ in more than the mask ({', '.join(differ)}); train both with the same settings")
+        raise ValueError(
+            f"the runs differ in more than the mask ({', '.join(differ)}); train both with the same settings"
+        )
     if masked.settings["data"].get("document_mask"):
-        raise ValueError("data.document_mask=true: the control gives a model its whole window; train both with data.document_mask=false")
+        raise ValueError(
+            "data.document_mask=true: the control gives a model its whole window; train both with data.document_mask=false"
+        )
 
 
 def comparable(run: Run) -> dict[str, object]:
@@ -104,7 +120,7 @@ def flat(values: dict, prefix: str = "") -> dict[str, object]:
 
 def describe(run: Run, windows, sampling: dict) -> dict:
     """How the figures come about, and what is the same for both sides."""
-    from data.packing import val_bytes_per_token
+    from tril.data.prepare import val_bytes_per_token
 
     meta, (numbers, ids, _) = run.ours["data"], windows
     return {
@@ -121,12 +137,14 @@ def describe(run: Run, windows, sampling: dict) -> dict:
 
 def measure(models: dict, windows, sides: dict[str, dict]):
     """Fills in the losses of both sides; returns the honest loss that the unmasked model has above the masked one's."""
-    from model.analysis.honest import claimed_nll, honest_nll, over_windows
+    from tril.model.causality.prefix_loss import one_pass_nll, over_windows, prefix_only_nll
 
     honest, (_, ids, targets) = {}, windows
     for name, lm in models.items():
-        print(f"{name}: {len(ids)} windows, each of their {ids.shape[1]} prefixes by itself", file=sys.stderr, flush=True)
-        claimed, honest[name] = claimed_nll(lm.model, ids, targets), honest_nll(lm.model, ids, targets)
+        print(
+            f"{name}: {len(ids)} windows, each of their {ids.shape[1]} prefixes by itself", file=sys.stderr, flush=True
+        )
+        claimed, honest[name] = one_pass_nll(lm.model, ids, targets), prefix_only_nll(lm.model, ids, targets)
         losses = {"one_pass": claimed, "honest": honest[name], "gap": honest[name] - claimed}  # (windows, T) each
         sides[name] |= {key: over_windows(nll) for key, nll in losses.items()}
     return over_windows(honest["unmasked"] - honest["masked"])
@@ -134,7 +152,7 @@ def measure(models: dict, windows, sides: dict[str, dict]):
 
 def write(folder: Path, report: dict, sides: dict[str, dict]) -> None:
     """control.json, control.md and control.png, and the table to stdout."""
-    from model.analysis.control import page, plot, table
+    from tril.model.causality.mask_control import page, plot, table
 
     shown = table(sides, report["bytes_per_token"])
     numbers, length = report["windows"]["numbers"], report["windows"]["length"]

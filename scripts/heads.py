@@ -13,11 +13,9 @@ import sys
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
-
-from model.runs import find_checkpoint, run_folder
-from scripts.cli import entry, pick_device, plain, user_errors, writable
-from scripts.measured import Run, read_run, spread, validation_tokens
+from tril.model.runs import find_checkpoint, run_folder
+from tril.scripts.common.cli import entry, pick_device, plain, user_errors, writable
+from tril.scripts.common.finished_run import Run, read_run, spread, validation_tokens
 
 TEXTS = ("ckpt", "prompt", "out")  # keys whose value is text as it was typed
 SHOWN_TOKENS = 48  # of the validation part, where there is no prompt
@@ -31,10 +29,10 @@ def main(cfg) -> None:
         check(cfg)
         checkpoint = find_checkpoint(str(cfg["ckpt"]))
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # on a CPU, for its result
-    from model.analysis.head_scores import score_heads
-    from model.analysis.heads import ablate  # importing torch takes a second: what is wrong above is said at once
-    from model.checkpoint import load
-    from model.training.hardware import keep_freed_memory
+    from tril.model.checkpoint import load
+    from tril.model.heads.ablation import ablate  # importing torch takes a second: what is wrong above is said at once
+    from tril.model.heads.scores import score_heads
+    from tril.model.training.hardware import keep_freed_memory
 
     with user_errors():
         device = pick_device(cfg["device"])
@@ -51,7 +49,9 @@ def main(cfg) -> None:
     say("scoring what each head attends to")
     scores = score_heads(lm.model, text, alphabet=alphabet(lm), seed=cfg["seed"])
     files = write_figures(folder, ablation, scores) + write_maps(folder, lm, shown, text, str(checkpoint))
-    (folder / "heads.json").write_text(json.dumps(report(cfg, run, device, numbers, lm, shown, ablation, scores), indent=2) + "\n")
+    (folder / "heads.json").write_text(
+        json.dumps(report(cfg, run, device, numbers, lm, shown, ablation, scores), indent=2) + "\n"
+    )
     show(ablation, scores)
     print(f"\n{folder}: {', '.join(['heads.json', *files])}", flush=True)
 
@@ -73,14 +73,16 @@ def check(cfg: dict) -> None:
 def check_model(model, checkpoint: Path) -> None:
     """Raises ValueError for a model that has no heads to look at, or no loss."""
     if model.config.n_heads == 0:
-        raise ValueError(f"{checkpoint} has model.n_heads=0, blocks without attention: there is no head to look at; name another run")
+        raise ValueError(
+            f"{checkpoint} has model.n_heads=0, blocks without attention: there is no head to look at; name another run"
+        )
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
         raise ValueError(f"{checkpoint} has weights that are not finite: its run has diverged; name another checkpoint")
 
 
 def windows_of(run: Run, tokens, n: int, eot_id: int):
     """The numbers of the windows (n,), and the text that they are."""
-    from model.analysis.observe import Text
+    from tril.model.heads.attention_maps import Text
 
     numbers, ids, targets = spread(tokens, n, run.ours["config"]["context_length"])
     return numbers, Text(ids, targets, eot_id if run.settings["data"].get("document_mask") else None)
@@ -106,9 +108,12 @@ def alphabet(lm):
 
 def write_figures(folder: Path, ablation, scores) -> list[str]:
     """heads.csv, removal.csv and their pictures."""
-    from model.analysis.heads_figures import plot_ablation, plot_removal
+    from tril.model.heads.head_plots import plot_ablation, plot_removal
 
-    write_csv(folder / "heads.csv", [flat(row) for row in head_rows(ablation, scores)] + [{"head": "uniform", **scores.uniform}])
+    write_csv(
+        folder / "heads.csv",
+        [flat(row) for row in head_rows(ablation, scores)] + [{"head": "uniform", **scores.uniform}],
+    )
     write_csv(folder / "removal.csv", [row for way in ablation.orders for row in removal_rows(ablation, way)])
     plot_ablation(folder / "heads.png", ablation)
     plot_removal(folder / "removal.png", ablation)
@@ -119,10 +124,10 @@ def write_maps(folder: Path, lm, ids: list[int], text, name: str) -> list[str]:
     """attention.png and attention.html of one sequence."""
     import torch
 
-    from model.analysis.attention_page import write_page
-    from model.analysis.heads_figures import plot_maps
-    from model.analysis.observe import attention_maps, within_documents
-    from model.generate import inference
+    from tril.model.generation.generate import inference
+    from tril.model.heads.attention_maps import attention_maps, within_documents
+    from tril.model.heads.head_plots import plot_maps
+    from tril.model.heads.page import write_page
 
     batch = torch.tensor([ids], device=lm.model.embed.weight.device)
     options = within_documents(batch, text.document_eot)
@@ -130,7 +135,9 @@ def write_maps(folder: Path, lm, ids: list[int], text, name: str) -> list[str]:
     with inference(list(lm.model.modules())):
         probabilities = lm.model(batch, **options)[0, :, : lm.n_ids].float().softmax(-1)  # (T, n_ids)
     top = probabilities.topk(min(MOST_PROBABLE, lm.n_ids))
-    after = [[(piece(lm, token), p) for token, p in zip(*row)] for row in zip(top.indices.tolist(), top.values.tolist())]
+    after = [
+        [(piece(lm, token), p) for token, p in zip(*row)] for row in zip(top.indices.tolist(), top.values.tolist())
+    ]
     tokens = [piece(lm, token) for token in ids]
     plot_maps(folder / "attention.png", maps, tokens)
     write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, title=f"Attention of {name}")
@@ -143,7 +150,7 @@ def piece(lm, token: int) -> str:
 
 def head_rows(ablation, scores) -> list[dict]:
     """What is known of each head, layer by layer."""
-    from model.analysis.heads import WAYS, head_name
+    from tril.model.heads.ablation import WAYS, head_name
 
     changes, rows = {way: ablation.changes(way) for way in WAYS}, []
     for layer, head in changes[WAYS[0]]:
@@ -163,12 +170,20 @@ def head_rows(ablation, scores) -> list[dict]:
 
 
 def removal_rows(ablation, way: str) -> list[dict]:
-    from model.analysis.heads import head_name
+    from tril.model.heads.ablation import head_name
 
     removed = [None, *map(head_name, ablation.orders[way])]
     losses = [loss.mean().item() for loss in ablation.removal[way]]
     return [
-        {"by": way, "n_removed": n, "removed_last": name, "loss": loss, "change": change.mean, "low": change.low, "high": change.high}
+        {
+            "by": way,
+            "n_removed": n,
+            "removed_last": name,
+            "loss": loss,
+            "change": change.mean,
+            "low": change.low,
+            "high": change.high,
+        }
         for n, (name, loss, change) in enumerate(zip(removed, losses, ablation.curve(way)))
     ]
 
@@ -190,27 +205,29 @@ def write_csv(path: Path, rows: list[dict]) -> None:
 
 def report(cfg: dict, run: Run, device: str, numbers, lm, shown: list[int], ablation, scores) -> dict:
     """All of it for heads.json; a score that does not exist is null."""
-    from model.analysis.head_scores import N_REPEATS, SCORES
-    from model.analysis.heads import CONFIDENCE
+    from tril.model.heads.ablation import CONFIDENCE
+    from tril.model.heads.scores import N_REPEATS, SCORES
 
     masked = bool(run.settings["data"].get("document_mask"))
     of_loss = f"nats per token, the mean over windows; {CONFIDENCE:.0%} intervals by Student's t, paired by window"
-    return without_nan({
-        "checkpoint": os.path.relpath(run.checkpoint),
-        "steps": run.steps,
-        "data_fingerprint": run.ours["data"]["fingerprint"],
-        "document_mask": masked,
-        "settings": {key: cfg[key] for key in ("windows", "seed", "prompt")} | {"device": device},
-        "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
-        "changes": f"{of_loss}; corrected: for {len(ablation.orders['zero'])} heads at once, by Bonferroni, which decides the verdict",
-        "scores": SCORES | {"left out": "positions that may see one key alone"},
-        "induction": {"sequences": N_REPEATS, "length": scores.induction_length, "copies": 2},
-        "loss": ablation.whole.mean().item(),
-        "heads": head_rows(ablation, scores),
-        "uniform": scores.uniform,
-        "removal": {way: removal_rows(ablation, way) for way in ablation.orders},
-        "shown_tokens": [piece(lm, token) for token in shown],
-    })
+    return without_nan(
+        {
+            "checkpoint": os.path.relpath(run.checkpoint),
+            "steps": run.steps,
+            "data_fingerprint": run.ours["data"]["fingerprint"],
+            "document_mask": masked,
+            "settings": {key: cfg[key] for key in ("windows", "seed", "prompt")} | {"device": device},
+            "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
+            "changes": f"{of_loss}; corrected: for {len(ablation.orders['zero'])} heads at once, by Bonferroni, which decides the verdict",
+            "scores": SCORES | {"left out": "positions that may see one key alone"},
+            "induction": {"sequences": N_REPEATS, "length": scores.induction_length, "copies": 2},
+            "loss": ablation.whole.mean().item(),
+            "heads": head_rows(ablation, scores),
+            "uniform": scores.uniform,
+            "removal": {way: removal_rows(ablation, way) for way in ablation.orders},
+            "shown_tokens": [piece(lm, token) for token in shown],
+        }
+    )
 
 
 def without_nan(value):
@@ -224,11 +241,13 @@ def without_nan(value):
 
 def show(ablation, scores) -> None:
     """Both tables to stdout."""
-    from model.analysis.heads import CONFIDENCE, markdown
+    from tril.model.heads.ablation import CONFIDENCE, markdown
 
     print(f"Loss of the whole model: {ablation.whole.mean():.4f} nats per token over {len(ablation.whole)} windows.")
     print(f"What it rises by without a head, with the {CONFIDENCE:.0%} interval paired by window; corrected: for all")
-    print(f"{len(ablation.orders['zero'])} heads at once (Bonferroni), which decides what is distinguishable from nothing:\n")
+    print(
+        f"{len(ablation.orders['zero'])} heads at once (Bonferroni), which decides what is distinguishable from nothing:\n"
+    )
     print(markdown(ablation.cells()))
     print(f"\nWhat each head attends to (induction: on {scores.induction_length} random tokens, repeated):\n")
     print(markdown(scores.cells()))

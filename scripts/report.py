@@ -8,15 +8,12 @@ cells.csv one for each run, both with all digits.
 import base64
 import csv
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
-
-from model.runs import find_sweep
-from scripts.cli import entry, plain, user_errors, writable
-from scripts.tables import aligned
+from tril.model.runs import find_sweep
+from tril.scripts.common.cli import entry, plain, user_errors, writable
+from tril.scripts.common.tables import aligned
 
 TEXTS = ("dir", "baseline", "out")  # keys whose value is text as it was typed
 
@@ -27,9 +24,13 @@ def main(cfg) -> None:
     with user_errors():
         check(cfg)
         place = find_sweep(cfg["dir"])
-    from model.analysis.report import losses, read_configs, write_up  # importing numpy takes a moment: what is wrong above is said at once
-    from model.analysis.report_figures import draw
-    from model.analysis.sweeps import compare_with_baseline, read_sweep
+    from tril.scripts.ablation.figures import draw
+    from tril.scripts.ablation.report import (  # importing numpy takes a moment: what is wrong above is said at once
+        losses,
+        read_configs,
+        write_up,
+    )
+    from tril.scripts.ablation.results import compare_with_baseline, read_sweep
 
     with user_errors():
         sweep = read_sweep(place, cfg["baseline"])
@@ -41,7 +42,10 @@ def main(cfg) -> None:
     write_csv(folder / "results.csv", results(sweep, comparisons))
     write_csv(folder / "cells.csv", cells(sweep))
     files = ["report.md", "report.html", "results.csv", "cells.csv", *(picture.file for picture in pictures)]
-    print(f"{printable(report.answer)}\n\n{markdown_table(losses(sweep).table)}\n\n{folder}: {', '.join(files)}", flush=True)
+    print(
+        f"{printable(report.answer)}\n\n{markdown_table(losses(sweep).table)}\n\n{folder}: {', '.join(files)}",
+        flush=True,
+    )
 
 
 def check(cfg: dict) -> None:
@@ -56,7 +60,7 @@ def write(folder: Path, report, pictures: list) -> None:
     """report.md, and report.html with the pictures in it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from model.analysis.report import TEMPLATES
+    from tril.scripts.ablation.report import TEMPLATES
 
     images = {picture.file: base64.b64encode((folder / picture.file).read_bytes()).decode() for picture in pictures}
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
@@ -67,14 +71,22 @@ def write(folder: Path, report, pictures: list) -> None:
 
 def markdown(report) -> str:
     """The report as Markdown, its pictures beside it."""
-    parts = [f"# {escape(report.title)}", f"**{escape(report.answer)}**", *(f"**Warning.** {escape(line)}" for line in report.warnings)]
+    parts = [
+        f"# {escape(report.title)}",
+        f"**{escape(report.answer)}**",
+        *(f"**Warning.** {escape(line)}" for line in report.warnings),
+    ]
     for section in report.sections:
         parts += [f"## {escape(section.title)}", *map(escape, section.before)]
         if section.table:
             parts.append(markdown_table(section.table))
         parts += map(escape, section.after)
         for picture in section.pictures:
-            parts += [f"### {escape(picture.title)}", f"![{escape(picture.title)}]({picture.file})", escape(picture.caption)]
+            parts += [
+                f"### {escape(picture.title)}",
+                f"![{escape(picture.title)}]({picture.file})",
+                escape(picture.caption),
+            ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -96,19 +108,26 @@ def printable(text: str) -> str:
 
 def results(sweep, comparisons: dict) -> Iterable[dict[str, object]]:
     """A row for each variant: what the tables of the report show."""
-    from model.analysis.report import LOSSES, SIZES, SPEEDS, median_of, size_of
-    from model.analysis.report_figures import estimate
+    from tril.scripts.ablation.figures import estimate
+    from tril.scripts.ablation.report import LOSSES, SIZES, SPEEDS, median_of, size_of
 
     for variant in sweep.variants:
         row = {"variant": variant.label, **variant.values, "baseline": variant is sweep.baseline}
         row |= {"seeds": len(variant.runs), "finished": len(variant.finished)}
         for name in LOSSES:
             found = estimate(variant, name)
-            row |= {f"{name}{end}": getattr(found, side, None) for end, side in (("", "mean"), ("_low", "low"), ("_high", "high"))}
+            row |= {
+                f"{name}{end}": getattr(found, side, None)
+                for end, side in (("", "mean"), ("_low", "low"), ("_high", "high"))
+            }
         row |= {name: size_of(variant, name) for name in SIZES} | {name: median_of(variant, name) for name in SPEEDS}
         found = comparisons.get(variant.label)
         if found:
-            row |= {"common_seeds": found.difference.n, "difference": found.difference.mean, "difference_low": found.difference.low}
+            row |= {
+                "common_seeds": found.difference.n,
+                "difference": found.difference.mean,
+                "difference_low": found.difference.low,
+            }
             row |= {"difference_high": found.difference.high, "difference_unit": found.unit, "p_corrected": found.p}
             row |= {"verdict": found.verdict, "more_seeds": found.more_seeds, "remark": found.remark}
         yield row
@@ -118,7 +137,13 @@ def cells(sweep) -> Iterable[dict[str, object]]:
     """A row for each run: its state, and all figures of its summary."""
     for variant in sweep.variants:
         for run in variant.runs:
-            row = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state, "message": run.message}
+            row = {
+                "variant": variant.label,
+                **variant.values,
+                "seed": run.seed,
+                "state": run.state,
+                "message": run.message,
+            }
             figures = dict(run.summary or {})
             figures.pop("sample_with", None)  # it names a place on one machine
             yield row | figures | {"folder": str(run.folder)}

@@ -8,14 +8,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
-
-from data.cache import keep_compiled_code
-from model.runs import find_checkpoint
-from scripts.cli import drop_output, entry, pick_device, plain, user_errors
+from tril.data.cache import keep_compiled_code
+from tril.model.runs import find_checkpoint
+from tril.scripts.common.cli import drop_output, entry, pick_device, plain, user_errors
 
 TEXTS = ("ckpt", "prompt", "prompt_file", "stop")  # keys whose value is text as it was typed
-OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed", "use_cache")
+OPTIONS = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "stop",
+    "seed",
+    "use_cache",
+)
 
 
 @entry("sample", TEXTS)
@@ -24,8 +32,8 @@ def main(cfg) -> None:
     with user_errors():
         prompts, path = read_prompts(cfg), find_checkpoint(str(cfg["ckpt"]))
     keep_compiled_code()
-    from model.checkpoint import load  # importing torch takes a second: what is wrong above is said at once
-    from model.training.hardware import keep_freed_memory
+    from tril.model.checkpoint import load  # importing torch takes a second: what is wrong above is said at once
+    from tril.model.training.hardware import keep_freed_memory
 
     with user_errors():
         device = pick_device(cfg["device"])
@@ -50,7 +58,9 @@ def read_prompts(cfg: dict) -> list[str]:
         try:
             prompt = Path(file).expanduser().read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"prompt_file={file} is not UTF-8 ({error.reason}); convert it first, e.g. iconv -f latin1 -t utf-8") from error
+            raise ValueError(
+                f"prompt_file={file} is not UTF-8 ({error.reason}); convert it first, e.g. iconv -f latin1 -t utf-8"
+            ) from error
     prompts = prompt if isinstance(prompt, list) else [prompt]
     if not prompts or not all(isinstance(text, str) for text in prompts):
         raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
@@ -66,7 +76,7 @@ def compiles(compile: bool | str, device: str, use_cache: bool) -> bool:
     """Whether the step is compiled: with auto where that is a CUDA graph, which a single stream needs most. Raises ValueError."""
     if compile not in ("auto", True, False):
         raise ValueError(f"compile={compile} must be auto, true or false")
-    from model.training.hardware import check_compiler, compiles_by_itself
+    from tril.model.training.hardware import check_compiler, compiles_by_itself
 
     if compile == "auto":
         return use_cache and compiles_by_itself(device)
@@ -79,7 +89,7 @@ def removed(lm, names: str | list[str] | None) -> dict:
     """The option of `lm.generate` that samples without these heads; nothing for None."""
     if names is None:
         return {}
-    from model.analysis.heads import head_gate
+    from tril.model.heads.ablation import head_gate
 
     names = names if isinstance(names, list) else [names]
     return {"head_gate": head_gate(lm.config, list(map(str, names))).to(lm.model.embed.weight.device)}

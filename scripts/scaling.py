@@ -8,19 +8,19 @@ import json
 import math
 import os
 import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the checkout this script stands in, installed or not
-
-from model.runs import find_sweep
-from scripts.cli import entry, plain, user_errors, writable
-from scripts.tables import aligned
+from tril.model.runs import find_sweep
+from tril.scripts.common.cli import entry, plain, user_errors, writable
+from tril.scripts.common.tables import aligned
 
 TEXTS = ("dir", "out")  # keys whose value is text as it was typed
-SIZES = {"parameters_without_embeddings": "parameters without embeddings", "parameters": "all parameters"}  # what may count as N
+SIZES = {
+    "parameters_without_embeddings": "parameters without embeddings",
+    "parameters": "all parameters",
+}  # what may count as N
 PREDICT = ("parameters", "tokens", "flops")
 LAW = ("E", "A", "B", "alpha", "beta")
-HELD_OUT = {  # of model.analysis.scaling.held_out
+HELD_OUT = {  # of tril.scripts.ablation.scaling_law.held_out
     "one cell": "each cell, from all others",
     "largest size": "the largest size, from smaller ones alone",
     "longest runs": "the longest runs, from shorter ones alone",
@@ -31,7 +31,15 @@ CELLS = ["N", "D", "loss", "bits per byte", "law", "loss - law", "from the other
 TESTS = ["left out", "cells", "mean error", "largest", "mean with sign", "mean, relative"]
 LARGER = ["N", "D", "loss", INTERVAL, "bits per byte"]
 OPTIMA = ["FLOPs", "N", INTERVAL, "D", "D / N", INTERVAL, "loss", INTERVAL]
-COUNTED = ["N counts", "alpha", "beta", "E", "error, one cell", "error, largest size", "D / N at the largest run's FLOPs"]
+COUNTED = [
+    "N counts",
+    "alpha",
+    "beta",
+    "E",
+    "error, one cell",
+    "error, largest size",
+    "D / N at the largest run's FLOPs",
+]
 CAVEATS = (
     "All sizes have the same learning rates and batch: what suits some less bends the law. Text that is read more than once is worth less "
     "than new text, which the law does not know.",
@@ -48,9 +56,13 @@ def main(cfg) -> None:
         place = find_sweep(cfg["dir"])
     # OpenBLAS would share out matrices of five columns among threads, which wait for one another where a core is busy
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from model.analysis.scaling import cells_of, fit, resampled  # importing numpy takes a moment: what is wrong above is said before
-    from model.analysis.scaling_figures import plot
-    from model.analysis.sweeps import read_sweep
+    from tril.scripts.ablation.results import read_sweep
+    from tril.scripts.ablation.scaling_law import (  # importing numpy takes a moment: what is wrong above is said before
+        cells_of,
+        fit,
+        resampled,
+    )
+    from tril.scripts.ablation.scaling_plots import plot
 
     with user_errors():
         sweep = read_sweep(place)
@@ -75,12 +87,16 @@ def check(cfg: dict) -> None:
         raise ValueError(f"size={cfg['size']} must be one of {', '.join(SIZES)}")
     if not isinstance(cfg["resamples"], int) or cfg["resamples"] < 40:
         its = cfg["resamples"]
-        raise ValueError(f"resamples={its} must be a whole number, at least 40: an interval leaves out one in forty at each end")
+        raise ValueError(
+            f"resamples={its} must be a whole number, at least 40: an interval leaves out one in forty at each end"
+        )
     if not isinstance(cfg["seed"], int) or cfg["seed"] < 0:
         raise ValueError(f"seed={cfg['seed']} must be a whole number, 0 or above")
     for key in PREDICT:
         values = cfg["predict"][key] if isinstance(cfg["predict"], dict) else cfg["predict"]
-        if not isinstance(values, list) or not all(isinstance(value, int | float) and 0 < value < math.inf for value in values):
+        if not isinstance(values, list) or not all(
+            isinstance(value, int | float) and 0 < value < math.inf for value in values
+        ):
             raise ValueError(f"predict.{key}={values} must be a list of numbers above 0")
 
 
@@ -89,14 +105,23 @@ def check(cfg: dict) -> None:
 
 def findings(cfg: dict, sweep, cells, law, resamples: list) -> dict:
     """All figures, unrounded. Losses in nats per token, intervals from the resamples."""
-    from model.analysis.scaling import errors, held_out, interval
+    from tril.scripts.ablation.scaling_law import errors, held_out, interval
 
     runs = [run for variant in sweep.variants for run in variant.runs]
     per_bpb = math.log(2) * next(run.summary["val_bytes_per_token"] for run in runs if run.summary)
     left_out, fitted = held_out(cells), law.loss(cells.parameters, cells.tokens)
     columns = {"parameters": cells.parameters, "tokens": cells.tokens, "loss": cells.loss, "bpb": cells.loss / per_bpb}
-    columns |= {"seeds": cells.seeds, "spread": cells.spread, "fitted": fitted, "residual": cells.loss - fitted, **left_out}
-    rows = [{"cell": label, **dict(zip(columns, map(float, row)))} for label, row in zip(cells.labels, zip(*columns.values()))]
+    columns |= {
+        "seeds": cells.seeds,
+        "spread": cells.spread,
+        "fitted": fitted,
+        "residual": cells.loss - fitted,
+        **left_out,
+    }
+    rows = [
+        {"cell": label, **dict(zip(columns, map(float, row)))}
+        for label, row in zip(cells.labels, zip(*columns.values()))
+    ]
     longest, flops = cells.tokens.max(), (6 * cells.parameters * cells.tokens).max()
 
     def predicted(of) -> dict:
@@ -104,12 +129,16 @@ def findings(cfg: dict, sweep, cells, law, resamples: list) -> dict:
         return {"value": float(of(law)), "low": low, "high": high}
 
     wanted = [(size, times * longest) for size in cfg["predict"]["parameters"] for times in cfg["predict"]["tokens"]]
-    predictions = [{"parameters": n, "tokens": float(d), "loss": predicted(lambda each: each.loss(n, d))} for n, d in wanted]
+    predictions = [
+        {"parameters": n, "tokens": float(d), "loss": predicted(lambda each: each.loss(n, d))} for n, d in wanted
+    ]
     return {
         "sweep": str(sweep.folder),
         "settings": {key: cfg[key] for key in ("size", "predict", "resamples", "seed")},
         "unfinished": [f"{run.folder.name} ({run.state})" for run in runs if run.state != "finished"],
-        "diverged": [f"{v.label} (its loss is not finite)" for v in sweep.variants if v.finished and v.label not in cells.labels],
+        "diverged": [
+            f"{v.label} (its loss is not finite)" for v in sweep.variants if v.finished and v.label not in cells.labels
+        ],
         "nats_per_bpb": per_bpb,
         "cells": rows,
         "law": {name: predicted(lambda each: getattr(each, name)) for name in LAW},
@@ -126,12 +155,17 @@ def optimum(flops: float, predicted) -> dict:
     """The split of the compute that the law likes best."""
     found = {name: predicted(lambda each: each.optimum(flops)[i]) for i, name in enumerate(("parameters", "tokens"))}
     ratio = predicted(lambda each: each.optimum(flops)[1] / each.optimum(flops)[0])
-    return {"flops": float(flops), **found, "tokens_per_parameter": ratio, "loss": predicted(lambda each: each.loss(*each.optimum(flops)))}
+    return {
+        "flops": float(flops),
+        **found,
+        "tokens_per_parameter": ratio,
+        "loss": predicted(lambda each: each.loss(*each.optimum(flops))),
+    }
 
 
 def counted(sweep, size: str) -> dict:
     """The law where `size` counts as N, without intervals."""
-    from model.analysis.scaling import cells_of, errors, fit, held_out
+    from tril.scripts.ablation.scaling_law import cells_of, errors, fit, held_out
 
     cells = cells_of(sweep, size)
     law = fit(cells)
@@ -155,7 +189,9 @@ def write_up(found: dict) -> str:
         "## Cells",
         table(CELLS, [row_of_cell(row) for row in found["cells"]]),
         "## The law",
-        table(["parameter of the law", "value", INTERVAL], [[name, *spread(found["law"][name], ".4g")] for name in LAW]),
+        table(
+            ["parameter of the law", "value", INTERVAL], [[name, *spread(found["law"][name], ".4g")] for name in LAW]
+        ),
         "## Tested on what it has not seen",
         table(TESTS, [row_of_test(HELD_OUT[name], its) for name, its in found["errors"].items()]),
         "Errors are in nats per token; with a sign, above 0 where the law says more than was measured.",
@@ -172,39 +208,73 @@ def write_up(found: dict) -> str:
 
 
 def row_of_cell(row: dict) -> list[str]:
-    figures = [f"{row['loss']:.4f}", f"{row['bpb']:.4f}", f"{row['fitted']:.4f}", f"{row['residual']:+.4f}", number(row["one cell"], ".4f")]
+    figures = [
+        f"{row['loss']:.4f}",
+        f"{row['bpb']:.4f}",
+        f"{row['fitted']:.4f}",
+        f"{row['residual']:+.4f}",
+        number(row["one cell"], ".4f"),
+    ]
     return [count(row["parameters"]), count(row["tokens"]), *figures]
 
 
 def row_of_test(name: str, its: dict | None) -> list[str]:
     if its is None:
         return [name, "0", "too few kept", "", "", ""]
-    return [name, str(its["cells"]), f"{its['mean']:.4f}", f"{its['largest']:.4f}", f"{its['bias']:+.4f}", f"{its['relative']:.2%}"]
+    return [
+        name,
+        str(its["cells"]),
+        f"{its['mean']:.4f}",
+        f"{its['largest']:.4f}",
+        f"{its['bias']:+.4f}",
+        f"{its['relative']:.2%}",
+    ]
 
 
 def row_of_prediction(row: dict, nats_per_bpb: float) -> list[str]:
-    return [count(row["parameters"]), count(row["tokens"]), *spread(row["loss"], ".3f"), f"{row['loss']['value'] / nats_per_bpb:.3f}"]
+    return [
+        count(row["parameters"]),
+        count(row["tokens"]),
+        *spread(row["loss"], ".3f"),
+        f"{row['loss']['value'] / nats_per_bpb:.3f}",
+    ]
 
 
 def row_of_optimum(row: dict) -> list[str]:
-    split = [*spread(row["parameters"], count), count(row["tokens"]["value"]), *spread(row["tokens_per_parameter"], ".2g")]
+    split = [
+        *spread(row["parameters"], count),
+        count(row["tokens"]["value"]),
+        *spread(row["tokens_per_parameter"], ".2g"),
+    ]
     return [f"{row['flops']:.2g}", *split, *spread(row["loss"], ".3f")]
 
 
 def row_of_count(name: str, its: dict) -> list[str]:
-    mean = [number(its["errors"][kind]["mean"], ".4f") if its["errors"][kind] else "" for kind in ("one cell", "largest size")]
+    mean = [
+        number(its["errors"][kind]["mean"], ".4f") if its["errors"][kind] else ""
+        for kind in ("one cell", "largest size")
+    ]
     return [name, *(f"{its[key]:.3g}" for key in ("alpha", "beta", "E")), *mean, f"{its['tokens_per_parameter']:.2g}"]
 
 
 def caveats(found: dict) -> list[str]:
     """What the figures do not say by themselves."""
-    E, rows, test, resamples = found["law"]["E"], found["cells"], found["errors"]["largest size"], found["settings"]["resamples"]
+    E, rows, test, resamples = (
+        found["law"]["E"],
+        found["cells"],
+        found["errors"]["largest size"],
+        found["settings"]["resamples"],
+    )
     lines = []
     if found["bounds"]:
         edge = ", ".join(found["bounds"])
-        lines.append(f"**The fit is degenerate**: {edge} ended at the edge of what is allowed, so the data do not determine it.")
+        lines.append(
+            f"**The fit is degenerate**: {edge} ended at the edge of what is allowed, so the data do not determine it."
+        )
     if found["resamples_at_bounds"]:
-        lines.append(f"{found['resamples_at_bounds']:.0%} of the resamples have a parameter at the edge of what is allowed.")
+        lines.append(
+            f"{found['resamples_at_bounds']:.0%} of the resamples have a parameter at the edge of what is allowed."
+        )
     lines.append(
         f"Five parameters stand against {len(rows)} cells. E, which no size and no text would remove, is {E['value']:.3g}, with an "
         f"interval from {E['low']:.3g} to {E['high']:.3g}. A and alpha, B and beta move together: none of them means much alone."

@@ -63,7 +63,9 @@ def alone(driver) -> Iterator[list[str]]:
     messages = [entry["message"] for entry in driver.get_log("browser")]
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     requests = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    pages, others = ([r["request"]["url"] for r in requests if (r["type"] == "Document") == wanted] for wanted in (True, False))
+    pages, others = (
+        [r["request"]["url"] for r in requests if (r["type"] == "Document") == wanted] for wanted in (True, False)
+    )
     others = [url for url in others if not url.startswith("data:")]
     assert not messages and not others, f"console: {messages}; asked for: {others}"
     opened += pages
@@ -91,7 +93,11 @@ class Page:
         return self.js("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
 
     def attributes(self, selector: str, name: str) -> list[str]:
-        return self.js("return [...document.querySelectorAll(arguments[0])].map((e) => e.getAttribute(arguments[1]))", selector, name)
+        return self.js(
+            "return [...document.querySelectorAll(arguments[0])].map((e) => e.getAttribute(arguments[1]))",
+            selector,
+            name,
+        )
 
     def point(self, element, *offset: int) -> None:
         """The mouse moves to the middle of the element, or so many pixels right and below of it."""

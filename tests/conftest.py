@@ -5,14 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read once, when numpy comes: its threads wait for one another where cores are busy
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # read once, when numpy comes: its threads wait for one another where cores are busy
 
 import pytest
 import torch
 from torch import Tensor
 
-from model.analysis.subject import randomise
-from model.gpt import GPT, GPTConfig
+from tril.model.causality.subject import randomise
+from tril.model.gpt import GPT, GPTConfig
 
 TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward on a CPU
 BACKENDS = (*TRAINABLE, "flex")
@@ -47,11 +49,17 @@ def pytest_configure(config):
 def pytest_terminal_summary(terminalreporter):
     """The count of the mutants, at the end of every run that has some."""
     names = {
-        outcome: {report.nodeid for report in terminalreporter.stats.get(outcome, []) if "::test_mutant_is_caught[" in report.nodeid}
+        outcome: {
+            report.nodeid
+            for report in terminalreporter.stats.get(outcome, [])
+            if "::test_mutant_is_caught[" in report.nodeid
+        }
         for outcome in ("passed", "failed", "error")
     }
     if every := set.union(*names.values()):
-        terminalreporter.write_line(f"mutants caught {len(names['passed'] - names['failed'] - names['error'])}/{len(every)}")
+        terminalreporter.write_line(
+            f"mutants caught {len(names['passed'] - names['failed'] - names['error'])}/{len(every)}"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +80,9 @@ def configure(tmp_path, text):
     from tests.runs import composed
 
     def configure(*overrides, folder="run"):
-        return composed(f"data.path={text}", f"data.cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / folder}", *overrides)
+        return composed(
+            f"data.path={text}", f"data.cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / folder}", *overrides
+        )
 
     return configure
 
@@ -86,7 +96,9 @@ def tiny_gpt(**choices) -> GPT:
 def run_python(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
     """`python ARGUMENTS` in a process of its own."""
     env = os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, encoding="utf-8", timeout=120)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, encoding="utf-8", timeout=120
+    )
 
 
 def assert_refused(done: subprocess.CompletedProcess, message: str) -> None:

@@ -7,8 +7,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-from scripts.cli import CONFIGS
 from tests.conftest import run_python
+from tril.scripts.common.cli import CONFIGS
 
 TINY = [
     "data=files",
@@ -36,7 +36,9 @@ def composed(*overrides: str) -> DictConfig:
 
 def command_line(*overrides, cwd, **environment):
     """`python train.py ...` in a process of its own."""
-    return run_python(CONFIGS.parent / "train.py", *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"), **environment)
+    return run_python(
+        CONFIGS.parent / "train.py", *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"), **environment
+    )
 
 
 def rows(folder: Path) -> list[dict]:

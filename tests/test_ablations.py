@@ -11,9 +11,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from model.gpt import GPT, GPTConfig
-from scripts.cli import CONFIGS, plain
-from scripts.plan import check
+from tril.model.gpt import GPT, GPTConfig
+from tril.scripts.common.cli import CONFIGS, plain
+from tril.scripts.common.run_config import check
 
 NAMES = ("equal_flops", "ffn", "head_dim", "heads", "kv_heads", "parts", "positions", "width_depth", "window")
 VOCABULARY = 4096  # of the default tokenizer
@@ -136,12 +136,16 @@ def test_the_base_is_one_of_the_cells_and_the_default_run(name):
     own = grid(name)["null" if value is None else str(value)]
     assert own == base and len(swept(name)) == 1
     without_dropout = {"resid_dropout": 0.0} if name == "parts" else {}
-    assert GPTConfig(**plain(base.model) | {"vocab_size": 1} | without_dropout).canonical() == check(default).model.canonical()
+    assert (
+        GPTConfig(**plain(base.model) | {"vocab_size": 1} | without_dropout).canonical()
+        == check(default).model.canonical()
+    )
     assert base.trainer.max_steps == default.trainer.max_steps == DEFAULT_STEPS
 
 
 @pytest.mark.parametrize(
-    "name, base", [("width_depth", "4x192"), ("ffn", "relu2"), ("heads", "4"), ("window", "null"), ("positions", "rope")]
+    "name, base",
+    [("width_depth", "4x192"), ("ffn", "relu2"), ("heads", "4"), ("window", "null"), ("positions", "rope")],
 )
 def test_parameters_are_equal_where_it_is_said(name, base):
     size = {"embeddings": name != "width_depth"}  # there, those of the blocks
@@ -188,11 +192,24 @@ def test_heads_that_share_keys_and_values_cost_less():
 def test_parts_are_left_out_one_at_a_time():
     blocks = {cell: on_paper(cfg).blocks[0] for cell, cfg in grid("parts").items()}
     has = {cell: (block.attn is not None, block.mlp is not None) for cell, block in blocks.items()}
-    assert has == {"full": (True, True), "no_attention": (False, True), "no_ffn": (True, False), "no_residual_dropout": (True, True)}
+    assert has == {
+        "full": (True, True),
+        "no_attention": (False, True),
+        "no_ffn": (True, False),
+        "no_residual_dropout": (True, True),
+    }
     full = dict(composed("+ablation=parts").model)
-    differ = {cell: {key: value for key, value in cfg.model.items() if value != full[key]} for cell, cfg in grid("parts").items()}
+    differ = {
+        cell: {key: value for key, value in cfg.model.items() if value != full[key]}
+        for cell, cfg in grid("parts").items()
+    }
     assert full["resid_dropout"] == 0.1
-    assert differ == {"full": {}, "no_attention": {"n_heads": 0}, "no_ffn": {"mlp": "none"}, "no_residual_dropout": {"resid_dropout": 0.0}}
+    assert differ == {
+        "full": {},
+        "no_attention": {"n_heads": 0},
+        "no_ffn": {"mlp": "none"},
+        "no_residual_dropout": {"resid_dropout": 0.0},
+    }
 
 
 @pytest.mark.parametrize(
@@ -207,4 +224,9 @@ def test_a_cells_own_settings_are_whole_without_the_grid(name, override, tmp_pat
     saved = yaml.safe_load(text)
     assert saved["model"] == plain(cfg.model) and saved["trainer"] == plain(cfg.trainer)
     wanted = {"width_depth": (16, 96, 900, 4), "equal_flops": (4, 96, 2568, 4), "parts": (4, 192, 900, 0)}[name]
-    assert (saved["model"]["n_layers"], saved["model"]["dim"], saved["trainer"]["max_steps"], saved["model"]["n_heads"]) == wanted
+    assert (
+        saved["model"]["n_layers"],
+        saved["model"]["dim"],
+        saved["trainer"]["max_steps"],
+        saved["model"]["n_heads"],
+    ) == wanted

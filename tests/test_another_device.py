@@ -6,14 +6,14 @@ import torch
 from tokenizers import Tokenizer, models
 from torch._dynamo.testing import CompileCounter
 
-from model.checkpoint import payload
-from model.decode import decode_step
-from model.generate import generate_ids
-from model.gpt import IGNORE
-from model.sampling import SamplingConfig
-from model.training.module import LanguageModule
-from model.training.optim import OptimConfig
 from tests.conftest import tiny_gpt
+from tril.model.checkpoint import payload
+from tril.model.generation.generate import generate_ids
+from tril.model.generation.sampling import SamplingConfig
+from tril.model.generation.step import decode_step
+from tril.model.gpt import IGNORE
+from tril.model.training.module import TrainingModule
+from tril.model.training.optim import OptimConfig
 
 V, T, NEW, EOT = 31, 12, 30, 7
 PARTS = [
@@ -34,7 +34,7 @@ def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document
     model = tiny_gpt(**parts).to("meta")
     content = payload(model, Tokenizer(models.BPE({}, [])), "A", {"fingerprint": "text"})
     run = {"total_steps": 40, "val_bytes_per_token": 1.0, "payload": content, "document_eot": document_eot}
-    module = LanguageModule(model, OptimConfig(kind=kind), **run).train()
+    module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
     made = module.configure_optimizers()
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
     inputs, targets = torch.randint(V, (2, 4, T), device="meta")
@@ -58,21 +58,33 @@ class HostGenerator(torch.Generator):
 @pytest.fixture
 def sampled(monkeypatch):
     """The shapes of all steps; `step` takes the place of the compiled one."""
-    monkeypatch.setattr("model.generate.torch.Generator", HostGenerator)
-    monkeypatch.setattr("model.generate.to_host", lambda ids: lambda: torch.zeros(ids.shape, dtype=ids.dtype))  # there are no values to copy
+    monkeypatch.setattr("tril.model.generation.generate.torch.Generator", HostGenerator)
+    monkeypatch.setattr(
+        "tril.model.generation.generate.to_host", lambda ids: lambda: torch.zeros(ids.shape, dtype=ids.dtype)
+    )  # there are no values to copy
 
     def sampled(parts, prompts, step=None, **sampling):
-        monkeypatch.setattr("model.generate.compiled_step", lambda device_type: step)
+        monkeypatch.setattr("tril.model.generation.generate.compiled_step", lambda device_type: step)
         model = tiny_gpt(**parts).to("meta")
         gate = torch.ones(2, 4, device="meta") if parts.get("n_heads") != 0 else None
-        options = {"sampling": SamplingConfig(**sampling), "seed": 0, "eot_id": EOT, "head_gate": gate, "compile": step is not None}
+        options = {
+            "sampling": SamplingConfig(**sampling),
+            "seed": 0,
+            "eot_id": EOT,
+            "head_gate": gate,
+            "compile": step is not None,
+        }
         return [tuple(ids.shape) for ids in generate_ids(model, prompts, max_new_tokens=NEW, **options)]
 
     return sampled
 
 
 @pytest.mark.parametrize("step", [None, decode_step], ids=["plain", "step"])
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"top_k": None, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 0.0}, {"top_k": None, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}],
+    ids=str,
+)
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts, prompts, sampling, step):

@@ -9,10 +9,10 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-import train as train_script
-from data.settings import SOURCES, parse
-from model.gpt import GPT, GPTConfig
-from scripts.cli import CONFIGS, plain
+from tril import train as train_script
+from tril.data.config import SOURCES, parse
+from tril.model.gpt import GPT, GPTConfig
+from tril.scripts.common.cli import CONFIGS, plain
 
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 MODELS = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
@@ -94,5 +94,7 @@ def test_every_experiment_composes_and_runs_a_step(name, tmp_path):
 
 def test_readme_experiments_exist():
     readme = (Path(CONFIGS).parent / "README.md").read_text(encoding="utf-8")
-    named = {word.removeprefix("experiment=").rstrip("`.,;:)") for word in readme.split() if word.startswith("experiment=")}
+    named = {
+        word.removeprefix("experiment=").rstrip("`.,;:)") for word in readme.split() if word.startswith("experiment=")
+    }
     assert named and named - {"NAME"} <= set(EXPERIMENTS)

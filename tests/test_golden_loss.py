@@ -13,22 +13,22 @@ import torch
 from lightning import Trainer
 from tokenizers import Tokenizer, models
 
-import data.windows
-import model.backends
-import model.training.optim
-from model.checkpoint import payload
-from model.gpt import GPT, GPTConfig
-from model.training.module import LanguageModule
-from model.training.optim import OptimConfig
-from model.training.schedule import ScheduleConfig
+import tril.data.batches
+import tril.model.backends
+import tril.model.training.optim
+from tril.model.checkpoint import payload
+from tril.model.gpt import GPT, GPTConfig
+from tril.model.training.module import TrainingModule
+from tril.model.training.optim import OptimConfig
+from tril.model.training.schedule import ScheduleConfig
 
 V, T, B, STEPS = 31, 24, 4, 30
 GOLDEN = {  # training loss of steps 0, 9, 19 and 29, and of the validation
     "muon": [3.43399, 2.09053, 0.98086, 0.92415, 0.92029],
     "adamw": [3.43399, 2.03149, 0.99063, 0.92876, 0.92786],
 }
-SAME = 1e-4   # between two ways to sum the same float32 numbers, after 30 steps; nats
-BF16 = 0.02   # between bf16 and float32: the bound that docs/performance.md states; nats
+SAME = 1e-4  # between two ways to sum the same float32 numbers, after 30 steps; nats
+BF16 = 0.02  # between bf16 and float32: the bound that docs/performance.md states; nats
 
 
 def tokens() -> np.ndarray:
@@ -46,24 +46,34 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
     tokenizer = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
     content = payload(GPT(config), tokenizer, "A", {})
     torch.manual_seed(0)
-    module = LanguageModule(GPT(config), rates, total_steps=STEPS, val_bytes_per_token=1.0, payload=content, compile=compile)
+    module = TrainingModule(
+        GPT(config), rates, total_steps=STEPS, val_bytes_per_token=1.0, payload=content, compile=compile
+    )
     losses, step = [], module.training_step
     module.training_step = lambda batch, batch_idx: losses.append(step(batch, batch_idx)) or losses[-1]
     train, val = tokens()[:3000], tokens()[3000:]
     if resident:
-        train, val = (data.windows.on_device(part, "cpu") for part in (train, val))
+        train, val = (tril.data.batches.on_device(part, "cpu") for part in (train, val))
     trainer = Trainer(
-        max_steps=STEPS, accelerator="cpu", precision=precision, val_check_interval=STEPS, check_val_every_n_epoch=None, num_sanity_val_steps=0,
-        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        max_steps=STEPS,
+        accelerator="cpu",
+        precision=precision,
+        val_check_interval=STEPS,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
-    trainer.fit(module, data.windows.TrainWindows(train, T, B, seed=0), data.windows.ValWindows(val, T, B))
+    trainer.fit(module, tril.data.batches.TrainWindows(train, T, B, seed=0), tril.data.batches.ValWindows(val, T, B))
     return [losses[i].item() for i in (0, 9, 19, 29)] + [trainer.callback_metrics["val/loss"].item()]
 
 
 @pytest.fixture(autouse=True)
 def muon_in_float32(monkeypatch):
     """So that the numbers are those of every machine; a test that wants Muon's bf16 says so."""
-    monkeypatch.setattr(model.training.optim, "has_bf16", lambda device: False)
+    monkeypatch.setattr(tril.model.training.optim, "has_bf16", lambda device: False)
 
 
 @pytest.mark.parametrize("optim", GOLDEN)
@@ -110,8 +120,8 @@ def test_machine_code_learns_the_same(precision, bound):
 @pytest.mark.parametrize("blocks", [5, 256], ids="blocks of {}".format)
 @pytest.mark.parametrize("backend", ["fused", "explicit"])
 def test_bf16_stays_within_its_bound(optim, backend, blocks, monkeypatch):
-    monkeypatch.setattr(model.backends, "QUERY_BLOCK", blocks)
-    monkeypatch.setattr(model.training.optim, "has_bf16", lambda device: True)
+    monkeypatch.setattr(tril.model.backends, "QUERY_BLOCK", blocks)
+    monkeypatch.setattr(tril.model.training.optim, "has_bf16", lambda device: True)
     losses = run(optim, backend=backend, precision="bf16-mixed")
     assert losses == pytest.approx(GOLDEN[optim], abs=BF16)
     assert losses != pytest.approx(GOLDEN[optim], abs=1e-6), "it ran in bf16"

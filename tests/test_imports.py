@@ -6,56 +6,71 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-HOUSE = ("model", "data", "scripts", "train", "tests")
-FILES = sorted(path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py")) + [ROOT / "train.py"]
+FILES = sorted(path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py")) + [
+    ROOT / "train.py"
+]
 
 # Each file of a chain may import from those before it, never from those after it.
 CHAINS = (
-    ("model.masks", "model.backends", "model.attention", "model.gpt", "model.generate", "model.text", "model.checkpoint", "model.training"),
+    (
+        "model.masks",
+        "model.backends",
+        "model.attention",
+        "model.gpt",
+        "model.generation",
+        "model.checkpoint",
+        "model.causality",
+        "model.training",
+    ),
     ("model.rope", "model.attention"),
     ("model.norm", "model.attention"),
     ("model.kv_cache", "model.attention"),
-    ("model.backends", "model.gpt_config", "model.gpt"),
-    ("model.sampling", "model.decode", "model.generate"),
-    ("model.gpt", "model.decode"),
+    ("model.backends", "model.config", "model.gpt"),
+    (
+        "model.generation.sampling",
+        "model.generation.step",
+        "model.generation.generate",
+        "model.generation.language_model",
+    ),
+    ("model.checkpoint", "model.heads", "model.training"),
     ("model.training.schedule", "model.training.optim", "model.training.module"),
-    ("model.checkpoint", "model.analysis", "model.training"),
-    ("model.analysis.reach", "model.analysis.cell", "model.analysis.checks", "model.analysis.causality"),
-    ("model.analysis.cell", "model.analysis.certificate", "model.analysis.causality"),
-    ("model.analysis.canary", "model.analysis.certificate"),
-    ("model.analysis.certificate", "model.analysis.picture"),
-    ("model.analysis.reach", "model.analysis.subject", "model.analysis.cell"),
-    ("model.analysis.subject", "model.analysis.canary", "model.analysis.causality"),
-    ("model.analysis.subject", "model.analysis.probe", "model.analysis.checks"),
-    ("model.analysis.causality", "model.analysis.callables"),
-    ("model.analysis.causality", "model.analysis.transformers_models"),
-    ("model.analysis.honest", "model.analysis.control"),
-    ("model.analysis.statistics", "model.analysis.sweeps", "model.analysis.report_figures", "model.analysis.report"),
-    ("model.analysis.observe", "model.analysis.head_scores", "model.analysis.heads_figures"),
-    ("model.analysis.observe", "model.analysis.heads", "model.analysis.heads_figures"),
-    ("model.analysis.statistics", "model.analysis.heads"),
-    ("model.analysis.sweeps", "model.analysis.scaling", "model.analysis.scaling_figures"),
-    ("model.training.callbacks", "model.training.heads"),
-    ("model.training.callbacks", "model.training.causality"),
-    ("model.training.hardware", "model.training.estimate", "model.training.kernels"),
-    ("data.cache", "data.sources", "data.files", "data.hub", "data.packing", "data.datamodule"),
-    ("data.hub", "data.settings"),
-    ("data.tokenizer", "data.packing"),
-    ("data.words", "data.packing"),
-    ("data.windows", "data.datamodule"),
+    (
+        "model.causality.receptive_field",
+        "model.causality.subject",
+        "model.causality.case",
+        "model.causality.checks",
+        "model.causality.grids",
+    ),
+    ("model.causality.case", "model.causality.certificate", "model.causality.grids"),
+    ("model.causality.canary", "model.causality.certificate", "model.causality.plot"),
+    ("model.causality.subject", "model.causality.canary", "model.causality.grids"),
+    ("model.causality.subject", "model.causality.attention_probe", "model.causality.checks"),
+    ("model.causality.grids.gpt_grid", "model.causality.grids.callable_grid"),
+    ("model.causality.grids.gpt_grid", "model.causality.grids.transformers_grid"),
+    ("model.causality.prefix_loss", "model.causality.mask_control"),
+    ("model.heads.attention_maps", "model.heads.scores", "model.heads.head_plots"),
+    ("model.heads.attention_maps", "model.heads.ablation", "model.heads.head_plots"),
+    ("model.training.callbacks.metrics", "model.training.callbacks.head_metrics"),
+    ("model.training.hardware", "model.training.run_estimate", "model.training.attention_kernels"),
+    ("data.cache", "data.sources", "data.prepare", "data.datamodule"),
+    ("data.sources.base", "data.sources.files", "data.sources.hub", "data.config"),
+    ("data.tokenizer", "data.prepare"),
+    ("data.words", "data.prepare"),
+    ("data.batches", "data.datamodule"),
+    ("scripts.common", "scripts.ablation"),
+    ("scripts.common", "scripts.benchmarks"),
+    ("scripts.ablation.statistics", "scripts.ablation.results", "scripts.ablation.figures", "scripts.ablation.report"),
+    ("scripts.ablation.results", "scripts.ablation.scaling_law", "scripts.ablation.scaling_plots"),
 )
 LIGHTNING = {
     "model.training.module",
     "model.training.callbacks",
-    "model.training.causality",
-    "model.training.checkpoints",
-    "model.training.heads",
+    "model.training.checkpointing",
     "model.training.loggers",
     "data.datamodule",
-    "scripts.benchmarks.training",
+    "scripts.benchmarks.training_speed",
     "train",
 }
-SHARED = {"scripts.cli", "scripts.plan", "scripts.grid", "scripts.sweep", "scripts.cell", "scripts.measured", "scripts.tables"}  # by train.py and the scripts
 LAZY = ("datasets", "jinja2", "matplotlib", "scipy", "transformers", "wandb", "pyarrow", "huggingface_hub")
 
 
@@ -74,7 +89,7 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found.append((node.module, id(node) in top))
-    return found
+    return [(name.removeprefix("tril."), at_top) for name, at_top in found]
 
 
 def within(name: str, package: str) -> bool:
@@ -88,14 +103,15 @@ def test_imports_follow_the_layout(path):
     for target, at_top in imports(path):
         where = f"{name} imports {target}"
         if package in ("model", "data"):
-            assert target.split(".")[0] not in set(HOUSE) - {package}, where
+            assert target.split(".")[0] not in {"model", "data", "scripts", "train", "tests"} - {package}, where
             assert target.split(".")[0] not in ("hydra", "omegaconf"), where
-        else:
+        elif within(target, "scripts"):
+            shared = within(target, "scripts.common") or within(target, "scripts.ablation")
             own = name == "scripts.bench" or within(name, "scripts.benchmarks")  # its parts are its own
-            assert not within(target, "scripts") or target in SHARED or own and within(target, "scripts.benchmarks"), where
-            assert not within(target, "train"), where
+            assert shared or own and within(target, "scripts.benchmarks"), where
+        assert not within(target, "train"), where
         if within(target, "lightning"):
-            assert name in LIGHTNING and not (name == "train" and at_top), where
+            assert any(within(name, owner) for owner in LIGHTNING) and not (name == "train" and at_top), where
         if target.split(".")[0] in LAZY:
             assert not at_top, f"{where} at the top of the file"
 

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-import train as train_script
-from scripts.cli import UserError
 from tests.runs import TINY, Interrupted, command_line, rows, stop_after
+from tril import train as train_script
+from tril.scripts.common.cli import UserError
 
 
 def test_resumed_run_equals_the_uninterrupted_one(configure, tmp_path):
@@ -18,7 +18,7 @@ def test_resumed_run_equals_the_uninterrupted_one(configure, tmp_path):
     cfg.trainer.max_steps = 8
     interrupted = stop_after(4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("model.training.callbacks.Samples.on_validation_end", interrupted)
+        patch.setattr("tril.model.training.callbacks.samples.Samples.on_validation_end", interrupted)
         with pytest.raises(Interrupted):
             train_script.train(cfg)
     resumed = train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half"))
@@ -52,7 +52,7 @@ def step_of(checkpoint):
 
 def interrupted_run(configure, folder):
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("model.training.callbacks.Samples.on_validation_end", stop_after(4))
+        patch.setattr("tril.model.training.callbacks.samples.Samples.on_validation_end", stop_after(4))
         train_script.train(configure(folder=folder))
 
 
@@ -77,7 +77,7 @@ def test_a_folder_that_was_copied_or_moved_goes_on_by_itself(configure, tmp_path
 def test_a_moved_run_remembers_its_best_loss(configure, tmp_path, monkeypatch):
     longer_run(configure, tmp_path / "old")
     shutil.move(tmp_path / "old", tmp_path / "new")
-    monkeypatch.setattr("model.training.module.lr_factor", lambda *rest: 50.0)  # from here on it gets worse
+    monkeypatch.setattr("tril.model.training.module.lr_factor", lambda *rest: 50.0)  # from here on it gets worse
     train_script.train(configure(f"resume={tmp_path / 'new'}", folder="new"))
     summary = json.loads((tmp_path / "new" / "summary.json").read_text())
     assert summary["steps"] == 16 and summary["final_val_loss"] > summary["best_val_loss"]
@@ -87,7 +87,7 @@ def test_a_moved_run_remembers_its_best_loss(configure, tmp_path, monkeypatch):
 def test_a_run_may_go_on_in_another_folder(configure, tmp_path, monkeypatch):
     longer_run(configure, tmp_path / "old")
     before = files(tmp_path / "old")
-    monkeypatch.setattr("model.training.module.lr_factor", lambda *rest: 50.0)  # from here on it gets worse
+    monkeypatch.setattr("tril.model.training.module.lr_factor", lambda *rest: 50.0)  # from here on it gets worse
     train_script.train(configure(f"resume={tmp_path / 'old'}", folder="fork"))
     assert files(tmp_path / "old") == before
     assert step_of(tmp_path / "fork" / "checkpoints" / "last.ckpt") == 16
@@ -100,7 +100,10 @@ def test_what_resuming_refuses_is_not_kept(tmp_path, text):
     settings = (tmp_path / "run" / "config.yaml").read_text()
     for override, message in (
         ("trainer.gradient_clip_val=abc", "gradient_clip_val"),
-        ("callbacks.samples.temperature=-1", "callbacks.samples: temperature=-1"),  # refused by the model's own first look at it
+        (
+            "callbacks.samples.temperature=-1",
+            "callbacks.samples: temperature=-1",
+        ),  # refused by the model's own first look at it
     ):
         done = command_line("resume=run", override, cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr, done.stderr

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-import train as train_script
-from model.checkpoint import load
-from model.gpt import Block
-from scripts.cli import UserError
 from tests.conftest import assert_refused
 from tests.runs import TINY, Interrupted, command_line, rows, stop_after
+from tril import train as train_script
+from tril.model.checkpoint import load
+from tril.model.gpt import Block
+from tril.scripts.common.cli import UserError
 
 
 def test_a_run_leaves_everything_that_explains_it(configure, tmp_path):
@@ -27,7 +27,9 @@ def test_a_run_leaves_everything_that_explains_it(configure, tmp_path):
     assert (folder / "samples.txt").read_text(encoding="utf-8").count("--- sample at step") == 2
     assert (folder / "config.yaml").exists()
     certificate = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)["tril"]["causality"]
-    assert certificate["passed"] and certificate == {key: json.loads((folder / "causality.json").read_text())[key] for key in certificate}
+    assert certificate["passed"] and certificate == {
+        key: json.loads((folder / "causality.json").read_text())[key] for key in certificate
+    }
     assert summary["causality"] == "certified"
     logged = rows(folder)
     assert [int(row["step"]) for row in logged if row["train/loss"]] == [2, 4, 6, 8]
@@ -59,8 +61,13 @@ def test_bits_per_byte_follow_from_the_whole_validation_text(configure, tmp_path
 
 def test_a_leak_ends_the_run_before_its_first_step_unless_it_is_meant(configure, tmp_path, monkeypatch):
     forward = Block.forward
-    monkeypatch.setattr(Block, "forward", lambda self, x, **kwargs: forward(self, x + 1e-3 * x.mean(1, keepdim=True), **kwargs))
-    with pytest.raises(UserError, match="the causality certificate fails .*no future: .*causality.json, or say causality.allow_leak=true"):
+    monkeypatch.setattr(
+        Block, "forward", lambda self, x, **kwargs: forward(self, x + 1e-3 * x.mean(1, keepdim=True), **kwargs)
+    )
+    with pytest.raises(
+        UserError,
+        match="the causality certificate fails .*no future: .*causality.json, or say causality.allow_leak=true",
+    ):
         train_script.train(configure())
     assert not (tmp_path / "run" / "checkpoints").exists()
     train_script.train(configure("causality.allow_leak=true"))
@@ -69,11 +76,15 @@ def test_a_leak_ends_the_run_before_its_first_step_unless_it_is_meant(configure,
 
 def test_the_certificate_changes_nothing_in_a_run(configure):
     dropout = ["model.resid_dropout=0.1", "model.attn_dropout=0.1"]
-    assert train_script.train(configure(*dropout, "~callbacks.causality", folder="without")) == train_script.train(configure(*dropout))
+    assert train_script.train(configure(*dropout, "~callbacks.causality", folder="without")) == train_script.train(
+        configure(*dropout)
+    )
 
 
 def test_same_seed_same_run_other_seed_other_run(configure):
-    first, again, other = (train_script.train(configure(f"seed={seed}", folder=f"run{n}")) for n, seed in enumerate((0, 0, 1)))
+    first, again, other = (
+        train_script.train(configure(f"seed={seed}", folder=f"run{n}")) for n, seed in enumerate((0, 0, 1))
+    )
     assert first == again
     assert first != other
 
@@ -88,10 +99,16 @@ def test_changing_dropout_leaves_initialisation_and_order_alone(configure, monke
     seen = []
     original = train_script.checkpoint_payload
     monkeypatch.setattr(
-        train_script, "checkpoint_payload", lambda model, *rest: (seen.append(model.embed.weight.clone()), original(model, *rest))[1]
+        train_script,
+        "checkpoint_payload",
+        lambda model, *rest: (seen.append(model.embed.weight.clone()), original(model, *rest))[1],
     )
     for folder, dropout in (("plain", 0.0), ("dropout", 0.3)):
-        train_script.train(configure(f"model.resid_dropout={dropout}", "trainer.max_steps=1", "optim.schedule.warmup_steps=0", folder=folder))
+        train_script.train(
+            configure(
+                f"model.resid_dropout={dropout}", "trainer.max_steps=1", "optim.schedule.warmup_steps=0", folder=folder
+            )
+        )
     assert torch.equal(*seen)
 
 
@@ -113,9 +130,14 @@ def test_documents_that_share_a_window_are_kept_apart_also_after_resuming(config
     metrics = train_script.train(configure(*masked))
     assert metrics["val/loss"] != train_script.train(configure(f"data.path={rows}", folder="unmasked"))["val/loss"]
 
-    lm, [cache] = load(tmp_path / "run" / "checkpoints" / "last.ckpt"), (tmp_path / "cache").glob("*")  # one, for both runs
+    lm, [cache] = (
+        load(tmp_path / "run" / "checkpoints" / "last.ckpt"),
+        (tmp_path / "cache").glob("*"),
+    )  # one, for both runs
     meta = json.loads((cache / "meta.json").read_text())
-    ids = torch.from_numpy(np.fromfile(cache / "tokens.bin", meta["dtype"]).astype(int))[-meta["counts"]["val"]["tokens"] :]
+    ids = torch.from_numpy(np.fromfile(cache / "tokens.bin", meta["dtype"]).astype(int))[
+        -meta["counts"]["val"]["tokens"] :
+    ]
     starts = [i for i in range(len(ids) - 1) if i % 32 == 0 or ids[i] == meta["eot_id"]]  # of windows and of documents
     total = 0.0
     for start, end in zip(starts, [*starts[1:], len(ids) - 1]):
@@ -125,14 +147,16 @@ def test_documents_that_share_a_window_are_kept_apart_also_after_resuming(config
     assert metrics["val/loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("model.training.callbacks.Samples.on_validation_end", stop_after(4))
+        patch.setattr("tril.model.training.callbacks.samples.Samples.on_validation_end", stop_after(4))
         train_script.train(configure(*masked, folder="half"))
     resumed = train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half"))
     assert resumed == pytest.approx(metrics, rel=1e-6)
 
 
 def test_a_text_shorter_than_a_window_is_refused_before_a_run_begins(configure, tmp_path):
-    with pytest.raises(UserError, match="a window needs context_length \\+ 1 = 100001; give more text or lower context_length"):
+    with pytest.raises(
+        UserError, match="a window needs context_length \\+ 1 = 100001; give more text or lower context_length"
+    ):
         train_script.train(configure("model.context_length=100000"))
     assert not (tmp_path / "run").exists()
 
@@ -162,7 +186,10 @@ def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tm
         (["data=shakespear"], "there is no data=shakespear; did you mean shakespeare?"),
         (["trainer.max_step=3"], "there is no setting trainer.max_step; did you mean trainer.max_steps?"),
         (["+trainer.max_epoch=3"], "there is no setting trainer.max_epoch; did you mean trainer.max_epochs?"),
-        (["trainer.max_steps=0", "trainer.log_every_n_steps=x"], "trainer.max_steps=0 must be a whole number of at least 1; trainer.log_every_n_steps=x"),
+        (
+            ["trainer.max_steps=0", "trainer.log_every_n_steps=x"],
+            "trainer.max_steps=0 must be a whole number of at least 1; trainer.log_every_n_steps=x",
+        ),
         (["optim.lr=fast"], "optim.lr='fast'"),
         (["optim.schedule.warmup_steps=2000"], "longer than the run of 900 steps"),
         (["data.batch_size=0"], "data.batch_size=0"),
@@ -172,7 +199,10 @@ def test_a_last_step_between_two_validations_is_validated_and_kept(configure, tm
         (["model.backend=flex", "trainer.accelerator=cpu"], "model.backend=flex trains on CUDA only"),
         (["data=files"], "data.path=None"),
         (["seed=-1"], "seed=-1 must be a whole number"),
-        (["model.causal=false"], "model.causal=false lets every position see the future, so its losses would be false; say causality.allow_leak=true"),
+        (
+            ["model.causal=false"],
+            "model.causal=false lets every position see the future, so its losses would be false; say causality.allow_leak=true",
+        ),
         (["causality.allow_leak=maybe"], "causality.allow_leak=maybe must be true or false"),
         (["resume=nowhere"], "nowhere does not exist"),
         (["trainer.gradient_clip_val=abc"], "trainer: `gradient_clip_val`"),
@@ -191,7 +221,10 @@ def test_wrong_settings_end_in_one_line_and_leave_nothing(overrides, message, tm
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["callbacks.samples.max_new_tokens=0"], "callbacks.samples: max_new_tokens=0 must be .*; ~callbacks.samples leaves it out"),
+        (
+            ["callbacks.samples.max_new_tokens=0"],
+            "callbacks.samples: max_new_tokens=0 must be .*; ~callbacks.samples leaves it out",
+        ),
         (["callbacks.samples.temperature=-1"], "callbacks.samples: .*temperature=-1"),
         (["data.tokenizer.kind=char", "callbacks.samples.prompt='é'"], "callbacks.samples: the prompt has 'é'"),
     ],

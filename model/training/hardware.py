@@ -27,31 +27,31 @@ COMPILE = ("auto", True, False, "default", CUDA_GRAPHS, "max-autotune-no-cudagra
 # bf16, except on V100 and T4, which have fp16 only. The first row whose words appear in the device name counts, so variants stand
 # before their family; None marks a variant that shares the name of a faster card.
 PEAK_TFLOPS: tuple[tuple[str, float | None], ...] = (
-    ("MIG", None),            # a slice of a card
+    ("MIG", None),  # a slice of a card
     ("Laptop GPU", None),
     ("Max-Q", None),
-    ("B200", 2250),           # NVIDIA DGX B200 data sheet: 72 PFLOP/s sparse fp8 on 8 GPUs, bf16 is half of fp8
-    ("H200 NVL", 835),        # NVIDIA H200 data sheet: 1,671 sparse
-    ("H200", 989),            # NVIDIA H200 data sheet: 1,979 sparse. Lightning's own table counts the sparse number
-    ("GH200", 989),           # NVIDIA GH200 data sheet: 1,979 sparse
-    ("H100 PCIe", 756),       # NVIDIA H100 data sheet: 1,513 sparse
-    ("H100 NVL", 835),        # NVIDIA H100 data sheet: 1,671 sparse
-    ("H100", 989),            # NVIDIA H100 data sheet, SXM: 1,979 sparse
-    ("A100", 312),            # NVIDIA A100 data sheet, PCIe and SXM alike
-    ("A40", 149.7),           # NVIDIA A40 data sheet
-    ("A30", 165),             # NVIDIA A30 data sheet
-    ("A10", 125),             # NVIDIA A10 data sheet
-    ("L40S", 362),            # NVIDIA L40S data sheet
-    ("L40", 181),             # NVIDIA L40 data sheet
-    ("L4", 121),              # NVIDIA L4 data sheet: 242 sparse
-    ("RTX A6000", 154.8),     # NVIDIA Ampere GA102 whitepaper
-    ("RTX 3090 Ti", 80),      # the 3090's 512 FLOPs per SM and clock, 84 SMs, 1.86 GHz
-    ("RTX 3090", 71),         # NVIDIA Ampere GA102 whitepaper
-    ("RTX 4090 D", None),     # fewer SMs than the 4090
-    ("RTX 4090", 165.2),      # NVIDIA Ada whitepaper
-    ("V100-PCIE", 112),       # NVIDIA V100 data sheet, PCIe, fp16
-    ("V100", 125),            # NVIDIA V100 data sheet, SXM2, fp16
-    ("T4", 65),               # NVIDIA T4 data sheet, fp16
+    ("B200", 2250),  # NVIDIA DGX B200 data sheet: 72 PFLOP/s sparse fp8 on 8 GPUs, bf16 is half of fp8
+    ("H200 NVL", 835),  # NVIDIA H200 data sheet: 1,671 sparse
+    ("H200", 989),  # NVIDIA H200 data sheet: 1,979 sparse. Lightning's own table counts the sparse number
+    ("GH200", 989),  # NVIDIA GH200 data sheet: 1,979 sparse
+    ("H100 PCIe", 756),  # NVIDIA H100 data sheet: 1,513 sparse
+    ("H100 NVL", 835),  # NVIDIA H100 data sheet: 1,671 sparse
+    ("H100", 989),  # NVIDIA H100 data sheet, SXM: 1,979 sparse
+    ("A100", 312),  # NVIDIA A100 data sheet, PCIe and SXM alike
+    ("A40", 149.7),  # NVIDIA A40 data sheet
+    ("A30", 165),  # NVIDIA A30 data sheet
+    ("A10", 125),  # NVIDIA A10 data sheet
+    ("L40S", 362),  # NVIDIA L40S data sheet
+    ("L40", 181),  # NVIDIA L40 data sheet
+    ("L4", 121),  # NVIDIA L4 data sheet: 242 sparse
+    ("RTX A6000", 154.8),  # NVIDIA Ampere GA102 whitepaper
+    ("RTX 3090 Ti", 80),  # the 3090's 512 FLOPs per SM and clock, 84 SMs, 1.86 GHz
+    ("RTX 3090", 71),  # NVIDIA Ampere GA102 whitepaper
+    ("RTX 4090 D", None),  # fewer SMs than the 4090
+    ("RTX 4090", 165.2),  # NVIDIA Ada whitepaper
+    ("V100-PCIE", 112),  # NVIDIA V100 data sheet, PCIe, fp16
+    ("V100", 125),  # NVIDIA V100 data sheet, SXM2, fp16
+    ("T4", 65),  # NVIDIA T4 data sheet, fp16
 )
 
 
@@ -137,7 +137,9 @@ def lacking_for_cuda() -> str | None:
     """What torch.compile needs for a GPU and does not find, with the remedy; None: it has all."""
     if not has_triton():
         return "Triton, which this build of torch or this card does without; use compile=false"
-    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # where Triton looks: it builds what starts its kernels
+    compilers = (
+        [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    )  # where Triton looks: it builds what starts its kernels
     if not any(map(shutil.which, compilers)):
         return "a C compiler, which is not there; install gcc or name one in CC, or use compile=false"
     return None
@@ -172,22 +174,38 @@ def pick(accelerator: str = "auto", precision: str = "auto", compile: bool | str
     A compiled run has the mode "default" unless another is asked for. Raises ValueError naming every illegal value at once, or what
     this machine does not have.
     """
-    asked = {"accelerator": (accelerator, ACCELERATORS), "precision": (precision, PRECISIONS), "compile": (compile, COMPILE)}
-    wrong = [f"{name}={value!r} (legal: {', '.join(map(str, legal))})" for name, (value, legal) in asked.items() if value not in legal]
+    asked = {
+        "accelerator": (accelerator, ACCELERATORS),
+        "precision": (precision, PRECISIONS),
+        "compile": (compile, COMPILE),
+    }
+    wrong = [
+        f"{name}={value!r} (legal: {', '.join(map(str, legal))})"
+        for name, (value, legal) in asked.items()
+        if value not in legal
+    ]
     if wrong:
         raise ValueError("; ".join(wrong))
-    present = [name for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if there]
+    present = [
+        name
+        for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available()))
+        if there
+    ]
     present.append("cpu")
     if accelerator == "auto":
         accelerator = present[0]
     if accelerator not in present:
-        raise ValueError(f"accelerator={accelerator} is not available to this torch build; it has {', '.join(present)}; use auto")
+        raise ValueError(
+            f"accelerator={accelerator} is not available to this torch build; it has {', '.join(present)}; use auto"
+        )
     if precision == "auto":
         precision = "bf16-mixed" if has_bf16(accelerator) else "16-mixed" if accelerator == "cuda" else "32-true"
     if precision == "16-mixed" and accelerator != "cuda":  # the loss scaling that fp16 needs is CUDA's
         raise ValueError(f"precision=16-mixed needs accelerator=cuda, not {accelerator}; use auto or 32-true")
     if compile == CUDA_GRAPHS and accelerator != "cuda":
-        raise ValueError(f"compile={CUDA_GRAPHS} records CUDA graphs and needs accelerator=cuda, not {accelerator}; use compile=default")
+        raise ValueError(
+            f"compile={CUDA_GRAPHS} records CUDA graphs and needs accelerator=cuda, not {accelerator}; use compile=default"
+        )
     if compile == "auto":
         compile = compiles_by_itself(accelerator)
     mode = ("default" if compile else None) if isinstance(compile, bool) else compile

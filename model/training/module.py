@@ -9,17 +9,17 @@ from lightning import LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from model.backends import allow_forms
-from model.gpt import GPT, IGNORE, call_block
-from model.masks import document_mask, split_documents
-from model.training.hardware import CUDA_GRAPHS, REGIONAL
-from model.training.optim import OptimConfig, build_optimizer
-from model.training.schedule import lr_factor
+from tril.model.backends import raise_recompile_limit
+from tril.model.gpt import GPT, IGNORE, call_block
+from tril.model.masks import document_mask, split_documents
+from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
+from tril.model.training.optim import OptimConfig, build_optimizer
+from tril.model.training.schedule import lr_factor
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); target IGNORE counts for nothing
 
 
-class LanguageModule(LightningModule):
+class TrainingModule(LightningModule):
     """Trains a GPT on (inputs, targets).
 
     total_steps         optimizer steps of the run, for the schedule (the trainer's own estimate would reset a resumed loader)
@@ -51,7 +51,9 @@ class LanguageModule(LightningModule):
         self._train = Mean()
         self._val: list[Tensor | list] = []  # nats and number of targets of each window so far, (2, B) each
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training goes on
-        self.val_windows = torch.empty(2, 0)  # of the last validation: nats and number of targets of each window, in the order of the text
+        self.val_windows = torch.empty(
+            2, 0
+        )  # of the last validation: nats and number of targets of each window, in the order of the text
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         _, targets = batch
@@ -72,7 +74,9 @@ class LanguageModule(LightningModule):
         if self.compile_mode == CUDA_GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()  # what the last call returned may be overwritten
         inputs, targets = batch
-        nll = self.model.nll if self.compile_mode == REGIONAL and not self.training else self.nll  # validation would be another form
+        nll = (
+            self.model.nll if self.compile_mode == REGIONAL and not self.training else self.nll
+        )  # validation would be another form
         if self.document_eot is None:
             return nll(inputs, targets)
         # The last token of a document predicts the one that opens the next, and that one predicts the first of its own: no target
@@ -103,7 +107,9 @@ class LanguageModule(LightningModule):
         checkpoint["tril"] = self.payload
         checkpoint["train_loss"] = self._train.state_dict()
         # Not self.device: after `fit` Lightning has moved the module, but not what training drew from, to the CPU.
-        checkpoint["random_states"] = random_states(self._trainer.strategy.root_device if self._trainer else self.device)
+        checkpoint["random_states"] = random_states(
+            self._trainer.strategy.root_device if self._trainer else self.device
+        )
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         self._train.load_state_dict(checkpoint.get("train_loss", {}))  # which checkpoints of an older version lack
@@ -122,10 +128,10 @@ class LanguageModule(LightningModule):
 
 
 def compiled_loss(model: GPT, how: str | None) -> Callable[..., Tensor]:
-    """`model.nll`, compiled as the argument of `LanguageModule` says."""
+    """`model.nll`, compiled as the argument of `TrainingModule` says."""
     if not how:
         return model.nll
-    allow_forms()
+    raise_recompile_limit()
     if how == REGIONAL:
         return functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
     return torch.compile(model.nll, dynamic=False, mode=how)
@@ -134,7 +140,9 @@ def compiled_loss(model: GPT, how: str | None) -> Callable[..., Tensor]:
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """Of torch's generators that a run on `device` draws from."""
     states = {"cpu": torch.get_rng_state()}
-    return states if device.type == "cpu" else states | {device.type: torch.get_device_module(device.type).get_rng_state()}
+    return (
+        states if device.type == "cpu" else states | {device.type: torch.get_device_module(device.type).get_rng_state()}
+    )
 
 
 class Mean:
@@ -154,7 +162,9 @@ class Mean:
 
     def take(self, module: LightningModule) -> Tensor:
         """The mean over all processes; begins anew."""
-        sums = torch.stack([torch.as_tensor(n, dtype=torch.float32, device=module.device) for n in (self.total, self.count)])
+        sums = torch.stack(
+            [torch.as_tensor(n, dtype=torch.float32, device=module.device) for n in (self.total, self.count)]
+        )
         sums = module.all_gather(sums).view(-1, 2).sum(0)
         self.__init__()
         return sums[0] / sums[1]

@@ -14,13 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from model.training.hardware import has_bf16
-from model.training.schedule import ScheduleConfig, is_number, is_whole, require_legal
+from tril.model.training.hardware import has_bf16
+from tril.model.training.schedule import ScheduleConfig, is_number, is_whole, require_legal
 
 KINDS = ("muon", "adamw")
 LR_ADJUSTMENTS = ("original", "match_rms_adamw")
 
-NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: as steep at 0 as it can be while large values stay near 1
+NS_COEFFICIENTS = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # Jordan's quintic: as steep at 0 as it can be while large values stay near 1
 NS_EPS = 1e-7  # Jordan's; a matrix of zeros stays zero
 MATCH_RMS = 0.2  # the root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, section 2.2
 
@@ -58,20 +62,27 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         is_pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
-        require_legal(self, "optim", {
-            "kind": (self.kind in KINDS, ", ".join(KINDS)),
-            "lr": (is_number(self.lr) and self.lr > 0, "above 0"),
-            "muon_lr": (is_number(self.muon_lr) and self.muon_lr > 0, "above 0"),
-            "betas": (is_pair and all(is_number(b) and 0 <= b < 1 for b in self.betas), "two numbers from 0 to below 1"),
-            "eps": (is_number(self.eps) and self.eps > 0, "above 0"),
-            "weight_decay": (is_number(self.weight_decay) and self.weight_decay >= 0, "0 or above"),
-            "muon_weight_decay": (is_number(self.muon_weight_decay) and self.muon_weight_decay >= 0, "0 or above"),
-            "momentum": (is_number(self.momentum) and 0 <= self.momentum < 1, "0 to below 1"),
-            "nesterov": (isinstance(self.nesterov, bool), "true, false"),
-            "ns_steps": (is_whole(self.ns_steps) and self.ns_steps >= 1, "a whole number >= 1"),
-            "adjust_lr": (self.adjust_lr in LR_ADJUSTMENTS, ", ".join(LR_ADJUSTMENTS)),
-            "schedule": (isinstance(self.schedule, ScheduleConfig), "a ScheduleConfig"),
-        })
+        require_legal(
+            self,
+            "optim",
+            {
+                "kind": (self.kind in KINDS, ", ".join(KINDS)),
+                "lr": (is_number(self.lr) and self.lr > 0, "above 0"),
+                "muon_lr": (is_number(self.muon_lr) and self.muon_lr > 0, "above 0"),
+                "betas": (
+                    is_pair and all(is_number(b) and 0 <= b < 1 for b in self.betas),
+                    "two numbers from 0 to below 1",
+                ),
+                "eps": (is_number(self.eps) and self.eps > 0, "above 0"),
+                "weight_decay": (is_number(self.weight_decay) and self.weight_decay >= 0, "0 or above"),
+                "muon_weight_decay": (is_number(self.muon_weight_decay) and self.muon_weight_decay >= 0, "0 or above"),
+                "momentum": (is_number(self.momentum) and 0 <= self.momentum < 1, "0 to below 1"),
+                "nesterov": (isinstance(self.nesterov, bool), "true, false"),
+                "ns_steps": (is_whole(self.ns_steps) and self.ns_steps >= 1, "a whole number >= 1"),
+                "adjust_lr": (self.adjust_lr in LR_ADJUSTMENTS, ", ".join(LR_ADJUSTMENTS)),
+                "schedule": (isinstance(self.schedule, ScheduleConfig), "a ScheduleConfig"),
+            },
+        )
 
 
 def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
@@ -96,7 +107,11 @@ def lr_ratio(adjust_lr: str, rows: int, columns: int) -> float:
     "original" (Jordan) gives tall matrices more; "match_rms_adamw" (Liu et al.) gives updates of AdamW's size, so that AdamW's
     learning rate and weight decay fit Muon too.
     """
-    return MATCH_RMS * math.sqrt(max(rows, columns)) if adjust_lr == "match_rms_adamw" else math.sqrt(max(1, rows / columns))
+    return (
+        MATCH_RMS * math.sqrt(max(rows, columns))
+        if adjust_lr == "match_rms_adamw"
+        else math.sqrt(max(1, rows / columns))
+    )
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -116,7 +131,9 @@ class MuonAdamW(torch.optim.Optimizer):
             raise ValueError(f"parameter group of kind {group['kind']!r} lacks {', '.join(sorted(missing))}")
         super().add_param_group(group)
         if group["kind"] == "muon" and any(p.ndim != 2 for p in group["params"]):
-            raise ValueError(f"Muon takes 2-D parameters only, got shapes {[tuple(p.shape) for p in group['params'] if p.ndim != 2]}")
+            raise ValueError(
+                f"Muon takes 2-D parameters only, got shapes {[tuple(p.shape) for p in group['params'] if p.ndim != 2]}"
+            )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -142,9 +159,13 @@ class MuonAdamW(torch.optim.Optimizer):
         updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
         dtype = torch.bfloat16 if has_bf16(params[0].device.type) else torch.float32
         directions = orthogonalize(torch.stack(updates).to(dtype), group["ns_steps"])
-        directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format)  # what the foreach kernel wants
+        directions = directions.to(
+            params[0].dtype, memory_format=torch.contiguous_format
+        )  # what the foreach kernel wants
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(params, directions.unbind(), alpha=-group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape))
+        torch._foreach_add_(
+            params, directions.unbind(), alpha=-group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape)
+        )
 
     def _adamw(self, params: list[Tensor], group: dict) -> None:
         beta1, beta2 = group["betas"]
@@ -155,8 +176,14 @@ class MuonAdamW(torch.optim.Optimizer):
             [self._buffer(p, "exp_avg_sq") for p in params],
             [],  # amsgrad's
             [self._step_count(p) for p in params],
-            fused=group["fused"], amsgrad=False, maximize=False,
-            beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+            fused=group["fused"],
+            amsgrad=False,
+            maximize=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
         )
 
     def _buffer(self, param: Tensor, name: str) -> Tensor:
@@ -168,7 +195,9 @@ class MuonAdamW(torch.optim.Optimizer):
     def _step_count(self, param: Tensor) -> Tensor:
         state = self.state[param]
         if "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)  # a tensor: the fused kernel reads it there
+            state["step"] = torch.zeros(
+                (), dtype=torch.float32, device=param.device
+            )  # a tensor: the fused kernel reads it there
         return state["step"]
 
 
@@ -191,14 +220,38 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
         raise ValueError("the model has no trainable parameters; unfreeze some")
     if config.kind == "muon" and not muon:
         raise ValueError("optim.kind=muon finds no trainable matrix inside `blocks.`; use optim=adamw")
-    shared = {"lr": config.lr, "betas": tuple(config.betas), "eps": config.eps, "fused": True}  # CPU, CUDA and MPS have the kernel
+    shared = {
+        "lr": config.lr,
+        "betas": tuple(config.betas),
+        "eps": config.eps,
+        "fused": True,
+    }  # CPU, CUDA and MPS have the kernel
     groups = [
-        {"name": "muon", "kind": "muon", "params": [p for name, p in named.items() if name in muon],
-         "lr": config.muon_lr, "weight_decay": config.muon_weight_decay, "momentum": config.momentum,
-         "nesterov": config.nesterov, "ns_steps": config.ns_steps, "adjust_lr": config.adjust_lr},
-        {"name": "decay", "kind": "adamw", "params": [p for name, p in named.items() if name not in muon and p.ndim >= 2],
-         "weight_decay": config.weight_decay, **shared},
-        {"name": "no_decay", "kind": "adamw", "params": [p for p in named.values() if p.ndim < 2], "weight_decay": 0.0, **shared},
+        {
+            "name": "muon",
+            "kind": "muon",
+            "params": [p for name, p in named.items() if name in muon],
+            "lr": config.muon_lr,
+            "weight_decay": config.muon_weight_decay,
+            "momentum": config.momentum,
+            "nesterov": config.nesterov,
+            "ns_steps": config.ns_steps,
+            "adjust_lr": config.adjust_lr,
+        },
+        {
+            "name": "decay",
+            "kind": "adamw",
+            "params": [p for name, p in named.items() if name not in muon and p.ndim >= 2],
+            "weight_decay": config.weight_decay,
+            **shared,
+        },
+        {
+            "name": "no_decay",
+            "kind": "adamw",
+            "params": [p for p in named.values() if p.ndim < 2],
+            "weight_decay": 0.0,
+            **shared,
+        },
     ]
     check_partition(named, groups)
     return [group for group in groups if group["params"]]
@@ -209,7 +262,9 @@ def check_partition(named: dict[str, Tensor], groups: list[dict]) -> None:
     places = Counter(id(p) for group in groups for p in group["params"])
     wrong = [f"{name} (in {places[id(p)]})" for name, p in named.items() if places[id(p)] != 1]
     if wrong:
-        raise ValueError(f"every parameter belongs in exactly 1 optimizer group, unlike {', '.join(wrong)}; correct param_groups")
+        raise ValueError(
+            f"every parameter belongs in exactly 1 optimizer group, unlike {', '.join(wrong)}; correct param_groups"
+        )
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> MuonAdamW:

@@ -21,7 +21,9 @@ def is_whole(value: object) -> bool:
 
 def require_legal(config: object, prefix: str, rules: Mapping[str, tuple[bool, str]]) -> None:
     """Raises one ValueError that lists every field of `config` whose rule (is legal, what is legal) fails."""
-    wrong = [f"{prefix}.{name}={getattr(config, name)!r} (legal: {legal})" for name, (ok, legal) in rules.items() if not ok]
+    wrong = [
+        f"{prefix}.{name}={getattr(config, name)!r} (legal: {legal})" for name, (ok, legal) in rules.items() if not ok
+    ]
     if wrong:
         raise ValueError("; ".join(wrong))
 
@@ -44,12 +46,16 @@ class ScheduleConfig:
     min_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        require_legal(self, "optim.schedule", {
-            "kind": (self.kind in SCHEDULES, ", ".join(SCHEDULES)),
-            "warmup_steps": (is_whole(self.warmup_steps) and self.warmup_steps >= 0, "a whole number >= 0"),
-            "decay_fraction": (is_number(self.decay_fraction) and 0 < self.decay_fraction <= 1, "above 0, up to 1"),
-            "min_lr_ratio": (is_number(self.min_lr_ratio) and 0 <= self.min_lr_ratio <= 1, "0 to 1"),
-        })
+        require_legal(
+            self,
+            "optim.schedule",
+            {
+                "kind": (self.kind in SCHEDULES, ", ".join(SCHEDULES)),
+                "warmup_steps": (is_whole(self.warmup_steps) and self.warmup_steps >= 0, "a whole number >= 0"),
+                "decay_fraction": (is_number(self.decay_fraction) and 0 < self.decay_fraction <= 1, "above 0, up to 1"),
+                "min_lr_ratio": (is_number(self.min_lr_ratio) and 0 <= self.min_lr_ratio <= 1, "0 to 1"),
+            },
+        )
 
 
 def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
@@ -71,8 +77,10 @@ def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
     """
     warmup, floor = config.warmup_steps, config.min_lr_ratio
     if warmup > total_steps:
-        raise ValueError(f"optim.schedule.warmup_steps={warmup} is longer than the run of {total_steps} steps; "
-                         f"set it to at most {total_steps} or train longer")
+        raise ValueError(
+            f"optim.schedule.warmup_steps={warmup} is longer than the run of {total_steps} steps; "
+            f"set it to at most {total_steps} or train longer"
+        )
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if config.kind == "constant":

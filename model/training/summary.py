@@ -1,6 +1,5 @@
 """The end of a run: its losses in one picture, its figures in one file and on the screen."""
 
-import json
 import math
 import resource
 import subprocess
@@ -9,15 +8,22 @@ from pathlib import Path
 
 import torch
 
-from model.gpt import GPT
-from model.runs import SUMMARY, write_whole
-from model.training.callbacks import Metrics
-from model.training.estimate import sizes
-from model.training.hardware import CUDA_GRAPHS, Hardware
+from tril.model.files import write_json
+from tril.model.gpt import GPT
+from tril.model.runs import SUMMARY
+from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.hardware import CUDA_GRAPHS, Hardware
+from tril.model.training.run_estimate import sizes
 
 
 def describe(
-    model: GPT, meta: dict, hardware: Hardware, steps: int, tokens_per_step: int, folder: Path, kernels: dict[str, float] | None = None
+    model: GPT,
+    meta: dict,
+    hardware: Hardware,
+    steps: int,
+    tokens_per_step: int,
+    folder: Path,
+    kernels: dict[str, float] | None = None,
 ) -> str:
     """What is about to run, in four lines; `meta` is that of the prepared data, `kernels` are `model.training.kernels.measure`'s."""
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
@@ -38,7 +44,15 @@ def describe(
 
 
 def finish(
-    metrics: Metrics, model: GPT, folder: Path, *, hardware: Hardware, seed: int, data: dict, seconds: float, causality: dict | None
+    metrics: Metrics,
+    model: GPT,
+    folder: Path,
+    *,
+    hardware: Hardware,
+    seed: int,
+    data: dict,
+    seconds: float,
+    causality: dict | None,
 ) -> dict[str, float]:
     """Writes loss.png and then summary.json, which says that the run is finished; shows it; returns the metrics that a caller compares.
 
@@ -52,7 +66,9 @@ def finish(
         "best_val_loss": best["loss"],
         "best_val_bpb": best["bpb"],
         "best_step": best["step"],
-        "train_loss": metrics.train[-1]["loss"] if metrics.train else None,  # max_time may end a run before the first row
+        "train_loss": metrics.train[-1]["loss"]
+        if metrics.train
+        else None,  # max_time may end a run before the first row
         "steps": last["step"],
         "tokens": last["step"] * metrics.tokens_per_step,
         "tokens_per_second": metrics.tokens_per_second(),
@@ -67,15 +83,24 @@ def finish(
         "device": f"{hardware.device_name} ({hardware.accelerator})",
         "precision": hardware.precision,
         "threads": torch.get_num_threads() if hardware.accelerator == "cpu" else None,
-        "causality": "not certified" if causality is None else "certified" if causality["passed"] else "LEAKS, losses are false",
+        "causality": "not certified"
+        if causality is None
+        else "certified"
+        if causality["passed"]
+        else "LEAKS, losses are false",
         "code": code_version(),
         "folder": str(folder),
         "sample_with": f"python scripts/sample.py ckpt={folder}",
     }
     plot_losses(folder / "loss.png", metrics.train, metrics.val, metrics.tokens_per_step)
-    write_whole(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    write_json(folder / SUMMARY, summary)
     print(f"\n{show(summary)}", flush=True)
-    return {"val/loss": last["loss"], "val/bpb": last["bpb"], "best/val/loss": best["loss"], "best/val/bpb": best["bpb"]}
+    return {
+        "val/loss": last["loss"],
+        "val/bpb": last["bpb"],
+        "best/val/loss": best["loss"],
+        "best/val/bpb": best["bpb"],
+    }
 
 
 def code_version() -> str | None:
@@ -124,13 +149,25 @@ def plot_losses(path: Path, train: list[dict], val: list[dict], tokens_per_step:
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    axes.plot([row["step"] * tokens_per_step for row in train], [row["loss"] for row in train], lw=1, color="tab:blue", label="training")
     axes.plot(
-        [row["step"] * tokens_per_step for row in val], [row["loss"] for row in val], "o-", color="tab:orange", label="validation"
+        [row["step"] * tokens_per_step for row in train],
+        [row["loss"] for row in train],
+        lw=1,
+        color="tab:blue",
+        label="training",
+    )
+    axes.plot(
+        [row["step"] * tokens_per_step for row in val],
+        [row["loss"] for row in val],
+        "o-",
+        color="tab:orange",
+        label="validation",
     )
     if val:
         best = min(val, key=lambda row: row["loss"])
-        axes.set_title(f"best validation loss {best['loss']:.4f} nats per token, {best['bpb']:.4f} bits per byte", fontsize=10)
+        axes.set_title(
+            f"best validation loss {best['loss']:.4f} nats per token, {best['bpb']:.4f} bits per byte", fontsize=10
+        )
     losses = [row["loss"] for row in train + val if math.isfinite(row["loss"])]
     if losses:  # the first steps fall from ln V: keep the later part readable
         axes.set_ylim(min(losses) - 0.1, min(max(losses), 2.5 * min(losses)) + 0.1)

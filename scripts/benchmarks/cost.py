@@ -4,14 +4,14 @@ import statistics
 from dataclasses import replace
 from functools import partial
 
-from scripts.benchmarks.section import Bench, Section
-from scripts.benchmarks.timing import interleaved, paired_ratio, step_seconds
-from scripts.benchmarks.training import BareLoop, new_module, new_windows
-from scripts.plan import Plan
+from tril.scripts.benchmarks.section import Bench, Section
+from tril.scripts.benchmarks.timing import interleaved, paired_ratio, step_seconds
+from tril.scripts.benchmarks.training_speed import BareLoop, new_module, new_windows
+from tril.scripts.common.run_config import Plan
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
-LONG = 4.0        # the factor that is left out where a step would take longer than
-SLOWEST = 2.0     # seconds
+LONG = 4.0  # the factor that is left out where a step would take longer than
+SLOWEST = 2.0  # seconds
 REPETITION = 0.3  # seconds that the steps of one repetition take together, where `steps` allows so many
 
 SIZES = {"width": "dim", "depth": "n_layers", "context": "context_length", "batch": "batch_size"}
@@ -28,7 +28,11 @@ def run(bench: Bench) -> list[Section]:
         f"Left out: factor {LONG:g} where a step would take longer than {SLOWEST:g} s, and factors that give no whole number.",
     ]
     samples = {f"{size} x {factor:g} (s)": values for size, found in times.items() for factor, values in found.items()}
-    return [Section("cost", "Time of a training step against the sizes of the model", rows, samples, notes, partial(draw, times))]
+    return [
+        Section(
+            "cost", "Time of a training step against the sizes of the model", rows, samples, notes, partial(draw, times)
+        )
+    ]
 
 
 def measured(bench: Bench, size: str) -> dict[float, list[float]]:
@@ -89,7 +93,14 @@ def row(plan: Plan, size: str, factor: float, found: dict[float, list[float]]) -
 def draw(times: Times, axes) -> None:
     """Both axes logarithmic: a cost that is proportional lies on the dashed line."""
     for size, found in times.items():
-        axes.loglog(list(found), [paired_ratio(values, found[1.0])[0] for values in found.values()], "o-", ms=4, lw=1.3, label=size)
+        axes.loglog(
+            list(found),
+            [paired_ratio(values, found[1.0])[0] for values in found.values()],
+            "o-",
+            ms=4,
+            lw=1.3,
+            label=size,
+        )
     axes.plot(FACTORS, FACTORS, "--", color="0.5", lw=1, label="proportional", zorder=0)
     ticks = [1 / 4, 1 / 2, 1, 2, 4, 8, 16]
     axes.set(title="Time of a training step", xlabel="factor on one size", ylabel="times the configured step")

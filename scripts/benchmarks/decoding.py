@@ -6,21 +6,21 @@ from functools import partial
 
 import torch
 
-from model.analysis.subject import randomise
-from model.checkpoint import load
-from model.generate import generate_ids
-from model.gpt import GPT
-from model.sampling import SamplingConfig
-from scripts.benchmarks import versus
-from scripts.benchmarks.section import Bench, Section
-from scripts.benchmarks.timing import Laps, interleaved, paired_ratio
-from scripts.cli import UserError, user_errors
+from tril.model.causality.subject import randomise
+from tril.model.checkpoint import load
+from tril.model.generation.generate import generate_ids
+from tril.model.generation.sampling import SamplingConfig
+from tril.model.gpt import GPT
+from tril.scripts.benchmarks import versus
+from tril.scripts.benchmarks.section import Bench, Section
+from tril.scripts.benchmarks.timing import Laps, interleaved, paired_ratio
+from tril.scripts.common.cli import UserError, user_errors
 
-PROMPT = 16      # tokens
+PROMPT = 16  # tokens
 BATCH = 64
-MOST_NEW = 256   # tokens in a repetition; fewer where the context ends before
-POSITIONS = 8    # at which the time of a token is measured
-TOKENS = 8       # timed at each of them
+MOST_NEW = 256  # tokens in a repetition; fewer where the context ends before
+POSITIONS = 8  # at which the time of a token is measured
+TOKENS = 8  # timed at each of them
 WAYS = {
     "cache": {},
     "compiled": {"compile": True},  # with the cache
@@ -129,7 +129,7 @@ def against_position(bench: Bench, decode: Decode) -> Section:
     median = {key: 1000 * statistics.median(values) for key, values in times.items()}
     rows = [{"position": n} | {f"ms per token, {way}": median[n, way] for way in ways} for n in found]
     notes = [
-        f"One stream; the median of {bench.repeats} repetitions of the median of {TOKENS} tokens, which end at that position.",
+        f"One stream; the median of {bench.repeats} repetitions of the median of {TOKENS} tokens, which end at that position."
     ]
     samples = {f"seconds per token at {n}, {way}": values for (n, way), values in times.items()}
     return Section("decode", "Time of a token against its position", rows, samples, notes, partial(draw, rows, ways))
@@ -147,10 +147,16 @@ def token_seconds(decode: Decode, position: int, way: str) -> float:
 
 
 def beside_another(bench: Bench, decode: Decode) -> Section:
-    tasks = {f"ours, {streams(batch)}, {way}": partial(long_run, decode, batch, way) for way in cached_ways(bench) for batch in (1, BATCH)}
+    tasks = {
+        f"ours, {streams(batch)}, {way}": partial(long_run, decode, batch, way)
+        for way in cached_ways(bench)
+        for batch in (1, BATCH)
+    }
     for task in tasks.values():
         task()  # warm
-    times = interleaved(tasks | {"theirs": partial(versus.sampling_seconds_per_token, bench)}, bench.repeats, "decode, vs_sample")
+    times = interleaved(
+        tasks | {"theirs": partial(versus.sampling_seconds_per_token, bench)}, bench.repeats, "decode, vs_sample"
+    )
     rows = []
     for name, values in times.items():
         ratio = paired_ratio(times["theirs"], values) if name in tasks else (None, None, None)
@@ -174,6 +180,8 @@ def long_run(decode: Decode, batch: int, way: str) -> float:
 def draw(rows: list[dict], ways: list[str], axes) -> None:
     """Flat with the cache, growing without."""
     for way in ways:
-        axes.plot([row["position"] for row in rows], [row[f"ms per token, {way}"] for row in rows], "o-", ms=4, label=way)
+        axes.plot(
+            [row["position"] for row in rows], [row[f"ms per token, {way}"] for row in rows], "o-", ms=4, label=way
+        )
     axes.set(title="Time of a token against its position", xlabel="position", ylabel="ms", ylim=(0, None))
     axes.legend(fontsize=8)

@@ -8,8 +8,8 @@ from importlib.metadata import version
 
 import torch
 
-from model.training.hardware import Hardware, cpu_name
-from model.training.summary import code_version
+from tril.model.training.hardware import Hardware, cpu_name
+from tril.model.training.summary import code_version
 
 DISTURBED = 0.5  # load per core
 LIBRARIES = ("torch", "lightning", "tokenizers")
@@ -24,9 +24,13 @@ def machine(hardware: Hardware, load: float | None) -> dict[str, object]:
     about |= {"processor": cpu_name(), "cores": cores, "threads": torch.get_num_threads()}
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows
         about["memory (GB)"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    about |= {"system": platform.platform(), "python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+    about |= {"system": platform.platform(), "python": platform.python_version()} | {
+        name: version(name) for name in LIBRARIES
+    }
     about |= {"code": code_version(), "date": f"{datetime.now():%Y-%m-%d %H:%M}", "precision": hardware.precision}
     about |= {"compiled": hardware.compile or "no", "load before the start": load}
     if load is not None and load > DISTURBED * cores:
-        about["warning"] = f"something else was running: the load was above {DISTURBED} x cores, so the figures are disturbed"
+        about["warning"] = (
+            f"something else was running: the load was above {DISTURBED} x cores, so the figures are disturbed"
+        )
     return about

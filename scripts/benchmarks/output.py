@@ -1,12 +1,11 @@
 """The result as Markdown that reads well as plain text, as json, and as one picture."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from model.runs import write_whole
-from scripts.benchmarks.section import Section
+from tril.model.files import write_json, write_text
+from tril.scripts.benchmarks.section import Section
 
 SIGNIFICANT = 4  # digits in the tables; bench.json has all of them
 PANEL = (5.6, 3.9)  # inches
@@ -30,7 +29,9 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     right = [any(is_number(row[name]) for row in rows) for name in names]
     cells = [names] + [[shown(row[name]) for name in names] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = [[cell.rjust(width) if r else cell.ljust(width) for cell, width, r in zip(line, widths, right)] for line in cells]
+    lines = [
+        [cell.rjust(width) if r else cell.ljust(width) for cell, width, r in zip(line, widths, right)] for line in cells
+    ]
     lines.insert(1, ["-" * (width - 1) + ":" if r else "-" * width for width, r in zip(widths, right)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -55,11 +56,15 @@ def shown(value: object) -> str:
     return f"{value:,.{max(0, SIGNIFICANT - 1 - math.floor(math.log10(rounded)))}f}"
 
 
-def write(folder: Path, about: Mapping[str, object], settings: Mapping[str, object], sections: Sequence[Section]) -> None:
+def write(
+    folder: Path, about: Mapping[str, object], settings: Mapping[str, object], sections: Sequence[Section]
+) -> None:
     """bench.md and bench.json."""
-    write_whole(folder / "bench.md", "\n\n".join([heading(about), *map(text, sections)]) + "\n")
-    parts = [{key: getattr(section, key) for key in ("name", "title", "rows", "samples", "notes")} for section in sections]
-    write_whole(folder / "bench.json", json.dumps({"machine": about, "settings": settings, "sections": parts}, indent=2) + "\n")
+    write_text(folder / "bench.md", "\n\n".join([heading(about), *map(text, sections)]) + "\n")
+    parts = [
+        {key: getattr(section, key) for key in ("name", "title", "rows", "samples", "notes")} for section in sections
+    ]
+    write_json(folder / "bench.json", {"machine": about, "settings": settings, "sections": parts})
 
 
 def plot(path: Path, about: Mapping[str, object], sections: Sequence[Section]) -> bool:

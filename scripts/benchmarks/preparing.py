@@ -12,13 +12,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from data import packing
-from data.files import Files
-from data.sources import StandardLibrary
-from data.tokenizer import TokenizerConfig
-from scripts.benchmarks.section import Bench, Section
-from scripts.benchmarks.versus import last_line
-from scripts.cli import UserError
+from tril.data import prepare as packing
+from tril.data.sources.files import Files
+from tril.data.sources.stdlib import StandardLibrary
+from tril.data.tokenizer import TokenizerConfig
+from tril.scripts.benchmarks.section import Bench, Section
+from tril.scripts.benchmarks.versus import last_line
+from tril.scripts.common.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = (30_000_000, 100_000_000)  # bytes of text; two, to see whether memory grows with it
@@ -27,7 +27,9 @@ CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux, man 5 proc: writing 5 reset
 
 
 def run(bench: Bench) -> list[Section]:
-    from scripts.benchmarks.timing import interleaved  # imports torch, which is to be no part of the worker's memory
+    from tril.scripts.benchmarks.timing import (
+        interleaved,  # imports torch, which is to be no part of the worker's memory
+    )
 
     config = bench.plan.data.tokenizer
     if config.kind == "file":
@@ -38,10 +40,14 @@ def run(bench: Bench) -> list[Section]:
         found[size].append(prepared(text, config))
         return found[size][-1]["encoding (s)"]
 
-    tasks = {f"{size}": partial(repetition, size, write_text(bench.folder / f"text-{size}.txt", size)) for size in SIZES}
+    tasks = {
+        f"{size}": partial(repetition, size, write_text(bench.folder / f"text-{size}.txt", size)) for size in SIZES
+    }
     interleaved(tasks, bench.repeats, "data")
     rows = [row for size in SIZES for row in stages(found[size], config)]
-    samples = {f"{name}, {size / 1e6:g} MB": [each[name] for each in found[size]] for size in SIZES for name in found[size][0]}
+    samples = {
+        f"{name}, {size / 1e6:g} MB": [each[name] for each in found[size]] for size in SIZES for name in found[size][0]
+    }
     notes = [
         f"The text: one file with the sources of Python's standard library, repeated up to that size; tokenizer: {config.kind}.",
         f"The median of {bench.repeats} processes, each with an empty cache folder; without imports. MB/s: of what the stage reads.",
@@ -90,7 +96,9 @@ def write_text(path: Path, size: int) -> Path:
 def prepared(text: Path, config: TokenizerConfig) -> dict[str, float]:
     """What `measure` found in a process of its own."""
     command = [sys.executable, "-m", __name__, str(text.resolve()), json.dumps(asdict(config))]
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace")
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace"
+    )
     if done.returncode:
         raise UserError(f"preparing the text failed: {last_line(done.stderr)}")
     return json.loads(done.stdout)
@@ -122,7 +130,10 @@ def measure(text: Path, config: TokenizerConfig, cache_dir: str) -> dict[str, fl
     figures["encoding (s)"] -= figures["training the tokenizer (s)"]
     stage("second start", prepare)
     counts = packed.meta["counts"]
-    figures |= {"text (bytes)": counts["train"]["bytes"] + counts["val"]["bytes"], "training part (bytes)": counts["train"]["bytes"]}
+    figures |= {
+        "text (bytes)": counts["train"]["bytes"] + counts["val"]["bytes"],
+        "training part (bytes)": counts["train"]["bytes"],
+    }
     return {name: value for name, value in figures.items() if value is not None}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.plan import Plan
+from tril.scripts.common.run_config import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,17 +12,17 @@ from typing import BinaryIO
 
 import torch
 
-from data.packing import Packed, prepare
-from model.analysis.subject import randomise
-from model.checkpoint import save
-from model.gpt import GPT
-from model.runs import find_checkpoint
-from model.text import LanguageModel
-from scripts.benchmarks import versus
-from scripts.benchmarks.section import Bench, Section
-from scripts.benchmarks.timing import interleaved
-from scripts.cli import UserError, quoted, user_errors
-from scripts.plan import vocabulary
+from tril.data.prepare import PreparedText, prepare
+from tril.model.causality.subject import randomise
+from tril.model.checkpoint import save
+from tril.model.generation.language_model import LanguageModel
+from tril.model.gpt import GPT
+from tril.model.runs import find_checkpoint
+from tril.scripts.benchmarks import versus
+from tril.scripts.benchmarks.section import Bench, Section
+from tril.scripts.benchmarks.timing import interleaved
+from tril.scripts.common.cli import UserError, quoted, user_errors
+from tril.scripts.common.run_config import vocabulary
 
 SAMPLE = versus.TRAIN.parent / "scripts" / "sample.py"
 FIRST_STEP = b"step "  # how a line of callbacks.progress begins
@@ -33,28 +33,36 @@ def run(bench: Bench) -> list[Section]:
     budgets = {"token_budget": data.token_budget, "val_token_budget": data.val_token_budget}
     with user_errors():
         packed = prepare(data.source, data.tokenizer, data.cache_dir, **budgets)
-        checkpoint = fresh(bench, packed) if bench.cfg["ckpt"] is None else find_checkpoint(str(bench.cfg["ckpt"])).resolve()
+        checkpoint = (
+            fresh(bench, packed) if bench.cfg["ckpt"] is None else find_checkpoint(str(bench.cfg["ckpt"])).resolve()
+        )
     tasks = {
         "python: ended": partial(ended, "-c", "pass"),
         "import torch: ended": partial(ended, "-c", "import torch"),
         "train.py --help: ended": partial(ended, str(versus.TRAIN), "--help"),
         "train.py: first step done": partial(until, bench, "train.py", train_command(bench), first_step),
-        "scripts/sample.py: first token": partial(until, bench, "scripts/sample.py", sample_command(bench, checkpoint), first_byte),
+        "scripts/sample.py: first token": partial(
+            until, bench, "scripts/sample.py", sample_command(bench, checkpoint), first_byte
+        ),
     }
     times = interleaved(tasks, bench.repeats, "start")
-    rows = [{"what": name, "s (median)": statistics.median(v), "s (smallest)": min(v), "s (largest)": max(v)} for name, v in times.items()]
+    rows = [
+        {"what": name, "s (median)": statistics.median(v), "s (smallest)": min(v), "s (largest)": max(v)}
+        for name, v in times.items()
+    ]
     notes = [
         f"{bench.repeats} processes of each, in turn, from before the process is made; files that they read are in the system's memory.",
         "The first step: until the line of callbacks.progress after the first optimizer step arrives, with the data prepared beforehand, "
         "trainer.log_every_n_steps=1 and a line for every step; the certificate before training"
-        + (" and compilation are" if bench.plan.hardware.compile else " is") + " part of it.",
+        + (" and compilation are" if bench.plan.hardware.compile else " is")
+        + " part of it.",
         "The first token: until the first byte of the text arrives, with an empty prompt, from "
         + ("a model with random weights." if bench.cfg["ckpt"] is None else f"{bench.cfg['ckpt']}."),
     ]
     return [Section("start", "Start of a process", rows, times, notes, partial(draw, times))]
 
 
-def fresh(bench: Bench, packed: Packed) -> Path:
+def fresh(bench: Bench, packed: PreparedText) -> Path:
     """A checkpoint of the configured model with random weights and the tokenizer of the data."""
     size = vocabulary(bench.cfg["model"]["vocab_size"], packed.meta["vocab_size"])
     torch.manual_seed(bench.cfg["seed"])

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from scripts.benchmarks.section import Bench, Section
-from scripts.cli import UserError, quoted, user_errors
+from tril.scripts.benchmarks.section import Bench, Section
+from tril.scripts.common.cli import UserError, quoted, user_errors
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 SHORT, LONG = 64, 64 + 512  # new tokens of the two calls of vs_sample, whose difference counts
@@ -32,13 +32,17 @@ def check(cfg: Mapping, names: Sequence[str]) -> None:
     if cfg["vs_sample"] is not None and PLACE not in cfg["vs_sample"]:
         raise ValueError(f"vs_sample={cfg['vs_sample']} lacks {PLACE}; write it where the number of new tokens stands")
     if cfg["vs_tokens"] is not None and (type(cfg["vs_tokens"]) is not int or cfg["vs_tokens"] < 1):
-        raise ValueError(f"vs_tokens={cfg['vs_tokens']} must be a whole number of at least 1, or null: as many as in our step")
+        raise ValueError(
+            f"vs_tokens={cfg['vs_tokens']} must be a whole number of at least 1, or null: as many as in our step"
+        )
     try:
         groups = re.compile(cfg["vs_pattern"]).groups
     except (re.error, TypeError) as error:
         raise ValueError(f"vs_pattern={cfg['vs_pattern']} is no regular expression ({error})") from error
     if groups != 1:
-        raise ValueError(f"vs_pattern={cfg['vs_pattern']} has {groups} groups; it needs one, around the milliseconds: 'time ([0-9.]+)ms'")
+        raise ValueError(
+            f"vs_pattern={cfg['vs_pattern']} has {groups} groups; it needs one, around the milliseconds: 'time ([0-9.]+)ms'"
+        )
 
 
 def find_program(key: str, command: str, folder: str | None) -> None:
@@ -95,14 +99,18 @@ def training(bench: Bench) -> Section:
         print(f"vs: {name} {1000 * step:.4g} ms per step, {seconds:.1f} s in all", file=sys.stderr, flush=True)
         return step
 
-    from scripts.benchmarks.timing import interleaved, paired_ratio  # torch: not for `check`
+    from tril.scripts.benchmarks.timing import interleaved, paired_ratio  # torch: not for `check`
 
     steps = interleaved({name: partial(repetition, name) for name in runs}, bench.repeats, "vs")
     speeds = {name: [tokens[name] / step for step in steps[name]] for name in runs}
     ratio = dict(zip(("median", "smallest", "largest"), paired_ratio(speeds["ours"], speeds["theirs"])))
     rows = []
     for name in runs:
-        row = {"program": name, "tokens per step": tokens[name], "ms per step (median)": 1000 * statistics.median(steps[name])}
+        row = {
+            "program": name,
+            "tokens per step": tokens[name],
+            "ms per step (median)": 1000 * statistics.median(steps[name]),
+        }
         row |= {"tokens/s": statistics.median(speeds[name])}
         row |= {f"tokens/s, ours / theirs, {key}": value if name == "ours" else None for key, value in ratio.items()}
         rows.append(row | {"whole process (s)": statistics.median(whole[name])})
@@ -121,11 +129,17 @@ def training(bench: Bench) -> Section:
 
 def prepare(bench: Bench) -> None:
     """The data of our processes, so that none of them has to."""
-    from data.packing import prepare
+    from tril.data.prepare import prepare
 
     data = bench.plan.data
     with user_errors():
-        prepare(data.source, data.tokenizer, data.cache_dir, token_budget=data.token_budget, val_token_budget=data.val_token_budget)
+        prepare(
+            data.source,
+            data.tokenizer,
+            data.cache_dir,
+            token_budget=data.token_budget,
+            val_token_budget=data.val_token_budget,
+        )
 
 
 def our_run(bench: Bench) -> tuple[float, float]:
@@ -172,7 +186,9 @@ def their_run(cfg: Mapping, warmup: int, steps: int) -> tuple[float, float]:
 
 def sampling_seconds_per_token(bench: Bench) -> float:
     """Of one new token of the program `vs_sample`: what a longer sample takes more than a short one, so that its start-up drops out."""
-    short, long = (run("vs_sample", sampling_command(bench.cfg["vs_sample"], n), bench.cfg["vs_dir"])[0] for n in (SHORT, LONG))
+    short, long = (
+        run("vs_sample", sampling_command(bench.cfg["vs_sample"], n), bench.cfg["vs_dir"])[0] for n in (SHORT, LONG)
+    )
     if long <= short:
         took = f"{long:.2f} s for {LONG} tokens and {short:.2f} s for {SHORT}"
         raise UserError(f"vs_sample takes {took}; put {PLACE} where their number stands")

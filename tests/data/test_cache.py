@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from data.cache import default_cache_dir, keep_compiled_code
 from tests.conftest import run_python
+from tril.data.cache import default_cache_dir, keep_compiled_code
 
 ROOT = Path(__file__).parents[2]
-LIGHTNING = "import os; from data.cache import keep_compiled_code; keep_compiled_code(); import lightning"
+LIGHTNING = "import os; from tril.data.cache import keep_compiled_code; keep_compiled_code(); import lightning"
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from data import datamodule
-from data.datamodule import TextDataModule
-from data.files import Files
-from data.tokenizer import TokenizerConfig
-from data.windows import on_device
+from tril.data import datamodule
+from tril.data.batches import on_device
+from tril.data.datamodule import TextDataModule
+from tril.data.sources.files import Files
+from tril.data.tokenizer import TokenizerConfig
 
 # Lightning on a newer torch: nothing this project could change
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -45,7 +45,9 @@ def make_data(tmp_path):
     def make(**options):
         arguments = {"context_length": 16, "batch_size": 4, "cache_dir": tmp_path / "cache", "seed": 1} | options
         return TextDataModule(
-            source=Files(path=str(tmp_path / "text.txt"), val_fraction=0.1), tokenizer=TokenizerConfig(kind="byte"), **arguments
+            source=Files(path=str(tmp_path / "text.txt"), val_fraction=0.1),
+            tokenizer=TokenizerConfig(kind="byte"),
+            **arguments,
         )
 
     return make
@@ -84,9 +86,13 @@ def test_a_resumed_fit_sees_exactly_the_rest(make_data, tmp_path, options):
     assert n == 11
     for stop in (3, 6, 7, n, n + 1, 14, 2 * n - 1):
         first = fit(make_data(), tmp_path / f"run{stop}", max_steps=stop, **options)
-        rest = fit(make_data(), tmp_path / "rest", max_steps=30, resume=tmp_path / f"run{stop}/step={stop}.ckpt", **options)
+        rest = fit(
+            make_data(), tmp_path / "rest", max_steps=30, resume=tmp_path / f"run{stop}/step={stop}.ckpt", **options
+        )
         assert len(first.train_batches) >= stop and len(rest.train_batches) >= 30 - stop
-        assert torch.equal(torch.cat(first.train_batches + rest.train_batches), torch.cat(expected)), f"stopped at {stop}"
+        assert torch.equal(torch.cat(first.train_batches + rest.train_batches), torch.cat(expected)), (
+            f"stopped at {stop}"
+        )
 
 
 def test_properties_and_shapes(make_data, tmp_path):
@@ -118,9 +124,13 @@ def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, 
     """A machine whose free memory is so many times the training part. The meta device stands for the GPU: nothing can be read back."""
     data, moved = make_data(), []
     host = data.packed.tokens("train")
-    data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cuda:0")), global_rank=0, world_size=1)
+    data.trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cuda:0")), global_rank=0, world_size=1
+    )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * host.nbytes, 1 << 40))
-    monkeypatch.setattr(datamodule, "on_device", lambda tokens, device: (moved.append(device), on_device(tokens, "meta"))[1])
+    monkeypatch.setattr(
+        datamodule, "on_device", lambda tokens, device: (moved.append(device), on_device(tokens, "meta"))[1]
+    )
     loaders = [data.train_dataloader() for _ in range(2)]
     assert moved == resident * [torch.device("cuda:0")]
     for loader in loaders:

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, models
 
-from data.tokenizer import UNKNOWN, TokenizerConfig, build, load, n_ids
+from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, load, n_ids
 
 CORPUS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat\n" * 20, "naïve café\r\n\ttabs\n"]
 NASTY = [
@@ -97,7 +97,10 @@ def test_file_without_end_of_text_is_refused_with_its_special_tokens(tmp_path):
 
 
 def test_identity_holds_what_matters_and_nothing_else(tmp_path):
-    assert TokenizerConfig(kind="char", vocab_size=2048).identity() == TokenizerConfig(kind="char", vocab_size=99).identity()
+    assert (
+        TokenizerConfig(kind="char", vocab_size=2048).identity()
+        == TokenizerConfig(kind="char", vocab_size=99).identity()
+    )
     assert TokenizerConfig(vocab_size=300).identity() != TokenizerConfig(vocab_size=301).identity()
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path in paths:

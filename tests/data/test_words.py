@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from data import words
-from data.tokenizer import TokenizerConfig, build, load
-from data.words import SEPARATOR, WordEncoder, splits_like_gpt2, word_starts
+from tril.data import words
+from tril.data.tokenizer import TokenizerConfig, build, load
+from tril.data.words import SEPARATOR, WordEncoder, splits_like_gpt2, word_starts
 
-CORPUS = ["it's the cat's mat, they'll say\n\n    def f(x1):\n\treturn x1 + 22\n" * 20, "naïve café  'tis\u00a0 été\r\n  " * 20]
+CORPUS = [
+    "it's the cat's mat, they'll say\n\n    def f(x1):\n\treturn x1 + 22\n" * 20,
+    "naïve café  'tis\u00a0 été\r\n  " * 20,
+]
 ODD = "ab's5.,_' \n\t\r\x0b\x1c\x1f\x00\x7f\x85\u00a0\u180e\u2003\u2028\u3000éß²½Ⅷ漢\u0301👩\U0010ffff"
 KINDS = "as5.' \n\x1cé\u00a0²"  # of each kind of byte at least one, and letter, blank and number of two bytes
 TOKENIZER = build(TokenizerConfig(vocab_size=400), CORPUS)

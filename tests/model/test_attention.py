@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from model.attention import MultiHeadAttention, causal_mask
-from model.kv_cache import KVCache
-from model.rope import rope_table
 from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomise
+from tril.model.attention import MultiHeadAttention, causal_mask
+from tril.model.kv_cache import KVCache
+from tril.model.rope import rope_table
 
 B, T, S, C, H = 2, 6, 9, 24, 4
 
@@ -137,7 +137,11 @@ def test_each_head_is_normalised_by_its_root_mean_square_and_then_rotated():
     for h in range(H):
         q = x @ attn.q_proj.weight[h * size : (h + 1) * size].T
         k = x @ attn.k_proj.weight[h // 2 * size : (h // 2 + 1) * size].T
-        scores = normalised_and_rotated(q, attn.q_norm.weight) @ normalised_and_rotated(k, attn.k_norm.weight).mT / math.sqrt(size)
+        scores = (
+            normalised_and_rotated(q, attn.q_norm.weight)
+            @ normalised_and_rotated(k, attn.k_norm.weight).mT
+            / math.sqrt(size)
+        )
         assert_close(weights[:, h], scores.masked_fill(~causal_mask(T, T), -math.inf).softmax(-1))
 
 
@@ -260,7 +264,11 @@ def test_backends_share_weights_and_gradients():
     "choices, arguments, message",
     [
         ({}, {"context": torch.randn(B, S, C), "rope": rope_table(T, C // H)}, "context .* neither rope nor cache"),
-        ({}, {"context": torch.randn(B, S, C), "cache": KVCache(1, B, H, S, C // H).layer(0)}, "context .* neither rope nor cache"),
+        (
+            {},
+            {"context": torch.randn(B, S, C), "cache": KVCache(1, B, H, S, C // H).layer(0)},
+            "context .* neither rope nor cache",
+        ),
         ({"causal": False}, {"cache": KVCache(1, B, H, S, C // H).layer(0)}, "cache needs causal=True"),
         ({}, {"mask": torch.ones(T, T)}, "mask must be boolean"),
         ({}, {"mask": torch.ones(T, T + 1, dtype=torch.bool)}, "does not broadcast"),

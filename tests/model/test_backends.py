@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import model.attention
-from model.attention import attention, attention_weights
+import tril.model.attention
 from tests.conftest import BACKENDS, TRAINABLE, assert_close
+from tril.model.attention import attention, attention_weights
 
 B, H, D = 2, 4, 8
 SIZES = [(6, 6), (3, 7), (7, 3), (1, 6), (6, 1)]  # (T, S)
@@ -71,7 +71,9 @@ def test_output_and_gradients_match_the_reference(backend, n_queries, n_keys, ca
     assert (out[~visible.any(-1)] == 0).all()
 
     upstream = torch.randn_like(out)
-    for got, want in zip(torch.autograd.grad(out, qkv, upstream), torch.autograd.grad(expected, qkv, upstream.double())):
+    for got, want in zip(
+        torch.autograd.grad(out, qkv, upstream), torch.autograd.grad(expected, qkv, upstream.double())
+    ):
         assert_close(got, want)
 
 
@@ -113,14 +115,18 @@ def test_grouped_heads_are_repeated_heads(backend, n_kv_heads):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_square_causal_case_is_torchs_own(backend):
     q, k, v = make_qkv(6, 6, n_kv_heads=H)
-    assert_close(attention(q, k, v, causal=True, backend=backend), F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert_close(
+        attention(q, k, v, causal=True, backend=backend), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    )
 
 
 @pytest.mark.parametrize("backend", TRAINABLE)
 def test_gradcheck(backend):
     q, k, v = (x[:1, ..., :2] for x in make_qkv(2, 3, dtype=torch.float64))
     qkv = [x.clone().requires_grad_() for x in (q[:, :2], k[:, :1], v[:, :1])]  # two query heads share one key head
-    mask = torch.tensor([[[1, 1, 1], [0, 1, 1]], [[0, 0, 1], [1, 1, 1]]]).bool()  # the second head's first query has no key left
+    mask = torch.tensor(
+        [[[1, 1, 1], [0, 1, 1]], [[0, 0, 1], [1, 1, 1]]]
+    ).bool()  # the second head's first query has no key left
     torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask=mask, causal=True, window=2, backend=backend), qkv)
 
 
@@ -139,7 +145,9 @@ def test_queries_without_keys_give_zeros_and_no_gradient(backend, n_queries, n_k
 def test_anomaly_detection_finds_nothing_where_some_queries_are_blind(backend):
     qkv = [x.requires_grad_() for x in make_qkv(7, 5)]
     with torch.autograd.detect_anomaly(check_nan=True):
-        attention(*qkv, mask=make_mask("(B, H, T, S)", 7, 5), causal=True, window=2, backend=backend).square().sum().backward()
+        attention(
+            *qkv, mask=make_mask("(B, H, T, S)", 7, 5), causal=True, window=2, backend=backend
+        ).square().sum().backward()
     assert all(x.grad.isfinite().all() and (x.grad != 0).any() for x in qkv)
 
 
@@ -153,7 +161,7 @@ def test_no_backend_is_ever_given_a_query_without_keys(monkeypatch, n_queries, n
         assert not causal or n_queries <= n_keys
         return torch.full_like(q, math.nan)
 
-    monkeypatch.setitem(model.attention.BACKENDS, "explicit", spy)
+    monkeypatch.setitem(tril.model.attention.BACKENDS, "explicit", spy)
     mask = make_mask(mask_kind, n_queries, n_keys)
     out = attention(*make_qkv(n_queries, n_keys), mask=mask, causal=True, backend="explicit")
     visible = visible_by_loops(n_queries, n_keys, True, None, mask)
@@ -185,7 +193,9 @@ def test_weights_of_huge_scores_are_finite_and_exact():
 def test_hidden_keys_get_nothing_where_all_visible_scores_are_tiny(backend):
     q, k, v = torch.ones(1, 1, 4, D), torch.zeros(1, 1, 4, D), torch.randn(1, 1, 4, D)
     k[:, :, :2] = -1e10  # no number that stands for "hidden" is small enough
-    assert_close(attention(q, k, v, mask=torch.arange(4) < 2, backend=backend), v[:, :, :2].mean(2, keepdim=True).expand_as(v))
+    assert_close(
+        attention(q, k, v, mask=torch.arange(4) < 2, backend=backend), v[:, :, :2].mean(2, keepdim=True).expand_as(v)
+    )
 
 
 def test_weights_of_a_blind_query_pass_finite_gradients():

@@ -8,20 +8,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import model.backends
-from model.attention import attention
+import tril.model.backends
 from tests.conftest import assert_close
 from tests.model.test_properties import COMMON, VISIBILITY, assert_equals_loops, cases
+from tril.model.attention import attention
 
 
 @pytest.fixture(params=[1, 3, 256], ids="blocks of {}".format)
 def block(request, monkeypatch):
-    monkeypatch.setattr(model.backends, "QUERY_BLOCK", request.param)
+    monkeypatch.setattr(tril.model.backends, "QUERY_BLOCK", request.param)
     return request.param
 
 
 @pytest.mark.parametrize("visibility", VISIBILITY)
-@settings(**COMMON, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])  # the block size is the same for all
+@settings(
+    **COMMON, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # the block size is the same for all
 @given(data=st.data())
 def test_blocks_of_queries_are_the_plain_loop(block, visibility, data):
     assert_equals_loops(data.draw(cases(visibility, dtypes=[torch.bfloat16])), "fused")
@@ -32,10 +34,17 @@ def qkv(n_queries=7, n_keys=7, n_heads=4, n_kv_heads=2, size=8):
     return [torch.randn(2, *shape, size).bfloat16().requires_grad_() for shape in shapes]
 
 
-CHOICES = {"all": {}, "causal": {"causal": True}, "window": {"causal": True, "window": 3}, "mask": {"mask": torch.rand(2, 1, 7, 7) < 0.6}}
+CHOICES = {
+    "all": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 3},
+    "mask": {"mask": torch.rand(2, 1, 7, 7) < 0.6},
+}
 
 
-@pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)  # named: a random mask as a name is another one in each process
+@pytest.mark.parametrize(
+    "choices", CHOICES.values(), ids=CHOICES
+)  # named: a random mask as a name is another one in each process
 def test_gradients_are_those_of_float32(block, choices):
     inputs, upstream = qkv(), torch.randn(2, 4, 7, 8)
     exact = [x.detach().float().requires_grad_() for x in inputs]
@@ -51,8 +60,12 @@ def test_beyond_its_bound_torchs_kernel_computes_the_same(monkeypatch):
     own = attention(q, k, v, causal=True)
     called = []
     kernel = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(model.backends.F, "scaled_dot_product_attention", lambda *args, **options: called.append(1) or kernel(*args, **options))
-    monkeypatch.setattr(model.backends, "MOST_WEIGHTS", 2 * 4 * 7 * 7 - 1)
+    monkeypatch.setattr(
+        tril.model.backends.F,
+        "scaled_dot_product_attention",
+        lambda *args, **options: called.append(1) or kernel(*args, **options),
+    )
+    monkeypatch.setattr(tril.model.backends, "MOST_WEIGHTS", 2 * 4 * 7 * 7 - 1)
     assert_close(attention(q, k, v, causal=True), own.double(), roundings=8)  # both round what they compute
     assert called
 

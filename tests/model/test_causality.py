@@ -3,15 +3,22 @@
 import pytest
 import torch
 
-from model.attention import MultiHeadAttention
-from model.gpt import IGNORE
 from tests.conftest import TRAINABLE, assert_close, randomise, tiny_gpt
+from tril.model.attention import MultiHeadAttention
+from tril.model.gpt import IGNORE
 
 B, T, V = 2, 9, 31
 
 CONFIGS = {
     "default": {},
-    "gpt2": {"pos": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qk_norm": False, "tie_embeddings": True},
+    "gpt2": {
+        "pos": "learned",
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "bias": True,
+        "qk_norm": False,
+        "tie_embeddings": True,
+    },
     "grouped": {"n_kv_heads": 2, "mlp": "swiglu"},
     "one shared head": {"n_kv_heads": 1, "pos": "none", "mlp": "relu", "head_dim": 6, "qk_norm": False},
     "window": {"window": 3},

@@ -7,13 +7,15 @@ import sys
 import pytest
 import torch
 
-from model.checkpoint import load, payload, read, save
-from model.text import EOT, LanguageModel
 from tests.conftest import tiny_gpt
-from tests.model.test_text import byte_level
+from tests.model.generation.test_language_model import byte_level
+from tril.model.checkpoint import load, payload, read, save
+from tril.model.generation.language_model import EOT, LanguageModel
 
 PARTS = [
-    {}, {"pos": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu", "tie_embeddings": True}, {"pos": "none", "n_kv_heads": 2},
+    {},
+    {"pos": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu", "tie_embeddings": True},
+    {"pos": "none", "n_kv_heads": 2},
     {"tie_embeddings": True, "mlp": "swiglu", "window": 4, "logit_softcap": 9.0},
 ]
 
@@ -60,7 +62,12 @@ def test_the_layout(saved):
 
 def test_what_lightning_adds_does_not_disturb(saved):
     before = load(saved).generate("a")
-    rewrite(saved, lambda content: content.update(epoch=1, optimizer_states=[{"state": {0: torch.ones(3)}}], loops={}, callbacks={}))
+    rewrite(
+        saved,
+        lambda content: content.update(
+            epoch=1, optimizer_states=[{"state": {0: torch.ones(3)}}], loops={}, callbacks={}
+        ),
+    )
     assert load(saved).generate("a") == before
 
 
@@ -81,7 +88,10 @@ def test_a_loaded_model_no_longer_needs_its_file(saved):
 
 def test_weights_of_another_precision_become_the_models(saved):
     expected = {name: tensor.bfloat16().float() for name, tensor in torch.load(saved)["state_dict"].items()}
-    rewrite(saved, lambda content: content.update(state_dict={name: t.bfloat16() for name, t in content["state_dict"].items()}))
+    rewrite(
+        saved,
+        lambda content: content.update(state_dict={name: t.bfloat16() for name, t in content["state_dict"].items()}),
+    )
     for name, tensor in load(saved).model.state_dict().items():
         assert tensor.dtype == torch.float32 and torch.equal(tensor, expected[f"model.{name}"])
 
@@ -118,7 +128,9 @@ def refused(path, message):
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"words", b"PK\x03\x04 words", b"\x80\x02words"], ids=["empty", "text", "zip", "pickle"])
+@pytest.mark.parametrize(
+    "content", [b"", b"words", b"PK\x03\x04 words", b"\x80\x02words"], ids=["empty", "text", "zip", "pickle"]
+)
 def test_files_that_are_no_checkpoint(content, tmp_path):
     (tmp_path / "a.ckpt").write_bytes(content)
     refused(tmp_path / "a.ckpt", "is not a checkpoint, or not all of it")
@@ -160,27 +172,42 @@ def change_config(**values):
     return lambda content: content["tril"]["config"].update(values)
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda content: content.pop("tril"), "has no state_dict and tril entries, so Tril did not write it"),
-    (lambda content: content.pop("state_dict"), "has no state_dict and tril entries"),
-    (lambda content: content.update(tril=3), "has no state_dict and tril entries"),
-    (change_ours(format=2), "has format 2 and this version of Tril reads 1; use the version that wrote it"),
-    (lambda content: content["tril"].pop("format"), "has format None"),
-    (lambda content: [content["tril"].pop(key) for key in ("tokenizer", "eot")], "lacks tokenizer, eot in its tril entry"),
-    (change_ours(tokenizer="{}"), "its tokenizer cannot be read"),
-    (change_ours(eot="</s>"), "the tokenizer has no token '</s>'"),
-    (change_config(depth=1, alpha=2), "its config has alpha, depth, unknown here; it comes from a newer version of Tril"),
-    (change_config(n_heads=5), "model.n_heads=5 does not divide model.dim=32"),
-    (change_config(vocab_size="many"), "model.vocab_size='many' must be int"),
-    (lambda content: content["tril"]["config"].pop("vocab_size"), "its config has no vocab_size"),
-    (change_config(tie_embeddings=None), "model.tie_embeddings=None"),
-    (change_state(model__norm__weight=None), r"its tensors do not fit its config \(missing: model.norm.weight\)"),
-    (change_state(model__extra=torch.ones(2), other=torch.ones(1)), r"\(unexpected: model.extra, other\)"),
-    (change_state(model__norm__weight=torch.ones(7)), r"\(of another shape: model.norm.weight \(7,\) instead of \(32,\)\)"),
-    (change_state(model__norm__weight="text"), r"model.norm.weight None instead of \(32,\)"),
-    (change_config(n_layers=1), r"\(unexpected: model.blocks.1.attn.k_norm.weight, .* and 7 more\)"),
-    (change_state(model__norm__weight=None, model__extra=torch.ones(2)), r"\(missing: model.norm.weight; unexpected: model.extra\)"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda content: content.pop("tril"), "has no state_dict and tril entries, so Tril did not write it"),
+        (lambda content: content.pop("state_dict"), "has no state_dict and tril entries"),
+        (lambda content: content.update(tril=3), "has no state_dict and tril entries"),
+        (change_ours(format=2), "has format 2 and this version of Tril reads 1; use the version that wrote it"),
+        (lambda content: content["tril"].pop("format"), "has format None"),
+        (
+            lambda content: [content["tril"].pop(key) for key in ("tokenizer", "eot")],
+            "lacks tokenizer, eot in its tril entry",
+        ),
+        (change_ours(tokenizer="{}"), "its tokenizer cannot be read"),
+        (change_ours(eot="</s>"), "the tokenizer has no token '</s>'"),
+        (
+            change_config(depth=1, alpha=2),
+            "its config has alpha, depth, unknown here; it comes from a newer version of Tril",
+        ),
+        (change_config(n_heads=5), "model.n_heads=5 does not divide model.dim=32"),
+        (change_config(vocab_size="many"), "model.vocab_size='many' must be int"),
+        (lambda content: content["tril"]["config"].pop("vocab_size"), "its config has no vocab_size"),
+        (change_config(tie_embeddings=None), "model.tie_embeddings=None"),
+        (change_state(model__norm__weight=None), r"its tensors do not fit its config \(missing: model.norm.weight\)"),
+        (change_state(model__extra=torch.ones(2), other=torch.ones(1)), r"\(unexpected: model.extra, other\)"),
+        (
+            change_state(model__norm__weight=torch.ones(7)),
+            r"\(of another shape: model.norm.weight \(7,\) instead of \(32,\)\)",
+        ),
+        (change_state(model__norm__weight="text"), r"model.norm.weight None instead of \(32,\)"),
+        (change_config(n_layers=1), r"\(unexpected: model.blocks.1.attn.k_norm.weight, .* and 7 more\)"),
+        (
+            change_state(model__norm__weight=None, model__extra=torch.ones(2)),
+            r"\(missing: model.norm.weight; unexpected: model.extra\)",
+        ),
+    ],
+)
 def test_mismatches_are_refused(change, message, saved):
     rewrite(saved, change)
     refused(saved, message)
@@ -196,5 +223,9 @@ def test_a_tokenizer_larger_than_the_model(saved):
 def test_reading_does_not_copy_the_weights(saved):
     """Lightning's checkpoints hold the optimizer's state too; sampling should not read it."""
     tensors = [*read(saved)["state_dict"].values()]
-    maps = [range(*(int(x, 16) for x in line.split()[0].split("-"))) for line in open("/proc/self/maps") if line.rstrip().endswith(str(saved))]
+    maps = [
+        range(*(int(x, 16) for x in line.split()[0].split("-")))
+        for line in open("/proc/self/maps")
+        if line.rstrip().endswith(str(saved))
+    ]
     assert maps and all(any(t.data_ptr() in m for m in maps) for t in tensors)

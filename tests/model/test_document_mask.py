@@ -1,4 +1,4 @@
-"""Packed documents: with the document mask each is what it would be alone.
+"""PreparedText documents: with the document mask each is what it would be alone.
 
 B batch, T queries, V vocabulary.
 """
@@ -6,8 +6,8 @@ B batch, T queries, V vocabulary.
 import pytest
 import torch
 
-from model.masks import document_mask, split_documents
 from tests.conftest import BACKENDS, TRAINABLE, assert_close, tiny_gpt
+from tril.model.masks import document_mask, split_documents
 
 V, EOT = 31, 0
 # Where documents begin in two windows of 12 tokens: with the rest of one, with a new one; an empty one at 5, one that is cut at 11.
@@ -55,7 +55,9 @@ def test_a_packed_document_is_the_document_alone(ids, backend, choices, causal):
 def test_the_loss_of_a_document_teaches_nothing_to_another(ids, backend, choices, dropout):
     model = tiny_gpt(**choices, **dropout, backend=backend).train(bool(dropout))
     embeddings = []
-    model.embed.register_forward_hook(lambda _, __, out: embeddings.append(out.detach().requires_grad_()) or embeddings[0])
+    model.embed.register_forward_hook(
+        lambda _, __, out: embeddings.append(out.detach().requires_grad_()) or embeddings[0]
+    )
     loss = model.nll(ids, torch.randint(V, (2, 12)), **packed(ids))  # (B, T)
     for row, first, end in spans():
         (gradient,) = torch.autograd.grad(loss[row, first:end].sum(), embeddings, retain_graph=True)

@@ -11,12 +11,12 @@ import pytest
 import torch
 import yaml
 
-from model import backends
-from model.backends import BACKENDS
-from model.gpt import GPT, GPTConfig
-from model.gpt_config import CHOICES
-from scripts.cli import CONFIGS
 from tests.conftest import assert_close, randomise
+from tril.model import backends
+from tril.model.backends import BACKENDS
+from tril.model.config import CHOICES
+from tril.model.gpt import GPT, GPTConfig
+from tril.scripts.common.cli import CONFIGS
 
 FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
 SMALL = {"vocab_size": 31, "context_length": 12, "n_layers": 2, "dim": 32}
@@ -31,10 +31,20 @@ CASES = {  # field -> (another value, the first of KINDS that it changes); the b
     "context_length": [(13, "FLOPs")],
     "n_layers": [(1, "parameters"), (3, "parameters")],
     "dim": [(64, "parameters")],
-    "n_heads": [(0, "parameters"), (1, "parameters"), (2, "parameters")],  # the gains of q and k are as long as a head; see below
+    "n_heads": [
+        (0, "parameters"),
+        (1, "parameters"),
+        (2, "parameters"),
+    ],  # the gains of q and k are as long as a head; see below
     "n_kv_heads": [(1, "parameters"), (2, "parameters")],
     "head_dim": [(4, "parameters"), (16, "parameters")],
-    "mlp": [("relu", "outputs"), ("gelu", "outputs"), ("gelu_erf", "outputs"), ("swiglu", "parameters"), ("none", "parameters")],
+    "mlp": [
+        ("relu", "outputs"),
+        ("gelu", "outputs"),
+        ("gelu_erf", "outputs"),
+        ("swiglu", "parameters"),
+        ("none", "parameters"),
+    ],
     "mlp_ratio": [(2.0, "parameters"), (4.1, "parameters")],
     "norm": [("layernorm", "outputs")],
     "pos": [("learned", "parameters"), ("none", "outputs")],
@@ -99,7 +109,9 @@ def traits(config: GPTConfig, monkeypatch, length: int | None = None) -> dict[st
             "FLOPs": (model.flops_per_token(), model.n_parameters(), model.n_parameters(embeddings=False)),
         }
         randomise(model, torch.Generator().manual_seed(1))  # the same weights wherever the shapes are the same
-        ids = torch.randint(config.vocab_size, (B, length or config.context_length), generator=torch.Generator().manual_seed(2))
+        ids = torch.randint(
+            config.vocab_size, (B, length or config.context_length), generator=torch.Generator().manual_seed(2)
+        )
         for kind, training in (("outputs", False), ("outputs in training", True)):
             torch.manual_seed(3)  # dropout's
             found[kind] = [model.train(training)(ids)]
@@ -164,7 +176,9 @@ def test_every_illegal_value_is_refused_with_its_name(name, value):
     with pytest.raises(ValueError) as error:
         changed(**{name: value})
     message = str(error.value)
-    assert "\n" not in message and (f"model.{name}=" in message or (name, value) == ("head_dim", 7) and f"model.{name}," in message)
+    assert "\n" not in message and (
+        f"model.{name}=" in message or (name, value) == ("head_dim", 7) and f"model.{name}," in message
+    )
     assert str(value) in message
 
 
@@ -236,7 +250,10 @@ def test_canonical_forms_tell_models_apart_as_their_outputs_do(monkeypatch):
             continue
         seen += 1
         found = traits(config, monkeypatch)
-        bits = tuple(tuple(t.numpy().tobytes() for t in found[kind]) for kind in ("outputs", "outputs in training", "initial weights"))
+        bits = tuple(
+            tuple(t.numpy().tobytes() for t in found[kind])
+            for kind in ("outputs", "outputs in training", "initial weights")
+        )
         bits += (tuple(found["parameters"]), found["FLOPs"], frozenset(found["backend"]), config.context_length)
         models.setdefault(config.canonical(), set()).add(bits)
         assert config.canonical().canonical() == config.canonical()

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from model.attention import attention
-from model.backends import _compiled_flex
+from tril.model.attention import attention
+from tril.model.backends import _compiled_flex
 
 
 def test_more_forms_are_compiled_than_torch_would_by_itself(monkeypatch):
@@ -32,5 +32,7 @@ def test_more_forms_are_compiled_than_torch_would_by_itself(monkeypatch):
 def test_heads_that_are_too_small_for_its_kernels_are_refused(head_size):
     with FakeTensorMode():  # tensors without values, of devices that need not be there
         q = torch.empty(1, 2, 4, head_size, device="cuda")
-        with pytest.raises(ValueError, match=f"flex' needs a head size of at least 16 on CUDA, not {head_size}; use backend='fused'"):
+        with pytest.raises(
+            ValueError, match=f"flex' needs a head size of at least 16 on CUDA, not {head_size}; use backend='fused'"
+        ):
             attention(q, q, q, causal=True, backend="flex")

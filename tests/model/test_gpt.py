@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.gpt import GPT, IGNORE, MLP, GPTConfig
-from model.gpt_config import CHOICES
 from tests.conftest import BACKENDS, GPT2, TRAINABLE, assert_close, randomise, tiny_gpt
+from tril.model.config import CHOICES
+from tril.model.gpt import GPT, IGNORE, MLP, GPTConfig
 
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
 
@@ -26,10 +26,14 @@ def gpt2(weights, ids, n_layers, n_heads):
 
     def layer_norm(x, name):
         x = x - x.mean(-1, keepdim=True)
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[name + ".weight"] + weights[name + ".bias"]
+        return (
+            x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[name + ".weight"] + weights[name + ".bias"]
+        )
 
     def linear(x, *names):  # several at once side by side, like the original's c_attn
-        return x @ torch.cat([weights[n + ".weight"] for n in names]).T + torch.cat([weights[n + ".bias"] for n in names])
+        return x @ torch.cat([weights[n + ".weight"] for n in names]).T + torch.cat(
+            [weights[n + ".bias"] for n in names]
+        )
 
     def gelu(x):
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))

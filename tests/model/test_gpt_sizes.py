@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from model.gpt import GPT, GPTConfig
 from tests.conftest import GPT2, assert_close, tiny_gpt
+from tril.model.gpt import GPT, GPTConfig
 
 B, T, V = 2, 9, 31
 
@@ -36,7 +36,12 @@ def test_gpt2_has_its_124_million_parameters():
         ({"n_kv_heads": 2, "qk_norm": False}, 2 * 64 * 64 + 2 * 64 * 32 + 2 * 64 * 256 + 2 * 64, 2 * 100 * 64, 64),
         ({"head_dim": 10}, 4 * 64 * 40 + 2 * 64 * 256 + 2 * 64 + 2 * 10, 2 * 100 * 64, 64),
         ({"mlp": "swiglu"}, 4 * 64 * 64 + 3 * 64 * 170 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
-        ({"pos": "learned", "tie_embeddings": True}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 100 * 64 + 256 * 64, 64),
+        (
+            {"pos": "learned", "tie_embeddings": True},
+            4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16,
+            100 * 64 + 256 * 64,
+            64,
+        ),
         ({"bias": True, "norm": "layernorm"}, 4 * 65 * 64 + 65 * 256 + 257 * 64 + 4 * 64 + 2 * 16, 2 * 100 * 64, 128),
         ({"norm": "layernorm", "pos": "none"}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
         ({"n_heads": 0}, 2 * 64 * 256 + 64, 2 * 100 * 64, 64),
@@ -90,9 +95,21 @@ def test_a_tied_head_is_the_embedding():
 QKV_UP_GATE = r"(q_proj|k_proj|v_proj|up|gate)\.weight$"
 RESIDUAL = r"(o_proj|down)\.weight$"
 EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
-    ("zero_out", False): [(QKV_UP_GATE, 0.5 / 8), (RESIDUAL, 0.0), ("^pos_embed", 0.02), ("^embed", 1.0), ("^head", 0.0)],
+    ("zero_out", False): [
+        (QKV_UP_GATE, 0.5 / 8),
+        (RESIDUAL, 0.0),
+        ("^pos_embed", 0.02),
+        ("^embed", 1.0),
+        ("^head", 0.0),
+    ],
     ("zero_out", True): [(QKV_UP_GATE, 0.5 / 8), (RESIDUAL, 0.0), ("^pos_embed", 0.02), ("^embed", 0.02)],
-    ("gpt2", False): [(QKV_UP_GATE, 0.02), (RESIDUAL, 0.02 / 2), ("^pos_embed", 0.02), ("^embed", 0.02), ("^head", 0.02)],
+    ("gpt2", False): [
+        (QKV_UP_GATE, 0.02),
+        (RESIDUAL, 0.02 / 2),
+        ("^pos_embed", 0.02),
+        ("^embed", 0.02),
+        ("^head", 0.02),
+    ],
     ("gpt2", True): [(QKV_UP_GATE, 0.02), (RESIDUAL, 0.02 / 2), ("^pos_embed", 0.02), ("^embed", 0.02)],
 }
 
@@ -100,7 +117,17 @@ EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
 @pytest.mark.parametrize("init, tied", EXPECTED_STD)
 def test_initialisation_follows_its_table(init, tied):
     model = GPT(
-        GPTConfig(200, dim=64, n_layers=2, mlp="swiglu", norm="layernorm", pos="learned", bias=True, init=init, tie_embeddings=tied)
+        GPTConfig(
+            200,
+            dim=64,
+            n_layers=2,
+            mlp="swiglu",
+            norm="layernorm",
+            pos="learned",
+            bias=True,
+            init=init,
+            tie_embeddings=tied,
+        )
     )
     for name, p in model.named_parameters():
         if p.ndim == 1:
@@ -117,7 +144,9 @@ def test_initialisation_follows_its_table(init, tied):
 @pytest.mark.parametrize("choices", [{"n_heads": 0}, {"mlp": "none"}])
 def test_gpt2s_residual_projections_count_the_branches_that_there_are(choices):
     """L = 2 of them instead of 2 L, each with twice the variance, so that their sum stays the same."""
-    for part, p in GPT(GPTConfig(200, **{"dim": 64, "n_layers": 2, "n_heads": 4, "init": "gpt2", **choices})).named_parameters():
+    for part, p in GPT(
+        GPTConfig(200, **{"dim": 64, "n_layers": 2, "n_heads": 4, "init": "gpt2", **choices})
+    ).named_parameters():
         if re.search(RESIDUAL, part):
             std = 0.02 / math.sqrt(2)
             assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), part
@@ -158,5 +187,7 @@ def test_state_holds_parameters_and_nothing_that_follows_from_the_config():
 
 def test_every_projection_is_its_own_linear():
     """Muon, tensor parallelism and the head tools rely on it."""
-    names = {name.split(".")[-1] for name, module in tiny_gpt(mlp="swiglu").named_modules() if isinstance(module, nn.Linear)}
+    names = {
+        name.split(".")[-1] for name, module in tiny_gpt(mlp="swiglu").named_modules() if isinstance(module, nn.Linear)
+    }
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "up", "gate", "down", "head"}

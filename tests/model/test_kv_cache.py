@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model.kv_cache import KVCache
 from tests.conftest import BACKENDS, TRAINABLE, assert_close, tiny_gpt
+from tril.model.kv_cache import KVCache
 
 B, LENGTH = 2, 11
 
@@ -70,7 +70,9 @@ def test_pieces_equal_one_full_pass_with_flex(window):
     assert_close(decode(model, ids, [4, 3, 1, 1, 2]), model(ids))
 
 
-@pytest.mark.parametrize("choices", [{"head_dim": 6}, {"mlp": "swiglu", "norm": "layernorm", "bias": True}, {"logit_softcap": 2.0}])
+@pytest.mark.parametrize(
+    "choices", [{"head_dim": 6}, {"mlp": "swiglu", "norm": "layernorm", "bias": True}, {"logit_softcap": 2.0}]
+)
 @torch.no_grad()
 def test_pieces_equal_one_full_pass_for_other_parts(choices):
     model = tiny_gpt(**choices)

@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from model.attention import MultiHeadAttention, attention, attention_weights
-from model.masks import causal_mask, check_mask, document_mask, padding_mask, prefix_mask, split_documents
 from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomise, tiny_gpt
+from tril.model.attention import MultiHeadAttention, attention, attention_weights
+from tril.model.masks import causal_mask, check_mask, document_mask, padding_mask, prefix_mask, split_documents
 
 V = 31
 
@@ -147,7 +147,9 @@ def test_zero_hides_as_in_masked_fill(backend, dtype):
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("mask, message", [(torch.ones(5, 5), "torch.float32"), (torch.ones(5, 4).bool(), r"\(5, 4\) does not broadcast")])
+@pytest.mark.parametrize(
+    "mask, message", [(torch.ones(5, 5), "torch.float32"), (torch.ones(5, 4).bool(), r"\(5, 4\) does not broadcast")]
+)
 def test_weights_refuse_what_attention_refuses(mask, message):
     q, k = torch.randn(2, 1, 2, 5, 8)
     with pytest.raises(ValueError, match=message):
@@ -172,9 +174,13 @@ def test_prefix_positions_see_each_other_and_nothing_after(backend):
     """By gradients: two layers of the mask reach as far as one."""
     model = tiny_gpt(causal=False, backend=backend)
     embeddings = []
-    model.embed.register_forward_hook(lambda _, __, out: embeddings.append(out.detach().requires_grad_()) or embeddings[0])
+    model.embed.register_forward_hook(
+        lambda _, __, out: embeddings.append(out.detach().requires_grad_()) or embeddings[0]
+    )
     logits = model(torch.randint(V, (2, 5)), mask=prefix_mask(5, 5, torch.tensor([3, 1])))
-    seen = [torch.autograd.grad((logits[:, t] * torch.randn(V)).sum(), embeddings, retain_graph=True)[0] for t in range(5)]
+    seen = [
+        torch.autograd.grad((logits[:, t] * torch.randn(V)).sum(), embeddings, retain_graph=True)[0] for t in range(5)
+    ]
     reached = torch.stack(seen, dim=1).abs().amax(-1) != 0  # (B, T, S)
     assert torch.equal(reached[0], pattern("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"))
     assert torch.equal(reached[1], pattern("x....", "xx...", "xxx..", "xxxx.", "xxxxx"))

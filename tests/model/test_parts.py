@@ -8,12 +8,12 @@ import itertools
 import pytest
 import torch
 
-from model.generate import generate_ids
-from model.gpt import GPT, GPTConfig
-from model.masks import document_mask, split_documents
-from model.sampling import SamplingConfig
-from model.training.optim import OptimConfig, param_groups
 from tests.conftest import assert_close, tiny_gpt
+from tril.model.generation.generate import generate_ids
+from tril.model.generation.sampling import SamplingConfig
+from tril.model.gpt import GPT, GPTConfig
+from tril.model.masks import document_mask, split_documents
+from tril.model.training.optim import OptimConfig, param_groups
 
 B, T, V, L = 2, 9, 31, 2  # V and L are those of tiny_gpt
 PARTS = {"no attention": {"n_heads": 0}, "no FFN": {"mlp": "none"}}
@@ -103,7 +103,9 @@ def test_packed_documents_are_each_of_them_alone(part):
 def test_a_gate_for_heads_that_are_not_there_is_refused():
     model, ids = tiny_gpt(n_heads=0), torch.randint(V, (B, T))
     for gate in (torch.ones(L, 0), torch.ones(L, 4)):
-        with pytest.raises(ValueError, match=r"head_gate needs heads, and this model has none \(n_heads=0\); leave the gate out"):
+        with pytest.raises(
+            ValueError, match=r"head_gate needs heads, and this model has none \(n_heads=0\); leave the gate out"
+        ):
             model(ids, head_gate=gate)
     without_ffn = tiny_gpt(mlp="none")
     assert torch.equal(without_ffn(ids, head_gate=torch.ones(L, 4)), without_ffn(ids))
@@ -111,9 +113,13 @@ def test_a_gate_for_heads_that_are_not_there_is_refused():
     assert_close(nothing, without_ffn.logits(without_ffn.norm(without_ffn.embed(ids))))
 
 
-@pytest.mark.parametrize("norm, bias, pos", list(itertools.product(["rmsnorm", "layernorm"], [False, True], ["rope", "learned"])))
+@pytest.mark.parametrize(
+    "norm, bias, pos", list(itertools.product(["rmsnorm", "layernorm"], [False, True], ["rope", "learned"]))
+)
 def test_every_parameter_is_trained(part, norm, bias, pos):
-    model = GPT(GPTConfig(V, context_length=T, n_layers=2, dim=32, norm=norm, bias=bias, pos=pos, resid_dropout=0.1, **part)).train()
+    model = GPT(
+        GPTConfig(V, context_length=T, n_layers=2, dim=32, norm=norm, bias=bias, pos=pos, resid_dropout=0.1, **part)
+    ).train()
     ids, targets = torch.randint(V, (2, B, T))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):  # zero_out opens the model from its end
@@ -127,6 +133,11 @@ def test_every_parameter_is_trained(part, norm, bias, pos):
 
 
 def test_the_optimizer_still_finds_matrices_in_the_blocks(part):
-    groups = {group["name"]: group["params"] for group in param_groups(GPT(GPTConfig(V, n_layers=2, dim=32, **part)), OptimConfig())}
+    groups = {
+        group["name"]: group["params"]
+        for group in param_groups(GPT(GPTConfig(V, n_layers=2, dim=32, **part)), OptimConfig())
+    }
     per_block = 2 if "n_heads" in part else 4
-    assert len(groups["muon"]) == 2 * per_block and len(groups["no_decay"]) == 2 + 1 + (0 if "n_heads" in part else 2 * 2)
+    assert len(groups["muon"]) == 2 * per_block and len(groups["no_decay"]) == 2 + 1 + (
+        0 if "n_heads" in part else 2 * 2
+    )

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.attention import attention, causal_mask
-from model.gpt import GPT, GPTConfig
-from model.gpt_config import CHOICES
 from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomise
+from tril.model.attention import attention, causal_mask
+from tril.model.config import CHOICES
+from tril.model.gpt import GPT, GPTConfig
 
 V = 29
 SELDOM_FLEX = 4 * TRAINABLE + ("flex",)  # slow on a CPU, where it makes a block mask for nearly every call
@@ -234,7 +234,9 @@ def test_pieces_through_the_cache_are_the_full_pass(model, data):
 def test_left_padded_rows_are_the_rows_alone(model, data):
     ids, model = random_ids(model, n_rows=3), model.double()
     length = ids.shape[1]
-    n_pads = torch.tensor(data.draw(st.lists(st.integers(0, length - 1), min_size=3, max_size=3), label="paddings"))[:, None]
+    n_pads = torch.tensor(data.draw(st.lists(st.integers(0, length - 1), min_size=3, max_size=3), label="paddings"))[
+        :, None
+    ]
     column = torch.arange(length)
     logits = model(ids, mask=(column >= n_pads)[:, None, None], positions=(column - n_pads).clamp(min=0))
     for row, n, got in zip(ids, n_pads.flatten().tolist(), logits):

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from model.rope import rope_table, rotate
 from tests.conftest import assert_close
+from tril.model.rope import rope_table, rotate
 
 
 def test_table_is_the_literal_array():
@@ -16,7 +16,9 @@ def test_table_is_the_literal_array():
 def test_far_positions_keep_full_precision():
     cos, sin = rope_table(100_001, 6)
     assert cos.dtype == sin.dtype == torch.float32
-    angles = [100_000 * 10_000 ** (-i / 3) for i in range(3)]  # computed in float32 they give a cosine that is 0.0005 off
+    angles = [
+        100_000 * 10_000 ** (-i / 3) for i in range(3)
+    ]  # computed in float32 they give a cosine that is 0.0005 off
     assert_close(cos[-1], torch.tensor([math.cos(angle) for angle in angles]), roundings=1)
     assert_close(sin[-1], torch.tensor([math.sin(angle) for angle in angles]), roundings=1)
 
@@ -25,7 +27,9 @@ def test_rotation_is_a_complex_product():
     x = torch.randn(2, 3, 5, 8)
     frequency = torch.tensor([10_000 ** -(i / 4) for i in range(4)])
     angle = torch.arange(5)[:, None] * frequency
-    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angle), angle)  # i is paired with i + D/2
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(
+        torch.ones_like(angle), angle
+    )  # i is paired with i + D/2
     assert_close(rotate(x, *rope_table(5, 8)), torch.cat((turned.real, turned.imag), dim=-1), roundings=8)
 
 

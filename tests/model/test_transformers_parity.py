@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from model.gpt import GPT, GPTConfig
 from tests.conftest import GPT2, assert_close, randomise
+from tril.model.gpt import GPT, GPTConfig
 
 B, V = 3, 61
 LIMIT = 1e-4  # absolute, on logits in float32
@@ -21,8 +21,22 @@ GPT2_SHAPES = {
 }
 QWEN3_SHAPES = {
     "full heads, tied": {"n_layers": 2, "dim": 32, "n_heads": 4, "context_length": 17, "tie_embeddings": True},
-    "grouped, wide heads": {"n_layers": 3, "dim": 24, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "context_length": 12},
-    "one shared, narrow heads": {"n_layers": 2, "dim": 40, "n_heads": 6, "n_kv_heads": 1, "head_dim": 4, "context_length": 40},
+    "grouped, wide heads": {
+        "n_layers": 3,
+        "dim": 24,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "head_dim": 16,
+        "context_length": 12,
+    },
+    "one shared, narrow heads": {
+        "n_layers": 2,
+        "dim": 40,
+        "n_heads": 6,
+        "n_kv_heads": 1,
+        "head_dim": 4,
+        "context_length": 40,
+    },
     "window": {"n_layers": 2, "dim": 36, "n_heads": 6, "n_kv_heads": 3, "context_length": 14, "window": 4},
 }
 MODELS = [pytest.param(GPT2 | shape, id=f"GPT-2, {name}") for name, shape in GPT2_SHAPES.items()]
@@ -85,10 +99,7 @@ def their_qwen3(config: GPTConfig, kernel: str) -> Qwen3ForCausalLM:
 
 def weights_of_gpt2(left: dict, config: GPTConfig) -> dict:
     """Our state_dict out of GPT-2's parameters. Its matrices are (in, out), those of nn.Linear (out, in)."""
-    ours = {
-        "embed.weight": left.pop("transformer.wte.weight"),
-        "pos_embed.weight": left.pop("transformer.wpe.weight"),
-    }
+    ours = {"embed.weight": left.pop("transformer.wte.weight"), "pos_embed.weight": left.pop("transformer.wpe.weight")}
     ours["head.weight"] = ours["embed.weight"]
 
     def take(their_name, *names):  # several of ours lie side by side in one of theirs
@@ -112,7 +123,9 @@ def weights_of_qwen3(left: dict, config: GPTConfig) -> dict:
     """Our state_dict out of Qwen3's parameters, which differ in their names alone."""
     ours = {"embed.weight": left.pop("model.embed_tokens.weight"), "norm.weight": left.pop("model.norm.weight")}
     ours["head.weight"] = ours["embed.weight"] if config.tie_embeddings else left.pop("lm_head.weight")
-    names = {f"attn.{part}": f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")}
+    names = {
+        f"attn.{part}": f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    }
     names |= {f"mlp.{part}": f"mlp.{part}_proj" for part in ("up", "gate", "down")}
     names |= {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
     for i in range(config.n_layers):
@@ -173,7 +186,11 @@ def test_decoding_with_both_caches(choices, padded):
         now = slice(begin, end)
         got = ours(ids[:, now], cache=cache, mask=real[:, None, None, :end], positions=positions[:, now])
         out = theirs(
-            ids[:, now], past_key_values=their_cache, attention_mask=real[:, :end].long(), position_ids=positions[:, now], use_cache=True
+            ids[:, now],
+            past_key_values=their_cache,
+            attention_mask=real[:, :end].long(),
+            position_ids=positions[:, now],
+            use_cache=True,
         )
         their_cache = out.past_key_values
         assert_same_logits(got[real[:, now]], out.logits[real[:, now]])

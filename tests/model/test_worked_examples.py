@@ -9,8 +9,8 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from model.attention import MultiHeadAttention, attention, attention_weights, causal_mask
 from tests.conftest import BACKENDS, assert_close
+from tril.model.attention import MultiHeadAttention, attention, attention_weights, causal_mask
 
 # -- three words: scores, mask, softmax ------------------------------------------------------------------------------------------------
 
@@ -22,11 +22,7 @@ SCORES = [
 # Row by row the softmax of [2], of [1, 3] and of [0.5, 2, 1.5]:
 #   e^1 / (e^1 + e^3) = 2.718 / 22.804 = 0.1192
 #   e^0.5 + e^2 + e^1.5 = 1.6487 + 7.3891 + 4.4817 = 13.5195, and 1.6487 / 13.5195 = 0.1220
-WEIGHTS = [
-    [1.0000, 0.0000, 0.0000],
-    [0.1192, 0.8808, 0.0000],
-    [0.1220, 0.5465, 0.3315],
-]
+WEIGHTS = [[1.0000, 0.0000, 0.0000], [0.1192, 0.8808, 0.0000], [0.1220, 0.5465, 0.3315]]
 
 
 def queries_and_keys(scores) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +95,7 @@ def test_shapes_on_the_way_through_eight_heads(monkeypatch):
         seen.extend([q, k, v, out])
         return out
 
-    monkeypatch.setattr("model.attention.attention", watched)
+    monkeypatch.setattr("tril.model.attention.attention", watched)
     attn, x = MultiHeadAttention(C, H), torch.randn(B, T, C)
     out, weights = attn(x, need_weights=True)
     assert [part.shape for part in seen] == 4 * [(10, 8, 6, 64)]  # 512 numbers of each word are cut into 8 heads of 64
@@ -125,7 +121,9 @@ def test_one_wide_matrix_is_eight_narrow_ones_side_by_side():
 
     attn = MultiHeadAttention(C, H)
     for layer, narrow in ((attn.q_proj, w_q), (attn.k_proj, w_k), (attn.v_proj, w_v)):
-        layer.weight.copy_(torch.cat(list(narrow), dim=1).T)  # side by side (512, 8 * 64); nn.Linear keeps the transpose
+        layer.weight.copy_(
+            torch.cat(list(narrow), dim=1).T
+        )  # side by side (512, 8 * 64); nn.Linear keeps the transpose
     attn.o_proj.weight.copy_(w_o.T)
     assert_close(attn(x), expected)
 
@@ -167,7 +165,9 @@ def test_products_spread_as_sqrt_d_and_the_scale_takes_it_back(d):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_scales(backend, d):
     q, k = pairs(d)
-    v = torch.eye(2, d, dtype=q.dtype).expand_as(k)  # the first two numbers that come out are the weights of the two keys
+    v = torch.eye(2, d, dtype=q.dtype).expand_as(
+        k
+    )  # the first two numbers that come out are the weights of the two keys
     out = attention(q, k, v, backend=backend)
     scores = (out[..., 0] / out[..., 1]).log()
     assert abs(scores.square().mean().item() - 1) < Z * standard_error(d)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from model.checkpoint import save
-from model.text import LanguageModel
-from scripts.certify import subject
-from scripts.cli import CONFIGS
 from tests.conftest import assert_refused, run_python, tiny_gpt
+from tril.model.checkpoint import save
+from tril.model.generation.language_model import LanguageModel
+from tril.scripts.certify import subject
+from tril.scripts.common.cli import CONFIGS
 
 SMALL = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu"]
 
@@ -24,15 +24,24 @@ def test_a_fresh_model_is_certified(tmp_path):
     done = certify(*SMALL, "model.window=3", "out=here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "nano sees no future, and all of its past" in done.stdout and "FAILED" not in done.stdout
-    assert not [line for line in done.stderr.splitlines() if not line.startswith("weights=")]  # what it is at, and no warnings
+    assert not [
+        line for line in done.stderr.splitlines() if not line.startswith("weights=")
+    ]  # what it is at, and no warnings
     written = json.loads((tmp_path / "here" / "causality.json").read_text())
-    assert written["passed"] and {result["length"] for result in written["results"]} == {1, 2, 3, 4, 5, 9}  # 5 positions of padding, and 4 are left
+    assert written["passed"] and {result["length"] for result in written["results"]} == {
+        1,
+        2,
+        3,
+        4,
+        5,
+        9,
+    }  # 5 positions of padding, and 4 are left
     assert (tmp_path / "here" / "causality.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
 
 def test_exhaustive_and_compile_reach_the_grid(monkeypatch):
-    monkeypatch.setattr("scripts.certify.chosen", lambda group: "nano")
+    monkeypatch.setattr("tril.scripts.certify.chosen", lambda group: "nano")
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     model = {"vocab_size": None, "context_length": 4, "n_layers": 1, "dim": 8, "n_heads": 1}
     for on in (False, True):
@@ -67,7 +76,9 @@ def test_compiled_code_is_kept_beside_the_data(monkeypatch, tmp_path):
         f"sys.argv[0] = {str(script)!r}\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
-    done = run_python("-c", code, *SMALL, "compile=true", cwd=tmp_path, CXX="no-such-compiler", TRIL_CACHE=str(tmp_path / "cache"))
+    done = run_python(
+        "-c", code, *SMALL, "compile=true", cwd=tmp_path, CXX="no-such-compiler", TRIL_CACHE=str(tmp_path / "cache")
+    )
     assert done.stdout == f"{tmp_path / 'cache' / 'compiled'}\n", done.stderr
 
 
@@ -99,7 +110,9 @@ def test_a_function_is_certified_or_not(tmp_path):
 def test_a_transformers_folder_is_certified(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=31, n_positions=12, n_layer=1, n_embd=16, n_head=2, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=31, n_positions=12, n_layer=1, n_embd=16, n_head=2, bos_token_id=None, eos_token_id=None
+    )
     torch.manual_seed(0)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "theirs")
     done = certify("hf=theirs", "device=cpu", cwd=tmp_path)

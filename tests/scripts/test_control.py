@@ -12,14 +12,14 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-import train as train_script
-from model.checkpoint import load
-from scripts.cli import CONFIGS, plain
-from scripts.control import check, check_pair
-from scripts.measured import read_run, spread, validation_tokens
 from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import rewrite
 from tests.test_train import TINY, rows
+from tril import train as train_script
+from tril.model.checkpoint import load
+from tril.scripts.common.cli import CONFIGS, plain
+from tril.scripts.common.finished_run import read_run, spread, validation_tokens
+from tril.scripts.control import check, check_pair
 
 SCRIPT = CONFIGS.parent / "scripts" / "control.py"
 T = 32  # context length of TINY
@@ -34,7 +34,11 @@ def trained(tmp_path_factory):
     for name, extra in (("masked", []), ("unmasked", ["experiment=control_no_mask"])):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            places = [f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}", f"output_dir={folder / 'outputs' / name}"]
+            places = [
+                f"data.path={folder / 'text.txt'}",
+                f"data.cache_dir={folder / 'cache'}",
+                f"output_dir={folder / 'outputs' / name}",
+            ]
             cfg = compose("train", [*TINY, *places, *extra, "trainer.max_steps=40", "trainer.val_check_interval=20"])
         train_script.train(cfg)
     return folder
@@ -73,7 +77,9 @@ def test_the_experiment_differs_from_the_default_in_the_mask_alone():
 
 
 def test_the_control_end_to_end(trained):
-    (trained / "outputs" / "unmasked" / "checkpoints" / "best.ckpt").write_bytes(b"")  # not to be read: a false loss chose it
+    (trained / "outputs" / "unmasked" / "checkpoints" / "best.ckpt").write_bytes(
+        b""
+    )  # not to be read: a false loss chose it
     before = set(trained.rglob("*"))
     result = run(trained, "masked=outputs/masked", "unmasked=outputs/unmasked", *OPTIONS)
     assert result.returncode == 0, result.stderr
@@ -100,13 +106,19 @@ def test_the_control_end_to_end(trained):
             assert side[key]["standard_error"] == pytest.approx(loss.std().item() / 2, abs=1e-5)
         assert side["checkpoint"] == f"outputs/{name}/checkpoints/last.ckpt"
         assert side["parameters"] == lm.model.n_parameters()
-        logged = [(int(row["step"]), float(row["train/loss"])) for row in rows(trained / "outputs" / name) if row["train/loss"]]
+        logged = [
+            (int(row["step"]), float(row["train/loss"]))
+            for row in rows(trained / "outputs" / name)
+            if row["train/loss"]
+        ]
         assert side["curves"]["train"] == [list(point) for point in logged]
         texts = lm.generate(["line 3", ""], max_new_tokens=9, temperature=0.8, seed=0)
         assert side["samples"] == [["line 3", texts[0]], ["", texts[1]]]
     difference = honest["unmasked"] - honest["masked"]
     assert found["honest_unmasked_minus_masked"]["mean"] == pytest.approx(difference.mean().item(), abs=1e-5)
-    assert found["honest_unmasked_minus_masked"]["standard_error"] == pytest.approx(difference.std().item() / 2, abs=1e-5)
+    assert found["honest_unmasked_minus_masked"]["standard_error"] == pytest.approx(
+        difference.std().item() / 2, abs=1e-5
+    )
     assert abs(found["masked"]["gap"]["mean"]) < 1e-5 < 0.01 < found["unmasked"]["gap"]["mean"]
 
     page = (out / "control.md").read_text(encoding="utf-8")
@@ -117,8 +129,13 @@ def test_the_control_end_to_end(trained):
 
 
 def test_a_missing_run_is_one_line_with_status_2(trained, tmp_path):
-    assert_refused(run(tmp_path), "masked is missing; give the folder of a run of `python train.py`: masked=outputs/DATE/TIME")
-    assert_refused(run(trained, "masked=outputs/masked"), "unmasked is missing; give the folder of a run of `python train.py experiment=control_no_")
+    assert_refused(
+        run(tmp_path), "masked is missing; give the folder of a run of `python train.py`: masked=outputs/DATE/TIME"
+    )
+    assert_refused(
+        run(trained, "masked=outputs/masked"),
+        "unmasked is missing; give the folder of a run of `python train.py experiment=control_no_",
+    )
     assert_refused(run(trained, "masked=outputs/masked", "unmasked=nowhere"), "nowhere does not exist")
     assert not list(tmp_path.iterdir())
 
@@ -145,12 +162,19 @@ def change(run, **settings):
     return replace(run, settings=changed)
 
 
-@pytest.mark.parametrize(("name", "settings", "message"), [
-    ("masked", {"seed": 1}, r"differ in more than the mask \(seed=1 and 0\); train both with the same settings"),
-    ("unmasked", {"model__dim": 64}, r"\(model.dim=32 and 64\)"),
-    ("unmasked", {"optim__schedule__kind": "cosine"}, r"\(optim.schedule.kind=\w+ and cosine\)"),
-    ("unmasked", {"trainer__max_steps": 900, "data__batch_size": 8}, r"\(data.batch_size=4 and 8, trainer.max_steps=40 and 900\)"),
-])
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("masked", {"seed": 1}, r"differ in more than the mask \(seed=1 and 0\); train both with the same settings"),
+        ("unmasked", {"model__dim": 64}, r"\(model.dim=32 and 64\)"),
+        ("unmasked", {"optim__schedule__kind": "cosine"}, r"\(optim.schedule.kind=\w+ and cosine\)"),
+        (
+            "unmasked",
+            {"trainer__max_steps": 900, "data__batch_size": 8},
+            r"\(data.batch_size=4 and 8, trainer.max_steps=40 and 900\)",
+        ),
+    ],
+)
 def test_runs_that_differ_in_more_than_the_mask_are_refused(runs, name, settings, message):
     check_pair(runs)
     with pytest.raises(ValueError, match=message):
@@ -173,7 +197,9 @@ def test_other_refusals_of_a_pair(runs):
 def test_a_text_that_has_changed_is_refused(runs, tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"other line {i}\n" for i in range(400)))
     with pytest.raises(ValueError, match="the text has changed since the run .*; restore it, or train again"):
-        validation_tokens(change(runs["masked"], data__path=str(tmp_path / "text.txt"), data__cache_dir=str(tmp_path / "cache")))
+        validation_tokens(
+            change(runs["masked"], data__path=str(tmp_path / "text.txt"), data__cache_dir=str(tmp_path / "cache"))
+        )
 
 
 def test_a_checkpoint_without_its_run_is_refused(trained, tmp_path):
@@ -193,10 +219,16 @@ def test_windows_are_whole_and_evenly_spread(runs):
         spread(tokens, 10, 10)
 
 
-@pytest.mark.parametrize(("key", "value", "message"), [
-    ("windows", 1, "windows=1 must be a whole number, at least 2"), ("windows", 2.5, "windows=2.5 must"),
-    ("prompts", [], "prompts=.* must be a list of texts"), ("prompts", "def ", "must be a list"), ("prompts", [1], "must be a list"),
-])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("windows", 1, "windows=1 must be a whole number, at least 2"),
+        ("windows", 2.5, "windows=2.5 must"),
+        ("prompts", [], "prompts=.* must be a list of texts"),
+        ("prompts", "def ", "must be a list"),
+        ("prompts", [1], "must be a list"),
+    ],
+)
 def test_wrong_settings(key, value, message):
     cfg = yaml.safe_load(Path(CONFIGS / "control.yaml").read_text())
     check(cfg)

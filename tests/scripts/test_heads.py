@@ -14,22 +14,27 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-import train as train_script
-from model.analysis.heads import Text, head_gate
-from model.checkpoint import load, read, save
-from model.text import LanguageModel
-from scripts.cli import CONFIGS
-from scripts.heads import alphabet, check, check_model, prompt_ids, windows_of, without_nan, write_maps
-from scripts.measured import read_run, validation_tokens
 from tests.conftest import assert_refused, run_python, tiny_gpt
+from tests.model.generation.test_language_model import with_gaps
 from tests.model.test_checkpoint import language_model
-from tests.model.test_text import with_gaps
 from tests.test_train import TINY
+from tril import train as train_script
+from tril.model.checkpoint import load, read, save
+from tril.model.generation.language_model import LanguageModel
+from tril.model.heads.ablation import Text, head_gate
+from tril.scripts.common.cli import CONFIGS
+from tril.scripts.common.finished_run import read_run, validation_tokens
+from tril.scripts.heads import alphabet, check, check_model, prompt_ids, windows_of, without_nan, write_maps
 
 SCRIPT = CONFIGS.parent / "scripts" / "heads.py"
 T = 32  # context length of TINY, which has 2 layers of 2 heads
 NAMES = ["L0H0", "L0H1", "L1H0", "L1H1"]
-WRITTEN = [f"heads.{kind}" for kind in ("json", "csv", "png")] + ["removal.csv", "removal.png", "attention.png", "attention.html"]
+WRITTEN = [f"heads.{kind}" for kind in ("json", "csv", "png")] + [
+    "removal.csv",
+    "removal.png",
+    "attention.png",
+    "attention.html",
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +45,11 @@ def trained(tmp_path_factory):
     (folder / "text.jsonl").write_text("\n".join(lines))
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        places = [f"data.path={folder / 'text.jsonl'}", f"data.cache_dir={folder / 'cache'}", f"output_dir={folder / 'outputs' / 'run'}"]
+        places = [
+            f"data.path={folder / 'text.jsonl'}",
+            f"data.cache_dir={folder / 'cache'}",
+            f"output_dir={folder / 'outputs' / 'run'}",
+        ]
         cfg = compose("train", [*TINY, *places, "data.document_mask=true", "trainer.max_steps=30"])
     train_script.train(cfg)
     return folder
@@ -80,14 +89,20 @@ def test_heads_end_to_end(trained, run, lm):
     out = trained / "outputs" / "run" / "heads"
     assert set(trained.rglob("*")) - before == {out, *(out / name for name in WRITTEN)}
     assert len(result.stderr.splitlines()) == 2  # what it is at, and no warnings
-    assert result.stdout.endswith(f"{Path('outputs/run/heads')}: {', '.join(sorted(WRITTEN, key=result.stdout.index))}\n")
+    assert result.stdout.endswith(
+        f"{Path('outputs/run/heads')}: {', '.join(sorted(WRITTEN, key=result.stdout.index))}\n"
+    )
     assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("heads", "removal", "attention"))
 
     found, tokens = json.loads((out / "heads.json").read_text()), torch.tensor(validation_tokens(run).astype(int))
     last = (len(tokens) - 1) // T - 1
     numbers = [i * last // 9 for i in range(10)]
     assert found["windows"] == {"of": "the validation part", "length": T, "numbers": numbers}
-    assert (found["document_mask"], found["steps"], found["checkpoint"]) == (True, 30, str(Path("outputs/run/checkpoints/best.ckpt")))
+    assert (found["document_mask"], found["steps"], found["checkpoint"]) == (
+        True,
+        30,
+        str(Path("outputs/run/checkpoints/best.ckpt")),
+    )
     whole = mean_loss(lm, tokens, numbers)
     assert found["loss"] == pytest.approx(whole, abs=1e-5)
     assert [row["head"] for row in found["heads"]] == NAMES
@@ -105,11 +120,16 @@ def test_heads_end_to_end(trained, run, lm):
     rows = list(csv.DictReader((out / "heads.csv").open()))
     assert [row["head"] for row in rows] == [*NAMES, "uniform"]
     for row, its in zip(rows, found["heads"]):
-        assert float(row["mean_corrected_high"]) == its["mean"]["corrected_high"] and float(row["induction"]) == its["induction"]
+        assert (
+            float(row["mean_corrected_high"]) == its["mean"]["corrected_high"]
+            and float(row["induction"]) == its["induction"]
+        )
         assert (row["zero_verdict"], row["mean_verdict"]) == (its["zero"]["verdict"], its["mean"]["verdict"])
     assert float(rows[-1]["entropy"]) == found["uniform"]["entropy"] and rows[-1]["zero_change"] == ""
     removal = list(csv.DictReader((out / "removal.csv").open()))
-    assert [(row["by"], int(row["n_removed"])) for row in removal] == [(way, n) for way in ("zero", "mean") for n in range(5)]
+    assert [(row["by"], int(row["n_removed"])) for row in removal] == [
+        (way, n) for way in ("zero", "mean") for n in range(5)
+    ]
     assert [float(row["loss"]) for row in removal[:5]] == [row["loss"] for row in found["removal"]["zero"]]
     assert "".join(found["shown_tokens"]) == lm.tokenizer.decode(tokens[:T].tolist(), skip_special_tokens=False)
     assert "Attention of outputs/run/checkpoints/best.ckpt" in (out / "attention.html").read_text(encoding="utf-8")
@@ -117,25 +137,29 @@ def test_heads_end_to_end(trained, run, lm):
 
 def test_the_maps_of_a_prompt(lm, tmp_path, monkeypatch):
     pages = []
-    monkeypatch.setattr("model.analysis.attention_page.write_page", lambda path, **page: pages.append((path, page)))
+    monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append((path, page)))
     ids = prompt_ids(lm, None, "line 3 é")
     text = Text(torch.zeros(1, 1), torch.zeros(1, 1))
     assert write_maps(tmp_path, lm, ids, text, "it") == ["attention.png", "attention.html"]
     [(path, page)] = pages
     assert path == tmp_path / "attention.html" and page["title"] == "Attention of it"
-    assert "".join(page["tokens"][:-2]) == "line 3 " and page["tokens"][-2:] == ["\ufffd"] * 2  # a character of two tokens
+    assert (
+        "".join(page["tokens"][:-2]) == "line 3 " and page["tokens"][-2:] == ["\ufffd"] * 2
+    )  # a character of two tokens
     assert page["maps"].shape == (2, 2, len(ids), len(ids))
     with torch.no_grad():
         probabilities = lm.model(torch.tensor([ids]))[0].softmax(-1)
     for expected, row in zip(probabilities, page["probabilities"]):
         top = expected.argsort(descending=True)[:10]
-        assert [token for token, _ in row] == [lm.tokenizer.decode([i], skip_special_tokens=False) for i in top.tolist()]
+        assert [token for token, _ in row] == [
+            lm.tokenizer.decode([i], skip_special_tokens=False) for i in top.tolist()
+        ]
         assert [p for _, p in row] == pytest.approx(expected[top].tolist(), abs=1e-6)
 
 
 def test_the_maps_keep_documents_apart_as_the_run_did(lm, tmp_path, monkeypatch):
     pages = []
-    monkeypatch.setattr("model.analysis.attention_page.write_page", lambda path, **page: pages.append(page))
+    monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
     eot = lm.tokenizer.token_to_id(lm.eot)
     for document_eot in (None, eot):
         write_maps(tmp_path, lm, [5, 6, eot, 7], Text(torch.zeros(1, 1), torch.zeros(1, 1), document_eot), "it")
@@ -150,7 +174,9 @@ def test_the_maps_keep_documents_apart_as_the_run_did(lm, tmp_path, monkeypatch)
 def test_prompts(lm):
     tokens = torch.arange(100).numpy()
     assert prompt_ids(lm, tokens, None) == list(range(T))  # no more than the context
-    assert prompt_ids(LanguageModel(tiny_gpt(vocab_size=300, context_length=60), lm.tokenizer), tokens, None) == list(range(48))
+    assert prompt_ids(LanguageModel(tiny_gpt(vocab_size=300, context_length=60), lm.tokenizer), tokens, None) == list(
+        range(48)
+    )
     assert prompt_ids(lm, tokens, "") == [lm.tokenizer.token_to_id(lm.eot)]
     assert lm.tokenizer.decode(prompt_ids(lm, tokens, "a square")) == "a square"
     with pytest.raises(ValueError, match="prompt has 40 tokens, more than the model's context_length=32; shorten it"):
@@ -160,16 +186,21 @@ def test_prompts(lm):
 def test_random_sequences_have_no_end_of_text():
     lm = language_model(vocab_size=300)  # 43 rows more than tokens
     assert alphabet(lm).tolist() == [i for i in range(257) if i != lm.tokenizer.token_to_id(lm.eot)]
-    assert alphabet(LanguageModel(tiny_gpt(vocab_size=301), with_gaps())).tolist() == [*range(256), 290]  # end-of-text is 300
+    assert alphabet(LanguageModel(tiny_gpt(vocab_size=301), with_gaps())).tolist() == [
+        *range(256),
+        290,
+    ]  # end-of-text is 300
 
 
 def test_the_maps_know_all_ids_of_a_tokenizer_with_gaps(tmp_path, monkeypatch):
     pages = []
-    monkeypatch.setattr("model.analysis.attention_page.write_page", lambda path, **page: pages.append(page))
+    monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
     lm = LanguageModel(tiny_gpt(vocab_size=320, tie_embeddings=False), with_gaps())
     with torch.no_grad():
         logits = lm.model(torch.tensor([[65, 66]]))[0, :, :301]
-    lm.model.head.weight.data[300] = 50 * lm.model.head.weight.data[logits[1].argmax()]  # end-of-text is the most probable
+    lm.model.head.weight.data[300] = (
+        50 * lm.model.head.weight.data[logits[1].argmax()]
+    )  # end-of-text is the most probable
     write_maps(tmp_path, lm, [65, 66], Text(torch.zeros(1, 1), torch.zeros(1, 1)), "it")
     assert pages[0]["probabilities"][1][0] == ("<|endoftext|>", pytest.approx(1))
 
@@ -188,7 +219,10 @@ def test_a_model_without_heads_is_refused_in_one_line(trained, tmp_path, lm):
     without = LanguageModel(tiny_gpt(vocab_size=300, context_length=T, n_heads=0), lm.tokenizer)
     save(path, without, **read(trained / "outputs" / "run" / "checkpoints" / "last.ckpt")["tril"]["data"])
     shutil.copy(trained / "outputs" / "run" / "config.yaml", tmp_path)
-    assert_refused(heads(tmp_path, "ckpt=."), "last.ckpt has model.n_heads=0, blocks without attention: there is no head to look at; name")
+    assert_refused(
+        heads(tmp_path, "ckpt=."),
+        "last.ckpt has model.n_heads=0, blocks without attention: there is no head to look at; name",
+    )
     assert not (tmp_path / "heads").exists()
 
 
@@ -196,8 +230,13 @@ def test_other_refusals_are_one_line_and_leave_nothing(trained, tmp_path):
     checkpoint = trained / "outputs" / "run" / "checkpoints" / "best.ckpt"
     assert_refused(heads(tmp_path), "no checkpoint below outputs/")
     long = f"prompt={'print(x, ' * 9}"
-    assert_refused(heads(tmp_path, f"ckpt={checkpoint}", "windows=4", long), "more than the model's context_length=32; shorten it")
-    assert_refused(heads(tmp_path, f"ckpt={checkpoint}", "windows=9999", "out=here"), "whole windows of 32 tokens in the validation part")
+    assert_refused(
+        heads(tmp_path, f"ckpt={checkpoint}", "windows=4", long), "more than the model's context_length=32; shorten it"
+    )
+    assert_refused(
+        heads(tmp_path, f"ckpt={checkpoint}", "windows=9999", "out=here"),
+        "whole windows of 32 tokens in the validation part",
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -209,10 +248,17 @@ def test_a_diverged_model_is_refused():
         check_model(model, Path("a.ckpt"))
 
 
-@pytest.mark.parametrize(("key", "value", "message"), [
-    ("windows", 1, "windows=1 must be a whole number, at least 2"), ("windows", 2.5, "windows=2.5 must"), ("seed", -1, "seed=-1 must be"),
-    ("seed", None, "seed=None must be"), ("prompt", 5, "prompt=5 must be a text"), ("prompt", ["a"], "must be a text"),
-])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("windows", 1, "windows=1 must be a whole number, at least 2"),
+        ("windows", 2.5, "windows=2.5 must"),
+        ("seed", -1, "seed=-1 must be"),
+        ("seed", None, "seed=None must be"),
+        ("prompt", 5, "prompt=5 must be a text"),
+        ("prompt", ["a"], "must be a text"),
+    ],
+)
 def test_wrong_settings(key, value, message):
     cfg = yaml.safe_load((CONFIGS / "heads.yaml").read_text())
     check(cfg)
@@ -221,4 +267,7 @@ def test_wrong_settings(key, value, message):
 
 
 def test_what_json_does_not_know_is_null():
-    assert without_nan({"a": [math.nan, 1.5, {"b": math.nan}], "c": "nan"}) == {"a": [None, 1.5, {"b": None}], "c": "nan"}
+    assert without_nan({"a": [math.nan, 1.5, {"b": math.nan}], "c": "nan"}) == {
+        "a": [None, 1.5, {"b": None}],
+        "c": "nan",
+    }

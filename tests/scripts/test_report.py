@@ -11,19 +11,11 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from model.analysis.sweeps import compare_with_baseline, read_sweep
-from scripts.cli import CONFIGS, quoted
-from scripts.report import (
-    TEXTS,
-    cells,
-    escape,
-    find_sweep,
-    printable,
-    results,
-    write_csv,
-)
-from tests.analysis.synthetic import write_sweep
 from tests.conftest import assert_refused, run_python
+from tests.scripts.ablation.synthetic import write_sweep
+from tril.scripts.ablation.results import compare_with_baseline, read_sweep
+from tril.scripts.common.cli import CONFIGS, quoted
+from tril.scripts.report import TEXTS, cells, escape, find_sweep, printable, results, write_csv
 
 SCRIPT = CONFIGS.parent / "scripts" / "report.py"
 NASTY = "<script>alert(1)<b>|`*_$^$ & "
@@ -82,7 +74,11 @@ def test_the_report_of_the_newest_sweep(sweep, tmp_path):
     assert "| mlp=relu2 (baseline) " in done.stdout
     last = done.stdout.splitlines()[-1]
     files = set(last.partition(": ")[2].split(", "))
-    assert last.startswith("multirun/day/new: ") and files >= FILES | {"loss_tokens.png", "loss_seconds.png", "final_loss.png"}
+    assert last.startswith("multirun/day/new: ") and files >= FILES | {
+        "loss_tokens.png",
+        "loss_seconds.png",
+        "final_loss.png",
+    }
     assert {path.name for path in sweep.iterdir() if path.is_file()} == files | {"sweep.json"}
 
     text = (sweep / "report.html").read_text(encoding="utf-8")
@@ -90,8 +86,12 @@ def test_the_report_of_the_newest_sweep(sweep, tmp_path):
     assert page.open == [] and not {"script", "link", "iframe", "b"} & set(page.tags)
     assert "http:" not in text and "https:" not in text
     pictures = [name for name in files if name.endswith(".png")]
-    assert len(page.loaded) == len(pictures) and all(address.startswith("data:image/png;base64,iVBOR") for address in page.loaded)
-    assert f"mlp={NASTY}".strip() in page.texts and any("</td></script><script>alert('2')| " in found for found in page.texts)
+    assert len(page.loaded) == len(pictures) and all(
+        address.startswith("data:image/png;base64,iVBOR") for address in page.loaded
+    )
+    assert f"mlp={NASTY}".strip() in page.texts and any(
+        "</td></script><script>alert('2')| " in found for found in page.texts
+    )
 
     markdown = (sweep / "report.md").read_text(encoding="utf-8")
     assert "\x1b" not in markdown and not re.search(r"(?<!\\)<", markdown)
@@ -123,7 +123,13 @@ def test_all_digits_are_in_the_tables_of_numbers(tmp_path):
     write_csv(tmp_path / "results.csv", results(sweep, found))
     write_csv(tmp_path / "cells.csv", cells(sweep))
     one, four = read_csv(tmp_path / "results.csv")
-    assert (one["variant"], one["model.n_heads"], one["baseline"], one["seeds"], one["finished"]) == ("n_heads=1", "1", "False", "3", "2")
+    assert (one["variant"], one["model.n_heads"], one["baseline"], one["seeds"], one["finished"]) == (
+        "n_heads=1",
+        "1",
+        "False",
+        "3",
+        "2",
+    )
     assert float(four["final_val_loss"]) == pytest.approx((math.pi + math.e) / 2, rel=1e-15)
     half = 12.706204736174698 * (math.pi - math.e) / 2  # Student's t, 1 degree of freedom
     assert float(four["final_val_loss_high"]) - float(four["final_val_loss"]) == pytest.approx(half)
@@ -131,11 +137,23 @@ def test_all_digits_are_in_the_tables_of_numbers(tmp_path):
     assert float(four["best_val_bpb"]) == pytest.approx(((math.pi + math.e) / 2 - 0.01) / math.log(2) / 3)
     assert (one["parameters"], one["training_flops"], one["tokens_per_second"]) == ("1000", "38400000", "1000.0")
     difference = found["n_heads=1"].difference
-    assert [float(one[f"difference{side}"]) for side in ("", "_low", "_high")] == [difference.mean, difference.low, difference.high]
-    assert (float(one["p_corrected"]), one["verdict"], one["common_seeds"]) == (found["n_heads=1"].p, "not distinguishable", "2")
+    assert [float(one[f"difference{side}"]) for side in ("", "_low", "_high")] == [
+        difference.mean,
+        difference.low,
+        difference.high,
+    ]
+    assert (float(one["p_corrected"]), one["verdict"], one["common_seeds"]) == (
+        found["n_heads=1"].p,
+        "not distinguishable",
+        "2",
+    )
     assert four["verdict"] == four["difference"] == ""
     runs = read_csv(tmp_path / "cells.csv")
-    assert [(run["seed"], run["state"]) for run in runs[:3]] == [("0", "finished"), ("1", "finished"), ("2", "unfinished")]
+    assert [(run["seed"], run["state"]) for run in runs[:3]] == [
+        ("0", "finished"),
+        ("1", "finished"),
+        ("2", "unfinished"),
+    ]
     finished = [run.summary["final_val_loss"] for variant in sweep.variants for run in variant.finished]
     assert [float(run["final_val_loss"]) for run in runs if run["final_val_loss"]] == finished
     assert runs[2]["final_val_loss"] == "" and runs[2]["folder"].endswith("model.n_heads=1,seed=2")
@@ -189,5 +207,8 @@ def test_what_hydra_reads_by_itself_is_left_alone():
 
 
 def test_markdown_finds_no_mark_in_a_text():
-    assert escape("n_heads=1 _a_ *b* `c` [d](e) <f> g|h \\") == r"n_heads=1 \_a\_ \*b\* \`c\` \[d\](e) \<f\> g\|h " + "\\\\"
+    assert (
+        escape("n_heads=1 _a_ *b* `c` [d](e) <f> g|h \\")
+        == r"n_heads=1 \_a\_ \*b\* \`c\` \[d\](e) \<f\> g\|h " + "\\\\"
+    )
     assert printable("a\tb\x00\x1b[1m\nc ± é") == "a b [1m c ± é"

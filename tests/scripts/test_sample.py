@@ -10,12 +10,12 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from data.cache import default_cache_dir
-from model.checkpoint import load, save
-from scripts.cli import CONFIGS, pick_device, plain, quoted
-from scripts.sample import TEXTS, compiles, read_prompts, removed, sample, show
 from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import language_model
+from tril.data.cache import default_cache_dir
+from tril.model.checkpoint import load, save
+from tril.scripts.common.cli import CONFIGS, pick_device, plain, quoted
+from tril.scripts.sample import TEXTS, compiles, read_prompts, removed, sample, show
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
 HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")
@@ -61,14 +61,20 @@ def test_mistakes_are_one_line_with_status_2(folder):
 
 
 def test_a_missing_checkpoint_is_said_before_torch_is_imported(tmp_path):
-    result = run(tmp_path, "ckpt=nowhere", code="import atexit\natexit.register(lambda: print('torch' in sys.modules))\n" + WATCHED)
+    result = run(
+        tmp_path,
+        "ckpt=nowhere",
+        code="import atexit\natexit.register(lambda: print('torch' in sys.modules))\n" + WATCHED,
+    )
     assert (result.returncode, result.stdout) == (2, "False\n")
     assert result.stderr.startswith("error: ") and "nowhere" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_a_reader_may_stop_reading(folder):
     command = [sys.executable, str(SCRIPT), "max_new_tokens=5000", "device=cpu"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     process.stdout.read(1)
     process.stdout.close()
     errors = process.stderr.read()
@@ -84,10 +90,31 @@ def test_control_c_ends_a_sample(capsys):
     assert capsys.readouterr().out == "text\n"
 
 
-@pytest.mark.parametrize("text", [
-    "def ", " x ", "a, b", "print(x", "x = {", "it's", '"Yes," she said. "No."', "null ", "5", "a=b", "${name} and \\${b}", "back\\", "\\'",
-    "tab\tand\nline\n", "back\\\n", "[1, 2", "", "{}", "?", "é😀",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def ",
+        " x ",
+        "a, b",
+        "print(x",
+        "x = {",
+        "it's",
+        '"Yes," she said. "No."',
+        "null ",
+        "5",
+        "a=b",
+        "${name} and \\${b}",
+        "back\\",
+        "\\'",
+        "tab\tand\nline\n",
+        "back\\\n",
+        "[1, 2",
+        "",
+        "{}",
+        "?",
+        "é😀",
+    ],
+)
 def test_prompts_arrive_as_they_are_typed(text):
     assert settings(f"prompt={text}", f"stop={text}")["prompt"] == text == settings(f"stop={text}")["stop"]
 
@@ -122,17 +149,23 @@ def test_a_prompt_file_that_is_no_text(tmp_path):
         read_prompts(settings(f"prompt_file={tmp_path}/a.txt"))
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["n=0"], "n=0 must be a whole number, at least 1"),
-    (["n=1.5"], "n=1.5 must"),
-    (["prompt=[]"], "must be a text or a list of texts"),
-    (["prompt=[1, 2]"], "quote numbers"),
-    (["prompt=null"], "prompt=None must be a text"),
-    (["prompt=a", "prompt_file=b"], "prompt and prompt_file are both given"),
-    (["prompt_file=nowhere.txt"], "nowhere.txt"),
-    (["prompt=\udcff"], r"prompt='\\udcff' is not UTF-8"),  # how Python hands on a byte of the command line that is no character
-    (["prompt=[a, '\udcff']"], r"prompt='\\udcff' is not UTF-8"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["n=0"], "n=0 must be a whole number, at least 1"),
+        (["n=1.5"], "n=1.5 must"),
+        (["prompt=[]"], "must be a text or a list of texts"),
+        (["prompt=[1, 2]"], "quote numbers"),
+        (["prompt=null"], "prompt=None must be a text"),
+        (["prompt=a", "prompt_file=b"], "prompt and prompt_file are both given"),
+        (["prompt_file=nowhere.txt"], "nowhere.txt"),
+        (
+            ["prompt=\udcff"],
+            r"prompt='\\udcff' is not UTF-8",
+        ),  # how Python hands on a byte of the command line that is no character
+        (["prompt=[a, '\udcff']"], r"prompt='\\udcff' is not UTF-8"),
+    ],
+)
 def test_wrong_prompts(arguments, message):
     with pytest.raises((ValueError, OSError), match=message):
         read_prompts(settings(*arguments))
@@ -148,20 +181,29 @@ def test_one_sample_comes_in_pieces_and_several_under_numbered_lines():
     assert "".join(sample(lm, ["a", "a", "bc"], True, options)) == expected
 
 
-@pytest.mark.parametrize(("argument", "device", "use_cache", "able", "compiled"), [
-    ("auto", "cuda", True, True, True), ("auto", "cuda", True, False, False), ("auto", "cuda", False, True, False),
-    ("auto", "cpu", True, True, False), ("auto", "mps", True, True, False), ("true", "cpu", True, False, True),
-    ("false", "cuda", True, True, False), ("true", "cuda", True, True, True), ("false", "cuda", True, False, False),
-])
+@pytest.mark.parametrize(
+    ("argument", "device", "use_cache", "able", "compiled"),
+    [
+        ("auto", "cuda", True, True, True),
+        ("auto", "cuda", True, False, False),
+        ("auto", "cuda", False, True, False),
+        ("auto", "cpu", True, True, False),
+        ("auto", "mps", True, True, False),
+        ("true", "cpu", True, False, True),
+        ("false", "cuda", True, True, False),
+        ("true", "cuda", True, True, True),
+        ("false", "cuda", True, False, False),
+    ],
+)
 @pytest.mark.parametrize("lacking", ["triton", "compiler"])
 def test_auto_compiles_where_it_becomes_a_cuda_graph(argument, device, use_cache, able, lacking, compiled, monkeypatch):
-    monkeypatch.setattr("model.training.hardware.has_triton", lambda: able or lacking != "triton")
+    monkeypatch.setattr("tril.model.training.hardware.has_triton", lambda: able or lacking != "triton")
     monkeypatch.setenv("CC", sys.executable if able or lacking != "compiler" else "no-such-compiler")
     assert compiles(settings(f"compile={argument}")["compile"], device, use_cache) is compiled
 
 
 def test_compiling_for_cuda_without_a_compiler_is_refused(monkeypatch):
-    monkeypatch.setattr("model.training.hardware.has_triton", lambda: True)
+    monkeypatch.setattr("tril.model.training.hardware.has_triton", lambda: True)
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(ValueError, match="compiling for CUDA needs a C compiler, which is not there; install gcc"):
         compiles(True, "cuda", True)
@@ -189,18 +231,29 @@ def test_compiling_without_a_compiler_is_refused(folder, monkeypatch):
 
 
 def test_heads_may_be_left_out_of_a_sample(folder):
-    result = run(folder, "prompt=def ", "max_new_tokens=30", "seed=4", "remove_heads=[L0H1, L1H3]", "device=cpu", code=WATCHED)
+    result = run(
+        folder, "prompt=def ", "max_new_tokens=30", "seed=4", "remove_heads=[L0H1, L1H3]", "device=cpu", code=WATCHED
+    )
     assert result.returncode == 0, result.stderr
     lm, gate = load(folder / "outputs" / "run"), torch.tensor([[1.0, 0, 1, 1], [1, 1, 1, 0]])
     expected = lm.generate("def ", max_new_tokens=30, seed=4, head_gate=gate)
     assert result.stdout == f"def {expected}\n" != f"def {lm.generate('def ', max_new_tokens=30, seed=4)}\n"
     assert result.stderr.endswith("imported: torch\n")  # and neither matplotlib nor scipy
-    assert_refused(run(folder, "remove_heads=L0H4"), "the model has no head 'L0H4'; it has 2 layers of 4 heads, called L0H0 to L1H3")
+    assert_refused(
+        run(folder, "remove_heads=L0H4"),
+        "the model has no head 'L0H4'; it has 2 layers of 4 heads, called L0H0 to L1H3",
+    )
 
 
-@pytest.mark.parametrize(("argument", "gate"), [
-    ("null", None), ("L1H0", [[1, 1, 1, 1], [0, 1, 1, 1]]), ("[]", [[1] * 4] * 2), ("[L0H0, L0H3]", [[0, 1, 1, 0], [1] * 4]),
-])
+@pytest.mark.parametrize(
+    ("argument", "gate"),
+    [
+        ("null", None),
+        ("L1H0", [[1, 1, 1, 1], [0, 1, 1, 1]]),
+        ("[]", [[1] * 4] * 2),
+        ("[L0H0, L0H3]", [[0, 1, 1, 0], [1] * 4]),
+    ],
+)
 def test_the_gate_of_a_sample(argument, gate):
     found = removed(language_model(), settings(f"remove_heads={argument}")["remove_heads"])
     assert found == {} if gate is None else found["head_gate"].tolist() == gate

@@ -7,18 +7,22 @@ import re
 import pytest
 import yaml
 
-from model.analysis.scaling import Law
-from model.gpt_config import GPTConfig
-from scripts.cli import CONFIGS, plain
-from scripts.plan import check as check_run
-from scripts.scaling import caveats, check, count, find_sweep, reach, table, without_nan, write_up
-from tests.analysis.test_scaling import SIZES, STEPS, sweep_of
 from tests.conftest import assert_refused, run_python
+from tests.scripts.ablation.test_scaling_law import SIZES, STEPS, sweep_of
 from tests.test_ablations import composed, grid, on_paper
+from tril.model.config import GPTConfig
+from tril.scripts.ablation.scaling_law import Law
+from tril.scripts.common.cli import CONFIGS, plain
+from tril.scripts.common.run_config import check as check_run
+from tril.scripts.scaling import caveats, check, count, find_sweep, reach, table, without_nan, write_up
 
 SCRIPT = CONFIGS.parent / "scripts" / "scaling.py"
 LAW = Law(2.0, 50.0, 3000.0, 0.3, 0.55)
-SETTINGS = {key: its for key, its in yaml.safe_load((CONFIGS / "scaling.yaml").read_text()).items() if key not in ("defaults", "hydra")}
+SETTINGS = {
+    key: its
+    for key, its in yaml.safe_load((CONFIGS / "scaling.yaml").read_text()).items()
+    if key not in ("defaults", "hydra")
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +31,9 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("law")
     sweep_of(folder / "multirun" / "day" / "time", LAW, **{"4x144_225": "failed"})
     more = "predict.parameters=[100000000]", "predict.tokens=[2]", "predict.flops=[10]"
-    said = run_python("-W", "error::UserWarning", SCRIPT, "dir=latest", "resamples=40", *more, "out=made/here", cwd=folder)
+    said = run_python(
+        "-W", "error::UserWarning", SCRIPT, "dir=latest", "resamples=40", *more, "out=made/here", cwd=folder
+    )
     assert said.returncode == 0, said.stderr
     return folder, said.stdout, json.loads((folder / "made" / "here" / "scaling.json").read_text())
 
@@ -59,10 +65,16 @@ def test_the_figures_are_those_of_the_law(done):
     [split] = found["optima"]
     assert split["flops"] == 10 * 6 * max(SIZES.values()) * max(STEPS.values())
     assert split["parameters"]["value"] == pytest.approx(LAW.optimum(split["flops"])[0], rel=1e-3)
-    assert split["tokens_per_parameter"]["value"] * split["parameters"]["value"] ** 2 * 6 == pytest.approx(split["flops"], rel=1e-6)
+    assert split["tokens_per_parameter"]["value"] * split["parameters"]["value"] ** 2 * 6 == pytest.approx(
+        split["flops"], rel=1e-6
+    )
     by_bytes = found["cells"][0]
-    assert by_bytes["bpb"] == pytest.approx(by_bytes["loss"] / math.log(2) / 3)  # the synthetic runs have 3 bytes a token
-    assert found["counted_otherwise"]["parameters"]["alpha"] == pytest.approx(LAW.alpha, rel=1e-3)  # twice as many of each size
+    assert by_bytes["bpb"] == pytest.approx(
+        by_bytes["loss"] / math.log(2) / 3
+    )  # the synthetic runs have 3 bytes a token
+    assert found["counted_otherwise"]["parameters"]["alpha"] == pytest.approx(
+        LAW.alpha, rel=1e-3
+    )  # twice as many of each size
 
 
 def test_what_is_to_be_said_is_said(done):
@@ -74,7 +86,9 @@ def test_what_is_to_be_said_is_said(done):
     assert any("3.07 times the next" in line for line in lines) and any("One seed a cell" in line for line in lines)
     assert "a factor of 32 in N and 5 in D" in reach(found) and "9.42 times the largest N" in reach(found)
     worse = found | {"bounds": ["alpha", "E"], "resamples_at_bounds": 0.25}
-    assert caveats(worse)[0].startswith("**The fit is degenerate**: alpha, E ended") and caveats(worse)[1].startswith("25% of the resamples")
+    assert caveats(worse)[0].startswith("**The fit is degenerate**: alpha, E ended") and caveats(worse)[1].startswith(
+        "25% of the resamples"
+    )
     seeds = [row | {"seeds": 2, "spread": 0.01} for row in found["cells"]]
     assert any("differ by 0.0100 in standard deviation" in line for line in caveats(found | {"cells": seeds}))
     assert "degenerate" in write_up(worse)
@@ -101,8 +115,14 @@ def test_wrong_folders_end_in_one_line(overrides, message, tmp_path):
         ({"size": "active"}, "size=active must be one of parameters_without_embeddings, parameters"),
         ({"resamples": 39}, "resamples=39 must be a whole number, at least 40"),
         ({"seed": -1}, "seed=-1 must be a whole number, 0 or above"),
-        ({"predict": {"parameters": [1e8], "tokens": [0], "flops": [1]}}, r"predict.tokens=\[0\] must be a list of numbers above 0"),
-        ({"predict": {"parameters": 1e8, "tokens": [1], "flops": [1]}}, "predict.parameters=100000000.0 must be a list"),
+        (
+            {"predict": {"parameters": [1e8], "tokens": [0], "flops": [1]}},
+            r"predict.tokens=\[0\] must be a list of numbers above 0",
+        ),
+        (
+            {"predict": {"parameters": 1e8, "tokens": [1], "flops": [1]}},
+            "predict.parameters=100000000.0 must be a list",
+        ),
         ({"predict": None}, "predict.parameters=None must be a list"),
     ],
 )
@@ -141,7 +161,9 @@ def test_the_grid_has_the_sizes_and_lengths_that_it_names():
         assert "x".join(map(str, (cfg.model.n_layers, cfg.model.dim))) == shape
         assert check_run(cfg).steps == cfg.trainer.val_check_interval == int(steps)
         assert cfg.data.batch_size * cfg.model.context_length * int(steps) == STEPS[int(steps)]
-        assert on_paper(cfg).n_parameters(embeddings=False) == pytest.approx(SIZES[shape], rel=0.01)  # but for the gains of the norms
+        assert on_paper(cfg).n_parameters(embeddings=False) == pytest.approx(
+            SIZES[shape], rel=0.01
+        )  # but for the gains of the norms
         assert cfg.model.dim / cfg.model.n_heads == 48
 
 
@@ -149,7 +171,10 @@ def test_nothing_but_shape_and_length_differs_from_the_default_run():
     default = composed()
     for cfg in grid("scaling").values():
         assert {key for key in default.model if cfg.model[key] != default.model[key]} <= {"n_layers", "dim", "n_heads"}
-        assert {key for key in default.trainer if cfg.trainer[key] != default.trainer[key]} <= {"max_steps", "val_check_interval"}
+        assert {key for key in default.trainer if cfg.trainer[key] != default.trainer[key]} <= {
+            "max_steps",
+            "val_check_interval",
+        }
         assert all(cfg[key] == default[key] for key in ("optim", "data", "causality", "compile", "seed"))
 
 

@@ -1,0 +1,155 @@
+"""Batches of windows over a token array: shuffled without replacement for training, in order for validation.
+
+Letters: B windows in a batch, T context length, M targets (tokens but the first), n = ceil(M / T) windows, W ranks.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+IGNORE = -100  # targets that do not count; what torch's cross entropy ignores by default
+COPIED_AT_ONCE = 1 << 26  # tokens, so that the host never holds all of them
+
+Array = np.ndarray | torch.Tensor  # of a host, whatever integer type; of a device
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def on_device(tokens: np.ndarray, device: torch.device | str) -> torch.Tensor:
+    """A copy of the ids on `device`, from which `gather` makes batches there, without a copy from the host for each of them.
+
+    uint16 keeps its two bytes, as int16: torch indexes signed numbers everywhere. `gather` undoes that.
+    """
+    signed = np.int16 if tokens.dtype == np.uint16 else np.int32
+    resident = torch.empty(len(tokens), dtype=getattr(torch, signed.__name__), device=device)
+    for start in range(0, len(tokens), COPIED_AT_ONCE):
+        part = np.asarray(tokens[start : start + COPIED_AT_ONCE]).astype(signed)
+        resident[start : start + len(part)].copy_(torch.from_numpy(part))
+    return resident
+
+
+def gather(tokens: Array, windows: Array, context_length: int, offset: int = 0) -> Batch:
+    """The windows with the given numbers; window i has the inputs at offset + iT ... offset + iT + T - 1, modulo M.
+
+    Args:
+        tokens: (M + 1,) ids.
+        windows: (B,) numbers, an array or tensor like `tokens`; what a window reaches beyond M targets, not counting the offset, is
+            ignored.
+
+    Returns:
+        inputs and targets, int64 (B, T), where the tokens are; a target is the token after its input, or IGNORE.
+    """
+    n_targets = len(tokens) - 1
+    if isinstance(tokens, np.ndarray):  # numpy takes half the time of torch on a CPU
+        unshifted = windows[:, None] * context_length + np.arange(context_length)  # (B, T)
+        positions = (unshifted + offset) % n_targets
+        inputs = tokens[positions].astype(np.int64)
+        targets = np.where(unshifted < n_targets, tokens[positions + 1].astype(np.int64), IGNORE)
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+    unshifted = windows[:, None] * context_length + torch.arange(context_length, device=tokens.device)  # (B, T)
+    positions = (unshifted + offset) % n_targets
+    inputs, targets = tokens[positions].long(), tokens[positions + 1].long()
+    if tokens.dtype == torch.int16:
+        inputs, targets = inputs & 0xFFFF, targets & 0xFFFF
+    return inputs, targets.masked_fill(unshifted >= n_targets, IGNORE)
+
+
+def _like(tokens: Array, numbers: np.ndarray) -> Array:
+    """`numbers` where `tokens` are."""
+    return numbers if isinstance(tokens, np.ndarray) else torch.from_numpy(numbers).to(tokens.device)
+
+
+class TrainWindows:
+    """Training batches: a function of (seed, epoch, index) whose whole state is one counter.
+
+    In every epoch over the tokens the windows start from a new offset and come in a new order, so that each of the M targets is
+    seen exactly once. Batches are cut from the endless sequence of epochs, hence always full. One pass over this object is
+    len(self) batches from wherever the last one stopped.
+
+    Args:
+        tokens: (M + 1,) ids, typically memory-mapped; of `on_device`: batches are made there, and are the same.
+        batch_size: windows B that one rank gets at a time; rank r of W takes r, r + W, ... of each W * B.
+
+    Raises:
+        ValueError: fewer than context_length + 1 tokens.
+    """
+
+    def __init__(
+        self, tokens: Array, context_length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        if len(tokens) <= context_length:
+            raise ValueError(
+                f"the training part has {len(tokens)} tokens, a window needs context_length + 1 = {context_length + 1}; "
+                "give more text or lower context_length"
+            )
+        self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.n_windows = -(-(len(tokens) - 1) // context_length)
+        self.consumed = 0  # windows, of all ranks
+        self._epoch: tuple[int, int, Array] | None = None
+
+    def __len__(self) -> int:
+        """Full batches in one epoch, at least 1."""
+        return max(1, self.n_windows // (self.batch_size * self.world_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            start = self.consumed
+            # Counted before it is handed out: a checkpoint written while it is trained on resumes with the next one
+            self.consumed += self.batch_size * self.world_size
+            yield self._batch(range(start + self.rank, self.consumed, self.world_size))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.consumed = state["consumed"]
+
+    def _batch(self, places: range) -> Batch:
+        """The windows at `places` of the endless sequence, B of them; they may lie in several epochs."""
+        parts = []
+        while places:
+            epoch, first = divmod(places.start, self.n_windows)
+            offset, order = self._shuffle(epoch)
+            windows = order[first :: places.step][: len(places)]  # what is left of this epoch, at most
+            parts.append(gather(self.tokens, windows, self.context_length, offset))
+            places = places[len(windows) :]
+        return parts[0] if len(parts) == 1 else tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+    def _shuffle(self, epoch: int) -> tuple[int, Array]:
+        """The offset and the order (n,) of one epoch; the last one is remembered."""
+        if self._epoch is None or self._epoch[0] != epoch:
+            random = np.random.default_rng([self.seed, epoch])
+            offset, order = int(random.integers(len(self.tokens) - 1)), random.permutation(self.n_windows)
+            self._epoch = epoch, offset, _like(self.tokens, order)
+        return self._epoch[1:]
+
+
+class ValWindows:
+    """Validation batches: every target once, windows in order, rank r of W takes windows r, r + W, ...
+
+    Every batch has B rows and every rank the same number of batches, so that a compiled model sees one shape and no rank waits;
+    what is missing are rows whose targets are all IGNORE.
+
+    Raises:
+        ValueError: fewer than 2 tokens.
+    """
+
+    def __init__(self, tokens: Array, context_length: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+        if len(tokens) < 2:
+            raise ValueError(
+                f"the validation part has {len(tokens)} tokens, at least 2 are needed; raise data.val_fraction"
+            )
+        self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
+        self.rank, self.world_size = rank, world_size
+        self.n_windows = -(-(len(tokens) - 1) // context_length)
+
+    def __len__(self) -> int:
+        return -(-self.n_windows // (self.batch_size * self.world_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        windows = _like(
+            self.tokens, np.arange(self.rank, len(self) * self.batch_size * self.world_size, self.world_size)
+        )
+        for start in range(0, len(windows), self.batch_size):
+            yield gather(self.tokens, windows[start : start + self.batch_size], self.context_length)

@@ -1,0 +1,43 @@
+"""Files that are replaced as a whole, and JSON without NaN."""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary path in the same folder. It replaces `path` when the block ends without an exception.
+
+    A process that is killed in the block leaves `path` unchanged.
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes UTF-8 text atomically."""
+    with atomic_path(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value) -> None:
+    """Writes indented JSON atomically; NaN and infinities, which JSON does not have, become null."""
+    write_text(path, json.dumps(without_nan(value), indent=2, allow_nan=False) + "\n")
+
+
+def without_nan(value):
+    """A copy of the plain containers in `value`, with None in place of every float that is not finite."""
+    if isinstance(value, dict):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,85 @@
+"""Which of torch's attention kernels a GPU runs fastest: a few milliseconds of each on the run's own shape, before it begins.
+
+B batch, T length, H query heads, G key/value heads, D head size.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tril.model.attention import attention
+from tril.model.config import GPTConfig
+from tril.model.training.hardware import Hardware
+from tril.model.training.run_estimate import seconds
+
+KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+DTYPES = {
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "32-true": torch.float32,
+}
+CALLS = 10  # in each repetition, so that waiting for the GPU once does not count
+
+
+def measure(config: GPTConfig, batch_size: int, hardware: Hardware, *, documents: bool = False) -> dict[str, float]:
+    """Milliseconds, forward and backward, of each kernel that can do the attention of one block, the quickest first.
+
+    Empty where there is no choice: not on CUDA, with another backend than "fused", and where a mask (of a window or of documents) or
+    dropout on the weights asks for what not all of them have.
+    """
+    masked = documents or config.window is not None and config.window < config.context_length
+    if (
+        hardware.accelerator != "cuda"
+        or config.backend != "fused"
+        or config.n_heads == 0
+        or masked
+        or config.attn_dropout > 0
+    ):
+        return {}
+    shapes = [
+        (batch_size, config.context_length, heads, config.head_size)
+        for heads in (config.n_heads, config.kv_heads, config.kv_heads)
+    ]
+    return compare(shapes, hardware, causal=config.causal)
+
+
+def compare(shapes: list[tuple[int, int, int, int]], hardware: Hardware, *, causal: bool = True) -> dict[str, float]:
+    """As `measure`, for q (B, T, H, D) and k, v (B, T, G, D), which is how the projections leave them in memory."""
+    options = {"dtype": DTYPES[hardware.precision], "device": hardware.accelerator}
+    with torch.random.fork_rng(), torch.enable_grad():
+        q, k, v = (torch.randn(shape, **options).requires_grad_() for shape in shapes)
+        slope = torch.randn(shapes[0], **options).transpose(1, 2)  # (B, H, T, D)
+
+    def work() -> None:
+        for _ in range(CALLS):
+            out = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal, backend="fused")
+            torch.autograd.grad(out, (q, k, v), slope)
+
+    times = {}
+    for name, kernel in KERNELS.items():
+        with sdpa_kernel(kernel), contextlib.suppress(RuntimeError):  # it does not do this shape, dtype or GPU
+            times[name] = 1e3 * seconds(work, hardware) / CALLS
+    return dict(sorted(times.items(), key=lambda item: item[1]))
+
+
+@contextlib.contextmanager
+def prefer(times: dict[str, float]) -> Iterator[None]:
+    """While it is open, torch takes the first of these kernels that can do what is asked, then any other. Compiled code keeps the kernel
+    that was preferred when it was compiled; what is kept of it on disk is found again under the same preference only."""
+    if not times:
+        yield
+        return
+    names = [*times, *(name for name in KERNELS if name not in times)]
+    tag = " ".join(
+        [torch.compiler.config.cache_key_tag, *names]
+    )  # torch looks kept code up by the program, which names no kernel
+    order = [KERNELS[name] for name in names] + [SDPBackend.MATH]
+    with sdpa_kernel(order, set_priority=True), torch.compiler.config.patch(cache_key_tag=tag):
+        yield

@@ -1,0 +1,84 @@
+"""How long a run will take on this machine: a few steps, timed before it begins."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tril.model.gpt import GPT, GPTConfig
+from tril.model.training.hardware import Hardware
+from tril.model.training.optim import OptimConfig, build_optimizer
+
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+LARGEST_BATCH = 8  # windows in a timed step; larger batches are taken to cost as much a window
+REPEATS = 2  # after one step that warms up
+START = 8.0  # seconds of a run that are no steps: imports, the short certificate, checkpoints, the picture
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds for one window: forward and backward, forward alone; and for one step of the optimizer."""
+
+    train: float
+    val: float
+    step: float
+
+    def run(self, *, steps: int, windows_per_step: int, val_windows: int, validations: int) -> float:
+        """Seconds of a whole run."""
+        return START + steps * (windows_per_step * self.train + self.step) + validations * val_windows * self.val
+
+
+def measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
+    """Without compilation, so a compiled run will be faster. The device's memory is given back, for this process may outlast the run."""
+    speed = _measure(config, optim, batch_size, hardware)
+    if hardware.accelerator != "cpu":
+        torch.get_device_module(hardware.accelerator).empty_cache()
+    return speed
+
+
+def _measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
+    batch_size = min(batch_size, LARGEST_BATCH)
+    with torch.random.fork_rng(), torch.device(hardware.accelerator):
+        model = GPT(config)
+        ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
+    dtype = torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32
+    model.to(dtype)
+    optimizer = build_optimizer(model, optim)
+    mixed = AUTOCAST.get(hardware.precision)
+    autocast = torch.autocast(hardware.accelerator, mixed) if mixed else contextlib.nullcontext()
+
+    def loss() -> torch.Tensor:
+        with autocast:
+            return model.nll(ids, ids).mean()
+
+    def val() -> None:
+        with torch.no_grad():
+            loss()
+
+    train = seconds(lambda: loss().backward(), hardware)
+    return Speed(train / batch_size, seconds(val, hardware) / batch_size, seconds(optimizer.step, hardware))
+
+
+def seconds(work: Callable[[], object], hardware: Hardware) -> float:
+    """The fastest of a few repetitions."""
+    times = []
+    for _ in range(1 + REPEATS):
+        start = time.perf_counter()
+        work()
+        if hardware.accelerator != "cpu":
+            torch.get_device_module(hardware.accelerator).synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def sizes(model: GPT) -> dict[str, int]:
+    """How large a model is. Active parameters are those that are multiplied for every token: all but look-up tables, with the head."""
+    body = model.n_parameters(embeddings=False)
+    return {
+        "parameters": model.n_parameters(),
+        "parameters_without_embeddings": body,
+        "active_parameters": body + model.head.weight.numel(),
+        "flops_per_token": model.flops_per_token(),
+    }

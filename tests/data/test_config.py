@@ -1,0 +1,118 @@
+"""What `data:` accepts: every shipped yaml, and clear refusals of everything else."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tril.data.config import SOURCES, DataConfig, parse
+from tril.data.sources.files import Files
+from tril.data.sources.hub import Hub
+from tril.data.sources.single_text import SingleText
+from tril.data.sources.stdlib import StandardLibrary
+from tril.data.tokenizer import TokenizerConfig
+
+ROOT = Path(__file__).parents[2]
+YAMLS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs/data").glob("*.yaml")}
+
+
+def changed(name="stdlib", tokenizer=None, **values):
+    mapping = YAMLS[name] | values
+    return mapping | {"tokenizer": mapping["tokenizer"] | (tokenizer or {})}
+
+
+def test_shipped_yamls_mean_these_sources(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    parsed = {name: parse(changed(name, **({"path": str(tmp_path)} if name == "files" else {}))) for name in YAMLS}
+    assert {name: settings.source for name, settings in parsed.items()} == {
+        "stdlib": StandardLibrary(),
+        "shakespeare": SingleText(),
+        "files": Files(path=str(tmp_path)),
+        "tinystories": Hub(repo="roneneldan/TinyStories"),
+        "wikitext103": Hub(repo="Salesforce/wikitext", config="wikitext-103-raw-v1", row_ends_document=False),
+        "fineweb_edu": Hub(
+            repo="HuggingFaceFW/fineweb-edu", config="sample-10BT", val_split=None, val_fraction=0.01, streaming=True
+        ),
+    }  # fmt: skip
+    assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=4096)
+    assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (8, 12)
+    assert parsed["fineweb_edu"].token_budget == 2_500_000_000
+    assert parsed["fineweb_edu"].tokenizer.path == "openai-community/gpt2"
+
+
+@pytest.mark.parametrize("name", YAMLS)
+def test_shipped_yamls_spell_out_every_key(name):
+    """Otherwise an override of that key would be refused as unknown before it gets here."""
+    own = fields(DataConfig) + fields(SOURCES[YAMLS[name]["source"]])
+    assert set(YAMLS[name]) == {field.name for field in own}
+    assert set(YAMLS[name]["tokenizer"]) == {field.name for field in fields(TokenizerConfig)}
+
+
+def test_values_arrive(tmp_path):
+    settings = parse(
+        changed(
+            batch_size=3,
+            val_batch_size=5,
+            cache_dir="/x",
+            token_budget=7,
+            val_token_budget=9,
+            val_fraction=0.2,
+            document_mask=True,
+        )
+    )
+    assert settings == DataConfig(StandardLibrary(val_fraction=0.2), TokenizerConfig(), 3, 5, "/x", 7, 9, True)
+    assert parse(changed("shakespeare", cache_dir="/x")).source.cache_dir == "/x"
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (changed(source="web"), "data.source=web: must be one of stdlib, shakespeare, files, hub"),
+        (changed(batchsize=3), "data.batchsize: no such key; did you mean data.batch_size?"),
+        (changed(zzzz=3), "data.zzzz: no such key; legal are source, tokenizer, batch_size"),
+        (changed(path="x"), "data.path: no such key"),  # of other sources only
+        (
+            changed(tokenizer={"vocabsize": 5}),
+            "data.tokenizer.vocabsize: no such key; did you mean data.tokenizer.vocab_size?",
+        ),
+        (changed(tokenizer={"kind": "words"}), "data.tokenizer.kind=words: must be one of bpe"),
+        (changed() | {"tokenizer": "byte"}, "such as data.tokenizer.kind=byte"),
+        (changed(batch_size=0, token_budget=-1), "data.batch_size=0: must be a positive integer; data.token_budget=-1"),
+        (changed(batch_size=None), "data.batch_size=None"),
+        (changed(batch_size=2.5), "data.batch_size=2.5"),
+        (changed(cache_dir=5), "data.cache_dir=5"),
+        (changed(document_mask="yes"), "data.document_mask=yes: must be true or false"),
+        (changed(document_mask=1), "data.document_mask=1"),
+        (changed(document_masks=True), "data.document_masks: no such key; did you mean data.document_mask?"),
+        (changed(val_fraction="half"), "data.val_fraction=half: must be of type float, not str"),
+        (changed(val_fraction=1.5), "data.val_fraction=1.5"),
+        (changed("tinystories", streaming="maybe"), "data.streaming=maybe: must be of type bool, not str"),
+        (changed("tinystories", config=5), "data.config=5: must be of type str | null, not int"),
+        (changed("files"), "data.path=None: give a file, a folder or a glob"),
+        ({"source": "stdlib", "batch_size": 3}, "missing: data.tokenizer"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(mapping, message):
+    with pytest.raises(ValueError) as error:
+        parse(mapping)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_files_are_refused(tmp_path):
+    with pytest.raises(OSError, match="no file matches"):
+        parse(changed("files", path=str(tmp_path / "*.txt")))
+    with pytest.raises(OSError, match="no such file"):
+        parse(changed("shakespeare", path=str(tmp_path / "none.txt")))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file; give a folder"):
+        parse(changed(cache_dir=str(tmp_path / "file")))
+
+
+def test_checking_imports_nothing_heavy():
+    heavy = ("torch", "lightning", "datasets", "pyarrow", "huggingface_hub")
+    code = f"import sys, tril.data.config; print([name for name in {heavy} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert answer.stdout.strip() == "[]", answer.stderr

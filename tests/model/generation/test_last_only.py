@@ -1,0 +1,56 @@
+"""`last_only=True` is the last position of the whole pass, with the keys and values of all: in attention, in the model, and in its cache."""
+
+import pytest
+import torch
+
+from tests.conftest import BACKENDS, assert_close, randomise, tiny_gpt
+from tests.model.generation.test_generate import PARTS
+from tril.model.attention import MultiHeadAttention
+from tril.model.masks import causal_mask
+from tril.model.rope import rope_table
+
+B, T, C, H = 2, 6, 24, 4
+MASKS = {
+    "none": None,
+    "keys": torch.tensor([False, True, True, False, True, True]),
+    "padding": torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])[:, None, None],  # (B, 1, 1, T)
+    "queries": torch.rand(B, H, T, T, generator=torch.Generator().manual_seed(0)) < 0.5,
+    "blind": causal_mask(T, T)[None, None] & (torch.arange(T) < T - 1)[:, None],  # the last query sees nothing
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize(
+    "choices", [{}, {"causal": False}, {"window": 3, "n_kv_heads": 2}, {"qk_norm": True, "qkv_bias": True}], ids=str
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_attention(backend, choices, mask):
+    attn, x = randomise(MultiHeadAttention(C, H, backend=backend, **choices)), torch.randn(B, T, C)
+    options = {"mask": mask, "rope": rope_table(T, C // H), "head_gate": torch.randn(B, H), "need_weights": True}
+    out, weights = attn(x, last_only=True, **options)  # (B, 1, C), (B, H, 1, T)
+    whole, whole_weights = attn(x, **options)
+    assert_close(out, whole[:, -1:])
+    assert_close(weights, whole_weights[:, :, -1:])
+
+
+@torch.no_grad()
+def test_cross_attention():
+    attn, x, context = randomise(MultiHeadAttention(C, H, causal=False)), torch.randn(B, T, C), torch.randn(B, 9, C)
+    assert_close(attn(x, context, last_only=True), attn(x, context)[:, -1:])
+
+
+@pytest.mark.parametrize(
+    "parts", [*PARTS, {"n_heads": 0}, {"mlp": "none"}, {"n_layers": 1}, {"causal": False}], ids=str
+)
+@torch.no_grad()
+def test_the_model_and_its_cache(parts):
+    """Two parts one after another, the first with its newest position alone: the second finds all keys and values."""
+    model = tiny_gpt(**parts)
+    ids = torch.randint(31, (B, min(9, model.config.context_length)))
+    hidden = model.hidden(ids)  # (B, T, C)
+    assert_close(model.hidden(ids, last_only=True), hidden[:, -1:])
+    if model.config.causal:
+        cache, parts = model.new_cache(B), [part for part in (ids[:, :5], ids[:, 5:]) if part.shape[1]]
+        ends = torch.tensor([part.shape[1] for part in parts]).cumsum(0) - 1
+        assert_close(torch.cat([model.hidden(part, cache=cache, last_only=True) for part in parts], 1), hidden[:, ends])

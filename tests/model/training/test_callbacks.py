@@ -1,0 +1,137 @@
+"""Throughput counts training alone, and progress tells what was measured."""
+
+import gc
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tril.model.training.callbacks import progress as progress_module
+from tril.model.training.callbacks.garbage_collection import GarbageCollection
+from tril.model.training.callbacks.metrics import Metrics, Stopwatch
+from tril.model.training.callbacks.progress import Progress
+from tril.model.training.callbacks.window_losses import WindowLosses
+
+
+def test_stopwatch_counts_only_while_it_runs(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    watch = Stopwatch()
+    watch.start()
+    now[0] = 2.0
+    watch.stop()
+    now[0] = 50.0  # a validation
+    watch.stop()
+    watch.start()
+    watch.start()
+    now[0] = 53.0
+    assert watch.lap() == 5.0
+    now[0] = 54.5
+    assert watch.lap() == 1.5
+
+
+def test_mfu_is_the_median_speed_against_the_peak():
+    metrics, unknown = (Metrics(tokens_per_step=100, peak_flops=peak) for peak in (3e12, None))
+    for each in (metrics, unknown):
+        each.on_fit_start(None, SimpleNamespace(model=SimpleNamespace(flops_per_token=lambda: 6e6)))
+    metrics.train = [
+        {"step": step, "loss": 1.0, "tokens_per_second": speed} for step, speed in ((1, 1e3), (2, 2e5), (3, 3e5))
+    ]
+    assert metrics.tokens_per_second() == 2e5
+    assert metrics.mfu() == 2e5 * 6e6 / 3e12
+    assert unknown.mfu(2e5) is None
+    metrics.count_devices(4)
+    assert metrics.tokens_per_step == 400 and metrics.mfu(8e5) == 2e5 * 6e6 / 3e12
+
+
+def test_curves_survive_a_checkpoint():
+    metrics, resumed = Metrics(1, None), Metrics(1, None)
+    metrics.train.append({"step": 10, "loss": 2.0, "tokens_per_second": 5.0})
+    metrics.val.append({"step": 10, "loss": 2.5, "bpb": 1.0})
+    resumed.load_state_dict(metrics.state_dict())
+    assert resumed.train == metrics.train and resumed.val == metrics.val
+
+
+def test_seconds_and_tokens_of_training_survive_a_checkpoint(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    metrics, resumed = Metrics(100, None, started=-2.0), Metrics(100, None, started=89.0)
+    metrics._clock.start()
+    now[0] = 3.0
+    metrics._clock.stop()
+    now[0] = 90.0  # a validation, at whose end the checkpoint is written
+    resumed.load_state_dict(metrics.state_dict())
+    resumed._clock.start()
+    now[0] = 92.0
+    assert resumed.spent(7) == {"train/tokens": 700.0, "train/seconds": 5.0}
+    assert resumed.wall_seconds() == 92 + 3
+
+
+def test_window_losses_are_kept_of_the_newest_and_of_the_best_validation(tmp_path):
+    metrics, keep = Metrics(1, None), WindowLosses(tmp_path)
+    for step, loss in ((10, 2.0), (20, 1.0), (30, 1.5)):
+        metrics.val.append({"step": step, "loss": loss, "bpb": loss})
+        trainer = SimpleNamespace(is_global_zero=True, callbacks=[metrics], global_step=step)
+        module = SimpleNamespace(
+            val_windows=torch.tensor([[loss * 4, loss * 2], [4, 2]], dtype=torch.float64),
+            model=SimpleNamespace(config=SimpleNamespace(context_length=4)),
+        )
+        keep.on_validation_end(trainer, module)
+    last, best = (dict(np.load(tmp_path / f"windows_{name}.npz")) for name in ("last", "best"))
+    assert (last["step"], best["step"], last["context_length"]) == (30, 20, 4)
+    assert last["nll"].tolist() == [6.0, 3.0] and best["nll"].tolist() == [4.0, 2.0]
+    assert last["targets"].tolist() == [4, 2] and last["targets"].dtype == int
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["windows_best.npz", "windows_last.npz"]
+
+
+class Knot:
+    """Reachable from itself alone: only the garbage collector can remove it."""
+
+    removed = 0
+
+    def __init__(self):
+        self.me = self
+
+    def __del__(self):
+        Knot.removed += 1
+
+
+@pytest.mark.parametrize("end", ["on_train_end", "on_exception"])
+def test_garbage_is_collected_at_validations_and_as_usual_afterwards(end):
+    Knot.removed, collection = 0, GarbageCollection()
+    collection.on_exception(None, None, ValueError())  # before training began
+    assert gc.isenabled()
+    collection.on_train_start(None, None)
+    try:
+        assert not gc.isenabled() and gc.get_freeze_count() > 0
+        Knot()
+        [[] for _ in range(10_000)]  # which would start a collection
+        assert Knot.removed == 0
+        collection.on_validation_end(None, None)
+        assert Knot.removed == 1
+    finally:
+        getattr(collection, end)(None, None, *[ValueError()][: end == "on_exception"])
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    gc.disable()  # whoever has it off keeps it off
+    try:
+        collection.on_train_start(None, None)
+        collection.on_train_end(None, None)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("mode", [None, "default"])
+def test_the_time_of_compiling_is_told_once_after_the_first_step(monkeypatch, capsys, mode):
+    monkeypatch.setattr(progress_module, "compile_seconds", lambda: 41.3)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere/compiled")
+    progress, metrics = Progress(), Metrics(1, None)
+    trainer = SimpleNamespace(is_global_zero=True, callbacks=[metrics], global_step=0, max_steps=5)
+    progress.on_train_start(trainer, SimpleNamespace(compile_mode=mode))
+    assert "compiled" not in capsys.readouterr().out
+    for _ in range(2):
+        progress.on_train_batch_end(trainer, None, None, None, 0)
+    told = capsys.readouterr().out
+    assert told == ("compiled in 41 s (kept in somewhere/compiled: the next start is quicker)\n" if mode else "")

@@ -1,0 +1,268 @@
+"""The Lightning module: its loss, what compiling changes (nothing), what a checkpoint holds."""
+
+import functools
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning import Trainer
+from tokenizers import Tokenizer, models
+from torch.utils.data import DataLoader
+
+from tests.conftest import tiny_gpt
+from tril.model.checkpoint import payload
+from tril.model.gpt import IGNORE
+from tril.model.training.module import Mean, TrainingModule
+from tril.model.training.optim import OptimConfig
+from tril.model.training.schedule import ScheduleConfig
+
+V, T = 31, 12
+EOT = 7  # opens a document
+TOKENIZER = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
+
+
+def batches(n, seed=0):
+    ids = torch.randint(V, (n, 4, T + 1), generator=torch.Generator().manual_seed(seed))
+    return [(row[:, :-1], row[:, 1:]) for row in ids]
+
+
+def documents(n):
+    """Batches with an end-of-text token at every fourth place or so, none of them like another."""
+    rows = []
+    for seed, (inputs, targets) in enumerate(batches(n)):
+        ids = torch.cat([inputs[:, :1], targets], dim=1)  # (B, T + 1)
+        opens = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < 0.25
+        ids = ids.masked_fill(opens, EOT)
+        rows.append((ids[:, :-1], ids[:, 1:]))
+    return rows
+
+
+def module(compile=None, steps=6, bytes_per_token=1.0, document_eot=None, **choices):
+    torch.manual_seed(0)
+    model = tiny_gpt(**choices)
+    optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
+    content = payload(model, TOKENIZER, "A", {"fingerprint": "text"})
+    run = {"total_steps": steps, "val_bytes_per_token": bytes_per_token, "payload": content}
+    return TrainingModule(model, optim, **run, compile=compile, document_eot=document_eot)
+
+
+def fit(module, tmp_path, steps=6, data=None):
+    trainer = Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(data or batches(steps), batch_size=None))
+    trainer.save_checkpoint(tmp_path / "fit.ckpt")
+    return torch.load(tmp_path / "fit.ckpt", weights_only=True)
+
+
+def test_every_target_weighs_the_same_whatever_is_ignored_beside_it(monkeypatch):
+    lm = module()
+    inputs, targets = batches(1)[0]
+    targets = targets.clone()
+    targets[0, :7] = targets[2] = IGNORE
+    log_p = lm.model(inputs).log_softmax(-1)
+    expected = -sum(log_p[b, t, targets[b, t]].item() for b in range(4) for t in range(T) if targets[b, t] != IGNORE)
+    assert lm.training_step((inputs, targets), 0).item() == pytest.approx(expected / (4 * T), rel=1e-5)
+    monkeypatch.setattr(lm, "all_gather", lambda x: x)
+    assert lm.take_train_loss().item() == pytest.approx(
+        expected / (4 * T - 7 - T), rel=1e-5
+    )  # what is logged is a mean
+
+
+def test_validation_weighs_tokens_not_batches_and_gives_bits_per_byte(monkeypatch):
+    lm = module(bytes_per_token=3.0)
+    first, second = batches(2)
+    half = (second[0], second[1].clone())
+    half[1][:3] = IGNORE  # 12 targets of 48
+    logged = {}
+    monkeypatch.setattr(lm, "log_dict", lambda values, **options: logged.update(values))
+    monkeypatch.setattr(lm, "all_gather", lambda x: x)
+    with torch.no_grad():
+        lm.validation_step(first, 0)
+        lm.validation_step(half, 1)
+        total = lm.model.nll(*first).sum() + lm.model.nll(*half).sum()
+    lm.on_validation_epoch_end()
+    assert logged["val/loss"] == pytest.approx(total.item() / (48 + 12), rel=1e-5)
+    assert logged["val/bpb"] == pytest.approx(logged["val/loss"] / math.log(2) / 3.0)
+
+
+def test_validation_keeps_the_loss_of_every_window_in_the_order_of_the_text(monkeypatch):
+    """Two processes take the windows in turn; one that is all IGNORE only fills a batch up."""
+    lm, other = module(), module()
+    other.load_state_dict(lm.state_dict())
+    [(inputs, targets)] = batches(1)
+    targets = targets.clone()
+    targets[2, 5:], targets[3] = IGNORE, IGNORE
+    for process, rows in ((lm, [0, 2]), (other, [1, 3])):
+        with torch.no_grad():
+            process.validation_step((inputs[rows], targets[rows]), 0)
+    theirs = torch.cat([torch.tensor(sums) for sums in other._val], 1)
+    monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
+    monkeypatch.setattr(lm, "all_gather", lambda mine: torch.stack([mine, theirs]))
+    lm.on_validation_epoch_end()
+    nll = [lm.model.nll(inputs[i : i + 1], targets[i : i + 1]).sum().item() for i in range(3)]
+    assert lm.val_windows.tolist() == [pytest.approx(nll, rel=1e-5), [T, T, 5]]
+
+
+def test_nothing_in_the_loop_reads_what_a_device_has_not_finished(monkeypatch):
+    """The meta device stands for it: reading any number there raises. On a CPU validation keeps plain numbers, with the same result."""
+    lm = module()
+    targets = batches(2)[1][1].clone()
+    targets[1] = IGNORE
+    pair = [batches(2)[0], (batches(2)[1][0], targets)]
+    there = module().to("meta")
+    for i, batch in enumerate(pair):
+        batch = [t.to("meta") for t in batch]
+        there.training_step(batch, i).backward()
+        with torch.no_grad():
+            there.validation_step(batch, i)
+    assert [(sums.device.type, *sums.shape) for sums in there._val] == [("meta", 2, 4)] * 2
+    monkeypatch.setattr(TrainingModule, "log_dict", lambda *args, **kwargs: None)
+    monkeypatch.setattr(TrainingModule, "all_gather", lambda self, x: x)
+    with torch.no_grad():
+        for i, batch in enumerate(pair):
+            lm.validation_step(batch, i)
+    kept = [torch.tensor(sums) for sums in lm._val]  # as a device keeps them
+    lm.on_validation_epoch_end()
+    plain, lm._val = lm.val_windows, kept
+    lm.on_validation_epoch_end()
+    assert torch.equal(lm.val_windows, plain) and plain.shape == (2, 7) and lm._val == []
+
+
+@pytest.mark.parametrize(("mode", "begun"), [(None, False), ("default", False), ("reduce-overhead", True)])
+def test_every_loss_begins_a_step_of_cuda_graphs(monkeypatch, mode, begun):
+    calls, modes = [], []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("begin"))
+    monkeypatch.setattr(torch, "compile", lambda loss, *, dynamic, mode: (modes.append(mode), loss)[1])
+    lm = module(compile=mode)
+    monkeypatch.setattr(lm, "nll", lambda *batch: (calls.append("loss"), lm.model.nll(*batch))[1])
+    for step in (lm.training_step, lm.validation_step, lm.training_step):
+        step(batches(1)[0], 0)
+    assert modes == [mode] * (mode is not None)
+    assert calls == (["begin", "loss"] * 3 if begun else ["loss"] * 3)
+
+
+def test_a_checkpoint_holds_the_random_numbers_and_the_loss_since_the_last_logged_step(monkeypatch):
+    saved, resumed, checkpoint = module(), module(), {}
+    saved.training_step(batches(1)[0], 0)
+    saved.on_save_checkpoint(checkpoint)
+    expected, loss = torch.rand(3), saved._train.total
+    resumed.on_load_checkpoint(checkpoint)
+    torch.rand(5)  # whatever comes between loading and training
+    resumed.on_train_start()
+    assert torch.equal(torch.rand(3), expected)
+    monkeypatch.setattr(resumed, "all_gather", lambda x: x)
+    assert torch.equal(resumed.take_train_loss(), loss / batches(1)[0][1].numel())
+
+
+def test_the_random_numbers_are_those_of_the_device_that_trained(monkeypatch):
+    """Which the module has left by the time of the last checkpoint."""
+    lm, checkpoint = module(), {}
+    lm.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: "of the GPU")
+    lm.on_save_checkpoint(checkpoint)
+    assert lm.device.type == "cpu"
+    assert checkpoint["random_states"].keys() == {"cpu", "cuda"} and checkpoint["random_states"]["cuda"] == "of the GPU"
+
+
+def test_no_gradient_outlives_training(tmp_path):
+    """With CUDA graphs its memory is another's by then."""
+    lm = module()
+    fit(lm, tmp_path)
+    assert all(p.grad is None for p in lm.parameters())
+
+
+@pytest.mark.parametrize("choices", [{"pos": "rope", "window": 3}, {"pos": "learned"}], ids=str)
+def test_documents_that_share_a_window_are_trained_and_validated_as_if_alone(monkeypatch, choices):
+    lm = module(document_eot=EOT, **choices)
+    inputs, targets = documents(1)[0]
+    total = 0.0
+    for ids, wanted in zip(inputs, targets):
+        starts = [0, *(t for t in range(1, T) if ids[t] == EOT)]
+        for first, end in zip(starts, [*starts[1:], T]):
+            log_p = lm.model(ids[None, first:end])[0].log_softmax(-1)
+            total -= log_p.gather(1, wanted[first:end, None]).sum().item()
+    assert lm.model.nll(inputs, targets).sum().item() != pytest.approx(total, rel=1e-2)
+    assert lm.training_step((inputs, targets), 0).item() == pytest.approx(total / targets.numel(), rel=1e-5)
+
+    logged = {}
+    monkeypatch.setattr(lm, "log_dict", lambda values, **options: logged.update(values))
+    monkeypatch.setattr(lm, "all_gather", lambda x: x)
+    with torch.no_grad():
+        lm.validation_step((inputs, targets), 0)
+    lm.on_validation_epoch_end()
+    assert logged["val/loss"] == pytest.approx(total / targets.numel(), rel=1e-5)
+
+
+def test_mean_adds_up_over_processes_and_begins_anew():
+    mean = Mean()
+
+    class TwoProcesses:
+        device = torch.device("cpu")
+
+        @staticmethod
+        def all_gather(sums):
+            return torch.stack([sums, torch.tensor([10.0, 6.0])])
+
+    mean.add(torch.tensor(2.0), torch.tensor(1))
+    mean.add(torch.tensor(4.0), torch.tensor(1))
+    assert mean.take(TwoProcesses).item() == (6 + 10) / (2 + 6)
+    mean.add(torch.tensor(9.0), torch.tensor(2))
+    assert mean.take(TwoProcesses).item() == (9 + 10) / (2 + 6)
+
+
+@pytest.mark.parametrize("how", ["default", "regional"])
+@pytest.mark.parametrize(
+    "choices", [{}, {"document_eot": EOT}, {"document_eot": EOT, "pos": "learned", "window": 3}], ids=str
+)
+def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeypatch, choices, how):
+    """Dynamo captures one graph, once: of the loss, or of a block for all of them. Generating code from it would take a minute."""
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    plain = fit(module(**choices), tmp_path, data=documents(6))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count, fullgraph=True))
+    compiled = fit(module(compile=how, **choices), tmp_path, data=documents(6))
+    assert len(graphs) == 1
+    assert compiled["state_dict"].keys() == plain["state_dict"].keys()
+    for name, tensor in plain["state_dict"].items():
+        assert torch.equal(tensor, compiled["state_dict"][name]), name
+    assert compiled["tril"] == plain["tril"]
+
+
+@pytest.mark.parametrize("how", ["default", "regional"])
+def test_more_models_in_one_process_are_compiled_than_torch_would(monkeypatch, how):
+    graphs = []
+    torch._dynamo.reset()
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        functools.partial(torch.compile, backend=lambda graph, _: (graphs.append(graph), graph.forward)[1]),
+    )
+    with torch._dynamo.config.patch(recompile_limit=8):  # torch's own, whatever ran before
+        for dim in range(16, 16 + 8 * 10, 8):
+            module(compile=how, dim=dim, n_layers=1).train().losses(batches(1)[0])
+    assert len(graphs) == 10
+
+
+def test_learning_rates_follow_the_schedule_per_optimizer_step(tmp_path):
+    lm = module()
+    seen = []
+    lm.on_train_batch_start = lambda batch, index: seen.append(
+        [group["lr"] for group in lm.trainer.optimizers[0].param_groups]
+    )
+    fit(lm, tmp_path)
+    # warm-up of 2 steps, then 70 % of 6 steps (rounded to 4) of linear decay
+    expected = [1 / 3, 2 / 3, 1, 3 / 4, 2 / 4, 1 / 4]
+    for index, peak in enumerate((lm.optim.muon_lr, lm.optim.lr)):
+        assert [rates[index] / peak for rates in seen] == pytest.approx(expected)

@@ -1,0 +1,306 @@
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tril.model.training import optim
+from tril.model.training.optim import MuonAdamW, OptimConfig, build_optimizer, lr_ratio, orthogonalize
+from tril.model.training.schedule import ScheduleConfig, lr_factor
+
+MUON = {
+    "kind": "muon",
+    "lr": 0.02,
+    "weight_decay": 0.1,
+    "momentum": 0.95,
+    "nesterov": True,
+    "ns_steps": 5,
+    "adjust_lr": "original",
+}
+ADAMW = {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "fused": True}
+SHAPES = [
+    (24, 24),
+    (48, 16),
+    (16, 48),
+    (16, 24),
+    (24, 24),
+    (16, 48),
+]  # square, tall, wide; equal shapes go in one batch
+
+# bf16 has 8 significant bits, so a product is rounded by up to 2^-8 of itself; 5 iterations make 15 products, whose errors are
+# independent and add up like a random walk.
+BF16_TOLERANCE = math.sqrt(15) * 2**-8
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 4 * dim)
+        self.down = nn.Linear(4 * dim, dim, bias=False)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Net(nn.Module):
+    """A stand-in with every sort of parameter that a model has."""
+
+    def __init__(self, dim: int = 8, vocab: int = 11):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.blocks = nn.ModuleList(Block(dim) for _ in range(2))
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, vocab, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def net(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+    ids = torch.randint(0, 11, (4, 6), generator=torch.Generator().manual_seed(step))
+    return nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+
+
+def random_params(shapes, seed: int = 0) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+def set_grads(params: list[nn.Parameter], step: int) -> None:
+    generator = torch.Generator().manual_seed(100 + step)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=generator)
+
+
+def run_both(shapes, ours: dict, theirs: type, steps: int = 5, **kwargs) -> tuple[list, list, list]:
+    """Start, and end after the same gradients, of MuonAdamW with one group and of torch's optimizer `theirs`."""
+    start, mine, reference = random_params(shapes), random_params(shapes), random_params(shapes)
+    optimizers = MuonAdamW([{**ours, "params": mine}]), theirs(reference, **kwargs)
+    for step in range(steps):
+        for params, optimizer in zip((mine, reference), optimizers):
+            set_grads(params, step)
+            optimizer.step()
+    return start, mine, reference
+
+
+def relative_distances(start, mine, reference) -> list[float]:
+    return [((a - b).norm() / (b - p).norm()).item() for p, a, b in zip(start, mine, reference)]
+
+
+def torch_muon_kwargs(group: dict) -> dict:
+    return {"adjust_lr_fn" if key == "adjust_lr" else key: value for key, value in group.items() if key != "kind"}
+
+
+# --- Muon -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"adjust_lr": "match_rms_adamw"},
+        {"nesterov": False},
+        {"weight_decay": 0.0},
+        {"ns_steps": 3, "momentum": 0.5},
+    ],
+)
+def test_muon_equals_torch_in_float32(monkeypatch, change):
+    monkeypatch.setattr(optim, "has_bf16", lambda device: False)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # torch's own casts to bf16 everywhere
+    group = MUON | change
+    distances = relative_distances(*run_both(SHAPES, group, torch.optim.Muon, **torch_muon_kwargs(group)))
+    assert max(distances) < 1e-5  # float32 rounding; at most the order of summation differs
+
+
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("bf16", [True, False])
+def test_muon_equals_torch_in_bf16(monkeypatch, adjust_lr, bf16):
+    monkeypatch.setattr(optim, "has_bf16", lambda device: bf16)
+    group = MUON | {"adjust_lr": adjust_lr}
+    distances = relative_distances(*run_both(SHAPES, group, torch.optim.Muon, **torch_muon_kwargs(group)))
+    assert max(distances) < BF16_TOLERANCE
+
+
+@pytest.mark.parametrize(("bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_precision_follows_the_hardware(monkeypatch, bf16, dtype):
+    seen = []
+    monkeypatch.setattr(optim, "has_bf16", lambda device: bf16 and device == "cpu")
+    monkeypatch.setattr(optim, "orthogonalize", lambda x, steps: seen.append((x.dtype, tuple(x.shape), steps)) or x)
+    params = random_params(SHAPES)
+    set_grads(params, 0)
+    MuonAdamW([MUON | {"params": params}]).step()
+    assert seen == [(dtype, (2, 24, 24), 5), (dtype, (1, 48, 16), 5), (dtype, (2, 16, 48), 5), (dtype, (1, 16, 24), 5)]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(20, 20), (12, 40), (40, 12)])
+def test_singular_values_follow_the_polynomial_and_end_near_one(rows, columns):
+    generator = torch.Generator().manual_seed(0)
+    draw = torch.randn(3, rows, columns, dtype=torch.float64, generator=generator)
+    left, _, right = torch.linalg.svd(draw, full_matrices=False)
+    values = torch.logspace(0, -2, min(rows, columns), dtype=torch.float64).repeat(3, 1)
+    matrices = left @ values.diag_embed() @ right
+    expected = values / values.norm(dim=-1, keepdim=True)
+    assert expected.min() > 0.002  # where the documented band begins
+    for _ in range(5):
+        expected = 3.4445 * expected - 4.7750 * expected**3 + 2.0315 * expected**5
+    torch.testing.assert_close(orthogonalize(matrices, steps=5), left @ expected.diag_embed() @ right)
+
+    in_float32 = torch.linalg.svdvals(orthogonalize(matrices.float(), steps=5))
+    assert 0.68 < in_float32.min() and in_float32.max() < 1.21
+
+
+def test_zero_gradient_leaves_only_weight_decay():
+    (param,) = params = random_params([(4, 6)])
+    before = param.detach().clone()
+    param.grad = torch.zeros_like(param)
+    MuonAdamW([MUON | {"params": params}]).step()
+    torch.testing.assert_close(param.detach(), before * (1 - 0.02 * 0.1))
+
+
+def test_lr_ratio_literals():
+    assert [lr_ratio("original", *shape) for shape in ((16, 4), (4, 16), (5, 5))] == [2, 1, 1]
+    assert [lr_ratio("match_rms_adamw", *shape) for shape in ((16, 4), (4, 16), (25, 25))] == pytest.approx(
+        [0.8, 0.8, 1.0]
+    )
+
+
+# --- AdamW ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{}, {"weight_decay": 0.0, "betas": (0.8, 0.99), "eps": 1e-3}])
+def test_adamw_equals_torch_to_the_bit(change):
+    group = ADAMW | change
+    kwargs = {key: value for key, value in group.items() if key != "kind"}
+    _, mine, reference = run_both([(7, 5), (5,), ()], group, torch.optim.AdamW, **kwargs)
+    assert all(torch.equal(a, b) for a, b in zip(mine, reference))
+
+
+def test_adamw_uses_the_kernel_that_the_group_asks_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr(optim, "adamw", lambda *lists, **options: seen.append(options["fused"]))
+    for fused in (True, False):
+        MuonAdamW([ADAMW | {"fused": fused, "params": random_params([(2,)])}]).step()
+    assert seen == [True, False]
+
+
+# --- The optimizer as a whole ---------------------------------------------------------------------------------------------------
+
+
+def test_each_group_follows_its_own_rule(monkeypatch):
+    monkeypatch.setattr(optim, "has_bf16", lambda device: True)  # torch's Muon is in bf16 on every machine
+    mine, reference = net(), net()
+    config = OptimConfig(lr=0.005, muon_lr=0.02, momentum=0.95, weight_decay=0.1, muon_weight_decay=0.2)
+    optimizer = build_optimizer(mine, config)
+    blocks = [p for p in reference.blocks.parameters() if p.ndim == 2]
+    norms = [p for p in reference.parameters() if p.ndim < 2]
+    adamw = {"lr": 0.005, "betas": (0.9, 0.95), "fused": True}
+    oracles = [
+        torch.optim.Muon(blocks, lr=0.02, weight_decay=0.2),
+        torch.optim.AdamW([reference.embed.weight, reference.head.weight], weight_decay=0.1, **adamw),
+        torch.optim.AdamW(norms, weight_decay=0.0, **adamw),
+    ]
+    for step in range(3):
+        loss_of(mine, step).backward()
+        for a, b in zip(mine.parameters(), reference.parameters()):
+            b.grad = a.grad.clone()  # the same gradients for both, so that only the update is compared
+        optimizer.step()
+        for oracle in oracles:
+            oracle.step()
+        optimizer.zero_grad()
+    start = dict(net().named_parameters())
+    for (name, a), b in zip(mine.named_parameters(), reference.parameters()):
+        moved = (b - start[name]).norm()
+        assert (a - b).norm() <= (BF16_TOLERANCE if name.startswith("blocks.") and a.ndim == 2 else 0) * moved, name
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_state_dict_round_trip_continues_to_the_bit(kind):
+    config = OptimConfig(kind=kind, weight_decay=0.1)
+    straight, first = net(), net()
+    train(straight, build_optimizer(straight, config), range(6))
+
+    optimizer = build_optimizer(first, config)
+    train(first, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save({"model": first.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+
+    second = net(seed=1)
+    second.load_state_dict(saved["model"])
+    resumed = build_optimizer(second, config)
+    resumed.load_state_dict(saved["optimizer"])
+    train(second, resumed, range(3, 6))
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), second.parameters()))
+
+
+def test_closure_runs_once_with_gradients_before_the_update():
+    model, plain = net(), net()
+    optimizer = build_optimizer(model, OptimConfig())
+    calls = []
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        optimizer.zero_grad()
+        loss = loss_of(model, 0)
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        loss = optimizer.step(closure=closure)
+    assert calls == [True]
+    assert loss.item() == loss_of(plain, 0).item()
+    train(plain, build_optimizer(plain, OptimConfig()), range(1))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters()))
+
+
+def test_parameters_without_gradient_stay():
+    model = net()
+    optimizer = build_optimizer(model, OptimConfig())
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.blocks[0].up(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"blocks.0.up.weight", "blocks.0.up.bias"}
+    assert len(optimizer.state) == 2
+
+
+def test_lambda_lr_scales_both_kinds():
+    model = net()
+    optimizer = build_optimizer(model, OptimConfig(lr=0.004, muon_lr=0.02))
+    schedule = ScheduleConfig(kind="linear", warmup_steps=1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, 3, schedule))
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.002, 0.002])
+    train(model, optimizer, range(1))
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.02, 0.004, 0.004])
+
+
+def test_learning_rate_scales_the_step():
+    def step_sizes(factor: float) -> list[torch.Tensor]:
+        model = net()
+        optimizer = build_optimizer(model, OptimConfig())
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+        train(model, optimizer, range(1))
+        return [a.detach() - b.detach() for a, b in zip(model.parameters(), net().parameters())]
+
+    for half, whole in zip(step_sizes(0.5), step_sizes(1.0)):
+        torch.testing.assert_close(2 * half, whole, atol=1e-6, rtol=1e-4)  # float32 parameters of size 1

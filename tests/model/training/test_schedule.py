@@ -1,0 +1,117 @@
+import math
+
+import pytest
+import torch
+
+from tril.model.training.schedule import ScheduleConfig, lr_factor
+
+
+def factors(total: int, **config) -> list[float]:
+    return [lr_factor(step, total, ScheduleConfig(**config)) for step in range(total + 3)]
+
+
+def test_constant_after_warmup():
+    assert factors(5, kind="constant", warmup_steps=3) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+
+
+def test_linear_end_points():
+    assert factors(4, kind="linear", warmup_steps=0) == [1, 0.75, 0.5, 0.25, 0, 0, 0]
+    assert factors(5, kind="linear", warmup_steps=1, min_lr_ratio=0.2) == pytest.approx(
+        [0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]
+    )
+
+
+def test_wsd_is_stable_then_linear():
+    got = factors(10, kind="wsd", warmup_steps=1, decay_fraction=0.4)
+    assert got == [0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0, 0]
+
+
+def test_wsd_decay_never_starts_inside_the_warmup():
+    shape = {"warmup_steps": 3, "min_lr_ratio": 0.1}
+    assert factors(9, kind="wsd", decay_fraction=1.0, **shape) == factors(9, kind="linear", **shape)
+
+
+def test_wsd_decay_may_round_to_no_step():
+    assert factors(4, kind="wsd", warmup_steps=0, decay_fraction=0.01) == [1, 1, 1, 1, 0, 0, 0]
+
+
+def test_cosine_end_points():
+    got = factors(6, kind="cosine", warmup_steps=2, min_lr_ratio=0.1)
+    expected = [
+        1 / 3,
+        2 / 3,
+        1,
+        0.1 + 0.9 * (2 + math.sqrt(2)) / 4,
+        0.55,
+        0.1 + 0.9 * (2 - math.sqrt(2)) / 4,
+        0.1,
+        0.1,
+        0.1,
+    ]
+    assert got == pytest.approx(expected)
+
+
+def test_cosine_is_the_schedule_of_nanogpt():
+    learning_rate, min_lr, warmup_iters, lr_decay_iters = 1e-3, 1e-4, 100, 2000
+
+    def reference(it: int) -> float:
+        if it < warmup_iters:
+            return learning_rate * (it + 1) / (warmup_iters + 1)
+        if it > lr_decay_iters:
+            return min_lr
+        ratio = (it - warmup_iters) / (lr_decay_iters - warmup_iters)
+        return min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - min_lr)
+
+    config = ScheduleConfig(kind="cosine", warmup_steps=warmup_iters, min_lr_ratio=min_lr / learning_rate)
+    for it in (0, 1, 99, 100, 101, 1050, 1999, 2000, 2001):
+        assert learning_rate * lr_factor(it, lr_decay_iters, config) == pytest.approx(reference(it), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "wsd", "constant"])
+def test_rises_to_one_then_never_rises_again(kind):
+    got = factors(50, kind=kind, warmup_steps=10, min_lr_ratio=0.05)
+    assert got[10] == 1 == max(got)
+    assert all(a < b for a, b in zip(got[:10], got[1:11]))
+    assert all(a >= b for a, b in zip(got[10:], got[11:]))
+    assert min(got[:50]) > 0  # no step of the run is wasted
+
+
+def test_scales_through_lambda_lr():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    config = ScheduleConfig(kind="linear", warmup_steps=1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, 3, config))
+    seen = []
+    for _ in range(3):
+        seen.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert seen == [1.0, 2.0, 1.0]
+
+
+def test_warmup_longer_than_the_run_names_both_numbers():
+    assert factors(3, warmup_steps=3)[:3] == [0.25, 0.5, 0.75]
+    with pytest.raises(ValueError, match=r"warmup_steps=21 .* 20 steps"):
+        lr_factor(0, 20, ScheduleConfig(warmup_steps=21))
+
+
+def test_all_wrong_values_are_named_at_once():
+    with pytest.raises(ValueError) as error:
+        ScheduleConfig(kind="step", warmup_steps=-1, decay_fraction=0, min_lr_ratio=math.nan)
+    message = str(error.value)
+    for text in (
+        "kind='step'",
+        "linear, cosine, wsd, constant",
+        "warmup_steps=-1",
+        "decay_fraction=0",
+        "min_lr_ratio=nan",
+    ):
+        assert text in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"warmup_steps": 1.5}, {"warmup_steps": True}, {"decay_fraction": "0.5"}, {"min_lr_ratio": 1.1}]
+)
+def test_wrong_types_and_bounds(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ScheduleConfig(**wrong)
