@@ -28,7 +28,16 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        raise UserError(" ".join(str(error).split())) from error
+        raise UserError(message_of(error)) from error
+
+
+def message_of(error: Exception) -> str:
+    """The error in one line."""
+    from pydantic import ValidationError
+
+    from tril.model.validation import explain as explain_settings
+
+    return explain_settings(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
 
 
 def entry(
