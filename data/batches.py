@@ -8,22 +8,22 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-IGNORE = -100  # targets that do not count; what torch's cross entropy ignores by default
-COPIED_AT_ONCE = 1 << 26  # tokens, so that the host never holds all of them
+IGNORE = -100  # targets that do not count; the default of torch's cross entropy
+COPY_TOKENS = 1 << 26  # tokens per copy, so that the host never holds all of them
 
-Array = np.ndarray | torch.Tensor  # of a host, whatever integer type; of a device
+Array = np.ndarray | torch.Tensor  # on the host, of any integer type; on a device
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def on_device(tokens: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """A copy of the ids on `device`, from which `gather` makes batches there, without a copy from the host for each of them.
+    """A copy of the ids on `device`, where `gather` then makes the batches without copies from the host.
 
-    uint16 keeps its two bytes, as int16: torch indexes signed numbers everywhere. `gather` undoes that.
+    uint16 becomes int16, since torch indexes signed integers on every device. `gather` reverts that.
     """
     signed = np.int16 if tokens.dtype == np.uint16 else np.int32
     resident = torch.empty(len(tokens), dtype=getattr(torch, signed.__name__), device=device)
-    for start in range(0, len(tokens), COPIED_AT_ONCE):
-        part = np.asarray(tokens[start : start + COPIED_AT_ONCE]).astype(signed)
+    for start in range(0, len(tokens), COPY_TOKENS):
+        part = np.asarray(tokens[start : start + COPY_TOKENS]).astype(signed)
         resident[start : start + len(part)].copy_(torch.from_numpy(part))
     return resident
 
@@ -33,20 +33,21 @@ def gather(tokens: Array, windows: Array, context_length: int, offset: int = 0) 
 
     Args:
         tokens: (M + 1,) ids.
-        windows: (B,) numbers, an array or tensor like `tokens`; what a window reaches beyond M targets, not counting the offset, is
-            ignored.
+        windows: (B,) numbers, an array or tensor like `tokens`. Targets of a window beyond the M-th, not counting the
+            offset, are IGNORE.
 
     Returns:
-        inputs and targets, int64 (B, T), where the tokens are; a target is the token after its input, or IGNORE.
+        inputs and targets, int64 (B, T), on the device of the tokens; a target is the token after its input, or IGNORE.
     """
     n_targets = len(tokens) - 1
-    if isinstance(tokens, np.ndarray):  # numpy takes half the time of torch on a CPU
+    if isinstance(tokens, np.ndarray):  # on a CPU twice as fast as torch
         unshifted = windows[:, None] * context_length + np.arange(context_length)  # (B, T)
         positions = (unshifted + offset) % n_targets
         inputs = tokens[positions].astype(np.int64)
         targets = np.where(unshifted < n_targets, tokens[positions + 1].astype(np.int64), IGNORE)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
-    unshifted = windows[:, None] * context_length + torch.arange(context_length, device=tokens.device)  # (B, T)
+    arange = torch.arange(context_length, device=tokens.device)
+    unshifted = torch.as_tensor(windows)[:, None] * context_length + arange  # (B, T)
     positions = (unshifted + offset) % n_targets
     inputs, targets = tokens[positions].long(), tokens[positions + 1].long()
     if tokens.dtype == torch.int16:
@@ -55,47 +56,56 @@ def gather(tokens: Array, windows: Array, context_length: int, offset: int = 0) 
 
 
 def _like(tokens: Array, numbers: np.ndarray) -> Array:
-    """`numbers` where `tokens` are."""
+    """`numbers` on the device of `tokens`."""
     return numbers if isinstance(tokens, np.ndarray) else torch.from_numpy(numbers).to(tokens.device)
 
 
 class TrainWindows:
-    """Training batches: a function of (seed, epoch, index) whose whole state is one counter.
+    """Training batches: a function of (seed, epoch, index) whose state is one counter.
 
-    In every epoch over the tokens the windows start from a new offset and come in a new order, so that each of the M targets is
-    seen exactly once. Batches are cut from the endless sequence of epochs, hence always full. One pass over this object is
-    len(self) batches from wherever the last one stopped.
+    In every epoch over the tokens the windows start from a new offset and have a new order, so that each of the M
+    targets occurs exactly once. Batches are cut from the endless sequence of epochs, hence always full. One pass over
+    this object yields len(self) batches and starts where the last one stopped.
 
     Args:
-        tokens: (M + 1,) ids, typically memory-mapped; of `on_device`: batches are made there, and are the same.
-        batch_size: windows B that one rank gets at a time; rank r of W takes r, r + W, ... of each W * B.
+        tokens: (M + 1,) ids, typically memory-mapped; a tensor of `on_device` gives the same batches on its device.
+        batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
+        accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
 
     Raises:
         ValueError: fewer than context_length + 1 tokens.
     """
 
     def __init__(
-        self, tokens: Array, context_length: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
+        self,
+        tokens: Array,
+        context_length: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        accumulate: int = 1,
     ) -> None:
         if len(tokens) <= context_length:
             raise ValueError(
-                f"the training part has {len(tokens)} tokens, a window needs context_length + 1 = {context_length + 1}; "
-                "give more text or lower context_length"
+                f"the training part has {len(tokens)} tokens, a window needs context_length + 1 = "
+                f"{context_length + 1}; give more text or lower context_length"
             )
         self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
-        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.seed, self.rank, self.world_size, self.accumulate = seed, rank, world_size, accumulate
         self.n_windows = -(-(len(tokens) - 1) // context_length)
-        self.consumed = 0  # windows, of all ranks
+        self.consumed = 0  # windows of all ranks
         self._epoch: tuple[int, int, Array] | None = None
 
     def __len__(self) -> int:
-        """Full batches in one epoch, at least 1."""
-        return max(1, self.n_windows // (self.batch_size * self.world_size))
+        """The batches of the complete optimizer steps in one epoch, at least of one step."""
+        step = self.batch_size * self.world_size * self.accumulate  # windows
+        return max(1, self.n_windows // step) * self.accumulate
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
             start = self.consumed
-            # Counted before it is handed out: a checkpoint written while it is trained on resumes with the next one
+            # Counted before the yield: a checkpoint written during the batch resumes with the next one.
             self.consumed += self.batch_size * self.world_size
             yield self._batch(range(start + self.rank, self.consumed, self.world_size))
 
@@ -105,19 +115,22 @@ class TrainWindows:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.consumed = state["consumed"]
 
-    def _batch(self, places: range) -> Batch:
-        """The windows at `places` of the endless sequence, B of them; they may lie in several epochs."""
+    def _batch(self, indices: range) -> Batch:
+        """The B windows at `indices` of the endless sequence, from one or more epochs."""
         parts = []
-        while places:
-            epoch, first = divmod(places.start, self.n_windows)
+        while indices:
+            epoch, first = divmod(indices.start, self.n_windows)
             offset, order = self._shuffle(epoch)
-            windows = order[first :: places.step][: len(places)]  # what is left of this epoch, at most
+            windows = order[first :: indices.step][: len(indices)]  # to the end of this epoch at most
             parts.append(gather(self.tokens, windows, self.context_length, offset))
-            places = places[len(windows) :]
-        return parts[0] if len(parts) == 1 else tuple(torch.cat(part) for part in zip(*parts, strict=True))
+            indices = indices[len(windows) :]
+        if len(parts) == 1:
+            return parts[0]
+        inputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
+        return inputs, targets
 
     def _shuffle(self, epoch: int) -> tuple[int, Array]:
-        """The offset and the order (n,) of one epoch; the last one is remembered."""
+        """The offset and the order (n,) of one epoch; caches the last one."""
         if self._epoch is None or self._epoch[0] != epoch:
             random = np.random.default_rng([self.seed, epoch])
             offset, order = int(random.integers(len(self.tokens) - 1)), random.permutation(self.n_windows)
@@ -128,8 +141,8 @@ class TrainWindows:
 class ValWindows:
     """Validation batches: every target once, windows in order, rank r of W takes windows r, r + W, ...
 
-    Every batch has B rows and every rank the same number of batches, so that a compiled model sees one shape and no rank waits;
-    what is missing are rows whose targets are all IGNORE.
+    Every batch has B rows and every rank has the same number of batches, so that a compiled model gets one shape and
+    no rank waits. They are filled up with rows whose targets are all IGNORE.
 
     Raises:
         ValueError: fewer than 2 tokens.

@@ -1,4 +1,4 @@
-"""The LightningDataModule: prepares the text once, then hands out batches that continue exactly where a checkpoint stopped."""
+"""The LightningDataModule: prepares the text once, and its training batches continue exactly after a checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -9,26 +9,28 @@ from tokenizers import Tokenizer
 
 from tril.data.batches import Array, TrainWindows, ValWindows, on_device
 from tril.data.prepare import PreparedText, prepare, val_bytes_per_token
-from tril.data.sources.base import Source
+from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig
 
-RESIDENT_SHARE = (
-    4  # tokens stay on a GPU where they take at most one part in so many of its free memory: the rest is for training
-)
+MAX_RESIDENT = 1 / 4  # share of a GPU's free memory that the tokens may take; the rest is for training
 
 
 class TextDataModule(LightningDataModule):
     """Batches (inputs, targets) of `source`, int64 (B, T) each.
 
-    The training loader keeps its place in a checkpoint. Do not read `trainer.estimated_stepping_batches` in
-    `configure_optimizers`: Lightning then makes the loader before the checkpoint is read, and the place is lost.
-    On a GPU both parts of the text lie in its memory and batches are made there, unless that would take too much of it.
+    The state of the training loader is part of a checkpoint. Do not read `trainer.estimated_stepping_batches` in
+    `configure_optimizers`: Lightning would create the loader before it reads the checkpoint and lose the state.
+    On a GPU with enough memory, tokens are copied to it and batches are made there.
 
     Args:
-        batch_size: training windows per device and step; `val_batch_size` None takes the same.
-        cache_dir, token_budget, val_token_budget: see `data.packing.prepare`.
-        document_mask: documents that share a window are to be kept apart, see `document_eot`; the batches are the same.
-        seed: decides the order of the training windows.
+        source: the text.
+        tokenizer: its tokenizer.
+        context_length: tokens per window T.
+        batch_size: training windows per device and micro-batch B.
+        val_batch_size: validation windows per batch; None: `batch_size`.
+        cache_dir: see `data.prepare.prepare`, as for `token_budget` and `val_token_budget`.
+        document_mask: documents in a window do not attend to each other, see `document_eot`; the batches are the same.
+        seed: of the order of the training windows.
     """
 
     def __init__(
@@ -48,29 +50,30 @@ class TextDataModule(LightningDataModule):
         super().__init__()
         self.source, self.tokenizer_config, self.context_length = source, tokenizer, context_length
         self.batch_size, self.val_batch_size = batch_size, val_batch_size or batch_size
-        self.cache_dir, self.token_budget, self.val_token_budget, self.seed = (
-            cache_dir,
-            token_budget,
-            val_token_budget,
-            seed,
-        )
-        self.document_mask = document_mask
+        self.cache_dir, self.seed, self.document_mask = cache_dir, seed, document_mask
+        self.token_budget, self.val_token_budget = token_budget, val_token_budget
         self._packed: PreparedText | None = None
         self._resident: dict[str, Array] = {}
 
     def prepare_data(self) -> None:
-        """Lightning calls this in one process of each machine; the others find what it made."""
+        """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
         if self._packed is None:
-            budgets = {"token_budget": self.token_budget, "val_token_budget": self.val_token_budget}
-            self._packed = prepare(self.source, self.tokenizer_config, self.cache_dir, **budgets)
+            self._packed = prepare(
+                self.source,
+                self.tokenizer_config,
+                self.cache_dir,
+                token_budget=self.token_budget,
+                val_token_budget=self.val_token_budget,
+            )
 
     def setup(self, stage: str | None = None) -> None:
         self.prepare_data()
 
     @property
     def packed(self) -> PreparedText:
-        """What was prepared; prepares it when nobody has."""
+        """The prepared text; prepares it on the first call."""
         self.prepare_data()
+        assert self._packed is not None
         return self._packed
 
     @property
@@ -88,31 +91,33 @@ class TextDataModule(LightningDataModule):
 
     @property
     def document_eot(self) -> int | None:
-        """Id of the token that opens a document where documents are to be kept apart; None where a window is one text."""
+        """Id of the token that opens a document if `document_mask`; None: a window is one text."""
         return self.meta["eot_id"] if self.document_mask else None
 
     @property
     def val_bytes_per_token(self) -> float:
-        """See `data.packing.val_bytes_per_token`."""
+        """See `data.prepare.val_bytes_per_token`."""
         return val_bytes_per_token(self.meta)
 
     def train_dataloader(self) -> TrainWindows:
-        return TrainWindows(self._tokens("train"), self.context_length, self.batch_size, self.seed, *self._place())
+        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
+        tokens, (rank, world_size) = self._tokens("train"), self._ranks()
+        return TrainWindows(tokens, self.context_length, self.batch_size, self.seed, rank, world_size, accumulate)
 
     def val_dataloader(self) -> ValWindows:
-        return ValWindows(self._tokens("val"), self.context_length, self.val_batch_size, *self._place())
+        return ValWindows(self._tokens("val"), self.context_length, self.val_batch_size, *self._ranks())
 
-    def _tokens(self, split: str) -> Array:
-        """Memory-mapped; in a trainer's hands on its GPU, where they fit. They are moved once."""
+    def _tokens(self, split: Split) -> Array:
+        """The tokens: memory-mapped, or copied to the trainer's GPU if they fit; the copy is made once."""
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if device.type != "cuda":
             return self.packed.tokens(split)
         if split not in self._resident:
             tokens = self.packed.tokens(split)
-            fits = tokens.nbytes * RESIDENT_SHARE <= torch.cuda.mem_get_info(device)[0]
+            fits = tokens.nbytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]
             self._resident[split] = on_device(tokens, device) if fits else tokens
         return self._resident[split]
 
-    def _place(self) -> tuple[int, int]:
-        """(rank, number of ranks)"""
+    def _ranks(self) -> tuple[int, int]:
+        """Rank of this process, and their number."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -1,7 +1,7 @@
-"""Documents -> one file of token ids that is memory-mapped afterwards.
+"""Documents -> a memory-mapped file of token ids.
 
-A prepared folder holds tokens.bin (the training part, then the validation part), tokenizer.json and meta.json. Its name carries a
-fingerprint of source, split, tokenizer and budgets: a changed setting finds another folder, never a stale one.
+A prepared folder holds tokens.bin (the training part, then the validation part), tokenizer.json and meta.json. Its name
+contains a fingerprint of source, split, tokenizer and budgets, so a changed setting never reads stale tokens.
 """
 
 import hashlib
@@ -23,26 +23,22 @@ import tokenizers
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from tril.data.cache import default_cache_dir, write_folder
+from tril.data.cache import resolve_cache_dir, write_folder
 from tril.data.sources.base import Piece, Source, Split
 from tril.data.tokenizer import TokenizerConfig, build, load, n_ids
 from tril.data.words import WordEncoder, splits_like_gpt2
 
-FORMAT = 1  # raised whenever the same settings would give other files
-BATCH_SIZE = (
-    1 << 19
-)  # characters encoded at a time by each thread: up to 75 MB while they are tokens in the tokenizer's form
-MOST_THREADS = 8  # more would hold up each other and take more memory
-LARGEST_UINT16 = 1 << 16
-QUIET_INTERVAL = 60  # seconds between lines where the progress bar is not seen live, such as in a log file
+FORMAT = 1  # incremented when the same settings produce other files
+BATCH_SIZE = 1 << 19  # characters that a thread encodes at a time; up to 75 MB as Encoding objects
+MAX_THREADS = 8  # more contend for Python's global lock and take more memory
+MAX_UINT16_VOCAB = 1 << 16
+LOG_INTERVAL = 60  # seconds between lines of the progress bar if stderr is not a terminal
 UNKNOWN_EXAMPLES = 10
-SPLITS: tuple[Split, ...] = ("train", "val")
-log = logging.getLogger(__name__)
 
 
 @dataclass
 class Counts:
-    """What one part amounts to; `unknown` counts tokens that stand for a character the tokenizer does not have."""
+    """The size of one part; `unknown` counts the tokens for characters that the tokenizer does not have."""
 
     documents: int = 0
     bytes: int = 0
@@ -53,17 +49,17 @@ class Counts:
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A prepared corpus: its folder, the content of meta.json, and its tokenizer."""
+    """A prepared text: its folder, the content of meta.json, and its tokenizer."""
 
     folder: Path
     meta: dict[str, Any]
     tokenizer: Tokenizer
 
     def tokens(self, split: Split) -> np.ndarray:
-        """Token ids of one part, memory-mapped and read-only, (number of tokens,) in the dtype of the file."""
-        every = np.memmap(self.folder / "tokens.bin", dtype=self.meta["dtype"], mode="r")
+        """Token ids of one part, (number of tokens,), memory-mapped and read-only, in the dtype of the file."""
+        both = np.memmap(self.folder / "tokens.bin", dtype=self.meta["dtype"], mode="r")
         middle = self.meta["counts"]["train"]["tokens"]
-        return every[:middle] if split == "train" else every[middle:]
+        return both[:middle] if split == "train" else both[middle:]
 
 
 def prepare(
@@ -75,43 +71,43 @@ def prepare(
     val_token_budget: int | None = None,
     progress: bool = True,
 ) -> PreparedText:
-    """Tokenizes `source` into the cache folder (None: `default_cache_dir()`), or finds it there from an earlier time.
+    """Tokenizes `source` into a folder of the cache, or reuses the folder of an earlier call.
 
-    A budget ends its part with the first piece that reaches it: only a document longer than a piece can be torn.
+    Args:
+        cache_dir: see `resolve_cache_dir`.
+        token_budget: the training part ends with the first piece that reaches this number of tokens, so only a document
+            longer than a piece is truncated. None: no limit.
+        val_token_budget: the same for the validation part.
 
     Raises:
-        ValueError: a part of the source is empty, or its text cannot be read as what it should be.
+        ValueError: a part of the source is empty, or its text is invalid.
         OSError: text, tokenizer or cache folder cannot be read or written.
     """
-    budgets = {"train": token_budget, "val": val_token_budget}
-    settings = {
-        "format": FORMAT,
-        "source": source.fingerprint(),
-        "tokenizer": tokenizer_config.identity(),
-        "budgets": budgets,
-    }
+    budgets: dict[Split, int | None] = {"train": token_budget, "val": val_token_budget}
+    settings = {"format": FORMAT, "source": source.fingerprint()}
+    settings |= {"tokenizer": tokenizer_config.fingerprint(), "budgets": budgets}
     fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    folder = (Path(cache_dir).expanduser() if cache_dir else default_cache_dir()) / f"{source.name}-{fingerprint[:16]}"
+    folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
 
     def fill(part: Path) -> None:
         tokenizer = build(tokenizer_config, _training_texts(source, tokenizer_config, token_budget, progress))
-        # not tokenizer.save, which raises a bare Exception where the disk is full
+        # not tokenizer.save, which raises a bare Exception if the disk is full
         (part / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        sizes = _write_tokens(source, tokenizer, tokenizer_config, budgets, part / "tokens.bin", progress)
+        sizes = _write_tokens(source, tokenizer, tokenizer_config.eot, budgets, part / "tokens.bin", progress)
         libraries = {"tokenizers": tokenizers.__version__}
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         meta = {**settings, "fingerprint": fingerprint, **sizes, "libraries": libraries, "created": created}
-        (part / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+        (part / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
-    if not _is_complete(folder, fingerprint):
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # said aloud, a later fork does not warn about it
-        write_folder(folder, fill, lambda place: _is_complete(place, fingerprint))
-    tokenizer = load((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    return PreparedText(folder, _read_meta(folder), tokenizer)
+    is_complete = partial(_is_complete, fingerprint=fingerprint)
+    if not is_complete(folder):
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
+        write_folder(folder, fill, is_complete)
+    return PreparedText(folder, _read_meta(folder), load((folder / "tokenizer.json").read_text(encoding="utf-8")))
 
 
 def val_bytes_per_token(meta: dict[str, Any]) -> float:
-    """UTF-8 bytes of the validation part per predicted token, which turns nats per token into bits per byte."""
+    """UTF-8 bytes of the validation part per predicted token, which converts nats per token into bits per byte."""
     counts = meta["counts"]["val"]
     return counts["bytes"] / (counts["tokens"] - 1)  # the first token is not predicted
 
@@ -121,111 +117,97 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 
 def _is_complete(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder is what it says: the right fingerprint, and as many tokens as were counted."""
+    """Whether the folder has the fingerprint, a tokenizer, and as many tokens as meta.json says."""
     try:
         meta = _read_meta(folder)
-        n_tokens = sum(meta["counts"][split]["tokens"] for split in SPLITS)
-        size = (folder / "tokens.bin").stat().st_size
-        complete = meta["fingerprint"] == fingerprint and size == n_tokens * np.dtype(meta["dtype"]).itemsize
-        return complete and (folder / "tokenizer.json").is_file()
+        n_tokens = sum(meta["counts"][split]["tokens"] for split in ("train", "val"))
+        has_all_tokens = (folder / "tokens.bin").stat().st_size == n_tokens * np.dtype(meta["dtype"]).itemsize
+        return meta["fingerprint"] == fingerprint and has_all_tokens and (folder / "tokenizer.json").is_file()
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _training_texts(source: Source, config: TokenizerConfig, token_budget: int | None, progress: bool) -> Iterator[str]:
-    """What a tokenizer is trained on; its progress bar counts bytes."""
-    read = 0
+def _training_texts(source: Source, config: TokenizerConfig, budget: int | None, progress: bool) -> Iterator[str]:
+    """The text to train a tokenizer on."""
+    n_characters = 0
     with _progress_bar("reading text for the tokenizer", "B", None, progress) as bar:
         for piece in source.pieces("train"):
             bar.update(len(piece.text.encode()))
             yield piece.text
-            read += len(piece.text)
-            if config.kind == "char" and token_budget is not None and read >= token_budget:
-                return  # a character is a token: no other character will be met
+            n_characters += len(piece.text)
+            if config.kind == "char" and budget is not None and n_characters >= budget:
+                return  # a character is a token: later ones are not encoded
 
 
 def _write_tokens(
-    source: Source,
-    tokenizer: Tokenizer,
-    config: TokenizerConfig,
-    budgets: dict[str, int | None],
-    path: Path,
-    progress: bool,
+    source: Source, tokenizer: Tokenizer, eot: str, budgets: dict[Split, int | None], path: Path, progress: bool
 ) -> dict[str, Any]:
-    """Writes both parts to `path`; returns what meta.json says about them."""
-    vocab_size = n_ids(tokenizer)
-    dtype = "uint16" if vocab_size <= LARGEST_UINT16 else "uint32"
-    eot_id = tokenizer.token_to_id(config.eot)
+    """Writes both parts to `path` and returns their entries of meta.json."""
+    vocab_size, eot_id = n_ids(tokenizer), tokenizer.token_to_id(eot)
+    dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
     counts = {}
     with open(path, "wb") as file:
-        for split in SPLITS:
-            total, unit = (budgets[split], "token") if budgets[split] else (None, "B")
-            with _progress_bar(f"encoding the {split} part", unit, total, progress) as bar:
-                part = _write_part(source.pieces(split), tokenizer, eot_id, dtype, file, budgets[split], bar)
+        for split, budget in budgets.items():
+            unit = "token" if budget else "B"
+            with _progress_bar(f"encoding the {split} part", unit, budget, progress) as bar:
+                encoded = _encoded(source.pieces(split), tokenizer, np.array([eot_id], dtype))
+                part = _write_part(encoded, tokenizer, file, budget, bar)
             if part.tokens == 0:
                 remedy = "give more text, or change data.val_fraction, data.val_path or data.val_split"
                 raise ValueError(f"data: the {split} part of {source.name} is empty; {remedy}")
             counts[split] = asdict(part)
-    return {"dtype": dtype, "vocab_size": vocab_size, "eot_id": eot_id, "counts": counts}
+    return {"dtype": dtype.name, "vocab_size": vocab_size, "eot_id": eot_id, "counts": counts}
 
 
 def _write_part(
-    pieces: Iterable[Piece],
-    tokenizer: Tokenizer,
-    eot_id: int,
-    dtype: str,
-    file: BinaryIO,
-    budget: int | None,
-    bar: tqdm,
+    encoded: Iterable[tuple[Piece, np.ndarray]], tokenizer: Tokenizer, file: BinaryIO, budget: int | None, bar: tqdm
 ) -> Counts:
-    """Writes the ids of `pieces`, with `eot_id` after each document, until they end or `budget` tokens are reached."""
+    """Writes the ids of the pieces until these end or `budget` tokens are reached."""
     unknown_token = getattr(tokenizer.model, "unk_token", None)
     unknown_id = tokenizer.token_to_id(unknown_token) if unknown_token else None
-    counts, unknown, between_documents = Counts(), set(), True
-    for piece, ids in _encoded(pieces, tokenizer):
-        ids = (np.append(ids, eot_id) if piece.ends_document else ids).astype(dtype)
+    counts, unknown_characters, starts_document = Counts(), set(), True
+    for piece, ids in encoded:
         file.write(ids.tobytes())
-        n_unknown = 0 if unknown_id is None else int((ids == unknown_id).sum())
-        if n_unknown:
-            unknown |= {character for character in set(piece.text) if tokenizer.token_to_id(character) is None}
-        size = len(piece.text.encode())
-        counts.documents += between_documents
-        counts.bytes += size
+        if unknown_id is not None and (ids == unknown_id).any():
+            counts.unknown += int((ids == unknown_id).sum())
+            unknown_characters |= {char for char in set(piece.text) if tokenizer.token_to_id(char) is None}
+        n_bytes = len(piece.text.encode())
+        counts.documents += starts_document
+        counts.bytes += n_bytes
         counts.characters += len(piece.text)
         counts.tokens += len(ids)
-        counts.unknown += n_unknown
-        between_documents = piece.ends_document
-        bar.update(len(ids) if budget else size)
+        starts_document = piece.ends_document
+        bar.update(len(ids) if budget else n_bytes)
         if budget is not None and counts.tokens >= budget:
             break
-    _warn_unknown(counts, unknown)
+    if counts.unknown:
+        examples = " ".join(map(repr, sorted(unknown_characters)[:UNKNOWN_EXAMPLES]))
+        message = "%d of %d tokens are unknown to the tokenizer, such as %s"
+        logging.getLogger(__name__).warning(message, counts.unknown, counts.tokens, examples)
     return counts
 
 
-def _encoded(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[tuple[Piece, np.ndarray]]:
-    """Every piece with its ids, in order. Threads encode the next batches meanwhile, outside Python's lock."""
-    encode = WordEncoder(tokenizer) if splits_like_gpt2(tokenizer) else partial(_encode, tokenizer)
-    threads = min(os.cpu_count() or 1, MOST_THREADS)
-    waiting: deque = deque()
+def _encoded(pieces: Iterable[Piece], tokenizer: Tokenizer, eot: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
+    """Every piece with its ids, in order, and `eot` (1,) after each document. Threads encode the next batches."""
+
+    def encode_texts(texts: list[str]) -> list[np.ndarray]:
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def encode_batch(batch: list[Piece]) -> list[tuple[Piece, np.ndarray]]:
+        texts = zip(batch, encode([piece.text for piece in batch]), strict=True)
+        return [(piece, np.append(ids, eot[: piece.ends_document]).astype(eot.dtype)) for piece, ids in texts]
+
+    encode = WordEncoder(tokenizer) if splits_like_gpt2(tokenizer) else encode_texts
+    threads = min(os.cpu_count() or 1, MAX_THREADS)
+    pending: deque = deque()
     with ThreadPoolExecutor(threads) as pool:
         for batch in _batches(pieces):
-            waiting.append((batch, pool.submit(encode, [piece.text for piece in batch])))
-            if len(waiting) > threads:
-                batch, encoded = waiting.popleft()
-                yield from zip(batch, encoded.result(), strict=True)
-        for batch, encoded in waiting:
-            yield from zip(batch, encoded.result(), strict=True)
-
-
-def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
-
-
-def _warn_unknown(counts: Counts, characters: set[str]) -> None:
-    if counts.unknown:
-        examples = " ".join(map(repr, sorted(characters)[:UNKNOWN_EXAMPLES]))
-        log.warning("%d of %d tokens are unknown to the tokenizer, such as %s", counts.unknown, counts.tokens, examples)
+            pending.append(pool.submit(encode_batch, batch))
+            if len(pending) > threads:
+                yield from pending.popleft().result()
+        for encoded in pending:
+            yield from encoded.result()
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -242,7 +224,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 def _progress_bar(title: str, unit: str, total: int | None, shown: bool) -> tqdm:
-    interval = 0.1 if sys.stderr.isatty() else QUIET_INTERVAL
+    interval = 0.1 if sys.stderr.isatty() else LOG_INTERVAL
     return tqdm(
         desc=title, unit=unit, unit_scale=True, total=total, disable=not shown, mininterval=interval, delay=interval
     )

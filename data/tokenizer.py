@@ -1,161 +1,181 @@
 """Text <-> token ids: trains or loads a `tokenizers.Tokenizer`.
 
-The end-of-text token separates documents and is put there by hand. Text that merely spells it is ordinary text: every tokenizer
-made here has `encode_special_tokens` set, so that encoding never turns what a document says into a control token. That flag is
-not part of the saved json, so tokenizers are read back with `load`.
+The end-of-text token separates documents. It is inserted as an id and never comes from text: every tokenizer of this
+module has `encode_special_tokens` set, so that a document that contains "<|endoftext|>" does not become two. The flag
+is not part of the saved JSON; read that with `load`.
 """
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-KINDS = ("bpe", "char", "byte", "file", "hub")
 UNKNOWN = "<|unknown|>"  # of kind "char" only
-SMALLEST_BPE = 256 + 1  # every byte, and end-of-text
+MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
+COMMIT = re.compile("[0-9a-f]{40}")
+SETTINGS = ConfigDict(strict=True, extra="forbid", title="data.tokenizer", validate_default=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=SETTINGS)
 class TokenizerConfig:
     """Which tokenizer.
 
-    kind: "bpe" byte-level BPE trained on the training part; "char" one token for each character of the training part; "byte" the
-        256 bytes; "file" an existing tokenizer.json; "hub" one of the Hugging Face hub.
-    vocab_size: of "bpe", with end-of-text; a small text may give fewer. The other kinds have the size they have.
-    path: the file of "file", or the name of "hub" such as openai-community/gpt2.
-    train_bytes: BPE is trained on this much of the text's beginning at most, so that memory stays flat.
-    eot: the end-of-text token.
+    Args:
+        kind: "bpe" trains byte-level BPE on the training part; "char" has one token per character of the training part;
+            "byte" has the 256 bytes; "file" loads a tokenizer.json; "hub" loads one from the Hugging Face hub.
+        vocab_size: of kind "bpe", including end-of-text; a small text may give fewer tokens.
+        path: the file of kind "file", or the repository of kind "hub", such as openai-community/gpt2.
+        revision: of kind "hub": branch, tag or commit. It is resolved to a commit, which is part of the fingerprint.
+        train_bytes: BPE is trained on at most this much text from the beginning, so that memory stays flat.
+        eot: the end-of-text token.
     """
 
-    kind: str = "bpe"
+    kind: Literal["bpe", "char", "byte", "file", "hub"] = "bpe"
     vocab_size: int | None = 4096
     path: str | None = None
-    train_bytes: int = 50_000_000
-    eot: str = "<|endoftext|>"
+    revision: str = "main"
+    train_bytes: Annotated[int, Field(ge=1)] = 50_000_000
+    eot: Annotated[str, Field(min_length=2)] = "<|endoftext|>"  # kind "char" has tokens of one character
 
-    def __post_init__(self) -> None:
-        problems = list(self._problems())
-        if problems:
-            raise ValueError("; ".join(f"data.tokenizer.{problem}" for problem in problems))
+    @field_validator("vocab_size")
+    @classmethod
+    def _check_vocab_size(cls, size: int | None, info: ValidationInfo) -> int | None:
+        if info.data.get("kind") == "bpe" and (size is None or size < MIN_BPE_VOCAB_SIZE):
+            need = f"must be at least {MIN_BPE_VOCAB_SIZE} with kind=bpe: 256 bytes and end-of-text"
+            raise ValueError(f"data.tokenizer.vocab_size={json.dumps(size)} {need}")
+        return size
 
-    def _problems(self) -> Iterator[str]:
-        if self.kind not in KINDS:
-            yield f"kind={self.kind}: must be one of {', '.join(KINDS)}"
-        if self.kind == "bpe" and not (_is_int(self.vocab_size) and self.vocab_size >= SMALLEST_BPE):
-            yield f"vocab_size={self.vocab_size}: kind=bpe needs an integer, at least {SMALLEST_BPE} (256 bytes and end-of-text)"
-        if self.kind in ("file", "hub") and not (isinstance(self.path, str) and self.path):
-            wanted = "a tokenizer.json" if self.kind == "file" else "a name such as openai-community/gpt2"
-            yield f"path={self.path}: kind={self.kind} needs {wanted}"
-        elif self.kind == "file" and not Path(self.path).expanduser().is_file():
-            yield f"path={self.path}: no such file; give a tokenizer.json"
-        elif self.kind in ("bpe", "char", "byte") and self.path is not None:
-            yield f"path={self.path}: has no meaning with kind={self.kind}; set it to null, or use kind=file or kind=hub"
-        if not (_is_int(self.train_bytes) and self.train_bytes > 0):
-            yield f"train_bytes={self.train_bytes}: must be a positive integer"
-        if not (isinstance(self.eot, str) and len(self.eot) > 1):
-            yield f"eot={self.eot!r}: must be a text of at least two characters, such as <|endoftext|>"
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str | None, info: ValidationInfo) -> str | None:
+        kind, setting = info.data.get("kind"), f"data.tokenizer.path={path}"
+        if kind in ("bpe", "char", "byte") and path is not None:
+            raise ValueError(f"{setting} must be null with kind={kind}; use kind=file or kind=hub to load a tokenizer")
+        if kind in ("file", "hub") and not path:
+            need = "a tokenizer.json" if kind == "file" else "a repository, such as openai-community/gpt2"
+            raise ValueError(f"data.tokenizer.path is missing; kind={kind} needs {need}")
+        if kind == "file" and not Path(str(path)).expanduser().is_file():
+            raise ValueError(f"{setting} does not exist; give a tokenizer.json")
+        return path
 
-    def identity(self) -> dict[str, Any]:
-        """Plain json of what decides the tokenizer, given the text; a file counts with its content, wherever it lies."""
-        fields: dict[str, Any] = {"kind": self.kind, "eot": self.eot}
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON values that, together with the text, determine the tokenizer.
+
+        Raises:
+            OSError: the hub cannot be reached and has never been, or does not know the repository or the revision.
+        """
+        values: dict[str, Any] = {"kind": self.kind, "eot": self.eot}
         if self.kind == "bpe":
-            fields |= {"vocab_size": self.vocab_size, "train_bytes": self.train_bytes}
+            values |= {"vocab_size": self.vocab_size, "train_bytes": self.train_bytes}
         elif self.kind == "file":
-            fields |= {"sha256": hashlib.sha256(Path(self.path).expanduser().read_bytes()).hexdigest()}
+            values |= {"sha256": hashlib.sha256(self.json_file.read_bytes()).hexdigest()}
         elif self.kind == "hub":
-            fields |= {"path": self.path}
-        return fields
+            is_commit = COMMIT.fullmatch(self.revision)
+            values |= {"path": self.path, "revision": self.revision if is_commit else self.json_file.parent.name}
+        return values
 
+    @cached_property
+    def json_file(self) -> Path:
+        """The tokenizer.json of kinds "file" and "hub"; a file of the hub lies in a folder named after its commit.
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        Raises:
+            OSError: the hub cannot be reached, or has no such file.
+        """
+        assert self.path is not None
+        if self.kind == "file":
+            return Path(self.path).expanduser()
+        from huggingface_hub import hf_hub_download
+
+        try:  # without network, the download of an earlier start is used
+            return Path(hf_hub_download(self.path, "tokenizer.json", revision=self.revision))
+        except Exception as error:  # network, server and library errors have no common base class
+            raise _unreadable(self, error) from error
 
 
 def build(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Trains or loads the tokenizer; `texts`, the training part, is read by kinds "bpe" and "char" only.
+    """Trains or loads the tokenizer.
+
+    Args:
+        texts: the training part; only kinds "bpe" and "char" read it.
 
     Raises:
         ValueError: a loaded tokenizer has no end-of-text token.
-        OSError: a tokenizer cannot be read, or the hub not be reached.
+        OSError: a tokenizer cannot be read, or the hub cannot be reached.
     """
-    if config.kind == "bpe":
-        return _ready(_byte_level(config, _first_bytes(texts, config.train_bytes)))
-    if config.kind == "byte":
-        return _ready(_byte_level(config, ()))
-    if config.kind == "char":
-        return _ready(_characters(config, texts))
-    return _ready(_existing(config))
+    makers = {"char": _characters, "file": _existing, "hub": _existing}
+    return _configured(makers.get(config.kind, _byte_level)(config, texts))
 
 
-def load(json: str) -> Tokenizer:
-    """The tokenizer that `Tokenizer.to_str` gave, ready to encode documents."""
-    return _ready(Tokenizer.from_str(json))
+def load(state: str) -> Tokenizer:
+    """The tokenizer from the output of `Tokenizer.to_str`, ready to encode documents."""
+    return _configured(Tokenizer.from_str(state))
 
 
 def n_ids(tokenizer: Tokenizer) -> int:
-    """How many ids an embedding needs: more than there are tokens where a foreign tokenizer leaves gaps between them."""
+    """Rows that an embedding needs: more than there are tokens if the ids of a foreign tokenizer have gaps."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def _ready(tokenizer: Tokenizer) -> Tokenizer:
+def _configured(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()  # a downloaded tokenizer may come with either, and both would change the text
+    tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
     tokenizer.no_padding()
     return tokenizer
 
 
 def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE (Radford et al. 2019) over `texts`; without texts no merges, i.e. bytes. Exact for every text."""
+    """Byte-level BPE (Radford et al. 2019) trained on `texts`; of kind "byte" without merges. Exact for every text."""
+    is_bpe = config.kind == "bpe"
     tokenizer = Tokenizer(models.BPE())
-    # Without merges there is nothing that words could protect from being merged
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=config.kind == "bpe")
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_bpe)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size if config.kind == "bpe" else SMALLEST_BPE,
+        vocab_size=is_bpe and config.vocab_size or MIN_BPE_VOCAB_SIZE,
         special_tokens=[config.eot],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(_first_bytes(texts, config.train_bytes) if is_bpe else (), trainer)
     return tokenizer
 
 
 def _characters(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """One token for each character of `texts`, in code point order: BPE without merges does just that, and is fast."""
-    characters: set[str] = set()
-    for text in texts:
-        characters |= set(text)
-    tokens = [config.eot, UNKNOWN, *sorted(characters)]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
-    tokenizer.decoder = decoders.Fuse()  # joins tokens with nothing between
+    """One token per character of `texts`, in code point order: BPE without merges, which is fast."""
+    tokens = [config.eot, UNKNOWN, *sorted(set(chain.from_iterable(texts)))]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], unk_token=UNKNOWN))
+    tokenizer.decoder = decoders.Fuse()  # joins tokens without a separator
     tokenizer.add_special_tokens([AddedToken(config.eot, special=True, normalized=False)])
     return tokenizer
 
 
-def _existing(config: TokenizerConfig) -> Tokenizer:
+def _existing(config: TokenizerConfig, _: Iterable[str]) -> Tokenizer:
+    path = config.json_file
     try:
-        if config.kind == "file":
-            tokenizer = Tokenizer.from_file(str(Path(config.path).expanduser()))
-        else:
-            tokenizer = Tokenizer.from_pretrained(config.path)
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exceptions
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        remedy = (
-            "give a tokenizer.json"
-            if config.kind == "file"
-            else "check name and network, set HF_ENDPOINT, or use kind=file"
-        )
-        raise OSError(f"data.tokenizer.path={config.path}: cannot read a tokenizer ({reason}); {remedy}") from error
+        raise _unreadable(config, error) from error
     if tokenizer.token_to_id(config.eot) is None:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
         raise ValueError(
-            f"data.tokenizer.eot={config.eot}: {config.path} has no such token; its special tokens are {' '.join(special) or 'none'}"
+            f"data.tokenizer.eot={config.eot} is not a token of {config.path}; "
+            f"its special tokens are {' '.join(special) or 'none'}"
         )
     return tokenizer
+
+
+def _unreadable(config: TokenizerConfig, error: Exception) -> OSError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    hub_remedy = "check path, revision and network, set HF_ENDPOINT to a mirror, or use kind=file"
+    remedy = hub_remedy if config.kind == "hub" else "give a tokenizer.json"
+    return OSError(f"cannot read a tokenizer from data.tokenizer.path={config.path} ({reason}); {remedy}")
 
 
 def _first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:

@@ -25,4 +25,5 @@ _MODULES = {
 def __getattr__(name: str):
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    return module if name == _MODULES[name] else getattr(module, name)  # the module `attention` can be called

@@ -1,4 +1,4 @@
-"""Confidence intervals of a mean, by Student's t."""
+"""Confidence intervals of a mean, with Student's t distribution."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over n seeds and its confidence interval. low = high = None: one seed gives none, nor do values that are not finite."""
+    """A mean over n observations and its confidence interval; low = high = None where there is no interval."""
 
     mean: float
     low: float | None
@@ -19,7 +19,10 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Of values that are one for each seed, by Student's t. A value that is not finite (a diverged run) makes the mean so, too."""
+    """The mean of independent observations, such as one per seed, with its confidence interval.
+
+    One value has no interval. A value that is not finite (a diverged run) makes the mean not finite, without interval.
+    """
     n = len(values)
     with np.errstate(invalid="ignore"):  # inf - inf
         mean = float(np.mean(values)) if n else math.nan
@@ -31,7 +34,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 @functools.lru_cache(maxsize=1000)
 def student_quantile(n: int, alpha: float) -> float:
-    """Student's, two-sided, for n observations; of one it does not count."""
-    from scipy.special import stdtrit
+    """Two-sided quantile of Student's t for a mean of n observations; for n = 1 with one degree of freedom."""
+    from scipy.special import stdtrit  # scipy.stats takes seconds to import
 
     return -float(stdtrit(max(1, n - 1), alpha / 2))

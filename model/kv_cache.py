@@ -1,4 +1,4 @@
-"""Keys and values of the past, so that decoding computes only the new positions.
+"""Keys and values of past positions, so that decoding computes only the new ones.
 
 L layers, B batch, G key/value heads, S capacity in positions, D head size.
 """
@@ -8,10 +8,14 @@ from torch import Tensor
 
 
 class KVCache:
-    """Preallocated keys and values of all layers, with one position counter for all of them.
+    """Preallocated keys and values of all layers, with one position counter.
 
-    Attention writes at `length` and does not move it: whoever runs the layers calls `advance` once after the last (`GPT.forward` does).
-    `length` may be set back to forget the newest positions. For inference: a second write breaks the gradient of the first.
+    Attention writes at `length` and does not change it: the code that runs the layers calls `advance` once after the
+    last one (`GPT.forward` does). Set `length` back to forget the last positions. For inference only: a second write
+    breaks the gradient of the first.
+
+    Args:
+        capacity: S, the largest number of positions.
     """
 
     def __init__(
@@ -26,77 +30,53 @@ class KVCache:
         device: torch.device | str | None = None,
     ):
         shape = (batch_size, n_kv_heads, capacity, head_dim)  # (B, G, S, D)
-        # One tensor for each layer: a compiler would take writes to parts of one for writes to the whole.
+        # One tensor per layer: torch.compile treats a write to a slice of one large tensor as a write to all of it.
         self.keys, self.values = (
             [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)] for _ in range(2)
         )
         self.capacity, self.length = capacity, 0
 
-    def layer(self, index: int) -> "LayerCache":
-        return LayerCache(self, self.keys[index], self.values[index])
+    def layer(self, index: int, position: Tensor | None = None) -> "LayerCache":
+        """The cache of one layer, which writes at `position` (1,) int64, or at `length` by default."""
+        return LayerCache(self.keys[index], self.values[index], self.length if position is None else position)
 
     def advance(self, n_positions: int) -> None:
         self.length += n_positions
 
-    def at(self, position: Tensor) -> "FixedCache":
-        """The same memory for a single next token, at a position that is a tensor (1,), as a compiled step needs it."""
-        return FixedCache(self, position)
-
 
 class LayerCache:
-    """One layer's part of a KVCache: what `MultiHeadAttention.forward` takes as `cache`."""
+    """One layer's keys and values: what `MultiHeadAttention.forward` takes as `cache`.
 
-    fixed = False
-
-    def __init__(self, cache: KVCache, keys: Tensor, values: Tensor):
-        self.cache, self.keys, self.values = cache, keys, values  # (B, G, S, D)
-
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k and v (B, G, T, D) behind the past and returns past and present together, (B, G, length + T, D) each.
-
-        Raises ValueError where they do not fit.
-        """
-        n_new, start = k.shape[2], self.cache.length
-        end = start + n_new
-        if k.shape[:2] != self.keys.shape[:2] or end > self.cache.capacity:
-            raise ValueError(
-                f"{n_new} positions of (B, G) = {tuple(k.shape[:2])} do not fit into a cache of (B, G) = {tuple(self.keys.shape[:2])} that "
-                f"holds {start} of {self.cache.capacity} positions; make a larger KVCache or set its length back"
-            )
-        self.keys.narrow(2, start, n_new).copy_(k)
-        self.values.narrow(2, start, n_new).copy_(v)
-        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
-
-
-class FixedCache:
-    """A KVCache in which every shape and every Python number stays the same from step to step.
-
-    Attention gets all S positions, with those behind `position` as well: the mask has to hide them, and says everything else about
-    what is visible too. The position is not checked, for which a GPU would have to be waited for.
+    Attributes:
+        start: position of the first new key. An int: `update` returns the positions up to the last new one. A tensor
+            (1,): `update` returns all S positions, so that no shape depends on the position, as torch.compile needs;
+            the caller masks the positions that are not written yet.
     """
 
-    length = 0  # which numbers no position here: the caller passes positions
-
-    def __init__(self, cache: KVCache, position: Tensor):
-        self.cache, self.position = cache, position
-
-    def layer(self, index: int) -> "FixedLayerCache":
-        return FixedLayerCache(self.cache.keys[index], self.cache.values[index], self.position)
-
-    def advance(self, n_positions: int) -> None:
-        """Nothing: who makes the position moves it."""
-
-
-class FixedLayerCache:
-    """One layer's part of a FixedCache."""
-
-    fixed = True
-
-    def __init__(self, keys: Tensor, values: Tensor, position: Tensor):
-        self.keys, self.values, self.position = keys, values, position
+    def __init__(self, keys: Tensor, values: Tensor, start: int | Tensor):
+        self.keys, self.values, self.start = keys, values, start  # (B, G, S, D) each
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k and v (B, G, 1, D) at the position and returns all keys and values, (B, G, S, D) each."""
-        self.keys.index_copy_(2, self.position, k)
-        self.values.index_copy_(2, self.position, v)
-        return self.keys, self.values
+        """Writes k and v (B, G, T, D) at `start`.
+
+        Returns:
+            The keys and values to attend to: (B, G, start + T, D) each, or (B, G, S, D) where `start` is a tensor.
+
+        Raises:
+            ValueError: they do not fit. A tensor `start` is not checked, which would synchronize with the GPU.
+        """
+        if isinstance(self.start, Tensor):
+            self.keys.index_copy_(2, self.start, k.type_as(self.keys))  # under autocast k and v may be bf16
+            self.values.index_copy_(2, self.start, v.type_as(self.values))
+            return self.keys, self.values
+        n_new, capacity = k.shape[2], self.keys.shape[2]
+        end = self.start + n_new
+        if k.shape[:2] != self.keys.shape[:2] or end > capacity:
+            raise ValueError(
+                f"{n_new} positions of (B, G) = {tuple(k.shape[:2])} do not fit into a cache of (B, G) = "
+                f"{tuple(self.keys.shape[:2])} that holds {self.start} of {capacity} positions; create a larger "
+                "KVCache or set its length back"
+            )
+        self.keys.narrow(2, self.start, n_new).copy_(k)
+        self.values.narrow(2, self.start, n_new).copy_(v)
+        return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)

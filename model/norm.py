@@ -1,4 +1,4 @@
-"""Root mean square layer normalisation (Zhang & Sennrich 2019, arXiv:1910.07467)."""
+"""Root mean square layer normalization (Zhang & Sennrich 2019, arXiv:1910.07467)."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 class RMSNorm(nn.RMSNorm):
     """x / rms(x) * weight over the last dimension, in the dtype of x.
 
-    Under autocast x may be bf16 while the weight is float32; torch would then return float32, and by a slower path.
+    Under autocast x may be bf16 while the weight is float32; `nn.RMSNorm` then returns float32 and takes a slower path.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,80 +1,97 @@
-"""Where runs lie on disk: a folder each, below outputs/ (single runs) and multirun/ (grids) of the working directory.
+"""Where runs are stored: one folder each, below outputs/ (single runs) and multirun/ (sweeps) of the working directory.
 
-Free of torch, so that an entry point can look before it loads anything.
+This module does not import torch, so that an entry point can check paths before it loads anything.
 """
 
-import contextlib
-import itertools
 import os
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 ROOTS = ("outputs", "multirun")
 CHECKPOINTS = "checkpoints"
-SUMMARY = "summary.json"  # written last: where it is, the run is finished
-FAILURE = "failed.json"  # of a cell of a sweep: how it ended
-SWEEP = "sweep.json"  # the cells of a sweep, in its folder
+SUMMARY = "summary.json"  # written last: a run with this file is finished
+FAILURE = "failed.json"  # how a run of a sweep failed
+SWEEP = "sweep.json"  # the runs of a sweep, in its folder
 
 
 def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "last")) -> Path:
-    """The checkpoint file meant by `path`: a file, a run's folder, or "latest" (the newest below outputs/ and multirun/).
+    """Finds the checkpoint file that a user means.
 
-    In a folder the first of `prefer` that exists is taken. Raises FileNotFoundError with what was looked for.
+    Args:
+        path: a file, the folder of a run, or "latest": the newest run below outputs/ and multirun/. "~" is expanded.
+        prefer: names of checkpoints; the first that exists in a folder is taken.
+
+    Raises:
+        FileNotFoundError: there is none.
     """
     if str(path) == "latest":
-        found = [file for root in ROOTS for name in prefer for file in Path(root).rglob(f"{CHECKPOINTS}/{name}.ckpt")]
-        if not found:
-            raise FileNotFoundError(
-                f"no checkpoint below {' or '.join(f'{root}/' for root in ROOTS)} of {Path.cwd()}; train first, or name a file"
-            )
-        path = run_folder(max(found, key=lambda file: file.stat().st_mtime))
-    path = Path(path)
+        files = [file for root in ROOTS for name in prefer for file in Path(root).rglob(f"{CHECKPOINTS}/{name}.ckpt")]
+        if not files:
+            roots = " or ".join(f"{root}/" for root in ROOTS)
+            raise FileNotFoundError(f"no checkpoint below {roots} of {Path.cwd()}; train first, or name a file")
+        path = run_folder(_newest(files))
+    path = _expanded(path)
     if path.is_file():
         return path
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} does not exist; name a checkpoint file, a run's folder or latest")
     names = [f"{CHECKPOINTS}/{name}.ckpt" for name in prefer] + [f"{name}.ckpt" for name in prefer]
     for name in names:
         if (path / name).is_file():
             return path / name
-    if path.is_dir():
-        raise FileNotFoundError(
-            f"{path} holds no {' or '.join(names[: len(prefer)])}; name a checkpoint file or a run's folder"
-        )
-    raise FileNotFoundError(f"{path} does not exist; name a checkpoint file, a run's folder or latest")
+    expected = " or ".join(names[: len(prefer)])
+    raise FileNotFoundError(f"{path} contains no {expected}; name a checkpoint file or a run's folder")
 
 
 def find_sweep(path: str) -> Path:
-    """The folder of a sweep meant by `path`; "latest" is the one below multirun/ whose sweep.json is newest.
+    """Finds the folder of a sweep.
 
-    Raises FileNotFoundError where there is none.
+    Args:
+        path: the folder, in which "~" is expanded, or "latest": the one below multirun/ with the newest sweep.json.
+
+    Raises:
+        FileNotFoundError: "latest" finds none.
     """
     if path != "latest":
-        return Path(path)
-    found = list(Path(ROOTS[1]).rglob(SWEEP))
-    if not found:
-        raise FileNotFoundError(
-            f"no {SWEEP} below {ROOTS[1]}/ of {Path.cwd()}; start one (python train.py -m ...), or name a folder"
-        )
-    return max(found, key=lambda file: file.stat().st_mtime).parent
+        return _expanded(path)
+    root = ROOTS[1]
+    if not (files := list(Path(root).rglob(SWEEP))):
+        message = f"no {SWEEP} below {root}/ of {Path.cwd()}; start a sweep (python train.py -m ...), or name a folder"
+        raise FileNotFoundError(message)
+    return _newest(files).parent
+
+
+def _expanded(path: str | Path) -> Path:
+    return Path(os.path.expanduser(path))  # unlike Path.expanduser, it leaves the home of an unknown user unchanged
+
+
+def _newest(files: Iterable[Path]) -> Path:
+    return max(files, key=lambda file: file.stat().st_mtime)
 
 
 def run_folder(checkpoint: Path) -> Path:
-    """The run that a checkpoint file belongs to."""
+    """The folder of the run that wrote a checkpoint file."""
     return checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent
 
 
 def new_folder(root: str) -> Path:
-    """Makes root/DATE/TIME of now; runs that begin in the same second get one each."""
-    now = datetime.now()
-    for suffix in itertools.chain([""], map("-{}".format, itertools.count(2))):
+    """Creates root/DATE/TIME for the current time, with a suffix where another run started in the same second."""
+    now, number = datetime.now(), 1
+    while True:
+        suffix = f"-{number}" if number > 1 else ""
         folder = Path(root, f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}{suffix}")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
+        try:
             folder.mkdir()
             return folder
+        except FileExistsError:
+            number += 1
 
 
 def state_of(folder: str | Path) -> str:
-    """finished | failed | unfinished (running, or interrupted) | not started: what lies in a run's folder."""
+    """State of a run: finished, failed, unfinished (running or interrupted) or not started."""
     folder = Path(folder)
     if (folder / SUMMARY).is_file():
         return "finished"
@@ -83,11 +100,11 @@ def state_of(folder: str | Path) -> str:
     return "unfinished" if folder.is_dir() else "not started"
 
 
-def moved(value, old: str, new: str):
-    """The plain containers `value` with `new` in the place of the folder `old` in every path."""
+def relocate(value: Any, old: str, new: str) -> Any:
+    """A copy of the plain containers in `value` in which every path in folder `old` points to folder `new`."""
     if isinstance(value, dict):
-        return {moved(key, old, new): moved(item, old, new) for key, item in value.items()}
+        return {relocate(key, old, new): relocate(item, old, new) for key, item in value.items()}
     if isinstance(value, list):
-        return [moved(item, old, new) for item in value]
+        return [relocate(item, old, new) for item in value]
     inside = isinstance(value, str) and (value == old or value.startswith(old + os.sep))
     return new + value[len(old) :] if inside else value

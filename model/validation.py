@@ -1,14 +1,16 @@
 """One wording for the settings that pydantic refuses.
 
-Every group of settings is a frozen pydantic dataclass in strict mode, so that types, limits and valid values stand at
-the field. Its `title` is the prefix of its keys on the command line:
+Every group of settings is a frozen pydantic dataclass in strict mode: each field declares its type, limits and valid
+values. `extra="forbid"` refuses unknown names, which pydantic ignores by default. `title` is the prefix of the keys on
+the command line; "" means none:
 
-    @dataclass(frozen=True, config=ConfigDict(strict=True, title="model"))
+    @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid", title="model"))
     class GPTConfig:
         dim: Annotated[int, Field(ge=1)] = 192
 """
 
 import json
+import re
 
 from pydantic import ValidationError
 
@@ -21,14 +23,19 @@ def explain(error: ValidationError) -> str:
 def _explain_one(title: str, details) -> str:
     if details["type"] == "value_error":  # raised by a validator of ours, which writes the whole sentence
         return str(details["ctx"]["error"])
-    name = ".".join([title, *map(str, details["loc"])]) if title else ".".join(map(str, details["loc"]))
+    has_prefix = title[:1].islower()  # pydantic replaces an empty title by the class name, which is CapWords
+    name = ".".join([title] * has_prefix + [str(part) for part in details["loc"]])
     if details["type"] == "missing":
         return f"{name} is missing"
-    return f"{name}={_shown(details['input'])} {details['msg'].replace('Input should', 'must')}"
+    if details["type"] == "unexpected_keyword_argument":
+        return f"{name} is unknown"
+    limit = re.sub(r"^\w+ should", "must", details["msg"])  # "Input should be ...", "String should have ..."
+    is_type_error = details["type"].endswith("_type")  # then quotes tell the text '8' from the number 8
+    return f"{name}={_typed(details['input'], quoted=is_type_error)} {limit}"
 
 
-def _shown(value) -> str:
-    """The value as it is typed on the command line."""
+def _typed(value, *, quoted: bool) -> str:
+    """The value as on the command line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    return str(value)
+    return repr(value) if quoted else str(value)

@@ -1,116 +1,129 @@
 """Certifies that a model sees no future, and all of its past:  python scripts/certify.py ckpt=latest
 
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
-(call=package.module:function vocab_size=V context_length=T). All keys: configs/certify.yaml. The table goes to stdout, all figures and a
-picture into a folder. Exit status 0: certified; 1: not; 2: what was typed cannot be.
+(call=package.module:function vocab_size=V context_length=T). All keys: configs/certify.yaml. Prints a table, and writes
+all figures and a plot into a folder. Exit status 0: certified; 1: not certified; 2: wrong settings.
 """
 
-import json
+import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import ConfigDict, model_validator
+from pydantic.dataclasses import dataclass
+
 from tril.data.cache import keep_compiled_code
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import build, entry, pick_device, plain, task_overrides, user_errors, writable
+from tril.scripts.common.cli import build, entry, pick_device, task_overrides, user_errors, writable
 
 KINDS = ("ckpt", "hf", "call")
 TEXTS = (*KINDS, "out")  # keys whose value is text as it was typed
+SIZES = ("vocab_size", "context_length", "receptive_field")  # of a callable
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+class CertifyConfig:
+    """Settings, as in configs/certify.yaml; the grids check the sizes."""
+
+    model: dict
+    ckpt: str | None = None
+    hf: str | None = None
+    call: str | None = None
+    vocab_size: int | None = None
+    context_length: int | None = None
+    receptive_field: int | None = None
+    compile: bool = False
+    exhaustive: bool = False
+    device: str = "auto"
+    out: str | None = None
+
+    @model_validator(mode="after")
+    def _check_combinations(self):
+        if self.call is None and any(getattr(self, key) is not None for key in SIZES):
+            raise ValueError(f"{', '.join(SIZES)} go with call=...; of a fresh model set model.vocab_size and so on")
+        if self.compile and (self.hf or self.call) is not None:
+            raise ValueError("compile=true needs one of Tril's own models; a function of call= may compile itself")
+        return self
 
 
 @entry("certify", TEXTS)
 def main(cfg) -> None:
-    cfg = plain(cfg)
     with user_errors():
-        check(cfg, task_overrides())
-        checkpoint = find_checkpoint(cfg["ckpt"]) if cfg["ckpt"] is not None else None
+        settings = build(CertifyConfig, cfg)
+        models = [f"{kind}={getattr(settings, kind)}" for kind in KINDS if getattr(settings, kind) is not None]
+        models += [override for override in task_overrides() if models and override.lstrip("+~").startswith("model")]
+        if len(models) > 1:
+            raise ValueError(f"{' and '.join(models)} name several models; keep one")
+        checkpoint = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
     keep_compiled_code()
-    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # on a CPU, for its result
-    from tril.model.causality.grids.gpt_grid import (
-        certify,  # importing torch takes a second: what is wrong above is said at once
-    )
+    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # intended on a CPU
+    # Importing torch takes a second, so wrong settings are reported before.
+    from tril.model.causality.certify import certify
     from tril.model.training.hardware import keep_freed_memory
 
     with user_errors():
-        device = pick_device(cfg["device"])
-        name, cells = subject(cfg, checkpoint, device)
-        own = run_folder(checkpoint) if checkpoint else Path("outputs/causality", Path(name).name.replace(":", "-"))
-        folder = writable(cfg["out"] or own, "out")
+        device = pick_device(settings.device)
+        name, cases = subject(settings, checkpoint, device)
+        default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", Path(name).name.replace(":", "-"))
+        folder = writable(settings.out or default, "out")
     if device == "cpu":
         keep_freed_memory()
-    certificate = certify(name, cells, progress=lambda cell: print(cell, file=sys.stderr, flush=True))
+    with user_errors() if settings.hf is not None else contextlib.nullcontext():  # its own code may fail in any case
+        certificate = certify(name, cases, progress=lambda case: print(case, file=sys.stderr, flush=True))
     report(certificate, folder)
     sys.exit(0 if certificate.passed else 1)
 
 
-def check(cfg: dict, overrides: list[str]) -> None:
-    """Raises ValueError for keys that do not go together."""
-    given = [kind for kind in KINDS if cfg[kind] is not None]
-    models = [override for override in overrides if override.lstrip("+~").startswith("model")]
-    if len(given) > 1 or given and models:
-        raise ValueError(
-            f"{' and '.join([f'{kind}={cfg[kind]}' for kind in given] + models)} name several models; keep one"
-        )
-    if cfg["call"] is None and any(cfg[key] is not None for key in ("vocab_size", "context_length", "reach")):
-        raise ValueError(
-            "vocab_size, context_length and reach go with call=...; of a fresh model they are model.vocab_size and so on"
-        )
-    for key in ("compile", "exhaustive"):
-        if not isinstance(cfg[key], bool):
-            raise ValueError(f"{key}={cfg[key]} must be true or false")
-    if cfg["compile"] and (cfg["hf"] is not None or cfg["call"] is not None):
-        raise ValueError("compile=true is for Tril's own models; a function of call= may compile itself")
+def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tuple[str, Iterator]:
+    """The name of the model, and the cases of its grid."""
+    options = {"device": device, "exhaustive": settings.exhaustive}
+    if settings.hf is not None:
+        from tril.model.causality.grids.transformers_grid import transformers_cases
 
+        return settings.hf, transformers_cases(settings.hf, **options)
+    if settings.call is not None:
+        from tril.model.causality.grids.callable_grid import callable_cases
 
-def subject(cfg: dict, checkpoint: Path | None, device: str) -> tuple[str, Iterator]:
-    """What is certified: its name, and the cells of its grid."""
-    from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_cells
+        sizes = {key: getattr(settings, key) for key in SIZES}
+        return settings.call, callable_cases(settings.call, **sizes, **options)
+    from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_cases
+    from tril.model.config import GPTConfig
 
-    options = {"device": device, "exhaustive": cfg["exhaustive"]}
-    if cfg["hf"] is not None:
-        from tril.model.causality.grids.transformers_grid import transformers_cells
-
-        return cfg["hf"], transformers_cells(cfg["hf"], **options)
-    if cfg["call"] is not None:
-        from tril.model.causality.grids.callable_grid import callable_cells
-
-        sizes = {key: cfg[key] for key in ("vocab_size", "context_length", "reach")}
-        return cfg["call"], callable_cells(cfg["call"], **sizes, **options)
-    if cfg["compile"]:
+    if settings.compile:
         from tril.model.training.hardware import check_compiler
 
         check_compiler(device)
-    options["compile"] = cfg["compile"]
+    options["compile"] = settings.compile
     if checkpoint is not None:
         from tril.model.checkpoint import load
 
         model = load(checkpoint).model
-        return str(checkpoint), gpt_cells(model.config, model.state_dict(), **options)
-    from tril.model.config import GPTConfig
-
-    config = build(GPTConfig, cfg["model"] | {"vocab_size": cfg["model"]["vocab_size"] or FRESH_VOCABULARY}, "model")
-    return chosen("model"), gpt_cells(config, **options)
+        return str(checkpoint), gpt_cases(model.config, model.state_dict(), **options)
+    vocab_size = settings.model["vocab_size"] or FRESH_VOCABULARY
+    config = build(GPTConfig, settings.model | {"vocab_size": vocab_size}, "model")
+    return chosen("model"), gpt_cases(config, **options)
 
 
 def chosen(group: str) -> str:
+    """The option of a config group, such as nano for model=nano."""
     from hydra.core.hydra_config import HydraConfig
 
     return HydraConfig.get().runtime.choices[group]
 
 
 def report(certificate, folder: Path) -> None:
-    """The table and the first failure of each check to stdout, everything to causality.json, the picture to causality.png."""
+    """Prints the table and the first failure of each check; writes causality.json and causality.png."""
     from tril.model.causality.plot import plot
+    from tril.model.files import write_json
 
-    (folder / "causality.json").write_text(json.dumps(certificate.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "causality.json", certificate.to_dict())
     plot(folder / "causality.png", certificate)
     print(f"{certificate.table()}\n")
-    for failures in certificate.failures().values():
+    for check, failures in certificate.failures().items():
         first = failures[0]
-        print(
-            f"FAILED  {first.check}: {first.where}\n        {first.cell}, length {first.length}; {len(failures)} such in causality.json"
-        )
+        print(f"FAILED  {check}: {first.where}\n        {first.case}, length {first.length}; {len(failures)} failures")
     verdict = "sees no future, and all of its past" if certificate.passed else "is NOT certified"
     print(f"{certificate.subject} {verdict}: {len(certificate.results)} checks in {certificate.seconds:.0f} s")
     print(f"{folder}: causality.json, causality.png", flush=True)

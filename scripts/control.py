@@ -1,7 +1,8 @@
-"""What the causal mask is for, measured:  python scripts/control.py masked=outputs/DATE/TIME unmasked=outputs/DATE/TIME
+"""Shows what the causal mask does:  python scripts/control.py masked=outputs/DATE/TIME unmasked=outputs/DATE/TIME
 
-Takes a run with the mask and the same run without it, and shows what each claims, and what each can do when it sees the prefix alone.
-All keys: configs/control.yaml. The table goes to stdout; control.json, control.md and control.png say the rest.
+Takes a run with the mask and the same run without it. Measures the loss that each reports in one pass over a text, and
+its loss when it sees the prefix alone. All keys: configs/control.yaml. Prints a table; writes control.json, control.md
+and control.png.
 """
 
 import json
@@ -10,101 +11,111 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import entry, plain, user_errors, writable
-from tril.scripts.common.finished_run import Run, read_run, spread, validation_tokens
+from tril.scripts.common.cli import build, entry, user_errors, writable
+from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, validation_tokens
+from tril.scripts.common.tables import markdown_table
 
 COMMANDS = {"masked": "python train.py", "unmasked": "python train.py experiment=control_no_mask"}
 TEXTS = (*COMMANDS, "out")  # keys whose value is text as it was typed
-SAME = ("seed", "model", "optim", "trainer")  # settings in which the two runs may not differ, but for the mask
+SAME = ("seed", "model", "optim", "trainer")  # settings that must be equal in both runs, except for the mask
+ROWS = {  # of the table: heading -> figure of a side, bytes per token
+    "parameters": lambda side, _: f"{side['parameters']:,}",
+    "training loss, last logged": lambda side, _: f"{side['curves']['train'][-1][1]:.4f}",
+    "validation loss, as the run logged it": lambda side, _: f"{side['curves']['val'][-1][1]:.4f}",
+    "one-pass loss": lambda side, _: _with_error(side["one_pass"]),
+    "prefix-only loss": lambda side, _: _with_error(side["prefix_only"]),
+    "prefix-only minus one-pass loss": lambda side, _: _with_error(side["gap"]),
+    "bits per byte, one-pass": lambda side, size: f"{side['one_pass'].mean / math.log(2) / size:.4f}",
+    "bits per byte, prefix-only": lambda side, size: f"{side['prefix_only'].mean / math.log(2) / size:.4f}",
+}
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+class ControlConfig:
+    """Settings, as in configs/control.yaml."""
+
+    masked: str | None
+    unmasked: str | None
+    windows: Annotated[int, Field(ge=2)]  # a standard error needs two
+    prompts: Annotated[list[str], Field(min_length=1)]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    out: str | None
 
 
 @entry("control", TEXTS)
 def main(cfg) -> None:
-    cfg = plain(cfg)
     with user_errors():
-        check(cfg)
-        paths = {name: find(cfg, name) for name in COMMANDS}
-    from tril.model.causality.mask_control import (
-        read_curves,  # importing torch takes a second: what is wrong above is said at once
-    )
+        settings = build(ControlConfig, cfg)
+        paths = {name: find(name, getattr(settings, name)) for name in COMMANDS}
+    # Importing torch takes a second, so wrong settings are reported before.
+    from tril.model.causality.mask_control import read_curves
     from tril.model.checkpoint import load
 
+    sides: dict[str, dict] = {}
     with user_errors():
         runs = {name: read_run(path) for name, path in paths.items()}
         check_pair(runs)
-        curves = {name: read_curves(run_folder(path)) for name, path in paths.items()}
-        windows = spread(
-            validation_tokens(runs["masked"]), cfg["windows"], runs["masked"].ours["config"]["context_length"]
-        )
+        for name, path in paths.items():
+            sides[name] = {"checkpoint": os.path.relpath(path), "curves": read_curves(run_folder(path))}
+        length = runs["masked"].metadata["config"]["context_length"]
+        windows = evenly_spaced_windows(validation_tokens(runs["masked"]), settings.windows, length)
         models = {name: load(path) for name, path in paths.items()}
-        sampling = {key: cfg[key] for key in ("max_new_tokens", "temperature", "seed")}
-        texts = {
-            name: list(zip(cfg["prompts"], lm.generate(cfg["prompts"], **sampling))) for name, lm in models.items()
-        }
-        folder = writable(cfg["out"] or run_folder(paths["unmasked"]) / "control", "out")
+        sampling = {key: getattr(settings, key) for key in ("max_new_tokens", "temperature", "seed")}
+        for name, lm in models.items():
+            texts = lm.generate(settings.prompts, **sampling)
+            sides[name] |= {
+                "parameters": lm.model.n_parameters(),
+                "samples": list(zip(settings.prompts, texts, strict=True)),
+            }
+        folder = writable(settings.out or run_folder(paths["unmasked"]) / "control", "out")
     report = describe(runs["masked"], windows, sampling)
-    sides = {
-        name: {
-            "checkpoint": os.path.relpath(path),
-            "parameters": models[name].model.n_parameters(),
-            "curves": curves[name],
-            "samples": texts[name],
-        }
-        for name, path in paths.items()
-    }
-    report["honest_unmasked_minus_masked"] = measure(models, windows, sides)
+    report["prefix_only_unmasked_minus_masked"] = measure(models, windows, sides)
     write(folder, report, sides)
 
 
-def check(cfg: dict) -> None:
-    """Raises ValueError for values that no runs could make right; `lm.generate` checks its own."""
-    windows, prompts = cfg["windows"], cfg["prompts"]
-    if not isinstance(windows, int) or windows < 2:
-        raise ValueError(f"windows={windows} must be a whole number, at least 2: a standard error needs two")
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-        raise ValueError(f'prompts={prompts} must be a list of texts, such as \'["def ", "import "]\'')
-
-
-def find(cfg: dict, name: str) -> Path:
-    """The newest checkpoint of a run, not the best: the leaking run's best is one by its false loss."""
-    if cfg[name] is None:
+def find(name: str, folder: str | None) -> Path:
+    """The last checkpoint of a run. Not the best one: without the mask it is chosen by a false loss."""
+    if folder is None:
         raise ValueError(f"{name} is missing; give the folder of a run of `{COMMANDS[name]}`: {name}=outputs/DATE/TIME")
-    return find_checkpoint(str(cfg[name]), prefer=("last",))
+    return find_checkpoint(folder, prefer=("last",))
 
 
 def check_pair(runs: dict[str, Run]) -> None:
     """Raises ValueError unless the two runs differ in the mask and in nothing else that changes their losses."""
     masked, unmasked = runs["masked"], runs["unmasked"]
     for name, causal in (("masked", True), ("unmasked", False)):
-        if runs[name].ours["config"]["causal"] != causal:
+        if runs[name].metadata["config"]["causal"] != causal:
             raise ValueError(
                 f"{name}={runs[name].checkpoint} has model.causal={not causal}; give a run of `{COMMANDS[name]}`"
             )
-    prints = [str(run.ours["data"].get("fingerprint"))[:12] for run in (masked, unmasked)]
-    if prints[0] != prints[1] or masked.ours["tokenizer"] != unmasked.ours["tokenizer"]:
+    prints = [str(run.metadata["data"].get("fingerprint"))[:12] for run in (masked, unmasked)]
+    if prints[0] != prints[1] or masked.metadata["tokenizer"] != unmasked.metadata["tokenizer"]:
         raise ValueError(
             f"the runs have other data or tokenizers (fingerprints {' and '.join(prints)}); train both on the same text"
         )
-    mine, its = comparable(masked), comparable(unmasked)
-    differ = [
-        f"{key}={mine.get(key)} and {its.get(key)}"
-        for key in sorted(mine.keys() | its.keys())
-        if mine.get(key) != its.get(key)
-    ]
+    a, b = comparable(masked), comparable(unmasked)
+    differ = [f"{key}={a.get(key)} and {b.get(key)}" for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]
     if differ:
         raise ValueError(
             f"the runs differ in more than the mask ({', '.join(differ)}); train both with the same settings"
         )
     if masked.settings["data"].get("document_mask"):
         raise ValueError(
-            "data.document_mask=true: the control gives a model its whole window; train both with data.document_mask=false"
+            "data.document_mask=true cuts windows into documents, which the control does not; "
+            "train both with data.document_mask=false"
         )
 
 
 def comparable(run: Run) -> dict[str, object]:
-    """What must be the same in both runs, by dotted names."""
+    """The settings that must be equal in both runs, by dotted names."""
     data = {key: run.settings["data"].get(key) for key in ("batch_size", "document_mask")}
     values = flat({key: run.settings[key] for key in SAME} | {"data": data, "steps done": run.steps})
     return {key: value for key, value in values.items() if key != "model.causal"}
@@ -112,17 +123,17 @@ def comparable(run: Run) -> dict[str, object]:
 
 def flat(values: dict, prefix: str = "") -> dict[str, object]:
     """{"a": {"b": 1}} -> {"a.b": 1}"""
-    found = {}
+    result = {}
     for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+        result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return result
 
 
 def describe(run: Run, windows, sampling: dict) -> dict:
-    """How the figures come about, and what is the same for both sides."""
+    """How the figures are measured, and what both sides have in common."""
     from tril.data.prepare import val_bytes_per_token
 
-    meta, (numbers, ids, _) = run.ours["data"], windows
+    meta, (numbers, ids, _) = run.metadata["data"], windows
     return {
         "seed": run.settings["seed"],
         "steps": run.steps,
@@ -136,32 +147,41 @@ def describe(run: Run, windows, sampling: dict) -> dict:
 
 
 def measure(models: dict, windows, sides: dict[str, dict]):
-    """Fills in the losses of both sides; returns the honest loss that the unmasked model has above the masked one's."""
-    from tril.model.causality.prefix_loss import one_pass_nll, over_windows, prefix_only_nll
+    """Adds the losses to both sides; returns the difference of their prefix-only losses, unmasked minus masked."""
+    from tril.model.causality.prefix_loss import mean_over_windows, one_pass_nll, prefix_only_nll
 
-    honest, (_, ids, targets) = {}, windows
+    prefix_only, (_, ids, targets) = {}, windows
     for name, lm in models.items():
-        print(
-            f"{name}: {len(ids)} windows, each of their {ids.shape[1]} prefixes by itself", file=sys.stderr, flush=True
-        )
-        claimed, honest[name] = one_pass_nll(lm.model, ids, targets), prefix_only_nll(lm.model, ids, targets)
-        losses = {"one_pass": claimed, "honest": honest[name], "gap": honest[name] - claimed}  # (windows, T) each
-        sides[name] |= {key: over_windows(nll) for key, nll in losses.items()}
-    return over_windows(honest["unmasked"] - honest["masked"])
+        print(f"{name}: {len(ids)} windows, {ids.shape[1]} prefixes each", file=sys.stderr, flush=True)
+        one_pass, prefix_only[name] = one_pass_nll(lm.model, ids, targets), prefix_only_nll(lm.model, ids, targets)
+        losses = {"one_pass": one_pass, "prefix_only": prefix_only[name], "gap": prefix_only[name] - one_pass}
+        sides[name] |= {key: mean_over_windows(nll) for key, nll in losses.items()}
+    return mean_over_windows(prefix_only["unmasked"] - prefix_only["masked"])
+
+
+def table(sides: dict[str, dict], bytes_per_token: float) -> str:
+    """The two sides as a Markdown table."""
+    rows = [[name, *(figure(sides[side], bytes_per_token) for side in COMMANDS)] for name, figure in ROWS.items()]
+    return markdown_table([["nats per token", *COMMANDS], *rows])
+
+
+def _with_error(estimate) -> str:
+    return f"{estimate.mean:z.4f} ± {estimate.standard_error:.4f}"
 
 
 def write(folder: Path, report: dict, sides: dict[str, dict]) -> None:
-    """control.json, control.md and control.png, and the table to stdout."""
-    from tril.model.causality.mask_control import page, plot, table
+    """Writes control.json, control.md and control.png, and prints the table."""
+    from tril.model.causality.mask_control import page, plot
+    from tril.model.files import write_json, write_text
 
     shown = table(sides, report["bytes_per_token"])
     numbers, length = report["windows"]["numbers"], report["windows"]["length"]
     remark = (
-        f"Seed {report['seed']}, {report['steps']:,} steps each. The losses with a standard error, and the bits per byte, are over "
-        f"the same {len(numbers)} windows of {length} tokens of the validation part."
+        f"Seed {report['seed']}, {report['steps']:,} steps each. The losses with a standard error, and the bits per "
+        f"byte, are over the same {len(numbers)} windows of {length} tokens of the validation part."
     )
-    (folder / "control.json").write_text(json.dumps(report | sides, indent=2, default=asdict) + "\n", encoding="utf-8")
-    (folder / "control.md").write_text(page(sides, shown, remark), encoding="utf-8")
+    write_json(folder / "control.json", json.loads(json.dumps(report | sides, default=asdict)))
+    write_text(folder / "control.md", page(sides, shown, remark))
     plot(folder / "control.png", sides, report["uniform_guess"])
     print(f"{shown}\n\n{folder}: control.json, control.md, control.png", flush=True)
 

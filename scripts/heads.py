@@ -1,94 +1,106 @@
-"""What the heads of a trained model do, and what it loses without them:  python scripts/heads.py ckpt=latest
+"""What the heads of a trained model do, and how the loss changes without them:  python scripts/heads.py ckpt=latest
 
-Removes every head in turn and then one after another, scores what each attends to, and draws the attention maps of a text. All keys:
-configs/heads.yaml. The tables go to stdout; heads.csv, removal.csv and heads.json, the pictures heads.png, removal.png and attention.png,
-and the page attention.html go into a folder.
+Removes every head alone and then one after another, scores what each attends to, and draws the attention maps of a
+text. All keys: configs/heads.yaml. The tables go to stdout. heads.csv, removal.csv, heads.json, heads.png,
+removal.png, attention.png and the page attention.html go to a folder.
 """
 
 import csv
-import json
-import math
 import os
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from tril.model.files import atomic_path, write_json
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import entry, pick_device, plain, user_errors, writable
-from tril.scripts.common.finished_run import Run, read_run, spread, validation_tokens
+from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
+from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, validation_tokens
+from tril.scripts.common.tables import markdown_table
 
-TEXTS = ("ckpt", "prompt", "out")  # keys whose value is text as it was typed
-SHOWN_TOKENS = 48  # of the validation part, where there is no prompt
-MOST_PROBABLE = 10  # next tokens on the page
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from tril.model.generation.language_model import LanguageModel
+    from tril.model.gpt import GPT
+    from tril.model.heads.ablation import Ablation
+    from tril.model.heads.attention_maps import TokenWindows
+    from tril.model.heads.scores import HeadScores
+
+TEXT_KEYS = ("ckpt", "prompt", "out")
+SHOWN_TOKENS = 48  # of the validation part, without a prompt
+N_NEXT_TOKENS = 10  # most probable next tokens on the page
 
 
-@entry("heads", TEXTS)
+@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+class Settings:
+    """The keys of configs/heads.yaml."""
+
+    ckpt: str
+    prompt: str | None
+    windows: Annotated[int, Field(ge=2)]  # a confidence interval needs two
+    out: str | None
+    device: str
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+@entry("heads", TEXT_KEYS)
 def main(cfg) -> None:
-    cfg = plain(cfg)
-    with user_errors():
-        check(cfg)
-        checkpoint = find_checkpoint(str(cfg["ckpt"]))
-    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # on a CPU, for its result
+    with user_errors():  # before torch, which takes a second to import
+        settings = build(Settings, cfg)
+        checkpoint = find_checkpoint(settings.ckpt)
+    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
     from tril.model.checkpoint import load
-    from tril.model.heads.ablation import ablate  # importing torch takes a second: what is wrong above is said at once
+    from tril.model.heads.ablation import ablate
     from tril.model.heads.scores import score_heads
     from tril.model.training.hardware import keep_freed_memory
 
     with user_errors():
-        device = pick_device(cfg["device"])
+        device = pick_device(settings.device)
         run, lm = read_run(checkpoint), load(checkpoint, device)
         check_model(lm.model, checkpoint)
         tokens = validation_tokens(run)
-        numbers, text = windows_of(run, tokens, cfg["windows"], lm.tokenizer.token_to_id(lm.eot))
-        shown = prompt_ids(lm, tokens, cfg["prompt"])
-        folder = writable(cfg["out"] or run_folder(checkpoint) / "heads", "out")
+        numbers, text = sample_windows(run, tokens, settings.windows, lm.eot_id)
+        shown = prompt_ids(lm, tokens, settings.prompt)
+        folder = writable(settings.out or run_folder(checkpoint) / "heads", "out")
     if device == "cpu":
         keep_freed_memory()
-    say(f"{checkpoint} on {device}: removing heads, {len(text.ids)} windows of {text.ids.shape[1]} tokens")
+    log(f"{checkpoint} on {device}: removing heads, {len(text.ids)} windows of {text.ids.shape[1]} tokens")
     ablation = ablate(lm.model, text)
-    say("scoring what each head attends to")
-    scores = score_heads(lm.model, text, alphabet=alphabet(lm), seed=cfg["seed"])
+    log("scoring what each head attends to")
+    scores = score_heads(lm.model, text, alphabet=alphabet(lm), seed=settings.seed)
     files = write_figures(folder, ablation, scores) + write_maps(folder, lm, shown, text, str(checkpoint))
-    (folder / "heads.json").write_text(
-        json.dumps(report(cfg, run, device, numbers, lm, shown, ablation, scores), indent=2) + "\n"
-    )
+    write_json(folder / "heads.json", report(settings, run, device, numbers, lm, shown, ablation, scores))
     show(ablation, scores)
     print(f"\n{folder}: {', '.join(['heads.json', *files])}", flush=True)
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def check(cfg: dict) -> None:
-    """Raises ValueError for values that no run could make right."""
-    if not isinstance(cfg["windows"], int) or cfg["windows"] < 2:
-        raise ValueError(f"windows={cfg['windows']} must be a whole number, at least 2: an interval needs two")
-    if not isinstance(cfg["seed"], int) or not 0 <= cfg["seed"] < 2**63:
-        raise ValueError(f"seed={cfg['seed']} must be a whole number from 0 to 2**63 - 1")
-    if cfg["prompt"] is not None and not isinstance(cfg["prompt"], str):
-        raise ValueError(f"prompt={cfg['prompt']} must be a text, not a list; write it in one piece")
-
-
-def check_model(model, checkpoint: Path) -> None:
-    """Raises ValueError for a model that has no heads to look at, or no loss."""
+def check_model(model: "GPT", checkpoint: Path) -> None:
+    """Raises ValueError for a model without heads or without a finite loss."""
     if model.config.n_heads == 0:
-        raise ValueError(
-            f"{checkpoint} has model.n_heads=0, blocks without attention: there is no head to look at; name another run"
-        )
+        raise ValueError(f"{checkpoint} has model.n_heads=0, blocks without attention heads; name another run")
     if not all(parameter.isfinite().all() for parameter in model.parameters()):
-        raise ValueError(f"{checkpoint} has weights that are not finite: its run has diverged; name another checkpoint")
+        raise ValueError(f"{checkpoint} has weights that are not finite, as its run diverged; name another checkpoint")
 
 
-def windows_of(run: Run, tokens, n: int, eot_id: int):
-    """The numbers of the windows (n,), and the text that they are."""
-    from tril.model.heads.attention_maps import Text
+def sample_windows(run: Run, tokens: "np.ndarray", n: int, eot_id: int) -> tuple["np.ndarray", "TokenWindows"]:
+    """The numbers of n evenly spaced windows (n,), and the windows."""
+    from tril.model.heads.attention_maps import TokenWindows
 
-    numbers, ids, targets = spread(tokens, n, run.ours["config"]["context_length"])
-    return numbers, Text(ids, targets, eot_id if run.settings["data"].get("document_mask") else None)
+    numbers, ids, targets = evenly_spaced_windows(tokens, n, run.metadata["config"]["context_length"])
+    return numbers, TokenWindows(ids, targets, eot_id if run.settings["data"].get("document_mask") else None)
 
 
-def prompt_ids(lm, tokens, prompt: str | None) -> list[int]:
+def prompt_ids(lm: "LanguageModel", tokens: "np.ndarray", prompt: str | None) -> list[int]:
+    """The ids of the text to show; by default, the start of the validation tokens."""
     limit = lm.config.context_length
     if prompt is None:
         return tokens[: min(SHOWN_TOKENS, limit)].tolist()
@@ -98,66 +110,63 @@ def prompt_ids(lm, tokens, prompt: str | None) -> list[int]:
     return ids
 
 
-def alphabet(lm):
-    """The ids that random sequences are drawn from: every token but the one that ends a text."""
+def alphabet(lm: "LanguageModel") -> "Tensor":
+    """The ids to draw random sequences from: all tokens except end-of-text."""
     import torch
 
-    ids = torch.tensor(sorted(lm.tokenizer.get_vocab().values()))  # which may have gaps
-    return ids[ids != lm.tokenizer.token_to_id(lm.eot)]
+    ids = torch.tensor(sorted(lm.tokenizer.get_vocab().values()))  # may have gaps
+    return ids[ids != lm.eot_id]
 
 
-def write_figures(folder: Path, ablation, scores) -> list[str]:
-    """heads.csv, removal.csv and their pictures."""
+def write_figures(folder: Path, ablation: "Ablation", scores: "HeadScores") -> list[str]:
+    """Writes heads.csv, removal.csv and their figures; returns the file names."""
     from tril.model.heads.head_plots import plot_ablation, plot_removal
 
-    write_csv(
-        folder / "heads.csv",
-        [flat(row) for row in head_rows(ablation, scores)] + [{"head": "uniform", **scores.uniform}],
-    )
-    write_csv(folder / "removal.csv", [row for way in ablation.orders for row in removal_rows(ablation, way)])
+    uniform = {"head": "uniform", **scores.uniform}
+    write_csv(folder / "heads.csv", [*map(flat, head_rows(ablation, scores)), uniform])
+    write_csv(folder / "removal.csv", [row for method in ablation.orders for row in removal_rows(ablation, method)])
     plot_ablation(folder / "heads.png", ablation)
     plot_removal(folder / "removal.png", ablation)
     return ["heads.csv", "heads.png", "removal.csv", "removal.png"]
 
 
-def write_maps(folder: Path, lm, ids: list[int], text, name: str) -> list[str]:
-    """attention.png and attention.html of one sequence."""
+def write_maps(folder: Path, lm: "LanguageModel", ids: list[int], text: "TokenWindows", name: str) -> list[str]:
+    """Writes attention.png and attention.html of one sequence; returns the file names."""
     import torch
 
     from tril.model.generation.generate import inference
-    from tril.model.heads.attention_maps import attention_maps, within_documents
+    from tril.model.heads.attention_maps import attention_maps, document_options
     from tril.model.heads.head_plots import plot_maps
     from tril.model.heads.page import write_page
 
     batch = torch.tensor([ids], device=lm.model.embed.weight.device)
-    options = within_documents(batch, text.document_eot)
+    options = document_options(batch, text.document_eot)
     maps = attention_maps(lm.model, batch, **options)[:, 0].cpu()  # (L, H, T, T)
     with inference(list(lm.model.modules())):
         probabilities = lm.model(batch, **options)[0, :, : lm.n_ids].float().softmax(-1)  # (T, n_ids)
-    top = probabilities.topk(min(MOST_PROBABLE, lm.n_ids))
-    after = [
-        [(piece(lm, token), p) for token, p in zip(*row)] for row in zip(top.indices.tolist(), top.values.tolist())
-    ]
-    tokens = [piece(lm, token) for token in ids]
+    top = probabilities.topk(min(N_NEXT_TOKENS, lm.n_ids))
+    rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    after = [[(token_text(lm, token), p) for token, p in zip(*row, strict=True)] for row in rows]
+    tokens = [token_text(lm, token) for token in ids]
     plot_maps(folder / "attention.png", maps, tokens)
     write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, title=f"Attention of {name}")
     return ["attention.png", "attention.html"]
 
 
-def piece(lm, token: int) -> str:
+def token_text(lm: "LanguageModel", token: int) -> str:
     return lm.tokenizer.decode([token], skip_special_tokens=False)
 
 
-def head_rows(ablation, scores) -> list[dict]:
-    """What is known of each head, layer by layer."""
-    from tril.model.heads.ablation import WAYS, head_name
+def head_rows(ablation: "Ablation", scores: "HeadScores") -> list[dict]:
+    """One row per head: the change of the loss by method, and the scores."""
+    from tril.model.heads.ablation import METHODS, head_name
 
-    changes, rows = {way: ablation.changes(way) for way in WAYS}, []
-    for layer, head in changes[WAYS[0]]:
-        row = {"head": head_name((layer, head))}
-        for way in WAYS:
-            change = changes[way][layer, head]
-            row[way] = {
+    changes, rows = {method: ablation.changes(method) for method in METHODS}, []
+    for layer, head in changes[METHODS[0]]:
+        row: dict[str, Any] = {"head": head_name((layer, head))}
+        for method in METHODS:
+            change = changes[method][layer, head]
+            row[method] = {
                 "change": change.interval.mean,
                 "low": change.interval.low,
                 "high": change.interval.high,
@@ -169,88 +178,80 @@ def head_rows(ablation, scores) -> list[dict]:
     return rows
 
 
-def removal_rows(ablation, way: str) -> list[dict]:
+def removal_rows(ablation: "Ablation", method: str) -> list[dict]:
+    """One row per number of removed heads, from 0 on."""
     from tril.model.heads.ablation import head_name
 
-    removed = [None, *map(head_name, ablation.orders[way])]
-    losses = [loss.mean().item() for loss in ablation.removal[way]]
+    names = [None, *map(head_name, ablation.orders[method])]
+    steps = zip(names, ablation.removal[method].mean(1).tolist(), ablation.curve(method), strict=True)
     return [
-        {
-            "by": way,
-            "n_removed": n,
-            "removed_last": name,
-            "loss": loss,
-            "change": change.mean,
-            "low": change.low,
-            "high": change.high,
-        }
-        for n, (name, loss, change) in enumerate(zip(removed, losses, ablation.curve(way)))
+        {"by": method, "n_removed": n, "removed_last": name, "loss": loss}
+        | {"change": change.mean, "low": change.low, "high": change.high}
+        for n, (name, loss, change) in enumerate(steps)
     ]
 
 
 def flat(row: dict) -> dict:
     """{"zero": {"low": 1}} -> {"zero_low": 1}"""
-    found = {}
+    columns = {}
     for key, value in row.items():
-        found |= {f"{key}_{name}": its for name, its in value.items()} if isinstance(value, dict) else {key: value}
-    return found
+        columns |= {f"{key}_{name}": x for name, x in value.items()} if isinstance(value, dict) else {key: value}
+    return columns
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with atomic_path(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys())
         writer.writeheader()
         writer.writerows(rows)
 
 
-def report(cfg: dict, run: Run, device: str, numbers, lm, shown: list[int], ablation, scores) -> dict:
-    """All of it for heads.json; a score that does not exist is null."""
+def report(
+    settings: Settings,
+    run: Run,
+    device: str,
+    numbers: "np.ndarray",
+    lm: "LanguageModel",
+    shown: list[int],
+    ablation: "Ablation",
+    scores: "HeadScores",
+) -> dict:
+    """The content of heads.json."""
     from tril.model.heads.ablation import CONFIDENCE
     from tril.model.heads.scores import N_REPEATS, SCORES
 
-    masked = bool(run.settings["data"].get("document_mask"))
-    of_loss = f"nats per token, the mean over windows; {CONFIDENCE:.0%} intervals by Student's t, paired by window"
-    return without_nan(
-        {
-            "checkpoint": os.path.relpath(run.checkpoint),
-            "steps": run.steps,
-            "data_fingerprint": run.ours["data"]["fingerprint"],
-            "document_mask": masked,
-            "settings": {key: cfg[key] for key in ("windows", "seed", "prompt")} | {"device": device},
-            "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
-            "changes": f"{of_loss}; corrected: for {len(ablation.orders['zero'])} heads at once, by Bonferroni, which decides the verdict",
-            "scores": SCORES | {"left out": "positions that may see one key alone"},
-            "induction": {"sequences": N_REPEATS, "length": scores.induction_length, "copies": 2},
-            "loss": ablation.whole.mean().item(),
-            "heads": head_rows(ablation, scores),
-            "uniform": scores.uniform,
-            "removal": {way: removal_rows(ablation, way) for way in ablation.orders},
-            "shown_tokens": [piece(lm, token) for token in shown],
-        }
-    )
+    method = f"nats per token, mean over windows; {CONFIDENCE:.0%} intervals by Student's t, paired by window"
+    correction = f"corrected: for {len(ablation.orders['zero'])} heads at once (Bonferroni), which decides the verdict"
+    return {
+        "checkpoint": os.path.relpath(run.checkpoint),
+        "steps": run.steps,
+        "data_fingerprint": run.metadata["data"]["fingerprint"],
+        "document_mask": bool(run.settings["data"].get("document_mask")),
+        "settings": {"windows": settings.windows, "seed": settings.seed, "prompt": settings.prompt, "device": device},
+        "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
+        "changes": f"{method}; {correction}",
+        "scores": SCORES | {"left out": "positions that see only one key"},
+        "induction": {"sequences": N_REPEATS, "length": scores.induction_length, "copies": 2},
+        "loss": ablation.whole.mean().item(),
+        "heads": head_rows(ablation, scores),
+        "uniform": scores.uniform,
+        "removal": {method: removal_rows(ablation, method) for method in ablation.orders},
+        "shown_tokens": [token_text(lm, token) for token in shown],
+    }
 
 
-def without_nan(value):
-    """JSON has no NaN."""
-    if isinstance(value, dict):
-        return {key: without_nan(its) for key, its in value.items()}
-    if isinstance(value, list):
-        return [without_nan(its) for its in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+def show(ablation: "Ablation", scores: "HeadScores") -> None:
+    """Prints both tables to stdout."""
+    from tril.model.heads.ablation import CONFIDENCE
 
-
-def show(ablation, scores) -> None:
-    """Both tables to stdout."""
-    from tril.model.heads.ablation import CONFIDENCE, markdown
-
-    print(f"Loss of the whole model: {ablation.whole.mean():.4f} nats per token over {len(ablation.whole)} windows.")
-    print(f"What it rises by without a head, with the {CONFIDENCE:.0%} interval paired by window; corrected: for all")
     print(
-        f"{len(ablation.orders['zero'])} heads at once (Bonferroni), which decides what is distinguishable from nothing:\n"
+        f"Loss of the whole model: {ablation.whole.mean():.4f} nats per token over {len(ablation.whole)} windows.\n"
+        f"Rise of the loss without a head, with the {CONFIDENCE:.0%} interval paired by window. corrected: for all\n"
+        f"{len(ablation.orders['zero'])} heads at once (Bonferroni), which decides what is distinguishable from 0:\n"
     )
-    print(markdown(ablation.cells()))
+    print(markdown_table(ablation.table()))
     print(f"\nWhat each head attends to (induction: on {scores.induction_length} random tokens, repeated):\n")
-    print(markdown(scores.cells()))
+    print(markdown_table(scores.table()))
 
 
 if __name__ == "__main__":

@@ -1,161 +1,157 @@
-"""What a sweep says:  python scripts/report.py dir=multirun/DATE/TIME
+"""Reports the results of a sweep:  python scripts/report.py dir=multirun/DATE/TIME
 
-Also of a sweep that is still running, of the newest one (dir=latest), against another baseline (baseline=model.n_heads=4). All keys:
-configs/report.yaml. The main table goes to stdout; report.md and report.html (one file) say it all; results.csv has a row for each variant,
-cells.csv one for each run, both with all digits.
+The sweep may still be running. All keys: configs/report.yaml. Prints the main table; report.md and report.html (one
+file) contain everything; results.csv has a row for each variant and runs.csv one for each run, both with all digits.
 """
 
 import base64
 import csv
+import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from tril.model.files import write_text
 from tril.model.runs import find_sweep
-from tril.scripts.common.cli import entry, plain, user_errors, writable
-from tril.scripts.common.tables import aligned
+from tril.scripts.ablation.sweep_dir import SweepDir
+from tril.scripts.common.cli import build, entry, user_errors, writable
+from tril.scripts.common.tables import markdown_table
 
-TEXTS = ("dir", "baseline", "out")  # keys whose value is text as it was typed
+if TYPE_CHECKING:
+    from tril.scripts.ablation.report_parts import Report, Table
+    from tril.scripts.ablation.results import Sweep
+    from tril.scripts.ablation.statistics import Comparison
+
+TEXT_KEYS = ("dir", "baseline", "out")
 
 
-@entry("report", TEXTS)
+@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+class Settings:
+    """The keys of configs/report.yaml."""
+
+    dir: SweepDir
+    baseline: str | None
+    which: Literal["final", "best"]
+    out: str | None
+
+
+@entry("report", TEXT_KEYS)
 def main(cfg) -> None:
-    cfg = plain(cfg)
     with user_errors():
-        check(cfg)
-        place = find_sweep(cfg["dir"])
+        settings = build(Settings, cfg)
+        sweep_folder = find_sweep(settings.dir)
+    # numpy takes a moment to import: the errors above are reported before
+    from tril.scripts.ablation.comparisons import compare_with_baseline
     from tril.scripts.ablation.figures import draw
-    from tril.scripts.ablation.report import (  # importing numpy takes a moment: what is wrong above is said at once
-        losses,
-        read_configs,
-        write_up,
-    )
-    from tril.scripts.ablation.results import compare_with_baseline, read_sweep
+    from tril.scripts.ablation.report import write_up
+    from tril.scripts.ablation.report_sections import losses, read_configs
+    from tril.scripts.ablation.results import read_sweep
 
     with user_errors():
-        sweep = read_sweep(place, cfg["baseline"])
-        comparisons, configs = compare_with_baseline(sweep, cfg["which"]), read_configs(sweep)
-        folder = writable(cfg["out"] or place, "out")
-    pictures = draw(sweep, cfg["which"], folder)
-    report = write_up(sweep, cfg["which"], comparisons=comparisons, configs=configs, pictures=pictures)
-    write(folder, report, pictures)
-    write_csv(folder / "results.csv", results(sweep, comparisons))
-    write_csv(folder / "cells.csv", cells(sweep))
-    files = ["report.md", "report.html", "results.csv", "cells.csv", *(picture.file for picture in pictures)]
-    print(
-        f"{printable(report.answer)}\n\n{markdown_table(losses(sweep).table)}\n\n{folder}: {', '.join(files)}",
-        flush=True,
-    )
+        sweep = read_sweep(sweep_folder, settings.baseline)
+        comparisons, configs = compare_with_baseline(sweep, settings.which), read_configs(sweep)
+        folder = writable(settings.out or sweep_folder, "out")
+    pictures = draw(sweep, settings.which, folder)
+    report = write_up(sweep, settings.which, comparisons=comparisons, configs=configs, pictures=pictures)
+    files = {
+        "report.md": markdown(report),
+        "report.html": html(report, folder),
+        "results.csv": csv_text(results(sweep, comparisons)),
+        "runs.csv": csv_text(run_rows(sweep)),
+    }
+    for name, text in files.items():
+        write_text(folder / name, text.encode(errors="replace").decode())  # a log may contain bytes that are not text
+    table, names = losses(sweep).table, ", ".join([*files, *(picture.file for picture in pictures)])
+    assert table is not None
+    print(f"{printable(report.answer)}\n\n{escaped_table(table)}\n\n{folder}: {names}", flush=True)
 
 
-def check(cfg: dict) -> None:
-    """Raises ValueError for values that no sweep could make right."""
-    if cfg["dir"] is None:
-        raise ValueError("dir is missing; give the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest")
-    if cfg["which"] not in ("final", "best"):
-        raise ValueError(f"which={cfg['which']} must be final or best")
-
-
-def write(folder: Path, report, pictures: list) -> None:
-    """report.md, and report.html with the pictures in it."""
+def html(report: "Report", folder: Path) -> str:
+    """The report as one page that contains the pictures in `folder`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from tril.scripts.ablation.report import TEMPLATES
-
-    images = {picture.file: base64.b64encode((folder / picture.file).read_bytes()).decode() for picture in pictures}
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined)
-    page = environment.get_template("report.html").render(report=report, images=images)
-    for name, text in (("report.md", markdown(report)), ("report.html", page)):
-        (folder / name).write_text(text, encoding="utf-8", errors="replace")  # a log may hold what is no text
+    files = [picture.file for section in report.sections for picture in section.pictures]
+    images = {file: base64.b64encode((folder / file).read_bytes()).decode() for file in files}
+    templates = FileSystemLoader(Path(__file__).parent / "ablation")
+    environment = Environment(loader=templates, autoescape=True, undefined=StrictUndefined)
+    return environment.get_template("report.html").render(report=report, images=images)
 
 
-def markdown(report) -> str:
-    """The report as Markdown, its pictures beside it."""
-    parts = [
-        f"# {escape(report.title)}",
-        f"**{escape(report.answer)}**",
-        *(f"**Warning.** {escape(line)}" for line in report.warnings),
-    ]
+def markdown(report: "Report") -> str:
+    """The report as Markdown that refers to the pictures next to it."""
+    parts = [f"# {escape(report.title)}", f"**{escape(report.answer)}**"]
+    parts += [f"**Warning.** {escape(line)}" for line in report.warnings]
     for section in report.sections:
         parts += [f"## {escape(section.title)}", *map(escape, section.before)]
         if section.table:
-            parts.append(markdown_table(section.table))
+            parts.append(escaped_table(section.table))
         parts += map(escape, section.after)
         for picture in section.pictures:
-            parts += [
-                f"### {escape(picture.title)}",
-                f"![{escape(picture.title)}]({picture.file})",
-                escape(picture.caption),
-            ]
+            title = escape(picture.title)
+            parts += [f"### {title}", f"![{title}]({picture.file})", escape(picture.caption)]
     return "\n\n".join(parts) + "\n"
 
 
-def markdown_table(table) -> str:
-    """A table that can also be read as it is."""
-    lines = [[escape(cell) for cell in line] for line in (table.header, *table.rows)]
-    return aligned(lines, table.words)
+def escaped_table(table: "Table") -> str:
+    """The table as Markdown."""
+    return markdown_table([[escape(text) for text in line] for line in (table.header, *table.rows)], table.words)
 
 
 def escape(text: str) -> str:
-    """Text as one line in which Markdown finds no mark and no HTML; an underscore within a word is none."""
+    """Text in one line without Markdown or HTML markup; an underscore within a word is not markup."""
     return re.sub(r"[\\`*|<>&\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", printable(text))
 
 
 def printable(text: str) -> str:
-    """On one line, and without what would steer a terminal."""
+    """Text in one line without control characters for a terminal."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
-def results(sweep, comparisons: dict) -> Iterable[dict[str, object]]:
-    """A row for each variant: what the tables of the report show."""
-    from tril.scripts.ablation.figures import estimate
-    from tril.scripts.ablation.report import LOSSES, SIZES, SPEEDS, median_of, size_of
+def results(sweep: "Sweep", comparisons: dict[str, "Comparison"]) -> Iterator[dict[str, object]]:
+    """One row for each variant: the numbers of the report's tables."""
+    from tril.scripts.ablation.plot_style import estimate
+    from tril.scripts.ablation.report_sections import LOSSES, SIZES, SPEEDS, median_of, size_of
 
     for variant in sweep.variants:
         row = {"variant": variant.label, **variant.values, "baseline": variant is sweep.baseline}
         row |= {"seeds": len(variant.runs), "finished": len(variant.finished)}
         for name in LOSSES:
-            found = estimate(variant, name)
-            row |= {
-                f"{name}{end}": getattr(found, side, None)
-                for end, side in (("", "mean"), ("_low", "low"), ("_high", "high"))
-            }
+            row |= interval_columns(name, estimate(variant, name))
         row |= {name: size_of(variant, name) for name in SIZES} | {name: median_of(variant, name) for name in SPEEDS}
-        found = comparisons.get(variant.label)
-        if found:
-            row |= {
-                "common_seeds": found.difference.n,
-                "difference": found.difference.mean,
-                "difference_low": found.difference.low,
-            }
-            row |= {"difference_high": found.difference.high, "difference_unit": found.unit, "p_corrected": found.p}
-            row |= {"verdict": found.verdict, "more_seeds": found.more_seeds, "remark": found.remark}
+        if found := comparisons.get(variant.label):
+            row |= {"common_seeds": found.difference.n} | interval_columns("difference", found.difference)
+            row |= {"difference_unit": found.unit, "p_corrected": found.p, "verdict": found.verdict}
+            row |= {"more_seeds": found.more_seeds, "remark": found.remark}
         yield row
 
 
-def cells(sweep) -> Iterable[dict[str, object]]:
-    """A row for each run: its state, and all figures of its summary."""
+def interval_columns(name: str, interval) -> dict[str, float | None]:
+    """Mean and ends of an interval, which may be None, as columns."""
+    ends = {"": "mean", "_low": "low", "_high": "high"}
+    return {f"{name}{suffix}": getattr(interval, end, None) for suffix, end in ends.items()}
+
+
+def run_rows(sweep: "Sweep") -> Iterator[dict[str, object]]:
+    """One row for each run: its state and the numbers of its summary."""
     for variant in sweep.variants:
         for run in variant.runs:
-            row = {
-                "variant": variant.label,
-                **variant.values,
-                "seed": run.seed,
-                "state": run.state,
-                "message": run.message,
-            }
-            figures = dict(run.summary or {})
-            figures.pop("sample_with", None)  # it names a place on one machine
-            yield row | figures | {"folder": str(run.folder)}
+            row = {"variant": variant.label, **variant.values, "seed": run.seed}
+            row |= {"state": run.state, "message": run.message} | (run.summary or {}) | {"folder": str(run.folder)}
+            row.pop("sample_with", None)  # a path on one machine
+            yield row
 
 
-def write_csv(path: Path, rows: Iterable[dict[str, object]]) -> None:
-    """With the columns of all rows, in the order in which they first come."""
-    rows = list(rows)
-    with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
-        table = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-        table.writeheader()
-        table.writerows(rows)
+def csv_text(rows: Iterable[dict[str, object]]) -> str:
+    """CSV with the columns of all rows in the order of their first appearance."""
+    rows, text = list(rows), io.StringIO(newline="")
+    table = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
 
 
 if __name__ == "__main__":

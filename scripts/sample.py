@@ -4,89 +4,120 @@ All keys: configs/sample.yaml. The text goes to stdout, everything else to stder
 """
 
 import itertools
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
 from tril.model.runs import find_checkpoint
-from tril.scripts.common.cli import drop_output, entry, pick_device, plain, user_errors
+from tril.scripts.common.cli import build, drop_output, entry, pick_device, plain, user_errors
 
-TEXTS = ("ckpt", "prompt", "prompt_file", "stop")  # keys whose value is text as it was typed
-OPTIONS = (
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "stop",
-    "seed",
-    "use_cache",
-)
+if TYPE_CHECKING:
+    from tril.model.generation.language_model import LanguageModel
+
+TEXT_KEYS = ("ckpt", "prompt", "prompt_file", "stop")
+# Passed to LanguageModel.generate, which checks them.
+GENERATION_KEYS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed")
 
 
-@entry("sample", TEXTS)
+def _to_list(prompt: Any) -> list[str]:
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # a byte of the command line that is not UTF-8
+            raise ValueError(f"prompt={text!r} is not UTF-8; set the terminal to UTF-8") from error
+    return texts
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+class Settings:
+    """The keys of configs/sample.yaml, without those of generation."""
+
+    ckpt: str
+    prompt: Annotated[list[str], BeforeValidator(_to_list)]
+    prompt_file: str | None
+    n: Annotated[int, Field(ge=1)]
+    stream: bool
+    remove_heads: Any
+    use_cache: bool
+    compile: Literal["auto", True, False]
+    device: str
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Settings":
+        if self.prompt_file is not None and self.prompt != [""]:
+            raise ValueError("prompt and prompt_file are both set; leave one out")
+        return self
+
+    def prompts(self) -> list[str]:
+        """The prompts, each repeated n times."""
+        texts = self.prompt if self.prompt_file is None else [read_text(self.prompt_file)]
+        return [text for text in texts for _ in range(self.n)]
+
+
+@entry("sample", TEXT_KEYS)
 def main(cfg) -> None:
     cfg = plain(cfg)
-    with user_errors():
-        prompts, path = read_prompts(cfg), find_checkpoint(str(cfg["ckpt"]))
+    with user_errors():  # before torch, which takes a second to import
+        options = {key: cfg.pop(key) for key in GENERATION_KEYS if key in cfg}
+        settings = build(Settings, cfg)
+        prompts, path = settings.prompts(), find_checkpoint(settings.ckpt)
     keep_compiled_code()
-    from tril.model.checkpoint import load  # importing torch takes a second: what is wrong above is said at once
+    from tril.model.checkpoint import load
     from tril.model.training.hardware import keep_freed_memory
 
     with user_errors():
-        device = pick_device(cfg["device"])
+        device = pick_device(settings.device)
         if device == "cpu":
             keep_freed_memory()
-        options = {key: cfg[key] for key in OPTIONS} | {"compile": compiles(cfg["compile"], device, cfg["use_cache"])}
+        compiled = compiles(settings.compile, device, settings.use_cache)
         lm = load(path, device)
-        pieces = sample(lm, prompts, cfg["stream"], options | removed(lm, cfg["remove_heads"]))
-    compiled = ", compiled (the second token takes a while the first time)" if options["compile"] else ""
-    print(f"{path} on {device}{compiled}", file=sys.stderr, flush=True)
+        options |= {"use_cache": settings.use_cache, "compile": compiled, **removed(lm, settings.remove_heads)}
+        pieces = sample(lm, prompts, settings.stream, options)
+    note = ", compiled (the second token takes a while the first time)" if compiled else ""
+    print(f"{path} on {device}{note}", file=sys.stderr, flush=True)
     show(pieces)
 
 
-def read_prompts(cfg: dict) -> list[str]:
-    """The prompts, each as often as it is to be sampled."""
-    prompt, file, n = cfg["prompt"], cfg["prompt_file"], cfg["n"]
-    if not isinstance(n, int) or n < 1:
-        raise ValueError(f"n={n} must be a whole number, at least 1")
-    if file is not None:
-        if prompt:
-            raise ValueError("prompt and prompt_file are both given; leave one out")
-        try:
-            prompt = Path(file).expanduser().read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"prompt_file={file} is not UTF-8 ({error.reason}); convert it first, e.g. iconv -f latin1 -t utf-8"
-            ) from error
-    prompts = prompt if isinstance(prompt, list) else [prompt]
-    if not prompts or not all(isinstance(text, str) for text in prompts):
-        raise ValueError(f"prompt={prompt} must be a text or a list of texts; quote numbers in a list")
-    for text in prompts:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # a byte of the command line that was no UTF-8
-            raise ValueError(f"prompt={text!r} is not UTF-8; set the terminal to UTF-8") from error
-    return [text for text in prompts for _ in range(n)]
+def read_text(file: str) -> str:
+    """The content of a UTF-8 text file; "~" is expanded.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not UTF-8.
+    """
+    try:
+        return Path(os.path.expanduser(file)).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        remedy = "convert it first, e.g. iconv -f latin1 -t utf-8"
+        raise ValueError(f"prompt_file={file} is not UTF-8 ({error.reason}); {remedy}") from error
 
 
 def compiles(compile: bool | str, device: str, use_cache: bool) -> bool:
-    """Whether the step is compiled: with auto where that is a CUDA graph, which a single stream needs most. Raises ValueError."""
-    if compile not in ("auto", True, False):
-        raise ValueError(f"compile={compile} must be auto, true or false")
-    from tril.model.training.hardware import check_compiler, compiles_by_itself
+    """Whether to compile the step; "auto" compiles to a CUDA graph, which a single stream gains most from.
+
+    Raises:
+        ValueError: the compiler is missing.
+    """
+    from tril.model.training.hardware import check_compiler, compiles_by_default
 
     if compile == "auto":
-        return use_cache and compiles_by_itself(device)
+        return use_cache and compiles_by_default(device)
     if compile:
         check_compiler(device)
-    return compile
+    return bool(compile)
 
 
-def removed(lm, names: str | list[str] | None) -> dict:
-    """The option of `lm.generate` that samples without these heads; nothing for None."""
+def removed(lm: "LanguageModel", names: str | list[str] | None) -> dict:
+    """The option of `lm.generate` that removes the named heads; {} for None."""
     if names is None:
         return {}
     from tril.model.heads.ablation import head_gate
@@ -95,18 +126,18 @@ def removed(lm, names: str | list[str] | None) -> dict:
     return {"head_gate": head_gate(lm.config, list(map(str, names))).to(lm.model.embed.weight.device)}
 
 
-def sample(lm, prompts: list[str], stream: bool, options: dict) -> Iterator[str]:
-    """What is to be written: one text as it comes, several as one batch under numbered lines."""
+def sample(lm: "LanguageModel", prompts: list[str], stream: bool, options: dict) -> Iterator[str]:
+    """The output: one text, streamed by default, or several as one batch under numbered lines."""
     if stream and len(prompts) == 1:
         return itertools.chain(prompts, lm.stream(prompts[0], **options), ["\n"])
-    texts = [prompt + text + "\n" for prompt, text in zip(prompts, lm.generate(prompts, **options))]
+    texts = [prompt + text + "\n" for prompt, text in zip(prompts, lm.generate(prompts, **options), strict=True)]
     if len(texts) == 1:
         return iter(texts)
     return (f"--- {i}/{len(texts)} ---\n{text}" for i, text in enumerate(texts, 1))
 
 
 def show(pieces: Iterator[str]) -> None:
-    """Writes piece after piece, until the reader has had enough: Ctrl-C, or the end of `| head`."""
+    """Prints piece after piece, until Ctrl-C or until the reader of a pipe closes it (`| head`)."""
     try:
         for piece in pieces:
             print(piece, end="", flush=True)

@@ -1,6 +1,6 @@
-"""A real headless Chromium for tests of HTML pages, driven by selenium.
+"""A headless Chromium for tests of HTML pages, driven by selenium.
 
-Without a browser or without selenium its tests are skipped; with TRIL_REQUIRE_BROWSER=1 they fail.
+Without a browser or selenium, the tests are skipped; with TRIL_REQUIRE_BROWSER=1 they fail.
 """
 
 import contextlib
@@ -28,16 +28,16 @@ OPTIONS = (
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator:
-    """A selenium driver; `profile` is an empty folder. Console messages and network requests are kept for `alone`."""
+    """A selenium driver that records console messages and network requests; `profile` is an empty folder."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     driver = shutil.which("chromedriver")
     try:
         from selenium.webdriver import Chrome, ChromeOptions
         from selenium.webdriver.chrome.service import Service
     except ImportError:
-        _lacking("selenium is not installed")
+        _skip("selenium is not installed")
     if browser is None or driver is None:
-        _lacking(f"there is no {'chromedriver' if browser else ' or '.join(BROWSERS)} on the PATH")
+        _skip(f"there is no {'chromedriver' if browser else ' or '.join(BROWSERS)} on the PATH")
     options = ChromeOptions()
     options.binary_location = browser
     for option in (*OPTIONS, f"--user-data-dir={profile}"):
@@ -51,10 +51,11 @@ def chromium(profile: Path) -> Iterator:
 
 
 @contextlib.contextmanager
-def alone(driver) -> Iterator[list[str]]:
-    """The pages that are opened within it must cause no message in the console and ask for nothing; their addresses are given at the end.
+def no_messages_or_requests(driver) -> Iterator[list[str]]:
+    """Asserts that the pages opened in this context write no console message and request nothing else.
 
-    A console message is an error of a script, or something that the page's policy refused.
+    A console message is an error of a script, or something that the page's policy refused. Yields a list that holds the
+    addresses of the pages at the end.
     """
     driver.get("about:blank")
     driver.get_log("browser"), driver.get_log("performance")  # reading empties them
@@ -67,21 +68,21 @@ def alone(driver) -> Iterator[list[str]]:
         [r["request"]["url"] for r in requests if (r["type"] == "Document") == wanted] for wanted in (True, False)
     )
     others = [url for url in others if not url.startswith("data:")]
-    assert not messages and not others, f"console: {messages}; asked for: {others}"
+    assert not messages and not others, f"console: {messages}; requested: {others}"
     opened += pages
 
 
 def resize(driver, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
-    """The size of the page in CSS pixels, the preferred colours, and whether it is a touch screen."""
+    """Sets the size of the page in CSS pixels, the preferred color scheme, and whether the screen is a touch screen."""
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     driver.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": touch})
-    colours = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [colours]})
+    colors = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [colors]})
 
 
 class Page:
-    """What a reader sees and does."""
+    """What a user sees and does."""
 
     def __init__(self, driver):
         self.driver, self.js = driver, driver.execute_script
@@ -100,32 +101,33 @@ class Page:
         )
 
     def point(self, element, *offset: int) -> None:
-        """The mouse moves to the middle of the element, or so many pixels right and below of it."""
+        """Moves the mouse to the center of the element, or to an offset from it in pixels."""
         from selenium.webdriver import ActionChains
 
         self.js("arguments[0].scrollIntoView({block: 'center'})", element)
         ActionChains(self.driver, duration=0).move_to_element_with_offset(element, *(offset or (0, 0))).perform()
 
     def press(self, *keys: str) -> None:
-        """Keys by their names in selenium, such as "TAB", where the focus is."""
+        """Presses keys by their names in selenium, such as "TAB"."""
         from selenium.webdriver import ActionChains, Keys
 
         ActionChains(self.driver).send_keys(*(getattr(Keys, key) for key in keys)).perform()
 
     def pixels(self, selector: str) -> np.ndarray:
-        """(rows, columns, 3) of a canvas."""
-        script = "const c = arguments[0]; return [c.width, c.height, [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]]"
+        """The pixels of a canvas, (rows, columns, 3)."""
+        data = "[...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+        script = f"const c = arguments[0]; return [c.width, c.height, {data}]"
         width, height, values = self.js(script, self.find(selector))
         return np.array(values).reshape(height, width, 4)[..., :3]
 
-    def colour(self, name: str) -> list[int]:
-        """Red, green, blue of a colour that the style sheet gives a name, "--NAME: #rrggbb"."""
+    def color(self, name: str) -> list[int]:
+        """Red, green, blue of a CSS variable, "--NAME: #rrggbb"."""
         text = self.js("return getComputedStyle(document.documentElement).getPropertyValue(arguments[0]).trim()", name)
         return [int(text[i : i + 2], 16) for i in (1, 3, 5)]
 
 
 def tap(driver, element) -> None:
-    """A finger on the middle of the element, of its first line where it has several."""
+    """Taps on the center of the element, or of its first line."""
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
     box = driver.execute_script("return arguments[0].getClientRects()[0].toJSON()", element)
     point = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
@@ -133,7 +135,7 @@ def tap(driver, element) -> None:
         driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
 
-def _lacking(reason: str) -> None:
+def _skip(reason: str) -> None:
     if os.environ.get("TRIL_REQUIRE_BROWSER") == "1":
         pytest.fail(f"{reason}, and TRIL_REQUIRE_BROWSER=1")
     pytest.skip(reason)

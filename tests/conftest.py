@@ -1,23 +1,32 @@
-"""What the tests share: a fixed seed, weights that hide no path, and a tolerance counted in roundings."""
+"""Shared by the tests: a fixed seed, models with random weights, and a tolerance counted in roundings.
+
+Tests marked `slow` repeat everyday tests on more cases. `pytest` deselects them, `pytest -m slow` runs them only.
+"""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # read once, when numpy comes: its threads wait for one another where cores are busy
+# Read once, when numpy is imported: on busy cores its threads spend their time waiting for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import torch
 from torch import Tensor
 
-from tril.model.causality.subject import randomise
+from tril.model.causality.subject import randomize
 from tril.model.gpt import GPT, GPTConfig
 
-TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward on a CPU
+TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward pass on a CPU
 BACKENDS = (*TRAINABLE, "flex")
+BACKENDS_SLOW_FLEX = (*TRAINABLE, pytest.param("flex", marks=pytest.mark.slow))  # on a CPU it recompiles for each shape
+
+# The valid values of each field of GPTConfig that has a fixed set of them
+MODEL_CHOICES = {
+    name: get_args(hint) for name, hint in get_type_hints(GPTConfig).items() if get_origin(hint) is Literal
+}
 
 # GPT-2 124M as published (Radford et al. 2019)
 GPT2 = {
@@ -35,20 +44,20 @@ GPT2 = {
     "init": "gpt2",
 }
 
-torch.set_num_threads(1)  # the tensors of the tests are so small that threads would only wait for one another
+torch.set_num_threads(1)  # the tensors of the tests are too small to be split between threads
 
 
 def pytest_configure(config):
     for expected in (
-        "flex_attention called without torch.compile",  # on purpose: its result is what we test
+        "flex_attention called without torch.compile",  # intended: these tests compare its result only
         "Anomaly Detection has been enabled",
     ):
         config.addinivalue_line("filterwarnings", f"ignore:{expected}:UserWarning")
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The count of the mutants, at the end of every run that has some."""
-    names = {
+    """Prints how many mutants were caught, after every run that includes some."""
+    mutants = {
         outcome: {
             report.nodeid
             for report in terminalreporter.stats.get(outcome, [])
@@ -56,10 +65,10 @@ def pytest_terminal_summary(terminalreporter):
         }
         for outcome in ("passed", "failed", "error")
     }
-    if every := set.union(*names.values()):
-        terminalreporter.write_line(
-            f"mutants caught {len(names['passed'] - names['failed'] - names['error'])}/{len(every)}"
-        )
+    total = set.union(*mutants.values())
+    if total:
+        n_caught = len(mutants["passed"] - mutants["failed"] - mutants["error"])
+        terminalreporter.write_line(f"mutants caught {n_caught}/{len(total)}")
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +85,7 @@ def text(tmp_path):
 
 @pytest.fixture
 def configure(tmp_path, text):
-    """The settings of a tiny run on `text`, in a folder of tmp_path."""
+    """A function that composes the configuration of a tiny run on `text`, in a folder of tmp_path."""
     from tests.runs import composed
 
     def configure(*overrides, folder="run"):
@@ -90,11 +99,11 @@ def configure(tmp_path, text):
 def tiny_gpt(**choices) -> GPT:
     """A GPT with all weights random, in evaluation mode."""
     shape = {"vocab_size": 31, "context_length": 12, "n_layers": 2, "dim": 32, "n_heads": 4}
-    return randomise(GPT(GPTConfig(**{**shape, **choices}))).eval()
+    return randomize(GPT(GPTConfig(**{**shape, **choices}))).eval()
 
 
 def run_python(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    """`python ARGUMENTS` in a process of its own."""
+    """Runs `python ARGUMENTS` in a new process."""
     env = os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | environment
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, encoding="utf-8", timeout=120
@@ -102,15 +111,16 @@ def run_python(*arguments: str | Path, cwd: Path, **environment: str) -> subproc
 
 
 def assert_refused(done: subprocess.CompletedProcess, message: str) -> None:
-    """As what a user typed wrongly is to end: one line on stderr, status 2, and nothing on stdout."""
+    """A user error: one line on stderr, exit status 2, and nothing on stdout."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, roundings: float = 64) -> None:
-    """Same shape, and every element within `roundings` machine epsilons of `actual`'s dtype, relative to the largest expected value.
+    """Same shape, and each element within `roundings` machine epsilons of `actual`'s dtype, relative to the largest
+    expected value.
 
-    64 is about what a chain of sums of some ten to a hundred products may collect.
+    64 is about what a chain of sums of ten to a hundred products accumulates.
     """
     assert actual.shape == expected.shape
     scale = max(1.0, expected.abs().max().item())

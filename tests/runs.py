@@ -1,10 +1,16 @@
-"""Tiny runs of train.py, for the tests of it."""
+"""Tiny runs of train.py, for its tests."""
 
+import contextlib
 import csv
+import io
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from tests.conftest import run_python
@@ -28,20 +34,47 @@ TINY = [
 ]
 
 
-def composed(*overrides: str) -> DictConfig:
+def composed(*overrides: str, base: list[str] = TINY) -> DictConfig:
+    """configs/train.yaml with the settings of a tiny run."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("train", [*TINY, *overrides])
+        return compose("train", [*base, *overrides])
 
 
-def command_line(*overrides, cwd, **environment):
-    """`python train.py ...` in a process of its own."""
+def command_line(*overrides, cwd, **environment) -> subprocess.CompletedProcess:
+    """`python train.py ...` in a new process."""
     return run_python(
         CONFIGS.parent / "train.py", *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"), **environment
     )
 
 
+def in_process(*overrides, cwd) -> subprocess.CompletedProcess:
+    """`python train.py ...` in this process: seconds faster, since everything is imported."""
+    from tril import train
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    status: object = 0
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["train.py", *map(str, overrides)])
+        patch.setenv("TRIL_CACHE", str(Path(cwd) / "cache"))
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        GlobalHydra.instance().clear()
+        try:
+            train.main()
+        except SystemExit as stopped:
+            status = stopped.code
+        finally:
+            HydraConfig.instance().cfg = None  # pyright: ignore[reportAttributeAccessIssue] as before the first call
+    written = []
+    for stream in (out, err):
+        stream.flush()
+        written.append(stream.buffer.getvalue().decode())  # pyright: ignore[reportAttributeAccessIssue] a BytesIO
+    return subprocess.CompletedProcess(sys.argv, status, *written)
+
+
 def rows(folder: Path) -> list[dict]:
+    """The rows of all metrics.csv of a run."""
     files = sorted(folder.glob("csv/version_*/metrics.csv"))
     return [row for file in files for row in csv.DictReader(file.open())]
 
@@ -50,9 +83,14 @@ class Interrupted(Exception):
     pass
 
 
-def stop_after(step):
+@contextlib.contextmanager
+def interrupted():
+    """The run of the block ends with its first validation, whose last.ckpt it leaves."""
+
     def on_validation_end(self, trainer, module):
-        trainer.save_checkpoint(Path(self.path).parent / "checkpoints" / "last.ckpt")
+        trainer.save_checkpoint(self.path.parent / "checkpoints" / "last.ckpt")
         raise Interrupted
 
-    return on_validation_end
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("tril.model.training.callbacks.samples.Samples.on_validation_end", on_validation_end)
+        yield

@@ -1,4 +1,4 @@
-"""Every grid of configs/ablation: it composes with each of its values, its cells can be trained, and what it says of them is so."""
+"""Every grid of configs/ablation composes with each of its values, its runs are valid, and its comments are true."""
 
 import functools
 import itertools
@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from tril.model.gpt import GPT, GPTConfig
 from tril.scripts.common.cli import CONFIGS, plain
-from tril.scripts.common.run_config import check
+from tril.scripts.common.run_config import check_config
 
 NAMES = ("equal_flops", "ffn", "head_dim", "heads", "kv_heads", "parts", "positions", "width_depth", "window")
 VOCABULARY = 4096  # of the default tokenizer
@@ -29,18 +29,20 @@ def composed(*overrides, hydra=False):
 
 
 def swept(name: str) -> dict[str, list[str]]:
-    """The values of each key, as Hydra's sweeper would hand them out."""
+    """The values of each key, as Hydra's sweeper splits them."""
     params = composed(f"+ablation={name}", hydra=True).hydra.sweeper.params
     parsed = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
     return {override.key_or_group: list(override.sweep_string_iterator()) for override in parsed}
 
 
 def grid(name: str) -> dict:
-    """The composed settings of each cell, by its values joined with commas."""
+    """The composed settings of each run, by its values joined with commas."""
     values = swept(name)
     return {
-        ",".join(cell): composed(f"+ablation={name}", *(f"{key}={value}" for key, value in zip(values, cell)))
-        for cell in itertools.product(*values.values())
+        ",".join(run): composed(
+            f"+ablation={name}", *(f"{key}={value}" for key, value in zip(values, run, strict=True))
+        )
+        for run in itertools.product(*values.values())
     }
 
 
@@ -48,24 +50,24 @@ def model_of(cfg) -> GPTConfig:
     return GPTConfig(**plain(cfg.model) | {"vocab_size": VOCABULARY})
 
 
-def on_paper(cfg) -> GPT:
+def meta_model(cfg) -> GPT:
     with torch.device("meta"):
         return GPT(model_of(cfg))
 
 
 def ratios(name: str, size, to: str) -> dict[str, float]:
-    """`size` of each cell of a grid, divided by that of one of them."""
-    sizes = {cell: size(cfg) for cell, cfg in grid(name).items()}
-    return {cell: own / sizes[to] for cell, own in sizes.items()}
+    """`size` of each run of a grid, divided by that of the run `to`."""
+    sizes = {run: size(cfg) for run, cfg in grid(name).items()}
+    return {run: value / sizes[to] for run, value in sizes.items()}
 
 
 def test_these_grids_exist():
-    """scaling is no comparison: its cells differ in two things and have no curves, see tests/scripts/test_scaling.py."""
+    """scaling is not a comparison: its runs differ in two keys, see tests/scripts/test_scaling.py."""
     assert sorted(path.stem for path in (CONFIGS / "ablation").glob("*.yaml")) == sorted([*NAMES, "scaling"])
 
 
 @pytest.mark.parametrize(
-    "name, cells",
+    "name, runs",
     [
         ("equal_flops", ["96", "128", "192", "256", "384"]),
         ("ffn", ["relu2", "relu", "gelu", "swiglu"]),
@@ -78,12 +80,12 @@ def test_these_grids_exist():
         ("window", ["null", "128", "64", "32", "16", "8"]),
     ],
 )
-def test_hydra_reads_the_values_that_are_written(name, cells):
-    assert list(grid(name)) == cells
+def test_grid_has_these_values(name, runs):
+    assert list(grid(name)) == runs
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_begins_with_its_question_and_how_to_start_it(name):
+def test_file_starts_with_its_question_and_command(name):
     package, question, start, *_ = (CONFIGS / "ablation" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     assert package == "# @package _global_"
     assert question.startswith("# ") and question.endswith("?") and not set(question[:-1]) & set(".?!:")
@@ -91,23 +93,23 @@ def test_it_begins_with_its_question_and_how_to_start_it(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_cell_can_be_trained(name):
-    for cell, cfg in grid(name).items():
-        plan = check(cfg)
-        assert plan.model == GPTConfig(**plain(cfg.model) | {"vocab_size": 1}), cell
-        # The last point of the curve is the end of the run, and there are as many in every cell.
-        assert plan.steps == 6 * cfg.trainer.val_check_interval, cell
+def test_every_run_is_valid(name):
+    for run, cfg in grid(name).items():
+        plan = check_config(cfg)
+        assert plan.model == GPTConfig(**plain(cfg.model) | {"vocab_size": 1}), run
+        # The last point of the curve is the end of the run, and there are as many in every run.
+        assert plan.steps == 6 * cfg.trainer.val_check_interval, run
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_two_cells_are_the_same_model(name):
+def test_no_two_runs_have_the_same_model(name):
     models = [model_of(cfg).canonical() for cfg in grid(name).values()]
     assert len(models) == len(set(models)) > 2
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_but_what_is_asked_about_differs(name):
-    """From cell to cell, and (but for dropout where it is to be left out) from the default run."""
+def test_nothing_but_the_question_differs(name):
+    """From run to run, and from the default run (except dropout in parts)."""
     differ = {
         "equal_flops": {"dim"},
         "ffn": {"mlp"},
@@ -129,16 +131,15 @@ def test_nothing_but_what_is_asked_about_differs(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_base_is_one_of_the_cells_and_the_default_run(name):
+def test_base_is_one_of_the_runs_and_the_default_run(name):
     base, default = composed(f"+ablation={name}"), composed()
     key, values = next(iter(swept(name).items()))
     value = OmegaConf.select(base, key)
-    own = grid(name)["null" if value is None else str(value)]
-    assert own == base and len(swept(name)) == 1
+    assert grid(name)["null" if value is None else str(value)] == base and len(swept(name)) == 1
     without_dropout = {"resid_dropout": 0.0} if name == "parts" else {}
     assert (
         GPTConfig(**plain(base.model) | {"vocab_size": 1} | without_dropout).canonical()
-        == check(default).model.canonical()
+        == check_config(default).model.canonical()
     )
     assert base.trainer.max_steps == default.trainer.max_steps == DEFAULT_STEPS
 
@@ -147,23 +148,21 @@ def test_the_base_is_one_of_the_cells_and_the_default_run(name):
     "name, base",
     [("width_depth", "4x192"), ("ffn", "relu2"), ("heads", "4"), ("window", "null"), ("positions", "rope")],
 )
-def test_parameters_are_equal_where_it_is_said(name, base):
-    size = {"embeddings": name != "width_depth"}  # there, those of the blocks
-    if name == "positions":  # but for the table, which is no part of them
-        size = {"embeddings": False}
-    for cell, ratio in ratios(name, lambda cfg: on_paper(cfg).n_parameters(**size), to=base).items():
-        assert ratio == pytest.approx(1, abs=2 * PER_CENT), cell
+def test_parameters_are_equal_as_stated(name, base):
+    size = {"embeddings": name not in ("width_depth", "positions")}  # there, without the tables
+    for run, ratio in ratios(name, lambda cfg: meta_model(cfg).n_parameters(**size), to=base).items():
+        assert ratio == pytest.approx(1, abs=2 * PER_CENT), run
 
 
 @pytest.mark.parametrize("name, base", [("ffn", "relu2"), ("heads", "4")])
-def test_flops_are_equal_where_it_is_said(name, base):
-    for cell, ratio in ratios(name, lambda cfg: on_paper(cfg).flops_per_token(), to=base).items():
-        assert ratio == pytest.approx(1, abs=2 * PER_CENT), cell
+def test_flops_are_equal_as_stated(name, base):
+    for run, ratio in ratios(name, lambda cfg: meta_model(cfg).flops_per_token(), to=base).items():
+        assert ratio == pytest.approx(1, abs=2 * PER_CENT), run
 
 
-def test_what_is_said_of_the_whole_models_of_width_against_depth():
-    total = ratios("width_depth", lambda cfg: on_paper(cfg).n_parameters(), to="4x192")
-    flops = ratios("width_depth", lambda cfg: on_paper(cfg).flops_per_token(), to="4x192")
+def test_sizes_of_the_whole_models_of_width_depth():
+    total = ratios("width_depth", lambda cfg: meta_model(cfg).n_parameters(), to="4x192")
+    flops = ratios("width_depth", lambda cfg: meta_model(cfg).flops_per_token(), to="4x192")
     assert total["1x384"] == max(total.values()) == pytest.approx(1.31, abs=PER_CENT)
     assert total["16x96"] == min(total.values()) == pytest.approx(0.85, abs=PER_CENT)
     assert flops["1x384"] == max(flops.values()) == pytest.approx(1.20, abs=PER_CENT)
@@ -171,27 +170,27 @@ def test_what_is_said_of_the_whole_models_of_width_against_depth():
 
 
 def test_training_flops_are_equal_by_hand():
-    """6 FLOPs for every weight that is multiplied, and 12 L C T for the scores; 4 layers, 4 heads, a tied head, gains counted."""
+    """6 FLOPs for every multiplied weight, 12 L C T for the scores; 4 layers, 4 heads, a tied head, with gains."""
     totals = {}
-    for cell, cfg in grid("equal_flops").items():
+    for run, cfg in grid("equal_flops").items():
         width = cfg.model.dim
         blocks = 4 * (4 * width**2 + 2 * 4 * width**2 + 2 * width + 2 * width // 4) + width
         flops = 6 * (blocks + VOCABULARY * width) + 12 * 4 * width * 256
-        assert flops == on_paper(cfg).flops_per_token(), cell
-        totals[cell] = flops * cfg.trainer.max_steps
-    for cell, total in totals.items():
-        assert total == pytest.approx(totals["192"], rel=2 * PER_CENT), cell
+        assert flops == meta_model(cfg).flops_per_token(), run
+        totals[run] = flops * cfg.trainer.max_steps
+    for run, total in totals.items():
+        assert total == pytest.approx(totals["192"], rel=2 * PER_CENT), run
 
 
-def test_heads_that_share_keys_and_values_cost_less():
-    sizes = ratios("kv_heads", lambda cfg: on_paper(cfg).n_parameters(), to="4")
-    caches = ratios("kv_heads", lambda cfg: on_paper(cfg).new_cache(1).keys[0].numel(), to="4")
+def test_shared_keys_and_values_are_smaller():
+    sizes = ratios("kv_heads", lambda cfg: meta_model(cfg).n_parameters(), to="4")
+    caches = ratios("kv_heads", lambda cfg: meta_model(cfg).new_cache(1).keys[0].numel(), to="4")
     assert sizes["1"] < sizes["2"] < 1 and (caches["1"], caches["2"]) == (1 / 4, 1 / 2)
 
 
 def test_parts_are_left_out_one_at_a_time():
-    blocks = {cell: on_paper(cfg).blocks[0] for cell, cfg in grid("parts").items()}
-    has = {cell: (block.attn is not None, block.mlp is not None) for cell, block in blocks.items()}
+    blocks = {run: meta_model(cfg).blocks[0] for run, cfg in grid("parts").items()}
+    has = {run: (block.attn is not None, block.mlp is not None) for run, block in blocks.items()}
     assert has == {
         "full": (True, True),
         "no_attention": (False, True),
@@ -200,8 +199,8 @@ def test_parts_are_left_out_one_at_a_time():
     }
     full = dict(composed("+ablation=parts").model)
     differ = {
-        cell: {key: value for key, value in cfg.model.items() if value != full[key]}
-        for cell, cfg in grid("parts").items()
+        run: {key: value for key, value in cfg.model.items() if value != full[key]}
+        for run, cfg in grid("parts").items()
     }
     assert full["resid_dropout"] == 0.1
     assert differ == {
@@ -215,8 +214,8 @@ def test_parts_are_left_out_one_at_a_time():
 @pytest.mark.parametrize(
     "name, override", [("width_depth", "shape=16x96"), ("equal_flops", "model.dim=96"), ("parts", "part=no_attention")]
 )
-def test_a_cells_own_settings_are_whole_without_the_grid(name, override, tmp_path):
-    """What train.py keeps in config.yaml, from which a run is resumed: no reference is left open."""
+def test_settings_of_a_run_are_complete_without_the_grid(name, override, tmp_path):
+    """config.yaml, from which a run is resumed, contains no reference."""
     cfg = composed(f"+ablation={name}", override, f"output_dir={tmp_path}")
     OmegaConf.save(cfg, tmp_path / "config.yaml", resolve=True)
     text = (tmp_path / "config.yaml").read_text(encoding="utf-8")

@@ -1,5 +1,8 @@
-"""Training and sampling on another device than the CPU, where there is none: on torch's meta device nothing is computed, but tensors of two
-devices do not mix (except in look-ups), and a step that reads a value, for which a GPU would have to be waited for, fails."""
+"""Training and sampling on another device than the CPU, simulated by torch's meta device.
+
+It computes nothing, but tensors of two devices do not mix (except in look-ups), and reading a value, which would wait
+for a GPU, fails.
+"""
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from tril.model.gpt import IGNORE
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
-V, T, NEW, EOT = 31, 12, 30, 7
+V, T, NEW, EOT = 31, 12, 14, 7
 PARTS = [
     {},
     {"pos": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu", "tie_embeddings": True},
@@ -38,7 +41,7 @@ def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document
     made = module.configure_optimizers()
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
     inputs, targets = torch.randint(V, (2, 4, T), device="meta")
-    for step in range(2):  # the second finds states of the optimizer
+    for step in range(2):  # in the second the optimizer has states
         loss = module.training_step((inputs, targets.masked_fill(targets == 3, IGNORE)), step)
         loss.backward()
         optimizer.step()
@@ -49,7 +52,7 @@ def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document
 
 
 class HostGenerator(torch.Generator):
-    """The meta device has no random numbers of its own."""
+    """The meta device has no random numbers."""
 
     def __new__(cls, device):
         return super().__new__(cls)
@@ -57,7 +60,7 @@ class HostGenerator(torch.Generator):
 
 @pytest.fixture
 def sampled(monkeypatch):
-    """The shapes of all steps; `step` takes the place of the compiled one."""
+    """The shapes of all steps; `step` replaces the compiled one."""
     monkeypatch.setattr("tril.model.generation.generate.torch.Generator", HostGenerator)
     monkeypatch.setattr(
         "tril.model.generation.generate.to_host", lambda ids: lambda: torch.zeros(ids.shape, dtype=ids.dtype)
@@ -88,13 +91,13 @@ def sampled(monkeypatch):
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts, prompts, sampling, step):
-    """Beyond the context too."""
+    """Beyond the context length as well."""
     assert sampled(parts, prompts, step, **sampling) == [(len(prompts),)] * NEW
 
 
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
 @pytest.mark.parametrize("parts", PARTS[:3], ids=str)
-def test_a_step_for_another_device_is_captured_whole_and_once(sampled, parts, prompts):
+def test_a_step_for_another_device_is_compiled_without_graph_breaks_and_once(sampled, parts, prompts):
     torch._dynamo.reset()
     counter = CompileCounter()
     step = torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False)

@@ -1,27 +1,26 @@
-"""Every shipped config: it composes, mirrors its constructor, and every experiment runs a step."""
+"""Every shipped config composes and matches its constructor, and every experiment runs a step."""
 
 import inspect
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
+from tests import runs
 from tril import train as train_script
 from tril.data.config import SOURCES, parse
 from tril.model.gpt import GPT, GPTConfig
 from tril.scripts.common.cli import CONFIGS, plain
 
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
 MODELS = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
 
 
 def composed(*overrides):
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("train", list(overrides))
+    return runs.composed(*overrides, base=[])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -33,7 +32,8 @@ def test_presets_have_the_sizes_they_claim():
     sizes = {}
     for name in MODELS:
         values = plain(composed(f"model={name}").model)
-        sizes[name] = GPT(GPTConfig(**values | {"vocab_size": 50257 if name == "gpt2" else 4096}))
+        with torch.device("meta"):
+            sizes[name] = GPT(GPTConfig(**values | {"vocab_size": 50257 if name == "gpt2" else 4096}))
     assert sizes["nano"].n_parameters() == 2_558_016
     assert sizes["small"].n_parameters(embeddings=False) == pytest.approx(10.6e6, rel=0.01)
     assert sizes["base"].n_parameters(embeddings=False) == pytest.approx(12 * 12 * 768**2, rel=0.001)
@@ -45,7 +45,7 @@ def test_experiments_of_nanogpt_have_its_parameter_count():
     for name in ("shakespeare_nanogpt_cpu", "shakespeare_nanogpt_gpu"):
         values = plain(composed(f"experiment={name}").model)
         counts[name] = GPT(GPTConfig(**values | {"vocab_size": 65})).n_parameters()
-    # nanoGPT prints 0.80 M and 10.65 M: it leaves its position table (context * width) out of the count.
+    # nanoGPT prints 0.80 M and 10.65 M, without its position table (context * width).
     assert counts["shakespeare_nanogpt_cpu"] - 64 * 128 == pytest.approx(0.80e6, abs=0.005e6)
     assert counts["shakespeare_nanogpt_gpu"] - 256 * 384 == pytest.approx(10.65e6, abs=0.005e6)
 
@@ -65,9 +65,15 @@ def test_trainer_keys_are_lightnings():
     assert set(composed().trainer) <= set(inspect.signature(Trainer.__init__).parameters)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment_composes_and_runs_a_step(name, tmp_path):
-    """With its own model kind, optimizer, schedule and callbacks; smaller, and on a text that is at hand."""
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, ["compile=false"]) for name in EXPERIMENTS),
+        pytest.param("shakespeare_long", [], marks=[pytest.mark.slow, NEEDS_COMPILER], id="shakespeare_long-compiled"),
+    ],
+)
+def test_every_experiment_runs_a_step(name, options, tmp_path):
+    """With its model, optimizer, schedule and callbacks, but smaller and on a local text."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{i} times {i} is {i * i}\n" for i in range(500)))
     shrunk = {"n_layers": 2, "dim": 32, "n_heads": 2, "context_length": 32, "vocab_size": None}
@@ -86,7 +92,7 @@ def test_every_experiment_composes_and_runs_a_step(name, tmp_path):
         "callbacks.samples.max_new_tokens=4",
         f"output_dir={tmp_path / 'run'}",
         "logger=none",
-        *(["compile=false"] if shutil.which("c++") is None else []),  # which one of them asks for
+        *options,
     )
     assert train_script.train(cfg)["val/loss"] > 0
     assert not list((tmp_path / "run").rglob("metrics.csv"))  # logger=none

@@ -1,14 +1,18 @@
-"""Going on with a run: as if it had never stopped, wherever its folder is by now, and whatever went wrong in between."""
+"""Resuming a run: as if it had never stopped, also after its folder was moved, and from run folders of others."""
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from tests.runs import TINY, Interrupted, command_line, rows, stop_after
+from tests.conftest import assert_refused
+from tests.runs import TINY, in_process, interrupted, rows
 from tril import train as train_script
 from tril.scripts.common.cli import UserError
+from tril.scripts.common.targets import RENAMED
 
 
 def test_resumed_run_equals_the_uninterrupted_one(configure, tmp_path):
@@ -16,11 +20,8 @@ def test_resumed_run_equals_the_uninterrupted_one(configure, tmp_path):
 
     cfg = configure("+trainer.limit_train_batches=null", folder="half")
     cfg.trainer.max_steps = 8
-    interrupted = stop_after(4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tril.model.training.callbacks.samples.Samples.on_validation_end", interrupted)
-        with pytest.raises(Interrupted):
-            train_script.train(cfg)
+    with interrupted():
+        train_script.train(cfg)
     resumed = train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half"))
     assert resumed == pytest.approx(whole, rel=1e-6)
 
@@ -33,11 +34,11 @@ def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, 
     saved = tmp_path / "run" / "config.yaml"
     original = saved.read_text()
     saved.write_text(original.replace("dim: 32", "dim: 64"))
-    with pytest.raises(UserError, match="model.dim=64 does not fit .* trained with 32"):
+    with pytest.raises(UserError, match="model.dim=64 must be 32, as in "):
         train_script.train(configure(f"resume={tmp_path / 'run'}"))
     saved.write_text(original)
     text.write_text(text.read_text() + "one more line\n")
-    with pytest.raises(UserError, match="the data are not those of"):
+    with pytest.raises(UserError, match="the data .* must be those of"):
         train_script.train(configure(f"resume={tmp_path / 'run'}"))
 
 
@@ -51,8 +52,7 @@ def step_of(checkpoint):
 
 
 def interrupted_run(configure, folder):
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("tril.model.training.callbacks.samples.Samples.on_validation_end", stop_after(4))
+    with interrupted():
         train_script.train(configure(folder=folder))
 
 
@@ -95,7 +95,7 @@ def test_a_run_may_go_on_in_another_folder(configure, tmp_path, monkeypatch):
 
 
 def test_what_resuming_refuses_is_not_kept(tmp_path, text):
-    first = command_line(*TINY, f"data.path={text}", "hydra.run.dir=run", cwd=tmp_path)
+    first = in_process(*TINY, f"data.path={text}", "hydra.run.dir=run", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     settings = (tmp_path / "run" / "config.yaml").read_text()
     for override, message in (
@@ -105,10 +105,10 @@ def test_what_resuming_refuses_is_not_kept(tmp_path, text):
             "callbacks.samples: temperature=-1",
         ),  # refused by the model's own first look at it
     ):
-        done = command_line("resume=run", override, cwd=tmp_path)
+        done = in_process("resume=run", override, cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.startswith("error: ") and message in done.stderr, done.stderr
         assert (tmp_path / "run" / "config.yaml").read_text() == settings
-    done = command_line("resume=run", "~callbacks.samples", "trainer.max_steps=10", cwd=tmp_path)
+    done = in_process("resume=run", "~callbacks.samples", "trainer.max_steps=10", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "samples" not in (tmp_path / "run" / "config.yaml").read_text()
     assert step_of(tmp_path / "run" / "checkpoints" / "last.ckpt") == 10
@@ -116,11 +116,120 @@ def test_what_resuming_refuses_is_not_kept(tmp_path, text):
 
 def test_command_line_trains_and_resumes_latest(tmp_path, text):
     tiny = [*TINY, f"data.path={text}"]
-    first = command_line(*tiny, cwd=tmp_path)
+    first = in_process(*tiny, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     [folder] = tmp_path.glob("outputs/*/*")
-    second = command_line("resume=latest", "trainer.max_steps=12", cwd=tmp_path)
+    second = in_process("resume=latest", "trainer.max_steps=12", cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     assert list(tmp_path.glob("outputs/*/*")) == [folder]
     assert json.loads((folder / "summary.json").read_text())["steps"] == 12
     assert [int(row["step"]) for row in rows(folder) if row["train/loss"]] == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_run_of_the_version_before_the_renamed_packages_resumes_to_the_bit(configure, tmp_path):
+    """Its config.yaml has other targets and no keys that came later."""
+    for folder in ("new", "old"):
+        with interrupted():
+            train_script.train(configure("model.resid_dropout=0.1", folder=folder))
+    settings = tmp_path / "old" / "config.yaml"
+    text = settings.read_text()
+    for old, new in RENAMED.items():
+        text = text.replace(f"_target_: {new}\n", f"_target_: {old}\n")
+    assert "tril." not in text and "model.training.callbacks.Samples" in text
+    settings.write_text(text.replace("allow_targets: null\n", "").replace("causality:\n  allow_leak: false\n", ""))
+    results = [train_script.train(configure(f"resume={tmp_path / name}", folder=name)) for name in ("new", "old")]
+    assert results[0] == results[1]
+
+
+def test_a_run_that_stopped_within_a_step_resumes_to_the_bit(configure, tmp_path):
+    """Validation after 5 batches of 2 windows, 4 batches a step: the checkpoint has the gradients of one batch."""
+    steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=4", "trainer.val_check_interval=5"]
+    whole = train_script.train(configure(*steps, folder="whole"))
+    with interrupted():
+        train_script.train(configure(*steps, folder="half"))
+    last = torch.load(tmp_path / "half" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 1 and last["gradients"].keys() <= {name for name in last["state_dict"]}
+    assert train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half")) == whole
+    weights = [
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for name in ("whole", "half")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.fixture
+def foreign_run(tmp_path, text):
+    """resume(change, *overrides) continues a run after `change` has edited its config.yaml as plain containers."""
+    done = in_process(*TINY, f"data.path={text}", "hydra.run.dir=run", "trainer.max_steps=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = tmp_path / "run" / "config.yaml"
+    original = settings.read_text()
+
+    def resume(change, *overrides):
+        content = yaml.safe_load(original)
+        change(content)
+        settings.write_text(yaml.safe_dump(content))
+        done = in_process("resume=run", *overrides, cwd=tmp_path)
+        return done, (tmp_path / "evil").exists()
+
+    return resume
+
+
+class Evil:
+    """A pickle that creates a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_run_folder_runs_no_code_of_its_own(foreign_run, tmp_path):
+    torch.save(Evil(tmp_path / "evil"), tmp_path / "x.pt")
+    entry = {"_target_": "torch.load", "f": "x.pt", "weights_only": False}
+    stopping = {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": [entry]}
+    refused = (
+        "_target_=torch.load is not a callback or logger of Tril or Lightning; if you trust it, add allow_targets="
+    )
+    for change, key in (
+        (lambda content: content["callbacks"].update(z=entry), "callbacks.z"),
+        (lambda content: content["callbacks"].update(z=[{"y": entry}]), "callbacks.z.0.y"),
+        (lambda content: content["callbacks"].update(z=stopping), "callbacks.z.monitor.0"),
+        (lambda content: content.update(logger=entry), "logger"),
+        (lambda content: content.update(logger=entry, allow_targets=["torch.load"]), "logger"),  # not from a file
+    ):
+        done, ran = foreign_run(change)
+        assert_refused(done, f"{key}.{refused}[torch.load] to the command line")
+        assert not ran
+    _, ran = foreign_run(lambda content: content["callbacks"].update(z=entry), "allow_targets=[torch.load]")
+    assert ran, "the command line allows it"
+
+
+def test_a_hydra_block_in_a_run_folder_has_no_effect(foreign_run):
+    evil = {"z": {"_target_": "os.mkdir", "path": "evil"}}
+    done, ran = foreign_run(lambda content: content.update(hydra={"callbacks": evil, "launcher": evil["z"]}))
+    assert done.returncode == 0 and not ran, done.stderr
+
+
+def test_a_checkpoint_of_a_run_folder_is_not_unpickled(foreign_run, tmp_path):
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    torch.save(torch.load(last, weights_only=True) | {"evil": Evil(tmp_path / "evil")}, last)
+    done, ran = foreign_run(lambda content: None)
+    assert_refused(done, "last.ckpt is not a checkpoint")
+    assert not ran
+
+
+def test_a_saved_text_is_never_an_interpolation(foreign_run, tmp_path):
+    """Neither the environment nor a resolver is read for it, and a prompt with `${` survives."""
+    samples, settings = tmp_path / "run" / "samples.txt", tmp_path / "run" / "config.yaml"
+    done, _ = foreign_run(lambda content: content["callbacks"]["samples"].update(prompt="${oc.env:HOME}"))
+    assert done.returncode == 0, done.stderr
+    assert "prompt: ${oc.env:HOME}" in settings.read_text()
+    done, _ = foreign_run(lambda content: None, "trainer.max_steps=8", "callbacks.samples.prompt=a${b}")
+    assert done.returncode == 0, done.stderr
+    assert "a${b}" in samples.read_text() and "prompt: a${b}" in settings.read_text()
+    create = "${oc.create:{_target_: os.mkdir, path: evil}}"
+    done, ran = foreign_run(lambda content: content["callbacks"].update(z=create))
+    assert_refused(done, f"callbacks.z={create} must be a callback with a _target_, or null; correct it")
+    assert not ran

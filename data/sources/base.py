@@ -1,22 +1,23 @@
-"""Where text comes from: what every source offers, and the two sources of one fixed text.
+"""The interface of a text source, and what the sources share.
 
-A source hands out a split of its text as pieces. A piece is a document or, so that memory stays flat however large a document
-is, a part of one that ends at a line end.
+A source provides its text as pieces. A piece is a document or a part of one: long documents are cut at line ends, so
+that memory stays flat.
 """
 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
+
+from pydantic import ConfigDict, Field
 
 Split = Literal["train", "val"]
-PIECE_SIZE = (
-    1 << 18
-)  # characters; large enough to be encoded efficiently, small enough that a batch of them feeds every core
-HASH_LIMIT = (
-    1 << 28
-)  # bytes; larger files are told apart by size and time of change, so that a second start stays quick
+ValFraction = Annotated[float, Field(gt=0, lt=1)]  # share of the validation part
+SETTINGS = ConfigDict(strict=True, extra="forbid", title="data")  # of every source
+
+PIECE_SIZE = 1 << 18  # characters: large enough to encode efficiently, small enough to give every core some pieces
+HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 
 class Piece(NamedTuple):
@@ -27,11 +28,11 @@ class Piece(NamedTuple):
 
 
 class Source(Protocol):
-    """Text in two parts.
+    """Text with a training and a validation part.
 
-    name: a short slug, part of the name of the cache folder.
-    fingerprint: plain json that changes whenever the text or its split does; cheap enough for every start.
-    pieces: the text of one part, in an order that never changes.
+    name: a short slug, which begins the name of the folder in the cache.
+    fingerprint: JSON values that change if the text or its split changes; computed at every start.
+    pieces: the text of one part, always in the same order.
     """
 
     @property
@@ -43,7 +44,7 @@ class Source(Protocol):
 
 
 def cut(text: str, ends_document: bool = True) -> Iterator[Piece]:
-    """A text as pieces of at most PIECE_SIZE characters, each ending at a line end if there is one. Nothing for ""."""
+    """Cuts a text into pieces of at most PIECE_SIZE characters, at line ends where possible. Yields nothing for ""."""
     start = 0
     while len(text) - start > PIECE_SIZE:
         line_end = text.rfind("\n", start, start + PIECE_SIZE) + 1
@@ -55,30 +56,21 @@ def cut(text: str, ends_document: bool = True) -> Iterator[Piece]:
 
 
 def in_split(key: str, split: Split, val_fraction: float) -> bool:
-    """Whether the document `key` is in `split`: decided by a hash of the key alone, the same on every machine."""
+    """Whether the document `key` belongs to `split`: a hash of the key decides, so that every machine agrees."""
     digest = hashlib.sha256(os.fsencode(key)).digest()
     is_val = int.from_bytes(digest[:8], "big") < val_fraction * 2**64
     return is_val == (split == "val")
 
 
-def digest_files(paths: Iterable[tuple[str, Path]]) -> str:
-    """One sha256 of (name, content) pairs; a file above HASH_LIMIT counts with its size and time of change instead."""
+def digest_files(files: Iterable[tuple[str, Path]]) -> str:
+    """One sha256 of (name, path) pairs: of the names and the contents, see HASH_LIMIT."""
     total = hashlib.sha256()
-    for name, path in paths:
+    for name, path in files:
         stat = path.stat()
         if stat.st_size > HASH_LIMIT:
             content = f"{stat.st_size} bytes, changed {stat.st_mtime_ns}"
         else:
-            with path.open("rb") as file:  # piece by piece: memory stays flat
+            with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(os.fsencode(f"{name}\0{content}\0"))
     return total.hexdigest()
-
-
-def check_fraction(val_fraction: object) -> None:
-    """Raises ValueError unless 0 < val_fraction < 1."""
-    is_number = isinstance(val_fraction, float | int) and not isinstance(val_fraction, bool)
-    if not (is_number and 0 < val_fraction < 1):
-        raise ValueError(
-            f"data.val_fraction={val_fraction}: the validation part must be a number above 0 and below 1, such as 0.05"
-        )

@@ -1,267 +1,132 @@
-"""The checks of a certificate: each puts one question to one subject at one length, and answers with a figure beside its bound.
+"""The checks of a case: each asks one question of one subject at one length and returns a figure with its bound.
 
-B batch, T positions, S keys, H heads, V vocabulary.
+B batch, T positions, V vocabulary.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from tril.model.causality.attention_probe import formula, used_weights
-from tril.model.causality.case import EOT, ODD, Cell, Result
-from tril.model.causality.receptive_field import by_gradient, by_perturbation, first_leaking_block
-from tril.model.causality.subject import GPTSubject, Subject
+from tril.model.causality.attention_check import check_attention
+from tril.model.causality.case import ODD_LENGTH, Case, Result
+from tril.model.causality.equivalence_checks import check_decoding, check_documents
+from tril.model.causality.receptive_field import (
+    dependencies_by_gradient,
+    dependencies_by_perturbation,
+    first_leaking_block,
+)
 
 
-def run_checks(cell: Cell) -> Iterator[Result]:
-    """All of them that the subject allows, at all lengths."""
-    for length in cell.lengths:
-        ids = cell.tokens(length)
-        yield from reach_by_perturbation(cell, ids)
-        yield from reach_by_gradient(cell, ids)
-        yield from attention(cell, ids, lambda subject, ids: subject(ids))
-    far = max([ODD - 1, *(w for w in cell.subject.windows if w)])  # a window must hide something
-    ids = cell.tokens(3, next((n for n in cell.lengths if n > far), cell.lengths[-1]))
-    yield from rows(cell, ids)
-    if cell.function:
-        yield from same_function(cell, ids)
-        yield from documents(cell, ids)
+def run_checks(case: Case) -> Iterator[Result]:
+    """All checks that the subject allows, at all lengths of the case."""
+    for length in case.lengths:
+        ids = case.random_tokens(length)
+        yield from check_perturbation(case, ids)
+        yield from check_gradient(case, ids)
+        yield from check_attention(case, ids, lambda subject, ids: subject(ids))
+    minimum = max([ODD_LENGTH - 1, *(w for w in case.subject.windows if w)])  # a window must hide something
+    ids = case.random_tokens(3, next((n for n in case.lengths if n > minimum), case.lengths[-1]))
+    yield from check_rows(case, ids)
+    if case.equivalence:
+        yield from check_decoding(case, ids)
+        yield from check_documents(case, ids)
 
 
-def reach_by_perturbation(cell: Cell, ids: Tensor) -> Iterator[Result]:
-    """No future: changing one token changes no logit that may not see it."""
-    subject, length = cell.subject, len(ids)
-    columns, changed = cell.positions(length), cell.other(ids)
-    batch_size = cell.rows_at_once(length, len(columns))
-    with torch.set_grad_enabled(
-        subject.differentiable and subject.module.training
-    ):  # for which torch has other kernels
-        effect, noise = by_perturbation(subject, ids, columns, changed, batch_size)  # (T, n)
-    effect = effect.cpu()
-    cell.reach["perturbation"] = torch.full((length, length), torch.nan).index_copy_(1, columns.cpu(), effect.float())
-    allowed = subject.visible(length)[:, columns.cpu()]  # (T, n)
-    bound = cell.bound_of_hidden(noise)
-    wrong = ~(effect <= bound) & ~allowed
+def check_perturbation(case: Case, ids: Tensor) -> Iterator[Result]:
+    """No future: a changed token changes no logit that may not depend on it."""
+    subject, length = case.subject, len(ids)
+    columns, changed = case.positions(length), case.other_tokens(ids)
+    training = subject.differentiable and subject.module is not None and subject.module.training
+    with torch.set_grad_enabled(training):  # torch has other kernels for training
+        batch_size = case.rows_per_batch(length, len(columns))
+        effect, noise = dependencies_by_perturbation(subject, ids, columns, changed, batch_size)  # (T, n)
 
-    def where() -> str:
-        query, key = first_pair(wrong, range(length), columns.tolist())
-        place = f"query {query} changes with key {key}{_behind(key, query)}"
+    def describe(query: int, key: int) -> str:
+        where = f"query {query} changes with key {key}{_window(key, query)}"
         blocks = subject.blocks()
-        return (
-            f"{place}, {_layer(first_leaking_block(subject, blocks, ids, changed, key, query))}"
-            if len(blocks)
-            else place
-        )
+        return f"{where}, {_layer(first_leaking_block(subject, blocks, ids, changed, key, query))}" if blocks else where
 
-    yield _none_of(cell, "perturbation", effect, allowed, wrong, bound, where)
-    if (
-        not subject.differentiable and cell.past and subject.precision in ("32-true", "64-true")
-    ):  # the other way would be gradients
-        yield _all_of(cell, effect, allowed, range(length), columns.tolist())
+    # The past is tested by gradients where there are any, which rounding does not hide.
+    past = case.full_past and not subject.differentiable and subject.precision in ("32-true", "64-true")
+    bound = case.hidden_bound(noise)
+    yield from _judge(case, "perturbation", effect, torch.arange(length), columns, bound, describe, past)
 
 
-def reach_by_gradient(cell: Cell, ids: Tensor) -> Iterator[Result]:
-    """No future: exactly no gradient from what may not be seen. All of the past: some gradient from everything else."""
-    subject, length = cell.subject, len(ids)
-    if not subject.differentiable:
+def check_gradient(case: Case, ids: Tensor) -> Iterator[Result]:
+    """No future: exactly no gradient from hidden inputs. All of the past: some gradient from every visible one."""
+    subject, length = case.subject, len(ids)
+    if not subject.differentiable or subject.module is None:
         return
-    rows = cell.positions(length)
-    size = by_gradient(subject, subject.module, ids, rows, cell.rows_at_once(length, len(rows)), cell.generator)
+    rows = case.positions(length)
+    batch_size = case.rows_per_batch(length, len(rows))
+    size = dependencies_by_gradient(subject, subject.module, ids, rows, batch_size, case.generator)  # (n, T)
     if size is None:
         return
-    cell.reach["gradient"] = torch.full((length, length), torch.nan).index_copy_(0, rows.cpu(), size.float().cpu())
-    size, allowed = size.cpu(), subject.visible(length)[rows.cpu()]  # (n, T)
-    wrong = ~(size == 0) & ~allowed
 
-    def where() -> str:
-        query, key = first_pair(wrong, rows.tolist(), range(length))
-        return f"query {query} has a gradient with respect to key {key}{_behind(key, query)}"
+    def describe(query: int, key: int) -> str:
+        return f"query {query} has a gradient with respect to key {key}{_window(key, query)}"
 
-    yield _none_of(cell, "gradient", size, allowed, wrong, 0.0, where)
-    if cell.past:
-        yield _all_of(cell, size, allowed, rows.tolist(), range(length))
+    yield from _judge(case, "gradient", size, rows, torch.arange(length), 0.0, describe, case.full_past)
 
 
-def attention(cell: Cell, ids: Tensor, run: Callable[[Subject, Tensor], object]) -> Iterator[Result]:
-    """Of each layer and head: no weight at all on a forbidden key, and softmax(q k^T / sqrt(D)) on the others."""
-    subject, length = cell.subject, len(ids)
-    if not isinstance(subject, GPTSubject):
-        reported = subject.weights(ids[None])
-        if reported is not None:
-            yield _no_forbidden_weight(cell, length, [weights[0] for weights in reported])
-        return
-    attentions = [block.attn for block in subject.blocks() if block.attn is not None]  # all layers have it, or none
-    if subject.compiled or not attentions:  # hooks would compile it again
-        return
-    used = [used_weights(attn, lambda: run(subject, ids[None]), length)[0] for attn in attentions]  # (H, T, S) each
-    yield _no_forbidden_weight(cell, length, used)
-    if not cell.past or subject.precision != "32-true":  # rounding, or dropout, leaves no bound worth the name
-        return
-    config, error, bound, place = subject.module.config, 0.0, 0.0, ""
-    for layer, (attn, weights) in enumerate(zip(attentions, used)):
-        right, margin = formula(
-            attn, lambda: run(subject, ids[None]), subject.visible(length, layer), rope=config.pos == "rope"
-        )
-        off = (weights.to(right.device).double() - right[0]).abs()
-        wrong = torch.nonzero(~(off <= margin[0]))[:1].tolist()
-        if wrong and not place:
-            head, query, key = wrong[0]
-            here, there = weights[head, query, key], right[0, head, query, key]
-            place = f"layer {layer}, head {head}, query {query}, key {key}: weight {here:.2g} where softmax(q k / sqrt(D)) is {there:.2g}"
-        error, bound = max(error, off.max().item()), max(bound, margin.max().item())
-    yield cell.result("attention", length, error, bound, sum(weights.numel() for weights in used), not place, place)
+def _judge(
+    case: Case,
+    method: str,
+    size: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    bound: float,
+    describe: Callable[[int, int], str],
+    past: bool,
+) -> Iterator[Result]:
+    """Compares measured dependencies (queries, keys) with the expected ones, and keeps them in the case."""
+    queries, keys, size, length = queries.cpu(), keys.cpu(), size.cpu(), max(size.shape)
+    matrix = case.dependencies[method] = torch.full((length, length), torch.nan)
+    matrix[queries[:, None], keys] = size.float()
+    allowed = case.subject.visible(length)[queries[:, None], keys]
+
+    def first_pair(wrong: Tensor) -> tuple[int, int] | None:
+        pairs = torch.nonzero(wrong)[:1].tolist()
+        return (int(queries[pairs[0][0]]), int(keys[pairs[0][1]])) if pairs else None
+
+    leak = first_pair(~(size <= bound) & ~allowed)
+    forbidden = size[~allowed]
+    worst = forbidden.max().item() if forbidden.numel() else 0.0
+    where = f"by {method}: {describe(*leak)}" if leak else ""
+    yield case.result("no future", length, worst, bound, forbidden.numel(), not where, where)
+    if past:
+        missing = first_pair(~(size > 0) & allowed)
+        where = "query {} does not depend on key {}".format(*missing) if missing else ""
+        visible = size[allowed]
+        yield case.result("all of the past", length, visible.min().item(), 0.0, visible.numel(), not where, where)
 
 
-def _no_forbidden_weight(cell: Cell, length: int, weights: Sequence[Tensor]) -> Result:
-    """weights: (H, T, S) of each layer."""
-    worst, place, tested = 0.0, "", 0
-    for layer, of_layer in enumerate(weights):
-        hidden = ~cell.subject.visible(length, layer).to(of_layer.device)
-        of_layer = of_layer.float() * hidden
-        if not place and (of_layer != 0).any():  # NaN is not 0 either
-            head, query, key = torch.nonzero(of_layer)[0].tolist()
-            weight = of_layer[head, query, key]
-            place = (
-                f"layer {layer}, head {head}, query {query}, key {key}: weight {weight:.2g} where there must be none"
-            )
-        worst, tested = max(worst, of_layer.abs().max().item()), tested + len(of_layer) * int(hidden.sum())
-    return cell.result("attention", length, worst, 0.0, tested, not place, place)
-
-
-def rows(cell: Cell, ids: Tensor) -> Iterator[Result]:
+def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
     """No row of a batch (B, T) changes with another.
 
-    Any two rows differ in some bit of their numbers: for each bit the rows that have it change and the others are watched, and the other
-    way round.
+    For each bit of the row numbers, the rows with that bit change and the others are compared, then the other way
+    round. Any two rows differ in some bit, so every pair is tested.
     """
-    subject, (n, length) = cell.subject, ids.shape
-    numbers, worst, place = torch.arange(n), 0.0, ""
+    subject, (n, length) = case.subject, ids.shape
+    numbers, worst, where = torch.arange(n), 0.0, ""
     with torch.no_grad():
-        same, again, changed = subject(ids), subject(ids), cell.other(ids)
-        bound = cell.bound_of_hidden((same - again).abs().max().item())
+        same, again, changed = subject(ids), subject(ids), case.other_tokens(ids)
+        bound = case.hidden_bound((same - again).abs().max().item())
         for bit, side in itertools.product(range((n - 1).bit_length()), (0, 1)):
             changing = ((numbers >> bit) & 1 == side).to(ids.device)
             effect = (subject(torch.where(changing[:, None], changed, ids)) - same).abs().amax((1, 2))  # (B,)
             effect = effect.masked_fill(changing, 0)
-            row = int(effect.argmax())  # a NaN is the largest
+            row = int(effect.argmax())  # argmax prefers NaN
             if not effect[row] <= worst:
-                worst, place = effect[row].item(), f"row {row} changes with rows {numbers[changing.cpu()].tolist()}"
-    yield cell.result("rows", length, worst, bound, n * (n - 1) * length, worst <= bound, place)
+                worst, where = effect[row].item(), f"row {row} changes with rows {numbers[changing.cpu()].tolist()}"
+    yield case.result("rows", length, worst, bound, n * (n - 1) * length, worst <= bound, where)
 
 
-def same_function(cell: Cell, ids: Tensor) -> Iterator[Result]:
-    """Decoding: in chunks of any size, and behind padding, the logits are those of the full pass."""
-    subject, (n, length) = cell.subject, ids.shape
-    cuts = sorted((torch.randperm(length - 1, generator=cell.generator)[: length // 8] + 1).tolist())
-    chunkings = {
-        f"chunks of {size}": [min(size, length - start) for start in range(0, length, size)] for size in (1, 7)
-    }
-    chunkings["random chunks"] = [b - a for a, b in itertools.pairwise([0, *cuts, length])]
-    with torch.no_grad():
-        full = subject(ids)
-        for how, sizes in chunkings.items():
-            logits = subject.decode(ids, sizes)
-            if logits is not None:
-                yield _agree(cell, "decoding", how, logits, full)
-        if logits is not None and isinstance(subject, GPTSubject):
-            yield from attention(cell, ids[0], lambda subject, ids: subject.decode(ids, sizes))
-            ends = (torch.tensor(sizes).cumsum(0) - 1).tolist()
-            yield _agree(
-                cell, "decoding", f"the last of {how} alone", subject.newest(ids, sizes), full[:, ends], positions=ends
-            )
-        yield from behind_padding(cell, ids, full, [0, length // 2, length - 1][:n])
-
-
-def behind_padding(cell: Cell, ids: Tensor, full: Tensor, padding: Sequence[int]) -> Iterator[Result]:
-    """A row (of B, T) that begins behind so many hidden places has the logits `full` of the row alone, whatever tokens hide there."""
-    length = ids.shape[1]
-    fillings = [torch.cat([token * torch.ones_like(ids), ids], dim=1) for token in (1, 1, 2)]  # (B, 2T)
-    runs = []
-    for filled in fillings:
-        shifted = torch.stack([row[length - p : 2 * length - p] for row, p in zip(filled, padding)])  # (B, T)
-        runs.append(cell.subject.padded(shifted, padding))
-    logits, again, other = runs
-    if logits is None:
-        return
-    same = cell.bound_of_hidden(max((a[p:] - b[p:]).abs().max().item() for a, b, p in zip(logits, again, padding)))
-    for row, p in enumerate(padding):
-        one, how = slice(row, row + 1), f"behind {p} places of padding"
-        yield _agree(cell, "decoding", how, logits[one, p:], full[one, : length - p], first_row=row)
-        if p:
-            yield _agree(
-                cell, "decoding", f"{how}, with other tokens there", other[one, p:], logits[one, p:], same, row
-            )
-
-
-def documents(cell: Cell, ids: Tensor) -> Iterator[Result]:
-    """Documents packed into one window have the logits that each has alone, whatever stands in the others."""
-    subject, length = cell.subject, ids.shape[1]
-    starts = sorted(
-        {length // 4, length // 2, length // 2 + 1} & set(range(1, length))
-    )  # a document of one token among them
-    packed, changed = ids[:1].clone(), cell.other(ids[:1])
-    packed[0, starts] = changed[0, starts] = EOT
-    with torch.no_grad():
-        logits, again = subject.packed(packed, EOT), subject.packed(packed, EOT)
-        if logits is None:
-            return
-        same = cell.bound_of_hidden((logits - again).abs().max().item())
-        for start, end in itertools.pairwise([0, *starts, length]):
-            part, how = slice(start, end), f"the document at {start}"
-            others = changed.clone()
-            others[:, part] = packed[:, part]
-            yield _agree(cell, "documents", how, logits[:, part], subject(packed[:, part]))
-            yield _agree(
-                cell, "documents", f"{how}, beside others", subject.packed(others, EOT)[:, part], logits[:, part], same
-            )
-
-
-def first_pair(wrong: Tensor, queries: Sequence[int], keys: Sequence[int]) -> tuple[int, int]:
-    row, column = torch.nonzero(wrong)[0].tolist()
-    return queries[row], keys[column]
-
-
-def _none_of(
-    cell: Cell, method: str, size: Tensor, allowed: Tensor, wrong: Tensor, bound: float, where: Callable[[], str]
-) -> Result:
-    forbidden = size[~allowed]
-    worst = forbidden.max().item() if forbidden.numel() else 0.0
-    place = f"by {method}: {where()}" if wrong.any() else ""
-    return cell.result("no future", max(size.shape), worst, bound, forbidden.numel(), not place, place)
-
-
-def _all_of(cell: Cell, size: Tensor, allowed: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Result:
-    blind = ~(size > 0) & allowed
-    where = "query {} does not see key {}".format(*first_pair(blind, queries, keys)) if blind.any() else ""
-    return cell.result(
-        "all of the past", max(size.shape), size[allowed].min(), 0.0, int(allowed.sum()), not blind.any(), where
-    )
-
-
-def _agree(
-    cell: Cell,
-    check: str,
-    how: str,
-    logits: Tensor,
-    expected: Tensor,
-    bound: float | None = None,
-    first_row: int = 0,
-    positions: Sequence[int] | None = None,
-) -> Result:
-    """bound None: that of two computations of the same logits by different steps. positions: those of the logits; None: from 0 on."""
-    positions = range(logits.shape[1]) if positions is None else positions
-    off = (logits - expected).abs().amax(-1)  # (B, T)
-    bound = cell.bound() if bound is None else bound
-    bad = torch.nonzero(~(off <= bound))
-    where = f"{how}: row {first_row + bad[0, 0]}, position {positions[bad[0, 1]]}" if len(bad) else ""
-    return cell.result(check, positions[-1] + 1, off.max(), bound, logits.numel(), not len(bad), where)
-
-
-def _behind(key: int, query: int) -> str:
-    return "" if key > query else " behind the window"
+def _window(key: int, query: int) -> str:
+    return "" if key > query else " outside the window"
 
 
 def _layer(layer: int | None) -> str:
-    return "behind the layers" if layer is None else "before the layers" if layer < 0 else f"first in layer {layer}"
+    return "after the layers" if layer is None else "before the layers" if layer < 0 else f"first in layer {layer}"

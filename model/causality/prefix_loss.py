@@ -1,7 +1,7 @@
-"""The honest loss: every target predicted from its prefix alone.
+"""The prefix-only loss: each target is predicted from a pass over its prefix and nothing else.
 
-A loss computed in one pass over a window is honest only if no position sees a later one. Here each prefix goes through the model by
-itself: whatever the model's attention does, the target and all that follows it are not in its input.
+The loss of one pass over a window is valid only if no position sees a later one. Here each prefix is a separate input,
+so the target and the tokens after it are not in it, whatever the model's attention does.
 
 B windows, T targets in each, C width, V vocabulary.
 """
@@ -27,40 +27,47 @@ class Estimate:
 
 
 def prefix_only_nll(model: GPT, ids: Tensor, targets: Tensor, *, batch_size: int = BATCH_SIZE) -> Tensor:
-    """Negative log-likelihood of each target given ids[:, : t + 1] and nothing else: nats, float32 (B, T); 0 where it is IGNORE.
+    """Negative log-likelihood of each target given ids[:, : t + 1] alone.
 
-    ids, targets (B, T). One forward pass for each prefix length and `batch_size` windows, in evaluation mode; the model is left in the
-    mode it had. For a causal model the same as `one_pass_nll`, but for rounding. Raises ValueError where T exceeds `context_length`.
+    Runs one forward pass per prefix length and `batch_size` windows, in evaluation mode, and restores the mode of the
+    model. For a causal model the result equals `one_pass_nll`, up to rounding.
+
+    Args:
+        ids: (B, T).
+        targets: (B, T).
+
+    Returns:
+        Nats, float32 (B, T); 0 where the target is IGNORE.
+
+    Raises:
+        ValueError: T exceeds `context_length`.
     """
     with inference(list(model.modules())):
-        columns = [
-            torch.cat(
-                [
-                    _last_nll(model, *rows)
-                    for rows in zip(ids[:, : t + 1].split(batch_size), targets[:, t].split(batch_size))
-                ]
-            )
-            for t in range(ids.shape[1])
-        ]
+        columns = []
+        for t in range(ids.shape[1]):
+            batches = zip(ids[:, : t + 1].split(batch_size), targets[:, t].split(batch_size), strict=True)
+            columns.append(torch.cat([_last_nll(model, *batch) for batch in batches]))
     return torch.stack(columns, dim=1)
 
 
 def one_pass_nll(model: GPT, ids: Tensor, targets: Tensor, *, batch_size: int = BATCH_SIZE) -> Tensor:
-    """What training and validation take for that: `model.nll` in one pass over whole windows. Arguments and result as `prefix_only_nll`."""
+    """The loss of training: `model.nll` in one pass over whole windows. Arguments as in `prefix_only_nll`."""
     with inference(list(model.modules())):
-        rows = [model.nll(*pair) for pair in zip(ids.split(batch_size), targets.split(batch_size))]
-    return torch.cat(rows)
+        batches = zip(ids.split(batch_size), targets.split(batch_size), strict=True)
+        parts = [model.nll(*batch) for batch in batches]
+    return torch.cat(parts)  # outside of inference mode, for a normal tensor
 
 
-def over_windows(nll: Tensor) -> Estimate:
-    """Mean of (B, T) with its standard error over the B windows, B at least 2; of a difference of two such: a paired comparison."""
-    means = nll.double().mean(
-        1
-    )  # (B,); the tokens of one window are not independent, so a window counts as one observation
+def mean_over_windows(nll: Tensor) -> Estimate:
+    """Mean of (B, T), B at least 2. A difference of two losses gives a paired comparison.
+
+    The tokens of a window are not independent, so the standard error takes a window as one observation.
+    """
+    means = nll.double().mean(1)  # (B,)
     return Estimate(means.mean().item(), (means.std() / len(means) ** 0.5).item())
 
 
 def _last_nll(model: GPT, ids: Tensor, target: Tensor) -> Tensor:
-    """Of the one token (B,) that follows ids (B, T): nats, float32 (B,)."""
+    """Loss of the one token (B,) that follows ids (B, T): nats, float32 (B,)."""
     logits = model.logits(model.hidden(ids, last_only=True)[:, 0]).float()  # (B, C) -> (B, V)
     return F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="none")

@@ -1,8 +1,9 @@
-"""Which input positions reach which outputs: what is expected, and what is measured by changing inputs and by gradients.
+"""Which inputs each output depends on: the expected dependencies, and two measurements of them.
 
-T positions, V vocabulary, C width. A reach is a (T, T) matrix: row = output position, column = input position.
+T positions, V vocabulary, C width. A dependency matrix is (T, T): row = output position, column = input position.
 """
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,31 +13,41 @@ from torch import Tensor, nn
 Run = Callable[[Tensor], Tensor]  # ids (B, T) -> logits (B, T, V)
 
 
-def expected(length: int, windows: Sequence[int | None]) -> Tensor:
-    """bool (T, T): output i may see input j if 0 <= i - j <= the sum of (w - 1) over the layers.
+def expected_dependencies(length: int, windows: Sequence[int | None]) -> Tensor:
+    """bool (T, T): output i may depend on input j if 0 <= i - j <= the sum of (w - 1) over the layers.
 
-    Written out from positions, and not with the masks of the model: those are what is being tested.
+    Computed from positions and not from the masks of the model, because those are under test.
     """
-    back = length if None in windows else sum(w - 1 for w in windows)
+    lookback = sum(length if w is None else w - 1 for w in windows)
     distance = torch.arange(length)[:, None] - torch.arange(length)
-    return (distance >= 0) & (distance <= back)
+    return (distance >= 0) & (distance <= lookback)
 
 
-def positions_to_test(length: int, most: int, generator: torch.Generator) -> Tensor:
-    """All positions if there are at most `most`; else the ends, the edges of blocks of 16, 64 and 128, and random ones."""
-    if length <= most:
+def positions_to_test(length: int, limit: int, generator: torch.Generator) -> Tensor:
+    """All positions if there are at most `limit`; else the ends, edges of blocks of 16, 64 and 128, and random ones."""
+    if length <= limit:
         return torch.arange(length)
     edges = [edge + side for size in (128, 64, 16) for edge in range(size, length, size) for side in (-1, 0)]
-    first = list(dict.fromkeys([0, 1, length - 2, length - 1, *edges]))[: max(4, most // 2)]
-    rest = [p for p in torch.randperm(length, generator=generator).tolist() if p not in set(first)]
-    return torch.tensor(sorted((first + rest)[:most]))
+    fixed = list(dict.fromkeys([0, 1, length - 2, length - 1, *edges]))[: max(4, limit // 2)]
+    rest = [p for p in torch.randperm(length, generator=generator).tolist() if p not in set(fixed)]
+    return torch.tensor(sorted((fixed + rest)[:limit]))
 
 
-def by_perturbation(run: Run, ids: Tensor, columns: Tensor, changed: Tensor, batch_size: int) -> tuple[Tensor, float]:
-    """Largest change of any logit at each output when one input becomes another token, (T, n); and when nothing changes.
+def dependencies_by_perturbation(
+    run: Run, ids: Tensor, columns: Tensor, changed: Tensor, batch_size: int
+) -> tuple[Tensor, float]:
+    """Changes one input token at a time and measures the largest change of any logit at each output.
 
-    ids (T,); columns (n,) are the inputs to change, one at a time; changed (T,) has the other token for each place. Runs are compared
-    at the same place of batches of the same shape, so that nothing but the tokens differs.
+    Compared runs have the same batch shape and use the same row of it, so they differ in the tokens only.
+
+    Args:
+        ids: (T,).
+        columns: (n,), the inputs to change.
+        changed: (T,), the replacement token of each position.
+        batch_size: rows of every pass.
+
+    Returns:
+        (T, n) changes, and the largest difference between two runs of the same input.
     """
     same, again = (run(ids.repeat(batch_size, 1)).detach() for _ in range(2))  # (B, T, V)
     effects, noise = [], (same - again).abs_().max().item()
@@ -47,13 +58,20 @@ def by_perturbation(run: Run, ids: Tensor, columns: Tensor, changed: Tensor, bat
     return torch.cat(effects, dim=1), noise
 
 
-def by_gradient(
+def dependencies_by_gradient(
     run: Run, module: nn.Module, ids: Tensor, rows: Tensor, batch_size: int, generator: torch.Generator
 ) -> Tensor | None:
-    """Largest gradient of a random projection of the logits at some outputs with respect to each input's embedding: (n, T).
+    """Largest gradient of a random projection of the logits with respect to each input's embedding.
 
-    ids (T,); rows (n,) are the outputs. One row of a batch carries one output, so a batch is as many products with the Jacobian. None
-    for a model that looks up no token in an `nn.Embedding`.
+    Each row of a batch carries one output, so one backward pass computes as many products with the Jacobian.
+
+    Args:
+        ids: (T,).
+        rows: (n,), the outputs to test.
+        batch_size: largest number of rows in one pass.
+
+    Returns:
+        (n, T), or None for a model that looks up no token in an `nn.Embedding`.
     """
     gradients = []
     for part in rows.split(batch_size):
@@ -64,24 +82,33 @@ def by_gradient(
             return None
         direction = torch.randn(logits.shape[-1], generator=generator, dtype=logits.dtype).to(logits.device)
         projected = logits[torch.arange(len(part)), part] @ direction  # (b,)
-        found = torch.autograd.grad(projected.sum(), leaves, allow_unused=True)
-        gradients.append(sum(g.abs().amax(-1) for g in found if g is not None) + logits.new_zeros(batch.shape))
+        grads = torch.autograd.grad(projected.sum(), leaves, allow_unused=True)
+        gradients.append(sum(g.abs().amax(-1) for g in grads if g is not None) + logits.new_zeros(batch.shape))
     return torch.cat(gradients)
 
 
 @contextlib.contextmanager
 def embeddings_as_leaves(module: nn.Module, ids: Tensor) -> Iterator[list[Tensor]]:
-    """Collects the outputs of all `nn.Embedding` that look up `ids`, cut off from their tables: leaves (B, T, C) to differentiate by."""
+    """Collects the outputs (B, T, C) of all `nn.Embedding` that look up `ids`; gradients stop there."""
     leaves = []
 
-    def cut(_, inputs, output):
-        if inputs[0].shape == ids.shape and torch.equal(inputs[0], ids):
+    def detach(_, args, kwargs, output):
+        # Some position embeddings look up no ids: RoFormer's takes a shape, BART's returns no batch dimension.
+        looked_up = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        if looked_up is not None and output.shape[:-1] == ids.shape and torch.equal(looked_up, ids):
             leaves.append(output.detach().requires_grad_())
-            return leaves[-1]
+            return leaves[-1].clone()  # some models change it in place, which a leaf does not allow
 
-    hooks = [m.register_forward_hook(cut) for m in module.modules() if isinstance(m, nn.Embedding)]
-    try:
+    embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding)]
+    with removed_at_exit([m.register_forward_hook(detach, with_kwargs=True) for m in embeddings]):
         yield leaves
+
+
+@contextlib.contextmanager
+def removed_at_exit(hooks: Sequence) -> Iterator[None]:
+    """Removes the hooks, also after an exception."""
+    try:
+        yield
     finally:
         for hook in hooks:
             hook.remove()
@@ -91,36 +118,28 @@ def embeddings_as_leaves(module: nn.Module, ids: Tensor) -> Iterator[list[Tensor
 def first_leaking_block(
     run: Run, blocks: Sequence[nn.Module], ids: Tensor, changed: Tensor, key: int, query: int
 ) -> int | None:
-    """The first layer whose output at `query` changes with the token at `key`; -1: already the input of the first; None: no layer's."""
-    states = []
-    for place in (None, key):
-        batch = ids[None].clone()
-        if place is not None:
-            batch[0, place] = changed[place]
-        seen = {}  # layer -> (T, C)
+    """The first layer whose output at `query` changes with the token at `key`.
 
-        def keep(layer: int, values: object) -> None:
-            seen[layer] = _state(values, len(ids))
+    Returns:
+        The index of the layer, -1 where the input of the first layer already changes, None where no layer changes.
+    """
+    states: dict[int, list[Tensor]] = collections.defaultdict(list)  # layer -> (C,) of each of the two runs
 
-        hooks = [block.register_forward_hook(lambda _, __, out, i=i: keep(i, out)) for i, block in enumerate(blocks)]
-        hooks.append(
-            blocks[0].register_forward_pre_hook(
-                lambda _, args, named: keep(-1, (*args, *named.values())), with_kwargs=True
-            )
-        )
-        try:
+    def keep(layer: int, values: object) -> None:
+        candidates = values if isinstance(values, tuple | list) else (values,)
+        for x in candidates:
+            if isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == len(ids):  # (1, T, C)
+                states[layer].append(x[0, query])
+                return
+
+    def keep_input(_, args, kwargs):
+        keep(-1, (*args, *kwargs.values()))
+
+    hooks = [blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True)]
+    hooks += [b.register_forward_hook(lambda _, __, out, i=i: keep(i, out)) for i, b in enumerate(blocks)]
+    perturbed = ids.clone()
+    perturbed[key] = changed[key]
+    with removed_at_exit(hooks):
+        for batch in (ids[None], perturbed[None]):
             run(batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        states.append(seen)
-    differ = [
-        i for i, state in states[0].items() if state is not None and not torch.equal(state[query], states[1][i][query])
-    ]
-    return min(differ, default=None)
-
-
-def _state(values: object, length: int) -> Tensor | None:
-    """The first (1, T, C) among what goes into a layer, or comes out, as (T, C)."""
-    several = values if isinstance(values, tuple | list) else (values,)
-    return next((x[0] for x in several if isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == length), None)
+    return min((i for i, (before, after) in states.items() if not torch.equal(before, after)), default=None)

@@ -1,4 +1,4 @@
-"""What is certified: anything that turns token ids into logits, and what more it can do.
+"""The model under test: anything that maps token ids to logits, with its optional abilities.
 
 B batch, T positions, V vocabulary, L layers.
 """
@@ -6,103 +6,99 @@ B batch, T positions, V vocabulary, L layers.
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tril.model.causality.receptive_field import expected
-from tril.model.gpt import GPT, GPTConfig
+from tril.model.attention import MultiHeadAttention
+from tril.model.causality.receptive_field import expected_dependencies
+from tril.model.config import GPTConfig
+from tril.model.gpt import GPT
 from tril.model.masks import document_mask, padding_mask, split_documents
 
-AUTOCAST = {
-    "32-true": None,
-    "64-true": None,
-    "bf16-true": None,
-    "bf16-mixed": torch.bfloat16,
-    "16-mixed": torch.float16,
-}
-SEED = 1  # of dropout: every run of a subject drops the same units, so that two runs differ by their input alone
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # the other precisions run without it
+Module = TypeVar("Module", bound=nn.Module)
+SEED = 1  # for dropout: all runs of a subject drop the same units, so that two runs differ in their input only
 
 
+@dataclass
 class Subject:
     """A function from ids (B, T) to logits (B, T, V).
 
-    module    has the parameters; None: a bare function, of which neither gradients nor training can be had
-    windows   how many newest positions each layer sees, its own included (None: all); what the certificate expects
-    exact     what a position may not see does not even change its rounding, as where it is weighed with 0; not so in a Fourier transform
+    Attributes:
+        module: holds the parameters; None for a plain function, which has neither gradients nor training.
+        windows: number of positions that each layer sees, its own included (None: all); the expectation of the
+            certificate.
+        exact: hidden tokens do not even change the rounding, as where their weight is 0. False for a Fourier transform.
+        note: a limitation of the measurement, which the certificate states.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Tensor], Tensor],
-        *,
-        vocab_size: int,
-        context_length: int,
-        module: nn.Module | None = None,
-        windows: Sequence[int | None] = (None,),
-        precision: str = "32-true",
-        device: torch.device | str = "cpu",
-        exact: bool = False,
-    ):
-        self.run, self.module, self.vocab_size, self.context_length = run, module, vocab_size, context_length
-        self.windows, self.precision, self.device, self.exact = tuple(windows), precision, torch.device(device), exact
+    run: Callable[..., Tensor]
+    _: KW_ONLY
+    vocab_size: int
+    context_length: int
+    module: nn.Module | None = None
+    windows: Sequence[int | None] = (None,)
+    precision: str = "32-true"
+    device: torch.device = torch.device("cpu")
+    exact: bool = False
+    note: str = ""
 
     def __call__(self, ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, V), float32 or float64."""
-        return self._settled(lambda: self.run(ids))
+        return self._call(lambda: self.run(ids))
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients with respect to embeddings can be had."""
+        """Whether there are gradients with respect to embeddings."""
         return self.module is not None
 
     def visible(self, length: int, layer: int | None = None) -> Tensor:
-        """bool (T, T): which inputs each output may see; of a layer, which keys each of its queries may see."""
-        return expected(length, self.windows if layer is None else [self.windows[layer % len(self.windows)]])
+        """bool (T, T): the inputs that each output may depend on; with `layer`, the keys that its queries may see."""
+        windows = self.windows if layer is None else [self.windows[layer % len(self.windows)]]
+        return expected_dependencies(length, windows)
 
     def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
-        """The same logits, computed in chunks of `sizes` with a cache; None where there is no cache."""
-        return None
+        """The same logits, computed in chunks of `sizes` with a cache; None for a model without cache."""
 
     def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
-        """Logits (B, T, V) where the first padding[b] positions of row b are hidden and it begins behind them; None without masks."""
-        return None
+        """Logits (B, T, V) with the first padding[b] positions of row b masked; None for a model without masks."""
 
     def packed(self, ids: Tensor, eot: int) -> Tensor | None:
-        """Logits where each token `eot` opens a document of its own; None where documents are unknown."""
-        return None
+        """Logits (B, T, V) where each token `eot` begins a document; None for a model without document masks."""
 
-    def weights(self, ids: Tensor) -> Sequence[Tensor] | None:
-        """Of each layer the attention weights (B, H, T, S) as the model reports them; None where it does not."""
-        return None
+    def attention_weights(self, ids: Tensor) -> Sequence[Tensor] | None:
+        """The attention weights (B, H, T, S) of each layer as the model returns them; None where it does not."""
 
     def blocks(self) -> Sequence[nn.Module]:
         """The layers, in order: the longest list of modules."""
-        lists = [m for m in (self.module.modules() if self.module else ()) if isinstance(m, nn.ModuleList)]
-        return max(lists, key=len, default=())
+        modules = self.module.modules() if self.module else ()
+        return max((list(m) for m in modules if isinstance(m, nn.ModuleList)), key=len, default=[])
 
     def in_float64(self) -> "Subject | None":
-        """The same function without rounding to speak of; None for a bare function."""
-        return None
+        """The same function in float64; None for a plain function."""
+
+    def float64_logits(self, ids: Tensor) -> Tensor | None:
+        """Logits of `in_float64`, on a device that has float64."""
+        exact = self.in_float64()
+        return None if exact is None else exact(ids.to(exact.device))
 
     def plain(self) -> "Subject":
-        """The same function at the same precision by the path that leaves least to chance."""
+        """The same function at the same precision, without special kernels."""
         return self
 
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.module.parameters()) if self.module else 0
 
-    @property
-    def float64_device(self) -> torch.device:
-        return float64_device(self.device)
+    def _float64_copy(self, module: Module) -> Module:
+        return copy.deepcopy(module).to(float64_device(self.device)).double()
 
-    def _module_in_float64(self) -> nn.Module:
-        return copy.deepcopy(self.module).to(self.float64_device).double()
-
-    def _settled(self, run: Callable[[], Tensor]) -> Tensor:
-        """Runs under the precision, with the random numbers of every other run."""
-        dtype = AUTOCAST[self.precision]
-        # Without the cache, as Lightning has it: to a compiler the other setting would be another program.
+    def _call(self, run: Callable[[], Tensor]) -> Tensor:
+        """Runs in the subject's precision, with the same random numbers every time."""
+        dtype = AUTOCAST.get(self.precision)
+        # Lightning disables autocast's cache too; with another setting the compiler would make another graph.
         autocast = torch.autocast(self.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext()
         with same_random_numbers(self.device), autocast:
             logits = run()
@@ -110,7 +106,7 @@ class Subject:
 
 
 class GPTSubject(Subject):
-    """A GPT of this project, with cache, padding and documents."""
+    """A `GPT`, with its cache, padding and documents."""
 
     def __init__(self, model: GPT, *, precision: str = "32-true", compile: bool = False):
         config = model.config
@@ -119,82 +115,84 @@ class GPTSubject(Subject):
             vocab_size=config.vocab_size,
             context_length=config.context_length,
             module=model,
-            windows=windows_of(config),
+            windows=attention_windows(config),
             precision=precision,
             device=model.embed.weight.device,
             exact=True,
         )
-        self.compiled = compile
+        self.model, self.compiled = model, compile
 
     @property
-    def differentiable(
-        self,
-    ) -> bool:  # hooks on a compiled model would compile it again; FlexAttention has no backward on a CPU
-        return not self.compiled and not (self.module.config.backend == "flex" and self.device.type == "cpu")
+    def differentiable(self) -> bool:
+        """Not compiled, since hooks would compile it again; not FlexAttention on a CPU, which has no backward."""
+        return not self.compiled and not (self.model.config.backend == "flex" and self.device.type == "cpu")
 
     def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
-        if not self.module.config.causal:
-            return None  # its past changes with the future: there is nothing to keep
-        cache = self.module.new_cache(len(ids), ids.shape[1])
-        return self._settled(
-            lambda: torch.cat([self.run(part, cache=cache) for part in ids.split(list(sizes), dim=1)], dim=1)
-        )
+        if not self.model.config.causal:
+            return None  # later tokens change earlier keys and values, so a cache cannot hold them
+        cache = self.model.new_cache(len(ids), ids.shape[1])
+        return self._call(lambda: torch.cat([self.run(part, cache=cache) for part in ids.split(list(sizes), 1)], 1))
 
-    def newest(self, ids: Tensor, sizes: Sequence[int]) -> Tensor:
-        """As in sampling, of each of the chunks the last position alone: (B, chunks, V)."""
-        model, parts = self.module, ids.split(list(sizes), dim=1)
+    def decode_last(self, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+        """As in sampling: the logits of the last position of each chunk only, (B, chunks, V)."""
+        model, parts = self.model, ids.split(list(sizes), dim=1)
         cache = model.new_cache(len(ids), ids.shape[1])
-        return self._settled(
+        return self._call(
             lambda: model.logits(torch.cat([model.hidden(part, cache=cache, last_only=True) for part in parts], dim=1))
         )
 
     def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor:
         visible, positions = left_padding(ids, padding)
-        return self._settled(lambda: self.run(ids, mask=padding_mask(visible), positions=positions))
+        return self._call(lambda: self.run(ids, mask=padding_mask(visible), positions=positions))
 
     def packed(self, ids: Tensor, eot: int) -> Tensor:
         documents, positions = split_documents(ids, eot)
-        return self._settled(lambda: self.run(ids, mask=document_mask(documents), positions=positions))
+        return self._call(lambda: self.run(ids, mask=document_mask(documents), positions=positions))
 
     def blocks(self) -> Sequence[nn.Module]:
-        return self.module.blocks
+        return list(self.model.blocks)
 
     def plain(self) -> "GPTSubject":
-        return GPTSubject(explicitly(copy.deepcopy(self.module)), precision=self.precision)
+        return GPTSubject(use_explicit_backend(copy.deepcopy(self.model)), precision=self.precision)
 
     def in_float64(self) -> "GPTSubject":
-        twin = self._module_in_float64()
-        if self.device.type == "cuda" and self.module.config.backend == "flex":  # nor have flex's kernels
-            explicitly(twin)
-        return GPTSubject(twin, precision="64-true")
+        model = self._float64_copy(self.model)
+        if self.device.type == "cuda" and model.config.backend == "flex":  # its CUDA kernels have no float64
+            use_explicit_backend(model)
+        return GPTSubject(model, precision="64-true")
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where to compute in float64 with what lies on `device`."""
-    return torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
+    """Where to compute in float64 for a model on `device`: MPS has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
-def windows_of(config: GPTConfig) -> list[int | None]:
-    """How many newest positions each layer of a GPT sees, its own included: without attention its own alone. None: all."""
+def attention_windows(config: GPTConfig) -> list[int | None]:
+    """Number of positions that each layer of a GPT sees, its own included: 1 without attention. None: all."""
     return [config.window if config.n_heads else 1] * config.n_layers
 
 
-def explicitly(model: GPT) -> GPT:
-    """The same model, its attention computed by matrix products."""
-    for block in model.blocks:
-        if block.attn is not None:
-            block.attn.backend = "explicit"
+def use_explicit_backend(model: GPT) -> GPT:
+    """Changes the model in place: its attention is computed by matrix products."""
+    for attn in attention_layers(model):
+        attn.backend = "explicit"
     return model
 
 
+def attention_layers(model: GPT) -> list[MultiHeadAttention]:
+    """One per layer, in order; none in a model without attention."""
+    return [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+
+
 def left_padding(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Where rows of ids (B, T) begin behind padding[b] hidden places: what is visible, bool (B, T), and the positions (B, T)."""
+    """For ids (B, T) whose rows are left-padded by padding[b] tokens: visible, bool (B, T), and positions (B, T)."""
     columns, shift = torch.arange(ids.shape[1], device=ids.device), torch.tensor(padding, device=ids.device)[:, None]
     return columns >= shift, (columns - shift).clamp(min=0)
 
 
 @contextlib.contextmanager
 def same_random_numbers(device: torch.device) -> Iterator[None]:
+    """Seeds all generators of `device` and restores their state afterwards."""
     devices = [] if device.type == "cpu" else [device.index or 0]
     with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
         torch.manual_seed(SEED)
@@ -202,12 +200,17 @@ def same_random_numbers(device: torch.device) -> Iterator[None]:
 
 
 @torch.no_grad()
-def randomise(module: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
-    """Draws every parameter anew: behind the zeros of an initialisation every leak, and every blindness, is hidden.
+def randomize(module: Module, generator: torch.Generator | None = None) -> Module:
+    """Draws every parameter again, since parameters that are initialized to 0 hide every leak and every missing
+    dependency.
 
-    Matrices keep the size of what they multiply (std 1 / sqrt(columns)); gains of norms lie around 1, biases do matter.
+    Matrices get std 1 / sqrt(columns), which keeps the scale of their input; gains of norms are around 1; biases are
+    large enough to matter. Constants that are stored as parameters without gradient, such as sinusoidal positions, are
+    left alone.
     """
     for name, p in module.named_parameters():
+        if not p.requires_grad:
+            continue
         if p.ndim > 1:
             p.normal_(std=p.shape[-1] ** -0.5, generator=generator)
         elif name.endswith("bias"):

@@ -1,25 +1,35 @@
-"""Token ids in, token ids out, one step at a time; `model.text` is the same for text.
+"""Generates token ids from token ids, one step at a time; `model.generation.language_model` does the same for text.
 
-B batch, T queries, S keys, L layers, H heads, V vocabulary.
+Letters: B batch, T queries, S keys, C width, L layers, H heads, V vocabulary.
 
-Prompts of unequal length share a batch by padding on the left: a mask hides the padding and every row counts its own positions, so a
-row's logits are those of the row alone. A row whose context is full goes on with the newer half of it, with the cache and without it
-alike: one prefill for every half context, where dropping one token at a time would recompute everything at every step.
+Prompts of unequal length share a batch by padding on the left: a mask hides the padding and positions count from each
+row's first token, so the logits of a row do not depend on the other rows. A row whose context is full continues with
+the newer half of it, with and without a KV cache: one prefill per half context. Dropping one token at a time would
+recompute the whole context at every step.
 """
 
 import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
 import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from tril.model.generation.sampling import Choice, SamplingConfig, choose
-from tril.model.generation.step import compiled_step, keep_address, skip_guard_eval
+from tril.model.generation.step import compiled_step, mark_static, skip_guard_eval
 from tril.model.gpt import GPT
 
-# Steps that a device is ahead of the reader, so that it never waits for the host; what it does beyond the end is dropped.
-LATE = {"cuda": 1}
+# Steps that a device may run ahead of the reader, so that it never waits for the host. Extra results are dropped.
+STEPS_AHEAD = {"cuda": 1}
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+class _Limits:
+    max_new_tokens: Annotated[int, Field(ge=1)]
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None  # the range of torch.Generator
 
 
 def generate_ids(
@@ -36,27 +46,37 @@ def generate_ids(
     head_gate: Tensor | None = None,
     compile: bool = False,
 ) -> Iterator[Tensor]:
-    """Continues each prompt; yields the new ids (B,) of one step after another, on the CPU.
+    """Continues each prompt.
 
-    prompts         ids, at least one each; of more than `context_length` the newest count
-    max_new_tokens  steps
-    seed            of all draws; the same seed and batch give the same ids. None: a new one each time
-    use_cache       keep keys and values; without it every step computes the whole context (as it does for a model without
-                    causal=True, whose past changes with the future)
-    eot_id          end-of-text: a row that has it repeats it, and the end of all rows is the end. None: no token ends a row
-    vocab_size      ids from here on are padding of the vocabulary and never drawn; None: draw all
-    first           boolean (B, vocab_size): which ids the first step may draw. None: all
-    head_gate       as in `GPT.forward`
-    compile         compile the step after the prompt, once for each model, number of prompts and way to choose (another temperature is the
-                    same way), in seconds to a minute; needs the cache
+    The model runs in evaluation mode and without gradients; between two steps it is in the mode of the caller.
 
-    The model runs in evaluation mode and without gradients; between two steps it is as it was found. Raises ValueError for prompts,
-    counts and seeds that cannot be.
+    Args:
+        prompts: B sequences of at least one id. Only the last `context_length` ids of a longer one count.
+        max_new_tokens: number of steps.
+        seed: of all draws; the same seed and batch give the same ids. None: a new seed each time.
+        use_cache: keep keys and values. Without a cache every step computes the whole context, and so it does for a
+            model with causal=False, whose past states depend on the future.
+        eot_id: end-of-text token. A row that has reached it repeats it, and generation ends when all rows have. None:
+            no token ends a row.
+        vocab_size: ids from this one on pad the vocabulary and are never drawn; None: all may be drawn.
+        first: (B, vocab_size) bool, the ids that the first step may draw; None: all.
+        head_gate: see `GPT.forward`.
+        compile: compile the step after the prompt; needs the cache. It takes seconds to a minute for each combination
+            of model, number of prompts and sampling filters; the temperature may change.
+
+    Yields:
+        The new ids (B,) of each step, on the CPU.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
     vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
-    _check(prompts, max_new_tokens, seed, vocab_size, model.config.vocab_size)
+    _Limits(max_new_tokens=max_new_tokens, seed=seed)
+    _check(prompts, vocab_size, model.config.vocab_size)
     if compile and not use_cache:
-        raise ValueError("compile=True needs use_cache=True: it compiles the step with the cache; change one of them")
+        raise ValueError(
+            "compile=True needs use_cache=True, as it compiles the step with the cache; change one of them"
+        )
     device = model.embed.weight.device
     generator = torch.Generator(device)
     generator.seed() if seed is None else generator.manual_seed(seed)
@@ -64,41 +84,43 @@ def generate_ids(
         model, prompts, max_new_tokens=max_new_tokens, use_cache=use_cache, head_gate=head_gate, compile=compile
     )
     seen = None if sampling.repetition_penalty == 1 else _seen(prompts, vocab_size, device)
-    # A function that yields does nothing before its first step: what is wrong should show up here.
-    return _steps(
-        rows, max_new_tokens, Choice.of(sampling, len(prompts), vocab_size, device, seen), generator, eot_id, first
-    )
+    choice = Choice.of(sampling, len(prompts), vocab_size, device, seen)
+    # A separate generator function, since one runs nothing before its first step: errors are raised above, by the call.
+    return _steps(rows, max_new_tokens, choice, generator, eot_id, first)
 
 
-def _steps(rows, max_new_tokens, choice, generator, eot_id, first) -> Iterator[Tensor]:
-    batch_size, device = len(rows.padding), rows.ids.device
-    ended = (
-        torch.zeros(batch_size, dtype=torch.bool, device=device) if eot_id is not None and batch_size > 1 else None
-    )  # (B,)
-    late = LATE.get(device.type, 0)
-    on_the_way = collections.deque()
+def _steps(
+    rows: "Rows",
+    max_new_tokens: int,
+    choice: Choice,
+    generator: torch.Generator,
+    eot_id: int | None,
+    first: Tensor | None,
+) -> Iterator[Tensor]:
+    device, n_rows = rows.ids.device, len(rows.padding)
+    ended = None if eot_id is None or n_rows == 1 else torch.zeros(n_rows, dtype=torch.bool, device=device)  # (B,)
+    first_choice = choice if first is None else choice._replace(allowed=first.to(device))
+    pending = collections.deque()
     for step in range(max_new_tokens):
         choice.draw(generator)
-        ids = rows.choose(
-            choice._replace(allowed=first.to(device)) if step == 0 and first is not None else choice
-        )  # (B,)
-        if ended is not None:
+        ids = rows.choose(choice if step else first_choice)  # (B,)
+        if ended is not None and eot_id is not None:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
         if choice.seen is not None:
             choice.seen.scatter_(1, ids[:, None], True)
         rows.append(ids)
-        on_the_way.append(to_host(ids))
-        while on_the_way and (
-            len(on_the_way) > late or step in (0, max_new_tokens - 1)
-        ):  # the first is not made to wait for the second
-            yield (ids := on_the_way.popleft()())
-            if eot_id is not None and (ids == eot_id).all():  # a row that has ended repeats it
+        pending.append(to_host(ids))
+        # The first token is returned before the second is computed, and the last step returns all that remain.
+        ahead = 0 if step in (0, max_new_tokens - 1) else STEPS_AHEAD.get(device.type, 0)
+        while len(pending) > ahead:
+            yield (ids := pending.popleft()())
+            if eot_id is not None and (ids == eot_id).all():
                 return
 
 
 def to_host(ids: Tensor) -> Callable[[], Tensor]:
-    """Begins to copy `ids` to the host; the result waits for the copy alone, not for what the device was given to do after it."""
+    """Starts to copy `ids` to the host; the returned function waits for this copy alone, not for later device work."""
     if ids.device.type != "cuda":
         return ids.cpu
     host, copied = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True), torch.cuda.Event()
@@ -113,9 +135,11 @@ def to_host(ids: Tensor) -> Callable[[], Tensor]:
 
 
 class Rows:
-    """The token ids of a batch, left-padded to a rectangle, and the model's logits for the token after them.
+    """The token ids of a batch, left-padded to a rectangle, and the model's logits for the next token.
 
-    ids (B, context_length + 1), of which the first `length` columns count; padding: how many of them are hidden, for each row.
+    Attributes:
+        ids: (B, context_length + 1) int64, of which the first `length` columns are in use.
+        padding: number of hidden columns at the left of each row.
     """
 
     def __init__(
@@ -129,74 +153,73 @@ class Rows:
         compile: bool = False,
     ):
         self.model, self.head_gate, self.limit = model, head_gate, model.config.context_length
-        self.modules = list(model.modules())  # once: the walk would take a tenth of a small model's step
+        self.modules = list(model.modules())  # listed once: it takes a tenth of a small model's step
         kept = [list(prompt[-self.limit :]) for prompt in prompts]
         self.length = max(map(len, kept))
         padding = [self.length - len(row) for row in kept]
         device = model.embed.weight.device
         self.ids = torch.zeros(len(kept), self.limit + 1, dtype=torch.long, device=device)  # (B, context_length + 1)
-        self.ids[:, : self.length] = torch.tensor([[0] * hidden + row for hidden, row in zip(padding, kept)])
+        self.ids[:, : self.length] = torch.tensor([[0] * n + row for n, row in zip(padding, kept, strict=True)])
         self._pad(padding)
-        capacity = (
-            self.limit if compile else min(self.limit, self.length + max_new_tokens - 1)
-        )  # nothing follows the last token
+        # No position follows the last token. A compiled step has one capacity for all lengths.
+        capacity = self.limit if compile else min(self.limit, self.length + max_new_tokens - 1)
         self.cache = model.new_cache(len(prompts), capacity) if use_cache and model.config.causal else None
-        self.step = compiled_step(device.type) if compile and self.cache is not None else None
-        if self.step is not None:
-            keep_address(self.cache)
+        self.step = None
+        if compile and self.cache is not None:
+            self.step = compiled_step(device.type)
+            mark_static(self.cache)
             self.position = torch.zeros(1, dtype=torch.long, device=device)
 
     def logits(self) -> Tensor:
         """(B, V), for the next token of each row."""
-        return self._next(None)
+        return self.choose(None)
 
-    def choose(self, choice: Choice) -> Tensor:
-        """The next token of each row, (B,)."""
-        return self._next(choice)
-
-    def _next(self, choice: Choice | None) -> Tensor:
+    def choose(self, choice: Choice | None) -> Tensor:
+        """The next token of each row, (B,); without a choice, the logits (B, V)."""
         if self.length > self.limit:
             self._make_room()
-        start, end = 0 if self.cache is None else self.cache.length, self.length
-        ids = self.ids[:, start:end]  # (B, T)
+        start = 0 if self.cache is None else self.cache.length
         with inference(self.modules):
-            if self.step is not None and start > 0:
-                self.cache.advance(1)
-                shift = None if self.visible is None else self.shift
-                with skip_guard_eval() if self.compiled else contextlib.nullcontext():
-                    out = self.step(
-                        self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate, choice
-                    )
-                self.compiled = True
-            else:
-                mask, positions = (
-                    (None, None) if self.visible is None else (self.visible[..., :end], self.positions[:, start:end])
-                )
-                options = {"mask": mask, "positions": positions, "head_gate": self.head_gate}
-                hidden = self.model.hidden(ids, cache=self.cache, **options, last_only=True)  # (B, 1, C)
-                logits = self.model.logits(hidden)[:, 0]  # (B, V)
-                out = logits if choice is None else choose(logits, choice)
-        return out.clone()  # the next compiled step writes where this one wrote; and it can be changed in place outside of inference mode
+            out = self._compiled(start, choice) if self.step and start > 0 else self._eager(start, choice)
+        return out.clone()  # the next compiled step reuses its output memory; also, a clone may be changed in place
+
+    def _eager(self, start: int, choice: Choice | None) -> Tensor:
+        end = self.length
+        options = {"head_gate": self.head_gate, "mask": None, "positions": None}
+        if self.visible is not None:
+            options |= {"mask": self.visible[..., :end], "positions": self.positions[:, start:end]}
+        hidden = self.model.hidden(self.ids[:, start:end], cache=self.cache, **options, last_only=True)  # (B, 1, C)
+        logits = self.model.logits(hidden)[:, 0]  # (B, V)
+        return logits if choice is None else choose(logits, choice)
+
+    def _compiled(self, start: int, choice: Choice | None) -> Tensor:
+        assert self.cache is not None and self.step is not None
+        self.cache.advance(1)
+        ids, shift = self.ids[:, start : self.length], None if self.visible is None else self.shift
+        with skip_guard_eval() if self.guards_checked else contextlib.nullcontext():
+            out = self.step(self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate, choice)
+        self.guards_checked = True
+        return out
 
     def append(self, ids: Tensor) -> None:
-        """The next token of each row, (B,)."""
+        """Adds the next token of each row, (B,)."""
         self.ids[:, self.length] = ids
         self.length += 1
 
     def _make_room(self) -> None:
-        """Rows that have outgrown the context keep its newer half; then all are computed anew, since positions have moved."""
+        """Keeps the newer half of each row that exceeds the context. All positions move, so the cache starts again."""
         lengths = [self.length - hidden for hidden in self.padding]
         lengths = [n if n <= self.limit else max(1, self.limit // 2) for n in lengths]
-        new = max(lengths)
-        self.ids[:, :new] = self.ids[:, self.length - new : self.length].clone()
-        self.length = new
-        self._pad([new - n for n in lengths])
+        longest = max(lengths)
+        self.ids[:, :longest] = self.ids[:, self.length - longest : self.length].clone()
+        self.length = longest
+        self._pad([longest - n for n in lengths])
         if self.cache is not None:
             self.cache.length = 0
 
     def _pad(self, padding: list[int]) -> None:
         self.padding, self.visible = padding, None
-        self.compiled = False  # with or without padding, the step has another form
+        self.guards_checked = False  # the step is another program with padding than without
         if any(padding):  # a batch of equal lengths needs neither mask nor positions
             columns = torch.arange(self.limit, device=self.ids.device)
             self.shift = torch.tensor(padding, device=self.ids.device)[:, None]  # (B, 1)
@@ -206,7 +229,7 @@ class Rows:
 
 @contextlib.contextmanager
 def inference(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """No gradients, and evaluation mode; afterwards each module is back in the mode it had."""
+    """Disables gradients and sets evaluation mode; afterwards each module is back in its previous mode."""
     training = [module for module in modules if module.training]
     try:
         for module in training:
@@ -218,32 +241,24 @@ def inference(modules: Sequence[nn.Module]) -> Iterator[None]:
             module.training = True
 
 
-def _seen(prompts, vocab_size: int, device: torch.device) -> Tensor:
-    """Which tokens each prompt has: boolean (B, V)."""
+def _seen(prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
+    """Which tokens each prompt contains: (B, V) bool."""
     seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
-    for row, prompt in zip(seen, prompts):
+    for row, prompt in zip(seen, prompts, strict=True):
         row[list(prompt)] = True
     return seen.to(device)
 
 
-def _check(prompts, max_new_tokens, seed, vocab_size, n_rows) -> None:
+def _check(prompts: Sequence[Sequence[int]], vocab_size: int, n_embeddings: int) -> None:
+    """Raises one ValueError that lists everything wrong with the prompts and the vocabulary."""
     wrong = [] if prompts else ["there is no prompt; give at least one"]
-    if not _is_whole(max_new_tokens, 1):
-        wrong.append(f"max_new_tokens={max_new_tokens!r} must be a whole number, at least 1")
-    if seed is not None and not _is_whole(seed, 0, 2**64 - 1):  # what torch.Generator takes
-        wrong.append(f"seed={seed!r} must be a whole number from 0 to 2**64 - 1, or null for a new one each time")
-    if not 1 <= vocab_size <= n_rows:
-        wrong.append(f"vocab_size={vocab_size} must be from 1 to the model's {n_rows}")
+    if not 1 <= vocab_size <= n_embeddings:
+        wrong.append(f"vocab_size={vocab_size} must be from 1 to the model's {n_embeddings}")
     for number, prompt in enumerate(prompts):
         if len(prompt) == 0:
-            wrong.append(f"prompt {number} is empty; begin with one token, such as end-of-text")
+            wrong.append(f"prompt {number} is empty; start it with one token, such as end-of-text")
         elif min(prompt) < 0 or max(prompt) >= vocab_size:
-            wrong.append(
-                f"prompt {number} has ids from {min(prompt)} to {max(prompt)}; legal are 0 to {vocab_size - 1}"
-            )
+            ids = f"ids from {min(prompt)} to {max(prompt)}"
+            wrong.append(f"prompt {number} has {ids}; use ids from 0 to {vocab_size - 1}")
     if wrong:
         raise ValueError("; ".join(wrong))
-
-
-def _is_whole(value, least: int, most: float = float("inf")) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -1,44 +1,50 @@
-"""What a model's attention does while it runs: the weights of every layer, seen by hooks that leave the outputs as they are.
+"""The attention weights of a running model, captured by hooks that leave its outputs unchanged.
 
-B batch, T queries, S keys, H heads, L layers, N windows.
+Letters: B batch, T queries, S keys, H heads, L layers, N windows.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tril.model.attention import MultiHeadAttention
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
 from tril.model.masks import document_mask, split_documents
 
-TOKENS_AT_ONCE = 2048  # in one forward pass: enough to keep a CPU busy, and the logits of a large vocabulary still fit
+TOKENS_PER_BATCH = 2048  # enough to use all CPU cores, and the logits of a large vocabulary still fit into memory
 
 
 @dataclass(frozen=True)
-class Text:
-    """Windows of a text that a model is looked at over.
+class TokenWindows:
+    """Windows of a text that a model is measured on.
 
-    ids, targets  int64 (N, T)
-    document_eot  id of the token that opens a document, where the model was trained on documents kept apart; None: a window is one text
+    Attributes:
+        ids: (N, T) int64.
+        targets: (N, T) int64.
+        document_eot: id of the token that starts a document, if the model was trained with separate documents; None: a
+            window is one text.
     """
 
     ids: Tensor
     targets: Tensor
     document_eot: int | None = None
 
-    def batches(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
-        """ids, targets (B, T) and the options for `GPT.forward` that belong to them, in order."""
-        size = max(1, TOKENS_AT_ONCE // self.ids.shape[1])
-        for ids, targets in zip(self.ids.split(size), self.targets.split(size)):
+    def batches(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
+        """Yields ids (B, T), targets (B, T) and the matching options for `GPT.forward`, in order."""
+        size = max(1, TOKENS_PER_BATCH // self.ids.shape[1])
+        for ids, targets in zip(self.ids.split(size), self.targets.split(size), strict=True):
             ids = ids.to(device)
-            yield ids, targets.to(device), within_documents(ids, self.document_eot)
+            yield ids, targets.to(device), document_options(ids, self.document_eot)
 
 
-def within_documents(ids: Tensor, document_eot: int | None) -> dict[str, Tensor]:
-    """Options for `GPT.forward` that keep the documents in ids (B, T) apart, as in training; none for None."""
+def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
+    """Options for `GPT.forward` that separate the documents in ids (B, T), as in training; {} for None."""
     if document_eot is None:
         return {}
     documents, positions = split_documents(ids, document_eot)  # (B, T) each
@@ -46,44 +52,46 @@ def within_documents(ids: Tensor, document_eot: int | None) -> dict[str, Tensor]
 
 
 @contextlib.contextmanager
-def observed_weights(model: GPT, see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """While it is open, every forward pass calls see(layer, weights (B, H, T, S)) for one layer after another.
+def capture_attention(model: GPT, callback: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Within the context, every forward pass calls callback(layer, weights (B, H, T, S)) for one layer after another.
 
-    The weights are float32 (float64 of a float64 model), before dropout; nothing keeps them but `see`. The model's outputs stay the same
-    to the bit. A layer without attention is not seen. Do not open a second one of the same model within it.
+    The weights are float32 (float64 for a float64 model), before dropout. The outputs of the model stay bitwise equal.
+    Layers without attention are skipped. Contexts of the same model cannot be nested.
     """
 
-    def ask(module, args, kwargs):
+    def request_weights(module, args, kwargs):
         return args, kwargs | {"need_weights": True}
 
-    def take(layer: int, result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        assert isinstance(result, tuple), "the weights have been taken already, by another observed_weights"
+    def take_weights(layer: int, module, args, result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        assert isinstance(result, tuple), "another capture_attention of the same model has already taken the weights"
         out, weights = result
-        see(layer, weights)
+        callback(layer, weights)
         return out
 
-    hooks = []
-    try:
+    with contextlib.ExitStack() as hooks:
         for layer, block in enumerate(model.blocks):
-            if block.attn is not None:
-                hooks.append(block.attn.register_forward_pre_hook(ask, with_kwargs=True))
-                hooks.append(
-                    block.attn.register_forward_hook(lambda module, args, result, layer=layer: take(layer, result))
-                )
+            if isinstance(block.attn, MultiHeadAttention):
+                hooks.enter_context(block.attn.register_forward_pre_hook(request_weights, with_kwargs=True))
+                hooks.enter_context(block.attn.register_forward_hook(functools.partial(take_weights, layer)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
-def attention_maps(model: GPT, ids: Tensor, **options: Tensor) -> Tensor:
-    """ids (B, T) -> the weights of every head, (L, B, H, T, T), in evaluation mode; `options` as `mask` and `positions` of `GPT.forward`.
+def attention_maps(model: GPT, ids: Tensor, **options: Any) -> Tensor:
+    """The attention weights of every head, in evaluation mode.
 
-    Raises ValueError for a model without heads, and where T exceeds `context_length`.
+    Args:
+        ids: (B, T) int64.
+        **options: `mask` and `positions` of `GPT.forward`.
+
+    Returns:
+        (L, B, H, T, T).
+
+    Raises:
+        ValueError: the model has no heads, or T exceeds `context_length`.
     """
     if model.config.n_heads == 0:
-        raise ValueError("model.n_heads=0: blocks without attention have no weights to show; take a model with heads")
+        raise ValueError("model.n_heads=0: blocks without attention have no weights to show; use a model with heads")
     maps = []
-    with inference(list(model.modules())), observed_weights(model, lambda layer, weights: maps.append(weights)):
+    with inference(list(model.modules())), capture_attention(model, lambda layer, weights: maps.append(weights)):
         model.hidden(ids, **options)
     return torch.stack(maps)

@@ -1,18 +1,16 @@
-"""The attention maps of a text as one HTML page: pick a head, point at a token, see what it attends to and what may follow."""
+"""The attention maps of a text as one HTML page: pick a head and a token, see its weights and the next tokens."""
 
 import base64
-import html
-import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-TEMPLATE = Path(__file__).with_name("attention.html")
-SMALLEST = 2.0**-24  # of the float16 above 0 (IEEE 754 binary16)
+from tril.model.files import atomic_path
+
+SMALLEST = 2.0**-24  # the smallest float16 above 0 (IEEE 754 binary16)
 
 
 def write_page(
@@ -23,60 +21,47 @@ def write_page(
     probabilities: Sequence[Sequence[tuple[str, float]]],
     title: str,
 ) -> None:
-    """One file that needs neither network nor server.
+    """Writes one file that needs neither network nor server.
 
-    tokens         the text of each of the T tokens; anything, it is shown as text
-    maps           (L, H, T, T): weight of layer, head, query, key. All of it goes into the page, so that a weight above the diagonal shows
-    probabilities  for each t the most probable next tokens after token t with their probabilities, most probable first. The one that does
-                   follow is recognised by its text
-    title          heading of the page
+    Weights are stored as float16: relative error at most 2^-11 from 2^-14 on, absolute error at most 2^-25 below that.
+    0 stays exactly 0, and what is above 0 stays above 0 (at least 2^-24). The page takes 2.7 bytes per weight: 25 MB
+    for 12 x 12 heads and 256 tokens, the largest size that it is made for.
 
-    Weights are kept as float16: relative error at most 2^-11 from 2^-14 on, absolute error at most 2^-25 below that. 0 stays exactly 0,
-    and what is above 0 stays above 0 (at least 2^-24). The page takes 2.7 bytes for each of the L*H*T*T weights: 25 MB for 12 x 12 heads
-    and 256 tokens, the largest that it is made for. A browser reads them all once, while the page opens.
+    Args:
+        tokens: the text of each of the T tokens; it may contain any characters.
+        maps: (L, H, T, T), the weight by layer, head, query and key. All of it goes into the page, so that a weight
+            above the diagonal shows.
+        probabilities: for each token, the most probable next tokens with their probabilities, the most probable first.
+            The actual next token is recognized by its text.
+        title: heading of the page.
 
-    Raises ValueError for shapes that do not fit each other.
+    Raises:
+        ValueError: the shapes do not match.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     sizes = tuple(maps.shape)
     if len(sizes) != 4 or 0 in sizes or not sizes[2] == sizes[3] == len(tokens) == len(probabilities):
         raise ValueError(
-            f"{len(tokens)} tokens, maps {sizes} and probabilities after {len(probabilities)} tokens do not fit each other; "
-            "maps must be (L, H, T, T), none of them 0, with T tokens and probabilities after each of them"
+            f"{len(tokens)} tokens, maps {sizes} and probabilities after {len(probabilities)} tokens do not match; "
+            "maps must be (L, H, T, T), without a 0, for T tokens and probabilities after each of them"
         )
-    data = {
-        "layers": sizes[0],
-        "heads": sizes[1],
-        "tokens": list(tokens),
-        "probabilities": [[(token, _for_json(p)) for token, p in after] for after in probabilities],
-    }
-    parts = {
-        "title": html.escape(title),
-        "data": _json(data),
-        "maps": base64.b64encode(_halves(maps).tobytes()).decode("ascii"),
-    }
-    template = TEMPLATE.read_text(encoding="utf-8")
-    page = re.sub(
-        r"\{\{(\w+)\}\}", lambda place: parts[place[1]], template
-    )  # in one pass, since a title may hold {{data}}
-    Path(path).write_text(
-        page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n"
-    )  # for half of a surrogate pair
+    # JSON has no NaN; jinja2 writes it in ASCII without <, > and &, so no token can end its HTML element.
+    rows = [[(token, float(p) if math.isfinite(p) else None) for token, p in row] for row in probabilities]
+    data = {"layers": sizes[0], "heads": sizes[1], "tokens": list(tokens), "probabilities": rows}
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    encoded = base64.b64encode(_to_float16(maps).tobytes()).decode("ascii")
+    page = environment.get_template("attention.html").render(title=title, data=data, maps=encoded)
+    with atomic_path(path) as part:  # xmlcharrefreplace: for half of a surrogate pair
+        part.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
 
 
-def _halves(maps: Tensor) -> np.ndarray:
+def _to_float16(maps: Tensor) -> np.ndarray:
     """Little-endian float16, 0 exactly where `maps` is 0."""
     exact = maps.detach().cpu().double().numpy()  # numpy has no bfloat16
-    halves = exact.astype("<f2")
-    halves[(halves == 0) & (exact > 0)] = SMALLEST
-    return halves
-
-
-def _json(data: dict) -> str:
-    """JSON in ASCII without a character that means something to HTML, so that no text can end the element it stands in."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _for_json(probability: float) -> float | None:
-    """JSON knows no nan."""
-    return float(probability) if math.isfinite(probability) else None
+    rounded = exact.astype("<f2")
+    rounded[(rounded == 0) & (exact > 0)] = SMALLEST
+    return rounded

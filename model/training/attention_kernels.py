@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels a GPU runs fastest: a few milliseconds of each on the run's own shape, before it begins.
+"""Times torch's attention kernels on the shape of a run and prefers the fastest.
 
 B batch, T length, H query heads, G key/value heads, D head size.
 """
@@ -25,14 +25,19 @@ DTYPES = {
     "16-mixed": torch.float16,
     "32-true": torch.float32,
 }
-CALLS = 10  # in each repetition, so that waiting for the GPU once does not count
+CALLS = 10  # per repetition, so that one synchronization with the GPU is negligible
 
 
 def measure(config: GPTConfig, batch_size: int, hardware: Hardware, *, documents: bool = False) -> dict[str, float]:
-    """Milliseconds, forward and backward, of each kernel that can do the attention of one block, the quickest first.
+    """Milliseconds, forward and backward, of each kernel that supports the attention of one block, fastest first.
 
-    Empty where there is no choice: not on CUDA, with another backend than "fused", and where a mask (of a window or of documents) or
-    dropout on the weights asks for what not all of them have.
+    Args:
+        batch_size: windows B per call.
+        documents: the run uses a document mask.
+
+    Returns:
+        Milliseconds by kernel. Empty if there is no choice: not on CUDA, not `backend="fused"`, or a mask or attention
+        dropout that not all kernels support.
     """
     masked = documents or config.window is not None and config.window < config.context_length
     if (
@@ -51,35 +56,39 @@ def measure(config: GPTConfig, batch_size: int, hardware: Hardware, *, documents
 
 
 def compare(shapes: list[tuple[int, int, int, int]], hardware: Hardware, *, causal: bool = True) -> dict[str, float]:
-    """As `measure`, for q (B, T, H, D) and k, v (B, T, G, D), which is how the projections leave them in memory."""
+    """As `measure`, for q (B, T, H, D) and k, v (B, T, G, D), the memory layout that the projections produce."""
     options = {"dtype": DTYPES[hardware.precision], "device": hardware.accelerator}
     with torch.random.fork_rng(), torch.enable_grad():
         q, k, v = (torch.randn(shape, **options).requires_grad_() for shape in shapes)
-        slope = torch.randn(shapes[0], **options).transpose(1, 2)  # (B, H, T, D)
+        grad_output = torch.randn(shapes[0], **options).transpose(1, 2)  # (B, H, T, D)
 
     def work() -> None:
         for _ in range(CALLS):
             out = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal, backend="fused")
-            torch.autograd.grad(out, (q, k, v), slope)
+            torch.autograd.grad(out, (q, k, v), grad_output)
 
     times = {}
     for name, kernel in KERNELS.items():
-        with sdpa_kernel(kernel), contextlib.suppress(RuntimeError):  # it does not do this shape, dtype or GPU
+        with sdpa_kernel(kernel), contextlib.suppress(RuntimeError):  # this shape, dtype or GPU is not supported
             times[name] = 1e3 * seconds(work, hardware) / CALLS
     return dict(sorted(times.items(), key=lambda item: item[1]))
 
 
 @contextlib.contextmanager
 def prefer(times: dict[str, float]) -> Iterator[None]:
-    """While it is open, torch takes the first of these kernels that can do what is asked, then any other. Compiled code keeps the kernel
-    that was preferred when it was compiled; what is kept of it on disk is found again under the same preference only."""
+    """Context manager: torch uses the first of these kernels that supports a call, then any other.
+
+    Compiled code keeps the kernel that was preferred at compilation, so the preference is part of the key of torch's
+    compilation cache.
+
+    Args:
+        times: as `measure` returns them; empty: no preference.
+    """
     if not times:
         yield
         return
     names = [*times, *(name for name in KERNELS if name not in times)]
-    tag = " ".join(
-        [torch.compiler.config.cache_key_tag, *names]
-    )  # torch looks kept code up by the program, which names no kernel
+    tag = " ".join([torch.compiler.config.cache_key_tag, *names])  # the cached program does not name its kernel
     order = [KERNELS[name] for name in names] + [SDPBackend.MATH]
-    with sdpa_kernel(order, set_priority=True), torch.compiler.config.patch(cache_key_tag=tag):
+    with sdpa_kernel(order, set_priority=True), torch.compiler.config.patch(cache_key_tag=tag):  # pyright: ignore[reportAttributeAccessIssue] installed at run time
         yield

@@ -1,27 +1,38 @@
-"""Checkpoints of a run: written whole or not at all, and still its own after its folder was moved."""
+"""Checkpoint files of a run: atomic writes, and folders that can be moved."""
 
 from pathlib import Path
 
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from tril.model.checkpoint import write
-from tril.model.runs import moved
+from tril.model.runs import relocate
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Lightning's own writes to /tmp and moves the file from there. Where that is another file system, moving is copying, and a full disk or
-    a killed process would leave half of it in the place of the last good one."""
+    """Writes checkpoints atomically.
+
+    Lightning writes to /tmp and moves the file. If that is another file system, moving is copying: a full disk or a
+    killed process replaces the previous checkpoint by a truncated one.
+    """
 
     def save_checkpoint(self, checkpoint: dict, path: str | Path, storage_options=None) -> None:
         write(path, checkpoint)
 
+    def load_checkpoint(self, path: str | Path, map_location=None, weights_only: bool | None = True) -> dict:
+        """Never unpickles code, whatever Lightning's default is."""
+        return torch.load(path, map_location=map_location or "cpu", weights_only=True)
+
 
 class Checkpoint(ModelCheckpoint):
-    """Lightning's, which forgets the best loss so far when the folder has another name. Here it is forgotten only where the file is not in
-    the folder, since the run goes on in a new one."""
+    """ModelCheckpoint that remembers the best loss of a run whose folder was moved or copied.
+
+    Lightning drops it if the folder has another name. This class drops it only if the folder lacks the best checkpoint,
+    because the run continues in a new folder.
+    """
 
     def load_state_dict(self, state_dict: dict) -> None:
-        state = moved(state_dict, state_dict["dirpath"], self.dirpath)
+        state = relocate(state_dict, state_dict["dirpath"], str(self.dirpath))
         if Path(state["best_model_path"]).is_file():
             super().load_state_dict(state)

@@ -1,5 +1,5 @@
-"""Errors of a run that only the model and its tokenizer can show, before the first step."""
+"""Why a run does not start."""
 
 
 class RunRefused(ValueError):
-    """A setting that only the model and its tokenizer can show to be wrong, before the first step."""
+    """A setting turns out to be wrong with the built model and its tokenizer, before the first step."""

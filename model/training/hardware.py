@@ -1,4 +1,4 @@
-"""What the machine at hand should run: accelerator, precision, compilation, and its peak speed to measure against."""
+"""Accelerator, precision and compilation that suit this machine, and the peak speed that MFU is relative to."""
 
 import ctypes
 import os
@@ -9,23 +9,24 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch.utils._triton import has_triton
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-LARGEST_KEPT = 1 << 30  # bytes
-KNOWS_AMX = 12  # version of g++ (2022) and of clang (2021): AMX is the newest that torch writes for x86 without a trial of its own
+MAX_KEPT_BYTES = 1 << 30
+COMPILER_WITH_AMX = 12  # version of g++ (2022) and clang (2021); torch generates no newer x86 instructions
 
-ACCELERATORS = ("auto", "cuda", "mps", "cpu")
-PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed")
-CUDA_GRAPHS = "reduce-overhead"  # torch.compile's word for them
-REGIONAL = "regional"  # not a mode of torch.compile but a use of it: one block is compiled, for all of them
-COMPILE = ("auto", True, False, "default", CUDA_GRAPHS, "max-autotune-no-cudagraphs", REGIONAL)
+Accelerator = Literal["auto", "cuda", "mps", "cpu"]
+Precision = Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
+Compile = Literal["auto", True, False, "default", "reduce-overhead", "max-autotune-no-cudagraphs", "regional"]
+CUDA_GRAPHS = "reduce-overhead"  # torch.compile's name for them
+REGIONAL = "regional"  # not a mode of torch.compile: one block is compiled and used for all blocks
 
-# Dense 16-bit tensor-core peaks with float32 accumulation, in TFLOP/s. Data sheets print the number with 2:4 sparsity, twice these.
-# bf16, except on V100 and T4, which have fp16 only. The first row whose words appear in the device name counts, so variants stand
-# before their family; None marks a variant that shares the name of a faster card.
+# Dense 16-bit tensor-core peaks with float32 accumulation, in TFLOP/s. Data sheets print twice these, for 2:4 sparsity.
+# bf16, except on V100 and T4, which have fp16 only. The first row whose words appear in the device name is used, so
+# variants precede their family; None marks a variant that shares the name of a faster card.
 PEAK_TFLOPS: tuple[tuple[str, float | None], ...] = (
     ("MIG", None),  # a slice of a card
     ("Laptop GPU", None),
@@ -59,8 +60,9 @@ PEAK_TFLOPS: tuple[tuple[str, float | None], ...] = (
 class Hardware:
     """What a run uses, in Lightning's names.
 
-    compile     torch.compile's mode for the loss, or REGIONAL; None: nothing is compiled
-    peak_flops  dense 16-bit FLOP/s of one device; None where it is not known
+    Args:
+        compile: torch.compile's mode for the loss, or REGIONAL; None: nothing is compiled.
+        peak_flops: dense 16-bit FLOP/s of one device; None: unknown.
     """
 
     accelerator: str
@@ -71,24 +73,25 @@ class Hardware:
 
 
 def cpu_name() -> str:
-    """As the processor calls itself; on Linux, platform.processor() knows the architecture at best."""
+    """The processor's model name; on Linux, platform.processor() returns the architecture at best."""
     cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to keep large freed blocks instead of giving them back: a CPU step allocates the same ones again, and each new one
-    would be cleared page by page (about a tenth of a small model's step). Does nothing on another C library.
+    """Makes glibc keep large freed blocks for the next step on a CPU, instead of returning them to the kernel.
+
+    The kernel clears new blocks page by page, a tenth of a small model's step. Other C libraries are left unchanged.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
-        mallopt(M_TRIM_THRESHOLD, LARGEST_KEPT)
+        mallopt(M_MMAP_THRESHOLD, MAX_KEPT_BYTES)
+        mallopt(M_TRIM_THRESHOLD, MAX_KEPT_BYTES)
 
 
-def settle(accelerator: str) -> None:
-    """What a process that trains on "cpu", "cuda" or "mps" sets for all of torch."""
+def configure_torch(accelerator: str) -> None:
+    """Sets the global options of torch for training on "cpu", "cuda" or "mps"."""
     if accelerator == "cpu":
         keep_freed_memory()
     torch.set_float32_matmul_precision("high" if accelerator == "cuda" else "highest")
@@ -97,7 +100,7 @@ def settle(accelerator: str) -> None:
 def has_bf16(accelerator: str) -> bool:
     """Whether "cuda", "mps" or "cpu" multiplies bf16 matrices in hardware.
 
-    Emulation does not count: without AVX512-BF16 or AMX a CPU is 40 to 500 times slower in bf16 than in float32
+    Emulation does not count: a CPU without AVX512-BF16 or AMX is 40 to 500 times slower in bf16 than in float32
     (https://github.com/pytorch/pytorch/issues/146508).
     """
     if accelerator == "cuda":
@@ -106,7 +109,7 @@ def has_bf16(accelerator: str) -> bool:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense 16-bit FLOP/s of one device by its name as torch reports it, None for a device that PEAK_TFLOPS does not know."""
+    """Dense 16-bit FLOP/s of one device by the name that torch reports; None if PEAK_TFLOPS lacks it."""
     for words, tflops in PEAK_TFLOPS:
         if re.search(rf"\b{words}\b", device_name):  # whole words: "A10" is neither an "A100" nor an "A10G"
             return tflops and tflops * 1e12
@@ -114,41 +117,42 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def compile_seconds() -> float:
-    """Spent by this process in torch.compile so far, which must have been used."""
+    """Seconds that torch.compile has taken in this process; call it after the first compiled step."""
     from torch._dynamo.utils import calculate_time_spent
 
     return calculate_time_spent()["total_wall_time"]
 
 
-def compiles_by_itself(accelerator: str) -> bool:
-    """What compile=auto means: on CUDA, where torch.compile has what it needs. For a CPU compiling takes too long to begin with."""
-    return accelerator == "cuda" and lacking_for_cuda() is None
+def compiles_by_default(accelerator: str) -> bool:
+    """The meaning of compile=auto: true on CUDA with a complete toolchain. On a CPU compilation takes too long."""
+    return accelerator == "cuda" and missing_for_cuda() is None
 
 
 def check_compiler(accelerator: str) -> None:
-    """Raises ValueError where torch.compile lacks what it makes code for "cpu" or "cuda" with."""
+    """Raises ValueError if torch.compile lacks a tool that it needs for "cpu" or "cuda"."""
     if accelerator == "cpu":
         check_cpp_compiler()
-    elif accelerator == "cuda" and (lacking := lacking_for_cuda()):
-        raise ValueError(f"compiling for CUDA needs {lacking}")
+    elif accelerator == "cuda" and (missing := missing_for_cuda()):
+        raise ValueError(f"compiling for CUDA needs {missing}")
 
 
-def lacking_for_cuda() -> str | None:
-    """What torch.compile needs for a GPU and does not find, with the remedy; None: it has all."""
+def missing_for_cuda() -> str | None:
+    """The tool that torch.compile needs for a GPU and does not find, with the remedy; None: complete."""
     if not has_triton():
-        return "Triton, which this build of torch or this card does without; use compile=false"
+        return "Triton, which this build of torch or this card does not support; use compile=false"
     compilers = (
         [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-    )  # where Triton looks: it builds what starts its kernels
+    )  # as Triton, which compiles its launchers
     if not any(map(shutil.which, compilers)):
-        return "a C compiler, which is not there; install gcc or name one in CC, or use compile=false"
+        return "a C compiler, which is not installed; install gcc or name one in CC, or use compile=false"
     return None
 
 
 def check_cpp_compiler() -> None:
-    """Raises ValueError where torch.compile lacks the C++ compiler that it makes a CPU's code with.
+    """Raises ValueError if torch.compile lacks the C++ compiler that it needs for a CPU.
 
-    Of a new one it need not find out by trial builds which instructions it knows, as it does for fear of old ones: 9 s of a first start.
+    With a new compiler it also skips torch's trial builds of vector instructions, which guard against old compilers and
+    take 9 s of a first start.
     """
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -157,59 +161,52 @@ def check_cpp_compiler() -> None:
         compiler = get_cpp_compiler()
     except RuntimeError as error:
         remedy = "install g++ or name one in CXX, or use compile=false"
-        raise ValueError(f"compiling for a CPU needs a C++ compiler, which is not there; {remedy}") from error
+        raise ValueError(f"compiling for a CPU needs a C++ compiler, which is not installed; {remedy}") from error
     version = re.match(r"\d+", subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True).stdout)
-    if config.cpp.vec_isa_ok is None and version and int(version[0]) >= KNOWS_AMX:
+    if config.cpp.vec_isa_ok is None and version and int(version[0]) >= COMPILER_WITH_AMX:
         config.cpp.vec_isa_ok = True
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
-    """Model FLOPs utilisation (PaLM, https://arxiv.org/abs/2204.02311, appendix B): the share of `peak` FLOP/s that training uses."""
+    """Model FLOPs utilization (PaLM, https://arxiv.org/abs/2204.02311, appendix B): the share of `peak` FLOP/s."""
     return tokens_per_second * flops_per_token / peak
 
 
-def pick(accelerator: str = "auto", precision: str = "auto", compile: bool | str = "auto") -> Hardware:
-    """Fills in every "auto" with what suits the machine: CUDA before MPS before CPU, bf16 only where the hardware has it.
+def select_hardware(
+    accelerator: Accelerator = "auto", precision: Precision = "auto", compile: Compile = "auto"
+) -> Hardware:
+    """Replaces every "auto" by what suits the machine: CUDA before MPS before CPU, bf16 only if the hardware has it.
 
-    A compiled run has the mode "default" unless another is asked for. Raises ValueError naming every illegal value at once, or what
-    this machine does not have.
+    Args:
+        accelerator: trainer.accelerator.
+        precision: trainer.precision.
+        compile: torch.compile's mode; True means "default".
+
+    Raises:
+        ValueError: this machine lacks what the settings need.
     """
-    asked = {
-        "accelerator": (accelerator, ACCELERATORS),
-        "precision": (precision, PRECISIONS),
-        "compile": (compile, COMPILE),
-    }
-    wrong = [
-        f"{name}={value!r} (legal: {', '.join(map(str, legal))})"
-        for name, (value, legal) in asked.items()
-        if value not in legal
+    available = [
+        *(["cuda"] if torch.cuda.is_available() else []),
+        *(["mps"] if torch.backends.mps.is_available() else []),
+        "cpu",
     ]
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    present = [
-        name
-        for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available()))
-        if there
-    ]
-    present.append("cpu")
-    if accelerator == "auto":
-        accelerator = present[0]
-    if accelerator not in present:
-        raise ValueError(
-            f"accelerator={accelerator} is not available to this torch build; it has {', '.join(present)}; use auto"
-        )
+    device = available[0] if accelerator == "auto" else accelerator
+    if device not in available:
+        limit = f"is not available to this torch build, which has {', '.join(available)}"
+        raise ValueError(f"trainer.accelerator={device} {limit}; use auto")
     if precision == "auto":
-        precision = "bf16-mixed" if has_bf16(accelerator) else "16-mixed" if accelerator == "cuda" else "32-true"
-    if precision == "16-mixed" and accelerator != "cuda":  # the loss scaling that fp16 needs is CUDA's
-        raise ValueError(f"precision=16-mixed needs accelerator=cuda, not {accelerator}; use auto or 32-true")
-    if compile == CUDA_GRAPHS and accelerator != "cuda":
+        precision = "bf16-mixed" if has_bf16(device) else "16-mixed" if device == "cuda" else "32-true"
+    if precision == "16-mixed" and device != "cuda":  # its loss scaling is implemented for CUDA
         raise ValueError(
-            f"compile={CUDA_GRAPHS} records CUDA graphs and needs accelerator=cuda, not {accelerator}; use compile=default"
+            f"trainer.precision=16-mixed needs trainer.accelerator=cuda, not {device}; use auto or 32-true"
         )
+    if compile == CUDA_GRAPHS and device != "cuda":
+        needs = f"records CUDA graphs and needs trainer.accelerator=cuda, not {device}"
+        raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")
     if compile == "auto":
-        compile = compiles_by_itself(accelerator)
+        compile = compiles_by_default(device)
     mode = ("default" if compile else None) if isinstance(compile, bool) else compile
     if mode is not None:
-        check_compiler(accelerator)
-    name = torch.cuda.get_device_name() if accelerator == "cuda" else cpu_name()
-    return Hardware(accelerator, precision, mode, name, peak_flops(name) if accelerator == "cuda" else None)
+        check_compiler(device)
+    name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
+    return Hardware(device, precision, mode, name, peak_flops(name) if device == "cuda" else None)

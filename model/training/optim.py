@@ -1,99 +1,95 @@
 """One optimizer for two rules: Muon for the weight matrices inside the blocks, AdamW for everything else.
 
-AdamW scales every single weight's step by its own gradient history. Muon treats a matrix as a whole: it replaces the momentum by a
-nearly orthogonal matrix with the same singular vectors, so that every direction is learned at the same speed.
+AdamW scales the step of each weight by the history of its gradient. Muon updates a matrix as a whole: it replaces the
+momentum by a nearly orthogonal matrix with the same singular vectors, so that all directions are
+learned at the same speed.
 Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: https://arxiv.org/abs/1711.05101
 """
 
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are the functions of torch.optim for many tensors at once.
+
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Annotated, Literal
 
 import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from tril.model.training.hardware import has_bf16
-from tril.model.training.schedule import ScheduleConfig, is_number, is_whole, require_legal
+from tril.model.training.schedule import ScheduleConfig
 
-KINDS = ("muon", "adamw")
-LR_ADJUSTMENTS = ("original", "match_rms_adamw")
+NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
+NS_EPS = 1e-7  # Jordan's; a zero matrix stays zero
+MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
 
-NS_COEFFICIENTS = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # Jordan's quintic: as steep at 0 as it can be while large values stay near 1
-NS_EPS = 1e-7  # Jordan's; a matrix of zeros stays zero
-MATCH_RMS = 0.2  # the root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, section 2.2
-
-GROUP_KEYS = {  # what a parameter group has to say, besides its parameters
+GROUP_KEYS = {  # required keys of a parameter group, besides its parameters
     "muon": {"lr", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr"},
     "adamw": {"lr", "weight_decay", "betas", "eps", "fused"},
 }
+MUON_KEYS = ("muon_lr", "muon_weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr")  # without effect on AdamW
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True, title="optim"))
 class OptimConfig:
-    """How the weights are updated. Rates are peaks; the schedule scales all of them alike.
+    """How the weights are updated. Learning rates are peaks; the schedule scales all of them.
 
-    kind: "muon" (block matrices by Muon, the rest by AdamW) or "adamw" (everything by AdamW).
-    lr, betas, eps, weight_decay: AdamW's; the decay is for matrices only, never for norms and biases.
-    muon_lr, muon_weight_decay, momentum, nesterov: Muon's.
-    ns_steps: Newton-Schulz iterations; 5 is usual, fewer are cheaper and less orthogonal.
-    adjust_lr: how Muon's rate follows a matrix's shape, see `lr_ratio`.
+    Args:
+        kind: "muon" (block matrices by Muon, the rest by AdamW) or "adamw" (everything by AdamW).
+        lr: AdamW's learning rate, with its `betas` and `eps`.
+        weight_decay: AdamW's, for matrices only, never for norms and biases.
+        muon_lr: Muon's learning rate, with its `muon_weight_decay`, `momentum` and `nesterov`.
+        ns_steps: Newton-Schulz iterations; 5 is usual, fewer are cheaper and less orthogonal.
+        adjust_lr: how Muon's learning rate depends on a matrix's shape, see `lr_ratio`.
 
-    Raises ValueError naming every illegal value at once.
+    Raises:
+        ValidationError: lists every invalid value.
     """
 
-    kind: str = "muon"
-    lr: float = 0.02
-    muon_lr: float = 0.014
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    muon_weight_decay: float = 0.0
-    momentum: float = 0.9
+    kind: Literal["muon", "adamw"] = "muon"
+    lr: Positive = 0.02
+    muon_lr: Positive = 0.014
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)  # not strict: yaml has lists
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.0
+    muon_weight_decay: NotNegative = 0.0
+    momentum: Fraction = 0.9
     nesterov: bool = True
-    ns_steps: int = 5
-    adjust_lr: str = "original"
+    ns_steps: Annotated[int, Field(ge=1)] = 5
+    adjust_lr: Literal["original", "match_rms_adamw"] = "original"
     schedule: ScheduleConfig = ScheduleConfig()
 
-    def __post_init__(self) -> None:
-        is_pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
-        require_legal(
-            self,
-            "optim",
-            {
-                "kind": (self.kind in KINDS, ", ".join(KINDS)),
-                "lr": (is_number(self.lr) and self.lr > 0, "above 0"),
-                "muon_lr": (is_number(self.muon_lr) and self.muon_lr > 0, "above 0"),
-                "betas": (
-                    is_pair and all(is_number(b) and 0 <= b < 1 for b in self.betas),
-                    "two numbers from 0 to below 1",
-                ),
-                "eps": (is_number(self.eps) and self.eps > 0, "above 0"),
-                "weight_decay": (is_number(self.weight_decay) and self.weight_decay >= 0, "0 or above"),
-                "muon_weight_decay": (is_number(self.muon_weight_decay) and self.muon_weight_decay >= 0, "0 or above"),
-                "momentum": (is_number(self.momentum) and 0 <= self.momentum < 1, "0 to below 1"),
-                "nesterov": (isinstance(self.nesterov, bool), "true, false"),
-                "ns_steps": (is_whole(self.ns_steps) and self.ns_steps >= 1, "a whole number >= 1"),
-                "adjust_lr": (self.adjust_lr in LR_ADJUSTMENTS, ", ".join(LR_ADJUSTMENTS)),
-                "schedule": (isinstance(self.schedule, ScheduleConfig), "a ScheduleConfig"),
-            },
-        )
+    def canonical(self) -> "OptimConfig":
+        """The same optimizer with every field that has no effect at its default, so that equal runs compare equal."""
+        if self.kind == "muon":
+            return self
+        return replace(self, **{field.name: field.default for field in fields(self) if field.name in MUON_KEYS})
 
 
 def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
-    """Newton-Schulz iteration: moves the singular values of each matrix towards 1 and leaves its singular vectors alone.
+    """Newton-Schulz iteration: moves the singular values of each matrix towards 1 and keeps its singular vectors.
 
-    matrices: (N, rows, columns), any float dtype, which the products use too. Returns the same shape and dtype.
-    After 5 steps, singular values that began above 0.2 % of the matrix's Frobenius norm lie between 0.68 and 1.21.
+    After 5 steps, singular values above 0.2 % of the matrix's Frobenius norm end between 0.68 and 1.21.
+
+    Args:
+        matrices: (N, rows, columns), of a float dtype, which the matrix products use too.
+        steps: number of iterations.
+
+    Returns:
+        (N, rows, columns) of the same dtype.
     """
     a, b, c = NS_COEFFICIENTS
     tall = matrices.size(-2) > matrices.size(-1)
-    x = matrices.mT if tall else matrices  # wide, so that the Gram matrix below is the smaller one
+    x = matrices.mT if tall else matrices  # wide: the Gram matrix has the shorter side
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=NS_EPS)  # Frobenius >= spectral norm: all singular values <= 1
     for _ in range(steps):
         gram = x @ x.mT  # (N, shorter, shorter)
@@ -102,23 +98,27 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
 
 
 def lr_ratio(adjust_lr: str, rows: int, columns: int) -> float:
-    """Muon's rate for a (rows, columns) matrix, relative to the group's.
+    """Muon's learning rate for a (rows, columns) matrix, relative to the group's.
 
-    "original" (Jordan) gives tall matrices more; "match_rms_adamw" (Liu et al.) gives updates of AdamW's size, so that AdamW's
-    learning rate and weight decay fit Muon too.
+    "original" (Jordan) raises it for tall matrices; "match_rms_adamw" (Liu et al.) gives updates of AdamW's size, so
+    that AdamW's learning rate and weight decay suit Muon too.
     """
-    return (
-        MATCH_RMS * math.sqrt(max(rows, columns))
-        if adjust_lr == "match_rms_adamw"
-        else math.sqrt(max(1, rows / columns))
-    )
+    if adjust_lr == "match_rms_adamw":
+        return MATCH_RMS * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Parameter groups tagged kind="muon" (2-D parameters only) or kind="adamw", each updated by its rule in one `step`.
+    """Updates parameter groups of kind="muon" (2-D parameters only) and kind="adamw", each by its rule, in one `step`.
 
-    Muon follows torch.optim.Muon, but orthogonalises all matrices of one shape in one batch; AdamW is torch's own fused kernel.
-    A group names all of GROUP_KEYS[kind]; there are no defaults here. Raises ValueError for a group that does not.
+    Muon follows torch.optim.Muon, but orthogonalizes all matrices of one shape in one batch; AdamW is torch's fused
+    kernel.
+
+    Args:
+        groups: each has all of GROUP_KEYS[kind]; there are no defaults.
+
+    Raises:
+        ValueError: a group that lacks a key, or a Muon group with a parameter that is not a matrix.
     """
 
     def __init__(self, groups: Iterable[dict]) -> None:
@@ -126,18 +126,17 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def add_param_group(self, group: dict) -> None:
         if group.get("kind") not in GROUP_KEYS:
-            raise ValueError(f"parameter group of kind {group.get('kind')!r} (legal: {', '.join(GROUP_KEYS)})")
+            raise ValueError(f"kind={group.get('kind')!r} of a parameter group must be one of {', '.join(GROUP_KEYS)}")
         if missing := GROUP_KEYS[group["kind"]] - group.keys():
-            raise ValueError(f"parameter group of kind {group['kind']!r} lacks {', '.join(sorted(missing))}")
+            raise ValueError(f"a parameter group of kind={group['kind']} lacks {', '.join(sorted(missing))}; add them")
         super().add_param_group(group)
-        if group["kind"] == "muon" and any(p.ndim != 2 for p in group["params"]):
-            raise ValueError(
-                f"Muon takes 2-D parameters only, got shapes {[tuple(p.shape) for p in group['params'] if p.ndim != 2]}"
-            )
+        wrong = [tuple(p.shape) for p in group["params"] if group["kind"] == "muon" and p.ndim != 2]
+        if wrong:
+            raise ValueError(f"Muon takes 2-D parameters only, not shapes {wrong}; put them into a group of kind=adamw")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        """Updates every parameter that has a gradient. Returns the closure's loss."""
+        """Updates every parameter that has a gradient; returns the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():  # Lightning runs forward and backward inside the closure
@@ -153,7 +152,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def _muon(self, params: list[Tensor], group: dict) -> None:
         """One Muon step for parameters of one shape."""
-        grads = [p.grad for p in params]
+        grads = [p.grad for p in params if p.grad is not None]
         buffers = [self._buffer(p, "momentum_buffer") for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
@@ -161,7 +160,7 @@ class MuonAdamW(torch.optim.Optimizer):
         directions = orthogonalize(torch.stack(updates).to(dtype), group["ns_steps"])
         directions = directions.to(
             params[0].dtype, memory_format=torch.contiguous_format
-        )  # what the foreach kernel wants
+        )  # for the fast foreach kernel
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(
             params, directions.unbind(), alpha=-group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape)
@@ -171,10 +170,10 @@ class MuonAdamW(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         adamw(
             params,
-            [p.grad for p in params],
+            [p.grad for p in params if p.grad is not None],
             [self._buffer(p, "exp_avg") for p in params],
             [self._buffer(p, "exp_avg_sq") for p in params],
-            [],  # amsgrad's
+            [],  # amsgrad only
             [self._step_count(p) for p in params],
             fused=group["fused"],
             amsgrad=False,
@@ -194,10 +193,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def _step_count(self, param: Tensor) -> Tensor:
         state = self.state[param]
-        if "step" not in state:
-            state["step"] = torch.zeros(
-                (), dtype=torch.float32, device=param.device
-            )  # a tensor: the fused kernel reads it there
+        if "step" not in state:  # a tensor on the device, where the fused kernel reads it
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
         return state["step"]
 
 
@@ -209,23 +206,19 @@ def _by_shape(params: list[Tensor]) -> list[list[Tensor]]:
 
 
 def param_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
-    """The groups for MuonAdamW: named "muon" (matrices in `blocks.`), "decay" (other matrices) and "no_decay" (norms, biases).
+    """The groups for MuonAdamW: "muon" (matrices in `blocks.`), "decay" (other matrices), "no_decay" (norms, biases).
 
-    Groups without parameters are left out, frozen parameters too; a tied weight counts once.
-    Raises ValueError if there is nothing to train, or nothing for Muon, or if a parameter is not in exactly one group.
+    Empty groups and frozen parameters are left out; a tied weight counts once.
+
+    Raises:
+        ValueError: no parameter to train, none for Muon, or a parameter that is not in exactly one group.
     """
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}  # names a tied weight once
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}  # lists a tied weight once
     muon = {name for name, p in named.items() if config.kind == "muon" and "blocks." in name and p.ndim == 2}
     if not named:
         raise ValueError("the model has no trainable parameters; unfreeze some")
     if config.kind == "muon" and not muon:
-        raise ValueError("optim.kind=muon finds no trainable matrix inside `blocks.`; use optim=adamw")
-    shared = {
-        "lr": config.lr,
-        "betas": tuple(config.betas),
-        "eps": config.eps,
-        "fused": True,
-    }  # CPU, CUDA and MPS have the kernel
+        raise ValueError("optim.kind=muon needs a trainable matrix in `blocks.`; use optim=adamw")
     groups = [
         {
             "name": "muon",
@@ -237,36 +230,34 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
             "nesterov": config.nesterov,
             "ns_steps": config.ns_steps,
             "adjust_lr": config.adjust_lr,
-        },
-        {
-            "name": "decay",
-            "kind": "adamw",
-            "params": [p for name, p in named.items() if name not in muon and p.ndim >= 2],
-            "weight_decay": config.weight_decay,
-            **shared,
-        },
-        {
-            "name": "no_decay",
-            "kind": "adamw",
-            "params": [p for p in named.values() if p.ndim < 2],
-            "weight_decay": 0.0,
-            **shared,
-        },
+        }
     ]
+    for name, params, weight_decay in (
+        ("decay", [p for name, p in named.items() if name not in muon and p.ndim >= 2], config.weight_decay),
+        ("no_decay", [p for p in named.values() if p.ndim < 2], 0.0),
+    ):
+        adamw_keys = {
+            "lr": config.lr,
+            "weight_decay": weight_decay,
+            "betas": config.betas,
+            "eps": config.eps,
+            "fused": True,
+        }
+        groups.append({"name": name, "kind": "adamw", "params": params, **adamw_keys})
     check_partition(named, groups)
     return [group for group in groups if group["params"]]
 
 
-def check_partition(named: dict[str, Tensor], groups: list[dict]) -> None:
-    """Raises ValueError naming each parameter that is not in exactly one of the groups."""
-    places = Counter(id(p) for group in groups for p in group["params"])
-    wrong = [f"{name} (in {places[id(p)]})" for name, p in named.items() if places[id(p)] != 1]
+def check_partition(named: Mapping[str, Tensor], groups: list[dict]) -> None:
+    """Raises ValueError with the name of each parameter that is not in exactly one group."""
+    counts = Counter(id(p) for group in groups for p in group["params"])
+    wrong = [f"{name} (in {counts[id(p)]})" for name, p in named.items() if counts[id(p)] != 1]
     if wrong:
         raise ValueError(
-            f"every parameter belongs in exactly 1 optimizer group, unlike {', '.join(wrong)}; correct param_groups"
+            f"a parameter must be in exactly 1 optimizer group, not {', '.join(wrong)}; correct param_groups"
         )
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> MuonAdamW:
-    """The optimizer for a model; apply `lr_factor` to it through LambdaLR."""
+    """The optimizer of a model; LambdaLR applies `lr_factor` to it."""
     return MuonAdamW(param_groups(model, config))

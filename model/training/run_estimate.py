@@ -1,4 +1,4 @@
-"""How long a run will take on this machine: a few steps, timed before it begins."""
+"""Estimates how long a run takes on this machine, from a few timed steps."""
 
 import contextlib
 import time
@@ -12,26 +12,30 @@ from tril.model.training.hardware import Hardware
 from tril.model.training.optim import OptimConfig, build_optimizer
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-LARGEST_BATCH = 8  # windows in a timed step; larger batches are taken to cost as much a window
-REPEATS = 2  # after one step that warms up
-START = 8.0  # seconds of a run that are no steps: imports, the short certificate, checkpoints, the picture
+MAX_BATCH = 8  # windows in a timed step; larger batches are assumed to take as long per window
+REPEATS = 2  # timed repetitions, after one for warm-up
+OVERHEAD_SECONDS = 8.0  # of a run besides its steps: imports, causality check, checkpoints, plot
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds for one window: forward and backward, forward alone; and for one step of the optimizer."""
+    """Seconds per window (`train`: forward and backward, `val`: forward) and per optimizer step (`step`)."""
 
     train: float
     val: float
     step: float
 
     def run(self, *, steps: int, windows_per_step: int, val_windows: int, validations: int) -> float:
-        """Seconds of a whole run."""
-        return START + steps * (windows_per_step * self.train + self.step) + validations * val_windows * self.val
+        """Seconds of a complete run."""
+        return (
+            OVERHEAD_SECONDS
+            + steps * (windows_per_step * self.train + self.step)
+            + validations * val_windows * self.val
+        )
 
 
 def measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
-    """Without compilation, so a compiled run will be faster. The device's memory is given back, for this process may outlast the run."""
+    """Times a few steps without compilation, then frees the device's memory, since this process can outlive the run."""
     speed = _measure(config, optim, batch_size, hardware)
     if hardware.accelerator != "cpu":
         torch.get_device_module(hardware.accelerator).empty_cache()
@@ -39,7 +43,7 @@ def measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Ha
 
 
 def _measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
-    batch_size = min(batch_size, LARGEST_BATCH)
+    batch_size = min(batch_size, MAX_BATCH)
     with torch.random.fork_rng(), torch.device(hardware.accelerator):
         model = GPT(config)
         ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
@@ -62,7 +66,7 @@ def _measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: H
 
 
 def seconds(work: Callable[[], object], hardware: Hardware) -> float:
-    """The fastest of a few repetitions."""
+    """The fastest of a few repetitions of `work`, in seconds."""
     times = []
     for _ in range(1 + REPEATS):
         start = time.perf_counter()
@@ -74,7 +78,7 @@ def seconds(work: Callable[[], object], hardware: Hardware) -> float:
 
 
 def sizes(model: GPT) -> dict[str, int]:
-    """How large a model is. Active parameters are those that are multiplied for every token: all but look-up tables, with the head."""
+    """Parameters and FLOPs. Active parameters are those multiplied for every token: all but look-up tables."""
     body = model.n_parameters(embeddings=False)
     return {
         "parameters": model.n_parameters(),

@@ -1,10 +1,10 @@
-"""The end of a run: its losses in one picture, its figures in one file and on the screen."""
+"""The description at the start of a run, and at its end the loss plot, summary.json and the table on the screen."""
 
 import math
-import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,31 +15,39 @@ from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import CUDA_GRAPHS, Hardware
 from tril.model.training.run_estimate import sizes
 
+PACKAGE = Path(__file__).resolve().parents[2]
+
 
 def describe(
     model: GPT,
-    meta: dict,
+    meta: dict[str, Any],
     hardware: Hardware,
     steps: int,
     tokens_per_step: int,
     folder: Path,
-    kernels: dict[str, float] | None = None,
+    kernel_times: dict[str, float] | None = None,
 ) -> str:
-    """What is about to run, in four lines; `meta` is that of the prepared data, `kernels` are `model.training.kernels.measure`'s."""
+    """The four lines printed before a run.
+
+    Args:
+        meta: meta.json of the prepared data.
+        steps: optimizer steps of the run.
+        kernel_times: milliseconds by attention kernel, see `attention_kernels.measure`.
+    """
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
     threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
     graphs = " with CUDA graphs" if hardware.compile == CUDA_GRAPHS else ""
     compiled = f", compiled{graphs} (the first step takes a while)" if hardware.compile else ""
-    attention = ", attention by " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in kernels.items()) if kernels else ""
-    return "\n".join(
-        [
-            f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
-            f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token",
-            f"data    {meta['source']['kind']}: {train:,} tokens to train on, {val:,} to validate, vocabulary {meta['vocab_size']:,}",
-            f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M ({total / train:.2f} epochs) "
-            f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}{attention}",
-            f"folder  {folder}",
-        ]
+    kernels = ", ".join(f"{name} {ms:.2f} ms" for name, ms in (kernel_times or {}).items())
+    return (
+        f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
+        f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token\n"
+        f"data    {meta['source']['kind']}: {train:,} training tokens, {val:,} validation tokens, "
+        f"vocabulary {meta['vocab_size']:,}\n"
+        f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M ({total / train:.2f} epochs) "
+        f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}"
+        f"{f', attention kernels: {kernels}' if kernels else ''}\n"
+        f"folder  {folder}"
     )
 
 
@@ -50,14 +58,19 @@ def finish(
     *,
     hardware: Hardware,
     seed: int,
-    data: dict,
+    data: dict[str, Any],
     seconds: float,
-    causality: dict | None,
+    certificate: dict[str, Any] | None,
 ) -> dict[str, float]:
-    """Writes loss.png and then summary.json, which says that the run is finished; shows it; returns the metrics that a caller compares.
+    """Writes loss.png, then summary.json, which marks the run as finished, and prints the summary.
 
-    data       what meta.json says of the text, with val_bytes_per_token
-    causality  the summary of the run's certificate; None where it had none
+    Args:
+        data: meta.json of the prepared data, and val_bytes_per_token.
+        seconds: duration of the run.
+        certificate: summary of the run's causality certificate; None: the run has none.
+
+    Returns:
+        Last and best validation metrics.
     """
     last, best = metrics.val[-1], metrics.best()
     summary = {
@@ -66,9 +79,7 @@ def finish(
         "best_val_loss": best["loss"],
         "best_val_bpb": best["bpb"],
         "best_step": best["step"],
-        "train_loss": metrics.train[-1]["loss"]
-        if metrics.train
-        else None,  # max_time may end a run before the first row
+        "train_loss": metrics.train[-1]["loss"] if metrics.train else None,  # max_time can stop before the first row
         "steps": last["step"],
         "tokens": last["step"] * metrics.tokens_per_step,
         "tokens_per_second": metrics.tokens_per_second(),
@@ -83,11 +94,7 @@ def finish(
         "device": f"{hardware.device_name} ({hardware.accelerator})",
         "precision": hardware.precision,
         "threads": torch.get_num_threads() if hardware.accelerator == "cpu" else None,
-        "causality": "not certified"
-        if causality is None
-        else "certified"
-        if causality["passed"]
-        else "LEAKS, losses are false",
+        "causality": causality_label(certificate),
         "code": code_version(),
         "folder": str(folder),
         "sample_with": f"python scripts/sample.py ckpt={folder}",
@@ -103,33 +110,47 @@ def finish(
     }
 
 
-def code_version() -> str | None:
-    """The commit of this checkout, with + where files differ from it; None outside of git."""
-    here = Path(__file__).parent
+def causality_label(certificate: dict[str, Any] | None) -> str:
+    """The causality check in words."""
+    if certificate is None:
+        return "not certified"
+    return "certified" if certificate["passed"] else "LEAKS, losses are false"
+
+
+def code_version(package: Path = PACKAGE) -> str | None:
+    """The commit of this checkout, with "+" if files differ from it; None outside of git or in another repository."""
+
+    def git(*command: str) -> str:
+        arguments = ["git", "-C", str(package), *command]
+        return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        commit, changes = (
-            subprocess.run(["git", "-C", here, *command], capture_output=True, text=True, check=True).stdout.strip()
-            for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain"])
-        )
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != package.resolve():
+            return None  # installed into a folder of somebody else's repository
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit + ("+" if changes else "")
 
 
-def peak_memory_bytes(accelerator: str) -> int:
-    """Of this process so far: on CUDA the most that tensors took, elsewhere its largest resident size, Python and torch included."""
+def peak_memory_bytes(accelerator: str) -> float:
+    """Peak memory of this process: tensors on CUDA, else the resident set with Python and torch; nan on Windows."""
     if accelerator == "cuda":
         return torch.cuda.max_memory_allocated()
-    try:  # Linux: getrusage would begin with what the parent process had when it forked
+    try:  # Linux: getrusage would include what the parent process had when it forked
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+        pass
+    if sys.platform == "win32":
+        return math.nan
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
-def show(summary: dict) -> str:
-    """The figures as an aligned table."""
+def show(summary: dict[str, Any]) -> str:
+    """The summary as an aligned table."""
     shown = {name.replace("_", " "): _format(value) for name, value in summary.items() if value is not None}
     width = max(map(len, shown))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in shown.items())
@@ -144,32 +165,20 @@ def _format(value: object) -> str:
 
 
 def plot_losses(path: Path, train: list[dict], val: list[dict], tokens_per_step: int) -> None:
-    """Training and validation loss against tokens, as a PNG. Rows as kept by `Metrics`."""
-    from matplotlib.figure import Figure  # no pyplot: that would look for a display
+    """Plots training and validation loss against tokens into a PNG. The rows are those of `Metrics`."""
+    from matplotlib.figure import Figure  # not pyplot, which looks for a display
 
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    axes.plot(
-        [row["step"] * tokens_per_step for row in train],
-        [row["loss"] for row in train],
-        lw=1,
-        color="tab:blue",
-        label="training",
-    )
-    axes.plot(
-        [row["step"] * tokens_per_step for row in val],
-        [row["loss"] for row in val],
-        "o-",
-        color="tab:orange",
-        label="validation",
-    )
+    for rows, label, marker in ((train, "training", ""), (val, "validation", "o")):
+        tokens = [row["step"] * tokens_per_step for row in rows]
+        axes.plot(tokens, [row["loss"] for row in rows], lw=1, marker=marker, label=label)
     if val:
         best = min(val, key=lambda row: row["loss"])
-        axes.set_title(
-            f"best validation loss {best['loss']:.4f} nats per token, {best['bpb']:.4f} bits per byte", fontsize=10
-        )
+        title = f"best validation loss {best['loss']:.4f} nats per token, {best['bpb']:.4f} bits per byte"
+        axes.set_title(title, fontsize=10)
     losses = [row["loss"] for row in train + val if math.isfinite(row["loss"])]
-    if losses:  # the first steps fall from ln V: keep the later part readable
+    if losses:  # cut the fall from ln V, so that the later part is readable
         axes.set_ylim(min(losses) - 0.1, min(max(losses), 2.5 * min(losses)) + 0.1)
     axes.set_xlabel("tokens")
     axes.set_ylabel("nats per token")

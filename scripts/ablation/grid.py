@@ -1,9 +1,9 @@
-"""The cells of a grid: which there are, whether each can be, how large it is and how long it will take."""
+"""The runs of a grid: their settings, whether these are valid, how large the models are and how long training takes."""
 
 import copy
-import itertools
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 
@@ -14,185 +14,202 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.scripts.common.cli import UserError, explain, plain
-from tril.scripts.common.run_config import Plan, check, vocabulary
+from tril.scripts.common.cli import UserError, explain, message_of, plain
+from tril.scripts.common.formats import clock
+from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size
+from tril.scripts.common.tables import plain_table
 
-SETTINGS = (
-    "seed",
-    "compile",
-    "causality",
-    "model",
-    "data",
-    "optim",
-    "trainer",
-    "callbacks",
-)  # all that decides what a run does
-VALUE = re.compile(r"(seed|\w+(\.\w+)+)=")  # an override that sets a value, and not the choice of a group
-LONGEST_NAME = 120  # characters of a cell's folder
+# the settings that decide what a run computes
+SETTINGS = ("seed", "compile", "causality", "model", "data", "optim", "trainer", "callbacks")
+VALUE = re.compile(r"(seed|\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
+MAX_FOLDER_NAME = 120  # characters
 
 
 @dataclass
-class Cell:
-    """One run of the grid.
+class PlannedRun:
+    """A valid run of the grid.
 
-    reason  why it cannot be; None where it can
-    values  of the swept keys
-    sizes   its parameters, FLOPs per token and the seconds that it will take, as far as they are known
+    Attributes:
+        overrides: of the command line, key=value each.
+        values: of the swept keys.
+        folder: its name below the sweep's folder.
+        sizes: parameters, FLOPs per token and estimated seconds; empty if the grid runs on other machines.
     """
 
     overrides: list[str]
-    cfg: DictConfig | None = None
-    plan: Plan | None = None
-    reason: str | None = None
+    cfg: DictConfig
+    config: RunConfig
     values: dict[str, object] = field(default_factory=dict)
     folder: str = ""
-    sizes: dict[str, float | None] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
 
     def entry(self) -> dict:
-        """Of sweep.json."""
-        own = {"folder": self.folder, "values": self.values, "seed": self.cfg.seed, "overrides": self.overrides}
-        return own | {"estimated_seconds": None} | self.sizes
+        """Its entry of sweep.json."""
+        named = {"folder": self.folder, "values": self.values, "seed": self.cfg.seed, "overrides": self.overrides}
+        return named | {"estimated_seconds": None} | self.sizes
 
 
-def compose(config: DictConfig, config_name: str, *, elsewhere: bool) -> list[Cell]:
-    """Every cell that Hydra will make of the command, with its settings or with the reason why it cannot be.
+@dataclass(frozen=True)
+class Rejected:
+    """A combination of the grid that cannot be trained, and the reason."""
 
-    elsewhere  the cells run on other machines
-    Raises UserError for what is wrong with the command as a whole.
+    overrides: list[str]
+    reason: str
+
+
+def compose_grid(config: DictConfig, config_name: str, *, elsewhere: bool) -> tuple[list[PlannedRun], list[Rejected]]:
+    """Composes and checks every combination that Hydra makes of the command.
+
+    Args:
+        config: Hydra's configuration of the multirun.
+        config_name: its yaml in configs/.
+        elsewhere: the runs start on other machines, so this one's hardware is not checked.
+
+    Raises:
+        UserError: the command as a whole is wrong.
     """
     composer = Composer(config, config_name)
-    arguments = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()] + list(
-        config.hydra.overrides.task
-    )
+    swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     try:
-        parsed = composer.parser.parse_overrides(arguments)
+        parsed = composer.parser.parse_overrides(swept + list(config.hydra.overrides.task))
         [grid] = BasicSweeper.split_arguments(parsed, None)
     except HydraException as error:
         raise UserError(explain(error, config_name)) from error
-    cells, seen = [Cell(overrides) for overrides in grid], {}
-    for cell in cells:
+    runs: dict[str, PlannedRun] = {}
+    rejected = []
+    for overrides in grid:
         try:
-            cell.cfg = composer.settings(cell.overrides)
-            cell.plan = check(cell.cfg, elsewhere=elsewhere)
-        except OmegaConfBaseException as error:  # while a value is read
-            cell.reason = explain(error, config_name)
+            cfg = composer.settings(overrides)
+            run = PlannedRun(overrides, cfg, check_config(cfg, elsewhere=elsewhere))
+        except OmegaConfBaseException as error:  # raised while a value is read
+            rejected.append(Rejected(overrides, explain(error, config_name)))
         except (ValueError, OSError) as error:
-            cell.reason = " ".join(str(error).split())
+            rejected.append(Rejected(overrides, message_of(error)))
         else:
-            twin = seen.setdefault(same_run(cell), cell)
-            if twin is not cell:
-                differing = [its for mine, its in zip(cell.overrides, twin.overrides) if mine != its]
-                cell.reason = f"the same run as {' '.join(differing)}: what differs has no effect"
-    return cells
+            first = runs.setdefault(same_run(run), run)
+            if first is not run:
+                pairs = zip(overrides, first.overrides, strict=True)
+                differing = " ".join(other for override, other in pairs if override != other)
+                rejected.append(Rejected(overrides, f"the same run as {differing}: the difference has no effect"))
+    return list(runs.values()), rejected
 
 
 class Composer:
-    """Settings of cells. Composing, and looking for what was meant by a wrong key, take Hydra tenths of a second: so cells that differ in values
-    alone are composed once, and what is wrong with many is looked up once.
+    """Composes the settings of runs.
+
+    Hydra takes tenths of a second to compose and to explain an unknown key. Runs that differ in values alone are
+    therefore composed once, and an error that many runs share is explained once.
     """
 
     def __init__(self, config: DictConfig, config_name: str):
         self.loader, self.config, self.config_name = GlobalHydra.instance().config_loader(), config, config_name
         self.parser = OverridesParser.create(config_loader=self.loader)
-        self.composed: dict[tuple[str, ...], DictConfig] = {}  # by the overrides that are no values
-        self.reasons: dict[str, str] = {}  # by Hydra's words
+        self.composed: dict[tuple[str, ...], DictConfig] = {}  # by the overrides that choose groups
+        self.reasons: dict[str, str] = {}  # by Hydra's message
 
     def settings(self, overrides: list[str]) -> DictConfig:
-        """Raises ValueError for overrides that cannot be."""
-        values = [text for text in overrides if VALUE.match(text)]
-        rest = tuple(text for text in overrides if text not in values)
+        """Raises ValueError for invalid overrides."""
+        values = [override for override in overrides if VALUE.match(override)]
+        groups = tuple(override for override in overrides if override not in values)
         try:
-            if rest not in self.composed:
-                cfg = unplaced(self.loader.load_sweep_config(self.config, list(rest)))
-                self.composed[rest] = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
-            cfg = copy.deepcopy(self.composed[rest])
+            if groups not in self.composed:
+                cfg = without_folder(self.loader.load_sweep_config(self.config, list(groups)))
+                self.composed[groups] = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+            cfg = copy.deepcopy(self.composed[groups])
             for parsed in self.parser.parse_overrides(values):
                 OmegaConf.update(cfg, parsed.key_or_group, parsed.value())  # as Hydra does
             return cfg
         except (HydraException, OmegaConfBaseException) as error:
-            words = str(error)
-            if words not in self.reasons:
-                self.reasons[words] = self._reason(overrides, error)
-            raise ValueError(self.reasons[words]) from error
+            message = str(error)
+            if message not in self.reasons:
+                self.reasons[message] = self._reason(overrides, error)
+            raise ValueError(self.reasons[message]) from error
 
     def _reason(self, overrides: list[str], error: Exception) -> str:
         try:
             self.loader.load_sweep_config(self.config, overrides)
-        except (HydraException, OmegaConfBaseException) as hydras:  # which says more about a key
-            error = hydras
+        except (HydraException, OmegaConfBaseException) as hydras_error:  # says more about an unknown key
+            error = hydras_error
         return explain(error, self.config_name)
 
 
-def unplaced(cfg: DictConfig) -> DictConfig:
-    """Without the folder, which only Hydra's job knows."""
+def without_folder(cfg: DictConfig) -> DictConfig:
+    """Removes the reference to the run's folder, which exists only within a job of Hydra."""
     with read_write(cfg), open_dict(cfg):
         cfg.output_dir = "."
     return cfg
 
 
 def settings_of(cfg: DictConfig) -> dict:
-    """All that decides what a run does, resolved."""
+    """The settings that decide what a run computes, resolved."""
     return {key: plain(cfg[key]) if isinstance(cfg[key], DictConfig) else cfg[key] for key in SETTINGS}
 
 
-def same_run(cell: Cell) -> str:
-    """Equal for two cells whose runs could not but be the same."""
-    return json.dumps(settings_of(cell.cfg) | {"model": asdict(cell.plan.model.canonical())}, sort_keys=True)
+def same_run(run: PlannedRun) -> str:
+    """A key that is equal for two runs whose results are necessarily equal."""
+    canonical = {"model": asdict(run.config.model.canonical()), "optim": asdict(run.config.optim.canonical())}
+    return json.dumps(settings_of(run.cfg) | canonical, sort_keys=True)
 
 
-def legal(cells: list[Cell], *, skip_invalid: bool) -> list[Cell]:
-    """Those that can be. Raises UserError that names all others, unless they are to be left out."""
-    wrong = [cell for cell in cells if cell.reason is not None]
-    if not wrong:
-        return cells
-    differing = [i for i, texts in enumerate(zip(*(cell.overrides for cell in cells))) if len(set(texts)) > 1]
-    seeds: dict[tuple[str, str], list[str]] = {}  # by what else was chosen, and the reason
-    for cell in wrong:
-        chosen = [cell.overrides[i] for i in differing]
+def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
+    """Prints the combinations that are left out.
+
+    Raises:
+        UserError: there are some and `skip_invalid` is False, or no valid run remains.
+    """
+    if not rejected:
+        return
+    every = [*runs, *rejected]
+    columns = zip(*(run.overrides for run in every), strict=True)
+    differing = [i for i, texts in enumerate(columns) if len(set(texts)) > 1]
+    seeds: dict[tuple[str, str], list[str]] = {}  # by the other overrides and the reason
+    for combination in rejected:
+        chosen = [combination.overrides[i] for i in differing]
         rest = " ".join(text for text in chosen if not text.startswith("seed="))
-        seeds.setdefault((rest, cell.reason), []).extend(
-            text[len("seed=") :] for text in chosen if text.startswith("seed=")
+        seeds.setdefault((rest, combination.reason), []).extend(
+            text.removeprefix("seed=") for text in chosen if text.startswith("seed=")
         )
     lines = [
-        f"  {rest}{f' seed={chr(44).join(its)}' if its else ''}: {reason}" for (rest, reason), its in seeds.items()
+        f"  {rest}{f' seed={chr(44).join(values)}' if values else ''}: {reason}"
+        for (rest, reason), values in seeds.items()
     ]
-    kept = [cell for cell in cells if cell.reason is None]
-    if skip_invalid and kept:
-        print("\n".join([f"{len(wrong)} of {len(cells)} cells are left out:", *lines]), flush=True)
-        return kept
-    remedy = "correct them, or leave them out with sweep.skip_invalid=true" if kept else "correct them"
-    raise UserError("\n".join([f"{len(wrong)} of {len(cells)} cells of the grid cannot be; {remedy}", *lines]))
+    if skip_invalid and runs:
+        print("\n".join([f"{len(rejected)} of {len(every)} runs are left out:", *lines]), flush=True)
+        return
+    remedy = "correct them, or leave them out with sweep.skip_invalid=true" if runs else "correct them"
+    raise UserError("\n".join([f"{len(rejected)} of {len(every)} runs of the grid are invalid; {remedy}", *lines]))
 
 
-def name(cells: list[Cell]) -> list[str]:
-    """Gives each cell its values and the name of its folder; returns the swept keys, among which the seed does not count."""
+def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
+    """Sets the values and the folder of each run; returns the swept keys without the seed."""
     texts = [
-        {key.lstrip("+"): text for key, _, text in (override.partition("=") for override in cell.overrides)}
-        for cell in cells
+        {key.lstrip("+"): text for key, _, text in (override.partition("=") for override in run.overrides)}
+        for run in runs
     ]
     swept = [key for key in texts[0] if key != "seed" and len({text[key] for text in texts}) > 1]
-    for cell, text in zip(cells, texts):
-        cell.values = {key: value_of(cell.cfg, key, text[key]) for key in swept}
-        cell.folder = folder_name({key: text[key] for key in swept} | {"seed": cell.cfg.seed})
+    for run, text in zip(runs, texts, strict=True):
+        run.values = {key: value_of(run.cfg, key, text[key]) for key in swept}
+        run.folder = folder_name({key: text[key] for key in swept} | {"seed": run.cfg.seed})
     return swept
 
 
 def value_of(cfg: DictConfig, key: str, choice: str | None) -> object:
-    """What the key holds; of a config group the name of its choice."""
+    """The value of a key; for a config group `choice`, the name of its option."""
     value = OmegaConf.select(cfg, key.partition("@")[0].replace("/", "."))
     if isinstance(value, DictConfig):
         return choice
     return OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value
 
 
-def folder_name(values: dict[str, object]) -> str:
+def folder_name(values: Mapping[str, object]) -> str:
+    """The values as a name that file systems accept, with a hash if it had to be changed."""
     text = ",".join(f"{key}={value}" for key, value in values.items())
-    clean = re.sub(r"[^\w.,=+-]", "_", text)[:LONGEST_NAME]
+    clean = re.sub(r"[^\w.,=+-]", "_", text)[:MAX_FOLDER_NAME]
     return clean if clean == text else f"{clean}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
-def measure(cells: list[Cell]) -> None:
-    """Sizes, and the time that each will take here, on its text; what the text does not allow becomes the reason."""
+def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Rejected]]:
+    """Prepares the text, sets sizes and estimated seconds of each run, rejects runs for which the text is too short."""
     import torch
 
     from tril.data.batches import TrainWindows, ValWindows
@@ -200,49 +217,54 @@ def measure(cells: list[Cell]) -> None:
     from tril.model.gpt import GPT
     from tril.model.training import run_estimate as estimate
 
-    speeds = {}
-    for cell in cells:
-        plan, data = cell.plan, cell.plan.data
+    speeds, estimated, rejected = {}, [], []
+    for run in runs:
+        config, data = run.config, run.config.data
+        assert config.hardware is not None  # only runs on this machine are estimated
         try:
-            budgets = {"token_budget": data.token_budget, "val_token_budget": data.val_token_budget}
-            packed = prepare(data.source, data.tokenizer, data.cache_dir, **budgets)
-            TrainWindows(packed.tokens("train"), plan.model.context_length, data.batch_size, cell.cfg.seed)
-            val_windows = ValWindows(packed.tokens("val"), plan.model.context_length, data.batch_size).n_windows
-            config = replace(plan.model, vocab_size=vocabulary(cell.cfg.model.vocab_size, packed.meta["vocab_size"]))
+            prepared = prepare(
+                data.source,
+                data.tokenizer,
+                data.cache_dir,
+                token_budget=data.token_budget,
+                val_token_budget=data.val_token_budget,
+            )
+            TrainWindows(prepared.tokens("train"), config.model.context_length, data.batch_size, run.cfg.seed)
+            val_windows = ValWindows(prepared.tokens("val"), config.model.context_length, data.batch_size).n_windows
+            model = replace(
+                config.model, vocab_size=choose_vocab_size(run.cfg.model.vocab_size, prepared.meta["vocab_size"])
+            )
         except (ValueError, OSError) as error:
-            cell.reason = " ".join(str(error).split())
+            rejected.append(Rejected(run.overrides, message_of(error)))
             continue
         with torch.device("meta"):
-            cell.sizes = estimate.sizes(GPT(config))
-        key = repr((config, plan.optim, data.batch_size, plan.hardware))
+            run.sizes |= estimate.sizes(GPT(model))
+        key = repr((model, config.optim, data.batch_size, config.hardware))
         if key not in speeds:
-            speeds[key] = estimate.measure(config, plan.optim, data.batch_size, plan.hardware)
-        cell.sizes["estimated_seconds"] = speeds[key].run(
-            steps=plan.steps,
-            windows_per_step=data.batch_size * plan.accumulate,
+            speeds[key] = estimate.measure(model, config.optim, data.batch_size, config.hardware)
+        run.sizes["estimated_seconds"] = speeds[key].run(
+            steps=config.steps,
+            windows_per_step=data.batch_size * config.accumulate,
             val_windows=val_windows,
-            validations=-(-plan.steps * plan.accumulate // cell.cfg.trainer.val_check_interval),
+            validations=-(-config.steps * config.accumulate // run.cfg.trainer.val_check_interval),
         )
+        estimated.append(run)
+    return estimated, rejected
 
 
-def table(cells: list[Cell], states: list[str], clock) -> str:
-    """A line for each configuration: its seeds, sizes, seconds of one cell, and how far its cells are."""
-    rows = [["", "seeds", "parameters", "MFLOP per token", "a cell takes", "so far"]]
-    members = sorted(range(len(cells)), key=lambda i: str(cells[i].values))
-    groups = [list(group) for _, group in itertools.groupby(members, key=lambda i: str(cells[i].values))]
-    for group in sorted(groups, key=min):  # in the order of the command
-        cell, seeds = cells[group[0]], ",".join(str(cells[i].cfg.seed) for i in group)
-        label = ", ".join(f"{key}={value}" for key, value in cell.values.items()) or "the configuration"
-        count = {state: sum(states[i] == state for i in group) for state in ("finished", "unfinished", "failed")}
-        so_far = ", ".join(f"{n} {state}" for state, n in count.items() if n)
-        sizes = ["?"] * 3  # of a grid for another machine
-        if cell.sizes:
-            mflops = cell.sizes["flops_per_token"] / 1e6
-            sizes = [f"{cell.sizes['parameters']:,}", f"{mflops:,.1f}", clock(cell.sizes["estimated_seconds"])]
-        rows.append([label, seeds, *sizes, so_far])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    aligned = [
-        [line[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(line[1:5], widths[1:5])), line[5]]
-        for line in rows
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in aligned)
+def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
+    """One line for each configuration: seeds, sizes, seconds of one run, and the states of its runs."""
+    lines = [["", "seeds", "parameters", "MFLOP per token", "time of a run", "so far"]]
+    groups: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        groups.setdefault(str(run.values), []).append(i)
+    for members in groups.values():
+        run, seeds = runs[members[0]], ",".join(str(runs[i].cfg.seed) for i in members)
+        label = ", ".join(f"{key}={value}" for key, value in run.values.items()) or "the configuration"
+        counts = {state: sum(states[i] == state for i in members) for state in ("finished", "unfinished", "failed")}
+        sizes = ["?"] * 3
+        if run.sizes:
+            mflops = run.sizes["flops_per_token"] / 1e6
+            sizes = [f"{run.sizes['parameters']:,}", f"{mflops:,.1f}", clock(run.sizes["estimated_seconds"])]
+        lines.append([label, seeds, *sizes, ", ".join(f"{n} {state}" for state, n in counts.items() if n)])
+    return plain_table(lines, text_columns=(0, 5))

@@ -1,6 +1,6 @@
-"""What `train.py -m` does around its cells: looks at the whole grid before the first begins, and reports after the last.
+"""What `train.py -m` does around its runs: checks the whole grid before the first run, reports after the last one.
 
-The same command finds the same folder again, so that it goes on where it stopped; so does one with more seeds or more values.
+The same command finds its folder again and continues there; so does a command with more seeds or more values.
 """
 
 import json
@@ -15,24 +15,34 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from tril.model.files import write_json
 from tril.model.runs import ROOTS, SWEEP, new_folder, state_of
-from tril.scripts.ablation.grid import compose, legal, measure, name, settings_of, table, unplaced, value_of
-from tril.scripts.ablation.run_process import clock
-from tril.scripts.common.cli import UserError, fail, quoted, user_errors
+from tril.scripts.ablation.grid import (
+    compose_grid,
+    estimate_runs,
+    grid_table,
+    name_runs,
+    report_rejected,
+    settings_of,
+    value_of,
+    without_folder,
+)
+from tril.scripts.ablation.json_files import read_json
+from tril.scripts.common.cli import UserError, command, fail, quoted, user_errors
+from tril.scripts.common.formats import clock
 
-HERE = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # launchers whose jobs run on this machine
+LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine
 
 
 class Sweep(Callback):
-    """Hydra's callback around a multirun. Hydra turns exceptions of callbacks into warnings, so what goes wrong ends the process here."""
+    """Hydra's callback around a multirun. It ends the process on errors, which Hydra would turn into warnings."""
 
     def __init__(self) -> None:
-        self.folder: Path | None = None  # of a grid; another sweeper chooses its cells as it goes
+        self.folder: Path | None = None  # None for a sweeper that chooses its runs one after another
 
     def on_multirun_start(self, config: DictConfig, **kwargs) -> None:
         if not config.hydra.sweeper._target_.endswith(f".{BasicSweeper.__name__}"):
             return
         try:
-            self.folder = prepare(config, kwargs["config_name"])
+            self.folder = prepare_sweep(config, kwargs["config_name"])
         except UserError as error:
             fail(error)
         except Exception:
@@ -42,88 +52,97 @@ class Sweep(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs) -> None:
         if self.folder is None:
             return
-        cells = json.loads((self.folder / SWEEP).read_text(encoding="utf-8"))["cells"]
-        states = {cell["folder"]: state_of(self.folder / cell["folder"]) for cell in cells}
-        missing = [f"{cell} ({state})" for cell, state in states.items() if state != "finished"]
-        print(
-            f"\n{len(cells) - len(missing)} of {len(cells)} cells are finished; python scripts/report.py dir={self.folder}",
-            flush=True,
-        )
+        entries = read_json(self.folder / SWEEP)["cells"]
+        states = {entry["folder"]: state_of(self.folder / entry["folder"]) for entry in entries}
+        missing = [f"{folder} ({state})" for folder, state in states.items() if state != "finished"]
+        finished = f"{len(entries) - len(missing)} of {len(entries)} runs are finished"
+        print(f"\n{finished}; {command('report')} dir={self.folder}", flush=True)
         if missing:
-            print(f"NOT finished: {'; '.join(missing)}; the same command tries again", flush=True)
+            print(f"NOT finished: {'; '.join(missing)}; start the same command again to continue", flush=True)
             sys.exit(1)
 
 
-def prepare(config: DictConfig, config_name: str) -> Path:
-    """Checks the cells, lists them, chooses the sweep's folder and tells Hydra. Raises UserError where a cell cannot be."""
+def prepare_sweep(config: DictConfig, config_name: str) -> Path:
+    """Checks and lists the runs, writes sweep.json and sets the folder of Hydra's jobs.
+
+    Returns:
+        The sweep's folder.
+
+    Raises:
+        UserError: a run is invalid.
+    """
     if config.resume is not None:
-        raise UserError("resume goes on with a single run; a sweep goes on when the same command is started again")
+        raise UserError(
+            f"resume={config.resume} continues a single run; to continue a sweep, start the same command again"
+        )
     for key in ("skip_invalid", "new"):
         if not isinstance(config.sweep[key], bool):
             raise UserError(f"sweep.{key}={config.sweep[key]} must be true or false")
-    elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in HERE
-    cells = legal(compose(config, config_name, elsewhere=elsewhere), skip_invalid=config.sweep.skip_invalid)
-    if not elsewhere:  # a login node prepares no text, and its speed says nothing
-        measure(cells)
-        cells = legal(cells, skip_invalid=config.sweep.skip_invalid)
-    swept = name(cells)
+    elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in LOCAL_LAUNCHERS
+    runs, rejected = compose_grid(config, config_name, elsewhere=elsewhere)
+    report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
+    if not elsewhere:  # a login node prepares no text, and its speed tells nothing about the jobs
+        runs, rejected = estimate_runs(runs)
+        report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
+    swept = name_runs(runs)
     with user_errors():
-        own = family(unplaced(config), swept)
-        folder, there = find(config, own)
+        family = family_of(without_folder(config), swept)
+        folder, earlier = find_folder(config, family)
         folder.mkdir(parents=True, exist_ok=True)
-    entries = [cell.entry() for cell in cells]
-    entries += [old for old in there if old["folder"] not in {entry["folder"] for entry in entries}]
+    entries = [run.entry() for run in runs]
+    planned = {run.folder for run in runs}
+    entries += [entry for entry in earlier if entry["folder"] not in planned]
     baseline = {key: value_of(config, key, config.hydra.runtime.choices.get(key)) for key in swept}
-    content = {"family": own, "swept": swept, "baseline": baseline, "cells": entries}
-    write_json(folder / SWEEP, content)
+    # "cells": the name of the runs since the first version of the file
+    write_json(folder / SWEEP, {"family": family, "swept": swept, "baseline": baseline, "cells": entries})
 
-    states = [state_of(folder / cell.folder) for cell in cells]
-    to_run = len(cells) - states.count("finished")
-    print(f"{table(cells, states, clock)}\n\nfolder  {folder}\n{to_run} of {len(cells)} cells to run", end="")
-    left = [cell.sizes.get("estimated_seconds") for cell, state in zip(cells, states) if state != "finished"]
-    print(
-        "" if None in left else f", about {clock(sum(left))} of computing, going by a few steps of each",
-        end="\n\n",
-        flush=True,
-    )
+    states = [state_of(folder / run.folder) for run in runs]
+    to_run = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
+    print(f"{grid_table(runs, states)}\n\nfolder  {folder}\n{len(to_run)} of {len(runs)} runs to train", end="")
+    if all(run.sizes for run in to_run):
+        seconds = sum(run.sizes["estimated_seconds"] for run in to_run)
+        print(f", about {clock(seconds)} of computing, estimated from a few steps of each", end="")
+    print("\n", flush=True)
 
-    with read_write(config.hydra), open_dict(config.hydra):  # from these Hydra composes every job
+    with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
-        config.hydra.overrides.hydra += [
-            quoted(f"hydra.sweep.dir={folder}", ("hydra.sweep.dir",)),
-            "hydra.sweep.subdir=.",
-        ]
+        sweep_dir = quoted(f"hydra.sweep.dir={folder}", ("hydra.sweep.dir",))
+        config.hydra.overrides.hydra += [sweep_dir, "hydra.sweep.subdir=."]
     return folder
 
 
-def family(config: DictConfig, swept: list[str]) -> str:
-    """The same for all commands that sweep the same keys over the same settings: their cells belong together."""
+def family_of(config: DictConfig, swept: list[str]) -> str:
+    """A hash that is equal for all commands that sweep the same keys over the same settings: they share a folder."""
     base = settings_of(config) | {"seed": None}
     return sha256(json.dumps([sorted(swept), base], sort_keys=True).encode()).hexdigest()
 
 
-def find(config: DictConfig, own: str) -> tuple[Path, list[dict]]:
-    """The folder of the sweep, and the cells that it has already. Raises ValueError for a folder of another sweep."""
+def find_folder(config: DictConfig, family: str) -> tuple[Path, list[dict]]:
+    """The folder of the sweep and the entries of its earlier runs.
+
+    Raises:
+        ValueError: the chosen folder belongs to another sweep.
+    """
     if any(override.startswith("hydra.sweep.dir=") for override in config.hydra.overrides.hydra):
         folder = Path(config.hydra.sweep.dir)
-        there = read(folder / SWEEP) if (folder / SWEEP).is_file() else {"family": own, "cells": []}
-        if there["family"] != own:
+        if not (folder / SWEEP).is_file():
+            return folder, []
+        earlier = read_index(folder / SWEEP)
+        if earlier["family"] != family:
             raise ValueError(f"hydra.sweep.dir={folder} holds a sweep of other keys or settings; choose another folder")
-        return folder, there["cells"]
-    known = (
-        []
-        if config.sweep.new
-        else sorted(Path(ROOTS[1]).glob(f"*/*/{SWEEP}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    )
-    for path in known:
-        if (there := read(path))["family"] == own:
-            return path.parent, there["cells"]
+        return folder, earlier["cells"]
+    if not config.sweep.new:
+        known = Path(ROOTS[1]).glob(f"*/*/{SWEEP}")
+        for path in sorted(known, key=lambda path: path.stat().st_mtime, reverse=True):
+            if (earlier := read_index(path))["family"] == family:
+                return path.parent, earlier["cells"]
     return new_folder(ROOTS[1]), []
 
 
-def read(path: Path) -> dict:
+def read_index(path: Path) -> dict:
+    """The family and the runs of a sweep.json."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         return {"family": content["family"], "cells": content["cells"]}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a list of cells ({error}); restore it, or move its folder away") from error
+        raise ValueError(f"{path} is not a list of runs ({error}); restore it, or move its folder away") from error

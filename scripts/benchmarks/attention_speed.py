@@ -1,4 +1,4 @@
-"""what=attention: every backend by itself, forward and backward, against the length of the sequence."""
+"""what=attention: time and memory of each backend alone, forward and backward, against the sequence length."""
 
 import math
 import os
@@ -9,155 +9,118 @@ from functools import partial
 
 import torch
 
-from tril.model.attention import attention
-from tril.model.backends import BACKENDS
+from tril.model.attention import BACKENDS, attention
 from tril.model.training.attention_kernels import DTYPES
-from tril.scripts.benchmarks.section import Bench, Section
+from tril.scripts.benchmarks.memory import total_memory
+from tril.scripts.benchmarks.plot import Lines, Plot
+from tril.scripts.benchmarks.section import Bench, Samples, Section
 from tril.scripts.benchmarks.timing import interleaved, seconds
 
 HEADS, HEAD_SIZE = 4, 64
 SHORTEST = 64
 LONGEST = {"cpu": 2048, "mps": 4096, "cuda": 16384}
-REPETITION = 0.05  # seconds that the calls of one repetition take together, so that the clock is fine enough
-SHARE = 1 / 4  # of the memory, that one call may take
-QUIET = "6"  # above every level that torch's profiler prints
-
-Figures = dict[str, dict[int, float]]  # of each backend and length
+REPETITION_SECONDS = 0.05  # of all calls in one repetition; much longer than the resolution of the clock
+MEMORY_SHARE = 1 / 4  # of the device's memory that one call may use
+ASSUMED_MEMORY = 8e9  # bytes, if the system does not say
 
 
 def run(bench: Bench) -> list[Section]:
     lengths = [SHORTEST << n for n in range(20) if SHORTEST << n <= LONGEST[bench.device]]
-    dtype = DTYPES[bench.plan.hardware.precision]
     backends = [name for name in BACKENDS if name != "flex" or bench.device == "cuda"]
-    limit = SHARE * memory_of(bench.device)
-    memory: Figures = {name: {} for name in backends}
-    samples: dict[str, list[float]] = {}
+    limit = MEMORY_SHARE * device_memory(bench.device)
+    memory: dict[str, dict[int, float]] = {name: {} for name in backends}
+    times: dict[tuple[str, int], list[float]] = {}
     for length in lengths:
         tasks = {}
         for name in backends:
-            if not expected(memory[name], length) > limit:  # also where it is not known
-                step = call(name, length, dtype, bench.device)
-                step()  # warm; on CUDA "flex" is compiled here
-                memory[name][length] = peak(step, bench.device)
-                calls = max(1, min(bench.steps, round(REPETITION / seconds(step, bench.device))))
-                tasks[name] = partial(repetition, step, calls, bench.device)
-        samples |= {
-            f"{name}, length {length} (s)": values for name, values in interleaved(tasks, bench.repeats).items()
-        }
+            if expected_memory(memory[name], length) > limit:
+                continue
+            step = call(name, length, DTYPES[bench.hardware.precision], bench.device)
+            step()  # warm-up; on CUDA, flex is compiled here
+            memory[name][length] = peak_memory(step, bench.device) / 1e6
+            calls = max(1, min(bench.config.steps, round(REPETITION_SECONDS / seconds(step, bench.device))))
+            tasks[name, length] = partial(seconds_per_call, step, calls, bench.device)
+        times |= interleaved(tasks, bench.config.repeats)
         print(f"attention: length {length} of {lengths[-1]}", file=sys.stderr, flush=True)
-    times = {
-        name: {n: statistics.median(samples[f"{name}, length {n} (s)"]) * 1e3 for n in memory[name]}
-        for name in backends
-    }
-    return sections(
-        times,
-        {name: {n: x / 1e6 for n, x in row.items()} for name, row in memory.items()},
-        samples,
-        lengths,
-        dtype,
-        bench,
-    )
+    milliseconds = {name: {n: 1e3 * statistics.median(times[name, n]) for n in row} for name, row in memory.items()}
+    samples = {f"{name}, length {n} (s)": values for (name, n), values in times.items()}
+    left_out = [f"{name} from {2 * max(row)}" for name, row in memory.items() if max(row) < lengths[-1]]
+    time, size = "Time of attention against length", "Memory of attention against length"
+    sections = [section(time, "ms", milliseconds, samples, time_notes(bench, left_out))]
+    if bench.device != "mps":
+        sections.append(section(size, "MB", memory, {}, [memory_note(bench)]))
+    return sections
 
 
 def call(backend: str, length: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
-    """Forward and backward of one causal sequence."""
-    q, k, v = (
-        torch.randn(1, HEADS, length, HEAD_SIZE, dtype=dtype, device=device, requires_grad=True) for _ in range(3)
-    )
-    upstream = torch.randn(1, HEADS, length, HEAD_SIZE, dtype=dtype, device=device)
+    """Returns a function that runs forward and backward of one causal sequence."""
+    shape = (1, HEADS, length, HEAD_SIZE)  # (B, H, T, D)
+    q, k, v = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
+    upstream = torch.randn(shape, dtype=dtype, device=device)
     return lambda: torch.autograd.grad(attention(q, k, v, causal=True, backend=backend), (q, k, v), upstream)
 
 
-def repetition(step: Callable[[], object], calls: int, device: str) -> float:
-    """Seconds of one call."""
+def seconds_per_call(step: Callable[[], object], calls: int, device: str) -> float:
     return seconds(lambda: [step() for _ in range(calls)], device) / calls
 
 
-def peak(step: Callable[[], object], device: str) -> float:
-    """The most bytes that the tensors made by one call take at the same time."""
+def peak_memory(step: Callable[[], object], device: str) -> float:
+    """The largest sum of bytes of all tensors that one call holds at a time; NaN where torch does not count it."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step()
         return torch.cuda.max_memory_allocated() - before
     if device != "cpu":
-        return math.nan  # torch counts no peak there
-    # The resident size of the process would tell nothing: the C library keeps what is freed.
-    os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
+        return math.nan
+    # The resident size of the process does not tell: the allocator keeps freed memory.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # above every level that torch's profiler prints
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
+    assert profile.profiler is not None and profile.profiler.kineto_results is not None
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     level = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        level += event.nbytes()
+        level += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue] missing in torch's stubs
         highest = max(highest, level)
     return highest
 
 
-def expected(memory: Mapping[int, float], length: int) -> float:
-    """Bytes that this length will take if memory grows with its square; infinite where the length before was left out."""
-    if length == SHORTEST:
-        return 0.0
-    return 4 * memory[length // 2] if length // 2 in memory else math.inf
+def expected_memory(memory: Mapping[int, float], length: int) -> float:
+    """MB at this length if memory grows quadratically; infinite if half the length was left out."""
+    return 0.0 if length == SHORTEST else 4 * memory.get(length // 2, math.inf)
 
 
-def memory_of(device: str) -> float:
-    """Bytes in all."""
-    if device == "cuda":
-        return torch.cuda.get_device_properties(0).total_memory
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows
-        return 8e9
+def device_memory(device: str) -> float:
+    """MB in total."""
+    size = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else total_memory()
+    return (size or ASSUMED_MEMORY) / 1e6
 
 
-def sections(
-    times: Figures, memory: Figures, samples, lengths: Sequence[int], dtype: torch.dtype, bench: Bench
-) -> list[Section]:
-    size = f"one sequence, {HEADS} heads of {HEAD_SIZE}, {str(dtype).removeprefix('torch.')}"
-    left_out = [
-        f"{name} from {n} on" for name in times if (n := next((n for n in lengths if n not in times[name]), None))
-    ]
-    timed = [
-        f"Forward and backward of {size}, causal, without the projections.",
-        f"The median of {bench.repeats} repetitions, backends in turn; in each as many calls as take {REPETITION * 1e3:.0f} ms, "
-        f"1 to {bench.steps} (steps).",
-    ]
-    measured = [
-        "The largest sum of all tensors that one call makes and holds at the same time, gradients included, q, k and v not; "
-        + ("counted by torch's CUDA allocator." if bench.device == "cuda" else "counted by torch's profiler.")
+def time_notes(bench: Bench, left_out: Sequence[str]) -> list[str]:
+    dtype = str(DTYPES[bench.hardware.precision]).removeprefix("torch.")
+    notes = [
+        f"Forward and backward of one sequence, {HEADS} heads of size {HEAD_SIZE}, {dtype}, causal, no projections.",
+        f"The median of {bench.config.repeats} repetitions, backends in alternating order; each repetition runs as "
+        f"many calls as take {REPETITION_SECONDS * 1e3:.0f} ms, 1 to {bench.config.steps} (steps).",
     ]
     if left_out:
-        timed.append(f"Left out, since they would take more than {SHARE:.0%} of the memory: {', '.join(left_out)}.")
-    parts = [section("Time of attention against length", "ms", times, samples, lengths, timed)]
-    if bench.device != "mps":
-        parts.append(section("Memory of attention against length", "MB", memory, {}, lengths, measured))
-    return parts
+        notes.append(f"Left out, over {MEMORY_SHARE:.0%} of the memory: {', '.join(left_out)}.")
+    return notes
 
 
-def section(title: str, unit: str, figures: Figures, samples, lengths: Sequence[int], notes: Sequence[str]) -> Section:
+def memory_note(bench: Bench) -> str:
+    counter = "CUDA allocator" if bench.device == "cuda" else "profiler"
+    held = "The largest sum of all tensors that one call creates and holds at the same time"
+    return f"{held}, with gradients, without q, k and v; counted by torch's {counter}."
+
+
+def section(title: str, unit: str, figures: Lines, samples: Samples, notes: Sequence[str]) -> Section:
+    lengths = list(max(figures.values(), key=len))
     rows = [{"length": n} | {f"{name} ({unit})": figures[name].get(n) for name in figures} for n in lengths]
-    return Section("attention", title, rows, samples, notes, draw=lambda axes: draw(axes, title, unit, figures))
-
-
-def draw(axes, title: str, unit: str, figures: Figures) -> None:
-    """Both axes logarithmic, so that a power is a straight line; the guides have the slopes of O(T) and O(T^2)."""
-    for name, row in figures.items():
-        axes.loglog(list(row), list(row.values()), "o-", ms=4, lw=1.3, label=name)
-    lengths = sorted({n for row in figures.values() for n in row})
     last = [row[lengths[-1]] for row in figures.values() if lengths[-1] in row]
-    for power, style, end in ((1, ":", min(last)), (2, "--", max(last))):
-        label = "O(T)" if power == 1 else "O(T²)"
-        axes.plot(
-            lengths,
-            [end * (n / lengths[-1]) ** power for n in lengths],
-            style,
-            color="0.5",
-            lw=1,
-            label=label,
-            zorder=0,
-        )
-    axes.set(title=title, xlabel="length T (tokens)", ylabel=unit)
-    axes.set_xticks(lengths, list(map(str, lengths)), fontsize=8)
-    axes.minorticks_off()
-    axes.legend(fontsize=8)
+    guides = {
+        "O(T²)": {n: max(last) * (n / lengths[-1]) ** 2 for n in lengths},
+        "O(T)": {n: min(last) * n / lengths[-1] for n in lengths},
+    }
+    return Section("attention", title, rows, samples, notes, Plot(figures, "length T (tokens)", unit, guides, log=True))

@@ -6,182 +6,170 @@ from functools import partial
 
 import torch
 
-from tril.model.causality.subject import randomise
+from tril.model.causality.subject import randomize
 from tril.model.checkpoint import load
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT
 from tril.scripts.benchmarks import versus
+from tril.scripts.benchmarks.plot import Plot
 from tril.scripts.benchmarks.section import Bench, Section
-from tril.scripts.benchmarks.timing import Laps, interleaved, paired_ratio
+from tril.scripts.benchmarks.timing import StepTimer, interleaved, paired_ratio
 from tril.scripts.common.cli import UserError, user_errors
 
 PROMPT = 16  # tokens
-BATCH = 64
-MOST_NEW = 256  # tokens in a repetition; fewer where the context ends before
+BATCHES = {1: "1 stream", 64: "batch of 64"}
+MAX_NEW = 256  # tokens in a repetition; fewer if the context ends before
 POSITIONS = 8  # at which the time of a token is measured
 TOKENS = 8  # timed at each of them
-WAYS = {
+MODES = {
     "cache": {},
     "compiled": {"compile": True},  # with the cache
     "no cache": {"use_cache": False},
 }
+SAMPLING = SamplingConfig()
+SETTINGS = f"default sampling (temperature {SAMPLING.temperature:g}, top-k {SAMPLING.top_k})"
 
 
 def run(bench: Bench) -> Iterator[Section]:
-    model, vocab_size = subject(bench)
-    decode = Decode(model, vocab_size, bench.device)
-    yield throughput(bench, decode)
-    yield against_position(bench, decode)
-    if bench.cfg["vs_sample"] is not None:
-        yield beside_another(bench, decode)
+    decoder = load_decoder(bench)
+    yield throughput(bench, decoder)
+    yield by_position(bench, decoder)
+    if bench.config.vs_sample is not None:
+        yield compared(bench, decoder)
 
 
-def subject(bench: Bench) -> tuple[GPT, int]:
-    """The model, and how many ids can be drawn."""
-    if bench.cfg["ckpt"] is not None:
-        with user_errors():
-            lm = load(bench.cfg["ckpt"], bench.device)
-        model, vocab_size = lm.model, lm.n_ids
-    else:
-        torch.manual_seed(bench.cfg["seed"])
-        model, vocab_size = randomise(GPT(bench.plan.model)).to(bench.device).eval(), bench.plan.model.vocab_size
-    least, length = PROMPT + TOKENS, model.config.context_length
-    if length < least:
-        raise UserError(f"what=decode needs a context of at least {least} tokens, not {length}; leave decode out")
-    return model, vocab_size
+class Decoder:
+    """Continues random prompts with the default sampling settings of scripts/sample.py.
 
-
-class Decode:
-    """Random prompts, continued with the sampling settings that scripts/sample.py has by default."""
+    Args:
+        vocab_size: prompts and samples consist of the ids below it.
+    """
 
     def __init__(self, model: GPT, vocab_size: int, device: str):
         self.model, self.vocab_size, self.device = model, vocab_size, device
 
-    def laps(self, batch: int, prompt: int, new: int, way: str = "cache") -> list[float]:
-        """Seconds of each step, the first with the prefill; a device that runs ahead of the reader shifts a step into the lap before."""
+    def step_seconds(self, batch: int, prompt: int, new: int, mode: str = "cache") -> list[float]:
+        """Seconds of each step; the first one includes the prefill.
+
+        An asynchronous device shifts the time of a step into the one before it.
+        """
         generator = torch.Generator().manual_seed(0)
         prompts = torch.randint(self.vocab_size, (batch, prompt), generator=generator).tolist()
-        laps = Laps(self.device)
-        laps.mark()
-        settings = {"sampling": SamplingConfig(), "seed": 0, "vocab_size": self.vocab_size}
-        settings |= WAYS[way]
+        timer = StepTimer(self.device)
+        timer.mark()
+        settings = {"sampling": SAMPLING, "seed": 0, "vocab_size": self.vocab_size} | MODES[mode]
         for _ in generate_ids(self.model, prompts, max_new_tokens=new, **settings):
-            laps.mark()
-        return laps.seconds()
+            timer.mark()
+        return timer.seconds()
 
 
-def throughput(bench: Bench, decode: Decode) -> Section:
-    new = min(MOST_NEW, decode.model.config.context_length - PROMPT)
-    pairs = [(batch, way) for way in cached_ways(bench) for batch in (1, BATCH)] + [(1, "no cache")]
-    ways = {f"{streams(batch)}, {way}": (batch, PROMPT, new, way) for batch, way in pairs}
-    first: dict[str, list[float]] = {name: [] for name in ways}
+def load_decoder(bench: Bench) -> Decoder:
+    """The model of `ckpt`, or the configured model with random weights."""
+    if bench.config.ckpt is not None:
+        with user_errors():
+            lm = load(bench.config.ckpt, bench.device)
+        model, vocab_size = lm.model, lm.n_ids
+    else:
+        torch.manual_seed(bench.cfg["seed"])
+        model, vocab_size = GPT(bench.run_config.model), bench.run_config.model.vocab_size
+        randomize(model).to(bench.device).eval()
+    smallest, length = PROMPT + TOKENS, model.config.context_length
+    if length < smallest:
+        raise UserError(f"what=decode needs a context of at least {smallest} tokens, not {length}; leave decode out")
+    return Decoder(model, vocab_size, bench.device)
 
-    def repetition(name: str) -> float:
-        laps = decode.laps(*ways[name])
-        first[name].append(laps[0])
-        return statistics.mean(laps[1:])
 
-    for way in ways.values():
-        decode.laps(*way)  # warms up; where decoding is compiled, it is now
-    steps = interleaved({name: partial(repetition, name) for name in ways}, bench.repeats, "decode")
+def throughput(bench: Bench, decoder: Decoder) -> Section:
+    new = min(MAX_NEW, decoder.model.config.context_length - PROMPT)
+    runs = [(batch, mode) for mode in cached_modes(bench) for batch in BATCHES] + [(1, "no cache")]
+    cases = {f"{BATCHES[batch]}, {mode}": (batch, PROMPT, new, mode) for batch, mode in runs}
+    for case in cases.values():
+        decoder.step_seconds(*case)  # warm-up, with compilation
+    tasks = {name: partial(decoder.step_seconds, *case) for name, case in cases.items()}
+    times = interleaved(tasks, bench.config.repeats, "decode")
+    first = {name: [seconds[0] for seconds in repetitions] for name, repetitions in times.items()}
+    steps = {name: [statistics.mean(seconds[1:]) for seconds in repetitions] for name, repetitions in times.items()}
     rows = [
         {
             "decoding": name,
-            "tokens/s": ways[name][0] / statistics.median(values),
+            "tokens/s": cases[name][0] / statistics.median(values),
             "ms per step": 1000 * statistics.median(values),
             "ms to the first token": 1000 * statistics.median(first[name]),
         }
         for name, values in steps.items()
     ]
-    source = "A model with random weights" if bench.cfg["ckpt"] is None else str(bench.cfg["ckpt"])
-    model = decode.model
-    size = f"{model.n_parameters():,} parameters, context {model.config.context_length}, {model.embed.weight.dtype}"
+    model = decoder.model
     notes = [
-        f"{source}, {size}; the median of {bench.repeats} repetitions.",
-        f"A prompt of {PROMPT} random tokens and {new} new ones, default sampling ({sampling_words()}); ids in, ids out, without text.",
-        "The first token: prefill of the prompt, and one draw. ms per step and tokens/s: the mean step after it.",
+        f"{bench.config.ckpt or 'A model with random weights'}, {model.n_parameters():,} parameters, context "
+        f"{model.config.context_length}, {model.embed.weight.dtype}; the median of {bench.config.repeats} repetitions.",
+        f"A prompt of {PROMPT} random tokens and {new} new ones, {SETTINGS}; ids in, ids out, without text.",
+        "First token: prefill of the prompt and one draw. ms per step and tokens/s: the mean step after it.",
     ]
     samples = {f"seconds per step, {name}": values for name, values in steps.items()}
     samples |= {f"seconds to the first token, {name}": values for name, values in first.items()}
     return Section("decode", "Decoding", rows, samples, notes)
 
 
-def cached_ways(bench: Bench) -> list[str]:
-    return ["cache", "compiled"] if bench.plan.hardware.compile else ["cache"]
+def cached_modes(bench: Bench) -> list[str]:
+    return ["cache", "compiled"] if bench.hardware.compile else ["cache"]
 
 
-def streams(batch: int) -> str:
-    return "1 stream" if batch == 1 else f"batch of {batch}"
-
-
-def sampling_words() -> str:
-    sampling = SamplingConfig()
-    return f"temperature {sampling.temperature:g}, top-k {sampling.top_k}"
-
-
-def against_position(bench: Bench, decode: Decode) -> Section:
-    found, ways = positions(decode.model.config.context_length), [*cached_ways(bench), "no cache"]
-    tasks = {(position, way): partial(token_seconds, decode, position, way) for position in found for way in ways}
+def by_position(bench: Bench, decoder: Decoder) -> Section:
+    selected, modes = positions(decoder.model.config.context_length), [*cached_modes(bench), "no cache"]
+    tasks = {(n, mode): partial(token_seconds, decoder, n, mode) for n in selected for mode in modes}
     for task in tasks.values():
-        task()  # warm
-    times = interleaved(tasks, bench.repeats, "decode, positions")
-    median = {key: 1000 * statistics.median(values) for key, values in times.items()}
-    rows = [{"position": n} | {f"ms per token, {way}": median[n, way] for way in ways} for n in found]
-    notes = [
-        f"One stream; the median of {bench.repeats} repetitions of the median of {TOKENS} tokens, which end at that position."
-    ]
-    samples = {f"seconds per token at {n}, {way}": values for (n, way), values in times.items()}
-    return Section("decode", "Time of a token against its position", rows, samples, notes, partial(draw, rows, ways))
+        task()  # warm-up
+    times = interleaved(tasks, bench.config.repeats, "decode, positions")
+    count = f"the median of {bench.config.repeats} repetitions"
+    notes = [f"One stream; {count} of the median time of the {TOKENS} tokens up to the position."]
+    samples = {f"seconds per token at {n}, {mode}": values for (n, mode), values in times.items()}
+    lines = {mode: {n: 1000 * statistics.median(times[n, mode]) for n in selected} for mode in modes}
+    rows = [{"position": n} | {f"ms per token, {mode}": lines[mode][n] for mode in modes} for n in selected]
+    plot = Plot(lines, "position", "ms")
+    return Section("decode", "Time of a token against its position", rows, samples, notes, plot)
 
 
 def positions(context_length: int) -> list[int]:
-    """Evenly, up to the end of the context."""
+    """Evenly spaced, up to the end of the context."""
     first = PROMPT + TOKENS
     return sorted({first + (context_length - first) * i // (POSITIONS - 1) for i in range(POSITIONS)})
 
 
-def token_seconds(decode: Decode, position: int, way: str) -> float:
-    """Of the median of the tokens that end at `position`; the prefill before them is not counted."""
-    return statistics.median(decode.laps(1, position - TOKENS, TOKENS + 1, way)[1:])
+def token_seconds(decoder: Decoder, position: int, mode: str) -> float:
+    """The median time of the tokens up to `position`, without the prefill before them."""
+    return statistics.median(decoder.step_seconds(1, position - TOKENS, TOKENS + 1, mode)[1:])
 
 
-def beside_another(bench: Bench, decode: Decode) -> Section:
+def compared(bench: Bench, decoder: Decoder) -> Section:
+    """Next to the program `vs_sample`."""
     tasks = {
-        f"ours, {streams(batch)}, {way}": partial(long_run, decode, batch, way)
-        for way in cached_ways(bench)
-        for batch in (1, BATCH)
+        f"tril, {BATCHES[batch]}, {mode}": partial(seconds_per_token, decoder, batch, mode)
+        for mode in cached_modes(bench)
+        for batch in BATCHES
     }
     for task in tasks.values():
-        task()  # warm
-    times = interleaved(
-        tasks | {"theirs": partial(versus.sampling_seconds_per_token, bench)}, bench.repeats, "decode, vs_sample"
-    )
+        task()  # warm-up
+    tasks["other"] = partial(versus.sampling_seconds_per_token, bench.config)
+    times = interleaved(tasks, bench.config.repeats, "decode, vs_sample")
     rows = []
     for name, values in times.items():
-        ratio = paired_ratio(times["theirs"], values) if name in tasks else (None, None, None)
-        named = {f"tokens/s, ours / theirs, {key}": x for key, x in zip(("median", "smallest", "largest"), ratio)}
-        rows.append({"decoding": name, "tokens/s": 1 / statistics.median(values)} | named)
+        ratio = {
+            f"{versus.RATIO}, {key}": None if name == "other" else value
+            for key, value in paired_ratio(times["other"], values).items()
+        }
+        rows.append({"decoding": name, "tokens/s": 1 / statistics.median(values)} | ratio)
     notes = [
-        f"{bench.repeats} repetitions in turn. Both: how much longer {versus.LONG} new tokens take than {versus.SHORT}, per token.",
-        f"Ours: a prompt of {PROMPT} tokens, default sampling ({sampling_words()}), in this process; compilation is not counted.",
-        f"Theirs, as whole processes: `{bench.cfg['vs_sample']}`",
+        f"{bench.config.repeats} repetitions in alternating order. Both programs: the time of {versus.LONG} new tokens "
+        f"minus that of {versus.SHORT}, per token.",
+        f"tril: a prompt of {PROMPT} tokens, {SETTINGS}, in this process, without compilation time.",
+        f"other, as whole processes: `{bench.config.vs_sample}`",
     ]
     samples = {f"seconds per token, {name}": values for name, values in times.items()}
-    return Section("decode", "Decoding beside another program", rows, samples, notes)
+    return Section("decode", "Decoding compared with another program", rows, samples, notes)
 
 
-def long_run(decode: Decode, batch: int, way: str) -> float:
-    """Seconds per token, by the same difference as the other program's."""
-    short, long = (sum(decode.laps(batch, PROMPT, n, way)) for n in (versus.SHORT, versus.LONG))
+def seconds_per_token(decoder: Decoder, batch: int, mode: str) -> float:
+    """The difference of a long and a short sample, as for the other program."""
+    short, long = (sum(decoder.step_seconds(batch, PROMPT, n, mode)) for n in (versus.SHORT, versus.LONG))
     return (long - short) / (versus.LONG - versus.SHORT) / batch
-
-
-def draw(rows: list[dict], ways: list[str], axes) -> None:
-    """Flat with the cache, growing without."""
-    for way in ways:
-        axes.plot(
-            [row["position"] for row in rows], [row[f"ms per token, {way}"] for row in rows], "o-", ms=4, label=way
-        )
-    axes.set(title="Time of a token against its position", xlabel="position", ylabel="ms", ylim=(0, None))
-    axes.legend(fontsize=8)

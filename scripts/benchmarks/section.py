@@ -1,61 +1,70 @@
-"""What every part of the benchmark gets, and what it gives back.
+"""What every part of the benchmark receives, and what it returns.
 
-A part is a function run(bench) -> list[Section]. What the user got wrong it raises as `scripts.cli.UserError`, before it times anything.
+A part is a function `run(bench)` that returns or yields sections. It raises `UserError` for a setting that it cannot
+use, before it times anything.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.scripts.common.run_config import Plan
+from tril.scripts.benchmarks.config import BenchConfig
+from tril.scripts.benchmarks.plot import Plot
+from tril.scripts.common.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from tril.model.training.hardware import Hardware
+
+Samples = Mapping[str, Sequence[float]]  # the values of every repetition, by name
 
 
 @dataclass(frozen=True)
 class Bench:
-    """
-    plan       the checked settings: model, optim, data, hardware
-    cfg        all settings as plain containers
-    repeats    repetitions of everything that is compared
-    warmup     steps, or calls, before timing begins in each repetition
-    steps      timed ones in each repetition
-    overrides  what was typed, key=value each, without the keys that train.py does not know: for the processes that a part starts
-    folder     for files that a part needs; removed at the end
+    """The settings of one call of scripts/bench.py.
+
+    Attributes:
+        config: the settings of the benchmark itself.
+        run_config: the checked settings of a run: model, optimizer, data, hardware.
+        cfg: all settings as plain containers.
+        overrides: the typed key=value that train.py accepts, for the processes that a part starts.
+        folder: for temporary files; removed at the end.
     """
 
-    plan: Plan
+    config: BenchConfig
+    run_config: RunConfig
     cfg: dict[str, Any]
-    repeats: int
-    warmup: int
-    steps: int
     overrides: list[str]
     folder: Path
 
     @property
+    def hardware(self) -> "Hardware":
+        assert self.run_config.hardware is not None  # only settings for another machine have none
+        return self.run_config.hardware
+
+    @property
     def device(self) -> str:
-        """cpu, cuda or mps"""
-        return self.plan.hardware.accelerator
+        """cpu, cuda or mps."""
+        return self.hardware.accelerator
 
 
 @dataclass(frozen=True)
 class Section:
     """One table of the result.
 
-    name     as in `what`
-    title    its heading
-    rows     the lines of the table, with the same keys in each; words and unrounded numbers, None where there is nothing to say.
-             A key carries its unit: "ms per step (p50)"
-    samples  every single repetition that went into the rows
-    notes    how it was measured, one sentence each
-    draw     draws its panel of bench.png, title and axis labels included; None: it has none
+    Attributes:
+        name: the part, as in `what`.
+        title: the heading.
+        rows: the lines of the table, all with the same keys. Values are words, unrounded numbers, or None for an empty
+            field; a key carries the unit, such as "ms per step (p50)".
+        samples: the values of every repetition that went into the rows.
+        notes: how it was measured, one sentence each.
+        plot: its panel of bench.png; None: it has none.
     """
 
     name: str
     title: str
     rows: Sequence[Mapping[str, object]]
-    samples: Mapping[str, Sequence[float]]
+    samples: Samples
     notes: Sequence[str] = ()
-    draw: "Callable[[Axes], None] | None" = None
+    plot: Plot | None = None

@@ -1,124 +1,102 @@
-"""what=start: seconds from the start of a process to what its user waits for."""
+"""what=start: seconds from the start of a process until it produces what the user waits for."""
 
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
-from tril.data.prepare import PreparedText, prepare
-from tril.model.causality.subject import randomise
+from tril.data.prepare import PreparedText
+from tril.model.causality.subject import randomize
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
 from tril.model.runs import find_checkpoint
-from tril.scripts.benchmarks import versus
+from tril.scripts.benchmarks.plot import Plot, by_number
+from tril.scripts.benchmarks.processes import SAMPLE, TRAIN, last_line
+from tril.scripts.benchmarks.processes import run as run_process
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.benchmarks.timing import interleaved
+from tril.scripts.benchmarks.versus import prepare_data
 from tril.scripts.common.cli import UserError, quoted, user_errors
-from tril.scripts.common.run_config import vocabulary
+from tril.scripts.common.run_config import choose_vocab_size
 
-SAMPLE = versus.TRAIN.parent / "scripts" / "sample.py"
-FIRST_STEP = b"step "  # how a line of callbacks.progress begins
+STEP_LINE = b"step "  # how a line of callbacks.progress begins
 
 
 def run(bench: Bench) -> list[Section]:
-    data = bench.plan.data
-    budgets = {"token_budget": data.token_budget, "val_token_budget": data.val_token_budget}
+    ckpt = bench.config.ckpt
     with user_errors():
-        packed = prepare(data.source, data.tokenizer, data.cache_dir, **budgets)
-        checkpoint = (
-            fresh(bench, packed) if bench.cfg["ckpt"] is None else find_checkpoint(str(bench.cfg["ckpt"])).resolve()
-        )
+        prepared = prepare_data(bench)
+        checkpoint = random_checkpoint(bench, prepared) if ckpt is None else find_checkpoint(ckpt).resolve()
+    sample = [*SAMPLE, f"ckpt={checkpoint}", f"device={bench.device}", "prompt="]
     tasks = {
-        "python: ended": partial(ended, "-c", "pass"),
-        "import torch: ended": partial(ended, "-c", "import torch"),
-        "train.py --help: ended": partial(ended, str(versus.TRAIN), "--help"),
-        "train.py: first step done": partial(until, bench, "train.py", train_command(bench), first_step),
-        "scripts/sample.py: first token": partial(
-            until, bench, "scripts/sample.py", sample_command(bench, checkpoint), first_byte
-        ),
+        "python: exit": partial(exit_seconds, sys.executable, "-c", "pass"),
+        "import torch: exit": partial(exit_seconds, sys.executable, "-c", "import torch"),
+        "train.py --help: exit": partial(exit_seconds, *TRAIN, "--help"),
+        "train.py: first step": partial(seconds_until, bench, train_command(bench), STEP_LINE),
+        "scripts/sample.py: first token": partial(seconds_until, bench, sample),
     }
-    times = interleaved(tasks, bench.repeats, "start")
+    times = interleaved(tasks, bench.config.repeats, "start")
     rows = [
         {"what": name, "s (median)": statistics.median(v), "s (smallest)": min(v), "s (largest)": max(v)}
         for name, v in times.items()
     ]
+    included = "causality certificate" + (" and compilation" if bench.hardware.compile else "")
     notes = [
-        f"{bench.repeats} processes of each, in turn, from before the process is made; files that they read are in the system's memory.",
-        "The first step: until the line of callbacks.progress after the first optimizer step arrives, with the data prepared beforehand, "
-        "trainer.log_every_n_steps=1 and a line for every step; the certificate before training"
-        + (" and compilation are" if bench.plan.hardware.compile else " is")
-        + " part of it.",
-        "The first token: until the first byte of the text arrives, with an empty prompt, from "
-        + ("a model with random weights." if bench.cfg["ckpt"] is None else f"{bench.cfg['ckpt']}."),
+        f"{bench.config.repeats} processes of each in alternating order, with files that are in the page cache.",
+        "First step: until the line of callbacks.progress after the first optimizer step, with the data already "
+        f"prepared, trainer.log_every_n_steps=1 and a line for every step; with {included}.",
+        f"First token: until the first byte of text, with an empty prompt; {ckpt or 'a model with random weights'}.",
     ]
-    return [Section("start", "Start of a process", rows, times, notes, partial(draw, times))]
+    return [Section("start", "Start of a process", rows, times, notes, Plot(by_number(times), "process", "seconds"))]
 
 
-def fresh(bench: Bench, packed: PreparedText) -> Path:
-    """A checkpoint of the configured model with random weights and the tokenizer of the data."""
-    size = vocabulary(bench.cfg["model"]["vocab_size"], packed.meta["vocab_size"])
+def random_checkpoint(bench: Bench, prepared: PreparedText) -> Path:
+    """Saves a checkpoint of the configured model with random weights and the tokenizer of the data."""
+    size = choose_vocab_size(bench.cfg["model"]["vocab_size"], prepared.meta["vocab_size"])
     torch.manual_seed(bench.cfg["seed"])
-    model = randomise(GPT(replace(bench.plan.model, vocab_size=size)))
-    save(bench.folder / "fresh.ckpt", LanguageModel(model, packed.tokenizer, bench.plan.data.tokenizer.eot))
-    return bench.folder / "fresh.ckpt"
+    model = randomize(GPT(replace(bench.run_config.model, vocab_size=size)))
+    path = bench.folder / "random.ckpt"
+    save(path, LanguageModel(model, prepared.tokenizer, bench.run_config.data.tokenizer.eot))
+    return path
 
 
 def train_command(bench: Bench) -> list[str]:
     return [
-        sys.executable,
-        str(versus.TRAIN),
+        *TRAIN,
         *bench.overrides,
         "trainer.log_every_n_steps=1",
-        f"callbacks.progress.lines={bench.plan.steps}",
+        f"callbacks.progress.lines={bench.run_config.steps}",
         quoted(f"hydra.run.dir={bench.folder / 'start'}", ("hydra.run.dir",)),
     ]
 
 
-def sample_command(bench: Bench, checkpoint: Path) -> list[str]:
-    return [sys.executable, str(SAMPLE), f"ckpt={checkpoint}", f"device={bench.device}", "prompt="]
-
-
-def ended(*arguments: str) -> float:
+def exit_seconds(*command: str) -> float:
     """Seconds of the whole process."""
-    return versus.run("python", [sys.executable, *arguments])[0]
+    return run_process("python", command)[0]
 
 
-def first_step(stdout: BinaryIO) -> bool:
-    return any(line.startswith(FIRST_STEP) for line in stdout)
+def seconds_until(bench: Bench, command: Sequence[str], prefix: bytes = b"") -> float:
+    """Seconds until the process prints a line that starts with `prefix`, or anything. The process is then killed.
 
-
-def first_byte(stdout: BinaryIO) -> bool:
-    return stdout.read(1) != b""
-
-
-def until(bench: Bench, name: str, command: Sequence[str], reached: Callable[[BinaryIO], bool]) -> float:
-    """Seconds until `reached` has read what it waits for, and the process is killed. Raises UserError where it ends before that."""
+    Raises:
+        UserError: the process ends earlier.
+    """
     with (bench.folder / "stderr.txt").open("w+b") as errors:
         started = time.perf_counter()
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as process:
-            there = reached(process.stdout)
+            assert process.stdout is not None
+            complete = any(line.startswith(prefix) for line in process.stdout) if prefix else process.stdout.read(1)
             seconds = time.perf_counter() - started
             process.kill()
         errors.seek(0)
-        if not there:
-            raise UserError(f"{name} ended too early: {versus.last_line(errors.read().decode(errors='replace'))}")
+        if not complete:
+            message = last_line(errors.read().decode(errors="replace"))
+            raise UserError(f"{command[2]} ended too early: {message}")
     return seconds
-
-
-def draw(times: dict[str, list[float]], axes) -> None:
-    """A bar for the median, a dot for every process."""
-    medians = {name.replace(": ", "\n"): statistics.median(values) for name, values in times.items()}
-    axes.barh(list(medians), list(medians.values()), color="tab:blue", alpha=0.5)
-    for place, values in enumerate(times.values()):
-        axes.plot(values, [place] * len(values), "o", ms=3, color="tab:blue")
-    axes.invert_yaxis()
-    axes.tick_params(axis="y", labelsize=8)
-    axes.set(title="Start of a process", xlabel="seconds")

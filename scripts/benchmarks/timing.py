@@ -1,37 +1,35 @@
-"""Clocks: repetitions in turn, medians, the time of single steps, peak memory."""
+"""Clocks, alternating repetitions, and ratios of paired values."""
 
-import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
-import numpy as np
 import torch
 
-T = TypeVar("T")
-CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux, man 5 proc: writing 5 resets the peak of the resident size
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
 
 
-def synchronise(device: str) -> None:
-    """Waits until the device has done what it was given."""
+def synchronize(device: str) -> None:
+    """Waits until all work queued on the device is done."""
     if device != "cpu":
         torch.get_device_module(device).synchronize()
 
 
 def seconds(task: Callable[[], object], device: str) -> float:
-    """Of one call."""
-    synchronise(device)
+    """The time of one call."""
+    synchronize(device)
     started = time.perf_counter()
     task()
-    synchronise(device)
+    synchronize(device)
     return time.perf_counter() - started
 
 
-class Laps:
-    """The time between marks. On CUDA the marks are events on the stream, so that nothing waits until the times are asked for."""
+class StepTimer:
+    """Measures the time between marks. On CUDA these are events in the stream: nothing waits before `seconds`."""
 
     def __init__(self, device: str):
         self.device = device
@@ -43,37 +41,40 @@ class Laps:
             event.record()
             self._marks.append(event)
         else:
-            synchronise(self.device)
+            synchronize(self.device)
             self._marks.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """One less than there are marks."""
-        synchronise(self.device)
-        pairs = zip(self._marks, self._marks[1:])
+        """The time between each mark and the next: one value fewer than there are marks."""
+        synchronize(self.device)
         if self.device == "cuda":
-            return [before.elapsed_time(after) / 1000 for before, after in pairs]
-        return [after - before for before, after in pairs]
+            return [start.elapsed_time(end) / 1000 for start, end in pairwise(self._marks)]
+        return [end - start for start, end in pairwise(self._marks)]
 
 
 def step_seconds(step: Callable[[], object], *, warmup: int, steps: int, device: str) -> list[float]:
-    """Of each of `steps` calls, after `warmup` that are not timed."""
+    """The time of each of `steps` calls, after `warmup` calls that are not timed."""
     for _ in range(warmup):
         step()
-    synchronise(device)
-    laps = Laps(device)
-    laps.mark()
+    synchronize(device)
+    timer = StepTimer(device)
+    timer.mark()
     for _ in range(steps):
         step()
-        laps.mark()
-    return laps.seconds()
+        timer.mark()
+    return timer.seconds()
 
 
-def interleaved(tasks: dict[str, Callable[[], T]], repeats: int, progress: str = "") -> dict[str, list[T]]:
-    """What each task returned, `repeats` times: A B, B A, A B, so that a machine that warms up or slows down favours none.
+def interleaved(tasks: dict[Key, Callable[[], Result]], repeats: int, progress: str = "") -> dict[Key, list[Result]]:
+    """Runs each task `repeats` times in alternating order (A B, B A, A B), so that a drift of the machine favors none.
 
-    progress: says on stderr, under this name, when a repetition is done.
+    Args:
+        progress: the name under which stderr reports each repetition; empty: no report.
+
+    Returns:
+        The results of each task.
     """
-    results: dict[str, list[T]] = {name: [] for name in tasks}
+    results: dict[Key, list[Result]] = {name: [] for name in tasks}
     for repetition in range(repeats):
         for name in list(tasks)[:: -1 if repetition % 2 else 1]:
             results[name].append(tasks[name]())
@@ -82,22 +83,7 @@ def interleaved(tasks: dict[str, Callable[[], T]], repeats: int, progress: str =
     return results
 
 
-def summary(values: Sequence[float]) -> dict[str, float]:
-    """median, p10, p90, min and max; percentiles between two values are interpolated."""
-    shares = {"median": 0.5, "p10": 0.1, "p90": 0.9, "min": 0, "max": 1}
-    return dict(zip(shares, np.quantile(values, list(shares.values())).tolist()))
-
-
-def paired_ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Median, smallest and largest of a_i / b_i."""
+def paired_ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
+    """The median, smallest and largest of a_i / b_i."""
     ratios = [x / y for x, y in zip(a, b, strict=True)]
-    return statistics.median(ratios), min(ratios), max(ratios)
-
-
-def reset_peak_memory(device: str) -> None:
-    """`peak_memory_bytes` counts from here; where the system cannot (a CPU outside of Linux), from the start of the process."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        with contextlib.suppress(OSError):
-            CLEAR_REFS.write_text("5")
+    return {"median": statistics.median(ratios), "smallest": min(ratios), "largest": max(ratios)}

@@ -1,193 +1,106 @@
-"""The speed of training: the module alone in a bare loop, and what Lightning, callbacks and logger add to it."""
+"""The speed of training: the module in a bare loop, and what Lightning, callbacks and logger add to it."""
 
 import contextlib
 import gc
 import itertools
-import logging
 import os
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from lightning import Callback, LightningModule, Trainer
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from omegaconf import OmegaConf
 
-from tril.data.batches import TrainWindows, on_device
-from tril.model.gpt import GPT
+from tril.data.batches import TrainWindows
 from tril.model.training import attention_kernels as kernels
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import mfu
 from tril.model.training.module import TrainingModule
-from tril.model.training.run_estimate import AUTOCAST
 from tril.model.training.summary import peak_memory_bytes
 from tril.scripts.benchmarks import timing, versus
+from tril.scripts.benchmarks.bare_loop import BareLoop, new_module, new_windows
+from tril.scripts.benchmarks.memory import reset_peak_memory
+from tril.scripts.benchmarks.plot import Plot, by_number
 from tril.scripts.benchmarks.section import Bench, Section
-from tril.scripts.common.cli import UserError
-
-CLIP = {
-    None: clip_grad_norm_,
-    "norm": clip_grad_norm_,
-    "value": clip_grad_value_,
-}  # by Lightning's names for gradient_clip_algorithm
+from tril.scripts.common.build_trainer import build_trainer
+from tril.scripts.common.cli import user_errors
 
 
 def train(bench: Bench) -> Iterator[Section]:
-    """The bare loop; with `vs`, our train.py and the other program as well."""
-    module, windows = new_module(bench), new_windows(bench)
-    with as_in_training(bench):
-        timing.reset_peak_memory(bench.device)
-        laps = timing.interleaved({"bare": partial(bare_seconds, bench, module, windows)}, bench.repeats, "train")[
-            "bare"
-        ]
+    """The bare loop; with `vs`, also our train.py and the other program."""
+    config, module, windows = bench.run_config, new_module(bench), new_windows(bench)
+    with training_conditions(bench):
+        if bench.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        reset_peak_memory()
+        task = partial(bare_seconds, bench, module, windows)
+        times = timing.interleaved({"bare": task}, bench.config.repeats, "train")["bare"]
         memory = peak_memory_bytes(bench.device)
-    times = timing.summary([second for lap in laps for second in lap])
-    speed = bench.plan.tokens_per_step() / times["median"]
-    row = {
+    p50, p90 = np.quantile(list(itertools.chain(*times)), (0.5, 0.9)).tolist()
+    speed = config.tokens_per_step() / p50
+    row: dict[str, object] = {
         "parameters": module.model.n_parameters(),
-        "tokens per step": bench.plan.tokens_per_step(),
-        "ms per step (p50)": 1000 * times["median"],
-        "ms per step (p90)": 1000 * times["p90"],
+        "tokens per step": config.tokens_per_step(),
+        "ms per step (p50)": 1000 * p50,
+        "ms per step (p90)": 1000 * p90,
         "tokens/s": speed,
     }
-    if bench.plan.hardware.peak_flops is not None:
-        row["MFU (%)"] = 100 * mfu(speed, module.model.flops_per_token(), bench.plan.hardware.peak_flops)
+    if bench.hardware.peak_flops is not None:
+        row["MFU (%)"] = 100 * mfu(speed, module.model.flops_per_token(), bench.hardware.peak_flops)
     row["peak memory (GB)"] = memory / 1e9
     notes = [
-        f"{bench.repeats} x {bench.steps} steps of the module in a bare loop (batch, forward, backward, clipping, optimizer, schedule), "
-        f"each after {bench.warmup} that do not count; random tokens; tokens/s from the median step.",
-        f"Peak memory is {'what tensors took' if bench.device == 'cuda' else 'that of the whole process, Python and torch included'}.",
+        f"{bench.config.repeats} x {bench.config.steps} steps of the module in a bare loop (batch, forward, backward, "
+        f"clipping, optimizer, schedule), each after {bench.config.warmup} warm-up steps; random tokens; tokens/s from "
+        "the median step.",
+        f"Peak memory: {'tensors' if bench.device == 'cuda' else 'the whole process, with Python and the libraries'}.",
     ]
-    samples = {f"seconds per step, repetition {i}": lap for i, lap in enumerate(laps, 1)}
-    yield Section("train", "Training: the module alone", [row], samples, notes, partial(draw_steps, laps))
-    if bench.cfg["vs"] is not None:
+    samples = {f"seconds per step, repetition {i}": values for i, values in enumerate(times, 1)}
+    plot = Plot(by_number(samples, 1000), "step after warm-up", "ms")
+    yield Section("train", "Training: the module alone", [row], samples, notes, plot)
+    if bench.config.vs is not None:
         yield versus.training(bench)
 
 
 def outside(bench: Bench) -> list[Section]:
     """The share of a step that Lightning, callbacks and logger take."""
     module, windows = new_module(bench), new_windows(bench)
-    loops = {"bare": bare_seconds, "train.py's": lightning_seconds}
-    tasks = {name: partial(mean_seconds, loop, bench, module, windows) for name, loop in loops.items()}
-    with as_in_training(bench):
-        times = timing.interleaved(tasks, bench.repeats, "outside")
-    kept, smallest, largest = timing.paired_ratio(times["bare"], times["train.py's"])
-    share = {"median": 100 * (1 - kept), "smallest": 100 * (1 - largest), "largest": 100 * (1 - smallest)}
+    loops = {"bare": bare_seconds, "train.py": lightning_seconds}
+    tasks = {name: partial(loop, bench, module, windows) for name, loop in loops.items()}
+    with training_conditions(bench):
+        steps = timing.interleaved(tasks, bench.config.repeats, "outside")
+    times = {name: [statistics.mean(seconds) for seconds in repetitions] for name, repetitions in steps.items()}
+    kept = timing.paired_ratio(times["bare"], times["train.py"])
+    shares = {"median": 1 - kept["median"], "smallest": 1 - kept["largest"], "largest": 1 - kept["smallest"]}
     rows = []
     for name, values in times.items():
-        median = statistics.median(values)
-        row = {"loop": name, "ms per step (median)": 1000 * median, "tokens/s": bench.plan.tokens_per_step() / median}
-        rows.append(
-            row | {f"outside the module (%), {key}": None if name == "bare" else value for key, value in share.items()}
-        )
+        step = statistics.median(values)
+        row = {"loop": name, "ms per step (median)": 1000 * step, "tokens/s": bench.run_config.tokens_per_step() / step}
+        empty = name == "bare"
+        rows.append(row | {f"outside the module (%), {key}": None if empty else 100 * x for key, x in shares.items()})
     notes = [
-        f"{bench.repeats} pairs of {bench.steps} steps, in turn, each after {bench.warmup} that do not count: the same module, data and "
-        "optimizer in the bare loop, and in lightning.Trainer with train.py's callbacks and logger; the mean step of each span.",
-        "The share is 1 - bare / train.py's of each pair. Validation and checkpoints have no part in it.",
+        f"{bench.config.repeats} pairs of {bench.config.steps} steps in alternating order, each after "
+        f"{bench.config.warmup} warm-up steps: the same module, data and optimizer in the bare loop, and in "
+        "lightning.Trainer with the callbacks and the logger of train.py; the mean step of each.",
+        "The share is 1 - bare / train.py of each pair. Validation and checkpoints are not included.",
     ]
-    return [
-        Section(
-            "outside",
-            "Outside the module: Lightning, callbacks, logger",
-            rows,
-            times,
-            notes,
-            partial(draw_pairs, times),
-        )
-    ]
-
-
-def new_module(bench: Bench) -> TrainingModule:
-    torch.manual_seed(bench.cfg["seed"])
-    plan = bench.plan
-    return TrainingModule(
-        GPT(plan.model),
-        plan.optim,
-        total_steps=max(plan.steps, bench.warmup + bench.steps),
-        val_bytes_per_token=1.0,  # there is no validation here
-        payload={},
-        compile=plan.hardware.compile,
-        document_eot=0 if plan.data.document_mask else None,
-    )
-
-
-def new_windows(bench: Bench) -> TrainWindows:
-    """train.py's windows over random ids, one epoch of a repetition's length; on a GPU they lie in its memory, as those of train.py do."""
-    plan, seed = bench.plan, bench.cfg["seed"]
-    size = plan.tokens_per_step() * (bench.warmup + bench.steps) + 1
-    tokens = np.random.default_rng(seed).integers(plan.model.vocab_size, size=size, dtype=np.uint32)
-    if plan.model.vocab_size <= np.iinfo(np.uint16).max + 1:
-        tokens = tokens.astype(np.uint16)  # as in a prepared file
-    if bench.device == "cuda":
-        tokens = on_device(tokens, "cuda")
-    return TrainWindows(tokens, plan.model.context_length, plan.data.batch_size, seed)
-
-
-class BareLoop:
-    """What one optimizer step has to compute, and nothing else: the module with a new optimizer, without Lightning."""
-
-    def __init__(self, module: TrainingModule, windows: TrainWindows, bench: Bench):
-        self.device, self.precision = bench.device, bench.plan.hardware.precision
-        self.module = module.to(self.device).train()
-        if self.precision == "bf16-true":
-            module.to(torch.bfloat16)
-        made = module.configure_optimizers()
-        self.optimizer, self.schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
-        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.scaler = torch.amp.GradScaler(self.device, enabled=self.precision == "16-mixed")
-        algorithm = bench.cfg["trainer"].get("gradient_clip_algorithm")
-        if algorithm not in CLIP:
-            raise UserError(f"trainer.gradient_clip_algorithm={algorithm} must be norm or value")
-        self.clip, self.clip_grad = bench.cfg["trainer"]["gradient_clip_val"], CLIP[algorithm]
-        self.accumulate = bench.plan.accumulate
-        self.batches = itertools.chain.from_iterable(itertools.repeat(windows))
-
-    def step(self) -> None:
-        for _ in range(self.accumulate):
-            batch = [part.to(self.device, non_blocking=True) for part in next(self.batches)]
-            with self.forward_context():
-                loss = self.module.training_step(batch, 0)
-            self.scaler.scale(loss / self.accumulate).backward()
-        if self.clip is not None:
-            self.scaler.unscale_(self.optimizer)
-            self.clip_grad(self.parameters, self.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
-        self.schedule.step()
-
-    @contextlib.contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """As Lightning's precision plugins."""
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.bfloat16 if self.precision == "bf16-true" else before)
-        try:
-            with torch.autocast(
-                self.device, AUTOCAST.get(self.precision), enabled=self.precision in AUTOCAST, cache_enabled=False
-            ):
-                yield
-        finally:
-            torch.set_default_dtype(before)
+    plot = Plot(by_number(times, 1000), "pair", "ms per step")
+    return [Section("outside", "Outside the module: Lightning, callbacks, logger", rows, times, notes, plot)]
 
 
 def bare_seconds(bench: Bench, module: TrainingModule, windows: TrainWindows) -> list[float]:
-    """Of every timed step in the bare loop."""
+    """The time of each step in the bare loop."""
     step = BareLoop(module, windows, bench).step
-    return timing.step_seconds(step, warmup=bench.warmup, steps=bench.steps, device=bench.device)
-
-
-def mean_seconds(loop: Callable[..., list[float]], *arguments) -> float:
-    return statistics.mean(loop(*arguments))
+    return timing.step_seconds(step, warmup=bench.config.warmup, steps=bench.config.steps, device=bench.device)
 
 
 @contextlib.contextmanager
-def as_in_training(bench: Bench) -> Iterator[None]:
-    """What train.py does around its steps: the attention kernel that is fastest here, and no search for garbage."""
-    plan = bench.plan
-    times = kernels.measure(plan.model, plan.data.batch_size, plan.hardware, documents=plan.data.document_mask)
+def training_conditions(bench: Bench) -> Iterator[None]:
+    """What train.py sets around its steps: the fastest attention kernel of the device, and no garbage collection."""
+    config = bench.run_config
+    times = kernels.measure(config.model, config.data.batch_size, bench.hardware, documents=config.data.document_mask)
     gc.collect()
     gc.disable()
     try:
@@ -197,71 +110,40 @@ def as_in_training(bench: Bench) -> Iterator[None]:
         gc.enable()
 
 
-class Marks(Callback):
+class StepMarks(Callback):
     """Marks the start of training and the end of every optimizer step."""
 
     def __init__(self, device: str):
-        self.laps, self._step = timing.Laps(device), 0
+        self.timer, self._step = timing.StepTimer(device), 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.laps.mark()
+        self.timer.mark()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
         if trainer.global_step > self._step:
             self._step = trainer.global_step
-            self.laps.mark()
+            self.timer.mark()
 
 
 def lightning_seconds(bench: Bench, module: TrainingModule, windows: TrainWindows) -> list[float]:
-    """Of every timed step in the Trainer that train.py would build: what a step costs, without validation and checkpoints."""
-    plan = bench.plan
-    marks = Marks(bench.device)
-    metrics = Metrics(plan.tokens_per_step(), plan.hardware.peak_flops)
-    arguments = bench.cfg["trainer"] | {
-        "accelerator": plan.hardware.accelerator,
-        "precision": plan.hardware.precision,
-        "default_root_dir": bench.folder,
-        "use_distributed_sampler": False,
+    """The time of each step in the Trainer that train.py builds, without validation and checkpoints."""
+    trainer_settings = {
         "devices": 1,
-        "max_steps": bench.warmup + bench.steps,
+        "max_steps": bench.config.warmup + bench.config.steps,
         "limit_val_batches": 0,
         "val_check_interval": None,
-        "check_val_every_n_epoch": None,  # nor a checkpoint at the end
+        "check_val_every_n_epoch": None,  # no checkpoint at the end either
     }
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)  # between torch 2.13 and Lightning 2.6
-    warnings.filterwarnings("ignore", ".*have no `val_dataloader`")  # there is no validation here
-    warnings.filterwarnings("ignore", ".*smaller than the logging interval")  # nor a metrics.csv to read
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # the lines of callbacks.progress
-        trainer = Trainer(
-            **arguments, callbacks=[metrics, *callbacks(bench.cfg), marks], logger=instantiate(bench.cfg["logger"])
-        )
+    # Without the callbacks that run only before the first step, or that need a tokenizer.
+    callbacks = {name: cfg for name, cfg in bench.cfg["callbacks"].items() if name not in ("causality", "samples")}
+    cfg = OmegaConf.create(bench.cfg | {"callbacks": callbacks, "trainer": bench.cfg["trainer"] | trainer_settings})
+    metrics = Metrics(bench.run_config.tokens_per_step(), bench.hardware.peak_flops)
+    with user_errors():
+        trainer = build_trainer(cfg, bench.run_config, metrics)
+    marks = StepMarks(bench.device)
+    trainer.callbacks.append(marks)  # pyright: ignore[reportAttributeAccessIssue] Lightning sets it at run time
+    warnings.filterwarnings("ignore", ".*have no `val_dataloader`")
+    warnings.filterwarnings("ignore", ".*smaller than the logging interval")
+    with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):  # the lines of callbacks.progress
         trainer.fit(module, windows)
-    return marks.laps.seconds()[bench.warmup :]
-
-
-def callbacks(cfg: dict) -> list[Callback]:
-    """train.py's, but for those that work before the first step or after validation alone, of a model that has a tokenizer."""
-    chosen = {name: callback for name, callback in cfg["callbacks"].items() if name not in ("causality", "samples")}
-    return [callback for callback in instantiate(chosen).values() if callback is not None]
-
-
-def draw_steps(laps: list[list[float]], axes) -> None:
-    """The time of every step, a line for each repetition."""
-    for i, lap in enumerate(laps, 1):
-        axes.plot(range(1, len(lap) + 1), [1000 * second for second in lap], lw=1, alpha=0.7, label=f"repetition {i}")
-    median = 1000 * statistics.median(itertools.chain(*laps))
-    axes.axhline(median, color="black", lw=1, ls="--", label="median")
-    axes.set(
-        title="Training: the module alone", xlabel="step after warm-up", ylabel="ms", ylim=(0, 1.1 * axes.get_ylim()[1])
-    )
-    axes.legend(fontsize=7, ncols=2, loc="lower right")
-
-
-def draw_pairs(times: dict[str, list[float]], axes) -> None:
-    """The mean step of both loops, pair by pair."""
-    for name, values in times.items():
-        axes.plot(range(1, len(values) + 1), [1000 * value for value in values], "o-", label=name)
-    axes.set(title="Outside the module", xlabel="pair", ylabel="ms per step", ylim=(0, 1.1 * axes.get_ylim()[1]))
-    axes.set_xticks(range(1, len(times["bare"]) + 1))
-    axes.legend(fontsize=8, loc="lower right")
+    return marks.timer.seconds()[bench.config.warmup :]

@@ -1,8 +1,9 @@
-"""What train.py and the scripts share: Hydra's entry point, and a user's mistake as one line with exit status 2."""
+"""What all entry points share: they compose their configuration with Hydra and report a user's mistake in one line."""
 
 import contextlib
 import difflib
 import functools
+import io
 import os
 import re
 import sys
@@ -13,18 +14,18 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 class UserError(ValueError):
-    """Something that the user typed; its message is one line: value, limit, remedy."""
+    """A mistake in what the user typed. Its message is one line: value, limit, remedy."""
 
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Around the code that reads what the user typed: its ValueErrors and OSErrors are the user's. Elsewhere they are bugs."""
+    """Turns a ValueError or OSError of the block into a UserError. Wrap only code that reads the user's input."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -41,30 +42,41 @@ def message_of(error: Exception) -> str:
 
 
 def entry(
-    config_name: str, texts: Collection[str] = ()
+    config_name: str, text_keys: Collection[str] = ()
 ) -> Callable[[Callable[[DictConfig], object]], Callable[[], object]]:
-    """Decorates main(cfg): composes configs/<config_name>.yaml with the command line, reports user errors as one line, status 2.
+    """Decorator of `main(cfg)`: composes the configuration, reports user errors in one line and exits with status 2.
 
-    texts  keys whose value is text as it was typed, such as a path, see `quoted`; not with -m, where a comma makes a grid
+    Args:
+        config_name: the yaml in configs/.
+        text_keys: keys whose value is free text, such as a path; `quoted` protects it from Hydra's grammar. This does
+            not apply with -m, where a comma separates the values of a grid.
+
+    Returns:
+        A decorator that returns a function without arguments.
     """
 
     def decorate(task: Callable[[DictConfig], object]) -> Callable[[], object]:
+        task_started = False
+
         @functools.wraps(task)
         def reported(cfg: DictConfig) -> object:
-            nonlocal began
-            began = True
+            nonlocal task_started
+            task_started = True
             try:
                 return task(cfg)
-            except UserError as error:  # here and not around Hydra, which would print a line of its own
+            except UserError as error:  # caught inside of Hydra, which would print a line of its own
                 fail(error)
+            except OmegaConfBaseException as error:
+                fail(explain(error, config_name))
 
         def main() -> object:
-            os.environ.setdefault(
-                "HYDRA_FULL_ERROR", "1"
-            )  # Hydra then hands its exceptions on instead of printing them
-            sys.stdout.reconfigure(errors="replace")  # a terminal or a log that lacks a character should end nothing
+            nonlocal task_started
+            task_started = False
+            os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its exceptions instead of printing them
+            if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
+                sys.stdout.reconfigure(errors="replace")
             if not {"-m", "--multirun"} & set(sys.argv):
-                sys.argv[1:] = [quoted(argument, texts) for argument in sys.argv[1:]]
+                sys.argv[1:] = [quoted(argument, text_keys) for argument in sys.argv[1:]]
             try:
                 result = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
                 sys.stdout.flush()
@@ -73,32 +85,43 @@ def entry(
                 fail(explain(error, config_name))
             except BrokenPipeError:  # `--help | head`
                 drop_output()
-                sys.exit(141)  # what a shell says of a program that SIGPIPE ended
+                sys.exit(141)  # 128 + SIGPIPE
             except (OSError, ValueError) as error:
-                if began:
+                if task_started:
                     raise
                 fail(explain(error, config_name))
 
-        began = False
         return main
 
     return decorate
 
 
 def fail(message: object) -> None:
+    """Prints the error in one line and exits with status 2."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
+def command(script: str) -> str:
+    """How the user starts a script: `tril report` from the console command, else `python scripts/report.py`."""
+    if sys.argv[0].startswith("tril "):
+        return f"tril {script}"
+    return "python train.py" if script == "train" else f"python scripts/{script}.py"
+
+
 def check_writable(folder: Path, key: str) -> None:
-    """Raises OSError where nothing could be written to the folder that `key` chooses, which need not be there yet."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    """Raises OSError if `folder`, which need not exist, cannot be written to; the setting `key` chooses it."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise OSError(f"cannot write to {folder}; choose another folder with {key}=FOLDER")
 
 
 def writable(folder: str | Path, key: str) -> Path:
-    """Makes the folder that `key` chooses, so that it can be refused before anything is computed for it. Raises OSError."""
+    """Creates the folder that the setting `key` chooses, before anything is computed for it.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
     folder = Path(folder)
     check_writable(folder, key)
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,71 +129,79 @@ def writable(folder: str | Path, key: str) -> Path:
 
 
 def drop_output() -> None:
-    """Once nobody reads stdout any more: else Python's own flush at exit would complain."""
+    """Discards further output. Without this, Python's flush at exit fails when the reader of stdout is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def plain(cfg: DictConfig) -> dict:
-    """The mapping as resolved plain containers."""
-    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    """The configuration as plain containers, interpolations resolved."""
+    return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType] a dict
 
 
-def build(cls: type, cfg: DictConfig | dict, where: str):
-    """cls(**cfg) with unknown keys refused by name: `+model.foo=1` gets past Hydra, not past this."""
+def build(cls: type, cfg: DictConfig | dict, where: str = ""):
+    """`cls(**cfg)` for a dataclass of settings.
+
+    Args:
+        cls: a dataclass; a pydantic one validates its values and names them by its title.
+        cfg: its settings. Hydra accepts unknown ones (`+model.foo=1`), this function does not.
+        where: prefix of the keys on the command line, such as "model"; "" for top-level keys.
+
+    Raises:
+        ValueError: an unknown key, or values that `cls` refuses.
+    """
     values = plain(cfg) if isinstance(cfg, DictConfig) else cfg
-    legal = cls.__dataclass_fields__
+    prefix = f"{where}." if where else ""
     for key in values:
-        if key not in legal:
-            raise ValueError(f"there is no setting {where}.{key}{nearest(key, legal, f'{where}.')}")
+        if key not in cls.__dataclass_fields__:
+            raise ValueError(f"there is no setting {prefix}{key}{nearest(key, cls.__dataclass_fields__, prefix)}")
     return cls(**values)
 
 
-def quoted(argument: str, texts: Collection[str]) -> str:
-    """A command line argument for Hydra, whose grammar would strip the space of `prompt=def ` and stumble over `prompt=print(x`. `texts`:
-    keys whose value is text as it was typed.
+def quoted(argument: str, text_keys: Collection[str]) -> str:
+    """Quotes the value of a command line argument whose key is one of `text_keys`.
 
-    What Hydra's grammar is needed for stays as it is: null, a list, a text in quotes.
+    Hydra's grammar would strip the space of `prompt=def ` and reject `prompt=print(x`. A value that needs the grammar
+    (null, a list, a quoted text) stays unchanged.
     """
     key, equals, text = argument.partition("=")
-    hydras = re.fullmatch(r"""null|\[.*\]|(["'])(\\.|(?!\1).)*\1""", text, re.DOTALL)
-    if key not in texts or not equals or hydras:
+    has_grammar = re.fullmatch(r"""null|\[.*\]|(["'])(\\.|(?!\1).)*\1""", text, re.DOTALL)
+    if key not in text_keys or not equals or has_grammar:
         return argument
-    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # for OmegaConf: no interpolation
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
     text = re.sub(
-        r"(\\*)('|\Z)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text
+        r"(\\*)('|\Z)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text
     )  # no end of the quotes
     return f"{key}='{text}'"
 
 
 def pick_device(name: str) -> str:
-    """`name`, or for "auto" the fastest kind of device that is there."""
+    """`name`, or the fastest available kind of device for "auto"."""
     import torch
 
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    usable = [kind for kind in there if there[kind]]
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    usable = [kind for kind in available if available[kind]]
     if name != "auto" and name not in usable:
-        raise ValueError(f"device={name} is not available; here are auto, {', '.join(usable)}")
+        raise ValueError(f"device={name} is not available; use auto, {', '.join(usable)}")
     return usable[0] if name == "auto" else name
 
 
 def task_overrides() -> list[str]:
-    """What was typed behind the command, key=value each; nothing where it was not started by Hydra."""
+    """The overrides of the command line, key=value each; none outside of Hydra."""
     from hydra.core.hydra_config import HydraConfig
 
     return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 
 
-def nearest(name: str, legal, prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, list(legal), n=1)
-    return (
-        f"; did you mean {prefix}{close[0]}?"
-        if close
-        else f"; legal are {', '.join(prefix + key for key in sorted(legal))}"
-    )
+def nearest(name: str, choices: Collection[str], prefix: str = "") -> str:
+    """The end of an error message: the choice most similar to `name`, or all choices."""
+    close = difflib.get_close_matches(name, list(choices), n=1)
+    if close:
+        return f"; did you mean {prefix}{close[0]}?"
+    return f"; choose one of {', '.join(prefix + key for key in sorted(choices))}"
 
 
 def explain(error: Exception, config_name: str) -> str:
-    """What Hydra or OmegaConf refuse, in one line that names the nearest legal choice."""
+    """An error of Hydra or OmegaConf in one line that names the nearest valid choice or a remedy."""
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return f"there is no {group}={name}{nearest(name, error.options)}"
@@ -181,32 +212,31 @@ def explain(error: Exception, config_name: str) -> str:
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigKeyError | AttributeError):
         key = getattr(cause, "full_key", None) or str(error).split("'")[1]
-        close = difflib.get_close_matches(key, _names(config_name), n=1)
-        return f"there is no setting {key}" + (
-            f"; did you mean {close[0]}?" if close else f"; see python {sys.argv[0]} --help"
-        )
-    if isinstance(error, OSError):
-        return f"{error}; choose another folder"  # which Hydra could not make for the run
+        close = difflib.get_close_matches(key, _setting_names(config_name), n=1)
+        return f"there is no setting {key}; " + (f"did you mean {close[0]}?" if close else f"see {program()} --help")
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):  # read by our code after `~key` removed it
+        return f"{error.full_key} is missing and required; leave out ~{error.full_key}, or set {error.full_key}=VALUE"
+    if isinstance(error, OSError):  # Hydra could not create the run's folder
+        return f"{error}; choose another folder"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join(lines[:2])
 
 
-def _names(config_name: str) -> list[str]:
-    """Dotted names of all settings, and of the groups, of the default composition."""
+def program() -> str:
+    """The running program as typed: `tril report`, or `python PATH/report.py`."""
+    return sys.argv[0] if sys.argv[0].startswith("tril ") else f"python {sys.argv[0]}"
+
+
+def _setting_names(config_name: str) -> list[str]:
+    """Dotted names of all settings and groups of the default composition."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         cfg = hydra.compose(config_name)
+    return list(_dotted_names(OmegaConf.to_container(cfg, resolve=False)))
 
-    def walk(node: DictConfig, prefix: str) -> Iterator[str]:
-        for key in node:
+
+def _dotted_names(tree: object, prefix: str = "") -> Iterator[str]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
             yield f"{prefix}{key}"
-            child = node._get_node(key)
-            if (
-                isinstance(child, DictConfig)
-                and not child._is_none()
-                and not child._is_missing()
-                and not child._is_interpolation()
-            ):
-                yield from walk(child, f"{prefix}{key}.")
-
-    return list(walk(cfg, ""))
+            yield from _dotted_names(value, f"{prefix}{key}.")

@@ -1,60 +1,92 @@
-"""A finished run and the validation text that it was measured on, for the scripts that measure again."""
+"""A finished run and its validation tokens, for the scripts that measure a trained model again."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from tril.model.runs import run_folder
 from tril.scripts.common.cli import plain
 
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Run:
+    """A checkpoint and the settings of its run.
+
+    Attributes:
+        settings: the content of the run's config.yaml.
+        steps: optimizer steps before the checkpoint was written; None if it does not record them.
+        metadata: the "tril" entry of the checkpoint, with keys such as config, data and tokenizer.
+    """
+
     checkpoint: Path
-    settings: dict  # its config.yaml
-    steps: int | None  # that the checkpoint has seen
-    ours: dict  # the checkpoint's "tril" entry
+    settings: dict[str, Any]
+    steps: int | None
+    metadata: dict[str, Any]
 
 
 def read_run(checkpoint: Path) -> Run:
+    """Reads a checkpoint and the config.yaml of its run.
+
+    Raises:
+        FileNotFoundError: the checkpoint is not in a run folder.
+    """
     from tril.model.checkpoint import read
 
     path = run_folder(checkpoint) / "config.yaml"
     if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} does not exist, which says what {checkpoint} was trained on; name a run's folder"
-        )
-    content = read(checkpoint)
-    return Run(checkpoint, plain(OmegaConf.load(path)), content.get("global_step"), content["tril"])
+        raise FileNotFoundError(f"{path} does not exist, so the data of {checkpoint} are unknown; name a run's folder")
+    content, settings = read(checkpoint), OmegaConf.load(path)
+    assert isinstance(settings, DictConfig)
+    return Run(checkpoint, plain(settings), content.get("global_step"), content["tril"])
 
 
-def validation_tokens(run: Run):
-    """(number of tokens,) of the validation part; raises ValueError where the text is no longer what the run had."""
+def validation_tokens(run: Run) -> np.ndarray:
+    """Token ids of the validation part, (number of tokens,).
+
+    Raises:
+        ValueError: the text is not the text of the run.
+    """
     from tril.data.config import parse
-    from tril.data.prepare import prepare
 
-    data = parse(run.settings["data"])
-    budgets = {"token_budget": data.token_budget, "val_token_budget": data.val_token_budget}
-    new, old = prepare(data.source, data.tokenizer, data.cache_dir, **budgets), run.ours["data"]["fingerprint"]
-    if new.meta["fingerprint"] != old:
-        changed = (
-            f"the text has changed since the run (fingerprint {new.meta['fingerprint'][:12]} instead of {old[:12]})"
+    prepared = parse(run.settings["data"]).prepare()
+    fingerprint, expected = prepared.meta["fingerprint"], run.metadata["data"]["fingerprint"]
+    if fingerprint != expected:
+        raise ValueError(
+            f"the text has changed since the run (fingerprint {fingerprint[:12]} instead of {expected[:12]}); "
+            "restore it, or train again"
         )
-        raise ValueError(f"{changed}; restore it, or train again")
-    return new.tokens("val")
+    return prepared.tokens("val")
 
 
-def spread(tokens, n: int, length: int):
-    """n whole windows, evenly spread over the tokens: their numbers (n,), inputs and targets (n, T)."""
+def evenly_spaced_windows(tokens: np.ndarray, n: int, length: int) -> tuple[np.ndarray, Tensor, Tensor]:
+    """Picks n whole windows, evenly spaced from the first to the last one.
+
+    Args:
+        tokens: (number of tokens,) ids.
+        n: number of windows N, at least 2.
+        length: tokens T of a window.
+
+    Returns:
+        The numbers of the windows (N,), their inputs (N, T) and their targets (N, T).
+
+    Raises:
+        ValueError: there are fewer than n whole windows.
+    """
     import numpy as np
 
     from tril.data.batches import gather
 
-    there = (len(tokens) - 1) // length
-    if n > there:
-        raise ValueError(
-            f"windows={n} exceeds the {there} whole windows of {length} tokens in the validation part; lower it"
-        )
-    numbers = np.arange(n) * (there - 1) // (n - 1)
+    available = (len(tokens) - 1) // length
+    if n > available:
+        limit = f"the {available} whole windows of {length} tokens in the validation part"
+        raise ValueError(f"windows={n} exceeds {limit}; lower it")
+    numbers = np.arange(n) * (available - 1) // (n - 1)
     return numbers, *gather(tokens, numbers, length)

@@ -1,104 +1,135 @@
-"""The settings of a run, checked before anything expensive begins, and how large the run is."""
+"""The checked settings of a run."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from tril.scripts.common.cli import build, plain
+from tril.scripts.common.cli import build, message_of, plain, task_overrides
+
+if TYPE_CHECKING:
+    from tril.data.config import DataConfig
+    from tril.model.config import GPTConfig
+    from tril.model.training.config import TopLevelConfig, TrainerConfig
+    from tril.model.training.hardware import Hardware
+    from tril.model.training.optim import OptimConfig
+
+GROUPS = ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "causality")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The checked settings."""
+class RunConfig:
+    """The settings of configs/train.yaml. `hardware` is None for a run on another machine."""
 
-    model: "GPTConfig"  # noqa: F821
-    optim: "OptimConfig"  # noqa: F821
-    data: "DataConfig"  # noqa: F821
-    hardware: "Hardware | None"  # noqa: F821
-    steps: int
-    accumulate: int  # micro-batches in a step
+    top: "TopLevelConfig"
+    model: "GPTConfig"
+    optim: "OptimConfig"
+    data: "DataConfig"
+    trainer: "TrainerConfig"
+    hardware: "Hardware | None"
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.trainer.max_steps
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches per step."""
+        return self.trainer.accumulate_grad_batches
 
     def tokens_per_step(self) -> int:
-        """Of one device."""
+        """Training tokens per step and device."""
         return self.data.batch_size * self.model.context_length * self.accumulate
 
 
-def check(cfg: DictConfig, *, elsewhere: bool = False) -> Plan:
-    """Raises ValueError for wrong settings; imports torch, but not Lightning, and touches no data.
+def check_config(cfg: DictConfig, *, elsewhere: bool = False) -> RunConfig:
+    """Builds the settings; imports torch, but not Lightning, and reads no data.
 
-    elsewhere  the run is for another machine, so that this one's hardware says nothing: `hardware` is None
+    Args:
+        cfg: configs/train.yaml, composed.
+        elsewhere: the run is for another machine, whose hardware is unknown.
+
+    Raises:
+        ValueError: lists the invalid settings of a group.
+        OSError: a file or folder that does not exist.
     """
+    from pydantic import ValidationError
+
+    for name in GROUPS:
+        if not isinstance(group := OmegaConf.select(cfg, name), DictConfig):
+            raise ValueError(f"{name}={group} must be a group of settings; change one, such as {name}.KEY=VALUE")
+    try:
+        config = _build_config(cfg, elsewhere)
+    except ValidationError as error:
+        raise ValueError(message_of(error)) from error
+    _check_combinations(config, plain(cfg.causality)["allow_leak"])
+    return config
+
+
+def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
     from tril.data.cache import keep_compiled_code
     from tril.data.config import parse
-    from tril.model.backends import FLEX_SMALLEST_HEAD
     from tril.model.config import GPTConfig
-    from tril.model.training.hardware import CUDA_GRAPHS, pick
+    from tril.model.training.config import CausalityConfig, TopLevelConfig, TrainerConfig
+    from tril.model.training.hardware import select_hardware
     from tril.model.training.optim import OptimConfig
-    from tril.model.training.schedule import ScheduleConfig, lr_factor
+    from tril.model.training.schedule import ScheduleConfig
 
-    keep_compiled_code()  # before `pick` looks for a compiler: torch chooses its folder then
-    if not isinstance(cfg.seed, int) or not 0 <= cfg.seed < 2**64:  # what torch.Generator takes
-        raise ValueError(f"seed={cfg.seed} must be a whole number from 0 to 2**64 - 1")
-    for name in ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "causality"):
-        if not isinstance(group := OmegaConf.select(cfg, name), DictConfig):
-            raise ValueError(
-                f"{name}={group} must be a group of settings; change single ones, such as {name}.KEY=VALUE"
-            )
-    model = plain(cfg.model)
-    if model["vocab_size"] is None:
-        model["vocab_size"] = 1
-    optim = plain(cfg.optim)
-    optim["schedule"] = build(ScheduleConfig, optim["schedule"], "optim.schedule")
-    counts = {
-        name: cfg.trainer[name]
-        for name in ("max_steps", "val_check_interval", "accumulate_grad_batches", "log_every_n_steps")
+    top = TopLevelConfig(seed=cfg.seed, compile=cfg.compile)
+    build(CausalityConfig, cfg.causality, "causality")
+    checked = {
+        field.name: cfg.trainer[field.name]  # raises if a required key is missing
+        for field in dataclasses.fields(TrainerConfig)
+        if field.name in cfg.trainer or field.default is dataclasses.MISSING
     }
-    plan = Plan(
-        build(GPTConfig, model, "model"),
-        build(OptimConfig, optim, "optim"),
-        parse(plain(cfg.data)),
-        None if elsewhere else pick(cfg.trainer.accelerator, cfg.trainer.precision, cfg.compile),
-        counts["max_steps"],
-        counts["accumulate_grad_batches"],
-    )
-    wrong = [
-        f"trainer.{name}={n} must be a whole number of at least 1"
-        for name, n in counts.items()
-        if not isinstance(n, int) or n < 1
-    ]
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    if not isinstance(cfg.causality.allow_leak, bool):
-        raise ValueError(f"causality.allow_leak={cfg.causality.allow_leak} must be true or false")
-    if not plan.model.causal and not cfg.causality.allow_leak:
-        what = "model.causal=false lets every position see the future, so its losses would be false"
-        raise ValueError(f"{what}; say causality.allow_leak=true where that is meant")
-    lr_factor(0, plan.steps, plan.optim.schedule)  # a warm-up longer than the run
-    if cfg.trainer.get("limit_val_batches") == 0:
-        raise ValueError("trainer.limit_val_batches=0 leaves no validation, which every run ends with; leave it out")
-    if isinstance(cfg.trainer.max_time, int | float):
-        raise ValueError(
-            f"trainer.max_time={cfg.trainer.max_time} must be DD:HH:MM:SS, such as 00:00:10:00 for ten minutes, or null"
-        )
-    if plan.model.backend == "flex" and plan.hardware is not None and plan.hardware.accelerator != "cuda":
-        raise ValueError(
-            f"model.backend=flex trains on CUDA only, and this run is on {plan.hardware.accelerator}; use model.backend=fused"
-        )
-    if plan.model.backend == "flex" and 0 < plan.model.head_size < FLEX_SMALLEST_HEAD:
-        needed = f"needs a head size of at least {FLEX_SMALLEST_HEAD}, not {plan.model.head_size} (model.head_dim, or dim / n_heads)"
-        raise ValueError(f"model.backend=flex {needed}; use model.backend=fused")
-    hardware = plan.hardware
-    if (
-        hardware is not None and hardware.compile == CUDA_GRAPHS and plan.accumulate > 1
-    ):  # the first's gradients lie where the second writes
-        raise ValueError(
-            f"compile={CUDA_GRAPHS} needs trainer.accumulate_grad_batches=1, not {plan.accumulate}; use compile=default"
-        )
-    return plan
+    trainer = TrainerConfig(**checked)
+    model, optim = plain(cfg.model), plain(cfg.optim)
+    optim["schedule"] = build(ScheduleConfig, optim["schedule"], "optim.schedule")
+    if model["vocab_size"] is None:  # the tokenizer's, unknown before the data are prepared
+        model["vocab_size"] = 1
+    model, optim, data = build(GPTConfig, model, "model"), build(OptimConfig, optim, "optim"), parse(plain(cfg.data))
+    keep_compiled_code()  # sets the folder of compiled code, which torch reads when it looks for a compiler
+    hardware = None if elsewhere else select_hardware(trainer.accelerator, trainer.precision, top.compile)
+    return RunConfig(top, model, optim, data, trainer, hardware)
 
 
-def vocabulary(chosen: int | None, needed: int) -> int:
-    """Rows of the embedding. Raises ValueError where the tokenizer has more tokens than were chosen."""
+def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
+    """Raises ValueError for settings of different groups that exclude each other."""
+    from tril.model.attention_flex import MIN_HEAD_DIM
+    from tril.model.training.hardware import CUDA_GRAPHS
+    from tril.model.training.schedule import lr_factor
+
+    model, hardware = config.model, config.hardware
+    if not model.causal and not allow_leak:
+        effect = "lets every position attend to later ones, so its losses would be false"
+        raise ValueError(f"model.causal=false {effect}; set causality.allow_leak=true if that is intended")
+    lr_factor(0, config.steps, config.optim.schedule)  # raises if the warm-up is longer than the run
+    if model.backend == "flex" and hardware is not None and hardware.accelerator != "cuda":
+        device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"
+        raise ValueError(f"model.backend=flex {device}; use model.backend=fused")
+    if model.backend == "flex" and 0 < model.head_size < MIN_HEAD_DIM:
+        size = f"a head size of at least {MIN_HEAD_DIM}, not {model.head_size} (model.head_dim, or dim / n_heads)"
+        raise ValueError(f"model.backend=flex needs {size}; use model.backend=fused")
+    # The second micro-batch would overwrite the gradients of the first.
+    if hardware is not None and hardware.compile == CUDA_GRAPHS and config.accumulate > 1:
+        needs = f"needs trainer.accumulate_grad_batches=1, not {config.accumulate}"
+        raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")
+
+
+def refuse_unused(config: RunConfig) -> None:
+    """Raises ValueError for a key of the command line that has no effect: Muon's under optim.kind=adamw."""
+    from tril.model.training.optim import MUON_KEYS
+
+    typed = {key: value for key, _, value in (override.partition("=") for override in task_overrides())}
+    for name in MUON_KEYS if config.optim.kind == "adamw" else ():
+        if (key := f"optim.{name}") in typed and getattr(config.optim, name) != getattr(config.optim.canonical(), name):
+            raise ValueError(f"{key}={typed[key]} has no effect with optim.kind=adamw; leave it out, or use optim=muon")
+
+
+def choose_vocab_size(chosen: int | None, needed: int) -> int:
+    """Rows of the embedding. Raises ValueError if the tokenizer has more tokens than were chosen."""
     if chosen is not None and chosen < needed:
         raise ValueError(
             f"model.vocab_size={chosen} is too small for the tokenizer's {needed} tokens; raise it, or leave it null"

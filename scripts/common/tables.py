@@ -1,16 +1,33 @@
-"""Tables in Markdown that can also be read as they are."""
+"""Tables of text, in Markdown with aligned columns or plain for the terminal."""
 
 from collections.abc import Collection, Sequence
 
 
-def aligned(lines: Sequence[Sequence[str]], words: Collection[int]) -> str:
-    """The first of the lines is the heading. words: the columns that are aligned to the left; the others are numbers."""
-    widths = [max(3, *map(len, column)) for column in zip(*lines)]
-    rule = "|".join("-" * (width + 2) if i in words else "-" * (width + 1) + ":" for i, width in enumerate(widths))
-    shown = [
-        " | ".join(
-            cell.ljust(width) if i in words else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))
-        )
-        for line in lines
+def markdown_table(lines: Sequence[Sequence[str]], text_columns: Collection[int] = (0,)) -> str:
+    """A Markdown table whose source is aligned as well.
+
+    Args:
+        lines: the first one is the header.
+        text_columns: columns that are aligned to the left; the others hold numbers.
+    """
+    widths = [max(3, width) for width in _widths(lines)]
+    rule = "|".join("-" * (n + 2) if i in text_columns else "-" * (n + 1) + ":" for i, n in enumerate(widths))
+    header, *rows = (f"| {' | '.join(_padded(line, widths, text_columns))} |" for line in lines)
+    return "\n".join([header, f"|{rule}|", *rows])
+
+
+def plain_table(lines: Sequence[Sequence[str]], text_columns: Collection[int] = (0,)) -> str:
+    """A table for the terminal, columns separated by two spaces; see `markdown_table`."""
+    widths = _widths(lines)
+    return "\n".join("  ".join(_padded(line, widths, text_columns)).rstrip() for line in lines)
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+
+def _padded(line: Sequence[str], widths: Sequence[int], text_columns: Collection[int]) -> list[str]:
+    return [
+        text.ljust(width) if i in text_columns else text.rjust(width)
+        for i, (text, width) in enumerate(zip(line, widths, strict=True))
     ]
-    return "\n".join([f"| {shown[0]} |", f"|{rule}|", *(f"| {line} |" for line in shown[1:])])

@@ -43,7 +43,7 @@ def test_gather_keeps_large_ids():
 @pytest.mark.parametrize("batch_size", [3, 20])
 def test_tokens_that_lie_on_a_device_give_the_same_batches(monkeypatch, dtype, world_size, batch_size):
     """Over several epochs, from any place on, with ids up to the largest; copied in several pieces."""
-    monkeypatch.setattr(windows, "COPIED_AT_ONCE", 30)
+    monkeypatch.setattr(windows, "COPY_TOKENS", 30)
     ids = np.random.default_rng(0).integers(0, 2**16, 101).astype(dtype)
     ids[[0, 50, 100]] = np.iinfo(np.uint16).max if dtype == "uint16" else 100_000
     resident = on_device(ids, "cpu")
@@ -83,6 +83,21 @@ def test_a_batch_larger_than_the_epoch():
     loader = TrainWindows(tokens(9), 4, batch_size=6, seed=0)
     assert len(loader) == 1
     assert counted(loader) == sorted(3 * list(range(101, 109)))
+
+
+@pytest.mark.parametrize(("accumulate", "length"), [(1, 5), (2, 4), (3, 3), (5, 5), (6, 6), (8, 8)])
+def test_a_pass_has_complete_steps_and_loses_no_window(accumulate, length):
+    """11 windows an epoch in batches of 2; the batches are those without accumulation."""
+    loader, plain = TrainWindows(tokens(45), 4, 2, 0, accumulate=accumulate), TrainWindows(tokens(45), 4, 2, 0)
+    assert len(loader) == length and length % accumulate == 0
+    batches = [inputs for _ in range(6) for inputs, _ in loader]
+    expected = [inputs for _ in range(10) for inputs, _ in plain][: len(batches)]
+    assert len(batches) == 6 * length and torch.equal(torch.cat(batches), torch.cat(expected))
+
+
+def test_ranks_share_the_complete_steps():
+    ranks = [TrainWindows(tokens(103), 4, 2, 0, rank, world_size=3, accumulate=2) for rank in range(3)]
+    assert [len(loader) for loader in ranks] == [4] * 3  # 26 windows, 12 per step
 
 
 def order(seed, epochs=1):

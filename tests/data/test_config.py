@@ -1,4 +1,4 @@
-"""What `data:` accepts: every shipped yaml, and clear refusals of everything else."""
+"""What `data:` accepts, and how it refuses everything else."""
 
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from tril.data.sources.hub import Hub
 from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
+from tril.scripts.common.cli import message_of
 
 ROOT = Path(__file__).parents[2]
 YAMLS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs/data").glob("*.yaml")}
@@ -24,7 +25,7 @@ def changed(name="stdlib", tokenizer=None, **values):
     return mapping | {"tokenizer": mapping["tokenizer"] | (tokenizer or {})}
 
 
-def test_shipped_yamls_mean_these_sources(tmp_path):
+def test_shipped_yamls_give_these_sources(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     parsed = {name: parse(changed(name, **({"path": str(tmp_path)} if name == "files" else {}))) for name in YAMLS}
     assert {name: settings.source for name, settings in parsed.items()} == {
@@ -44,14 +45,14 @@ def test_shipped_yamls_mean_these_sources(tmp_path):
 
 
 @pytest.mark.parametrize("name", YAMLS)
-def test_shipped_yamls_spell_out_every_key(name):
-    """Otherwise an override of that key would be refused as unknown before it gets here."""
-    own = fields(DataConfig) + fields(SOURCES[YAMLS[name]["source"]])
-    assert set(YAMLS[name]) == {field.name for field in own}
+def test_shipped_yamls_contain_every_key(name):
+    """Otherwise Hydra would refuse an override of that key."""
+    settings = fields(DataConfig) + fields(SOURCES[YAMLS[name]["source"]])
+    assert set(YAMLS[name]) == {field.name for field in settings}
     assert set(YAMLS[name]["tokenizer"]) == {field.name for field in fields(TokenizerConfig)}
 
 
-def test_values_arrive(tmp_path):
+def test_values_are_passed_on(tmp_path):
     settings = parse(
         changed(
             batch_size=3,
@@ -70,48 +71,54 @@ def test_values_arrive(tmp_path):
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        (changed(source="web"), "data.source=web: must be one of stdlib, shakespeare, files, hub"),
-        (changed(batchsize=3), "data.batchsize: no such key; did you mean data.batch_size?"),
-        (changed(zzzz=3), "data.zzzz: no such key; legal are source, tokenizer, batch_size"),
-        (changed(path="x"), "data.path: no such key"),  # of other sources only
+        (changed(source="web"), "data.source=web must be one of stdlib, shakespeare, files, hub"),
+        (changed(batchsize=3), "there is no setting data.batchsize; did you mean data.batch_size?"),
+        (changed(zzzz=3), "there is no setting data.zzzz; valid are source, tokenizer, batch_size"),
+        (changed(path="x"), "there is no setting data.path"),  # of other sources only
+        (changed(tokenizer={"vocabsize": 5}), "data.tokenizer.vocabsize; did you mean data.tokenizer.vocab_size?"),
         (
-            changed(tokenizer={"vocabsize": 5}),
-            "data.tokenizer.vocabsize: no such key; did you mean data.tokenizer.vocab_size?",
+            changed(tokenizer={"kind": "words"}),
+            "data.tokenizer.kind=words must be 'bpe', 'char', 'byte', 'file' or 'hub'",
         ),
-        (changed(tokenizer={"kind": "words"}), "data.tokenizer.kind=words: must be one of bpe"),
-        (changed() | {"tokenizer": "byte"}, "such as data.tokenizer.kind=byte"),
-        (changed(batch_size=0, token_budget=-1), "data.batch_size=0: must be a positive integer; data.token_budget=-1"),
-        (changed(batch_size=None), "data.batch_size=None"),
-        (changed(batch_size=2.5), "data.batch_size=2.5"),
-        (changed(cache_dir=5), "data.cache_dir=5"),
-        (changed(document_mask="yes"), "data.document_mask=yes: must be true or false"),
-        (changed(document_mask=1), "data.document_mask=1"),
-        (changed(document_masks=True), "data.document_masks: no such key; did you mean data.document_mask?"),
-        (changed(val_fraction="half"), "data.val_fraction=half: must be of type float, not str"),
-        (changed(val_fraction=1.5), "data.val_fraction=1.5"),
-        (changed("tinystories", streaming="maybe"), "data.streaming=maybe: must be of type bool, not str"),
-        (changed("tinystories", config=5), "data.config=5: must be of type str | null, not int"),
-        (changed("files"), "data.path=None: give a file, a folder or a glob"),
-        ({"source": "stdlib", "batch_size": 3}, "missing: data.tokenizer"),
+        (changed() | {"tokenizer": "byte"}, "must be a group; use data.tokenizer.kind=byte"),
+        (
+            changed(batch_size=0, token_budget=-1),
+            "data.batch_size=0 must be greater than or equal to 1; data.token_budget=-1",
+        ),
+        (changed(batch_size=None), "data.batch_size=null must be a valid integer"),
+        (changed(batch_size=2.5), "data.batch_size=2.5 must be a valid integer"),
+        (changed(batch_size=True), "data.batch_size=true must be a valid integer"),
+        (changed(cache_dir=5), "data.cache_dir=5 must be a valid string"),
+        (changed(document_mask="yes"), "data.document_mask='yes' must be a valid boolean"),
+        (changed(document_mask=1), "data.document_mask=1 must be a valid boolean"),
+        (changed(document_masks=True), "there is no setting data.document_masks; did you mean data.document_mask?"),
+        (changed(val_fraction="half"), "data.val_fraction='half' must be a valid number"),
+        (changed(val_fraction=1.5), "data.val_fraction=1.5 must be less than 1"),
+        (changed("tinystories", streaming="maybe"), "data.streaming='maybe' must be a valid boolean"),
+        (changed("tinystories", config=5), "data.config=5 must be a valid string"),
+        (changed("files"), "data.path is missing; give a file, a folder or a glob"),
+        ({"source": "stdlib", "batch_size": 3}, "data.tokenizer is missing"),
+        ({"source": "hub", "batch_size": 3, "tokenizer": {}}, "data.repo is missing"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(mapping, message):
     with pytest.raises(ValueError) as error:
         parse(mapping)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    line = message_of(error.value)
+    assert message in line and "\n" not in line
 
 
 def test_missing_files_are_refused(tmp_path):
-    with pytest.raises(OSError, match="no file matches"):
+    with pytest.raises(OSError, match="matches no file"):
         parse(changed("files", path=str(tmp_path / "*.txt")))
-    with pytest.raises(OSError, match="no such file"):
+    with pytest.raises(OSError, match="does not exist"):
         parse(changed("shakespeare", path=str(tmp_path / "none.txt")))
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="is a file; give a folder"):
         parse(changed(cache_dir=str(tmp_path / "file")))
 
 
-def test_checking_imports_nothing_heavy():
+def test_import_is_light():
     heavy = ("torch", "lightning", "datasets", "pyarrow", "huggingface_hub")
     code = f"import sys, tril.data.config; print([name for name in {heavy} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""The data module in Lightning's hands: what a fit sees, and what a resumed one sees."""
+"""The data module in a Lightning fit: its batches, and those after a resume."""
 
 import warnings
 from types import SimpleNamespace
@@ -15,12 +15,12 @@ from tril.data.datamodule import TextDataModule
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 
-# Lightning on a newer torch: nothing this project could change
+# Lightning with a newer torch
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
 
 class Toy(lightning.LightningModule):
-    """Remembers the batches it gets."""
+    """Records its batches."""
 
     def __init__(self):
         super().__init__()
@@ -68,18 +68,18 @@ def fit(data, folder, max_steps, resume=None, **options):
     return toy
 
 
-def test_a_fit_sees_the_loaders_batches(make_data, tmp_path):
+def test_a_fit_gets_the_batches_of_the_loader(make_data, tmp_path):
     data = make_data()
     toy = fit(data, tmp_path / "run", max_steps=30)
     loader = data.train_dataloader()
-    assert len(loader) < 30 / 2  # it takes more than two epochs
+    assert len(loader) < 30 / 2  # more than two epochs
     expected = [inputs for _ in range(3) for inputs, _ in loader][:30]
     assert torch.equal(torch.cat(toy.train_batches), torch.cat(expected))
     assert len(toy.val_batches) == 30 // 7 * len(data.val_dataloader())
 
 
 @pytest.mark.parametrize("options", [{}, {"limit_train_batches": 7}, {"accumulate_grad_batches": 2}])
-def test_a_resumed_fit_sees_exactly_the_rest(make_data, tmp_path, options):
+def test_a_resumed_fit_gets_exactly_the_remaining_batches(make_data, tmp_path, options):
     """Stopped in the middle of an epoch, at its end, just after, where validation runs, and in the second epoch."""
     expected = fit(make_data(), tmp_path / "whole", max_steps=30, **options).train_batches
     n = len(make_data().train_dataloader())
@@ -102,7 +102,7 @@ def test_properties_and_shapes(make_data, tmp_path):
     counts = data.meta["counts"]
     assert counts["train"]["bytes"] + counts["val"]["bytes"] == len(text)
     assert data.tokenizer.decode(data.packed.tokens("val").tolist()) == text[-counts["val"]["bytes"] :].decode()
-    # bytes as tokens and one end-of-text: the first token is not predicted, so it evens out
+    # one token per byte plus end-of-text, without the first token, which is not predicted
     assert data.val_bytes_per_token == 1
     inputs, targets = next(iter(data.val_dataloader()))
     assert inputs.shape == targets.shape == (2, 16)
@@ -111,21 +111,24 @@ def test_properties_and_shapes(make_data, tmp_path):
     assert not torch.equal(next(iter(other.train_dataloader()))[0], next(iter(data.train_dataloader()))[0])
 
 
-def test_a_document_mask_names_the_token_that_opens_a_document_and_changes_no_data(make_data):
+def test_a_document_mask_gives_the_end_of_text_id_and_the_same_data(make_data):
     plain, masked = make_data(), make_data(document_mask=True)
     assert (plain.document_eot, masked.document_eot) == (None, masked.tokenizer.token_to_id("<|endoftext|>"))
     assert masked.meta == plain.meta and masked.packed.folder == plain.packed.folder
-    for ours, theirs in zip(next(iter(masked.train_dataloader())), next(iter(plain.train_dataloader()))):
-        assert torch.equal(ours, theirs)
+    batches = next(iter(masked.train_dataloader())), next(iter(plain.train_dataloader()))
+    assert all(torch.equal(*tensors) for tensors in zip(*batches, strict=True))
 
 
 @pytest.mark.parametrize(("free", "resident"), [(4, True), (3, False)])
 def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, resident):
-    """A machine whose free memory is so many times the training part. The meta device stands for the GPU: nothing can be read back."""
+    """The GPU has `free` times the memory of the training part. The meta device replaces it."""
     data, moved = make_data(), []
     host = data.packed.tokens("train")
     data.trainer = SimpleNamespace(
-        strategy=SimpleNamespace(root_device=torch.device("cuda:0")), global_rank=0, world_size=1
+        strategy=SimpleNamespace(root_device=torch.device("cuda:0")),
+        global_rank=0,
+        world_size=1,
+        accumulate_grad_batches=1,
     )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * host.nbytes, 1 << 40))
     monkeypatch.setattr(

@@ -1,14 +1,16 @@
 """Tokenizers: exact round trips, literal special tokens, determinism, refusals."""
 
 import pytest
+from pydantic import ValidationError
 from tokenizers import Tokenizer, models
 
 from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, load, n_ids
+from tril.model.validation import explain
 
 CORPUS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat\n" * 20, "naïve café\r\n\ttabs\n"]
-NASTY = [
-    "", " ", "\n", "\r\n", "a\tb\n\n  c ", "\x00\x01\x7f", "👩‍👩‍👧 and 🇩🇪", "e\u0301 é", "\u2028\u200b\ufeff", "漢字かな", "\U0010ffff",
-    "<|endoftext|>", "x<|endoftext|>y <|unknown|>", "Ġ Ċ â", "\ufffd", " " * 300, "a" * 5000,
+HARD = [
+    "", " ", "\n", "\r\n", "a\tb\n\n  c ", "\x00\x01\x7f", "👩‍👩‍👧 and 🇩🇪", "e\u0301 é", "\u2028\u200b\ufeff",
+    "漢字かな", "\U0010ffff", "<|endoftext|>", "x<|endoftext|>y <|unknown|>", "Ġ Ċ â", "\ufffd", " " * 300, "a" * 5000,
 ]  # fmt: skip
 
 
@@ -18,19 +20,19 @@ def tokenizer(request, tmp_path_factory):
     if request.param == "file":
         path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
         saved = build(config, CORPUS)
-        saved.enable_truncation(3)  # what a foreign file may bring along
+        saved.enable_truncation(3)  # as a foreign file may have
         saved.enable_padding(length=9)
         saved.save(str(path))
         config = TokenizerConfig(kind="file", path=str(path))
     elif request.param != "bpe":
         config = TokenizerConfig(kind=request.param)
-    return build(config, CORPUS + NASTY)
+    return build(config, CORPUS + HARD)
 
 
 @pytest.mark.parametrize("reloaded", [False, True])
 def test_round_trip_is_exact(tokenizer, reloaded):
     tokenizer = load(tokenizer.to_str()) if reloaded else tokenizer
-    for text in NASTY + CORPUS:
+    for text in HARD + CORPUS:
         for ids in (tokenizer.encode(text).ids, tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids):
             assert tokenizer.decode(ids, skip_special_tokens=False) == text
             assert tokenizer.token_to_id("<|endoftext|>") not in ids
@@ -47,13 +49,13 @@ def test_ids_of_characters_and_bytes():
     assert byte.token_to_id("<|endoftext|>") == 0
 
 
-def test_ids_with_gaps_are_counted_up_to_the_last():
+def test_n_ids_includes_gaps():
     assert n_ids(build(TokenizerConfig(kind="byte"), [])) == 257
     gaps = Tokenizer(models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
     assert (n_ids(gaps), gaps.get_vocab_size()) == (8, 2)
 
 
-def test_bpe_learns_merges_of_the_given_size_and_always_the_same():
+def test_bpe_training_is_deterministic_and_reaches_the_given_size():
     config = TokenizerConfig(kind="bpe", vocab_size=290)
     first, second = (build(config, iter(CORPUS)) for _ in range(2))
     assert first.to_str() == second.to_str()
@@ -68,19 +70,22 @@ def test_bpe_is_trained_on_the_first_bytes_only():
     assert next(texts) == "never read"
 
 
+def refusal(**values):
+    with pytest.raises(ValidationError) as error:
+        TokenizerConfig(**values)
+    return explain(error.value)
+
+
 def test_every_wrong_value_is_reported_at_once():
-    with pytest.raises(ValueError) as error:
-        TokenizerConfig(kind="bpe", vocab_size=256, path="x", train_bytes=0, eot="")
-    for part in ("vocab_size=256", "at least 257", "path=x", "train_bytes=0", "eot=''"):
-        assert part in str(error.value)
-    with pytest.raises(ValueError, match="kind=words: must be one of bpe, char, byte, file, hub"):
-        TokenizerConfig(kind="words")
-    with pytest.raises(ValueError, match="vocab_size=None"):
-        TokenizerConfig(vocab_size=None)
-    with pytest.raises(ValueError, match="path=None: kind=hub needs a name"):
-        TokenizerConfig(kind="hub")
-    with pytest.raises(ValueError, match="no such file"):
-        TokenizerConfig(kind="file", path="/nowhere/tokenizer.json")
+    message = refusal(kind="bpe", vocab_size=256, path="x", train_bytes=0, eot="")
+    for part in ("vocab_size=256 must be at least 257", "path=x must be null", "train_bytes=0 must be", "eot="):
+        assert f"data.tokenizer.{part}" in message
+    assert "kind=words must be 'bpe', 'char', 'byte', 'file' or 'hub'" in refusal(kind="words")
+    assert "vocab_size=null must be at least 257" in refusal(vocab_size=None)
+    assert "path is missing; kind=hub needs a repository" in refusal(kind="hub")
+    assert "path is missing; kind=file needs a tokenizer.json" in refusal(kind="file", path="")
+    assert "path=/nowhere/tokenizer.json does not exist" in refusal(kind="file", path="/nowhere/tokenizer.json")
+    assert "data.tokenizer.eot=x" in refusal(eot="x")
 
 
 def test_file_without_end_of_text_is_refused_with_its_special_tokens(tmp_path):
@@ -92,20 +97,20 @@ def test_file_without_end_of_text_is_refused_with_its_special_tokens(tmp_path):
         build(TokenizerConfig(kind="file", path=str(path)), [])
     assert build(TokenizerConfig(kind="file", path=str(path), eot="</s>"), []).token_to_id("</s>") == 0
     path.write_text("{}")
-    with pytest.raises(OSError, match="cannot read a tokenizer"):
+    with pytest.raises(OSError, match="cannot read a tokenizer .*; give a tokenizer.json"):
         build(TokenizerConfig(kind="file", path=str(path)), [])
 
 
-def test_identity_holds_what_matters_and_nothing_else(tmp_path):
+def test_fingerprint_contains_what_matters_and_nothing_else(tmp_path):
     assert (
-        TokenizerConfig(kind="char", vocab_size=2048).identity()
-        == TokenizerConfig(kind="char", vocab_size=99).identity()
+        TokenizerConfig(kind="char", vocab_size=2048).fingerprint()
+        == TokenizerConfig(kind="char", vocab_size=99).fingerprint()
     )
-    assert TokenizerConfig(vocab_size=300).identity() != TokenizerConfig(vocab_size=301).identity()
+    assert TokenizerConfig(vocab_size=300).fingerprint() != TokenizerConfig(vocab_size=301).fingerprint()
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path in paths:
         path.write_text("{}")
     a, b = (TokenizerConfig(kind="file", path=str(path)) for path in paths)
-    assert a.identity() == b.identity()
+    assert a.fingerprint() == b.fingerprint()
     paths[1].write_text("{ }")
-    assert a.identity() != b.identity()
+    assert a.fingerprint() != b.fingerprint()

@@ -1,4 +1,4 @@
-"""Encoding word by word against encoding whole texts, and every cut against the pattern itself."""
+"""Ids of words against ids of whole texts, and every cut against GPT-2's pattern."""
 
 from itertools import product
 
@@ -17,7 +17,7 @@ CORPUS = [
     "naïve café  'tis\u00a0 été\r\n  " * 20,
 ]
 ODD = "ab's5.,_' \n\t\r\x0b\x1c\x1f\x00\x7f\x85\u00a0\u180e\u2003\u2028\u3000éß²½Ⅷ漢\u0301👩\U0010ffff"
-KINDS = "as5.' \n\x1cé\u00a0²"  # of each kind of byte at least one, and letter, blank and number of two bytes
+KINDS = "as5.' \n\x1cé\u00a0²"  # each kind of byte, and a letter, a blank and a number of two bytes
 TOKENIZER = build(TokenizerConfig(vocab_size=400), CORPUS)
 
 
@@ -33,16 +33,22 @@ def pieces(text):
 
 def test_words_are_the_literal_ones():
     assert pieces("it's  5x\n\n  b_c, d") == ["it", "'s", " ", " 5", "x", "\n\n ", " b", "_", "c", ",", " d"]
-    assert pieces("an été, \u00a0\n the.") == ["an", " été,", " \u00a0\n", " the", "."]  # unsure beside other scripts
+    assert pieces("an été, \u00a0\n the.") == [
+        "an",
+        " été,",
+        " \u00a0\n",
+        " the",
+        ".",
+    ]  # no cut next to é and the blank
 
 
 def test_every_cut_is_one_of_the_pattern():
-    """All texts of up to three characters of every kind, and of five of some: the pattern finds the same words in the parts as in the whole."""
+    """In all texts of up to three of KINDS and up to five of some, the pattern gives the same words with the cuts."""
     split = TOKENIZER.pre_tokenizer.pre_tokenize_str
     for length in range(1, 6):
         for text in map("".join, product(KINDS if length < 4 else "s5' \n\u00a0", repeat=length)):
-            apart = [word for piece in pieces(text) for word, _ in split(piece)]
-            assert apart == [word for word, _ in split(text)], text
+            from_pieces = [word for piece in pieces(text) for word, _ in split(piece)]
+            assert from_pieces == [word for word, _ in split(text)], text
 
 
 @settings(max_examples=100, deadline=None)
@@ -51,15 +57,15 @@ def test_ids_are_those_of_the_whole_text(texts):
     assert [ids.tolist() for ids in WordEncoder(TOKENIZER)(texts)] == [TOKENIZER.encode(text).ids for text in texts]
 
 
-@pytest.mark.parametrize("most", [0, 5, 1 << 18])
-def test_forgetting_words_changes_nothing(most, monkeypatch):
-    monkeypatch.setattr(words, "MOST_KEPT", most)
-    monkeypatch.setattr(words, "LONGEST_KEPT", 4)
+@pytest.mark.parametrize("size", [0, 5, 1 << 18])
+def test_a_full_cache_does_not_change_the_ids(size, monkeypatch):
+    monkeypatch.setattr(words, "MAX_CACHED_WORDS", size)
+    monkeypatch.setattr(words, "MAX_CACHED_BYTES", 4)
     encode, texts = WordEncoder(TOKENIZER), [CORPUS[0], "", "a" * 1000, CORPUS[1], "<|endoftext|>"]
     for batch in (texts, texts[::-1], texts):
         assert [ids.tolist() for ids in encode(batch)] == [TOKENIZER.encode(text).ids for text in batch]
-        assert all(len(word) <= 4 for word in encode.known)
-        assert len(encode.known) <= most + 40
+        assert all(len(word) <= 4 for word in encode.cache)
+        assert len(encode.cache) <= size + 40
 
 
 def changed(**parts):
@@ -69,7 +75,7 @@ def changed(**parts):
     return tokenizer
 
 
-def test_other_tokenizers_are_told_apart():
+def test_other_tokenizers_are_recognized():
     assert splits_like_gpt2(TOKENIZER) and splits_like_gpt2(changed())
     assert not splits_like_gpt2(build(TokenizerConfig(kind="byte"), []))
     assert not splits_like_gpt2(build(TokenizerConfig(kind="char"), CORPUS))

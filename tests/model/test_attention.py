@@ -1,304 +1,282 @@
-"""MultiHeadAttention against torch's, against the textbook, and against itself with parts exchanged.
+"""`attention` and `attention_weights` against a float64 reference, on every backend.
 
-B batch, T queries, S keys, H query heads, G key/value heads, D head size, C width.
+B batch, T queries, S keys, H query heads, G key/value heads, D head size.
 """
 
-import contextlib
-import copy
 import math
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
 
-from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomise
-from tril.model.attention import MultiHeadAttention, causal_mask
-from tril.model.kv_cache import KVCache
-from tril.model.rope import rope_table
+import tril.model.attention
+from tests.conftest import BACKENDS_SLOW_FLEX, TRAINABLE, assert_close
+from tril.model.attention import MultiHeadAttention, attention, attention_weights, causal_mask
 
-B, T, S, C, H = 2, 6, 9, 24, 4
-
-
-def make(**choices):
-    return randomise(MultiHeadAttention(C, H, **choices))
+B, H, D = 2, 4, 8
+SIZES = [(6, 6), (3, 7), (7, 3), (1, 6), (6, 1)]  # (T, S)
+VISIBILITY = [(False, None), (True, None), (True, 1), (True, 3), (True, 99)]  # (causal, window)
+MASKS = ["no mask", "(S,)", "(T, S)", "(B, 1, 1, S)", "(B, 1, T, S)", "(B, H, T, S)", "(1, H, T, S)", "(B, 1, T, 1)"]
 
 
-def gradients_if_possible(backend):
-    return torch.no_grad() if backend == "flex" else contextlib.nullcontext()
+def make_qkv(n_queries, n_keys, n_kv_heads=2, dtype=torch.float32):
+    q = torch.randn(B, H, n_queries, D, dtype=dtype)
+    k, v = torch.randn(2, B, n_kv_heads, n_keys, D, dtype=dtype)
+    return q, k, v
 
 
-def copy_of(attn, **choices):
-    """The same weights with other choices."""
-    other = MultiHeadAttention(C, H, **choices)
-    other.load_state_dict(attn.state_dict())
-    return other
+def make_mask(kind, n_queries, n_keys):
+    """A random mask in which some rows are fully masked."""
+    if kind == "no mask":
+        return None
+    sizes = {"B": B, "H": H, "T": n_queries, "S": n_keys}
+    shape = [sizes.get(c) or int(c) for c in kind.strip("()").replace(",", " ").split()]
+    mask = torch.rand(shape) < 0.6
+    if kind != "(S,)":
+        mask.flatten(0, -2)[0] = False
+    return mask
 
 
-def textbook(attn, x, source, visible):
-    """One small weight matrix per head (Vaswani et al. 2017, section 3.2.2), without normalisation, in float64."""
-    attn = copy.deepcopy(attn).double()
-    size, group = attn.head_dim, attn.n_heads // attn.n_kv_heads
-    heads = []
-    for h in range(attn.n_heads):
-        rows, shared = slice(h * size, (h + 1) * size), slice(h // group * size, (h // group + 1) * size)
-        w_q, w_k, w_v = attn.q_proj.weight[rows].T, attn.k_proj.weight[shared].T, attn.v_proj.weight[shared].T  # (C, D)
-        b_q, b_k, b_v = (0.0 if p.bias is None else p.bias for p in (attn.q_proj, attn.k_proj, attn.v_proj))
-        if attn.q_proj.bias is not None:
-            b_q, b_k, b_v = b_q[rows], b_k[shared], b_v[shared]
-        q, k, v = x.double() @ w_q + b_q, source.double() @ w_k + b_k, source.double() @ w_v + b_v
-        scores = (q @ k.mT / math.sqrt(size)).masked_fill(~visible, -math.inf)  # (B, T, S)
-        heads.append(scores.softmax(-1) @ v)
-    out = torch.cat(heads, dim=-1) @ attn.o_proj.weight.T  # Concat(head_1 ... head_H) W_O
-    return out if attn.o_proj.bias is None else out + attn.o_proj.bias
+def visible_by_loops(n_queries, n_keys, causal, window, mask=None):
+    """(B, H, T, S), from one pair of positions after another."""
+    visible = torch.ones(n_queries, n_keys, dtype=torch.bool)
+    for i in range(n_queries):
+        for j in range(n_keys):
+            distance = (i + n_keys - n_queries) - j
+            visible[i, j] = not causal or 0 <= distance < (window or math.inf)
+    visible = visible.expand(B, H, n_queries, n_keys)
+    return visible if mask is None else visible & mask
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("cross", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_torchs_multihead_attention(backend, cross, causal, bias):
-    ours = make(causal=causal, qkv_bias=bias, out_bias=bias, backend=backend)
-    theirs = nn.MultiheadAttention(C, H, bias=bias, batch_first=True)
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([ours.q_proj.weight, ours.k_proj.weight, ours.v_proj.weight]))
-        theirs.out_proj.weight.copy_(ours.o_proj.weight)
-        if bias:
-            theirs.in_proj_bias.copy_(torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias]))
-            theirs.out_proj.bias.copy_(ours.o_proj.bias)
-    x = torch.randn(B, T, C, requires_grad=True)
-    context = torch.randn(B, S, C, requires_grad=True) if cross else None
-    source = context if cross else x
-    # torch's mask says who is hidden: with the last query at the last key, all keys more than S - T after the query's number
-    hidden = torch.ones(T, source.shape[1]).triu(source.shape[1] - T + 1).bool() if causal else None
+def reference(q, k, v, visible):
+    """exp(q k / sqrt(D)), 0 where masked, divided by its sum, times v: in float64, without softmax and infinities."""
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (k, v))
+    exponentials = torch.einsum("bhtd,bhsd->bhts", q, k).div(math.sqrt(D)).exp() * visible
+    total = exponentials.sum(-1, keepdim=True)
+    return torch.einsum("bhts,bhsd->bhtd", exponentials / (total + (total == 0)), v)
 
-    with gradients_if_possible(backend):
-        out, weights = ours(x, context, need_weights=True)
-        expected, expected_weights = theirs(x, source, source, attn_mask=hidden, average_attn_weights=False)
+
+@pytest.mark.parametrize("mask_kind", MASKS)
+@pytest.mark.parametrize("causal, window", VISIBILITY)
+@pytest.mark.parametrize("n_queries, n_keys", SIZES)
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_output_and_gradients_match_the_reference(backend, n_queries, n_keys, causal, window, mask_kind):
+    mask = make_mask(mask_kind, n_queries, n_keys)
+    visible = visible_by_loops(n_queries, n_keys, causal, window, mask)
+    qkv = [x.requires_grad_() for x in make_qkv(n_queries, n_keys)]
+    out = attention(*qkv, mask=mask, causal=causal, window=window, backend=backend)
+    expected = reference(*qkv, visible)
     assert_close(out, expected)
-    assert_close(weights, expected_weights)
-    if backend == "flex":
-        return
-    inputs, upstream = (x, context) if cross else (x,), torch.randn_like(out)
-    for got, want in zip(torch.autograd.grad(out, inputs, upstream), torch.autograd.grad(expected, inputs, upstream)):
-        assert_close(got, want)
+    assert (out[~visible.any(-1)] == 0).all()
+
+    upstream = torch.randn_like(out)
+    gradients = torch.autograd.grad(out, qkv, upstream)
+    for actual, wanted in zip(gradients, torch.autograd.grad(expected, qkv, upstream.double()), strict=True):
+        assert_close(actual, wanted)
 
 
-@pytest.mark.parametrize("n_kv_heads, head_dim", [(4, None), (2, None), (1, 6), (2, 5), (4, 16)])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_one_small_matrix_per_head(backend, n_kv_heads, head_dim):
-    attn = make(n_kv_heads=n_kv_heads, head_dim=head_dim, qkv_bias=True, out_bias=True, window=3, backend=backend)
-    x = torch.randn(B, T, C)
-    distance = torch.arange(T)[:, None] - torch.arange(T)
-    with torch.no_grad():
-        assert_close(attn(x), textbook(attn, x, x, (distance >= 0) & (distance < 3)))
+@pytest.mark.parametrize(
+    "n_queries, n_keys, causal, window, mask_kind",
+    [
+        (6, 6, False, None, "no mask"),
+        (6, 6, True, 2, "no mask"),
+        (6, 6, True, 3, "(B, 1, 1, S)"),
+        pytest.param(6, 6, True, None, "no mask", marks=pytest.mark.slow),
+        pytest.param(3, 7, True, None, "no mask", marks=pytest.mark.slow),
+        pytest.param(1, 6, True, 3, "no mask", marks=pytest.mark.slow),
+        pytest.param(7, 3, True, None, "no mask", marks=pytest.mark.slow),
+        pytest.param(3, 7, False, None, "(S,)", marks=pytest.mark.slow),
+        pytest.param(3, 7, True, None, "(B, H, T, S)", marks=pytest.mark.slow),
+    ],
+)
+def test_flex_matches_the_reference(n_queries, n_keys, causal, window, mask_kind):
+    mask = make_mask(mask_kind, n_queries, n_keys)
+    q, k, v = make_qkv(n_queries, n_keys)
+    out = attention(q, k, v, mask=mask, causal=causal, window=window, backend="flex")
+    visible = visible_by_loops(n_queries, n_keys, causal, window, mask)
+    assert_close(out, reference(q, k, v, visible))
+    assert (out[~visible.any(-1)] == 0).all()
 
 
-def test_projections_have_the_documented_shapes():
-    attn = MultiHeadAttention(24, 4, n_kv_heads=2, head_dim=5, qkv_bias=True)
-    shapes = {name: tuple(p.shape) for name, p in attn.named_parameters()}
-    assert shapes == {
-        "q_proj.weight": (20, 24),
-        "k_proj.weight": (10, 24),
-        "v_proj.weight": (10, 24),
-        "q_proj.bias": (20,),
-        "k_proj.bias": (10,),
-        "v_proj.bias": (10,),
-        "o_proj.weight": (24, 20),
-    }
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
+def test_grouped_heads_equal_repeated_heads(backend, n_kv_heads):
+    q, k, v = make_qkv(5, 7, n_kv_heads)
+    out = attention(q, k, v, causal=True, backend=backend)
+    assert_close(out, reference(q, k, v, visible_by_loops(5, 7, True, None)))
+    for h in range(H):  # query head h reads key/value head h // (H / G)
+        query, shared = slice(h, h + 1), slice(h * n_kv_heads // H, h * n_kv_heads // H + 1)
+        expected = attention(q[:, query], k[:, shared], v[:, shared], causal=True, backend="explicit")
+        assert_close(out[:, query], expected)
 
 
-@pytest.mark.parametrize("n_kv_heads", [1, 2])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_grouped_queries_are_full_heads_with_repeated_weights(backend, n_kv_heads):
-    grouped = make(n_kv_heads=n_kv_heads, qkv_bias=True, backend=backend)
-    weights = grouped.state_dict()
-    for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
-        per_head = weights[name].unflatten(0, (n_kv_heads, -1))
-        weights[name] = per_head.repeat_interleave(H // n_kv_heads, dim=0).flatten(0, 1)
-    full = MultiHeadAttention(C, H, qkv_bias=True, backend=backend)
-    full.load_state_dict(weights)
-    x = torch.randn(B, T, C)
-    with torch.no_grad():
-        assert_close(grouped(x), full(x))
-
-
-def test_each_head_is_normalised_by_its_root_mean_square_and_then_rotated():
-    attn = make(n_kv_heads=2, qk_norm=True)
-    x = torch.randn(B, T, C)
-    cos, sin = rope_table(T, C // H)
-    _, weights = attn(x, rope=(cos, sin), need_weights=True)
-    size = C // H
-
-    def normalised_and_rotated(x, gain):
-        x = x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt() * gain
-        a, b = x[..., : size // 2], x[..., size // 2 :]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-
-    for h in range(H):
-        q = x @ attn.q_proj.weight[h * size : (h + 1) * size].T
-        k = x @ attn.k_proj.weight[h // 2 * size : (h // 2 + 1) * size].T
-        scores = (
-            normalised_and_rotated(q, attn.q_norm.weight)
-            @ normalised_and_rotated(k, attn.k_norm.weight).mT
-            / math.sqrt(size)
-        )
-        assert_close(weights[:, h], scores.masked_fill(~causal_mask(T, T), -math.inf).softmax(-1))
-
-
-def test_qk_norm_makes_weights_independent_of_the_scale_of_q_and_k():
-    attn, x = make(qk_norm=True), torch.randn(B, T, C)
-    before = attn(x)
-    with torch.no_grad():
-        attn.q_proj.weight.mul_(8)
-        attn.k_proj.weight.mul_(4)
-    assert_close(attn(x), before)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("head", range(H))
-def test_gate_zero_removes_exactly_that_head(backend, head):
-    attn, x = make(n_kv_heads=2, out_bias=True, backend=backend), torch.randn(B, T, C)
-    gate = torch.ones(H)
-    gate[head] = 0.0
-    size = C // H
-    with torch.no_grad():
-        whole, gated = attn(x), attn(x, head_gate=gate)
-        attn.o_proj.weight[:, head * size : (head + 1) * size] = 0.0  # the columns of W_O that read this head
-        assert_close(gated, attn(x))
-        assert (gated - whole).abs().max() > 0.01
-
-
-def test_gate_scales_heads_row_by_row():
-    attn, x = make(), torch.randn(B, T, C)
-    gate = torch.rand(B, H)
-    out = attn(x, head_gate=gate)
-    for row in range(B):
-        assert_close(out[row], attn(x, head_gate=gate[row])[row])
-        scaled = copy_of(attn)
-        with torch.no_grad():
-            scaled.o_proj.weight.mul_(gate[row].repeat_interleave(C // H))
-        assert_close(out[row], scaled(x)[row])
-    assert torch.equal(attn(x, head_gate=torch.ones(H)), attn(x))
-
-
-def test_gate_receives_a_gradient():
-    attn, x = make(), torch.randn(B, T, C)
-    gate = torch.ones(H, requires_grad=True)
-    attn(x, head_gate=gate).sum().backward()
-    # the output is linear in the gate: a head's derivative is what is lost when it is removed
-    lost = [(attn(x) - attn(x, head_gate=1 - torch.eye(H)[h])).sum() for h in range(H)]
-    assert_close(gate.grad, torch.stack(lost), roundings=640)  # the sum of some 300 outputs, and a difference
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (H, 1), (1, H), (B + 1, H), (B, H, 1, 1)])
-def test_gate_of_another_shape_is_refused(shape):
-    with pytest.raises(ValueError, match="head_gate of shape .*must be"):
-        make()(torch.randn(B, T, C), head_gate=torch.ones(shape))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("cross", [False, True])
-def test_returned_weights_are_the_ones_that_were_used(backend, cross):
-    attn = make(n_kv_heads=2, window=4, backend=backend)
-    x, context = torch.randn(B, T, C), torch.randn(B, S, C) if cross else None
-    n_keys = S if cross else T
-    mask = torch.rand(B, 1, T, n_keys) < 0.6
-    mask[0, 0, 2] = False
-    with torch.no_grad():
-        out, weights = attn(x, context, mask=mask, need_weights=True)
-        assert torch.equal(out, attn(x, context, mask=mask))
-        v = attn.v_proj(x if context is None else context).unflatten(-1, (2, -1)).transpose(1, 2)  # (B, G, S, D)
-        heads = weights @ v.repeat_interleave(2, dim=1)
-        assert_close(out, heads.transpose(1, 2).flatten(2) @ attn.o_proj.weight.T)
-    assert weights.shape == (B, H, T, n_keys) and weights.dtype == torch.float32
-    visible = (mask & causal_mask(T, n_keys, window=4)).expand_as(weights)
-    assert torch.equal(weights > 0, visible)
-    assert_close(weights.sum(-1), visible.any(-1).float())
-    assert not weights[0, :, 2].any()
-
-
-def test_more_queries_than_keys_leaves_the_first_blind():
-    attn, x, context = make(), torch.randn(B, 5, C), torch.randn(B, 2, C)
-    out, weights = attn(x, context, need_weights=True)
-    assert torch.equal(weights.sum(-1) > 0, torch.tensor([0, 0, 0, 1, 1]).bool().expand(B, H, 5))
-    assert (out[:, :3] == 0).all() and (out[:, 3:] != 0).all()
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
+def test_equals_torchs_is_causal_where_queries_and_keys_are_aligned(backend):
+    q, k, v = make_qkv(6, 6, n_kv_heads=H)
+    out = attention(q, k, v, causal=True, backend=backend)
+    assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
 @pytest.mark.parametrize("backend", TRAINABLE)
-def test_attention_dropout_acts_in_training_only(backend):
-    attn, x = make(attn_dropout=0.5, backend=backend), torch.randn(B, T, C)
-    plain = copy_of(attn, backend=backend)(x)
-    assert torch.equal(attn.eval()(x), plain)
-    attn.train()
-    assert not torch.equal(attn(x), plain)
-    _, weights = attn(x, need_weights=True)  # before dropout
-    assert_close(weights.sum(-1), torch.ones(B, H, T))
+def test_queries_that_precede_the_first_key_give_zeros(backend):
+    """The last query is at the position of the last key, so 5 queries and 2 keys leave 3 queries without a key."""
+    q, k, v = make_qkv(5, 2)
+    out = attention(q, k, v, causal=True, backend=backend)
+    assert (out[:, :, :3] == 0).all() and (out[:, :, 3:] != 0).all()
+    assert_close(out[:, :, 3], v[:, :, 0].repeat_interleave(2, dim=1))  # query 3 sees key 0 only
+    weights = attention_weights(q, k, causal_mask(5, 2))
+    assert torch.equal(weights.sum(-1) > 0, torch.tensor([0, 0, 0, 1, 1]).bool().expand(B, H, 5))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_residual_dropout_acts_in_training_only(backend):
-    attn, x = make(resid_dropout=0.25, out_bias=True, backend=backend), torch.randn(B, T, C)
-    with torch.no_grad():
-        plain = attn.eval()(x)
-        assert torch.equal(plain, copy_of(attn, out_bias=True, backend=backend)(x))
-        dropped = attn.train()(x)
-    kept = dropped != 0
-    assert_close(dropped[kept], plain[kept] / 0.75)
-    n = kept.numel()
-    assert abs(kept.sum().item() / n - 0.75) < 5 * math.sqrt(0.25 * 0.75 / n)  # five standard deviations
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_gradcheck(backend):
+    q, k, v = (x[:1, ..., :2] for x in make_qkv(2, 3, dtype=torch.float64))
+    qkv = [x.clone().requires_grad_() for x in (q[:, :2], k[:, :1], v[:, :1])]  # two query heads share one key head
+    mask = torch.tensor([[[1, 1, 1], [0, 1, 1]], [[0, 0, 1], [1, 1, 1]]]).bool()  # head 1, query 0 is fully masked
+    torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask=mask, causal=True, window=2, backend=backend), qkv)
 
 
-def test_backends_share_weights_and_gradients():
-    x, upstream = torch.randn(B, T, C), torch.randn(B, T, C)
-    attn = make(n_kv_heads=2, qk_norm=True, qkv_bias=True, window=4)
-    gradients = []
-    for backend in TRAINABLE:
-        attn.backend = backend
-        gradients.append(torch.autograd.grad(attn(x, rope=rope_table(T, C // H)), tuple(attn.parameters()), upstream))
-    for other in gradients[1:]:
-        for got, want in zip(other, gradients[0]):
-            assert_close(got, want)
+@pytest.mark.parametrize("backend", TRAINABLE)
+@pytest.mark.parametrize("n_queries, n_keys", SIZES)
+def test_fully_masked_rows_give_zeros_and_no_gradient(backend, n_queries, n_keys):
+    qkv = [x.requires_grad_() for x in make_qkv(n_queries, n_keys)]
+    with torch.autograd.detect_anomaly(check_nan=True):
+        out = attention(*qkv, mask=torch.zeros(n_queries, n_keys, dtype=torch.bool), causal=True, backend=backend)
+        out.sum().backward()
+    assert (out == 0).all()
+    assert all((x.grad == 0).all() for x in qkv)
 
 
-@pytest.mark.parametrize(
-    "choices, arguments, message",
-    [
-        ({}, {"context": torch.randn(B, S, C), "rope": rope_table(T, C // H)}, "context .* neither rope nor cache"),
-        (
-            {},
-            {"context": torch.randn(B, S, C), "cache": KVCache(1, B, H, S, C // H).layer(0)},
-            "context .* neither rope nor cache",
-        ),
-        ({"causal": False}, {"cache": KVCache(1, B, H, S, C // H).layer(0)}, "cache needs causal=True"),
-        ({}, {"mask": torch.ones(T, T)}, "mask must be boolean"),
-        ({}, {"mask": torch.ones(T, T + 1, dtype=torch.bool)}, "does not broadcast"),
-    ],
-)
-def test_combinations_without_a_meaning_are_refused(choices, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        make(**choices)(torch.randn(B, T, C), **arguments)
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_anomaly_detection_reports_nothing_with_fully_masked_rows(backend):
+    qkv, mask = [x.requires_grad_() for x in make_qkv(7, 5)], make_mask("(B, H, T, S)", 7, 5)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        attention(*qkv, mask=mask, causal=True, window=2, backend=backend).square().sum().backward()
+    assert all(x.grad.isfinite().all() and (x.grad != 0).any() for x in qkv)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"n_heads": 0}, "n_heads=0 must be at least 1"),
-        ({"n_heads": -2}, "n_heads=-2 must be at least 1"),
-        ({"n_heads": 4, "n_kv_heads": 0}, "n_kv_heads=0 must be at least 1"),
-        ({"n_heads": 5}, "dim=24 is not a multiple of n_heads=5.*head_dim"),
-        ({"n_heads": 4, "n_kv_heads": 3}, "n_heads=4 is not a multiple of n_kv_heads=3"),
-        ({"n_heads": 4, "backend": "flash"}, "'flash' is not one of stacked, explicit, fused, flex"),
-        ({"n_heads": 4, "window": 3, "causal": False}, "window=3 needs causal=True"),
-        ({"n_heads": 4, "window": 0}, "window=0 must be at least 1"),
-    ],
-)
-def test_impossible_modules_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        MultiHeadAttention(24, **arguments)
+@pytest.mark.parametrize("mask_kind", MASKS)
+@pytest.mark.parametrize("n_queries, n_keys", SIZES)
+def test_no_backend_receives_a_fully_masked_row(monkeypatch, n_queries, n_keys, mask_kind):
+    """CPU kernels return zeros there; others return NaN, a mean, or a NaN gradient."""
+
+    def spy(q, k, v, mask, causal, window, dropout_p):
+        assert mask is None or not causal and window is None and mask.any(-1).all()
+        assert not causal or n_queries <= n_keys
+        return torch.full_like(q, math.nan)
+
+    monkeypatch.setitem(tril.model.attention.BACKENDS, "explicit", spy)
+    mask = make_mask(mask_kind, n_queries, n_keys)
+    out = attention(*make_qkv(n_queries, n_keys), mask=mask, causal=True, backend="explicit")
+    visible = visible_by_loops(n_queries, n_keys, True, None, mask)
+    assert (out[~visible.any(-1)] == 0).all() and out[visible.any(-1)].isnan().all()
 
 
-def test_flex_refuses_training_on_a_cpu():
-    with pytest.raises(ValueError, match="flex.*cannot train on cpu"):
-        make(backend="flex")(torch.randn(B, T, C))
-    with pytest.raises(ValueError, match="flex.*no attention dropout"), torch.no_grad():
-        make(backend="flex", attn_dropout=0.1)(torch.randn(B, T, C))
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
+@pytest.mark.parametrize("by", ["causal", "mask"])
+def test_masked_keys_have_no_effect_with_scores_of_ten_thousand(backend, by):
+    q, k, v = make_qkv(6, 6, n_kv_heads=H)
+    k[:, :, 4:] = 1e4 * q[:, :, 3:4]  # the masked keys 4 and 5 have by far the largest scores for query 3
+    visible = {"causal": True} if by == "causal" else {"mask": torch.arange(6) < 4}
+    out = attention(q, k, v, **visible, backend=backend)
+    assert_close(out[:, :, 3:4], reference(q[:, :, 3:4], k[:, :, :4], v[:, :, :4], True))
+
+    k[:, :, 4:], v[:, :, 4:] = -k[:, :, 4:], 1e4  # masked keys and values change no bit
+    assert torch.equal(attention(q, k, v, **visible, backend=backend)[:, :, 3], out[:, :, 3])
+
+
+def test_weights_of_huge_scores_are_finite_and_exact():
+    q = torch.full((1, 1, 4, 1), 100.0)
+    k = torch.tensor([-1e9, 100.0, 100.0, 120.0]).view(1, 1, 4, 1)  # scores -1e11, 1e4, 1e4, 1.2e4
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
+    expected = torch.tensor([[0, 0.5, 0.5, 0], [0, 0, 0, 1.0], [1.0, 0, 0, 0], [0, 0, 0, 0]])
+    assert torch.equal(attention_weights(q, k, mask)[0, 0], expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
+def test_masked_keys_have_no_effect_where_all_visible_scores_are_very_negative(backend):
+    q, k, v = torch.ones(1, 1, 4, D), torch.zeros(1, 1, 4, D), torch.randn(1, 1, 4, D)
+    k[:, :, :2] = -1e10  # a finite number such as -1e9 in place of -inf would be too large
+    out = attention(q, k, v, mask=torch.arange(4) < 2, backend=backend)
+    assert_close(out, v[:, :, :2].mean(2, keepdim=True).expand_as(v))
+
+
+def test_weights_of_a_fully_masked_row_have_finite_gradients():
+    q, k = (x.requires_grad_() for x in make_qkv(5, 5)[:2])
+    with torch.autograd.detect_anomaly(check_nan=True):
+        attention_weights(q, k, make_mask("(B, H, T, S)", 5, 5)).square().sum().backward()
+    assert (q.grad[0, 0, 0] == 0).all() and q.grad.isfinite().all() and k.grad.isfinite().all()
+
+
+def test_weights_are_a_scaled_softmax_in_float32():
+    q, k, _ = make_qkv(3, 7)
+    expected = (q.double() @ k.double().repeat_interleave(2, dim=1).mT / math.sqrt(D)).exp()
+    expected /= expected.sum(-1, keepdim=True)
+    assert_close(attention_weights(q, k), expected)
+    weights = attention_weights(q.bfloat16(), k.bfloat16())
+    assert weights.dtype == torch.float32
+    assert_close(weights.sum(-1), torch.ones(B, H, 3))  # bfloat16 would miss this precision
+
+
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
+@pytest.mark.parametrize("causal, window", [(False, None), (True, 3)])
+def test_bfloat16_is_close_to_float32(backend, causal, window):
+    q, k, v = (x.bfloat16() for x in make_qkv(6, 6))
+    out = attention(q, k, v, causal=causal, window=window, backend=backend)
+    assert out.dtype == torch.bfloat16
+    exact = attention(*(x.float() for x in (q, k, v)), causal=causal, window=window, backend="explicit")
+    assert_close(out, exact, roundings=4)  # score, weight, product and sum are each rounded once
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_dropout_drops_weights_and_scales_up_the_rest(backend, p, causal):
+    size = 16
+    zeros = torch.zeros(8, H, size, 2 * size)  # all scores equal: a query that sees n keys gives each 1 / n
+    v = torch.cat([torch.eye(size)] * 2, dim=-1).expand_as(zeros)  # the output is the weights, twice
+    weights, again = attention(zeros, zeros, v, causal=causal, dropout_p=p, backend=backend).chunk(2, dim=-1)
+    assert torch.equal(weights, again)  # weights are dropped, not outputs
+    n_seen = torch.arange(1, size + 1) if causal else torch.full((size,), size)
+    visible = (torch.arange(size) < n_seen[:, None]).expand_as(weights)
+    kept = weights != 0
+    assert not kept[~visible].any()
+    assert_close(weights[kept], (1 / (n_seen * (1 - p)))[:, None].expand_as(weights)[kept])
+    n = visible.sum().item()
+    assert abs(kept.sum().item() / n - (1 - p)) < 5 * math.sqrt(p * (1 - p) / n)  # five standard deviations
+    assert (kept[:, 0] != kept[:, 1]).any() and (kept[0] != kept[1]).any()  # each head and row draws separately
+
+
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_dropout_follows_the_seed_and_0_disables_it(backend):
+    q, k, v = make_qkv(6, 6)
+
+    def run(seed, p):
+        torch.manual_seed(seed)
+        return attention(q, k, v, causal=True, dropout_p=p, backend=backend)
+
+    assert torch.equal(run(0, 0.5), run(0, 0.5))
+    assert not torch.equal(run(0, 0.5), run(1, 0.5))
+    assert torch.equal(run(0, 0.0), run(1, 0.0))
+
+
+def test_the_explicit_path_is_at_most_six_functions_in_two_files():
+    """From x to the output of the module, a reader follows the equation through few functions."""
+    package = Path(tril.model.attention.__file__).parent
+    functions = set()
+
+    def record(frame, event, _):
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(package):
+            functions.add((Path(frame.f_code.co_filename).name, frame.f_code.co_qualname))
+
+    attn, x = MultiHeadAttention(24, 4, backend="explicit"), torch.randn(B, 6, 24)
+    sys.setprofile(record)
+    try:
+        attn(x)
+    finally:
+        sys.setprofile(None)
+    assert ("attention.py", "explicit") in functions
+    assert len(functions) <= 6 and len({file for file, _ in functions}) <= 2, functions

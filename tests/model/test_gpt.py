@@ -1,4 +1,4 @@
-"""The GPT against closed forms, a second implementation of GPT-2, and arithmetic done by hand.
+"""The GPT against formulas and a second implementation of GPT-2.
 
 B batch, T queries, H query heads, D head size, C width, V vocabulary, L layers.
 """
@@ -11,29 +11,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.conftest import BACKENDS, GPT2, TRAINABLE, assert_close, randomise, tiny_gpt
-from tril.model.config import CHOICES
-from tril.model.gpt import GPT, IGNORE, MLP, GPTConfig
+from tests.conftest import BACKENDS_SLOW_FLEX, GPT2, MODEL_CHOICES, TRAINABLE, assert_close, randomize, tiny_gpt
+from tril.model.gpt import GPT, IGNORE, GPTConfig
 
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
 
 
-# -- the forward pass ----------------------------------------------------------------------------------------------------------------
+# --- the forward pass
 
 
 def gpt2(weights, ids, n_layers, n_heads):
-    """GPT-2's forward pass (Radford et al. 2019) on a dict of tensors, with formulas instead of layers."""
+    """GPT-2's forward pass (Radford et al. 2019) as formulas on a dict of tensors."""
 
     def layer_norm(x, name):
         x = x - x.mean(-1, keepdim=True)
-        return (
-            x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[name + ".weight"] + weights[name + ".bias"]
-        )
+        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return x * weights[name + ".weight"] + weights[name + ".bias"]
 
-    def linear(x, *names):  # several at once side by side, like the original's c_attn
-        return x @ torch.cat([weights[n + ".weight"] for n in names]).T + torch.cat(
-            [weights[n + ".bias"] for n in names]
-        )
+    def linear(x, *names):  # several layers are concatenated, as in c_attn
+        weight, bias = (torch.cat([weights[f"{name}.{kind}"] for name in names]) for kind in ("weight", "bias"))
+        return x @ weight.T + bias
 
     def gelu(x):
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -41,56 +38,24 @@ def gpt2(weights, ids, n_layers, n_heads):
     n, length = ids.shape
     x = weights["embed.weight"][ids] + weights["pos_embed.weight"][:length]
     for i in range(n_layers):
-        at = f"blocks.{i}."
-        qkv = linear(layer_norm(x, at + "norm1"), *(at + f"attn.{p}_proj" for p in "qkv"))
+        block = f"blocks.{i}."
+        qkv = linear(layer_norm(x, block + "norm1"), *(block + f"attn.{p}_proj" for p in "qkv"))
         q, k, v = (part.reshape(n, length, n_heads, -1).permute(0, 2, 1, 3) for part in qkv.chunk(3, dim=-1))
         scores = torch.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1] ** -0.5
         scores = scores - torch.ones(length, length).triu(1) * 1e10
         y = torch.einsum("bhij,bhjd->bihd", scores.softmax(-1), v).reshape(n, length, -1)
-        x = x + linear(y, at + "attn.o_proj")
-        x = x + linear(gelu(linear(layer_norm(x, at + "norm2"), at + "mlp.up")), at + "mlp.down")
+        x = x + linear(y, block + "attn.o_proj")
+        x = x + linear(gelu(linear(layer_norm(x, block + "norm2"), block + "mlp.up")), block + "mlp.down")
     return layer_norm(x, "norm") @ weights["embed.weight"].T
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
 @torch.no_grad()
-def test_gpt2_configuration_is_gpt2(backend):
+def test_the_gpt2_configuration_computes_gpt2(backend):
     shape = {"vocab_size": V, "context_length": 12, "n_layers": 3, "dim": 32, "n_heads": 4}
-    model = randomise(GPT(GPTConfig(**{**GPT2, **shape}, backend=backend)))
+    model = randomize(GPT(GPTConfig(**{**GPT2, **shape}, backend=backend)))
     ids = torch.randint(V, (B, T))
     assert_close(model(ids), gpt2(model.state_dict(), ids, n_layers=3, n_heads=4))
-
-
-@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
-def test_default_block_written_out(norm):
-    """Pre-norm residual branches with a squared relu."""
-    block, x = tiny_gpt(norm=norm, qk_norm=False, pos="none").blocks[0], torch.randn(B, T, 32)
-
-    def normalised(x, gain):
-        x = x - x.mean(-1, keepdim=True) if norm == "layernorm" else x
-        eps = 1e-5 if norm == "layernorm" else torch.finfo(torch.float32).eps
-        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * gain
-
-    h = x + block.attn(normalised(x, block.norm1.weight))
-    h = h + (normalised(h, block.norm2.weight) @ block.mlp.up.weight.T).clamp(min=0) ** 2 @ block.mlp.down.weight.T
-    assert_close(block(x), h)
-
-
-@pytest.mark.parametrize(
-    "kind, formula",
-    [
-        ("relu", lambda up, gate: up.clamp(min=0)),
-        ("relu2", lambda up, gate: up.clamp(min=0) ** 2),
-        ("gelu", lambda up, gate: up / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))),
-        ("gelu_erf", lambda up, gate: up / 2 * (1 + torch.erf(up / math.sqrt(2)))),
-        ("swiglu", lambda up, gate: up * gate / (1 + (-gate).exp())),
-    ],
-)
-def test_nonlinearities_are_their_formulas(kind, formula):
-    mlp, x = randomise(MLP(8, 20, kind=kind, bias=True, dropout=0.0)), torch.randn(B, T, 8)
-    up = x @ mlp.up.weight.T + mlp.up.bias
-    gate = None if mlp.gate is None else x @ mlp.gate.weight.T + mlp.gate.bias
-    assert_close(mlp(x), formula(up, gate) @ mlp.down.weight.T + mlp.down.bias)
 
 
 @torch.no_grad()
@@ -102,10 +67,10 @@ def test_softcap_bounds_the_logits():
 
 
 def combinations():
-    """Every pairing of FFN, norm, positions and bias; the other choices are drawn for each."""
+    """Every combination of FFN, norm, positions and bias; the other settings are random."""
     draw = random.Random(0)
-    named = (CHOICES["mlp"], CHOICES["norm"], CHOICES["pos"], (False, True))
-    for mlp, norm, pos, bias in itertools.product(*named):
+    values = (MODEL_CHOICES["mlp"], MODEL_CHOICES["norm"], MODEL_CHOICES["pos"], (False, True))
+    for mlp, norm, pos, bias in itertools.product(*values):
         causal = draw.random() < 0.8
         yield {
             "mlp": mlp,
@@ -120,7 +85,7 @@ def combinations():
             "qk_norm": draw.random() < 0.5,
             "tie_embeddings": draw.random() < 0.5,
             "logit_softcap": draw.choice([None, 15.0]),
-            "init": draw.choice(CHOICES["init"]),
+            "init": draw.choice(MODEL_CHOICES["init"]),
             "backend": draw.choice(TRAINABLE),
             "embd_dropout": draw.choice([0.0, 0.1]),
             "attn_dropout": draw.choice([0.0, 0.1]),
@@ -129,11 +94,11 @@ def combinations():
 
 
 @pytest.mark.parametrize("choices", list(combinations()), ids=lambda c: "-".join(map(str, c.values())))
-def test_every_choice_trains_every_parameter(choices):
+def test_every_combination_trains_every_parameter(choices):
     model = GPT(GPTConfig(V, context_length=T, n_layers=2, dim=32, n_heads=4, **choices)).train()
     ids, targets = torch.randint(V, (2, B, T))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # zero_out opens the model from its end: the first step moves the head alone, the second the output projections
+    # With zero_out, the first step changes the head only, and the second the output projections.
     for _ in range(3):
         optimizer.zero_grad()
         model.nll(ids, targets).mean().backward()
@@ -141,11 +106,11 @@ def test_every_choice_trains_every_parameter(choices):
         optimizer.step()
     for name, p in model.named_parameters():
         if name.endswith("k_proj.bias") and not choices["qk_norm"] and choices["pos"] != "rope":
-            continue  # adds the same to all scores of a query, which softmax does not see
+            continue  # shifts all scores of a query equally: no effect
         assert p.grad.abs().max() > 0, name
 
 
-# -- the loss ------------------------------------------------------------------------------------------------------------------------
+# --- the loss
 
 
 def test_nll_is_the_negative_log_softmax_at_the_target():
@@ -155,7 +120,7 @@ def test_nll_is_the_negative_log_softmax_at_the_target():
     assert_close(model.nll(ids, targets), expected)
 
 
-def test_ignored_targets_count_nothing():
+def test_ignored_targets_have_loss_0_and_no_gradient():
     model = tiny_gpt()
     ids, targets = torch.randint(V, (2, B, T))
     some = targets.clone()
@@ -168,7 +133,7 @@ def test_ignored_targets_count_nothing():
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
-def test_nll_is_float32_where_the_logits_are_bfloat16(weights):
+def test_nll_is_float32_for_bfloat16_logits(weights):
     model = tiny_gpt().to(weights)
     ids, targets = torch.randint(V, (2, B, T))
     with torch.autocast("cpu", torch.bfloat16, enabled=weights == torch.float32):
@@ -178,12 +143,12 @@ def test_nll_is_float32_where_the_logits_are_bfloat16(weights):
     assert_close(loss, expected)
 
 
-# -- arguments -----------------------------------------------------------------------------------------------------------------------
+# --- arguments
 
 
 @pytest.mark.parametrize("pos", ["rope", "learned"])
 @torch.no_grad()
-def test_each_row_may_have_its_own_positions(pos):
+def test_rows_may_have_different_positions(pos):
     model = tiny_gpt(pos=pos)
     ids = torch.randint(V, (B, 6))
     positions = torch.tensor([[0, 1, 2, 3, 4, 5], [11, 3, 4, 9, 0, 7]])
@@ -204,7 +169,7 @@ def test_rotary_positions_are_relative_and_learned_ones_are_not():
 
 @pytest.mark.parametrize("pos", ["rope", "learned", "none"])
 @torch.no_grad()
-def test_documents_packed_into_one_row_stay_apart(pos):
+def test_packed_documents_are_independent(pos):
     model = tiny_gpt(pos=pos)
     one, two = torch.randint(V, (1, 4)), torch.randint(V, (1, 7))
     document = torch.tensor([0] * 4 + [1] * 7)
@@ -217,30 +182,30 @@ def test_documents_packed_into_one_row_stay_apart(pos):
 
 
 @torch.no_grad()
-def test_head_gate_reaches_its_layer_and_head():
+def test_the_gate_acts_on_one_layer_and_head():
     model, ids = tiny_gpt(), torch.randint(V, (B, T))
-    whole = model(ids)
+    ungated = model(ids)
     for layer, head in itertools.product(range(L), range(H)):
         gate = torch.ones(L, H)
         gate[layer, head] = 0.0
         gated = model(ids, head_gate=gate)
         weight = model.blocks[layer].attn.o_proj.weight
-        kept = weight.clone()
+        original = weight.clone()
         weight[:, head * 8 : (head + 1) * 8] = 0.0  # D = 8
         assert_close(gated, model(ids))
-        weight.copy_(kept)
+        weight.copy_(original)
         by_row = torch.stack([torch.ones(L, H), gate], dim=1)  # (L, B, H)
-        assert_close(model(ids, head_gate=by_row), torch.stack([whole[0], gated[1]]))
-        assert (gated - whole).abs().max() > 0.001
+        assert_close(model(ids, head_gate=by_row), torch.stack([ungated[0], gated[1]]))
+        assert (gated - ungated).abs().max() > 0.001
 
 
-@pytest.mark.parametrize("shape", [(L + 1, H), (L, H + 1), (H,), (L, B + 1, H)])
+@pytest.mark.parametrize("shape", [(), (L + 1, H), (L, H + 1), (H,), (L, B + 1, H)])
 def test_gates_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match="head_gate of shape"):
         tiny_gpt()(torch.randint(V, (B, T)), head_gate=torch.ones(shape))
 
 
-def test_too_long_an_input_is_refused_with_both_numbers():
+def test_an_input_beyond_the_context_length_is_refused():
     model = tiny_gpt(context_length=8)
     model(torch.randint(V, (B, 8)))
     with pytest.raises(ValueError, match="9 positions exceed context_length=8"):
@@ -252,24 +217,24 @@ def test_too_long_an_input_is_refused_with_both_numbers():
             model(torch.randint(V, (B, 4)), cache=cache)
 
 
-# -- precision and storage -----------------------------------------------------------------------------------------------------------
+# --- precision and storage
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
 @torch.no_grad()
 def test_autocast_to_bfloat16_is_close_to_float32(backend):
     model = tiny_gpt(backend=backend, n_kv_heads=2, bias=True, norm="layernorm")
     ids = torch.randint(V, (B, T))
     with torch.autocast("cpu", torch.bfloat16):
         out = model(ids)
-    # two layers of some ten roundings each, of random sign, on logits of a few units
+    # Two layers of about ten roundings each, with random signs, and logits of a few units.
     assert_close(out, model(ids), roundings=4)
     assert out.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("dropout", ["embd_dropout", "attn_dropout", "resid_dropout"])
 @torch.no_grad()
-def test_every_dropout_acts_in_training_and_only_there(dropout):
+def test_every_dropout_acts_in_training_only(dropout):
     model, ids = tiny_gpt(**{dropout: 0.5}), torch.randint(V, (B, T))
     plain = tiny_gpt()
     plain.load_state_dict(model.state_dict())
@@ -285,7 +250,7 @@ def test_residual_dropout_acts_on_both_branches():
     x = torch.randn(B, T, 32)
     for branch in (block.attn, block.mlp):
         zeros = (branch(x) == 0).float().mean().item()
-        assert abs(zeros - 0.5) < 0.11  # 5 standard deviations of 576 coins
+        assert abs(zeros - 0.5) < 0.11  # 5 standard deviations of 576 draws
 
 
 @pytest.mark.parametrize("backend", TRAINABLE)

@@ -1,4 +1,4 @@
-"""Sizes and initialisation of the GPT against closed forms."""
+"""Parameter counts, FLOPs and initialization of the GPT against closed forms."""
 
 import math
 import re
@@ -13,17 +13,17 @@ from tril.model.gpt import GPT, GPTConfig
 B, T, V = 2, 9, 31
 
 
-def on_paper(**choices) -> GPT:
-    """Shapes without numbers."""
+def on_meta(**choices) -> GPT:
+    """A model on the meta device: shapes without values. Not tied by default."""
     with torch.device("meta"):
-        return GPT(GPTConfig(**choices))
+        return GPT(GPTConfig(**{"tie_embeddings": False, **choices}))
 
 
-# -- sizes ---------------------------------------------------------------------------------------------------------------------------
+# --- sizes
 
 
-def test_gpt2_has_its_124_million_parameters():
-    model = on_paper(**GPT2)
+def test_gpt2_has_124_million_parameters():
+    model = on_meta(**GPT2)
     assert model.n_parameters() == 124_439_808
     assert model.n_parameters(embeddings=False) == 124_439_808 - 50257 * 768 - 1024 * 768
 
@@ -49,14 +49,14 @@ def test_gpt2_has_its_124_million_parameters():
         ({"mlp": "none"}, 4 * 64 * 64 + 64 + 2 * 16, 2 * 100 * 64, 64),
     ],
 )
-def test_parameter_counts_are_the_closed_form(choices, block, outside, last_norm):
-    model = on_paper(**{"vocab_size": 100, "dim": 64, "n_heads": 4, "n_layers": 3, **choices})
+def test_parameter_counts_equal_the_closed_form(choices, block, outside, last_norm):
+    model = on_meta(**{"vocab_size": 100, "dim": 64, "n_heads": 4, "n_layers": 3, **choices})
     assert model.n_parameters(embeddings=False) == 3 * block + last_norm
     assert model.n_parameters() == 3 * block + last_norm + outside
 
 
-def test_flops_of_gpt2_are_palms_figure():
-    model = on_paper(**{**GPT2, "vocab_size": 50304, "bias": False})
+def test_flops_of_gpt2_equal_palms_formula():
+    model = on_meta(**{**GPT2, "vocab_size": 50304, "bias": False})
     matrices = 12 * 12 * 768**2 + 50304 * 768
     gains = 25 * 768  # PaLM's N leaves them out, which gives the usual 854.7 MFLOP
     assert 6 * matrices + 12 * 12 * 768 * 1024 == 854_654_976
@@ -64,33 +64,33 @@ def test_flops_of_gpt2_are_palms_figure():
 
 
 def test_flops_follow_length_and_window():
-    model = on_paper(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3)
-    weights = model.n_parameters() - 100 * 32  # all but the look-up table
+    model = on_meta(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3)
+    weights = model.n_parameters() - 100 * 32  # all but the embedding table
     assert model.flops_per_token() == 6 * weights + 12 * 3 * 24 * 64
     assert model.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
-    windowed = on_paper(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3, window=16)
+    windowed = on_meta(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3, window=16)
     assert windowed.flops_per_token() == 6 * weights + 12 * 3 * 24 * 16
     assert windowed.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
 
 
-def test_flops_of_a_part_that_is_left_out_are_left_out():
+def test_a_missing_part_has_no_flops():
     shape = {"vocab_size": 100, "context_length": 64, "dim": 32, "n_layers": 3, "norm": "rmsnorm"}
     ffn, attention, scores = 3 * (2 * 32 * 128 + 32), 3 * (4 * 32 * 32 + 32 + 2 * 8), 3 * 32 * 64
     ends = 100 * 32 + 32  # the head and the last norm
-    assert on_paper(**shape, n_heads=4).flops_per_token() == 6 * (ffn + attention + ends) + 12 * scores
-    assert on_paper(**shape, n_heads=0).flops_per_token() == 6 * (ffn + ends)
-    assert on_paper(**shape, n_heads=4, mlp="none").flops_per_token() == 6 * (attention + ends) + 12 * scores
+    assert on_meta(**shape, n_heads=4).flops_per_token() == 6 * (ffn + attention + ends) + 12 * scores
+    assert on_meta(**shape, n_heads=0).flops_per_token() == 6 * (ffn + ends)
+    assert on_meta(**shape, n_heads=4, mlp="none").flops_per_token() == 6 * (attention + ends) + 12 * scores
 
 
 def test_a_tied_head_is_the_embedding():
     model = tiny_gpt(tie_embeddings=True)
     assert model.head.weight is model.embed.weight
-    untied = tiny_gpt()
+    untied = tiny_gpt(tie_embeddings=False)
     assert untied.head.weight.data_ptr() != untied.embed.weight.data_ptr()
     assert untied.n_parameters() - model.n_parameters() == V * 32
 
 
-# -- initialisation ------------------------------------------------------------------------------------------------------------------
+# --- initialization
 
 QKV_UP_GATE = r"(q_proj|k_proj|v_proj|up|gate)\.weight$"
 RESIDUAL = r"(o_proj|down)\.weight$"
@@ -115,20 +115,9 @@ EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
 
 
 @pytest.mark.parametrize("init, tied", EXPECTED_STD)
-def test_initialisation_follows_its_table(init, tied):
-    model = GPT(
-        GPTConfig(
-            200,
-            dim=64,
-            n_layers=2,
-            mlp="swiglu",
-            norm="layernorm",
-            pos="learned",
-            bias=True,
-            init=init,
-            tie_embeddings=tied,
-        )
-    )
+def test_initialization_follows_its_table(init, tied):
+    parts = {"mlp": "swiglu", "norm": "layernorm", "pos": "learned", "bias": True}
+    model = GPT(GPTConfig(200, dim=64, n_layers=2, init=init, tie_embeddings=tied, **parts))
     for name, p in model.named_parameters():
         if p.ndim == 1:
             assert (p == (0.0 if name.endswith("bias") else 1.0)).all(), name
@@ -138,35 +127,34 @@ def test_initialisation_follows_its_table(init, tied):
         assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), name
         assert abs(p.mean().item()) <= 5 * std / math.sqrt(p.numel()), name
         if init == "zero_out" and re.search(QKV_UP_GATE, name):
-            assert p.abs().max() <= std * math.sqrt(3), name  # a uniform draw has no tails
+            assert p.abs().max() <= std * math.sqrt(3), name  # a uniform distribution has no tails
 
 
 @pytest.mark.parametrize("choices", [{"n_heads": 0}, {"mlp": "none"}])
-def test_gpt2s_residual_projections_count_the_branches_that_there_are(choices):
-    """L = 2 of them instead of 2 L, each with twice the variance, so that their sum stays the same."""
-    for part, p in GPT(
-        GPTConfig(200, **{"dim": 64, "n_layers": 2, "n_heads": 4, "init": "gpt2", **choices})
-    ).named_parameters():
-        if re.search(RESIDUAL, part):
+def test_gpt2_initialization_counts_only_existing_residual_branches(choices):
+    """L branches instead of 2 L, each with twice the variance, so that the variance of their sum is the same."""
+    model = GPT(GPTConfig(200, **{"dim": 64, "n_layers": 2, "n_heads": 4, "init": "gpt2", **choices}))
+    for name, p in model.named_parameters():
+        if re.search(RESIDUAL, name):
             std = 0.02 / math.sqrt(2)
-            assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), part
+            assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), name
 
 
 @pytest.mark.parametrize("pos", ["rope", "learned", "none"])
-def test_zero_out_begins_at_the_loss_of_a_uniform_guess(pos):
-    model = GPT(GPTConfig(V, context_length=T, dim=32, pos=pos))
+def test_zero_out_starts_at_the_loss_of_a_uniform_distribution(pos):
+    model = GPT(GPTConfig(V, context_length=T, dim=32, pos=pos, tie_embeddings=False))
     ids, targets = torch.randint(V, (2, B, T))
     assert_close(model.nll(ids, targets), torch.full((B, T), math.log(V)), roundings=4)
 
 
-def test_zero_out_begins_with_blocks_that_do_nothing():
+def test_zero_out_starts_with_identity_blocks():
     model = GPT(GPTConfig(V, context_length=T, dim=32, mlp="swiglu", bias=True))
     x = torch.randn(B, T, 32)
     for block in model.blocks:
         assert torch.equal(block(x), x)
 
 
-def test_initialisation_follows_the_seed():
+def test_initialization_follows_the_seed():
     def draw(seed):
         torch.manual_seed(seed)
         return GPT(GPTConfig(V, dim=32)).state_dict()
@@ -176,18 +164,17 @@ def test_initialisation_follows_the_seed():
     assert not torch.equal(first["embed.weight"], other["embed.weight"])
 
 
-def test_state_holds_parameters_and_nothing_that_follows_from_the_config():
-    model = tiny_gpt()
+def test_state_dict_holds_parameters_only():
+    model = tiny_gpt(tie_embeddings=False)
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
-    other = tiny_gpt()
+    other = tiny_gpt(tie_embeddings=False)
     other.load_state_dict(model.state_dict())
     ids = torch.randint(V, (B, T))
     assert torch.equal(other(ids), model(ids))
 
 
-def test_every_projection_is_its_own_linear():
-    """Muon, tensor parallelism and the head tools rely on it."""
-    names = {
-        name.split(".")[-1] for name, module in tiny_gpt(mlp="swiglu").named_modules() if isinstance(module, nn.Linear)
-    }
+def test_every_projection_is_a_separate_linear():
+    """As Muon, tensor parallelism and the tools for heads expect."""
+    modules = tiny_gpt(mlp="swiglu").named_modules()
+    names = {name.split(".")[-1] for name, module in modules if isinstance(module, nn.Linear)}
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "up", "gate", "down", "head"}

@@ -1,19 +1,21 @@
-"""The cache by itself against literal arrays, then whole models: what is decoded piece by piece equals one full pass."""
+"""The KV cache against literal arrays, and whole models: decoding in chunks equals one full pass."""
+
+from itertools import product
 
 import pytest
 import torch
 
-from tests.conftest import BACKENDS, TRAINABLE, assert_close, tiny_gpt
+from tests.conftest import BACKENDS_SLOW_FLEX, TRAINABLE, assert_close, tiny_gpt
 from tril.model.kv_cache import KVCache
 
 B, LENGTH = 2, 11
 
 
 def decode(model, ids, chunks, cache=None):
-    """Logits of `ids`, fed through a cache in pieces of the given sizes."""
+    """Logits of `ids`, decoded with a cache in chunks of the given sizes."""
     assert sum(chunks) == ids.shape[1]
     cache = model.new_cache(ids.shape[0]) if cache is None else cache
-    return torch.cat([model(piece, cache=cache) for piece in ids.split(chunks, dim=1)], dim=1)
+    return torch.cat([model(chunk, cache=cache) for chunk in ids.split(chunks, dim=1)], dim=1)
 
 
 def random_chunks(total):
@@ -28,64 +30,92 @@ def test_update_appends_at_the_length_and_advance_moves_it():
     first, second = torch.tensor([1.0, 2.0]).view(1, 1, 2, 1), torch.tensor([3.0]).view(1, 1, 1, 1)
     keys, values = cache.layer(1).update(first, 10 * first)
     assert keys.flatten().tolist() == [1, 2] and values.flatten().tolist() == [10, 20]
-    assert cache.length == 0  # layers do not move it
+    assert cache.length == 0  # layers do not change it
     cache.advance(2)
     keys, values = cache.layer(1).update(second, 10 * second)
     assert keys.flatten().tolist() == [1, 2, 3] and values.flatten().tolist() == [10, 20, 30]
-    assert [keys.flatten().tolist() for keys in cache.keys] == [[0, 0, 0, 0], [1, 2, 3, 0]]  # layer 0 is untouched
+    assert [keys.flatten().tolist() for keys in cache.keys] == [[0, 0, 0, 0], [1, 2, 3, 0]]  # layer 0 is unchanged
     cache.length = 1
     assert cache.layer(1).update(second, second)[0].flatten().tolist() == [1, 3]
 
 
-def test_a_tensor_says_where_a_fixed_cache_writes_and_all_of_it_comes_back():
+def test_a_tensor_position_selects_where_to_write_and_returns_all_positions():
     cache = KVCache(n_layers=2, batch_size=1, n_kv_heads=1, capacity=4, head_dim=1)
     k, position = torch.tensor([5.0]).view(1, 1, 1, 1), torch.tensor([2])
-    keys, values = cache.at(position).layer(1).update(k, 10 * k)
+    layer = cache.layer(1, position)
+    keys, values = layer.update(k, 10 * k)
+    assert layer.start is position
     assert keys.flatten().tolist() == [0, 0, 5, 0] and values.flatten().tolist() == [0, 0, 50, 0]
     assert keys is cache.keys[1] and values is cache.values[1] and not cache.keys[0].any()
-    fixed = cache.at(position)
-    fixed.advance(1)
-    assert fixed.length == cache.length == 0 and position.item() == 2
+    assert cache.length == 0 and position.item() == 2
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+@torch.no_grad()
+def test_cache_position_neither_reads_nor_advances_the_length():
+    model, ids = tiny_gpt(), torch.randint(31, (B, 6))
+    cache = model.new_cache(B)
+    model(ids[:, :5], cache=cache)
+    position = torch.tensor([5])
+    hidden = model.hidden(ids[:, 5:], cache=cache, cache_position=position, positions=position)
+    assert_close(model.logits(hidden), model(ids)[:, 5:])
+    assert cache.length == 5
+    cache.length = 12  # would exceed the context if it were read
+    assert torch.equal(model.hidden(ids[:, 5:], cache=cache, cache_position=position, positions=position), hidden)
+
+
+DECODING = [
+    {"pos": "rope", "n_kv_heads": 4, "window": None, "qk_norm": False},
+    {"pos": "learned", "n_kv_heads": 2, "window": 3, "qk_norm": True},
+    {"pos": "none", "n_kv_heads": 1, "window": None, "qk_norm": True},
+]
+ALL_DECODING = [
+    dict(zip(DECODING[0], values, strict=True))
+    for values in product(["rope", "learned", "none"], [4, 2, 1], [None, 3], [False, True])
+]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [*DECODING, *(pytest.param(c, marks=pytest.mark.slow) for c in ALL_DECODING if c not in DECODING)],
+    ids=lambda choices: "-".join(map(str, choices.values())),
+)
 @pytest.mark.parametrize("backend", TRAINABLE)
 @torch.no_grad()
-def test_pieces_equal_one_full_pass(backend, pos, n_kv_heads, window, qk_norm):
-    model = tiny_gpt(backend=backend, pos=pos, n_kv_heads=n_kv_heads, window=window, qk_norm=qk_norm)
+def test_chunks_equal_one_full_pass(backend, choices):
+    model = tiny_gpt(backend=backend, **choices)
     ids = torch.randint(31, (B, LENGTH))
     full = model(ids)
     for chunks in ([LENGTH], [5] + [1] * 6, [1] * LENGTH, [4, 7], random_chunks(LENGTH), random_chunks(LENGTH)):
         assert_close(decode(model, ids, chunks), full)
 
 
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("window", [3, pytest.param(None, marks=pytest.mark.slow)])
 @torch.no_grad()
-def test_pieces_equal_one_full_pass_with_flex(window):
-    model = tiny_gpt(backend="flex", n_kv_heads=2, window=window)
-    ids = torch.randint(31, (B, LENGTH))
-    assert_close(decode(model, ids, [4, 3, 1, 1, 2]), model(ids))
+def test_chunks_equal_one_full_pass_with_flex(window):
+    model = tiny_gpt(backend="flex", n_kv_heads=2, n_layers=1, window=window)
+    ids = torch.randint(31, (B, 6))
+    logits = decode(model, ids, [5, 1])
+    for block in model.blocks:
+        block.attn.backend = "explicit"
+    assert_close(logits, model(ids))
 
 
 @pytest.mark.parametrize(
-    "choices", [{"head_dim": 6}, {"mlp": "swiglu", "norm": "layernorm", "bias": True}, {"logit_softcap": 2.0}]
+    "choices", [{"head_dim": 6}, {"mlp": "swiglu", "norm": "layernorm", "bias": True}, {"logit_softcap": 2.0}], ids=str
 )
 @torch.no_grad()
-def test_pieces_equal_one_full_pass_for_other_parts(choices):
+def test_chunks_equal_one_full_pass_for_other_parts(choices):
     model = tiny_gpt(**choices)
     ids = torch.randint(31, (B, LENGTH))
     assert_close(decode(model, ids, [4, 1, 1, 5]), model(ids))
 
 
 @torch.no_grad()
-def test_caches_of_different_backends_are_the_same():
+def test_all_backends_fill_the_cache_with_the_same_values():
     ids = torch.randint(31, (B, LENGTH))
     model = tiny_gpt()
     caches = []
-    for backend in BACKENDS:
+    for backend in TRAINABLE:
         for block in model.blocks:
             block.attn.backend = backend
         caches.append(model.new_cache(B))
@@ -98,7 +128,7 @@ def test_caches_of_different_backends_are_the_same():
 
 @pytest.mark.parametrize("window", [None, 3])
 @torch.no_grad()
-def test_setting_the_length_back_forgets(window):
+def test_setting_the_length_back_forgets_positions(window):
     model = tiny_gpt(window=window)
     ids, other = torch.randint(31, (2, B, LENGTH))
     cache = model.new_cache(B)
@@ -121,7 +151,7 @@ def test_mask_and_gates_apply_to_cached_positions():
 
 
 @torch.no_grad()
-def test_left_padding_changes_nothing_for_the_padded_row():
+def test_a_left_padded_row_equals_the_row_alone():
     model = tiny_gpt()
     short = torch.randint(31, (1, 5))
     padded = torch.cat([torch.randint(31, (1, 4)), short], dim=1)
@@ -142,11 +172,11 @@ def test_capacity_can_be_smaller_than_the_context():
 
 
 @pytest.mark.parametrize("already", [0, 3])
-def test_overflow_names_all_sizes(already):
+def test_overflow_is_refused_with_all_sizes(already):
     cache = KVCache(1, 2, 4, 6, 8)
     cache.advance(already)
     k = torch.zeros(2, 4, 7 - already, 8)
-    with pytest.raises(ValueError, match=f"{7 - already} positions .* holds {already} of 6 positions"):
+    with pytest.raises(ValueError, match=f"{7 - already} positions .* holds {already} of 6 positions; create a larger"):
         cache.layer(0).update(k, k)
 
 
@@ -170,10 +200,20 @@ def test_another_batch_size_or_number_of_heads_is_refused():
             cache.layer(0).update(k, k)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
 @torch.no_grad()
-def test_cache_works_under_autocast(backend):
+def test_the_cache_works_under_autocast(backend):
     model = tiny_gpt(backend=backend, n_layers=1)
     ids = torch.randint(31, (B, 6))
     with torch.autocast("cpu", torch.bfloat16):
-        assert_close(decode(model, ids, [3, 1, 2]), model(ids), roundings=4)  # both are rounded to bfloat16 on the way
+        assert_close(decode(model, ids, [3, 1, 2]), model(ids), roundings=4)  # both are rounded to bfloat16
+
+
+@torch.no_grad()
+def test_a_tensor_position_works_under_autocast():
+    model, ids, position = tiny_gpt(), torch.randint(31, (B, 6)), torch.tensor([5])
+    with torch.autocast("cpu", torch.bfloat16):
+        cache = model.new_cache(B)  # float32, as the weights; keys and values are bfloat16
+        model(ids[:, :5], cache=cache)
+        hidden = model.hidden(ids[:, 5:], cache=cache, cache_position=position, positions=position)
+        assert_close(model.logits(hidden), model(ids)[:, 5:], roundings=4)

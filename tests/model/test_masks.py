@@ -1,4 +1,4 @@
-"""Masks as literal arrays, and what padding and prefixes mean to a model.
+"""Masks as literal arrays, and the effect of padding and prefixes on a model.
 
 B batch, T queries, S keys, H heads, C width, V vocabulary.
 """
@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomise, tiny_gpt
+from tests.conftest import BACKENDS_SLOW_FLEX, TRAINABLE, assert_close, randomize, tiny_gpt
 from tril.model.attention import MultiHeadAttention, attention, attention_weights
 from tril.model.masks import causal_mask, check_mask, document_mask, padding_mask, prefix_mask, split_documents
 
@@ -17,7 +17,7 @@ V = 31
 
 def pattern(*rows: str) -> torch.Tensor:
     """'x' may attend, '.' may not; one string per query."""
-    return torch.tensor([[cell == "x" for cell in row] for row in rows])
+    return torch.tensor([[character == "x" for character in row] for row in rows])
 
 
 @pytest.mark.parametrize(
@@ -100,18 +100,18 @@ def test_window_below_one_is_refused(window):
     "make, message",
     [
         (lambda: prefix_mask(3, 3, -1), "prefix_length=-1 must be at least 0"),
-        (lambda: prefix_mask(3, 3, 1.5), r"prefix_length of shape \(\) and torch.float32 must be a whole number"),
+        (lambda: prefix_mask(3, 3, 1.5), r"prefix_length of shape \(\) and torch.float32 must be an integer"),
         (lambda: prefix_mask(3, 3, torch.ones(2, 1).long()), r"prefix_length of shape \(2, 1\)"),
         (lambda: padding_mask(torch.ones(3).long()), r"padding of shape \(3,\) must be \(B, S\)"),
         (lambda: padding_mask(torch.ones(2, 3)), r"torch.float32.*mask.bool\(\)"),
     ],
 )
-def test_masks_of_wrong_things_are_refused(make, message):
+def test_wrong_arguments_of_masks_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_mask_is_made_on_the_device_asked_for():
+def test_masks_are_created_on_the_given_device():
     assert causal_mask(3, 3, device="meta").device.type == "meta"
     assert prefix_mask(3, 3, 2, device="meta").device.type == "meta"
     assert prefix_mask(3, 3, torch.ones(2, dtype=torch.int64, device="meta")).device.type == "meta"
@@ -119,7 +119,7 @@ def test_mask_is_made_on_the_device_asked_for():
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32])
 @pytest.mark.parametrize("shape", [(), (7,), (5, 7), (5, 1), (3, 5, 7), (2, 1, 1, 7), (1, 3, 5, 7), (2, 3, 5, 7)])
-def test_broadcastable_masks_pass(shape, dtype):
+def test_broadcastable_masks_are_accepted(shape, dtype):
     check_mask(torch.ones(shape, dtype=dtype), (2, 3, 5, 7))
 
 
@@ -131,26 +131,26 @@ def test_masks_that_do_not_broadcast_are_refused(shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
 @torch.no_grad()
-def test_zero_hides_as_in_masked_fill(backend, dtype):
+def test_zero_masks_as_in_masked_fill(backend, dtype):
     q, k, v = torch.randn(3, 2, 4, 5, 8)
     mask = (torch.rand(2, 1, 5, 5) < 0.6).to(dtype)
     mask[:, :, 0] = 1
-    mask[1, 0, 3] = 0  # sees nothing
+    mask[1, 0, 3] = 0  # fully masked
     weights = (q @ k.mT / math.sqrt(8)).masked_fill(mask == 0, -math.inf).softmax(-1).nan_to_num(0.0)  # (B, H, T, S)
     assert_close(attention(q, k, v, mask=mask, backend=backend), weights @ v)
     assert_close(attention_weights(q, k, mask), weights)
 
-    attn, x = randomise(MultiHeadAttention(32, 4, backend=backend)), torch.randn(2, 5, 32)
-    for got, want in zip(attn(x, mask=mask, need_weights=True), attn(x, mask=mask != 0, need_weights=True)):
-        assert torch.equal(got, want)
+    attn, x = randomize(MultiHeadAttention(32, 4, backend=backend)), torch.randn(2, 5, 32)
+    integers, booleans = attn(x, mask=mask, need_weights=True), attn(x, mask=mask != 0, need_weights=True)
+    assert torch.equal(integers[0], booleans[0]) and torch.equal(integers[1], booleans[1])
 
 
 @pytest.mark.parametrize(
     "mask, message", [(torch.ones(5, 5), "torch.float32"), (torch.ones(5, 4).bool(), r"\(5, 4\) does not broadcast")]
 )
-def test_weights_refuse_what_attention_refuses(mask, message):
+def test_attention_weights_refuses_the_masks_that_attention_refuses(mask, message):
     q, k = torch.randn(2, 1, 2, 5, 8)
     with pytest.raises(ValueError, match=message):
         attention_weights(q, k, mask)
@@ -158,37 +158,35 @@ def test_weights_refuse_what_attention_refuses(mask, message):
 
 @pytest.mark.parametrize("pos", ["learned", "rope"])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
 @torch.no_grad()
-def test_a_padded_row_is_the_row_alone(backend, causal, pos):
+def test_a_padded_row_equals_the_row_alone(backend, causal, pos):
     model = tiny_gpt(backend=backend, causal=causal, pos=pos)
     ids, visible = torch.randint(V, (3, 8)), pattern("...xxxxx", "xxxxxx..", "xxxxxxxx")
-    positions = (visible.cumsum(1) - 1).clamp(min=0)  # left-padded rows count their own
+    positions = (visible.cumsum(1) - 1).clamp(min=0)  # a left-padded row starts at position 0
     logits = model(ids, mask=padding_mask(visible), positions=positions)
     for row in range(3):
         assert_close(logits[row, visible[row]], model(ids[row : row + 1, visible[row]])[0])
 
 
 @pytest.mark.parametrize("backend", TRAINABLE)
-def test_prefix_positions_see_each_other_and_nothing_after(backend):
-    """By gradients: two layers of the mask reach as far as one."""
-    model = tiny_gpt(causal=False, backend=backend)
-    embeddings = []
-    model.embed.register_forward_hook(
-        lambda _, __, out: embeddings.append(out.detach().requires_grad_()) or embeddings[0]
-    )
-    logits = model(torch.randint(V, (2, 5)), mask=prefix_mask(5, 5, torch.tensor([3, 1])))
-    seen = [
+def test_the_receptive_field_of_prefix_positions(backend):
+    """By gradients. Two layers with a prefix mask have the same receptive field as one."""
+    model, ids = tiny_gpt(causal=False, backend=backend), torch.randint(V, (2, 5))
+    embeddings = model.embed(ids).detach().requires_grad_()
+    model.embed.register_forward_hook(lambda *_: embeddings)
+    logits = model(ids, mask=prefix_mask(5, 5, torch.tensor([3, 1])))
+    gradients = [
         torch.autograd.grad((logits[:, t] * torch.randn(V)).sum(), embeddings, retain_graph=True)[0] for t in range(5)
     ]
-    reached = torch.stack(seen, dim=1).abs().amax(-1) != 0  # (B, T, S)
-    assert torch.equal(reached[0], pattern("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"))
-    assert torch.equal(reached[1], pattern("x....", "xx...", "xxx..", "xxxx.", "xxxxx"))
+    depends = torch.stack(gradients, dim=1).abs().amax(-1) != 0  # (B, T, S)
+    assert torch.equal(depends[0], pattern("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"))
+    assert torch.equal(depends[1], pattern("x....", "xx...", "xxx..", "xxxx.", "xxxxx"))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
 @torch.no_grad()
-def test_prefixes_lie_between_the_causal_and_the_full_model(backend):
+def test_an_empty_prefix_is_causal_and_a_full_one_is_not(backend):
     full, causal = tiny_gpt(causal=False, backend=backend), tiny_gpt(backend=backend)
     causal.load_state_dict(full.state_dict())
     ids = torch.randint(V, (2, 8))
@@ -205,19 +203,19 @@ def test_prefixes_lie_between_the_causal_and_the_full_model(backend):
     (True, lambda: document_mask(torch.tensor([[0, 0, 1, 1, 1]] * 2)) & padding_mask(pattern("xxxxx", "xx..x"))),
     (False, lambda: prefix_mask(5, 5, torch.tensor([3, 2])) & padding_mask(pattern("xxxxx", "..xxx"))),
 ])  # fmt: skip
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_that_see_nothing_are_zeros_with_finite_gradients(backend, causal, make):
-    mask, attn, x = make(), randomise(MultiHeadAttention(32, 4, causal=causal, backend=backend)), torch.randn(2, 5, 32)
-    blind = ~(mask & (causal_mask(5, 5) if causal else True)).any(-1).expand(2, 1, 5)[:, 0]  # (B, T)
-    assert not blind[0].any() and blind[1].any()
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
+def test_fully_masked_rows_are_zeros_with_finite_gradients(backend, causal, make):
+    mask, attn, x = make(), randomize(MultiHeadAttention(32, 4, causal=causal, backend=backend)), torch.randn(2, 5, 32)
+    fully_masked = ~(mask & (causal_mask(5, 5) if causal else True)).any(-1).expand(2, 1, 5)[:, 0]  # (B, T)
+    assert not fully_masked[0].any() and fully_masked[1].any()
     with torch.no_grad():
         out = attn(x, mask=mask)
-        assert torch.equal((out == 0).all(-1), blind) and out.isfinite().all()
-    if backend == "flex":  # without a backward on a CPU
+        assert torch.equal((out == 0).all(-1), fully_masked) and out.isfinite().all()
+    if backend == "flex":  # no backward pass on a CPU
         return
     x.requires_grad_()
     with torch.autograd.detect_anomaly(check_nan=True):
         attn(x, mask=mask).square().sum().backward()
     gradients = [x.grad, *(p.grad for p in attn.parameters())]
     assert all(g.isfinite().all() and (g != 0).any() for g in gradients)
-    assert (x.grad[1][blind[1]] == 0).all()  # hidden as keys, too
+    assert (x.grad[1][fully_masked[1]] == 0).all()  # masked as keys, too

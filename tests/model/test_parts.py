@@ -1,17 +1,18 @@
-"""Models without attention (n_heads=0) and without FFN (mlp="none"): what is left of a block, and that all else goes on.
+"""The parts of a block against their formulas, and models without attention (n_heads=0) or without FFN (mlp="none").
 
 B batch, T queries, C width, V vocabulary, L layers.
 """
 
 import itertools
+import math
 
 import pytest
 import torch
 
-from tests.conftest import assert_close, tiny_gpt
+from tests.conftest import assert_close, randomize, tiny_gpt
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
-from tril.model.gpt import GPT, GPTConfig
+from tril.model.gpt import GPT, MLP, GPTConfig
 from tril.model.masks import document_mask, split_documents
 from tril.model.training.optim import OptimConfig, param_groups
 
@@ -29,8 +30,40 @@ def rms(x, gain):
     return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt() * gain
 
 
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_the_block_equals_its_formula(norm):
+    """Pre-norm residual branches with a squared relu."""
+    block, x = tiny_gpt(norm=norm, qk_norm=False, pos="none").blocks[0], torch.randn(B, T, 32)
+
+    def normalized(x, gain):
+        x = x - x.mean(-1, keepdim=True) if norm == "layernorm" else x
+        eps = 1e-5 if norm == "layernorm" else torch.finfo(torch.float32).eps
+        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * gain
+
+    h = x + block.attn(normalized(x, block.norm1.weight))
+    h = h + (normalized(h, block.norm2.weight) @ block.mlp.up.weight.T).clamp(min=0) ** 2 @ block.mlp.down.weight.T
+    assert_close(block(x), h)
+
+
+@pytest.mark.parametrize(
+    "kind, formula",
+    [
+        ("relu", lambda up, gate: up.clamp(min=0)),
+        ("relu2", lambda up, gate: up.clamp(min=0) ** 2),
+        ("gelu", lambda up, gate: up / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))),
+        ("gelu_erf", lambda up, gate: up / 2 * (1 + torch.erf(up / math.sqrt(2)))),
+        ("swiglu", lambda up, gate: up * gate / (1 + (-gate).exp())),
+    ],
+)
+def test_each_kind_of_ffn_equals_its_formula(kind, formula):
+    mlp, x = randomize(MLP(8, 20, kind=kind, bias=True, dropout=0.0)), torch.randn(B, T, 8)
+    up = x @ mlp.up.weight.T + mlp.up.bias
+    gate = None if mlp.gate is None else x @ mlp.gate.weight.T + mlp.gate.bias
+    assert_close(mlp(x), formula(up, gate) @ mlp.down.weight.T + mlp.down.bias)
+
+
 @torch.no_grad()
-def test_a_model_without_attention_is_its_ffns_on_each_token():
+def test_a_model_without_attention_applies_its_ffns_to_each_token():
     model, ids = tiny_gpt(n_heads=0), torch.randint(V, (B, T))
     x = model.embed.weight[ids]
     for block in model.blocks:
@@ -40,7 +73,7 @@ def test_a_model_without_attention_is_its_ffns_on_each_token():
 
 
 @torch.no_grad()
-def test_a_model_without_ffn_is_its_attentions():
+def test_a_model_without_ffn_applies_its_attention_layers():
     model, ids = tiny_gpt(mlp="none", pos="none"), torch.randint(V, (B, T))
     x = model.embed.weight[ids]
     for block in model.blocks:
@@ -51,48 +84,47 @@ def test_a_model_without_ffn_is_its_attentions():
 
 @pytest.mark.parametrize("pos", ["rope", "learned", "none"])
 @torch.no_grad()
-def test_without_attention_each_position_is_judged_by_its_own_token(pos):
+def test_without_attention_each_output_depends_on_its_token_only(pos):
     model, ids = tiny_gpt(n_heads=0, pos=pos), torch.randint(V, (B, T))
     logits = model(ids)
     for t in range(T):
-        alone = model(ids[:, t : t + 1], positions=torch.tensor([t]))
-        assert_close(logits[:, t : t + 1], alone)
-    if pos != "learned":  # a token is the same wherever it stands
+        assert_close(logits[:, t : t + 1], model(ids[:, t : t + 1], positions=torch.tensor([t])))
+    if pos != "learned":  # the position of a token has no effect
         assert_close(model(ids.flip(1)).flip(1), logits)
 
 
 @pytest.mark.parametrize("pos", ["rope", "learned", "none"])
 @torch.no_grad()
-def test_pieces_through_the_cache_are_the_full_pass(part, pos):
+def test_decoding_in_chunks_equals_the_full_pass(part, pos):
     model, ids = tiny_gpt(**part, pos=pos), torch.randint(V, (B, T))
     full = model(ids)
     for size in (1, 4):
         cache = model.new_cache(B, T)
-        pieces = [model(piece, cache=cache) for piece in ids.split(size, dim=1)]
-        assert_close(torch.cat(pieces, dim=1), full)
+        logits = [model(chunk, cache=cache) for chunk in ids.split(size, dim=1)]
+        assert_close(torch.cat(logits, dim=1), full)
         assert cache.length == T
     assert (sum(keys.numel() for keys in cache.keys) == 0) is ("n_heads" in part)
 
 
 @pytest.mark.parametrize("pos", ["rope", "learned"])
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_generation_of_unequal_prompts_past_the_context(part, pos, use_cache):
-    """Greedy, so each new token is the largest logit of a plain forward pass over the row's own tokens."""
+def test_generation_with_unequal_prompts_beyond_the_context(part, pos, use_cache):
+    """With greedy sampling, each new token has the largest logit of a forward pass over the row without padding."""
     model = tiny_gpt(**part, pos=pos, context_length=8)
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6], [7]]
     steps = list(generate_ids(model, prompts, max_new_tokens=6, sampling=GREEDY, use_cache=use_cache))
     rows = [prompt + [step[i].item() for step in steps] for i, prompt in enumerate(prompts)]
-    for row, prompt in zip(rows, prompts):
+    for row, prompt in zip(rows, prompts, strict=True):
         context = list(prompt)
         for token in row[len(prompt) :]:
-            context = context if len(context) <= 8 else context[-4:]  # the newer half
+            context = context if len(context) <= 8 else context[-4:]  # the last half
             assert token == model(torch.tensor([context]))[0, -1].argmax().item()
             context.append(token)
     assert max(map(len, rows)) > 8
 
 
 @torch.no_grad()
-def test_packed_documents_are_each_of_them_alone(part):
+def test_packed_documents_equal_the_documents_alone(part):
     model, ids = tiny_gpt(**part, pos="learned"), torch.randint(1, V, (1, T))
     ids[0, 4] = 0
     documents, positions = split_documents(ids, 0)
@@ -100,44 +132,41 @@ def test_packed_documents_are_each_of_them_alone(part):
     assert_close(packed, torch.cat([model(ids[:, :4]), model(ids[:, 4:])], dim=1))
 
 
-def test_a_gate_for_heads_that_are_not_there_is_refused():
+def test_a_gate_needs_heads():
     model, ids = tiny_gpt(n_heads=0), torch.randint(V, (B, T))
     for gate in (torch.ones(L, 0), torch.ones(L, 4)):
         with pytest.raises(
-            ValueError, match=r"head_gate needs heads, and this model has none \(n_heads=0\); leave the gate out"
+            ValueError, match=r"head_gate needs heads, and this model has none \(n_heads=0\); leave it out"
         ):
             model(ids, head_gate=gate)
-    without_ffn = tiny_gpt(mlp="none")
-    assert torch.equal(without_ffn(ids, head_gate=torch.ones(L, 4)), without_ffn(ids))
-    nothing = without_ffn(ids, head_gate=torch.zeros(L, 4))  # and nothing else in the blocks
-    assert_close(nothing, without_ffn.logits(without_ffn.norm(without_ffn.embed(ids))))
+
+
+def test_a_gate_without_ffn_can_remove_all_of_the_blocks():
+    model, ids = tiny_gpt(mlp="none"), torch.randint(V, (B, T))
+    assert torch.equal(model(ids, head_gate=torch.ones(L, 4)), model(ids))
+    assert_close(model(ids, head_gate=torch.zeros(L, 4)), model.logits(model.norm(model.embed(ids))))
 
 
 @pytest.mark.parametrize(
     "norm, bias, pos", list(itertools.product(["rmsnorm", "layernorm"], [False, True], ["rope", "learned"]))
 )
 def test_every_parameter_is_trained(part, norm, bias, pos):
-    model = GPT(
-        GPTConfig(V, context_length=T, n_layers=2, dim=32, norm=norm, bias=bias, pos=pos, resid_dropout=0.1, **part)
-    ).train()
+    parts = {"norm": norm, "bias": bias, "pos": pos, "resid_dropout": 0.1, **part}
+    model = GPT(GPTConfig(V, context_length=T, n_layers=2, dim=32, **parts)).train()
     ids, targets = torch.randint(V, (2, B, T))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):  # zero_out opens the model from its end
+    for _ in range(3):  # with zero_out, the first step changes the head only
         optimizer.zero_grad()
         model.nll(ids, targets).mean().backward()
         optimizer.step()
     for name, p in model.named_parameters():
         assert p.grad.isfinite().all() and p.grad.abs().max() > 0, name
-    gone = "attn" if "n_heads" in part else "mlp"
-    assert not any(gone in name for name in model.state_dict())
+    missing = "attn" if "n_heads" in part else "mlp"
+    assert not any(missing in name for name in model.state_dict())
 
 
-def test_the_optimizer_still_finds_matrices_in_the_blocks(part):
-    groups = {
-        group["name"]: group["params"]
-        for group in param_groups(GPT(GPTConfig(V, n_layers=2, dim=32, **part)), OptimConfig())
-    }
-    per_block = 2 if "n_heads" in part else 4
-    assert len(groups["muon"]) == 2 * per_block and len(groups["no_decay"]) == 2 + 1 + (
-        0 if "n_heads" in part else 2 * 2
-    )
+def test_the_optimizer_groups_the_matrices_of_the_remaining_parts(part):
+    model = GPT(GPTConfig(V, n_layers=2, dim=32, tie_embeddings=False, **part))
+    groups = {group["name"]: group["params"] for group in param_groups(model, OptimConfig())}
+    matrices, gains = (2, 0) if "n_heads" in part else (4, 2)  # per block, without the gain of its norm
+    assert len(groups["muon"]) == 2 * matrices and len(groups["no_decay"]) == 2 + 1 + 2 * gains

@@ -1,4 +1,4 @@
-"""Whole models against Hugging Face's `transformers`: GPT-2 and Qwen3, the same random weights in both, the same logits out.
+"""Models with random weights against GPT-2 and Qwen3 of Hugging Face `transformers`: the logits must be equal.
 
 B batch, T queries, S keys, H query heads, G key/value heads, D head size, C width, V vocabulary.
 """
@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
-from tests.conftest import GPT2, assert_close, randomise
+from tests.conftest import GPT2, assert_close, randomize
 from tril.model.gpt import GPT, GPTConfig
 
 B, V = 3, 61
 LIMIT = 1e-4  # absolute, on logits in float32
-QWEN3 = {"pos": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "qk_norm": True}
+QWEN3 = {"pos": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "qk_norm": True, "tie_embeddings": False}
 
 GPT2_SHAPES = {
     "one head": {"n_layers": 1, "dim": 16, "n_heads": 1, "context_length": 8},
@@ -43,23 +43,30 @@ MODELS = [pytest.param(GPT2 | shape, id=f"GPT-2, {name}") for name, shape in GPT
 MODELS += [pytest.param(QWEN3 | shape, id=f"Qwen3, {name}") for name, shape in QWEN3_SHAPES.items()]
 
 
-# -- the same model twice --------------------------------------------------------------------------------------------------------------
+# --- the same model twice
 
 
 def pair(choices, *, kernel="eager", backend="fused"):
-    """Their model with random weights, and ours with the same. `kernel` is how theirs computes attention, `backend` how ours does."""
+    """A model of transformers with random weights, and a GPT with the same weights.
+
+    Args:
+        kernel: attention implementation of transformers.
+        backend: attention backend of the GPT.
+    """
     config = GPTConfig(**{**choices, "vocab_size": V, "backend": backend})
-    make, translate = (their_gpt2, weights_of_gpt2) if config.pos == "learned" else (their_qwen3, weights_of_qwen3)
-    theirs = randomise(make(config, kernel)).eval()
-    left = dict(theirs.named_parameters())  # a tied head is the embedding, and named once
-    weights = translate(left, config)  # takes out what it uses
-    assert not left, f"without a counterpart here: {', '.join(left)}"
-    ours = GPT(config).eval()
-    ours.load_state_dict(weights)  # strict: raises if one of ours has no counterpart there
-    return theirs, ours
+    make, convert = (
+        (reference_gpt2, weights_of_gpt2) if config.pos == "learned" else (reference_qwen3, weights_of_qwen3)
+    )
+    reference = randomize(make(config, kernel)).eval()
+    unused = dict(reference.named_parameters())  # a tied head has the name of the embedding only
+    weights = convert(unused, config)  # removes what it uses
+    assert not unused, f"no counterpart for {', '.join(unused)}"
+    model = GPT(config).eval()
+    model.load_state_dict(weights)  # strict: raises for a missing weight
+    return reference, model
 
 
-def their_gpt2(config: GPTConfig, kernel: str) -> GPT2LMHeadModel:
+def reference_gpt2(config: GPTConfig, kernel: str) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=config.vocab_size,
@@ -75,7 +82,7 @@ def their_gpt2(config: GPTConfig, kernel: str) -> GPT2LMHeadModel:
     )
 
 
-def their_qwen3(config: GPTConfig, kernel: str) -> Qwen3ForCausalLM:
+def reference_qwen3(config: GPTConfig, kernel: str) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=config.vocab_size,
@@ -88,73 +95,77 @@ def their_qwen3(config: GPTConfig, kernel: str) -> Qwen3ForCausalLM:
             intermediate_size=config.mlp_hidden,
             tie_word_embeddings=config.tie_embeddings,
             rope_theta=10_000.0,
-            rms_norm_eps=torch.finfo(torch.float32).eps,  # torch's default, which model.norm keeps
+            rms_norm_eps=torch.finfo(torch.float32).eps,  # torch's default, as in tril.model.norm
             use_sliding_window=config.window is not None,
             sliding_window=config.window,
-            max_window_layers=0,  # the number of layers, from the first, that do without the window
+            max_window_layers=0,  # number of first layers without the window
             attn_implementation=kernel,
         )
     )
 
 
-def weights_of_gpt2(left: dict, config: GPTConfig) -> dict:
-    """Our state_dict out of GPT-2's parameters. Its matrices are (in, out), those of nn.Linear (out, in)."""
-    ours = {"embed.weight": left.pop("transformer.wte.weight"), "pos_embed.weight": left.pop("transformer.wpe.weight")}
-    ours["head.weight"] = ours["embed.weight"]
+def weights_of_gpt2(unused: dict, config: GPTConfig) -> dict:
+    """A state_dict of GPT from GPT-2's parameters, whose matrices are (in, out); those of nn.Linear are (out, in)."""
+    state = {
+        "embed.weight": unused.pop("transformer.wte.weight"),
+        "pos_embed.weight": unused.pop("transformer.wpe.weight"),
+    }
+    state["head.weight"] = state["embed.weight"]
 
-    def take(their_name, *names):  # several of ours lie side by side in one of theirs
+    def convert(reference_name, *names):  # GPT-2 concatenates the projections of q, k and v
         for kind in ("weight", "bias"):
-            for name, x in zip(names, left.pop(f"{their_name}.{kind}").chunk(len(names), dim=-1)):
-                ours[f"{name}.{kind}"] = x.mT if x.ndim == 2 else x
+            chunks = unused.pop(f"{reference_name}.{kind}").chunk(len(names), dim=-1)
+            for name, x in zip(names, chunks, strict=True):
+                state[f"{name}.{kind}"] = x.mT if x.ndim == 2 else x
 
     for i in range(config.n_layers):
-        block, theirs = f"blocks.{i}", f"transformer.h.{i}"
-        take(f"{theirs}.ln_1", f"{block}.norm1")
-        take(f"{theirs}.attn.c_attn", *(f"{block}.attn.{part}_proj" for part in "qkv"))  # (C, 3 C)
-        take(f"{theirs}.attn.c_proj", f"{block}.attn.o_proj")
-        take(f"{theirs}.ln_2", f"{block}.norm2")
-        take(f"{theirs}.mlp.c_fc", f"{block}.mlp.up")
-        take(f"{theirs}.mlp.c_proj", f"{block}.mlp.down")
-    take("transformer.ln_f", "norm")
-    return ours
+        block, reference = f"blocks.{i}", f"transformer.h.{i}"
+        convert(f"{reference}.ln_1", f"{block}.norm1")
+        convert(f"{reference}.attn.c_attn", *(f"{block}.attn.{part}_proj" for part in "qkv"))  # (C, 3 C)
+        convert(f"{reference}.attn.c_proj", f"{block}.attn.o_proj")
+        convert(f"{reference}.ln_2", f"{block}.norm2")
+        convert(f"{reference}.mlp.c_fc", f"{block}.mlp.up")
+        convert(f"{reference}.mlp.c_proj", f"{block}.mlp.down")
+    convert("transformer.ln_f", "norm")
+    return state
 
 
-def weights_of_qwen3(left: dict, config: GPTConfig) -> dict:
-    """Our state_dict out of Qwen3's parameters, which differ in their names alone."""
-    ours = {"embed.weight": left.pop("model.embed_tokens.weight"), "norm.weight": left.pop("model.norm.weight")}
-    ours["head.weight"] = ours["embed.weight"] if config.tie_embeddings else left.pop("lm_head.weight")
+def weights_of_qwen3(unused: dict, config: GPTConfig) -> dict:
+    """A state_dict of GPT from Qwen3's parameters, which differ in their names only."""
+    state = {"embed.weight": unused.pop("model.embed_tokens.weight"), "norm.weight": unused.pop("model.norm.weight")}
+    state["head.weight"] = state["embed.weight"] if config.tie_embeddings else unused.pop("lm_head.weight")
     names = {
         f"attn.{part}": f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
     }
     names |= {f"mlp.{part}": f"mlp.{part}_proj" for part in ("up", "gate", "down")}
     names |= {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
     for i in range(config.n_layers):
-        for name, their_name in names.items():
-            ours[f"blocks.{i}.{name}.weight"] = left.pop(f"model.layers.{i}.{their_name}.weight")
-    return ours
+        for name, reference_name in names.items():
+            state[f"blocks.{i}.{name}.weight"] = unused.pop(f"model.layers.{i}.{reference_name}.weight")
+    return state
 
 
-def assert_same_logits(ours, theirs):
-    assert theirs.std() > 0.5  # small ones would be the same in any model
-    assert (ours - theirs).abs().max() <= LIMIT
-    assert_close(ours, theirs)
+def assert_same_logits(actual, expected):
+    assert expected.std() > 0.5  # small logits would be close in any model
+    assert (actual - expected).abs().max() <= LIMIT
+    assert_close(actual, expected)
 
 
-# -- the same logits -------------------------------------------------------------------------------------------------------------------
+# --- the same logits
 
 
 @pytest.mark.parametrize("choices", MODELS)
 @pytest.mark.parametrize("kernel, backend", [("eager", "explicit"), ("eager", "fused"), ("sdpa", "fused")])
 @torch.no_grad()
 def test_logits_of_every_length(choices, kernel, backend):
-    theirs, ours = pair(choices, kernel=kernel, backend=backend)
+    reference, model = pair(choices, kernel=kernel, backend=backend)
     for n_rows, length in ((1, 1), (B, 2), (B, choices["context_length"])):
         ids = torch.randint(V, (n_rows, length))
-        assert_same_logits(ours(ids), theirs(ids).logits)
+        assert_same_logits(model(ids), reference(ids).logits)
 
 
 def left_padded(context_length):
-    """Ids (B, T) of rows of different lengths; which of them are real (B, T); and the position of each in its own row (B, T)."""
+    """Ids of rows of different lengths, which of them are not padding, and their positions in the row; (B, T) each."""
     n_pads = torch.tensor([0, context_length // 2, context_length - 1])
     column = torch.arange(context_length)
     ids = torch.randint(V, (B, context_length))
@@ -164,34 +175,34 @@ def left_padded(context_length):
 @pytest.mark.parametrize("choices", MODELS)
 @torch.no_grad()
 def test_left_padded_rows(choices):
-    theirs, ours = pair(choices)
+    reference, model = pair(choices)
     ids, real, positions = left_padded(choices["context_length"])
-    expected = theirs(ids, attention_mask=real.long(), position_ids=positions).logits
-    got = ours(ids, mask=real[:, None, None], positions=positions)
-    assert_same_logits(got[real], expected[real])  # on the padding itself the two may differ, and nobody reads it
+    expected = reference(ids, attention_mask=real.long(), position_ids=positions).logits
+    got = model(ids, mask=real[:, None, None], positions=positions)
+    assert_same_logits(got[real], expected[real])  # outputs at padding tokens may differ
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("choices", MODELS)
 @torch.no_grad()
 def test_decoding_with_both_caches(choices, padded):
-    theirs, ours = pair(choices)
+    reference, model = pair(choices)
     length = choices["context_length"]
     ids, real, positions = left_padded(length)
     if not padded:
         real, positions = torch.ones_like(real), torch.arange(length).expand(B, -1)
-    cache, their_cache = ours.new_cache(B), None
+    cache, reference_cache = model.new_cache(B), None
     start = length // 2
     for begin, end in [(0, start), *((t, t + 1) for t in range(start, length))]:
-        now = slice(begin, end)
-        got = ours(ids[:, now], cache=cache, mask=real[:, None, None, :end], positions=positions[:, now])
-        out = theirs(
-            ids[:, now],
-            past_key_values=their_cache,
+        chunk = slice(begin, end)
+        got = model(ids[:, chunk], cache=cache, mask=real[:, None, None, :end], positions=positions[:, chunk])
+        out = reference(
+            ids[:, chunk],
+            past_key_values=reference_cache,
             attention_mask=real[:, :end].long(),
-            position_ids=positions[:, now],
+            position_ids=positions[:, chunk],
             use_cache=True,
         )
-        their_cache = out.past_key_values
-        assert_same_logits(got[real[:, now]], out.logits[real[:, now]])
+        reference_cache = out.past_key_values
+        assert_same_logits(got[real[:, chunk]], out.logits[real[:, chunk]])
     assert cache.length == length

@@ -1,4 +1,4 @@
-"""Attention on examples small enough to follow with pencil and paper, each next to the numbers it must give.
+"""Attention on small examples with the numbers that a calculation by hand gives.
 
 B batch, T queries, S keys, H heads, D head size, C width.
 """
@@ -9,13 +9,13 @@ from statistics import NormalDist
 import pytest
 import torch
 
-from tests.conftest import BACKENDS, assert_close
+from tests.conftest import BACKENDS_SLOW_FLEX, assert_close
 from tril.model.attention import MultiHeadAttention, attention, attention_weights, causal_mask
 
-# -- three words: scores, mask, softmax ------------------------------------------------------------------------------------------------
+# --- three words: scores, mask, softmax
 
 SCORES = [
-    [2.0, 7.0, 7.0],  # the sevens are the future: large, so that a leak shows
+    [2.0, 7.0, 7.0],  # the scores 7 are in the future: large, so that a leak is visible
     [1.0, 3.0, 7.0],
     [0.5, 2.0, 1.5],
 ]
@@ -32,7 +32,7 @@ def queries_and_keys(scores) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def assert_prints_as(weights: torch.Tensor, expected) -> None:
-    """Equal in the four decimals that are printed here."""
+    """Equal to four decimals."""
     assert (weights - torch.tensor(expected)).abs().max() <= 0.5e-4
 
 
@@ -40,22 +40,22 @@ def test_three_words():
     q, k = queries_and_keys(SCORES)
     weights = attention_weights(q, k, causal_mask(3, 3))
     assert_prints_as(weights[0, 0], WEIGHTS)
-    assert weights[0, 0].triu(1).count_nonzero() == 0  # the future gets nothing at all, not merely little
+    assert weights[0, 0].triu(1).count_nonzero() == 0  # exactly 0 for the future
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
 def test_three_words_on_every_backend(backend):
     q, k = queries_and_keys(SCORES)
-    values = torch.eye(3)[None, None]  # word j says "I am j", so what comes out is how much of each word was read
+    values = torch.eye(3)[None, None]  # the value of word j is the unit vector j, so the outputs are the weights
     out = attention(q, k, values, causal=True, backend=backend)
     assert_prints_as(out[0, 0], WEIGHTS)
 
 
-def test_a_last_row_that_is_also_printed_belongs_to_other_scores():
-    """This example is also printed with 0.0900, 0.6652, 0.2448 as the weights of the scores 0.5, 2, 1.5. That is wrong.
+def test_a_published_last_row_belongs_to_other_scores():
+    """Some texts give 0.0900, 0.6652, 0.2448 as the weights of the scores 0.5, 2, 1.5, which is wrong.
 
-    The softmax turns differences into ratios: the second word must weigh e^(2 - 1.5) = 1.65 times as much as the third. In that row
-    it is e^1 = 2.72 times. Those are the weights of the scores 1, 3, 2, but for the last digit (0.24473).
+    Softmax turns differences into ratios: the second weight must be e^(2 - 1.5) = 1.65 times the third. In that row it
+    is e^1 = 2.72 times. Apart from the last digit (0.24473), these are the weights of the scores 1, 3, 2.
     """
     ratio = [row[1] / row[2] for row in last_rows([0.5, 2.0, 1.5], [1.0, 3.0, 2.0])]
     assert abs(ratio[0] - math.exp(0.5)) < 1e-5 and abs(ratio[1] - math.exp(1.0)) < 1e-5
@@ -66,12 +66,12 @@ def last_rows(*scores: list[float]) -> list[torch.Tensor]:
     return [attention_weights(*queries_and_keys([[0.0] * 3, [0.0] * 3, row]))[0, 0, 2] for row in scores]
 
 
-# -- five words: who may look at whom --------------------------------------------------------------------------------------------------
+# --- five words: which word attends to which
 
 
 def test_mask_of_a_sentence():
     expected = [
-        # The cat sat on the   <- is looked at; the row looks
+        # The cat sat on the   <- keys; each row is a query
         [1, 0, 0, 0, 0],  # The
         [1, 1, 0, 0, 0],  # cat
         [1, 1, 1, 0, 0],  # sat
@@ -81,32 +81,32 @@ def test_mask_of_a_sentence():
     assert torch.equal(causal_mask(5, 5), torch.tensor(expected).bool())
 
 
-# -- eight heads -----------------------------------------------------------------------------------------------------------------------
+# --- eight heads
 
 B, T, C, H, D = 10, 6, 512, 8, 64
 
 
 @torch.no_grad()
-def test_shapes_on_the_way_through_eight_heads(monkeypatch):
-    seen = []
+def test_shapes_inside_eight_heads(monkeypatch):
+    recorded = []
 
-    def watched(q, k, v, **choices):
+    def recording(q, k, v, **choices):
         out = attention(q, k, v, **choices)
-        seen.extend([q, k, v, out])
+        recorded.extend([q, k, v, out])
         return out
 
-    monkeypatch.setattr("tril.model.attention.attention", watched)
+    monkeypatch.setattr("tril.model.attention.attention", recording)
     attn, x = MultiHeadAttention(C, H), torch.randn(B, T, C)
     out, weights = attn(x, need_weights=True)
-    assert [part.shape for part in seen] == 4 * [(10, 8, 6, 64)]  # 512 numbers of each word are cut into 8 heads of 64
-    assert out.shape == (10, 6, 512)  # and glued together again
-    assert weights.shape == (10, 8, 6, 6)  # each head has its own view of who matters to whom
-    for h in range(H):  # a cut, not a reshuffle: head h is numbers 64 h to 64 (h + 1) of every word
-        assert torch.equal(seen[0][:, h], attn.q_proj(x)[..., h * D : (h + 1) * D])
+    assert [part.shape for part in recorded] == 4 * [(10, 8, 6, 64)]  # 512 = 8 heads of 64
+    assert out.shape == (10, 6, 512)
+    assert weights.shape == (10, 8, 6, 6)  # one matrix of weights per head
+    for h in range(H):  # head h is columns 64 h to 64 (h + 1) of the projection
+        assert torch.equal(recorded[0][:, h], attn.q_proj(x)[..., h * D : (h + 1) * D])
 
 
 @torch.no_grad()
-def test_one_wide_matrix_is_eight_narrow_ones_side_by_side():
+def test_one_wide_matrix_equals_eight_narrow_ones():
     """Concat(head_1 ... head_8) W_O, head_i = softmax(Q K^T / sqrt(64)) V (Vaswani et al. 2017, section 3.2.2)."""
     x = torch.randn(B, T, C)
     w_q, w_k, w_v = torch.randn(3, H, C, D) * C**-0.5  # eight matrices (512, 64) each
@@ -121,25 +121,24 @@ def test_one_wide_matrix_is_eight_narrow_ones_side_by_side():
 
     attn = MultiHeadAttention(C, H)
     for layer, narrow in ((attn.q_proj, w_q), (attn.k_proj, w_k), (attn.v_proj, w_v)):
-        layer.weight.copy_(
-            torch.cat(list(narrow), dim=1).T
-        )  # side by side (512, 8 * 64); nn.Linear keeps the transpose
+        layer.weight.copy_(torch.cat(list(narrow), dim=1).T)  # (512, 8 * 64), which nn.Linear stores transposed
     attn.o_proj.weight.copy_(w_o.T)
     assert_close(attn(x), expected)
 
 
-# -- why sqrt(D) -----------------------------------------------------------------------------------------------------------------------
+# --- why sqrt(D)
 
 N = 20_000  # pairs of a query and a key
-FALSE_ALARM = 1e-6  # how often each check below would fail on right code if its seed were not fixed
-Z = NormalDist().inv_cdf(1 - FALSE_ALARM / 2)  # 4.89 standard errors, either way
+FALSE_ALARM = 1e-6  # probability that a check below fails on correct code, for a random seed
+Z = NormalDist().inv_cdf(1 - FALSE_ALARM / 2)  # 4.89 standard errors in both directions
 
 
 def standard_error(d: int) -> float:
     """Of the mean of N values of s^2, where s = q.k / sqrt(d) and all numbers in q and k are standard normal.
 
-    s^2 has mean 1. A product of two standard normals has fourth moment 3 * 3 = 9, and so a kurtosis 6 above the normal's 3; a sum of d of
-    them, scaled to variance 1, has 6 / d above it. So s^2 has variance (3 + 6 / d) - 1. N is large enough for the mean to be normal.
+    s^2 has mean 1. A product of two standard normals has fourth moment 3 * 3 = 9, an excess kurtosis of 6. A sum of d
+    of them, scaled to variance 1, has an excess kurtosis of 6 / d. So s^2 has variance (3 + 6 / d) - 1. N is large
+    enough for the mean to be normal.
     """
     return math.sqrt((2 + 6 / d) / N)
 
@@ -151,7 +150,7 @@ def pairs(d: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("d", [4, 16, 64, 256])
-def test_products_spread_as_sqrt_d_and_the_scale_takes_it_back(d):
+def test_products_have_standard_deviation_sqrt_d_and_scores_1(d):
     q, k = pairs(d)
     products = (q * k[:, :, :1]).sum(-1)
     assert abs(products.square().mean().item() / d - 1) < Z * standard_error(d)
@@ -162,12 +161,10 @@ def test_products_spread_as_sqrt_d_and_the_scale_takes_it_back(d):
 
 
 @pytest.mark.parametrize("d", [4, 64])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_scales(backend, d):
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
+def test_every_backend_scales_by_sqrt_d(backend, d):
     q, k = pairs(d)
-    v = torch.eye(2, d, dtype=q.dtype).expand_as(
-        k
-    )  # the first two numbers that come out are the weights of the two keys
+    v = torch.eye(2, d, dtype=q.dtype).expand_as(k)  # the first two outputs are the weights of the two keys
     out = attention(q, k, v, backend=backend)
     scores = (out[..., 0] / out[..., 1]).log()
     assert abs(scores.square().mean().item() - 1) < Z * standard_error(d)

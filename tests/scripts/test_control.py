@@ -1,28 +1,40 @@
-"""The control end to end, on two tiny runs that train.py made: its figures, what it leaves behind, and what it refuses."""
+"""The control on two tiny runs of train.py: its figures, its files, and what it refuses."""
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from tests.conftest import assert_refused, run_python
+from tests.conftest import assert_refused
+from tests.model.causality.test_mask_control import two_sides
 from tests.model.test_checkpoint import rewrite
-from tests.test_train import TINY, rows
+from tests.runs import TINY, rows
+from tests.scripts.in_process import run_main
 from tril import train as train_script
 from tril.model.checkpoint import load
-from tril.scripts.common.cli import CONFIGS, plain
-from tril.scripts.common.finished_run import read_run, spread, validation_tokens
-from tril.scripts.control import check, check_pair
+from tril.scripts.common.cli import CONFIGS, build, message_of, plain
+from tril.scripts.common.finished_run import read_run, validation_tokens
+from tril.scripts.control import ControlConfig, check_pair, main, table
 
-SCRIPT = CONFIGS.parent / "scripts" / "control.py"
 T = 32  # context length of TINY
+TABLE = """\
+| nats per token                        |          masked |        unmasked |
+|---------------------------------------|----------------:|----------------:|
+| parameters                            |           1,234 |           1,234 |
+| training loss, last logged            |          2.0000 |          0.1000 |
+| validation loss, as the run logged it |          3.5000 |          3.5000 |
+| one-pass loss                         | 3.0000 ± 0.1000 | 0.5000 ± 0.1000 |
+| prefix-only loss                      | 3.0000 ± 0.1000 | 9.0000 ± 0.2000 |
+| prefix-only minus one-pass loss       | 0.0000 ± 0.0000 | 8.5000 ± 0.3000 |
+| bits per byte, one-pass               |          1.4427 |          0.2404 |
+| bits per byte, prefix-only            |          1.4427 |          4.3281 |"""
+
 OPTIONS = ["windows=4", 'prompts=["line 3", ""]', "max_new_tokens=9"]
 
 
@@ -34,12 +46,12 @@ def trained(tmp_path_factory):
     for name, extra in (("masked", []), ("unmasked", ["experiment=control_no_mask"])):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            places = [
+            paths = [
                 f"data.path={folder / 'text.txt'}",
                 f"data.cache_dir={folder / 'cache'}",
                 f"output_dir={folder / 'outputs' / name}",
             ]
-            cfg = compose("train", [*TINY, *places, *extra, "trainer.max_steps=40", "trainer.val_check_interval=20"])
+            cfg = compose("train", [*TINY, *paths, *extra, "trainer.max_steps=40", "trainer.val_check_interval=20"])
         train_script.train(cfg)
     return folder
 
@@ -50,19 +62,19 @@ def runs(trained):
 
 
 def run(folder, *arguments):
-    return run_python(SCRIPT, *arguments, cwd=folder)
+    return run_main(main, *arguments, cwd=folder)
 
 
 def direct(model, window):
-    """Losses (one pass, honest) of the targets of one window (T + 1,), one prefix after another, as means in nats."""
+    """Mean losses (one-pass, prefix-only) of the targets of one window (T + 1,), one prefix at a time, in nats."""
     ids, targets = window[:-1], window[1:]
     with torch.no_grad():
-        whole = model(ids[None])[0].double().log_softmax(-1)
-        alone = torch.stack([model(ids[None, : t + 1])[0, -1].double().log_softmax(-1) for t in range(T)])
-    return [-log_p[torch.arange(T), targets].mean().item() for log_p in (whole, alone)]
+        one_pass = model(ids[None])[0].double().log_softmax(-1)
+        prefixes = torch.stack([model(ids[None, : t + 1])[0, -1].double().log_softmax(-1) for t in range(T)])
+    return [-log_p[torch.arange(T), targets].mean().item() for log_p in (one_pass, prefixes)]
 
 
-def test_the_experiment_differs_from_the_default_in_the_mask_alone():
+def test_the_experiment_differs_from_the_default_in_the_mask_only():
     def composed(*overrides):
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -71,15 +83,13 @@ def test_the_experiment_differs_from_the_default_in_the_mask_alone():
     control, default = composed("experiment=control_no_mask"), composed()
     assert (control["model"].pop("causal"), default["model"].pop("causal")) == (False, True)
     assert (control["causality"].pop("allow_leak"), default["causality"].pop("allow_leak")) == (True, False)
-    for values in (control, default):  # which takes it over
+    for values in (control, default):  # an interpolation of it
         del values["callbacks"]["causality"]["allow_leak"]
     assert control == default
 
 
 def test_the_control_end_to_end(trained):
-    (trained / "outputs" / "unmasked" / "checkpoints" / "best.ckpt").write_bytes(
-        b""
-    )  # not to be read: a false loss chose it
+    (trained / "outputs" / "unmasked" / "checkpoints" / "best.ckpt").write_bytes(b"")  # must not be read
     before = set(trained.rglob("*"))
     result = run(trained, "masked=outputs/masked", "unmasked=outputs/unmasked", *OPTIONS)
     assert result.returncode == 0, result.stderr
@@ -87,21 +97,25 @@ def test_the_control_end_to_end(trained):
     assert set(trained.rglob("*")) - before == {out, *(out / f"control.{kind}" for kind in ("json", "md", "png"))}
     assert (out / "control.png").read_bytes().startswith(b"\x89PNG")
 
-    found = json.loads((out / "control.json").read_text())
+    report = json.loads((out / "control.json").read_text())
     val = torch.tensor(validation_tokens(read_run(trained / "outputs/masked/checkpoints/last.ckpt")).astype(int))
     counts = json.loads(next((trained / "cache").glob("*/meta.json")).read_text())["counts"]["val"]
     text = load(trained / "outputs" / "masked" / "checkpoints" / "last.ckpt").tokenizer.decode(val.tolist())
     assert text == (trained / "text.txt").read_text()[-counts["characters"] :]
     last = (len(val) - 1) // T - 1
-    assert found["windows"]["numbers"] == [0, last // 3, 2 * last // 3, last] and found["windows"]["length"] == T
-    assert (found["seed"], found["steps"], found["uniform_guess"]) == (0, 40, math.log(300))
-    honest = {}
+    assert report["windows"]["numbers"] == [0, last // 3, 2 * last // 3, last] and report["windows"]["length"] == T
+    assert (report["seed"], report["steps"], report["uniform_guess"]) == (0, 40, math.log(300))
+    prefix_only = {}
     for name in ("masked", "unmasked"):
-        side, lm = found[name], load(trained / "outputs" / name / "checkpoints" / "last.ckpt")
-        windows = [val[n * T : n * T + T + 1] for n in found["windows"]["numbers"]]
+        side, lm = report[name], load(trained / "outputs" / name / "checkpoints" / "last.ckpt")
+        windows = [val[n * T : n * T + T + 1] for n in report["windows"]["numbers"]]
         losses = torch.tensor([direct(lm.model, window) for window in windows]).double()  # (windows, 2)
-        honest[name] = losses[:, 1]
-        for key, loss in (("one_pass", losses[:, 0]), ("honest", losses[:, 1]), ("gap", losses[:, 1] - losses[:, 0])):
+        prefix_only[name] = losses[:, 1]
+        for key, loss in (
+            ("one_pass", losses[:, 0]),
+            ("prefix_only", losses[:, 1]),
+            ("gap", losses[:, 1] - losses[:, 0]),
+        ):
             assert side[key]["mean"] == pytest.approx(loss.mean().item(), abs=1e-5)
             assert side[key]["standard_error"] == pytest.approx(loss.std().item() / 2, abs=1e-5)
         assert side["checkpoint"] == f"outputs/{name}/checkpoints/last.ckpt"
@@ -114,18 +128,18 @@ def test_the_control_end_to_end(trained):
         assert side["curves"]["train"] == [list(point) for point in logged]
         texts = lm.generate(["line 3", ""], max_new_tokens=9, temperature=0.8, seed=0)
         assert side["samples"] == [["line 3", texts[0]], ["", texts[1]]]
-    difference = honest["unmasked"] - honest["masked"]
-    assert found["honest_unmasked_minus_masked"]["mean"] == pytest.approx(difference.mean().item(), abs=1e-5)
-    assert found["honest_unmasked_minus_masked"]["standard_error"] == pytest.approx(
+    difference = prefix_only["unmasked"] - prefix_only["masked"]
+    assert report["prefix_only_unmasked_minus_masked"]["mean"] == pytest.approx(difference.mean().item(), abs=1e-5)
+    assert report["prefix_only_unmasked_minus_masked"]["standard_error"] == pytest.approx(
         difference.std().item() / 2, abs=1e-5
     )
-    assert abs(found["masked"]["gap"]["mean"]) < 1e-5 < 0.01 < found["unmasked"]["gap"]["mean"]
+    assert abs(report["masked"]["gap"]["mean"]) < 1e-5 < 0.01 < report["unmasked"]["gap"]["mean"]
 
     page = (out / "control.md").read_text(encoding="utf-8")
-    table = result.stdout.split("\n\n")[0]
-    assert table in page and f"{found['unmasked']['honest']['mean']:.4f} ±" in table
-    bits = found["masked"]["honest"]["mean"] * (counts["tokens"] - 1) / math.log(2) / counts["bytes"]
-    assert f"{bits:.4f} |" in table.splitlines()[-1]
+    shown = result.stdout.split("\n\n")[0]
+    assert shown in page and f"{report['unmasked']['prefix_only']['mean']:.4f} ±" in shown
+    bits = report["masked"]["prefix_only"]["mean"] * (counts["tokens"] - 1) / math.log(2) / counts["bytes"]
+    assert f"{bits:.4f} |" in shown.splitlines()[-1]
 
 
 def test_a_missing_run_is_one_line_with_status_2(trained, tmp_path):
@@ -155,10 +169,10 @@ def change(run, **settings):
     changed = json.loads(json.dumps(run.settings))
     for name, value in settings.items():
         *path, key = name.split("__")
-        place = changed
+        group = changed
         for part in path:
-            place = place[part]
-        place[key] = value
+            group = group[part]
+        group[key] = value
     return replace(run, settings=changed)
 
 
@@ -189,48 +203,32 @@ def test_other_refusals_of_a_pair(runs):
     with pytest.raises(ValueError, match="steps done=40 and 20"):
         check_pair(runs | {"unmasked": replace(runs["unmasked"], steps=20)})
     with pytest.raises(ValueError, match="other data or tokenizers"):
-        check_pair(runs | {"unmasked": replace(runs["unmasked"], ours=runs["unmasked"].ours | {"tokenizer": "{}"})})
+        check_pair(
+            runs | {"unmasked": replace(runs["unmasked"], metadata=runs["unmasked"].metadata | {"tokenizer": "{}"})}
+        )
     with pytest.raises(ValueError, match="data.document_mask=true"):
         check_pair({name: change(run, data__document_mask=True) for name, run in runs.items()})
-
-
-def test_a_text_that_has_changed_is_refused(runs, tmp_path):
-    (tmp_path / "text.txt").write_text("".join(f"other line {i}\n" for i in range(400)))
-    with pytest.raises(ValueError, match="the text has changed since the run .*; restore it, or train again"):
-        validation_tokens(
-            change(runs["masked"], data__path=str(tmp_path / "text.txt"), data__cache_dir=str(tmp_path / "cache"))
-        )
-
-
-def test_a_checkpoint_without_its_run_is_refused(trained, tmp_path):
-    shutil.copy(trained / "outputs" / "masked" / "checkpoints" / "last.ckpt", tmp_path)
-    with pytest.raises(FileNotFoundError, match="config.yaml does not exist.*; name a run's folder"):
-        read_run(tmp_path / "last.ckpt")
-
-
-def test_windows_are_whole_and_evenly_spread(runs):
-    tokens = torch.arange(100).numpy()  # 99 targets: 9 whole windows of 10
-    numbers, ids, targets = spread(tokens, 3, 10)
-    assert numbers.tolist() == [0, 4, 8]
-    assert ids.tolist() == [list(range(start, start + 10)) for start in (0, 40, 80)]
-    assert torch.equal(targets, ids + 1)
-    assert spread(tokens, 9, 10)[0].tolist() == list(range(9))
-    with pytest.raises(ValueError, match="windows=10 exceeds the 9 whole windows of 10 tokens"):
-        spread(tokens, 10, 10)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("windows", 1, "windows=1 must be a whole number, at least 2"),
-        ("windows", 2.5, "windows=2.5 must"),
-        ("prompts", [], "prompts=.* must be a list of texts"),
-        ("prompts", "def ", "must be a list"),
-        ("prompts", [1], "must be a list"),
+        ("windows", 1, "windows=1 must be greater than or equal to 2"),
+        ("windows", 2.5, "windows=2.5 must be a valid integer"),
+        ("prompts", [], r"prompts=\[\] .*at least 1 item"),
+        ("prompts", "def ", "prompts='def ' must be a valid list"),
+        ("prompts", [1], "prompts.0=1 must be a valid string"),
     ],
 )
 def test_wrong_settings(key, value, message):
-    cfg = yaml.safe_load(Path(CONFIGS / "control.yaml").read_text())
-    check(cfg)
-    with pytest.raises(ValueError, match=message):
-        check(cfg | {key: value})
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = plain(compose("control"))
+    build(ControlConfig, cfg)
+    with pytest.raises(ValueError) as caught:
+        build(ControlConfig, cfg | {key: value})
+    assert re.match(message, message_of(caught.value))
+
+
+def test_the_table():
+    assert table(two_sides(), bytes_per_token=3.0) == TABLE
+    assert 3.0 / math.log(2) / 3.0 == pytest.approx(1.4427, abs=5e-5)

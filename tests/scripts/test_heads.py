@@ -1,4 +1,4 @@
-"""scripts/heads.py end to end on a tiny run that train.py made, with documents kept apart; and what it refuses."""
+"""scripts/heads.py end to end on a tiny run that train.py made, with separate documents; and what it refuses."""
 
 import csv
 import json
@@ -11,30 +11,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
-from tests.conftest import assert_refused, run_python, tiny_gpt
+from tests.conftest import assert_refused, tiny_gpt
 from tests.model.generation.test_language_model import with_gaps
 from tests.model.test_checkpoint import language_model
-from tests.test_train import TINY
+from tests.runs import composed
+from tests.scripts.in_process import run_main
 from tril import train as train_script
 from tril.model.checkpoint import load, read, save
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import Text, head_gate
-from tril.scripts.common.cli import CONFIGS
+from tril.model.heads.ablation import head_gate
+from tril.model.heads.attention_maps import TokenWindows
+from tril.scripts.common.cli import CONFIGS, build, message_of
 from tril.scripts.common.finished_run import read_run, validation_tokens
-from tril.scripts.heads import alphabet, check, check_model, prompt_ids, windows_of, without_nan, write_maps
+from tril.scripts.heads import Settings, alphabet, check_model, main, prompt_ids, sample_windows, write_maps
 
-SCRIPT = CONFIGS.parent / "scripts" / "heads.py"
-T = 32  # context length of TINY, which has 2 layers of 2 heads
+T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 NAMES = ["L0H0", "L0H1", "L1H0", "L1H1"]
-WRITTEN = [f"heads.{kind}" for kind in ("json", "csv", "png")] + [
-    "removal.csv",
-    "removal.png",
-    "attention.png",
-    "attention.html",
-]
+WRITTEN = [f"heads.{kind}" for kind in ("json", "csv", "png")] + ["removal.csv", "removal.png"]
+WRITTEN += ["attention.png", "attention.html"]
+WINDOW = torch.zeros(1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +39,10 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     lines = [json.dumps({"text": f"line {i}: the square of {i} is {i * i}."}) for i in range(2000)]
     (folder / "text.jsonl").write_text("\n".join(lines))
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        places = [
-            f"data.path={folder / 'text.jsonl'}",
-            f"data.cache_dir={folder / 'cache'}",
-            f"output_dir={folder / 'outputs' / 'run'}",
-        ]
-        cfg = compose("train", [*TINY, *places, "data.document_mask=true", "trainer.max_steps=30"])
-    train_script.train(cfg)
+    paths = [f"data.path={folder / 'text.jsonl'}", f"data.cache_dir={folder / 'cache'}"]
+    steps = ["trainer.max_steps=30", "trainer.val_check_interval=30"]
+    output = f"output_dir={folder / 'outputs' / 'run'}"
+    train_script.train(composed(*paths, output, *steps, "data.document_mask=true"))
     return folder
 
 
@@ -66,7 +57,7 @@ def lm(run):
 
 
 def heads(folder, *arguments):
-    return run_python(SCRIPT, *arguments, cwd=folder)
+    return run_main(main, *arguments, cwd=folder)
 
 
 def mean_loss(lm, tokens, numbers, gate=None):
@@ -75,7 +66,7 @@ def mean_loss(lm, tokens, numbers, gate=None):
     for number in numbers:
         window = tokens[number * T : number * T + T + 1]
         starts = sorted({0, *(i for i in range(T) if window[i] == eot)})
-        for start, end in zip(starts, [*starts[1:], T]):
+        for start, end in zip(starts, [*starts[1:], T], strict=True):
             with torch.no_grad():
                 logits = lm.model(window[None, start:end], head_gate=gate)[0]
             total += F.cross_entropy(logits.double(), window[start + 1 : end + 1], reduction="sum").item()
@@ -88,50 +79,50 @@ def test_heads_end_to_end(trained, run, lm):
     assert result.returncode == 0, result.stderr
     out = trained / "outputs" / "run" / "heads"
     assert set(trained.rglob("*")) - before == {out, *(out / name for name in WRITTEN)}
-    assert len(result.stderr.splitlines()) == 2  # what it is at, and no warnings
+    assert len(result.stderr.splitlines()) == 2  # progress, and no warnings
     assert result.stdout.endswith(
         f"{Path('outputs/run/heads')}: {', '.join(sorted(WRITTEN, key=result.stdout.index))}\n"
     )
     assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("heads", "removal", "attention"))
 
-    found, tokens = json.loads((out / "heads.json").read_text()), torch.tensor(validation_tokens(run).astype(int))
+    content, tokens = json.loads((out / "heads.json").read_text()), torch.tensor(validation_tokens(run).astype(int))
     last = (len(tokens) - 1) // T - 1
     numbers = [i * last // 9 for i in range(10)]
-    assert found["windows"] == {"of": "the validation part", "length": T, "numbers": numbers}
-    assert (found["document_mask"], found["steps"], found["checkpoint"]) == (
+    assert content["windows"] == {"of": "the validation part", "length": T, "numbers": numbers}
+    assert (content["document_mask"], content["steps"], content["checkpoint"]) == (
         True,
         30,
         str(Path("outputs/run/checkpoints/best.ckpt")),
     )
     whole = mean_loss(lm, tokens, numbers)
-    assert found["loss"] == pytest.approx(whole, abs=1e-5)
-    assert [row["head"] for row in found["heads"]] == NAMES
-    for row in found["heads"]:
+    assert content["loss"] == pytest.approx(whole, abs=1e-5)
+    assert [row["head"] for row in content["heads"]] == NAMES
+    for row in content["heads"]:
         without = mean_loss(lm, tokens, numbers, head_gate(lm.config, [row["head"]]))
         assert row["zero"]["change"] == pytest.approx(without - whole, abs=1e-5)
         ends = [row["zero"][key] for key in ("corrected_low", "low", "change", "high", "corrected_high")]
         assert ends == sorted(set(ends))
         assert f"| {row['head']}    |" in result.stdout and f"{row['zero']['change']:+.4f} ±" in result.stdout
     nothing = mean_loss(lm, tokens, numbers, torch.zeros(2, 2))
-    assert found["removal"]["zero"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
-    ranked = sorted(found["heads"], key=lambda row: row["zero"]["change"])
-    assert [row["removed_last"] for row in found["removal"]["zero"]] == [None, *(row["head"] for row in ranked)]
+    assert content["removal"]["zero"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
+    ranked = sorted(content["heads"], key=lambda row: row["zero"]["change"])
+    assert [row["removed_last"] for row in content["removal"]["zero"]] == [None, *(row["head"] for row in ranked)]
 
     rows = list(csv.DictReader((out / "heads.csv").open()))
     assert [row["head"] for row in rows] == [*NAMES, "uniform"]
-    for row, its in zip(rows, found["heads"]):
+    for row, head in zip(rows[:-1], content["heads"], strict=True):
         assert (
-            float(row["mean_corrected_high"]) == its["mean"]["corrected_high"]
-            and float(row["induction"]) == its["induction"]
+            float(row["mean_corrected_high"]) == head["mean"]["corrected_high"]
+            and float(row["induction"]) == head["induction"]
         )
-        assert (row["zero_verdict"], row["mean_verdict"]) == (its["zero"]["verdict"], its["mean"]["verdict"])
-    assert float(rows[-1]["entropy"]) == found["uniform"]["entropy"] and rows[-1]["zero_change"] == ""
+        assert (row["zero_verdict"], row["mean_verdict"]) == (head["zero"]["verdict"], head["mean"]["verdict"])
+    assert float(rows[-1]["entropy"]) == content["uniform"]["entropy"] and rows[-1]["zero_change"] == ""
     removal = list(csv.DictReader((out / "removal.csv").open()))
     assert [(row["by"], int(row["n_removed"])) for row in removal] == [
         (way, n) for way in ("zero", "mean") for n in range(5)
     ]
-    assert [float(row["loss"]) for row in removal[:5]] == [row["loss"] for row in found["removal"]["zero"]]
-    assert "".join(found["shown_tokens"]) == lm.tokenizer.decode(tokens[:T].tolist(), skip_special_tokens=False)
+    assert [float(row["loss"]) for row in removal[:5]] == [row["loss"] for row in content["removal"]["zero"]]
+    assert "".join(content["shown_tokens"]) == lm.tokenizer.decode(tokens[:T].tolist(), skip_special_tokens=False)
     assert "Attention of outputs/run/checkpoints/best.ckpt" in (out / "attention.html").read_text(encoding="utf-8")
 
 
@@ -139,7 +130,7 @@ def test_the_maps_of_a_prompt(lm, tmp_path, monkeypatch):
     pages = []
     monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append((path, page)))
     ids = prompt_ids(lm, None, "line 3 é")
-    text = Text(torch.zeros(1, 1), torch.zeros(1, 1))
+    text = TokenWindows(WINDOW, WINDOW)
     assert write_maps(tmp_path, lm, ids, text, "it") == ["attention.png", "attention.html"]
     [(path, page)] = pages
     assert path == tmp_path / "attention.html" and page["title"] == "Attention of it"
@@ -149,7 +140,7 @@ def test_the_maps_of_a_prompt(lm, tmp_path, monkeypatch):
     assert page["maps"].shape == (2, 2, len(ids), len(ids))
     with torch.no_grad():
         probabilities = lm.model(torch.tensor([ids]))[0].softmax(-1)
-    for expected, row in zip(probabilities, page["probabilities"]):
+    for expected, row in zip(probabilities, page["probabilities"], strict=True):
         top = expected.argsort(descending=True)[:10]
         assert [token for token, _ in row] == [
             lm.tokenizer.decode([i], skip_special_tokens=False) for i in top.tolist()
@@ -162,7 +153,7 @@ def test_the_maps_keep_documents_apart_as_the_run_did(lm, tmp_path, monkeypatch)
     monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
     eot = lm.tokenizer.token_to_id(lm.eot)
     for document_eot in (None, eot):
-        write_maps(tmp_path, lm, [5, 6, eot, 7], Text(torch.zeros(1, 1), torch.zeros(1, 1), document_eot), "it")
+        write_maps(tmp_path, lm, [5, 6, eot, 7], TokenWindows(WINDOW, WINDOW, document_eot), "it")
     assert pages[0]["tokens"][2] == "<|endoftext|>"
     across = [page["maps"][:, :, 2:, :2] for page in pages]
     assert (across[0] > 0).all() and (across[1] == 0).all()
@@ -201,15 +192,15 @@ def test_the_maps_know_all_ids_of_a_tokenizer_with_gaps(tmp_path, monkeypatch):
     lm.model.head.weight.data[300] = (
         50 * lm.model.head.weight.data[logits[1].argmax()]
     )  # end-of-text is the most probable
-    write_maps(tmp_path, lm, [65, 66], Text(torch.zeros(1, 1), torch.zeros(1, 1)), "it")
+    write_maps(tmp_path, lm, [65, 66], TokenWindows(WINDOW, WINDOW), "it")
     assert pages[0]["probabilities"][1][0] == ("<|endoftext|>", pytest.approx(1))
 
 
 def test_documents_are_kept_apart_where_the_run_kept_them_apart(run):
     tokens = validation_tokens(run)
-    assert windows_of(run, tokens, 3, eot_id=7)[1].document_eot == 7
+    assert sample_windows(run, tokens, 3, eot_id=7)[1].document_eot == 7
     free = replace(run, settings=run.settings | {"data": run.settings["data"] | {"document_mask": False}})
-    numbers, text = windows_of(free, tokens, 3, eot_id=7)
+    numbers, text = sample_windows(free, tokens, 3, eot_id=7)
     assert text.document_eot is None and text.ids.shape == (3, T)
     assert torch.equal(text.targets[1], torch.tensor(tokens[numbers[1] * T + 1 : numbers[1] * T + T + 1].astype(int)))
 
@@ -220,8 +211,7 @@ def test_a_model_without_heads_is_refused_in_one_line(trained, tmp_path, lm):
     save(path, without, **read(trained / "outputs" / "run" / "checkpoints" / "last.ckpt")["tril"]["data"])
     shutil.copy(trained / "outputs" / "run" / "config.yaml", tmp_path)
     assert_refused(
-        heads(tmp_path, "ckpt=."),
-        "last.ckpt has model.n_heads=0, blocks without attention: there is no head to look at; name",
+        heads(tmp_path, "ckpt=."), "last.ckpt has model.n_heads=0, blocks without attention heads; name another run"
     )
     assert not (tmp_path / "heads").exists()
 
@@ -251,23 +241,18 @@ def test_a_diverged_model_is_refused():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("windows", 1, "windows=1 must be a whole number, at least 2"),
-        ("windows", 2.5, "windows=2.5 must"),
-        ("seed", -1, "seed=-1 must be"),
-        ("seed", None, "seed=None must be"),
-        ("prompt", 5, "prompt=5 must be a text"),
-        ("prompt", ["a"], "must be a text"),
+        ("windows", 1, "windows=1 must be greater than or equal to 2"),
+        ("windows", 2.5, "windows=2.5 must be a valid integer"),
+        ("seed", -1, "seed=-1 must be greater than or equal to 0"),
+        ("seed", None, "seed=null must be a valid integer"),
+        ("prompt", 5, "prompt=5 must be a valid string"),
+        ("prompt", ["a"], "prompt=['a'] must be a valid string"),
     ],
 )
 def test_wrong_settings(key, value, message):
     cfg = yaml.safe_load((CONFIGS / "heads.yaml").read_text())
-    check(cfg)
-    with pytest.raises(ValueError, match=message):
-        check(cfg | {key: value})
-
-
-def test_what_json_does_not_know_is_null():
-    assert without_nan({"a": [math.nan, 1.5, {"b": math.nan}], "c": "nan"}) == {
-        "a": [None, 1.5, {"b": None}],
-        "c": "nan",
-    }
+    del cfg["defaults"]
+    build(Settings, cfg)
+    with pytest.raises(ValueError) as error:
+        build(Settings, cfg | {key: value})
+    assert message_of(error.value) == message

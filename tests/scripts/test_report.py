@@ -1,4 +1,4 @@
-"""scripts/report.py as it is typed: the files it writes, that no text of a sweep becomes markup in them, what it refuses."""
+"""scripts/report.py: the files it writes, that no text of a sweep becomes markup in them, what it refuses."""
 
 import csv
 import json
@@ -11,21 +11,22 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.conftest import assert_refused, run_python
+from tests.conftest import assert_refused
 from tests.scripts.ablation.synthetic import write_sweep
-from tril.scripts.ablation.results import compare_with_baseline, read_sweep
-from tril.scripts.common.cli import CONFIGS, quoted
-from tril.scripts.report import TEXTS, cells, escape, find_sweep, printable, results, write_csv
+from tests.scripts.calls import call
+from tril.scripts.ablation.comparisons import compare_with_baseline
+from tril.scripts.ablation.results import read_sweep
+from tril.scripts.common.cli import quoted
+from tril.scripts.report import TEXT_KEYS, csv_text, escape, find_sweep, main, printable, results, run_rows
 
-SCRIPT = CONFIGS.parent / "scripts" / "report.py"
 NASTY = "<script>alert(1)<b>|`*_$^$ & "
 MESSAGE = "</td></script><script>alert('2')| \x1b[31m red\nand more \udcff"
 LOSSES = {(NASTY,): {0: 3.1, 1: 3.25, 2: "failed"}, ("relu2",): {0: 3.0, 1: 3.1, 2: 3.3}}
-FILES = {"report.md", "report.html", "results.csv", "cells.csv"}
+FILES = {"report.md", "report.html", "results.csv", "runs.csv"}
 
 
 class Page(HTMLParser):
-    """What a browser would find: tags, addresses of what is loaded, texts."""
+    """Tags, addresses of loaded resources, and texts, as a browser finds them."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -61,14 +62,15 @@ def read_csv(path):
 
 
 def unescaped(line: str) -> list[str]:
-    """The cells of a line of a Markdown table."""
+    """The columns of a line of a Markdown table."""
     return re.split(r"(?<!\\)\|", line)[1:-1]
 
 
-def test_the_report_of_the_newest_sweep(sweep, tmp_path):
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_report_of_the_newest_sweep(sweep, tmp_path):
     write_sweep(tmp_path / "multirun" / "day" / "old", ["model.mlp"], {("gelu",): {0: 9.0}})
     os.utime(tmp_path / "multirun" / "day" / "old" / "sweep.json", (1, 1))
-    done = run_python("-W", "error::UserWarning", SCRIPT, "dir=latest", "baseline=mlp=relu2", cwd=tmp_path)
+    done = call(main, "dir=latest", "baseline=mlp=relu2", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Against mlp=relu2, over 2 seeds: ") and "\x1b" not in done.stdout
     assert "| mlp=relu2 (baseline) " in done.stdout
@@ -104,10 +106,10 @@ def test_the_report_of_the_newest_sweep(sweep, tmp_path):
 def test_out_and_which(sweep, tmp_path):
     for path in sweep.glob("model.mlp=relu2*/windows_best.npz"):
         np.savez(path, step=75, context_length=32, nll=np.full(8, 2.0 * 32), targets=np.full(8, 32))
-    for log in sweep.rglob("metrics.csv"):  # no curves, which take seconds to draw
+    for log in sweep.rglob("metrics.csv"):  # curves take seconds to draw
         log.unlink()
     before = set(sweep.rglob("*"))
-    done = run_python(SCRIPT, f"dir={sweep}", "out=made/here", "which=best", cwd=tmp_path)
+    done = call(main, f"dir={sweep}", "out=made/here", "which=best", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(sweep.rglob("*")) == before
     assert {path.name for path in (tmp_path / "made" / "here").iterdir()} == FILES | {"best_loss.png"}
@@ -116,12 +118,12 @@ def test_out_and_which(sweep, tmp_path):
     assert difference == pytest.approx((3.09 + 3.24) / 2 - 2)  # the best windows lie 0.01 below the last ones
 
 
-def test_all_digits_are_in_the_tables_of_numbers(tmp_path):
+def test_csv_files_have_all_digits(tmp_path):
     losses = {(1,): {0: 3.1, 1: 3.2 + 1e-15, 2: "unfinished"}, (4,): {0: math.pi, 1: math.e}}
     sweep = read_sweep(write_sweep(tmp_path / "sweep", ["model.n_heads"], losses, baseline=(4,)))
     found = compare_with_baseline(sweep, "final")
-    write_csv(tmp_path / "results.csv", results(sweep, found))
-    write_csv(tmp_path / "cells.csv", cells(sweep))
+    (tmp_path / "results.csv").write_text(csv_text(results(sweep, found)))
+    (tmp_path / "runs.csv").write_text(csv_text(run_rows(sweep)))
     one, four = read_csv(tmp_path / "results.csv")
     assert (one["variant"], one["model.n_heads"], one["baseline"], one["seeds"], one["finished"]) == (
         "n_heads=1",
@@ -148,7 +150,7 @@ def test_all_digits_are_in_the_tables_of_numbers(tmp_path):
         "2",
     )
     assert four["verdict"] == four["difference"] == ""
-    runs = read_csv(tmp_path / "cells.csv")
+    runs = read_csv(tmp_path / "runs.csv")
     assert [(run["seed"], run["state"]) for run in runs[:3]] == [
         ("0", "finished"),
         ("1", "finished"),
@@ -162,23 +164,23 @@ def test_all_digits_are_in_the_tables_of_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "dir is missing; give the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest"),
+        ([], "dir is missing; name the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest"),
         (["dir=latest"], "no sweep.json below multirun/"),
-        (["dir=nowhere"], "nowhere is no folder"),
-        (["dir=.", "which=median"], "which=median must be final or best"),
+        (["dir=nowhere"], "nowhere is not a folder"),
+        (["dir=.", "which=median"], "which=median must be 'final' or 'best'"),
         (["dir=.", "folder=x"], "there is no setting folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_settings_end_in_one_line(overrides, message, tmp_path):
-    assert_refused(run_python(SCRIPT, *overrides, cwd=tmp_path), message)
+    assert_refused(call(main, *overrides, cwd=tmp_path), message)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_baseline_that_is_no_variant_is_refused(sweep, tmp_path):
+def test_unknown_baseline_is_refused(sweep, tmp_path):
     before = set(tmp_path.rglob("*"))
-    done = run_python(SCRIPT, f"dir={sweep}", "baseline=mlp=swiglu", cwd=tmp_path)
-    assert_refused(done, "baseline=mlp=swiglu is no variant; choose one of")
+    done = call(main, f"dir={sweep}", "baseline=mlp=swiglu", cwd=tmp_path)
+    assert_refused(done, "baseline=mlp=swiglu is not a variant; choose one of")
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -196,17 +198,17 @@ VALUES = ("n_heads=4", "a.b=1,c=none", "multirun/x,y=1/z", 'say "hi" \\ = {1} \\
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_values_reach_hydra_as_they_are_typed(value):
-    override = OverridesParser.create().parse_override(quoted(f"baseline={value}", TEXTS))
+def test_free_text_reaches_hydra_unchanged(value):
+    override = OverridesParser.create().parse_override(quoted(f"baseline={value}", TEXT_KEYS))
     assert (override.key_or_group, override.value()) == ("baseline", value)
 
 
-def test_what_hydra_reads_by_itself_is_left_alone():
+def test_values_of_hydras_grammar_are_not_quoted():
     for argument in ("baseline='a=1'", "which=best", "--help", "out=null"):
-        assert quoted(argument, TEXTS) == argument
+        assert quoted(argument, TEXT_KEYS) == argument
 
 
-def test_markdown_finds_no_mark_in_a_text():
+def test_text_is_escaped_for_markdown():
     assert (
         escape("n_heads=1 _a_ *b* `c` [d](e) <f> g|h \\")
         == r"n_heads=1 \_a\_ \*b\* \`c\` \[d\](e) \<f\> g\|h " + "\\\\"

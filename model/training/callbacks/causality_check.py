@@ -1,108 +1,110 @@
-"""The short certificate that every run begins with, and the refusal to train a model that sees the future."""
+"""The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
-import json
 from pathlib import Path
 
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 from torch import Tensor
 
-from tril.model.causality.case import Cell
+from tril.model.causality.attention_check import check_attention
+from tril.model.causality.case import Case
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.checks import attention, documents, reach_by_gradient, reach_by_perturbation, rows
-from tril.model.causality.subject import GPTSubject, Subject, randomise, windows_of
+from tril.model.causality.checks import check_gradient, check_perturbation, check_rows
+from tril.model.causality.equivalence_checks import check_documents
+from tril.model.causality.subject import GPTSubject, Subject, attention_windows, randomize
+from tril.model.files import write_json
 from tril.model.training.errors import RunRefused
+from tril.model.training.module import TrainingModule
 
-BUDGET = 5e10  # FLOPs for each of the two reaches: a dozen positions of `nano`
+BUDGET = 5e10  # FLOPs of each of the two dependency matrices: a dozen positions of `nano`
 
 
 class CausalityError(RunRefused):
-    """The model sees what it may not see, or does not see what it should."""
+    """The model depends on the future, or does not depend on all of its past."""
 
 
-class Causality(Callback):
-    """Certifies, before the first step, what is about to be trained: the loss itself, in its precision, compiled if it is, at its length.
+class CausalityCheck(Callback):
+    """Certifies the loss before the first step: in its precision, compiled if training compiles it, at its length.
 
-    Changed tokens go through the loss of a whole training batch in training mode; gradients and attention weights through the model that
-    it compiles. Positions are the ends, some edges of blocks, and random ones (`positions_to_test`). All with weights drawn at random, since
-    a fresh model's zeros hide every leak; its own are put back to the bit, and no random number of the run is used up.
+    Changed tokens go through the loss of a whole training batch in training mode; gradients and attention weights
+    through the uncompiled model. A sample of positions is tested (`positions_to_test`), with random weights, since the
+    zeros of an initial model hide every leak. The weights are restored exactly, and the run's random numbers are not
+    consumed.
 
-    The summary becomes a part of every checkpoint; the whole lies in `folder`/causality.json.
+    Every checkpoint holds the summary; `folder`/causality.json holds all figures.
 
-    allow_leak  go on all the same
+    Args:
+        folder: of the run.
+        allow_leak: train a model that fails.
     """
 
     def __init__(self, folder: str | Path, allow_leak: bool = False):
         self.path, self.allow_leak = Path(folder) / "causality.json", allow_leak
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        own = {name: p.detach().clone() for name, p in pl_module.model.named_parameters()}
+    def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        weights = {name: p.detach().clone() for name, p in pl_module.model.named_parameters()}
         modes = {part: part.training for part in pl_module.modules()}
-        randomise(pl_module.model, torch.Generator(pl_module.device).manual_seed(0))
+        randomize(pl_module.model, torch.Generator(pl_module.device).manual_seed(0))
         try:
-            certificate = short_certificate(pl_module, trainer.precision, trainer.datamodule.batch_size)
+            batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
+            certificate = short_certificate(pl_module, str(trainer.precision), batch_size)
         finally:
             with torch.no_grad():
                 for name, p in pl_module.model.named_parameters():
-                    p.copy_(own[name])
+                    p.copy_(weights[name])
             for part, training in modes.items():
                 part.training = training
-        summary = pl_module.payload["causality"] = certificate.summary()
+        summary = certificate.summary()
+        pl_module.set_certificate(summary)
         if trainer.is_global_zero:
-            self.path.write_text(json.dumps(certificate.to_dict(), indent=2) + "\n", encoding="utf-8")
+            write_json(self.path, certificate.to_dict())
             print(certificate.line(), flush=True)
         if not certificate.passed and not self.allow_leak:
             raise CausalityError(
-                f"the causality certificate fails ({summary['failed'][0]}), so the losses of this model would be false; "
-                f"see {self.path}, or say causality.allow_leak=true where that is meant"
+                f"the causality certificate fails ({summary['failed'][0]}), so the losses of this model would be "
+                f"false; see {self.path}, or say causality.allow_leak=true to train it anyway"
             )
 
 
-def short_certificate(module: LightningModule, precision: str, batch_size: int) -> Certificate:
-    """What `Causality` checks, with the weights as they are; the module is left in evaluation mode."""
+def short_certificate(module: TrainingModule, precision: str, batch_size: int) -> Certificate:
+    """The checks of `CausalityCheck` with the current weights; leaves the module in training mode."""
     config = module.model.config
-    labels = {"backend": config.backend, "precision": precision}
+    labels: dict[str, object] = {"backend": config.backend, "precision": precision}
+    lengths = [config.context_length]
     certificate = Certificate("the loss of a training step, and its model")
     with certificate.timed():
-        model = Cell(
-            GPTSubject(module.model.eval(), precision=precision),
-            labels | {"of": "model"},
-            [config.context_length],
-            BUDGET,
-        )
-        ids = model.tokens(batch_size, config.context_length)
-        certificate.results += reach_by_gradient(model, ids[0])
-        certificate.results += attention(model, ids[0], lambda subject, ids: subject(ids))
+        model = Case(GPTSubject(module.model.eval(), precision=precision), labels | {"of": "model"}, lengths, BUDGET)
+        ids = model.random_tokens(batch_size, config.context_length)
+        certificate.results += check_gradient(model, ids[0])
+        certificate.results += check_attention(model, ids[0], lambda subject, ids: subject(ids))
         if module.document_eot is not None:
-            certificate.results += documents(model, ids[:1])
+            certificate.results += check_documents(model, ids[:1])
         module.train()
-        loss = Cell(
-            loss_subject(module, precision, batch_size), labels | {"of": "loss"}, [config.context_length], BUDGET
-        )
-        loss.batch_size = batch_size  # the shape of a training step, for which it may be compiled
-        certificate.results += reach_by_perturbation(loss, ids[0])
-        certificate.results += rows(loss, ids)
+        # The batch size of a training step, for which the loss may be compiled.
+        subject = loss_subject(module, precision, batch_size)
+        loss = Case(subject, labels | {"of": "loss"}, lengths, BUDGET, batch_size=batch_size)
+        certificate.results += check_perturbation(loss, ids[0])
+        certificate.results += check_rows(loss, ids)
     return certificate
 
 
-def loss_subject(module: LightningModule, precision: str, batch_size: int) -> Subject:
-    """The loss that is trained, (B, T, 1): one number for each position, of targets that stay the same."""
+def loss_subject(module: TrainingModule, precision: str, batch_size: int) -> Subject:
+    """The loss of a training step, (B, T, 1): one number per position, for fixed targets."""
     config = module.model.config
     shape = (batch_size, config.context_length)
     targets = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(module.device)
 
     def run(ids: Tensor) -> Tensor:
-        with torch.enable_grad():  # as in a training step: a compiler makes another graph without
-            return (
-                module.losses((ids, targets[: len(ids)])).detach().clone()[..., None]
-            )  # a CUDA graph writes to the same place again
+        with torch.enable_grad():  # as in a training step: without gradients the compiler makes another graph
+            losses = module.losses((ids, targets[: len(ids)])).detach()
+        return losses.clone()[..., None]  # the next run of a CUDA graph overwrites its output
 
     return Subject(
         run,
         vocab_size=config.vocab_size,
         context_length=config.context_length,
         module=module.model,
-        windows=windows_of(config),
+        windows=attention_windows(config),
         precision=precision,
         device=module.device,
         exact=True,

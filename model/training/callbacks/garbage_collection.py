@@ -1,4 +1,4 @@
-"""Python's garbage collector runs at validations only."""
+"""Runs Python's garbage collector at validations only."""
 
 import gc
 
@@ -6,15 +6,16 @@ from lightning import Callback, LightningModule, Trainer
 
 
 class GarbageCollection(Callback):
-    """Lets Python look for unreachable objects at validations alone: at any other moment the search, through all the objects of the
-    libraries, would hold up a step. Those that are there when training starts are not searched at all.
+    """Runs Python's garbage collector at validations only, since a collection delays a step.
+
+    Objects that exist when training starts, such as those of the libraries, are never searched.
     """
 
-    def __init__(self):
-        self._running = False
+    def __init__(self) -> None:
+        self._was_enabled = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._running = gc.isenabled()
+        self._was_enabled = gc.isenabled()
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -24,7 +25,7 @@ class GarbageCollection(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         gc.unfreeze()
-        if self._running:
+        if self._was_enabled:
             gc.enable()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -1,41 +1,41 @@
-"""What the heads do while a model trains: a glance at a little validation text after every validation."""
+"""Logs attention statistics of every head while a model trains."""
 
-from lightning import Callback, LightningModule, Trainer
+from typing import Annotated
 
-from tril.model.heads.ablation import every_head, head_name
-from tril.model.heads.attention_maps import Text
+from lightning import Callback, Trainer
+from pydantic import ConfigDict, Field, validate_call
+
+from tril.model.heads.ablation import all_heads, head_name
+from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import text_scores
 from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.module import TrainingModule
 
 LOGGED = ("entropy", "first")  # of `tril.model.heads.scores.SCORES`
 
 
 class HeadMetrics(Callback):
-    """Logs of every head the mean entropy of its weights (nats) and their mean mass on the first token, as heads/entropy/L0H0 and so on.
+    """Logs each head's mean entropy of its weights (nats) and mean mass on the first token, as heads/entropy/L0H0.
 
-    windows  how many of the validation part, from its beginning; a few cost less than a hundredth of the training between two validations
+    Args:
+        windows: the first validation windows, over which the means are taken.
     """
 
-    def __init__(self, windows: int = 2):
-        if not isinstance(windows, int) or windows < 1:
-            raise ValueError(
-                f"callbacks.heads.windows={windows} must be a whole number, at least 1; ~callbacks.heads leaves it out"
-            )
+    @validate_call(config=ConfigDict(strict=True, title="callbacks.heads"))
+    def __init__(self, windows: Annotated[int, Field(ge=1)] = 2) -> None:
         self.windows = windows
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         model = pl_module.model
         if not trainer.is_global_zero or model.config.n_heads == 0:
             return
-        ids, targets = next(iter(trainer.datamodule.val_dataloader()))
-        text = Text(ids[: self.windows], targets[: self.windows], pl_module.document_eot)
+        ids, targets = next(iter(trainer.datamodule.val_dataloader()))  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        text = TokenWindows(ids[: self.windows], targets[: self.windows], pl_module.document_eot)
         heads, _ = text_scores(model, text)
-        names = [head_name(head) for head in every_head(model.config)]
-        Metrics.write(
-            trainer,
-            {
-                f"heads/{score}/{name}": value
-                for score in LOGGED
-                for name, value in zip(names, heads[score].flatten().tolist())
-            },
-        )
+        names = [head_name(head) for head in all_heads(model.config)]
+        metrics = {
+            f"heads/{score}/{name}": value
+            for score in LOGGED
+            for name, value in zip(names, heads[score].flatten().tolist(), strict=True)
+        }
+        Metrics.write(trainer, metrics)

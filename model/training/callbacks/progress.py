@@ -1,32 +1,36 @@
-"""The progress bar of a run, or plain lines where there is no terminal."""
+"""The progress bar of a run, or plain lines without a terminal."""
 
 import os
 import sys
+from typing import Annotated
 
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
+from pydantic import ConfigDict, Field, validate_call
 from tqdm import tqdm
 
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import compile_seconds
+from tril.model.training.module import TrainingModule
 
 
 class Progress(Callback):
-    """A bar on a terminal; elsewhere (a log file, CI) about `lines` plain lines a run. Before both, how long compiling took."""
+    """Shows a progress bar on a terminal, plain lines elsewhere (a log file, CI), and the time that compilation took.
 
-    def __init__(self, lines: int = 20):
-        if not isinstance(lines, int) or lines < 1:
-            raise ValueError(
-                f"callbacks.progress.lines={lines} must be a whole number, at least 1; ~callbacks.progress shows none"
-            )
+    Args:
+        lines: plain lines per run, approximately.
+    """
+
+    @validate_call(config=ConfigDict(strict=True, title="callbacks.progress"))
+    def __init__(self, lines: Annotated[int, Field(ge=1)] = 20) -> None:
         self.lines = lines
         self._bar: tqdm | None = None
-        self._shown = 0
+        self._last_line_step = 0
         self._compiling = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if trainer.is_global_zero:
             self._compiling = pl_module.compile_mode is not None
-            self._shown = trainer.global_step
+            self._last_line_step = trainer.global_step
             self._bar = tqdm(
                 total=trainer.max_steps,
                 initial=trainer.global_step,
@@ -35,33 +39,31 @@ class Progress(Callback):
                 disable=not sys.stderr.isatty(),
             )
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
-        if self._compiling:  # by now forward and backward have been
+    def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
+        if self._compiling:  # forward and backward are compiled by now
             self._compiling = False
-            kept = os.environ["TORCHINDUCTOR_CACHE_DIR"]  # which the compiler sets where nobody did
-            tqdm.write(f"compiled in {compile_seconds():.0f} s (kept in {kept}: the next start is quicker)")
+            cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]  # the compiler sets it if it is not set
+            tqdm.write(f"compiled in {compile_seconds():.0f} s (cached in {cache}: the next start is faster)")
         metrics = Metrics.of(trainer)
-        rows = metrics.train
-        if self._bar is None or not rows or rows[-1]["step"] != trainer.global_step:
+        step = trainer.global_step
+        if self._bar is None or not metrics.train or metrics.train[-1]["step"] != step:
             return
-        text = f"loss {rows[-1]['loss']:.3f}, {rows[-1]['tokens_per_second']:,.0f} tokens/s"
+        row = metrics.train[-1]
+        text = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
         self._bar.set_postfix_str(text, refresh=False)
-        self._bar.update(trainer.global_step - self._bar.n)
-        if self._bar.disable and trainer.global_step >= self._shown + trainer.max_steps / self.lines:
-            self._shown = trainer.global_step
-            left = (trainer.max_steps - trainer.global_step) * metrics.tokens_per_step / metrics.tokens_per_second()
-            print(
-                f"step {trainer.global_step:>6,}/{trainer.max_steps:,}  {text}, {tqdm.format_interval(left)} left",
-                flush=True,
-            )
+        self._bar.update(step - self._bar.n)
+        if self._bar.disable and step >= self._last_line_step + trainer.max_steps / self.lines:
+            self._last_line_step = step
+            seconds_left = (trainer.max_steps - step) * metrics.tokens_per_step / metrics.tokens_per_second()
+            left = tqdm.format_interval(seconds_left)
+            print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if trainer.is_global_zero:
             row = Metrics.of(trainer).val[-1]
-            tqdm.write(
-                f"step {row['step']:>6,}  validation: {row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte"
-            )
+            losses = f"{row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte"
+            tqdm.write(f"step {row['step']:>6,}  validation: {losses}")
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if self._bar is not None:
             self._bar.close()

@@ -1,17 +1,18 @@
-"""A sample of text after every validation."""
+"""Generates a sample of text after every validation."""
 
 from pathlib import Path
 
-from lightning import Callback, LightningModule, Trainer
-from tokenizers import Tokenizer
+from lightning import Callback, Trainer
+from pydantic import ValidationError
 from tqdm import tqdm
 
-from tril.model.generation.language_model import LanguageModel
 from tril.model.training.errors import RunRefused
+from tril.model.training.module import TrainingModule
+from tril.model.validation import explain
 
 
 class Samples(Callback):
-    """Prints a short text after every validation, and keeps all of them in one file."""
+    """Prints a short text after every validation and appends it to `folder`/samples.txt."""
 
     def __init__(
         self,
@@ -21,26 +22,22 @@ class Samples(Callback):
         max_new_tokens: int = 100,
         temperature: float = 0.8,
         seed: int = 0,
-    ):
-        self.path, self.prompt = Path(folder) / "samples.txt", str(prompt)  # prompt=1 arrives as a number
+    ) -> None:
+        self.path, self.prompt = Path(folder) / "samples.txt", str(prompt)  # prompt=1 is parsed as a number
         self.options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         try:
-            writer(pl_module).stream(self.prompt, **self.options)  # checked, not begun
+            pl_module.language_model().stream(self.prompt, **self.options)  # checks the arguments only
         except ValueError as error:
-            raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples leaves it out") from error
+            message = explain(error) if isinstance(error, ValidationError) else error
+            raise RunRefused(f"callbacks.samples: {message}; ~callbacks.samples removes it") from error
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if not trainer.is_global_zero:
             return
-        text = writer(pl_module).generate(self.prompt, **self.options)
+        text = pl_module.language_model().generate(self.prompt, **self.options)
         text = f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n"
         with self.path.open("a", encoding="utf-8") as file:
             file.write(text)
         tqdm.write(text)
-
-
-def writer(pl_module: LightningModule) -> LanguageModel:
-    payload = pl_module.payload
-    return LanguageModel(pl_module.model, Tokenizer.from_str(payload["tokenizer"]), eot=payload["eot"])

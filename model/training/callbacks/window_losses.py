@@ -1,32 +1,32 @@
-"""The validation loss of every window, kept for paired comparisons of runs."""
+"""Saves the validation loss of every window, for paired comparisons of runs."""
 
 from pathlib import Path
 
 import numpy as np
-from lightning import Callback, LightningModule, Trainer
+from lightning import Callback, Trainer
 
+from tril.model.files import atomic_path
 from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.module import TrainingModule
 
 
 class WindowLosses(Callback):
-    """Keeps the validation loss of every window, of the newest and of the best validation: what a paired comparison of two runs needs.
+    """Saves the validation loss of every window, of the last and of the best validation.
 
-    windows_last.npz and windows_best.npz hold step, context_length, and of each window, in the order of the text, nll (nats, summed over
-    its targets) and targets (how many).
+    windows_last.npz and windows_best.npz hold `step`, `context_length`, and for each window in the order of the text
+    `nll` (nats, summed over its targets) and `targets` (their number).
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if not trainer.is_global_zero:
             return
         metrics = Metrics.of(trainer)
         names = ("last", "best") if metrics.val[-1] == metrics.best() else ("last",)
         nll, targets = pl_module.val_windows.numpy()
-        sizes = {"step": trainer.global_step, "context_length": pl_module.model.config.context_length}
-        arrays = sizes | {"nll": nll, "targets": targets.astype(int)}
+        step, context_length = trainer.global_step, pl_module.model.config.context_length
         for name in names:
-            part = self.folder / f".windows_{name}.part.npz"
-            np.savez(part, **arrays)
-            part.replace(self.folder / f"windows_{name}.npz")
+            with atomic_path(self.folder / f"windows_{name}.npz") as part, part.open("wb") as file:
+                np.savez(file, step=step, context_length=context_length, nll=nll, targets=targets.astype(int))

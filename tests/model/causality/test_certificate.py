@@ -1,4 +1,4 @@
-"""Whole certificates: models that deserve one get it, and a leak is named. The catalogue of mutants is in test_mutants.py."""
+"""Certificates of whole grids. The mutants, which must fail, are in test_mutants.py."""
 
 import json
 import math
@@ -6,14 +6,15 @@ import math
 import pytest
 import torch
 
-from tests.conftest import BACKENDS, GPT2, TRAINABLE, randomise, tiny_gpt
+from tests.conftest import BACKENDS, GPT2, TRAINABLE, randomize, tiny_gpt
 from tril.model.causality.canary import KINDS, canary
-from tril.model.causality.case import SLACK, Cell
+from tril.model.causality.case import SLACK, Case
 from tril.model.causality.certificate import CHECKS, Certificate
+from tril.model.causality.certify import certify
 from tril.model.causality.checks import run_checks
-from tril.model.causality.grids.gpt_grid import certify, gpt_cells, sharpen
+from tril.model.causality.grids.gpt_grid import gpt_cases, sharpen
 from tril.model.causality.plot import edges, plot
-from tril.model.causality.receptive_field import expected
+from tril.model.causality.receptive_field import expected_dependencies
 from tril.model.causality.subject import GPTSubject
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.masks import prefix_mask
@@ -32,45 +33,52 @@ TINY = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_hea
     ],
     ids=["grouped", "gpt2", "window", "window of one", "context of one"],
 )
-def test_causal_models_are_certified(choices):
+@pytest.mark.parametrize(
+    "backends", [("fused",), pytest.param(("explicit", "stacked"), marks=pytest.mark.slow)], ids=["fused", "others"]
+)
+@pytest.mark.usefixtures("short_canary")
+def test_causal_models_are_certified(choices, backends):
     config = GPTConfig(**TINY | choices)
-    certificate = certify("tiny", gpt_cells(config, backends=("explicit", "fused")))
+    certificate = certify("tiny", gpt_cases(config, backends=backends))
     assert certificate.passed, certificate.failures()
     assert set(certificate.checks()) == set(CHECKS)
     wanted = {1, min(2, config.context_length), min(37, config.context_length), config.context_length}
     assert wanted <= {result.length for result in certificate.results}
 
 
-def test_every_backend_is_certified():
-    certificate = certify("tiny", gpt_cells(GPTConfig(**TINY | {"context_length": 9}), precisions=("32-true",)))
+@pytest.mark.parametrize("backends", [TRAINABLE, pytest.param(("flex",), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.usefixtures("short_canary")
+def test_every_backend_is_certified(backends):
+    config = GPTConfig(**TINY | {"context_length": 9})
+    certificate = certify("tiny", gpt_cases(config, precisions=("32-true",), backends=backends))
     assert certificate.passed, certificate.failures()
-    assert {f"backend={name}" for name in BACKENDS} == {
-        word for r in certificate.results for word in r.cell.split() if word.startswith("backend=")
-    }
+    words = {word for result in certificate.results[1:] for word in result.case.split()}
+    assert {f"backend={name}" for name in backends} <= words
 
 
 @pytest.mark.parametrize(
     ("device", "head_dim", "backends"), [("cpu", 8, BACKENDS), ("cuda", 8, TRAINABLE), ("cuda", 16, BACKENDS)]
 )
-def test_flex_is_left_out_where_it_has_no_kernel_for_the_heads(device, head_dim, backends, monkeypatch):
-    monkeypatch.setattr(GPT, "to", lambda self, device: self)  # nothing is computed here
-    cells = gpt_cells(GPTConfig(**TINY, head_dim=head_dim), device=device)
-    assert {cell.labels["backend"] for cell in cells} == set(backends)
+def test_flex_is_left_out_for_heads_that_it_cannot_compute(device, head_dim, backends, monkeypatch):
+    monkeypatch.setattr(GPT, "to", lambda self, device: self)  # the test computes nothing
+    cases = gpt_cases(GPTConfig(**TINY, head_dim=head_dim), device=device)
+    assert {case.labels["backend"] for case in cases} == set(backends)
 
 
+@pytest.mark.usefixtures("short_canary")
 def test_a_trained_checkpoint_is_certified_with_its_own_weights_too():
     config = GPTConfig(**TINY)
-    cells = list(gpt_cells(config, randomise(GPT(config)).state_dict(), precisions=("32-true",), backends=("fused",)))
-    assert [cell.labels["weights"] for cell in cells[:1]] == ["trained"] and cells[0].past and cells[0].function
-    assert certify("tiny", cells).passed
+    cases = list(gpt_cases(config, randomize(GPT(config)).state_dict(), precisions=("32-true",), backends=("fused",)))
+    assert [case.labels["weights"] for case in cases[:1]] == ["trained"] and cases[0].full_past and cases[0].equivalence
+    assert certify("tiny", cases).passed
 
 
-def test_a_model_without_mask_fails_by_every_check_that_can_see_it(tmp_path):
+def test_a_model_without_mask_fails_every_check_that_can_detect_it():
     config = GPTConfig(**TINY | {"causal": False})
-    certificate = certify("no mask", gpt_cells(config, precisions=("32-true",), backends=("explicit",)))
+    certificate = certify("no mask", gpt_cases(config, precisions=("32-true",), backends=("explicit",)))
     assert not certificate.passed
     assert {"no future", "attention", "decoding", "canary"} <= set(certificate.failures())
-    assert {"rows", "documents", "all of the past"}.isdisjoint(certificate.failures())  # which do hold
+    assert {"rows", "documents", "all of the past"}.isdisjoint(certificate.failures())  # these hold without a mask
     assert certificate.failures()["attention"][0].where.startswith("layer 0, head 0, query 0, key 1: weight")
     assert "query 0 changes with key 1, first in layer 0" in certificate.failures()["no future"][0].where
     assert certificate.summary()["failed"][0].startswith("attention: layer 0, head 0, query 0, key 1")
@@ -78,45 +86,49 @@ def test_a_model_without_mask_fails_by_every_check_that_can_see_it(tmp_path):
     assert json.loads(json.dumps(certificate.to_dict(), allow_nan=False))["passed"] is False
 
 
-def test_the_reach_of_the_first_cell_covers_every_pair_and_is_drawn(tmp_path):
+@pytest.mark.usefixtures("short_canary")
+def test_the_dependencies_of_the_first_case_are_complete_and_plotted(tmp_path):
     config = GPTConfig(**TINY | {"window": 4})
-    certificate = certify("tiny", gpt_cells(config, precisions=("32-true",), backends=()))
-    band = expected(40, [4, 4])
+    certificate = certify("tiny", gpt_cases(config, precisions=("32-true",), backends=()))
+    band = expected_dependencies(40, [4, 4])
     for name in ("gradient", "perturbation"):
-        assert torch.equal(certificate.reach[name] > 0, band)
+        assert torch.equal(certificate.dependencies[name] > 0, band)
     plot(tmp_path / "picture.png", certificate)
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     right, left = edges(band)
     assert right[0][:4] == [0.5, 0.5, 1.5, 1.5] and right[1][:4] == [-0.5, 0.5, 0.5, 1.5]
     assert left[0][-1] == 40 - 1 - 6 - 0.5
-    assert len(edges(expected(40, [None]))) == 1
+    assert len(edges(expected_dependencies(40, [None]))) == 1
 
 
-def test_long_contexts_are_sampled_unless_all_is_asked_for():
-    cell = Cell(GPTSubject(tiny_gpt(context_length=400)), {}, [400], budget=1e9)
-    cost = 6 * cell.subject.n_parameters() * 400
-    assert len(cell.positions(400)) == int(1e9 / cost) < 400
-    cell.budget = math.inf
-    assert len(cell.positions(400)) == 400
-    cell.budget = 0
-    assert len(cell.positions(400)) == 8
+def test_long_contexts_are_sampled_unless_the_budget_is_infinite():
+    case = Case(GPTSubject(tiny_gpt(context_length=400)), {}, [400], budget=1e9)
+    cost = 6 * case.subject.n_parameters() * 400
+    assert len(case.positions(400)) == int(1e9 / cost) < 400
+    case.budget = math.inf
+    assert len(case.positions(400)) == 400
+    case.budget = 0
+    assert len(case.positions(400)) == 8
 
 
 def test_bounds_are_the_measured_rounding():
-    cell = Cell(GPTSubject(tiny_gpt()), {}, [12], budget=math.inf)
-    generator = torch.Generator().set_state(cell.generator.get_state())
-    plain, ids = cell.subject.plain(), torch.randint(1, 31, (1, 12), generator=generator)
+    case = Case(GPTSubject(tiny_gpt()), {}, [12], budget=math.inf)
+    generator = torch.Generator().set_state(case.generator.get_state())
+    plain, ids = case.subject.plain(), torch.randint(1, 31, (1, 12), generator=generator)
     with torch.no_grad():
         rounding = (plain(ids).double() - plain.in_float64()(ids)).abs().max().item()
     assert plain.module.config.backend == "fused" and plain.module.blocks[0].attn.backend == "explicit"
-    assert cell.bound() == SLACK * rounding and 1e-8 < rounding < 1e-4
-    assert cell.bound_of_hidden(noise=1e-9) == SLACK * 1e-9
-    coarse = Cell(GPTSubject(tiny_gpt(), precision="bf16-mixed"), {}, [12], budget=math.inf)
-    assert coarse.bound() > 100 * cell.bound()
+    assert case.bound() == SLACK * rounding and 1e-8 < rounding < 1e-4
+    assert case.hidden_bound(noise=1e-9) == SLACK * 1e-9
+    coarse = Case(GPTSubject(tiny_gpt(), precision="bf16-mixed"), {}, [12], budget=math.inf)
+    assert coarse.bound() > 100 * case.bound()
 
 
 class PrefixLM(GPTSubject):
-    """A model without a causal mask of its own, given that of a prefix language model; `prefix` positions are expected to be seen by all."""
+    """A model without causal mask, called with the mask of a prefix language model.
+
+    All positions are expected to see the first `expected_prefix` ones.
+    """
 
     def __init__(self, model, *, prefix, expected_prefix):
         super().__init__(model)
@@ -136,37 +148,36 @@ class PrefixLM(GPTSubject):
 @pytest.mark.parametrize("backend", TRAINABLE)
 def test_a_prefix_language_model_is_certified_as_one(backend, expected_prefix, failures):
     subject = PrefixLM(tiny_gpt(causal=False, backend=backend), prefix=4, expected_prefix=expected_prefix)
-    certificate = Certificate("prefix", list(run_checks(Cell(subject, {}, [9], math.inf, function=False))))
+    certificate = Certificate("prefix", list(run_checks(Case(subject, {}, [9], math.inf, equivalence=False))))
     assert set(certificate.failures()) == failures
 
 
-def test_sharp_scores_are_beyond_a_finite_mask():
+def test_sharp_scores_exceed_a_finite_mask():
     for choices in ({}, {"qk_norm": False}):
         model = tiny_gpt(**choices)
         sharpen(model)
-        seen = []
+        sizes = []
         for name in ("q", "k"):
-            getattr(model.blocks[0].attn, f"{name}_proj" if choices else f"{name}_norm").register_forward_hook(
-                lambda _, __, out: seen.append(out)
-            )
+            layer = getattr(model.blocks[0].attn, f"{name}_proj" if choices else f"{name}_norm")
+            layer.register_forward_hook(lambda _, __, out, sizes=sizes: sizes.append(out.abs().mean()))
         model(torch.randint(31, (1, 12)))
-        assert seen[0].abs().mean() * seen[1].abs().mean() * 8**0.5 > 1e4  # q k / sqrt(D) with D = 8 alike terms
+        assert sizes[0] * sizes[1] * 8**0.5 > 1e4  # q k / sqrt(D), D = 8
 
 
-def test_nothing_measured_is_no_certificate():
+def test_an_empty_certificate_does_not_pass():
     assert not Certificate("nothing").passed
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_canary_lives_only_with_a_mask(causal):
-    found = canary(GPTSubject(GPT(GPTConfig(**TINY | {"causal": causal}))))
-    assert found.bound == math.log(KINDS) and found.n_tokens == 128 * 32
-    assert found.passed is causal
+def test_the_canary_test_passes_only_with_a_mask(causal):
+    test = canary(GPTSubject(GPT(GPTConfig(**TINY | {"causal": causal}))))
+    assert test.bound == math.log(KINDS) and test.n_tokens == 128 * 32
+    assert test.passed is causal
     if not causal:
-        assert found.below > 10  # standard errors; chance would be 5 once in 3.5 million
+        assert test.below > 10  # standard errors
 
 
-def test_a_canary_that_breaks_down_has_not_sung():
+def test_a_canary_with_nan_loss_does_not_pass():
     model = tiny_gpt()
     model.head.register_forward_hook(lambda module, args, out: out * math.nan)
     assert not canary(GPTSubject(model), steps=1).passed

@@ -1,4 +1,4 @@
-"""The tests of the tests: the certificate catches every mutant, by the checks that it names, and passes what is not mutated."""
+"""The certificate catches every mutant, by the checks that it names, and passes the unmodified model."""
 
 import functools
 import re
@@ -6,71 +6,69 @@ import re
 import pytest
 import torch
 
-from tests.model.causality.mutants_around import CATALOGUE
+from tests.model.causality import mutants_batches, mutants_mask, mutants_paths, mutants_scores, mutants_stream
+from tests.model.causality.mutants import CATALOGUE
 from tril.model.causality.canary import canary
-from tril.model.causality.case import EOT, Cell
-from tril.model.causality.checks import reach_by_perturbation, run_checks
-from tril.model.causality.grids.gpt_grid import certify, gpt_cells, sharpen
-from tril.model.causality.subject import GPTSubject, randomise
+from tril.model.causality.case import EOT, Case
+from tril.model.causality.certify import certify
+from tril.model.causality.checks import check_perturbation, run_checks
+from tril.model.causality.grids.gpt_grid import gpt_cases, sharpen
+from tril.model.causality.subject import GPTSubject, attention_layers, randomize
 from tril.model.gpt import GPT
 
-GRIDS = {mutant.grid: name for name, mutant in reversed(CATALOGUE.items())}  # with the first of its mutants
+MODULES = (mutants_mask, mutants_scores, mutants_batches, mutants_stream, mutants_paths)  # which fill the catalogue
+GRIDS = {mutant.grid: name for name, mutant in reversed(CATALOGUE.items())}  # named by the first of its mutants
+
+DEFAULT = next(iter(CATALOGUE.values())).grid
+FAST = [grid for grid in GRIDS if grid == DEFAULT or grid.precision != "32-true"]
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled(monkeypatch):
-    """It would take longer than all the rest. Mutants of the compiled model put something else in this place; of flex on a CPU the same
-    code runs one way or the other.
-    """
+def no_compilation(monkeypatch):
+    """Compilation would take longer than all the rest. Mutants of the compiled model replace `torch.compile` too."""
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
 
 
-def cells(grid):
-    """Once each: the model's own cell comes again among the others, with a smaller budget, which is no limit at these sizes."""
-    seen = set()
-    for cell in gpt_cells(grid.config, precisions=(grid.precision,), backends=(grid.config.backend,), compile=True):
-        if cell.name not in seen:
-            yield cell
-        seen.add(cell.name)
+def test_the_catalogue_is_complete():
+    assert len(CATALOGUE) == 68
+    assert {apply.__module__ for apply in (m.apply for m in CATALOGUE.values())} == {m.__name__ for m in MODULES}
 
 
-def findings(grid, *, sings):
-    """(check, passed, where) as `certify` comes to them, one by one."""
-    for number, cell in enumerate(cells(grid)):
-        if number == 0 and sings:
-            found = canary(cell.subject)
-            yield "canary", found.passed, f"loss {found.loss:.4f}"
-        for result in run_checks(cell):
-            yield result.check, result.passed, f"{result.where} ({result.cell} length={result.length})"
+def unique_cases(grid):
+    """The first case comes again later with a smaller budget, which is no limit at these sizes."""
+    names = set()
+    for case in gpt_cases(grid.config, precisions=(grid.precision,), backends=(grid.config.backend,), compile=True):
+        if case.name not in names:
+            yield case
+        names.add(case.name)
+
+
+def results(grid, *, with_canary):
+    """(check, passed, where) in the order of `certify`, one at a time."""
+    for number, case in enumerate(unique_cases(grid)):
+        if number == 0 and with_canary:
+            test = canary(case.subject)
+            yield "canary", test.passed, f"loss {test.loss:.4f}"
+        for result in run_checks(case):
+            yield result.check, result.passed, f"{result.where} ({result.case} length={result.length})"
 
 
 def outputs(grid):
-    """Logits in every way that a model is asked for them, to tell a mutant that does something from one that does nothing."""
-    model = randomise(GPT(grid.config), torch.Generator().manual_seed(0)).eval()
+    """Logits of every way to run the model; a mutant that changes none of them has no effect."""
+    generator = torch.Generator().manual_seed(0)
+    model = randomize(GPT(grid.config), torch.Generator().manual_seed(0)).eval()
     subject = GPTSubject(model, precision=grid.precision)
-    ids = torch.randint(
-        1, grid.config.vocab_size, (3, grid.config.context_length), generator=torch.Generator().manual_seed(0)
-    )
-    ids[:, 20:22] = EOT  # a coming end of text, and a repeated token
+    ids = torch.randint(1, grid.config.vocab_size, (3, grid.config.context_length), generator=generator)
+    ids[:, 20:22] = EOT  # a document boundary, and a repeated token
+    sizes = [1, 6, ids.shape[1] - 7]
     with torch.no_grad():
-        yield from (
-            subject(ids),
-            subject(ids[:1]),
-            subject(ids[:, :11]),
-            subject(ids[:, :32]),
-            torch.compile(model)(ids),
-        )
-        sizes = [1, 6, ids.shape[1] - 7]
-        yield from (
-            subject.decode(ids, sizes),
-            subject.newest(ids, sizes),
-            subject.padded(ids, [0, 5, 9]),
-            subject.packed(ids, EOT),
-        )
+        yield from (subject(part) for part in (ids, ids[:1], ids[:, :11], ids[:, :32]))
+        yield from (torch.compile(model)(ids), subject.decode(ids, sizes), subject.decode_last(ids, sizes))
+        yield from (subject.padded(ids, [0, 5, 9]), subject.packed(ids, EOT))
     if subject.differentiable:
         model.train()
-        for block in model.blocks:
-            block.attn.attn_dropout = 0.1
+        for attn in attention_layers(model):
+            attn.attn_dropout = 0.1
         yield subject(ids).detach()
     sharpen(model.eval())
     with torch.no_grad():
@@ -78,46 +76,49 @@ def outputs(grid):
 
 
 @functools.cache
-def unmutated(grid):
+def unmutated_outputs(grid):
     return tuple(outputs(grid))
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_mutant_is_caught(name, monkeypatch):
     mutant = CATALOGUE[name]
-    before = unmutated(mutant.grid)
-    mutant.put_in(monkeypatch)
+    before = unmutated_outputs(mutant.grid)
+    mutant.apply(monkeypatch)
     assert not all(map(torch.equal, before, outputs(mutant.grid))), f"{name} changes nothing"
     missing, failures = set(mutant.checks), []
-    for check, passed, where in findings(mutant.grid, sings="canary" in mutant.checks):
+    for check, passed, where in results(mutant.grid, with_canary="canary" in mutant.checks):
         if not passed:
             failures.append(f"{check}: {where}")
             if re.search(mutant.where.get(check, ""), where):
                 missing.discard(check)
         if not missing:
             return
-    pytest.fail(
-        "\n".join([f"{name} is not caught by {', '.join(sorted(missing))}; what failed:", *failures]), pytrace=False
-    )
+    checks = ", ".join(sorted(missing))
+    pytest.fail("\n".join([f"{name} is not caught by {checks}; failures:", *failures]), pytrace=False)
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=GRIDS.values())
-def test_the_same_model_passes_without(grid):
-    certificate = certify("", cells(grid))
+@pytest.mark.parametrize(
+    "grid",
+    [pytest.param(grid, id=name, marks=() if grid in FAST else pytest.mark.slow) for grid, name in GRIDS.items()],
+)
+@pytest.mark.usefixtures("short_canary")
+def test_the_unmodified_model_passes(grid):
+    certificate = certify("", unique_cases(grid))
     assert [result for result in certificate.results if not result.passed] == []
     checks = {result.check for result in certificate.results}
     assert checks >= {check for mutant in CATALOGUE.values() if mutant.grid == grid for check in mutant.checks}
 
 
-def test_random_weights_are_what_shows_a_leak_behind_zeros(monkeypatch):
-    mutant = CATALOGUE["leak_behind_a_projection_of_zeros"]
-    mutant.put_in(monkeypatch)
-    fresh = GPT(mutant.grid.config).eval()
+def test_zero_initialized_weights_hide_a_leak(monkeypatch):
+    mutant = CATALOGUE["leak_after_a_projection_of_zeros"]
+    mutant.apply(monkeypatch)
+    model = GPT(mutant.grid.config).eval()
 
     def leaks():
-        cell = Cell(GPTSubject(fresh), {}, [8], budget=float("inf"))
-        return [not result.passed for result in reach_by_perturbation(cell, cell.tokens(8))]
+        case = Case(GPTSubject(model), {}, [8], budget=float("inf"))
+        return [not result.passed for result in check_perturbation(case, case.random_tokens(8))]
 
     assert leaks() == [False]
-    randomise(fresh)
+    randomize(model)
     assert leaks() == [True]

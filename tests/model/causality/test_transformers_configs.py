@@ -1,4 +1,4 @@
-"""What the certificate reads from a `transformers` config, and what it says where there is nothing to read."""
+"""Windows, lengths and recurrences from a `transformers` config, and the messages for models that cannot be loaded."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import transformers
 
 from tests.model.causality.test_transformers_grid import FAMILIES, config
 from tril.model.causality.case import lengths_to_test
-from tril.model.causality.grids.transformers_grid import context_length, remembers, transformers_cells, windows
+from tril.model.causality.grids.transformers_grid import context_length, sees_whole_past, transformers_cases, windows
 
 
 @pytest.mark.parametrize(
@@ -43,24 +43,21 @@ def test_lengths_around_a_window_and_no_longer_than_the_context(family, changes,
     assert lengths_to_test(context_length(made), windows(made)) == expected and context_length(made) == expected[-1]
 
 
-def test_recurrences_need_not_remember_everything():
-    assert all(remembers(config(family)) for family in FAMILIES)
-    assert not remembers(transformers.MambaConfig())
+def test_recurrences_need_not_see_their_whole_past():
+    assert all(sees_whole_past(config(family)) for family in FAMILIES)
+    assert not sees_whole_past(transformers.MambaConfig())
     for kinds, all_of_it in ((["linear_attention", "full_attention"], True), (["linear_attention"] * 2, False)):
-        assert remembers(transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=kinds)) == all_of_it
+        assert sees_whole_past(transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=kinds)) == all_of_it
 
 
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("nothing.json", "does not exist; name a folder that save_pretrained wrote, a config, or a model on the hub"),
+        ("nothing.json", "does not exist; name a folder written by save_pretrained, a config, or a model on the hub"),
         ("./nothing", "does not exist; name a folder"),
         ("/no/such/folder", "does not exist; name a folder"),
         (".", "is a folder without config.json"),
-        (
-            "t5.json",
-            "cannot be loaded: transformers has no causal language model for model_type=t5; name another model",
-        ),
+        ("t5.json", "cannot be loaded: transformers has no causal language model for model_type=t5; name another"),
         ("unknown.json", "cannot be loaded: The checkpoint you are trying to load has model type `unknown`"),
         ("heads.json", "cannot be loaded: `embed_dim` must be divisible by num_heads (got `embed_dim`: 30"),
         ("broken.json", "cannot be loaded: It looks like the config file at 'broken.json' is not a valid JSON file."),
@@ -70,7 +67,7 @@ def test_recurrences_need_not_remember_everything():
         ),
     ],
 )
-def test_mistakes_end_in_one_line(name, message, tmp_path, monkeypatch):
+def test_user_errors_are_one_line(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     configs = {
         "t5": {"model_type": "t5"},
@@ -83,14 +80,12 @@ def test_mistakes_end_in_one_line(name, message, tmp_path, monkeypatch):
     if name == "backbone":
         transformers.AutoModel.from_config(config("llama")).save_pretrained(name)
     with pytest.raises((ValueError, OSError)) as caught:
-        transformers_cells(name)
+        transformers_cases(name)
     assert str(caught.value).startswith(f"hf={name} {message}") and len(str(caught.value).splitlines()) == 1
 
 
-def test_without_the_library_its_name_is_told(tmp_path, monkeypatch):
+def test_a_missing_library_is_named(tmp_path, monkeypatch):
     config("gpt2").save_pretrained(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        ValueError, match="needs the library transformers, which is not installed; pip install transformers"
-    ):
-        transformers_cells(str(tmp_path))
+    with pytest.raises(ValueError, match="needs the library transformers; pip install transformers"):
+        transformers_cases(str(tmp_path))

@@ -1,5 +1,7 @@
-"""A model on a device that has no float64, as MPS. The meta device stands for it, in torch's fake tensors, of which shape, dtype and device
-are known, but no values: unlike true ones these can be brought to the CPU.
+"""A model on a device without float64, such as MPS.
+
+The meta device replaces it, with torch's fake tensors: they have shape, dtype and device but no values, and unlike real
+meta tensors they can be moved to the CPU.
 
 T positions.
 """
@@ -15,15 +17,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves
 
 from tests.conftest import tiny_gpt
-from tril.model.causality import checks
+from tril.model.causality import attention_check
 from tril.model.causality.attention_probe import formula
-from tril.model.causality.case import Cell
+from tril.model.causality.case import Case
 from tril.model.causality.subject import GPTSubject, float64_device
 
 T = 12
 
 
-def test_float64_is_computed_where_the_model_lies_unless_that_is_mps():
+def test_float64_is_computed_on_the_device_of_the_model_except_for_mps():
     assert [float64_device(torch.device(name)).type for name in ("cpu", "cuda", "mps")] == ["cpu", "cuda", "cpu"]
 
 
@@ -35,7 +37,7 @@ class NoFloat64(FakeTensorMode):
                 raise TypeError("this device has no float64")
         return result
 
-    def __deepcopy__(self, memo):  # a copied model is on the same device
+    def __deepcopy__(self, memo):  # a copy of a model stays on the same device
         return self
 
 
@@ -43,35 +45,32 @@ class NoFloat64(FakeTensorMode):
 def subject(monkeypatch):
     for user in ("subject", "attention_probe"):
         monkeypatch.setattr(f"tril.model.causality.{user}.float64_device", lambda device: torch.device("cpu"))
-    monkeypatch.setattr(
-        "tril.model.causality.subject.same_random_numbers", lambda device: contextlib.nullcontext()
-    )  # it has none either
+    # The device has no random numbers either.
+    monkeypatch.setattr("tril.model.causality.subject.same_random_numbers", lambda device: contextlib.nullcontext())
     with NoFloat64():
         with torch.device("meta"):
             model = tiny_gpt()
         yield GPTSubject(model)
 
 
-def test_a_model_can_be_there(subject):
+def test_the_device_has_no_float64(subject):
     assert {x.device.type for x in (*subject.module.parameters(), *subject.module.buffers())} == {"meta"}
     with pytest.raises(TypeError, match="float64"):
         subject.module.embed.weight.double()
 
 
-def test_the_formula_is_computed_where_there_is_float64(subject):
+def test_the_formula_is_computed_on_a_device_with_float64(subject):
     attn, ids = subject.module.blocks[0].attn, torch.zeros(1, T, dtype=torch.long, device="meta")
     weights, margin = formula(attn, lambda: subject(ids), torch.ones(T, T).tril().bool(), rope=True)
-    for found in (weights, margin):
-        assert (found.device.type, found.dtype, tuple(found.shape)) == ("cpu", torch.float64, (1, 4, T, T))
+    for x in (weights, margin):
+        assert (x.device.type, x.dtype, tuple(x.shape)) == ("cpu", torch.float64, (1, 4, T, T))
 
 
-def test_the_weights_are_compared_where_there_is_float64(subject, monkeypatch):
-    monkeypatch.setattr(checks, "_no_forbidden_weight", lambda cell, length, weights: None)  # which reads values
-    cell, ids = Cell(subject, {}, [T], budget=math.inf), torch.zeros(T, dtype=torch.long, device="meta")
-    with pytest.raises(
-        DynamicOutputShapeException, match="nonzero"
-    ):  # the comparison is done: which differ would be a value
-        list(checks.attention(cell, ids, lambda subject, ids: subject(ids)))
+def test_the_weights_are_compared_on_a_device_with_float64(subject, monkeypatch):
+    monkeypatch.setattr(attention_check, "_no_hidden_weight", lambda case, length, weights: None)  # it reads values
+    case, ids = Case(subject, {}, [T], budget=math.inf), torch.zeros(T, dtype=torch.long, device="meta")
+    with pytest.raises(DynamicOutputShapeException, match="nonzero"):  # after the comparison, at its first value
+        list(attention_check.check_attention(case, ids, lambda subject, ids: subject(ids)))
 
 
 class Exact:
@@ -81,9 +80,7 @@ class Exact:
         return torch.zeros(*ids.shape, 31, dtype=torch.float64)
 
 
-def test_the_rounding_is_measured_where_there_is_float64(subject, monkeypatch):
-    monkeypatch.setattr(GPTSubject, "in_float64", lambda self: Exact())  # modules of fake tensors do not move
-    with pytest.raises(
-        DataDependentOutputException, match="_local_scalar_dense"
-    ):  # all is computed: how much it is would be a value
-        Cell(subject, {}, [T], budget=math.inf).bound()
+def test_the_rounding_is_measured_on_a_device_with_float64(subject, monkeypatch):
+    monkeypatch.setattr(GPTSubject, "in_float64", lambda self: Exact())  # modules of fake tensors cannot be moved
+    with pytest.raises(DataDependentOutputException, match="_local_scalar_dense"):  # at the first value
+        Case(subject, {}, [T], budget=math.inf).bound()

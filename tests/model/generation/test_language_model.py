@@ -1,20 +1,22 @@
-"""From tokens to text: what is streamed against what the tokenizer makes of all tokens at once, stop strings against a scan by characters."""
+"""From tokens to text: streamed against collected text, stop strings against a scan by characters, prompts as ids."""
 
 import random
+import re
 
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.conftest import tiny_gpt
-from tril.model.generation.language_model import EOT, INCOMPLETE, Detokenizer, LanguageModel, find_stop
+from tril.model.generation.language_model import EOT, INCOMPLETE, LanguageModel, find_stop
 from tril.model.generation.sampling import SamplingConfig
+from tril.scripts.common.cli import message_of
 
 TEXT = "naïve café – 東京タワー, 😀👩‍👩‍👧 and 𝔘𝔫𝔦𝔠𝔬𝔡𝔢;\ttabs\n\n  and spaces"
 
 
 def byte_level(size=257):
-    """Byte-level BPE with merges across parts of characters; 257: bytes alone."""
+    """Byte-level BPE with merges across parts of characters; 257: bytes only."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=size > 257)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,7 +75,7 @@ def script(monkeypatch):
 
         def scripted(model, prompts, *, max_new_tokens, eot_id, **options):
             calls.append({"prompts": prompts, "max_new_tokens": max_new_tokens, **options})
-            return (torch.tensor(step) for step in zip(*rows))
+            return (torch.tensor(step) for step in zip(*rows, strict=False))
 
         monkeypatch.setattr("tril.model.generation.language_model.generate_ids", scripted)
         return calls
@@ -81,58 +83,8 @@ def script(monkeypatch):
     return play
 
 
-def in_pieces(tokenizer, ids, prompt=()):
-    detokenizer = Detokenizer(tokenizer, prompt)
-    return [*map(detokenizer.push, ids), detokenizer.rest()]
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_pieces_of_a_text_are_the_text_and_never_half_a_character(name):
-    tokenizer = TOKENIZERS[name]
-    ids = tokenizer.encode(TEXT).ids
-    pieces = in_pieces(tokenizer, ids)
-    assert "".join(pieces) == TEXT == tokenizer.decode(ids)
-    assert INCOMPLETE not in "".join(pieces)
-    assert sum(map(bool, pieces)) > len(ids) / 3  # it does not wait for the end
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_pieces_of_random_ids_are_what_all_ids_decode_to(name):
-    tokenizer, draw = TOKENIZERS[name], random.Random(0)
-    for length in [*range(12), *[60] * 100]:  # mostly bytes that are no text at all
-        prompt, ids = (
-            [draw.randrange(1, tokenizer.get_vocab_size()) for _ in range(n)] for n in (draw.randrange(3), length)
-        )
-        assert "".join(in_pieces(tokenizer, ids)) == tokenizer.decode(ids)
-        if not tokenizer.decode(prompt).endswith(INCOMPLETE):
-            assert tokenizer.decode(prompt) + "".join(in_pieces(tokenizer, ids, prompt)) == tokenizer.decode(
-                prompt + ids
-            )
-
-
-def test_a_space_that_begins_the_continuation_is_kept():
-    tokenizer = sentencepiece_like()
-    assert tokenizer.decode([2, 3]) == "cats"
-    assert in_pieces(tokenizer, [2, 3, 4], prompt=[1]) == [" cat", "s", " sat", ""]
-
-
-@pytest.mark.parametrize("character, which", [("a", 0), ("€", 1)], ids=["text", "no text"])
-def test_the_cost_of_a_token_does_not_grow(character, which):
-    tokenizer, decoded = byte_level(), []
-
-    class Spy:
-        def decode(self, ids):
-            decoded.append(len(ids))
-            return tokenizer.decode(ids)
-
-    in_pieces(
-        Spy(), [tokenizer.encode(character).ids[which]] * 400
-    )  # an "a", or a byte in the middle of a character, over and over
-    assert max(decoded) <= 64
-
-
 def scan(text, stops):
-    """Reads character by character and ends where a stop string is complete."""
+    """Reads character by character and stops where a stop string is complete."""
     for end in range(len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -154,7 +106,7 @@ def test_the_first_complete_stop_string_ends_a_text_however_it_is_cut(stops, scr
         assert lm.generate("x", stop=stops) == expected
         assert "".join(lm.stream("x", stop=stops)) == expected
         cut = find_stop(text, stops)
-        assert text[:cut] == expected  # all at once
+        assert text[:cut] == expected  # in one piece
 
 
 def test_text_that_may_become_a_stop_string_is_held_back(script):
@@ -168,12 +120,12 @@ def test_text_that_may_become_a_stop_string_is_held_back(script):
 def test_stream_is_generate_for_a_real_model(name):
     lm = language_model(TOKENIZERS[name])
     lengths = set()
-    for seed in range(12):
+    for seed in range(6):
         options = {"max_new_tokens": 40, "temperature": 1.5, "top_k": None, "seed": seed, "stop": [" ", "a", "京"]}
         text = lm.generate("na", **options)
         assert "".join(lm.stream("na", **options)) == text == lm.generate(["na"], **options)[0]
         lengths.add(len(text))
-    assert len(lengths) > 4  # stopped here and there
+    assert len(lengths) > 2  # stopped at different places
 
 
 def test_generate_and_stream_follow_the_seed_and_give_only_what_is_new():
@@ -202,11 +154,11 @@ def test_options_arrive(script):
         "compile": True,
     }
     lm.generate("old ")
-    assert calls[1]["compile"] is False
+    assert calls[1]["compile"] is False and calls[1]["use_cache"] and calls[1]["head_gate"] is None
     assert calls[1]["sampling"] == SamplingConfig() and calls[1]["seed"] == 0 and calls[1]["max_new_tokens"] == 64
 
 
-def test_a_list_of_prompts_is_one_batch_whose_rows_end_by_themselves(script):
+def test_a_list_of_prompts_is_one_batch_whose_rows_end_independently(script):
     tokenizer = TOKENIZERS["bytes"]
     eot = tokenizer.token_to_id(EOT)
     rows = [[*tokenizer.encode("ab").ids, eot, eot, eot], tokenizer.encode("c, d!").ids, [eot] * 5]
@@ -215,7 +167,7 @@ def test_a_list_of_prompts_is_one_batch_whose_rows_end_by_themselves(script):
     assert len(calls) == 1 and [len(prompt) for prompt in calls[0]["prompts"]] == [1, 2, 1]
 
 
-def test_any_token_may_end_texts(script):
+def test_any_token_may_be_the_end_of_text(script):
     tokenizer = TOKENIZERS["bytes"]
     script(tokenizer.encode("aabba").ids)
     assert (
@@ -236,7 +188,7 @@ def test_nothing_is_computed_once_every_row_has_ended(monkeypatch):
     assert taken == [0, 1, 2]
 
 
-def test_an_incomplete_character_at_the_end_is_shown_as_such(script):
+def test_an_incomplete_character_at_the_end_is_a_replacement_character(script):
     tokenizer = TOKENIZERS["bytes"]
     script(tokenizer.encode("a€").ids[:3])
     lm = language_model(tokenizer)
@@ -254,12 +206,12 @@ def test_prompts_as_tokens(script):
     assert calls[0]["prompts"] == [[eot], [a, eot, b], [a, b, a]]
     assert (
         tokenizer.encode_special_tokens and tokenizer.truncation and tokenizer.padding
-    )  # the caller's own is left alone
+    )  # the caller's tokenizer is unchanged
 
 
 @torch.no_grad()
 def test_a_space_at_the_end_of_a_prompt_becomes_part_of_the_first_new_token():
-    tokenizer = byte_level(330)  # has "Ġthe", "Ġspaces", ... beside the lone "Ġ"
+    tokenizer = byte_level(330)  # has "Ġthe", "Ġspaces", ... and "Ġ" alone
     lm = language_model(tokenizer)
     space = [i for token, i in tokenizer.get_vocab().items() if token.startswith("Ġ")]
     assert len(space) > 3
@@ -267,7 +219,7 @@ def test_a_space_at_the_end_of_a_prompt_becomes_part_of_the_first_new_token():
     best = max(space, key=lambda i: logits[i])
     first = lm.generate("the ", 1, temperature=0)
     assert " " + first == tokenizer.decode([best])
-    rows = lm.generate(["the ", "the"], 1, temperature=0)  # in a batch, each row by itself
+    rows = lm.generate(["the ", "the"], 1, temperature=0)  # rows of a batch are independent
     assert rows == [first, tokenizer.decode([logits.argmax().item()])]
     assert "".join(lm.stream("the ", 9, seed=3)) == lm.generate("the ", 9, seed=3)
 
@@ -287,7 +239,7 @@ def test_ids_may_have_gaps(script):
         ["", "a "], 40, temperature=5.0, top_k=None
     )  # one begins with id 300, one goes on with a space or with id 290
     calls = script([*tokenizer.encode("a").ids, 270, *tokenizer.encode("é").ids, 300, 299])
-    assert lm.generate("x") == "aé" == "".join(lm.stream("x"))  # an id without a token is no text
+    assert lm.generate("x") == "aé" == "".join(lm.stream("x"))  # an id without a token decodes to nothing
     assert calls[0]["vocab_size"] == 301
 
 
@@ -306,17 +258,18 @@ def test_stop_strings_without_a_character_are_refused(stop):
 
 
 def test_sampling_values_are_checked_before_the_first_piece():
-    with pytest.raises(ValueError, match="temperature=-1.*top_k=0"):
+    with pytest.raises(ValueError) as error:
         language_model(TOKENIZERS["bytes"]).stream("a", temperature=-1, top_k=0)
+    assert re.search("temperature=-1.*; top_k=0", message_of(error.value))
 
 
-def test_model_and_tokenizer_must_fit():
+def test_model_and_tokenizer_must_match():
     tokenizer = TOKENIZERS["bytes"]
     with pytest.raises(ValueError, match="the tokenizer's 257 tokens exceed the model's vocab_size=256"):
         LanguageModel(tiny_gpt(vocab_size=256), tokenizer)
     with pytest.raises(ValueError, match="no token '</s>'"):
         LanguageModel(tiny_gpt(vocab_size=257), tokenizer, eot="</s>")
-    lm = LanguageModel(tiny_gpt(vocab_size=320), tokenizer)  # padded: fine
+    lm = LanguageModel(tiny_gpt(vocab_size=320), tokenizer)  # padded
     with pytest.raises(ValueError, match="301 tokens exceed the model's vocab_size=300"):
         LanguageModel(tiny_gpt(vocab_size=300), with_gaps())
     assert lm.config.vocab_size == 320 and lm.tokenizer.to_str() == tokenizer.to_str()

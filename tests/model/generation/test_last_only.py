@@ -1,9 +1,9 @@
-"""`last_only=True` is the last position of the whole pass, with the keys and values of all: in attention, in the model, and in its cache."""
+"""`last_only=True` returns the last position of the whole pass, from all keys and values, with and without a cache."""
 
 import pytest
 import torch
 
-from tests.conftest import BACKENDS, assert_close, randomise, tiny_gpt
+from tests.conftest import TRAINABLE, assert_close, randomize, tiny_gpt
 from tests.model.generation.test_generate import PARTS
 from tril.model.attention import MultiHeadAttention
 from tril.model.masks import causal_mask
@@ -15,7 +15,7 @@ MASKS = {
     "keys": torch.tensor([False, True, True, False, True, True]),
     "padding": torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])[:, None, None],  # (B, 1, 1, T)
     "queries": torch.rand(B, H, T, T, generator=torch.Generator().manual_seed(0)) < 0.5,
-    "blind": causal_mask(T, T)[None, None] & (torch.arange(T) < T - 1)[:, None],  # the last query sees nothing
+    "fully masked": causal_mask(T, T)[None, None] & (torch.arange(T) < T - 1)[:, None],  # the last query sees nothing
 }
 
 
@@ -23,10 +23,10 @@ MASKS = {
 @pytest.mark.parametrize(
     "choices", [{}, {"causal": False}, {"window": 3, "n_kv_heads": 2}, {"qk_norm": True, "qkv_bias": True}], ids=str
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*TRAINABLE, pytest.param("flex", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_attention(backend, choices, mask):
-    attn, x = randomise(MultiHeadAttention(C, H, backend=backend, **choices)), torch.randn(B, T, C)
+    attn, x = randomize(MultiHeadAttention(C, H, backend=backend, **choices)), torch.randn(B, T, C)
     options = {"mask": mask, "rope": rope_table(T, C // H), "head_gate": torch.randn(B, H), "need_weights": True}
     out, weights = attn(x, last_only=True, **options)  # (B, 1, C), (B, H, 1, T)
     whole, whole_weights = attn(x, **options)
@@ -36,7 +36,7 @@ def test_attention(backend, choices, mask):
 
 @torch.no_grad()
 def test_cross_attention():
-    attn, x, context = randomise(MultiHeadAttention(C, H, causal=False)), torch.randn(B, T, C), torch.randn(B, 9, C)
+    attn, x, context = randomize(MultiHeadAttention(C, H, causal=False)), torch.randn(B, T, C), torch.randn(B, 9, C)
     assert_close(attn(x, context, last_only=True), attn(x, context)[:, -1:])
 
 
@@ -45,7 +45,7 @@ def test_cross_attention():
 )
 @torch.no_grad()
 def test_the_model_and_its_cache(parts):
-    """Two parts one after another, the first with its newest position alone: the second finds all keys and values."""
+    """Two parts one after another, each with its last position only: the second attends to all keys and values."""
     model = tiny_gpt(**parts)
     ids = torch.randint(31, (B, min(9, model.config.context_length)))
     hidden = model.hidden(ids)  # (B, T, C)

@@ -1,21 +1,22 @@
-"""Filters against literal arrays and against a slow reference in plain Python; draws against the distribution they should follow."""
+"""Filters against literal arrays and a slow reference in Python; draws against the distribution they should follow."""
 
 import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from tril.model.generation.sampling import (
     Choice,
     SamplingConfig,
+    apply_filters,
     choose,
-    filtered,
     keep_min_p,
     keep_top_k,
     keep_top_p,
-    next_token,
-    penalise_repetition,
+    penalize_repetition,
 )
+from tril.model.validation import explain
 
 P = [0.5, 0.25, 0.125, 0.0625, 0.0625]
 OFF = {"temperature": 1.0, "top_k": None}
@@ -33,8 +34,15 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def next_token(logits, config, source=None, seen=None):
+    """One step of logits (B, V)."""
+    choice = Choice.of(config, *logits.shape, device=logits.device, seen=seen)
+    choice.draw(source)
+    return choose(logits, choice)
+
+
 def reference(logits, config):
-    """The kept tokens of one row, by sorted lists: temperature, top-k, top-p, min-p, probabilities renewed after each."""
+    """The kept tokens of one row, by sorted lists: temperature, top-k, top-p, min-p, renormalized after each."""
     weights = {i: math.exp(x / config.temperature) for i, x in enumerate(logits)}
     if config.top_k is not None:
         kth = sorted(weights.values(), reverse=True)[: config.top_k][-1]
@@ -106,7 +114,7 @@ def test_the_strictest_filters_leave_the_most_probable_token(row):
 def test_filters_together_equal_the_reference(choices):
     config = SamplingConfig(**{**OFF, **choices})
     logits = 2 * torch.randn(200, 30)
-    out = filtered(logits / config.temperature, config)
+    out = apply_filters(logits / config.temperature, config)
     assert kept(out) == [reference(row, config) for row in logits.tolist()]
 
 
@@ -114,13 +122,13 @@ def test_top_p_sees_what_top_k_left():
     config = SamplingConfig(
         temperature=1.0, top_k=2, top_p=0.6
     )  # 0.5 of 0.75 is two thirds: enough alone; of 1 it would not be
-    assert kept(filtered(logits_of(P), config)) == [[0]]
+    assert kept(apply_filters(logits_of(P), config)) == [[0]]
 
 
 def test_repetition_penalty_divides_positive_and_multiplies_negative_logits():
     logits = torch.tensor([[4.0, -4.0, 0.0, 4.0, -4.0]])
     seen = torch.tensor([[True, True, True, False, False]])
-    assert penalise_repetition(logits, seen, 2.0).tolist() == [[2.0, -8.0, 0.0, 4.0, -4.0]]
+    assert penalize_repetition(logits, seen, 2.0).tolist() == [[2.0, -8.0, 0.0, 4.0, -4.0]]
     config = SamplingConfig(temperature=0, repetition_penalty=2.0)
     assert next_token(logits, config, seen=seen).tolist() == [3]
 
@@ -135,12 +143,12 @@ def test_frequencies_follow_the_distribution(choices):
     frequency = draws.bincount(minlength=6).double() / n
     weights = {i: math.exp(logits[i] / config.temperature) for i in reference(logits.tolist(), config)}
     p = torch.tensor([weights.get(i, 0.0) / sum(weights.values()) for i in range(6)], dtype=torch.float64)
-    # 5 standard deviations of a binomial: a right sampler fails with one seed in 300,000 (6 counts at 6e-7)
+    # 5 standard deviations of a binomial: a correct sampler fails with one seed in 300,000 (6 counts at 6e-7)
     assert ((frequency - p).abs() <= 5 * (p * (1 - p) / n).sqrt()).all(), (frequency, p)
 
 
-@pytest.mark.parametrize("noise", [0.0, 1 - 2**-24])  # the ends of what torch.rand draws
-def test_the_lone_token_of_a_filter_is_taken_whatever_is_drawn(noise):
+@pytest.mark.parametrize("noise", [0.0, 1 - 2**-24])  # the limits of torch.rand
+def test_a_single_kept_token_is_taken_for_every_draw(noise):
     choice = Choice(SamplingConfig(top_k=1), 5, torch.tensor(0.8), torch.full((1, 5), noise))
     assert choose(logits_of([0.1, 0.2, 0.1, 0.5, 0.1]), choice).item() == 3
 
@@ -188,7 +196,7 @@ def test_bfloat16_logits_are_computed_in_float32():
         {"repetition_penalty": 0.5},
     ],
 )
-def test_legal_values_pass(choices):
+def test_valid_values_pass(choices):
     SamplingConfig(**choices)
 
 
@@ -214,18 +222,20 @@ def test_legal_values_pass(choices):
         ("repetition_penalty", None),
     ],
 )
-def test_illegal_values_are_named(name, value):
-    with pytest.raises(ValueError, match=f"^{name}={value!r} must be "):
+def test_wrong_values_are_named(name, value):
+    with pytest.raises(ValidationError) as error:
         SamplingConfig(**{name: value})
+    shown = {None: "null", True: "true"}.get(value, repr(value))
+    assert explain(error.value).startswith(f"{name}={shown} must be ") and ";" not in explain(error.value)[:-40]
 
 
-def test_all_illegal_values_are_reported_at_once():
+def test_all_wrong_values_are_reported_at_once():
     with pytest.raises(ValueError) as error:
         SamplingConfig(temperature=-1, top_k=0, top_p=2, min_p=-1, repetition_penalty=0)
-    assert [part.split("=")[0] for part in str(error.value).split("; ")] == [
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-    ]
+    names = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"]
+    assert [part.split("=")[0] for part in explain(error.value).split("; ")] == names
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValidationError, match="top_q"):
+        SamplingConfig(top_q=3)

@@ -1,4 +1,4 @@
-"""What is observed is what the attention used, and observation changes no bit."""
+"""Captured weights are those that the attention used, and capturing leaves the outputs bitwise equal."""
 
 import itertools
 
@@ -7,23 +7,25 @@ import torch
 
 from tests.conftest import TRAINABLE, assert_close, tiny_gpt
 from tril.model.causality.attention_probe import used_weights
-from tril.model.heads.attention_maps import Text, attention_maps, observed_weights, within_documents
+from tril.model.heads.attention_maps import TokenWindows, attention_maps, capture_attention, document_options
 
 SHAPES = [{}, {"n_kv_heads": 2}, {"window": 3}, {"n_kv_heads": 1, "window": 5, "pos": "learned"}, {"causal": False}]
 
 
 def observe(model, run):
-    """(layer, weights) in the order in which they were seen, and what run() returns."""
+    """(layer, weights) in the order of the callbacks, and the result of run()."""
     seen = []
-    with torch.no_grad(), observed_weights(model, lambda layer, weights: seen.append((layer, weights))):
+    with torch.no_grad(), capture_attention(model, lambda layer, weights: seen.append((layer, weights))):
         result = run()
     return seen, result
 
 
 @pytest.mark.parametrize(
-    ("backend", "shape"), [*itertools.product(TRAINABLE, SHAPES), ("flex", SHAPES[3])], ids=str
-)  # flex is slow
-def test_the_weights_are_those_that_were_used_and_the_logits_stay_the_same_to_the_bit(backend, shape):
+    ("backend", "shape"),
+    [*itertools.product(TRAINABLE, SHAPES), pytest.param("flex", SHAPES[3], marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_the_weights_are_those_that_were_used_and_the_logits_are_bitwise_equal(backend, shape):
     model, ids = tiny_gpt(backend=backend, **shape), torch.randint(31, (3, 11))
     with torch.no_grad():
         alone = model(ids)
@@ -36,11 +38,11 @@ def test_the_weights_are_those_that_were_used_and_the_logits_stay_the_same_to_th
 
 
 @pytest.mark.parametrize("backend", TRAINABLE)
-def test_they_are_what_the_attention_returns_when_asked(backend):
+def test_the_weights_equal_those_of_need_weights(backend):
     model, ids = tiny_gpt(backend=backend, pos="none", n_kv_heads=2), torch.randint(31, (2, 9))
     seen, _ = observe(model, lambda: model(ids))
     x = model.embed(ids)
-    for (_, weights), block in zip(seen, model.blocks):
+    for (_, weights), block in zip(seen, model.blocks, strict=True):
         out, expected = block.attn(block.norm1(x), need_weights=True)
         assert torch.equal(weights, expected)
         x = x + out
@@ -59,11 +61,11 @@ def test_with_a_cache_each_chunk_is_seen_over_all_keys():
     assert [(layer, *weights.shape[2:]) for layer, weights in chunks] == [
         (i, end - start, end) for start, end in starts for i in (0, 1)
     ]
-    for (layer, weights), (start, end) in zip(chunks, [place for place in starts for _ in (0, 1)]):
+    for (layer, weights), (start, end) in zip(chunks, [span for span in starts for _ in (0, 1)], strict=True):
         assert_close(weights, whole[layer][1][:, :, start:end, :end])
 
 
-def test_it_trains_with_gradients_of_the_same_bits():
+def test_gradients_are_bitwise_equal():
     model, ids = tiny_gpt(attn_dropout=0.5).train(), torch.randint(31, (2, 8))
 
     def gradients():
@@ -73,32 +75,32 @@ def test_it_trains_with_gradients_of_the_same_bits():
         return [p.grad.clone() for p in model.parameters()]
 
     alone = gradients()
-    with observed_weights(model, lambda layer, weights: seen.append(weights)):
+    with capture_attention(model, lambda layer, weights: seen.append(weights)):
         seen = []
         observed = gradients()
     assert all(map(torch.equal, alone, observed))
     torch.testing.assert_close(seen[0].sum(-1), torch.ones(2, 4, 8))  # the weights before dropout
 
 
-def test_nothing_is_left_behind_also_after_an_error():
+def test_hooks_are_removed_also_after_an_error():
     model, ids = tiny_gpt(), torch.randint(31, (1, 5))
-    with pytest.raises(ZeroDivisionError), observed_weights(model, lambda layer, weights: 1 / 0):
+    with pytest.raises(ZeroDivisionError), capture_attention(model, lambda layer, weights: 1 / 0):
         model(ids)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert torch.is_tensor(model(ids))
 
 
-def test_two_at_once_are_refused():
+def test_nested_contexts_are_refused():
     model = tiny_gpt()
     with (
-        pytest.raises(AssertionError, match="another observed_weights"),
-        observed_weights(model, print),
-        observed_weights(model, print),
+        pytest.raises(AssertionError, match="another capture_attention"),
+        capture_attention(model, print),
+        capture_attention(model, print),
     ):
         model(torch.randint(31, (2, 5)))
 
 
-def test_a_model_without_attention_shows_nothing():
+def test_a_model_without_attention_has_no_weights():
     model, ids = tiny_gpt(n_heads=0), torch.randint(31, (2, 5))
     assert observe(model, lambda: model(ids))[0] == []
     with pytest.raises(ValueError, match="model.n_heads=0"):
@@ -117,24 +119,24 @@ def test_maps_are_all_layers_in_evaluation_mode():
 
 
 @pytest.mark.parametrize("pos", ["rope", "learned"])
-def test_documents_are_kept_apart(pos):
+def test_documents_are_separate(pos):
     model, eot = tiny_gpt(pos=pos), 30
     ids = torch.tensor([[7, 3, eot, 5, 6, 3, eot, eot, 9], [eot, 1, 2, 3, 4, 5, 6, 7, 8]])
     documents = [[slice(0, 2), slice(2, 6), slice(6, 7), slice(7, 9)], [slice(0, 9)]]
     with torch.no_grad():
-        together = model(ids, **within_documents(ids, eot))
-        for row, (its, parts) in enumerate(zip(ids, documents)):
-            assert_close(together[row], torch.cat([model(its[None, part])[0] for part in parts]))
-    maps = attention_maps(model, ids, **within_documents(ids, eot))
+        together = model(ids, **document_options(ids, eot))
+        for row, (tokens, parts) in enumerate(zip(ids, documents, strict=True)):
+            assert_close(together[row], torch.cat([model(tokens[None, part])[0] for part in parts]))
+    maps = attention_maps(model, ids, **document_options(ids, eot))
     for part in documents[0]:
         assert (maps[:, 0, :, part, : part.start] == 0).all()
-    assert within_documents(ids, None) == {}
+    assert document_options(ids, None) == {}
 
 
-def test_a_text_comes_in_batches_that_fit(monkeypatch):
-    monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_AT_ONCE", 9)
+def test_windows_are_split_into_batches(monkeypatch):
+    monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_PER_BATCH", 9)
     ids = torch.arange(20).view(5, 4)
-    batches = list(Text(ids, ids + 1, document_eot=8).batches(torch.device("cpu")))
+    batches = list(TokenWindows(ids, ids + 1, document_eot=8).batches(torch.device("cpu")))
     assert [len(part) for part, *_ in batches] == [2, 2, 1]
     assert torch.equal(torch.cat([part for part, *_ in batches]), ids) and torch.equal(
         torch.cat([part for _, part, _ in batches]), ids + 1
@@ -146,4 +148,4 @@ def test_a_text_comes_in_batches_that_fit(monkeypatch):
         4,
     )
     long = torch.zeros(2, 10, dtype=int)
-    assert [len(part) for part, *_ in Text(long, long).batches(torch.device("cpu"))] == [1, 1]
+    assert [len(part) for part, *_ in TokenWindows(long, long).batches(torch.device("cpu"))] == [1, 1]

@@ -1,4 +1,4 @@
-"""What a model loses with its heads: against weights set to zero, constants put in by hand, whole passes and scipy's paired test."""
+"""Ablation of heads against zeroed weights, constants added by hand, full forward passes and scipy's paired test."""
 
 import itertools
 
@@ -9,17 +9,8 @@ from scipy.stats import ttest_rel
 
 from tests.conftest import TRAINABLE, tiny_gpt
 from tril.model.gpt import IGNORE
-from tril.model.heads.ablation import (
-    WAYS,
-    ablate,
-    every_head,
-    head_gate,
-    head_name,
-    losses_without,
-    markdown,
-    mean_outputs,
-)
-from tril.model.heads.attention_maps import Text, attention_maps, within_documents
+from tril.model.heads.ablation import METHODS, ablate, all_heads, head_gate, head_name, losses_without, mean_outputs
+from tril.model.heads.attention_maps import TokenWindows, attention_maps, document_options
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, readable
 
 SHAPES = [
@@ -34,13 +25,13 @@ EOT = 30
 def some_text(n=6, document_eot=None):
     ids = torch.randint(30, (n, 12))
     ids[:, 4] = EOT
-    return Text(ids, torch.randint(31, (n, 12)), document_eot)
+    return TokenWindows(ids, torch.randint(31, (n, 12)), document_eot)
 
 
 def losses(model, text, **options):
     """The mean loss of each window, from one pass over everything."""
     with torch.no_grad():
-        log_p = model(text.ids, **within_documents(text.ids, text.document_eot), **options).log_softmax(-1)
+        log_p = model(text.ids, **document_options(text.ids, text.document_eot), **options).log_softmax(-1)
     return -log_p.gather(-1, text.targets[..., None])[..., 0].double().mean(1)
 
 
@@ -67,7 +58,7 @@ def test_removal_by_zero_is_an_output_projection_of_zeros(shape):
     model, text = tiny_gpt(**shape), some_text()
     ablation = ablate(model, text)
     close(ablation.whole, losses(model, text))
-    for head in every_head(model.config):
+    for head in all_heads(model.config):
         kept = columns(model, head).clone()
         columns(model, head).zero_()
         expected = losses(model, text)
@@ -81,10 +72,10 @@ def test_removal_by_zero_is_an_output_projection_of_zeros(shape):
 @pytest.mark.parametrize(("shape", "document_eot"), [*((shape, None) for shape in SHAPES), ({}, EOT)], ids=str)
 def test_removal_by_the_mean_is_that_mean_through_the_output_projection(shape, document_eot, monkeypatch):
     monkeypatch.setattr(
-        "tril.model.heads.attention_maps.TOKENS_AT_ONCE", 48
-    )  # batches of 4 and of 2 windows: all of them count the same
+        "tril.model.heads.attention_maps.TOKENS_PER_BATCH", 48
+    )  # batches of 4 and of 2 windows, which have equal weight
     model, text = tiny_gpt(**shape, bias=True), some_text(document_eot=document_eot)
-    ablation, options = ablate(model, text), within_documents(text.ids, document_eot)
+    ablation, options = ablate(model, text), document_options(text.ids, document_eot)
     values = []
     hooks = [
         block.attn.v_proj.register_forward_hook(lambda module, args, out: values.append(out)) for block in model.blocks
@@ -93,7 +84,7 @@ def test_removal_by_the_mean_is_that_mean_through_the_output_projection(shape, d
     for hook in hooks:
         hook.remove()
     group = 4 // model.config.kv_heads
-    for layer, number in every_head(model.config):
+    for layer, number in all_heads(model.config):
         v = values[layer].unflatten(-1, (-1, 8))[:, :, number // group]  # (B, T, D)
         mean = (maps[layer, :, number] @ v).mean((0, 1))
         kept, bias = columns(model, (layer, number)).clone(), model.blocks[layer].attn.o_proj.bias.data
@@ -107,25 +98,25 @@ def test_removal_by_the_mean_is_that_mean_through_the_output_projection(shape, d
 
 
 @pytest.mark.parametrize("document_eot", [None, EOT])
-def test_a_run_from_the_middle_is_the_whole_forward_pass_to_the_bit(document_eot):
+def test_a_partial_forward_pass_is_bitwise_equal_to_the_full_one(document_eot):
     model, text = tiny_gpt(), some_text(document_eot=document_eot)
-    chains = [[(0, 2)], [(1, 3)], [(1, 0), (1, 1)], [(1, 0), (0, 3), (1, 2), (0, 0)], every_head(model.config)[::-1]]
+    chains = [[(0, 2)], [(1, 3)], [(1, 0), (1, 1)], [(1, 0), (0, 3), (1, 2), (0, 0)], all_heads(model.config)[::-1]]
     sets = [[], *(chain[:n] for chain in chains for n in range(1, len(chain) + 1))]
     with torch.inference_mode():
-        found = losses_without(model, text, [("zero", chain) for chain in chains], torch.ones(2, 4, 8))
-        for row, heads in zip(found, sets, strict=True):
-            logits = model(text.ids, head_gate=gate_of(heads), **within_documents(text.ids, document_eot))
+        computed = losses_without(model, text, [("zero", chain) for chain in chains], torch.ones(2, 4, 8))
+        for row, heads in zip(computed, sets, strict=True):
+            logits = model(text.ids, head_gate=gate_of(heads), **document_options(text.ids, document_eot))
             nll = F.cross_entropy(logits.flatten(0, 1), text.targets.flatten(), reduction="none").view(6, 12)
             assert torch.equal(row, nll.double().sum(1) / 12)
 
 
-def test_a_head_that_nobody_reads_changes_exactly_nothing():
+def test_a_head_without_output_changes_nothing():
     model, text = tiny_gpt(), some_text(8)
     columns(model, (0, 1)).zero_()
     ablation = ablate(model, text)
-    for way in WAYS:
-        assert torch.equal(ablation.single[way][0, 1], ablation.whole)
-        change = ablation.changes(way)[0, 1]
+    for method in METHODS:
+        assert torch.equal(ablation.single[method][0, 1], ablation.whole)
+        change = ablation.changes(method)[0, 1]
         assert (change.interval.mean, change.interval.low, change.interval.high, change.verdict) == (
             0,
             0,
@@ -136,8 +127,8 @@ def test_a_head_that_nobody_reads_changes_exactly_nothing():
 
 def test_the_intervals_are_those_of_a_paired_t_test():
     ablation = ablate(tiny_gpt(), some_text(9))
-    for way, head in itertools.product(WAYS, every_head(tiny_gpt().config)):
-        change, test = ablation.changes(way)[head], ttest_rel(ablation.single[way][head], ablation.whole)
+    for method, head in itertools.product(METHODS, all_heads(tiny_gpt().config)):
+        change, test = ablation.changes(method)[head], ttest_rel(ablation.single[method][head], ablation.whole)
         for interval, confidence in ((change.interval, 0.95), (change.corrected, 1 - 0.05 / 8)):  # 8 heads
             expected = test.confidence_interval(confidence)
             assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-12)
@@ -147,54 +138,55 @@ def test_the_intervals_are_those_of_a_paired_t_test():
 
 
 @pytest.mark.parametrize(("gate", "verdict", "sign"), [(None, "rises", 1), (gate_of([(0, 2)]), "falls", -1)])
-def test_the_loss_rises_without_a_head_that_the_targets_need_and_falls_without_one_that_spoils_them(
-    gate, verdict, sign
-):
+def test_the_loss_rises_without_a_useful_head_and_falls_without_a_harmful_one(gate, verdict, sign):
     model, text = tiny_gpt(), some_text(40)
     columns(model, (0, 2)).mul_(4)
     with torch.no_grad():
         targets = model(text.ids, head_gate=gate).argmax(-1)
-    changes = ablate(model, Text(text.ids, targets))
-    for way in WAYS:
-        change = changes.changes(way)[0, 2]
+    changes = ablate(model, TokenWindows(text.ids, targets))
+    for method in METHODS:
+        change = changes.changes(method)[0, 2]
         assert change.verdict == verdict and change.interval.mean * sign > 0
 
 
-def test_one_after_another_from_the_least_important(monkeypatch):
-    monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_AT_ONCE", 48)
+def test_heads_are_removed_from_the_least_important_on(monkeypatch):
+    monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_PER_BATCH", 48)
     model, text = tiny_gpt(), some_text(7)
     ablation, means = ablate(model, text), mean_outputs(model, text)
-    for way in WAYS:
-        order = ablation.orders[way]
-        assert sorted(order) == every_head(model.config)
-        rises = [ablation.single[way][head].mean().item() for head in order]
+    for method in METHODS:
+        order = ablation.orders[method]
+        assert sorted(order) == all_heads(model.config)
+        rises = [ablation.single[method][head].mean().item() for head in order]
         assert rises == sorted(rises)
-        assert torch.equal(ablation.removal[way][0], ablation.whole) and len(ablation.removal[way]) == 9
-        close(ablation.removal[way][1], ablation.single[way][order[0]])
-        curve = ablation.curve(way)
+        assert torch.equal(ablation.removal[method][0], ablation.whole) and len(ablation.removal[method]) == 9
+        close(ablation.removal[method][1], ablation.single[method][order[0]])
+        curve = ablation.curve(method)
         assert (curve[0].low, curve[0].high) == (0, 0)
-        assert curve[5].mean == pytest.approx((ablation.removal[way][5] - ablation.whole).mean().item())
+        assert curve[5].mean == pytest.approx((ablation.removal[method][5] - ablation.whole).mean().item())
         for n in range(9):
-            fills = (1 - gate_of(order[:n]))[..., None] * means * (way == "mean")  # (L, H, D)
-            extra = [(block.attn.o_proj.weight @ fill.flatten()).detach() for block, fill in zip(model.blocks, fills)]
+            fills = (1 - gate_of(order[:n]))[..., None] * means * (method == "mean")  # (L, H, D)
+            extra = [
+                (block.attn.o_proj.weight @ fill.flatten()).detach()
+                for block, fill in zip(model.blocks, fills, strict=True)
+            ]
             hooks = [
                 block.attn.register_forward_hook(lambda m, args, out, e=e: out + e)
-                for block, e in zip(model.blocks, extra)
+                for block, e in zip(model.blocks, extra, strict=True)
             ]
             expected = losses(model, text, head_gate=gate_of(order[:n]))
             for hook in hooks:
                 hook.remove()
-            close(ablation.removal[way][n], expected)
+            close(ablation.removal[method][n], expected)
 
 
 def test_targets_to_ignore_do_not_count():
     model, text = tiny_gpt(), some_text()
-    whole = losses(model, Text(text.ids[:, :5], text.targets[:, :5]))
+    whole = losses(model, TokenWindows(text.ids[:, :5], text.targets[:, :5]))
     text.targets[:, 5:] = IGNORE
     close(ablate(model, text).whole, whole)
 
 
-def test_the_model_is_left_as_it_was():
+def test_the_model_is_unchanged():
     model, text = tiny_gpt(attn_dropout=0.3), some_text()
     expected = ablate(model, text)
     model.train()
@@ -206,14 +198,16 @@ def test_the_model_is_left_as_it_was():
 
 def test_a_model_of_one_head():
     ablation = ablate(tiny_gpt(n_layers=1, n_heads=1), some_text())
-    assert ablation.orders == {way: [(0, 0)] for way in WAYS} and all(len(ablation.removal[way]) == 2 for way in WAYS)
+    assert ablation.orders == {method: [(0, 0)] for method in METHODS} and all(
+        len(ablation.removal[method]) == 2 for method in METHODS
+    )
 
 
 def test_gates_by_name():
     config = tiny_gpt(n_layers=3).config
     gate = head_gate(config, ["L0H1", "L2H3", "L0H1"])
     assert gate.dtype == torch.float32 and gate.tolist() == [[1, 0, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
-    assert [head_name(head) for head in every_head(config)][:5] == ["L0H0", "L0H1", "L0H2", "L0H3", "L1H0"]
+    assert [head_name(head) for head in all_heads(config)][:5] == ["L0H0", "L0H1", "L0H2", "L0H3", "L1H0"]
     assert torch.equal(head_gate(config, []), torch.ones(3, 4))
     for names, wrong in (
         (["L0H1", "L3H0", "x"], "'L3H0', 'x'"),
@@ -221,7 +215,7 @@ def test_gates_by_name():
         ([""], "''"),
         (["L00H1", "l"], "'L00H1', 'l'"),
     ):
-        with pytest.raises(ValueError, match=f"has no head {wrong}; it has 3 layers of 4 heads, called L0H0 to L2H3"):
+        with pytest.raises(ValueError, match=f"has no head {wrong}; with 3 layers of 4 heads, use L0H0 to L2H3"):
             head_gate(config, names)
     with pytest.raises(ValueError, match="model.n_heads=0"):
         head_gate(tiny_gpt(n_heads=0).config, ["L0H0"])
@@ -231,12 +225,11 @@ def test_the_table():
     model = tiny_gpt(n_layers=1, n_heads=2)
     columns(model, (0, 1)).zero_()
     ablation = ablate(model, some_text(9))
-    head, first, second = ablation.cells()
+    head, first, second = ablation.table()
     assert head == ["head", "removed by zero", "corrected", "the loss", "removed by mean", "corrected", "the loss"]
     assert second == ["L0H1", *["+0.0000 ± 0.0000", "± 0.0000", "not distinguishable"] * 2]
     interval = ablation.changes("mean")[0, 0].interval
     assert first[4] == f"{interval.mean:+.4f} ± {(interval.high - interval.low) / 2:.4f}"
-    assert markdown([["a", "bcd"], ["efg", "h"]]) == "| a   | bcd |\n|-----|----:|\n| efg |   h |"
 
 
 @pytest.fixture
@@ -251,15 +244,15 @@ def figures(monkeypatch):
     return drawn
 
 
-def test_the_pictures_of_an_ablation(figures, tmp_path):
+def test_the_figures_of_an_ablation(figures, tmp_path):
     model = tiny_gpt()
     columns(model, (1, 2)).zero_()
     ablation = ablate(model, some_text(9))
     plot_ablation(tmp_path / "a.png", ablation)
     plot_removal(tmp_path / "b.png", ablation)
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
-    for axes, way in zip(figures[0].axes, WAYS):
-        changes = ablation.changes(way)
+    for axes, method in zip(figures[0].axes, METHODS, strict=False):
+        changes = ablation.changes(method)
         [image] = axes.images
         assert image.get_array()[1, 0] == changes[1, 0].interval.mean and image.norm.vcenter == 0
         assert [text.get_text().split("\n")[0] for text in axes.texts] == [
@@ -270,20 +263,20 @@ def test_the_pictures_of_an_ablation(figures, tmp_path):
             hatched == [head for head, change in changes.items() if change.verdict == "not distinguishable"]
             and (1, 2) in hatched
         )
-    for line, way in zip(figures[1].axes[0].lines, WAYS):
-        assert list(line.get_ydata()) == pytest.approx(ablation.removal[way].mean(1).tolist())
+    for line, method in zip(figures[1].axes[0].lines, METHODS, strict=False):
+        assert list(line.get_ydata()) == pytest.approx(ablation.removal[method].mean(1).tolist())
     named = [text.get_text() for text in figures[1].axes[0].texts]
-    assert named == [head_name(head) for way in WAYS for head in ablation.orders[way]]
+    assert named == [head_name(head) for method in METHODS for head in ablation.orders[method]]
 
 
-def test_the_picture_of_the_maps(figures, tmp_path):
+def test_the_figure_of_the_maps(figures, tmp_path):
     maps = attention_maps(tiny_gpt(), torch.randint(31, (1, 5)))[:, 0]
-    plot_maps(tmp_path / "a.png", maps, ["a", " b\n", "$\\x$", "日", "\x00"])  # no formula, which would be a wrong one
+    plot_maps(tmp_path / "a.png", maps, ["a", " b\n", "$\\x$", "日", "\x00"])  # not parsed as a formula
     panels = figures[0].axes[:8]
     assert [axes.get_title() for axes in panels] == [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
     assert panels[6].images[0].get_array()[3].tolist() == [*maps[1, 2, 3, :4].tolist(), None]
     assert [label.get_text() for label in panels[4].get_yticklabels()] == ["a", "␣b↵", "$\\x$", "日", "\ufffd"]
-    plot_maps(tmp_path / "b.png", torch.ones(1, 1, 200, 200), ["word"] * 200)  # too many to be read
+    plot_maps(tmp_path / "b.png", torch.ones(1, 1, 200, 200), ["word"] * 200)  # too many for labels
     assert "word" not in [label.get_text() for label in figures[1].axes[0].get_yticklabels()]
 
 

@@ -1,4 +1,4 @@
-"""The page of attention maps: its data decoded again, and the page itself in a real browser."""
+"""The attention page: its data decoded again, and what a browser draws from them."""
 
 import base64
 import re
@@ -7,36 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.browser import Page, alone, chromium, resize, tap
-from tril.model.heads.page import write_page
-
-TOKENS = ["def", " f", "(", "\n\tx", ")"]
-WRITTEN = ["def", "·f", "(", "↵→x", ")"]
-L1H0 = [
-    [1.0, 0.0, 0.0, 0.0, 0.0],
-    [0.25, 0.75, 0.0, 0.0, 0.0],
-    [0.5, 0.125, 0.375, 0.0, 0.0],
-    [0.125, 0.0, 0.625, 0.25, 0.0],
-    [0.5, 0.25, 0.125, 0.0, 0.125],
-]
-ITSELF, FIRST = torch.eye(5), torch.eye(5)[0].expand(5, 5)
-LAYERS = [
-    [FIRST, ITSELF, (FIRST + ITSELF) / 2],
-    [torch.tensor(L1H0), (3 * FIRST + ITSELF) / 4, (FIRST + 3 * ITSELF) / 4],
-]
-MAPS = torch.stack([torch.stack(heads) for heads in LAYERS])  # (2, 3, 5, 5)
-AFTER = [
-    [(" g", 0.5), ("\n", 0.25)],
-    [("(", 0.75)],
-    [(")", 0.5), ("\n\tx", 0.3125), ("*", 0.0004)],
-    [(",", 1.0)],
-    [(":", float("nan"))],
-]
-
-
-def written(path, maps=MAPS, tokens=TOKENS, after=AFTER, title="A title"):
-    write_page(path / "page.html", tokens=tokens, maps=maps, probabilities=after, title=title)
-    return path / "page.html"
+from tests.browser import resize
+from tests.model.heads.page_driver import AFTER, L1H0, MAPS, TOKENS, head_name, write
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -44,17 +16,17 @@ def test_weights_are_rounded_to_float16_and_only_zero_is_zero(tmp_path, dtype):
     maps = (10.0 ** torch.linspace(0, -12, 3 * 2 * 8 * 8, dtype=torch.float64)).view(3, 2, 8, 8).to(dtype).tril()
     maps[0, 0, 0, 7] = 1e-40 if dtype != torch.float16 else 2**-24  # a leak far below what float16 can hold
     exact = maps.double().numpy()
-    page = written(tmp_path, maps, ["t"] * 8, [[]] * 8).read_text("utf-8")
+    page = write(tmp_path, maps, ["t"] * 8, [[]] * 8).read_text("utf-8")
     text = re.search(r'<script type="text/plain" id="maps">([A-Za-z0-9+/=]*)</script>', page)[1]
-    found = np.frombuffer(base64.b64decode(text), "<f2").reshape(exact.shape).astype(np.float64)
-    assert ((found == 0) == (exact == 0)).all() and (exact == 0).any()
-    error, small = np.abs(found - exact), exact < 2.0**-14
+    decoded = np.frombuffer(base64.b64decode(text), "<f2").reshape(exact.shape).astype(np.float64)
+    assert ((decoded == 0) == (exact == 0)).all() and (exact == 0).any()
+    error, small = np.abs(decoded - exact), exact < 2.0**-14
     assert (error[~small] <= exact[~small] * 2.0**-11).all()
     assert (error[small] <= 2.0**-24).all() and (error[small & (exact >= 2.0**-24)] <= 2.0**-25).all()
 
 
-def test_the_page_takes_two_bytes_and_two_thirds_for_a_weight(tmp_path):
-    one, three = (written(tmp_path, torch.rand(1, n, 60, 60), ["t"] * 60, [[]] * 60).stat().st_size for n in (1, 3))
+def test_the_page_takes_two_and_two_thirds_bytes_per_weight(tmp_path):
+    one, three = (write(tmp_path, torch.rand(1, n, 60, 60), ["t"] * 60, [[]] * 60).stat().st_size for n in (1, 3))
     assert three - one == 2 * 60 * 60 * 8 // 3 and one < 60 * 60 * 8 // 3 + 30_000
 
 
@@ -70,214 +42,72 @@ SHAPES += [((2, 3, 5, 5), 4, 5), ((2, 3, 5, 5), 5, 4), ((1, 1, 0, 0), 0, 0)]
 
 
 @pytest.mark.parametrize("shape, n_tokens, n_after", SHAPES)
-def test_shapes_that_do_not_fit_are_named_and_nothing_is_written(tmp_path, shape, n_tokens, n_after):
+def test_shapes_that_do_not_fit_are_named_and_nothing_is_write(tmp_path, shape, n_tokens, n_after):
     with pytest.raises(ValueError) as error:
-        written(tmp_path, torch.zeros(shape), TOKENS[:n_tokens], AFTER[:n_after])
-    named = f"{n_tokens} tokens, maps {shape} and probabilities after {n_after} tokens do not fit each other; "
+        write(tmp_path, torch.zeros(shape), TOKENS[:n_tokens], AFTER[:n_after])
+    named = f"{n_tokens} tokens, maps {shape} and probabilities after {n_after} tokens do not match; "
     assert str(error.value).startswith(named) and "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, tmp_path):
-    """Opens a page and gives what reads it; no page may complain or ask the network for anything."""
-
-    def open_page(**parts) -> AttentionPage:
-        driver.get(written(tmp_path, **parts).as_uri())
-        return AttentionPage(driver)
-
-    resize(driver, 1280, 900)
-    with alone(driver) as opened:
-        yield open_page
-    assert set(opened) == {(tmp_path / "page.html").as_uri()}
-
-
-class AttentionPage(Page):
-    def token(self, t):
-        return self.find(f".token[data-token='{t}']")
-
-    def weights(self):
-        """Of the token pointed at, as they stand on the tokens of the text."""
-        return self.attributes(".token", "title")
-
-    def point_at_field(self, row, column):
-        """At a place right and below of the field's middle."""
-        size = self.find("#canvas").size["width"] / 5
-        self.point(self.find("#canvas"), round((column - 1.75) * size), round((row - 1.75) * size))
-
-    def pick(self, layer, head):
-        self.find(f"#overview button[title='{head_name(layer, head)}']").click()
-
-
-def shown(weights):
-    """As the page writes them."""
-    return [f"weight {w:.3f}" if w else "weight 0" for w in weights]
-
-
-def head_name(layer, head):
-    return f"L{layer}H{head}" if head < 3 else f"L{layer}, mean of all heads"
-
-
-def test_every_head_that_is_picked_shows_its_own_weights(page):
-    page = page()
-    assert page.texts("h1, title") == ["A title", "A title"]
-    assert page.weights() == shown(MAPS[0, 0, 4].tolist())  # at first: the last token in the first head
-    for layer in range(2):
-        for head in range(3):
-            page.pick(layer, head)
-            for t in (2, 4):
-                page.point(page.token(t))
-                assert page.weights() == shown(MAPS[layer, head, t].tolist()), (layer, head, t)
-            assert page.texts(".name") == [head_name(layer, head)] * 2
-            assert page.attributes("[aria-pressed=true]", "title") == [head_name(layer, head)]
-
-
-def test_selects_pick_too_and_know_the_mean_of_a_layer(page):
-    page = page()
-    page.find("#layer").send_keys("1")
-    assert page.weights() == shown(L1H0[4])
-    page.find("#head").send_keys("mean of all")
-    assert page.weights() == shown([1.5 / 3, 0.25 / 3, 0.125 / 3, 0.0, 1.125 / 3])
-    assert page.texts(".name") == ["L1, mean of all heads"] * 2
-    page.pick(0, 3)
-    assert page.weights() == shown([0.5, 0, 0, 0, 0.5])
-    assert [page.find(name).get_attribute("value") for name in ("#layer", "#head")] == ["0", "3"]
-
-
-def test_a_token_pointed_at_shows_what_it_attends_to_and_what_may_follow(page):
-    page = page()
-    page.pick(1, 0)
-    assert page.texts(".token") == ["def", "·f", "(", "↵\n→x", ")"]
-    page.point(page.token(2))
-    assert page.texts("#largest > span") == ["0def", "", "0.500", "2(", "", "0.375", "1·f", "", "0.125"]
-    assert page.texts("code.query") == ["2("] * 3 and page.texts(".token.later") == ["↵\n→x", ")"]
-    colours = [(style or "").split(";")[0] for style in page.attributes(".token", "style")]
-    assert colours[0] == "background-color: rgb({}, {}, {})".format(
-        *page.colour("--high")
-    )  # the largest weight of the row
-    assert len(set(colours[:3])) == 3 and not any(colours[3:])
-    assert page.texts("#next > span") == [
-        ")",
-        "",
-        "50.0 %",
-        "↵→x",
-        "",
-        "31.3 %",
-        "*",
-        "",
-        "< 0.1 %",
-        "all others",
-        "",
-        "18.7 %",
-    ]
-    assert page.texts("#next .actual:not(.track)") == ["↵→x", "31.3 %"]
-    assert page.texts("#follows") == ["In the text follows ↵→x, marked above."]
-    assert [style[:12] for style in page.attributes("#next i", "style")] == [
-        "width: 50%;",
-        "width: 31.25",
-        "width: 0.04%",
-        "width: 18.71",
-    ]
-    page.point(page.token(0))
-    assert page.texts("#next > span") == ["·g", "", "50.0 %", "↵", "", "25.0 %", "all others", "", "25.0 %"]
-    assert page.texts("#next .actual") == [] and page.texts("#follows") == ["In the text follows ·f, not among these."]
-    page.point(page.token(3))
-    assert page.texts("#next > span") == [",", "", "100.0 %"]  # nothing is left for others
-    page.point(page.token(4))
-    assert page.texts("#next > span")[2] == "not a number" and page.texts("#follows") == ["The text ends here."]
-
-
-def test_a_click_holds_a_token_while_others_are_pointed_at(page):
-    page = page()
-    page.pick(1, 0)
-    page.token(3).click()
-    page.point(page.token(2))
-    assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["3↵→x attends to 2( with weight 0.625"] * 2
-    page.point_at_field(4, 0)
-    assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["4) attends to 0def with weight 0.500"] * 2
-    page.press("ESCAPE")
-    for clicked, pointed, row in [((), 1, 1), ((3, 1), 3, 1), ((1,), 3, 3)]:  # free; held, and held elsewhere; let go
-        for t in clicked:
-            page.token(t).click()
-        page.point(page.token(pointed))
-        assert page.weights() == shown(L1H0[row])
-
-
-def test_a_field_of_the_matrix_shows_query_key_and_weight_and_its_row(page):
-    page = page()
-    page.pick(1, 0)
-    for row, column, later in [(2, 1, ""), (4, 4, ""), (0, 0, ""), (1, 4, ", which comes later,")]:
-        page.point_at_field(row, column)
-        says = f"{row}{WRITTEN[row]} attends to {column}{WRITTEN[column]}{later} with {shown(L1H0[row])[column]}"
-        assert page.texts("output") == [says] * 2
-        assert page.weights() == shown(L1H0[row])
-        assert page.attributes("#row", "style") == [f"top: {20 * row}%; height: 20%;"]
-        assert page.attributes("#cell", "style") == [
-            f"top: {20 * row}%; left: {20 * column}%; height: 20%; width: 20%;"
-        ]
-        assert page.texts("#rows .on") == [WRITTEN[row]] and page.texts("#columns .on") == [WRITTEN[column]]
-    canvas, row = (page.find(name).rect for name in ("#canvas", "#row"))
-    assert abs(row["y"] - canvas["y"] - canvas["height"] / 5) < 1 and abs(row["height"] - canvas["height"] / 5) < 1
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_upper_triangle_is_drawn_from_the_data_and_empty(page, driver, dark):
     page = page()
     resize(driver, 1280, 900, dark=dark)
-    page.pick(1, 0)
+    page.select(1, 0)
     pixels, zero = page.pixels("#canvas"), torch.tensor(L1H0).numpy() == 0
-    assert (pixels[zero] == page.colour("--empty")).all()
-    assert (pixels[~zero] != page.colour("--empty")).any(-1).all() and (pixels != page.colour("--leak")).any(-1).all()
-    assert (pixels[0, 0] == page.colour("--high")).all()
+    assert (pixels[zero] == page.color("--empty")).all()
+    assert (pixels[~zero] != page.color("--empty")).any(-1).all() and (pixels != page.color("--leak")).any(-1).all()
+    assert (pixels[0, 0] == page.color("--high")).all()
     assert (pixels[0, 4].sum() < 100) == dark
     distance = [
-        np.abs(pixels[place] - pixels[0, 0]).sum() for place in [(1, 1), (2, 0), (1, 0), (3, 0)]
+        np.abs(pixels[cell] - pixels[0, 0]).sum() for cell in [(1, 1), (2, 0), (1, 0), (3, 0)]
     ]  # 0.75, 0.5, 0.25, 0.125
     assert distance == sorted(set(distance))
-    says = "The upper triangle is empty because the model is causal: the largest weight above the diagonal, in all 6 heads, is 0."
-    assert page.texts("#above") == [says] and page.texts("#above.leaks") == []
+    message = "The upper triangle is empty because the model is causal: "
+    message += "the largest weight above the diagonal, in all 6 heads, is 0."
+    assert page.texts("#above") == [message] and page.texts("#above.leaks") == []
 
 
-@pytest.mark.parametrize("weight, says", [(0.25, "0.250"), (1e-12, "6.0e-8"), (float("nan"), "NaN")])
-def test_a_weight_above_the_diagonal_glares_and_is_named(page, weight, says):
+@pytest.mark.parametrize("weight, number", [(0.25, "0.250"), (1e-12, "6.0e-8"), (float("nan"), "NaN")])
+def test_a_weight_above_the_diagonal_is_highlighted_and_named(page, weight, number):
     maps = MAPS.clone()
     maps[1, 2, 1, 3] = weight
     maps[1, 2, 0, 4] = min(weight, 0.125)  # a smaller one, or nan as well
     page, leaks = page(maps=maps), np.zeros((5, 5), bool)
     leaks[1, 3] = leaks[0, 4] = True
-    page.pick(1, 2)
-    assert ((page.pixels("#canvas") == page.colour("--leak")).all(-1) == leaks).all()
+    page.select(1, 2)
+    assert ((page.pixels("#canvas") == page.color("--leak")).all(-1) == leaks).all()
     for layer in range(2):
         for head in range(4):  # in the thumbnails of that head, and of the mean
-            glare = (page.pixels(f"button[title='{head_name(layer, head)}'] canvas") == page.colour("--leak")).all(-1)
-            assert (glare == (leaks if (layer, head) in [(1, 2), (1, 3)] else False)).all(), (layer, head)
-    where = "L1H2, token 0 attends to token 4" if says != "0.250" else "L1H2, token 1 attends to token 3"
+            highlighted = (page.pixels(f"button[title='{head_name(layer, head)}'] canvas") == page.color("--leak")).all(
+                -1
+            )
+            assert (highlighted == (leaks if (layer, head) in [(1, 2), (1, 3)] else False)).all(), (layer, head)
+    where = "L1H2, token 0 attends to token 4" if number != "0.250" else "L1H2, token 1 attends to token 3"
     assert page.texts("#above.leaks") == [
-        f"The upper triangle is not empty: the largest weight above the diagonal, in all 6 heads, is {says} ({where}, which comes later). "
+        "The upper triangle is not empty: the largest weight above the diagonal, in all 6 heads, "
+        f"is {number} ({where}, which comes later). "
         "This model sees the future."
     ]
     page.point(page.token(1))
-    assert "leak" in page.token(3).get_attribute("class") and page.weights()[3] == f"weight {says}"
+    assert "leak" in page.token(3).get_attribute("class") and page.weights()[3] == f"weight {number}"
 
 
 def test_a_thumbnail_of_many_tokens_loses_no_leak(page):
     maps = torch.eye(100).expand(1, 1, 100, 100).clone()
     maps[0, 0, 40, 81] = 2**-20
-    glare = (page(maps=maps, tokens=["t"] * 100, after=[[]] * 100).pixels("button canvas") == [255, 0, 80]).all(-1)
-    assert np.argwhere(glare).tolist() == [[40 * 48 // 100, 81 * 48 // 100]]
+    highlighted = (page(maps=maps, tokens=["t"] * 100, after=[[]] * 100).pixels("button canvas") == [255, 0, 80]).all(
+        -1
+    )
+    assert np.argwhere(highlighted).tolist() == [[40 * 48 // 100, 81 * 48 // 100]]
 
 
 def test_the_page_reads_every_float16(page):
     codes = np.arange(2**16, dtype="<u2").view("<f2")
     page = page(maps=torch.from_numpy(codes.copy()).view(1, 1, 256, 256), tokens=["t"] * 256, after=[[]] * 256)
-    found = np.array(page.js("return [...matrix].map(String)"), dtype=np.float64)
-    np.testing.assert_array_equal(found, codes.astype(np.float64))
+    decoded = np.array(page.js("return [...matrix].map(String)"), dtype=np.float64)
+    np.testing.assert_array_equal(decoded, codes.astype(np.float64))
 
 
 HOSTILE = [
@@ -306,7 +136,8 @@ def test_any_text_is_shown_as_text(page):
         after=[[(text, 0.5)] for text in HOSTILE],
         title=title + "\udc80",
     )
-    points = "return [...document.querySelectorAll(arguments[0])].map((e) => Array.from(e.textContent, (c) => c.codePointAt(0)))"
+    code_points = "(e) => Array.from(e.textContent, (c) => c.codePointAt(0))"
+    points = f"return [...document.querySelectorAll(arguments[0])].map({code_points})"
     marked = str.maketrans({" ": "·", "\n": "↵", "\t": "→", "\x00": "␀", "\x1b": "␛", "\x7f": "␡", "\r": "␍"})
     expected = [[ord(c) for c in text.translate(marked)] for text in HOSTILE]
     assert [[c for c in token if c != ord("\n")] for token in page.js(points, ".token")] == expected
@@ -318,43 +149,3 @@ def test_any_text_is_shown_as_text(page):
     assert page.js("return [document.scripts.length, document.images.length]") == [3, 0]
     left = [page.token(t).rect["x"] for t in (0, 1)]
     assert left[0] < left[1]  # two words written from right to left stay in the order of the tokens
-
-
-def test_everything_can_be_reached_by_keyboard(page):
-    page = page()
-    page.press(
-        "TAB", "TAB", "TAB", "ARROW_DOWN", "ARROW_DOWN", "ARROW_RIGHT", "ARROW_LEFT"
-    )  # past the selects, among the heads
-    assert page.texts(".name") == ["L1H0"] * 2
-    page.press("TAB", "ARROW_UP", "ARROW_LEFT", "ARROW_LEFT")
-    assert page.texts("output") == ["3↵→x attends to 2( with weight 0.625"] * 2 and page.weights() == shown(L1H0[3])
-    page.press("TAB", "ARROW_LEFT", "ARROW_RIGHT", "ARROW_RIGHT")  # from the token of the field
-    assert page.texts("code.query") == ["3↵→x"] * 3 and page.weights() == shown(L1H0[3])
-    page.press("ENTER", "HOME", "ARROW_LEFT")
-    assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["3↵→x attends to 0def with weight 0.125"] * 2
-    page.press("ESCAPE", "END")
-    assert page.weights() == shown(L1H0[4])
-
-
-@pytest.mark.parametrize("width", [375, 900, 1280])
-@pytest.mark.parametrize("n", [20, 130])  # with labels along the matrix, and with a column of its own for the text
-def test_no_width_makes_the_page_scroll_sideways(page, driver, width, n):
-    tokens = ["x" * 90, *[" word"] * (n - 1)]
-    page = page(maps=torch.eye(n).expand(2, 12, n, n), tokens=tokens, after=[[("y" * 90, 0.5)]] * n, title="z" * 200)
-    resize(driver, width, 800, touch=width == 375)
-    page.js("pointAtToken(0)")
-    assert page.js("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [width, True]
-    assert (
-        page.js("return [...document.querySelectorAll('section, #text')].filter((e) => e.scrollWidth > e.clientWidth)")
-        == []
-    )
-
-
-def test_a_finger_holds_a_token(page, driver):
-    page = page()
-    resize(driver, 375, 800, touch=True)
-    page.pick(1, 0)
-    for t in (2, 3):
-        tap(driver, page.token(t))
-        assert page.weights() == shown(L1H0[t])
-    assert page.find("#held").is_displayed()

@@ -1,4 +1,4 @@
-"""The scores of hand-made heads as literal values, and of a whole model against loops over its attention maps."""
+"""Scores of hand-made heads as literal values, and of a model against loops over its attention maps."""
 
 import math
 
@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from tests.conftest import TRAINABLE, tiny_gpt
-from tril.model.heads.attention_maps import Text, attention_maps, within_documents
+from tril.model.heads.attention_maps import TokenWindows, attention_maps, document_options
 from tril.model.heads.scores import (
     N_REPEATS,
     SCORES,
     entropy,
-    even_weights,
     first_token_mass,
     induction_mass,
     mean_distance,
@@ -19,6 +18,7 @@ from tril.model.heads.scores import (
     repeated_tokens,
     score_heads,
     self_mass,
+    uniform_weights,
 )
 
 EOT = 30
@@ -62,8 +62,8 @@ def test_an_induction_head():
     assert induction_mass(one_hot([0, 0, 0, 1, 1, 2, 3, 0])).tolist() == [[[1, 1, 1, 0]]]
 
 
-def test_a_head_that_spreads_evenly():
-    weights = even_weights(lower(4))
+def test_a_uniform_head():
+    weights = uniform_weights(lower(4))
     third = 1 / 3
     torch.testing.assert_close(previous_token_mass(weights), torch.tensor([[[0, 0.5, third, 0.25]]]))
     torch.testing.assert_close(self_mass(weights), torch.tensor([[[1, 0.5, third, 0.25]]]))
@@ -73,7 +73,7 @@ def test_a_head_that_spreads_evenly():
     torch.testing.assert_close(induction_mass(weights), torch.tensor([[[third, 0.25]]]))
 
 
-def test_fewer_queries_than_keys_stand_at_the_end():
+def test_fewer_queries_than_keys_are_aligned_with_the_last_keys():
     weights = torch.tensor([[[[0.1, 0.2, 0.3, 0.4, 0.0], [0.0, 0.1, 0.2, 0.3, 0.4]]]])
     torch.testing.assert_close(self_mass(weights), torch.tensor([[[0.4, 0.4]]]))
     torch.testing.assert_close(previous_token_mass(weights), torch.tensor([[[0.3, 0.3]]]))
@@ -92,13 +92,13 @@ def test_heads_and_rows_are_not_mixed():
 
 def loops(model, ids, document_eot, alphabet, seed):
     """Every score of every head, position by position."""
-    config, found = model.config, {}
+    config, scores = model.config, {}
 
     def visible(row, t):
         opens = max([s for s in range(t + 1) if row[s] == document_eot], default=0)
         return [s for s in range(opens, t + 1) if s > t - (config.window or 99)], opens
 
-    maps = attention_maps(model, ids, **within_documents(ids, document_eot)).double()
+    maps = attention_maps(model, ids, **document_options(ids, document_eot)).double()
     for layer in range(config.n_layers):
         for head in range(config.n_heads):
             rows = []
@@ -118,14 +118,14 @@ def loops(model, ids, document_eot, alphabet, seed):
                                 sum(p * (t - s) for s, p in enumerate(w)),
                             ]
                         )
-            found[layer, head] = torch.tensor(rows).mean(0).tolist()
+            scores[layer, head] = torch.tensor(rows).mean(0).tolist()
     length = min(config.context_length // 2, config.window or 99, len(alphabet))
     maps = attention_maps(model, repeated_tokens(alphabet, length, seed)).double()
-    for (layer, head), its in found.items():
-        its.append(
+    for (layer, head), values in scores.items():
+        values.append(
             sum(maps[layer, :, head, t, t - length + 1].mean().item() for t in range(length, 2 * length)) / length
         )
-    return found
+    return scores
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def loops(model, ids, document_eot, alphabet, seed):
     ids=str,
 )
 def test_the_scores_of_a_model(choices, document_eot, monkeypatch):
-    monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_AT_ONCE", 24)  # several batches
+    monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_PER_BATCH", 24)  # several batches
     model, ids, alphabet = tiny_gpt(**choices), torch.randint(29, (5, 12)), torch.arange(30)
     ids[:, 5], ids[1, 0], ids[2, 6] = EOT, EOT, EOT
-    scores = score_heads(model, Text(ids, ids, document_eot), alphabet=alphabet, seed=3)
+    scores = score_heads(model, TokenWindows(ids, ids, document_eot), alphabet=alphabet, seed=3)
     assert list(scores.heads) == list(scores.uniform) == list(SCORES)
     for (layer, head), expected in loops(model, ids, document_eot, alphabet, 3).items():
         assert [scores.heads[name][layer, head].item() for name in SCORES] == pytest.approx(
@@ -153,12 +153,12 @@ def test_the_scores_of_a_model(choices, document_eot, monkeypatch):
 @pytest.mark.parametrize(
     ("choices", "document_eot"), [({}, None), ({"window": 5}, None), ({}, EOT), ({"causal": False}, None)], ids=str
 )
-def test_heads_without_a_preference_get_the_uniform_row(choices, document_eot):
+def test_heads_with_zero_queries_have_uniform_scores(choices, document_eot):
     model, ids = tiny_gpt(**choices), torch.randint(29, (4, 12))
     ids[:, 5] = EOT
     for block in model.blocks:
         torch.nn.init.zeros_(block.attn.q_proj.weight)
-    scores = score_heads(model, Text(ids, ids, document_eot), alphabet=torch.arange(30), seed=0)
+    scores = score_heads(model, TokenWindows(ids, ids, document_eot), alphabet=torch.arange(30), seed=0)
     for name, values in scores.heads.items():
         torch.testing.assert_close(values, torch.full_like(values, scores.uniform[name]), msg=name)
     assert scores.uniform["entropy_share"] == pytest.approx(1)
@@ -176,15 +176,18 @@ def test_heads_without_a_preference_get_the_uniform_row(choices, document_eot):
         )
 
 
-def test_where_nothing_is_to_be_chosen_there_is_no_score():
+def test_scores_are_nan_where_one_key_is_visible():
     scores = score_heads(
-        tiny_gpt(window=1), Text(torch.randint(31, (2, 12)), torch.zeros(2, 12)), alphabet=torch.arange(31), seed=0
+        tiny_gpt(window=1),
+        TokenWindows(torch.randint(31, (2, 12)), torch.zeros(2, 12)),
+        alphabet=torch.arange(31),
+        seed=0,
     )
     assert all(values.isnan().all() and values.shape == (2, 4) for values in scores.heads.values())
-    assert all(map(math.isnan, scores.uniform.values())) and scores.cells()[1] == ["L0H0"] + ["nan"] * 7
+    assert all(map(math.isnan, scores.uniform.values())) and scores.table()[1] == ["L0H0"] + ["nan"] * 7
 
 
-def test_repeated_tokens_are_different_ones_written_twice():
+def test_repeated_tokens_are_distinct_and_written_twice():
     alphabet = torch.tensor([3, 5, 8, 9, 11, 20])
     ids = repeated_tokens(alphabet, 4, seed=0)
     assert ids.shape == (N_REPEATS, 8) and torch.equal(ids[:, :4], ids[:, 4:])
@@ -197,8 +200,11 @@ def test_repeated_tokens_are_different_ones_written_twice():
 
 def test_the_table():
     scores = score_heads(
-        tiny_gpt(n_heads=1), Text(torch.randint(31, (2, 12)), torch.zeros(2, 12)), alphabet=torch.arange(31), seed=0
+        tiny_gpt(n_heads=1),
+        TokenWindows(torch.randint(31, (2, 12)), torch.zeros(2, 12)),
+        alphabet=torch.arange(31),
+        seed=0,
     )
-    cells = scores.cells()
+    cells = scores.table()
     assert [line[0] for line in cells] == ["head", "L0H0", "L1H0", "uniform"] and cells[0][1:] == list(SCORES)
     assert cells[2][3] == f"{scores.heads['previous'][1, 0].item():.3f}" and cells[3][2] == "1.000"

@@ -1,4 +1,4 @@
-"""The choice among torch's attention kernels, with a clock that says what a GPU might."""
+"""The choice among torch's attention kernels, with simulated times of a GPU."""
 
 from dataclasses import replace
 
@@ -16,11 +16,11 @@ CONFIG = GPTConfig(vocab_size=8, context_length=6, dim=16, n_heads=4, n_kv_heads
 
 
 def preferred():
-    """Kernels that torch may take, in the order in which it asks them; one of all CPUs and GPUs is left out."""
+    """The kernels that torch may use, in order of priority, without one that is always on."""
     return [kernel for kernel in _cur_sdpa_kernel_backends(with_priority=True) if kernel != SDPBackend.OVERRIDEABLE]
 
 
-def test_each_kernel_is_timed_alone_forward_and_backward_and_the_quickest_is_first(monkeypatch):
+def test_each_kernel_is_timed_alone_forward_and_backward_and_sorted(monkeypatch):
     seen, attended, slopes = [], [], []
 
     def clock(work, hardware):
@@ -53,7 +53,7 @@ def test_each_kernel_is_timed_alone_forward_and_backward_and_the_quickest_is_fir
     assert preferred() == before and torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_real_kernel_of_a_cpu_is_timed():
+def test_a_kernel_of_a_cpu_is_timed():
     assert kernels.compare([(1, 6, 4, 4)] * 3, ON_CPU)["flash"] > 0
 
 
@@ -71,7 +71,7 @@ def test_a_real_kernel_of_a_cpu_is_timed():
     ],
     ids=str,
 )
-def test_kernels_are_compared_on_the_shape_of_the_run_where_there_is_a_choice(monkeypatch, changes, options, compared):
+def test_kernels_are_compared_on_the_shape_of_the_run_if_there_is_a_choice(monkeypatch, changes, options, compared):
     asked = []
     monkeypatch.setattr(
         kernels, "compare", lambda shapes, hardware, causal: (asked.append((shapes, causal)), {"flash": 1.0})[1]
@@ -82,7 +82,7 @@ def test_kernels_are_compared_on_the_shape_of_the_run_where_there_is_a_choice(mo
     assert asked == compared * [([(3, 6, 4, 4), (3, 6, 2, 4), (3, 6, 2, 4)], True)]
 
 
-def test_the_quickest_is_preferred_and_none_is_lost():
+def test_the_fastest_is_preferred_and_all_stay_enabled():
     before = preferred()
     with kernels.prefer({"cudnn": 1.0, "flash": 2.0}):
         assert preferred() == [
@@ -93,12 +93,12 @@ def test_the_quickest_is_preferred_and_none_is_lost():
         assert preferred() == before
 
 
-def test_compiled_code_is_kept_apart_by_what_was_preferred():
-    """By the key under which torch keeps it on disk: the program alone does not tell which kernel it became."""
+def test_compiled_code_is_cached_per_preference():
+    """By the key of torch's cache on disk: the program does not name its kernel."""
     config, tags = torch.compiler.config, []
-    with config.patch(cache_key_tag="mine"):
+    with config.patch(cache_key_tag="tag"):
         for times in ({"cudnn": 1.0, "flash": 2.0}, {"flash": 1.0, "cudnn": 2.0}, {}):
             with kernels.prefer(times):
                 tags.append(config.cache_key_tag)
-            assert config.cache_key_tag == "mine"
-    assert tags == ["mine cudnn flash efficient", "mine flash cudnn efficient", "mine"]
+            assert config.cache_key_tag == "tag"
+    assert tags == ["tag cudnn flash efficient", "tag flash cudnn efficient", "tag"]

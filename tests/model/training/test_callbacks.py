@@ -1,4 +1,4 @@
-"""Throughput counts training alone, and progress tells what was measured."""
+"""Throughput counts training only, and the other callbacks of a run."""
 
 import gc
 import time
@@ -69,7 +69,7 @@ def test_seconds_and_tokens_of_training_survive_a_checkpoint(monkeypatch):
     assert resumed.wall_seconds() == 92 + 3
 
 
-def test_window_losses_are_kept_of_the_newest_and_of_the_best_validation(tmp_path):
+def test_window_losses_of_the_last_and_of_the_best_validation(tmp_path):
     metrics, keep = Metrics(1, None), WindowLosses(tmp_path)
     for step, loss in ((10, 2.0), (20, 1.0), (30, 1.5)):
         metrics.val.append({"step": step, "loss": loss, "bpb": loss})
@@ -86,35 +86,35 @@ def test_window_losses_are_kept_of_the_newest_and_of_the_best_validation(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["windows_best.npz", "windows_last.npz"]
 
 
-class Knot:
-    """Reachable from itself alone: only the garbage collector can remove it."""
+class Cycle:
+    """References only itself, so the garbage collector must remove it."""
 
     removed = 0
 
     def __init__(self):
-        self.me = self
+        self.cycle = self
 
     def __del__(self):
-        Knot.removed += 1
+        Cycle.removed += 1
 
 
 @pytest.mark.parametrize("end", ["on_train_end", "on_exception"])
 def test_garbage_is_collected_at_validations_and_as_usual_afterwards(end):
-    Knot.removed, collection = 0, GarbageCollection()
-    collection.on_exception(None, None, ValueError())  # before training began
+    Cycle.removed, collection = 0, GarbageCollection()
+    collection.on_exception(None, None, ValueError())  # before training
     assert gc.isenabled()
     collection.on_train_start(None, None)
     try:
         assert not gc.isenabled() and gc.get_freeze_count() > 0
-        Knot()
-        [[] for _ in range(10_000)]  # which would start a collection
-        assert Knot.removed == 0
+        Cycle()
+        [[] for _ in range(10_000)]  # would start a collection
+        assert Cycle.removed == 0
         collection.on_validation_end(None, None)
-        assert Knot.removed == 1
+        assert Cycle.removed == 1
     finally:
         getattr(collection, end)(None, None, *[ValueError()][: end == "on_exception"])
     assert gc.isenabled() and gc.get_freeze_count() == 0
-    gc.disable()  # whoever has it off keeps it off
+    gc.disable()  # a disabled collector stays disabled
     try:
         collection.on_train_start(None, None)
         collection.on_train_end(None, None)
@@ -124,7 +124,7 @@ def test_garbage_is_collected_at_validations_and_as_usual_afterwards(end):
 
 
 @pytest.mark.parametrize("mode", [None, "default"])
-def test_the_time_of_compiling_is_told_once_after_the_first_step(monkeypatch, capsys, mode):
+def test_compilation_time_is_printed_once_after_the_first_step(monkeypatch, capsys, mode):
     monkeypatch.setattr(progress_module, "compile_seconds", lambda: 41.3)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere/compiled")
     progress, metrics = Progress(), Metrics(1, None)
@@ -133,5 +133,5 @@ def test_the_time_of_compiling_is_told_once_after_the_first_step(monkeypatch, ca
     assert "compiled" not in capsys.readouterr().out
     for _ in range(2):
         progress.on_train_batch_end(trainer, None, None, None, 0)
-    told = capsys.readouterr().out
-    assert told == ("compiled in 41 s (kept in somewhere/compiled: the next start is quicker)\n" if mode else "")
+    printed = capsys.readouterr().out
+    assert printed == ("compiled in 41 s (cached in somewhere/compiled: the next start is faster)\n" if mode else "")

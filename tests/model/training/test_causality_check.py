@@ -1,4 +1,4 @@
-"""The short certificate before the first step: what it finds, that it leaves no trace, and that a leaking model is not trained."""
+"""The short certificate before the first step: what it finds, that it changes nothing, and that a leak ends the run."""
 
 import json
 from types import SimpleNamespace
@@ -7,10 +7,10 @@ import pytest
 import torch
 from lightning import Trainer
 
-from tests.conftest import randomise
+from tests.conftest import randomize
 from tril.model.causality.certificate import Certificate
 from tril.model.gpt import GPT, Block, GPTConfig
-from tril.model.training.callbacks.causality_check import Causality, CausalityError, short_certificate
+from tril.model.training.callbacks.causality_check import CausalityCheck, CausalityError, short_certificate
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
@@ -25,7 +25,7 @@ def module_of(model=None, *, document_eot=None, compile=None, **choices):
 
 
 def certificate_of(module, precision="32-true") -> Certificate:
-    randomise(module.model)
+    randomize(module.model)
     return short_certificate(module, precision, batch_size=4)
 
 
@@ -46,7 +46,7 @@ def test_causal_models_pass(choices, precision):
     assert set(certificate.checks()) == {"no future", "all of the past", "attention", "rows"}
 
 
-def test_documents_are_checked_where_they_are_kept_apart(monkeypatch):
+def test_documents_are_checked_where_they_are_separate(monkeypatch):
     certificate = certificate_of(module_of(document_eot=EOT))
     assert certificate.passed and "documents" in certificate.checks()
     monkeypatch.setattr(
@@ -56,7 +56,7 @@ def test_documents_are_checked_where_they_are_kept_apart(monkeypatch):
 
 
 def leaking_block(forward):
-    """Adds a hundredth of the next position's state to each, behind all attention."""
+    """Adds a hundredth of the next position's state to each, outside of attention."""
 
     def leaky(self, x, **kwargs):
         x = forward(self, x, **kwargs)
@@ -80,28 +80,28 @@ def without_the_first_key(n_queries, n_keys, **_):
     [
         (lambda patch: patch.setattr(Block, "forward", leaking_block(Block.forward)), "no future"),
         (lambda patch: patch.setattr(Block, "forward", batch_norm_over_rows(Block.forward)), "rows"),
-        (lambda patch: patch.setattr("tril.model.backends.causal_mask", without_the_first_key), "all of the past"),
+        (lambda patch: patch.setattr("tril.model.attention.causal_mask", without_the_first_key), "all of the past"),
         (
             lambda patch: patch.setattr(
-                "tril.model.backends.causal_mask", lambda t, s, **_: torch.ones(t, s).tril(1).bool()
+                "tril.model.attention.causal_mask", lambda t, s, **_: torch.ones(t, s).tril(1).bool()
             ),
             "attention",
         ),
     ],
-    ids=["leak beside attention", "rows mixed", "mask too strict", "mask too wide"],
+    ids=["leak outside attention", "rows mixed", "mask too strict", "mask too wide"],
 )
-def test_mutants_fail_by_the_named_check(mutate, check, monkeypatch):
+def test_mutants_fail_the_named_check(mutate, check, monkeypatch):
     mutate(monkeypatch)
     assert check in certificate_of(module_of(backend="explicit")).failures()
 
 
-def test_a_leak_of_the_loss_alone_is_found():
-    """As if the compiler, which makes another program of it, had made a mistake."""
+def test_a_leak_of_the_loss_only_is_found():
+    """As a defect of the compiler would cause."""
     module = module_of()
     nll = module.nll
     module.nll = lambda ids, targets, **kwargs: nll(ids, targets, **kwargs) + 0.01 * ids.float().mean(1, keepdim=True)
     failures = certificate_of(module).failures()
-    assert list(failures) == ["no future"] and "of=loss" in failures["no future"][0].cell
+    assert list(failures) == ["no future"] and "of=loss" in failures["no future"][0].case
 
 
 @pytest.mark.parametrize("how", ["default", "regional"])
@@ -125,16 +125,16 @@ def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypa
         precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False
     ).precision_plugin.train_step_context():
         module.training_step((ids, ids.clone()), 0).backward()
-    assert len(graphs) == 1  # nothing was compiled for the certificate alone
+    assert len(graphs) == 1  # the certificate compiled no other graph
 
 
 def start(callback, module):
-    """What Lightning does before the first step."""
+    """The call that Lightning makes before the first step."""
     trainer = SimpleNamespace(precision="32-true", datamodule=SimpleNamespace(batch_size=4), is_global_zero=True)
     callback.on_fit_start(trainer, module)
 
 
-def test_it_leaves_weights_modes_and_random_numbers_as_they_were(tmp_path, capsys):
+def test_weights_modes_and_random_numbers_are_restored(tmp_path, capsys):
     module = module_of(attn_dropout=0.1)
     module.model.blocks[0].eval()
     before = {name: p.clone() for name, p in module.model.state_dict().items()}
@@ -142,25 +142,26 @@ def test_it_leaves_weights_modes_and_random_numbers_as_they_were(tmp_path, capsy
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    start(Causality(tmp_path), module)
+    start(CausalityCheck(tmp_path), module)
     assert torch.equal(torch.rand(3), expected)
     assert [part.training for part in module.modules()] == modes
     after = module.model.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert all(p.grad is None for p in module.parameters())
-    assert module.payload["causality"]["passed"] is True
-    assert json.loads((tmp_path / "causality.json").read_text())["checks"] == module.payload["causality"]["checks"]
+    assert module.certificate["passed"] is True
+    assert json.loads((tmp_path / "causality.json").read_text())["checks"] == module.certificate["checks"]
     assert capsys.readouterr().out.startswith(
         "causal  sees no future (no future, all of the past, attention, rows); certified in "
     )
 
 
-def test_a_leaking_model_is_refused_unless_that_is_meant(tmp_path):
+def test_a_leaking_model_is_refused_unless_allowed(tmp_path):
     module = module_of(causal=False)
     with pytest.raises(
         CausalityError, match="attention: layer 0, head 0, query 0, key 1: weight .* causality.allow_leak=true"
     ):
-        start(Causality(tmp_path), module)
-    start(Causality(tmp_path, allow_leak=True), module)
-    assert module.payload["causality"]["passed"] is False
+        start(CausalityCheck(tmp_path), module)
+    module = module_of(causal=False)
+    start(CausalityCheck(tmp_path, allow_leak=True), module)
+    assert module.certificate["passed"] is False
     assert json.loads((tmp_path / "causality.json").read_text())["passed"] is False

@@ -1,3 +1,5 @@
+"""What select_hardware chooses and refuses on simulated machines, and the table of peaks."""
+
 import sys
 
 import pytest
@@ -5,14 +7,14 @@ import torch
 import torch._inductor.config as inductor
 
 from tril.model.training import hardware
-from tril.model.training.hardware import has_bf16, mfu, peak_flops, pick
+from tril.model.training.hardware import has_bf16, mfu, peak_flops, select_hardware
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Pretends a machine: no accelerator and no bf16 unless said otherwise."""
+    """Simulates a machine; by default without accelerator and bf16."""
 
-    def pretend(
+    def simulate(
         cuda=None, cuda_bf16=False, mps=False, avx512_bf16=False, amx=False, triton=True, compiler=sys.executable
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
@@ -24,13 +26,13 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr(hardware, "has_triton", lambda: triton)
-        monkeypatch.setenv("CC", compiler)  # any program that is there will do
+        monkeypatch.setenv("CC", compiler)  # any existing program
 
-    return pretend
+    return simulate
 
 
 def choice(*args, **kwargs):
-    picked = pick(*args, **kwargs)
+    picked = select_hardware(*args, **kwargs)
     return picked.accelerator, picked.precision, picked.compile
 
 
@@ -52,7 +54,7 @@ def test_auto_follows_the_machine(machine, given, expected):
     assert choice() == expected
 
 
-def test_explicit_values_are_honoured(machine):
+def test_explicit_values_are_kept(machine):
     machine(cuda="NVIDIA A100-SXM4-40GB", cuda_bf16=True, amx=True)
     assert choice("cpu") == ("cpu", "bf16-mixed", None)
     assert choice("cpu", "32-true", True) == ("cpu", "32-true", "default")
@@ -61,98 +63,89 @@ def test_explicit_values_are_honoured(machine):
         assert choice(compile=mode) == ("cuda", "bf16-mixed", mode)
 
 
-def test_name_and_peak_belong_to_the_device_that_is_used(machine):
+def test_name_and_peak_are_those_of_the_selected_device(machine):
     machine(cuda="NVIDIA A100-SXM4-40GB", cuda_bf16=True)
-    assert (pick().device_name, pick().peak_flops) == ("NVIDIA A100-SXM4-40GB", 312e12)
-    on_cpu = pick("cpu")
+    assert (select_hardware().device_name, select_hardware().peak_flops) == ("NVIDIA A100-SXM4-40GB", 312e12)
+    on_cpu = select_hardware("cpu")
     assert on_cpu.peak_flops is None and "A100" not in on_cpu.device_name and on_cpu.device_name
 
 
-def test_all_illegal_values_are_listed_with_the_legal_ones(machine):
-    machine()
-    with pytest.raises(ValueError) as error:
-        pick("tpu", "fp8", "maybe")
-    assert str(error.value) == (
-        "accelerator='tpu' (legal: auto, cuda, mps, cpu); "
-        "precision='fp8' (legal: auto, 32-true, bf16-mixed, bf16-true, 16-mixed); compile='maybe' (legal: auto, True, False, default, reduce-overhead, max-autotune-no-cudagraphs, regional)"
-    )
-
-
 @pytest.mark.parametrize("accelerator", ["cuda", "mps"])
-def test_absent_accelerators_are_refused(machine, accelerator):
+def test_unavailable_accelerators_are_refused(machine, accelerator):
     machine()
-    with pytest.raises(ValueError, match=f"accelerator={accelerator} is not available .* has cpu; use auto"):
-        pick(accelerator)
+    with pytest.raises(ValueError, match=f"trainer.accelerator={accelerator} is not available .* has cpu; use auto"):
+        select_hardware(accelerator)
 
 
 def test_half_precision_needs_cuda(machine):
     machine(mps=True)
-    with pytest.raises(ValueError, match="16-mixed needs accelerator=cuda, not mps"):
-        pick(precision="16-mixed")
+    with pytest.raises(
+        ValueError, match="trainer.precision=16-mixed needs trainer.accelerator=cuda, not mps; use auto"
+    ):
+        select_hardware(precision="16-mixed")
 
 
 def test_graphs_need_cuda(machine):
     machine()
     with pytest.raises(
-        ValueError,
-        match="compile=reduce-overhead records CUDA graphs and needs accelerator=cuda, not cpu; use compile=default",
+        ValueError, match="compile=reduce-overhead .* needs trainer.accelerator=cuda, not cpu; use compile=default"
     ):
-        pick(compile="reduce-overhead")
+        select_hardware(compile="reduce-overhead")
 
 
 @pytest.mark.parametrize("compile", [True, "default", "regional"])
 def test_compiling_for_a_cpu_needs_a_compiler(compile):
-    """As torch would say only within the first step."""
+    """torch would report it in the first step only."""
     without = inductor.patch({"cpp.cxx": (None, "no-such-compiler")})
     with (
         without,
-        pytest.raises(ValueError, match="needs a C.. compiler, which is not there; install g.. or name one in CXX"),
+        pytest.raises(ValueError, match="needs a C.. compiler, which is not installed; install g.. or name one in CXX"),
     ):
-        pick("cpu", compile=compile)
-    assert pick("cpu", compile=False).compile is None
+        select_hardware("cpu", compile=compile)
+    assert select_hardware("cpu", compile=False).compile is None
 
 
 @pytest.mark.parametrize(
-    ("there", "named", "found"),
+    ("installed", "chosen", "expected"),
     [
         ("gcc", None, True),
         ("clang", None, True),
         ("cc", None, False),
-        ("mine", "mine", True),
-        ("gcc", "mine", False),
+        ("my-cc", "my-cc", True),
+        ("gcc", "my-cc", False),
         ("gcc", "", False),
     ],
 )
-def test_triton_looks_for_a_c_compiler(machine, tmp_path, monkeypatch, there, named, found):
+def test_triton_needs_a_c_compiler(machine, tmp_path, monkeypatch, installed, chosen, expected):
     machine(cuda="NVIDIA H200", cuda_bf16=True)
-    (tmp_path / there).touch(0o755)
+    (tmp_path / installed).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC") if named is None else monkeypatch.setenv("CC", named)
-    assert pick().compile == ("default" if found else None)
+    monkeypatch.delenv("CC") if chosen is None else monkeypatch.setenv("CC", chosen)
+    assert select_hardware().compile == ("default" if expected else None)
 
 
 @pytest.mark.parametrize("compile", [True, "default", "reduce-overhead", "max-autotune-no-cudagraphs", "regional"])
-@pytest.mark.parametrize(("lacking", "message"), [
-    ({"compiler": "no-such-compiler"}, "compiling for CUDA needs a C compiler, which is not there; install gcc or name one in CC, or use"),
+@pytest.mark.parametrize(("missing", "message"), [
+    ({"compiler": "no-such-compiler"}, "needs a C compiler, .*; install gcc or name one in CC, or use"),
     ({"triton": False}, "compiling for CUDA needs Triton, .*; use compile=false"),
 ], ids=["compiler", "triton"])  # fmt: skip
-def test_compiling_for_cuda_is_refused_without_what_it_needs(machine, lacking, message, compile):
-    machine(cuda="NVIDIA H200", cuda_bf16=True, **lacking)
+def test_compiling_for_cuda_is_refused_without_its_tools(machine, missing, message, compile):
+    machine(cuda="NVIDIA H200", cuda_bf16=True, **missing)
     with pytest.raises(ValueError, match=message):
-        pick(compile=compile)
-    assert pick(compile=False).compile is None
+        select_hardware(compile=compile)
+    assert select_hardware(compile=False).compile is None
 
 
 @pytest.mark.parametrize(
     ("version", "asked", "trusted"),
     [("12.2.0", None, True), ("14", None, True), ("11.4.0", None, None), ("", None, None), ("14", False, False)],
 )
-def test_a_new_compiler_is_not_tried_out(version, asked, trusted, tmp_path):
+def test_a_new_compiler_needs_no_trial_builds(version, asked, trusted, tmp_path):
     compiler = tmp_path / "c++"
     compiler.write_text(f"#!/bin/sh\necho {version}\n")
     compiler.chmod(0o755)
     with inductor.patch({"cpp.cxx": (None, str(compiler)), "cpp.vec_isa_ok": asked}):
-        assert pick("cpu", compile="regional").compile == "regional"
+        assert select_hardware("cpu", compile="regional").compile == "regional"
         assert inductor.cpp.vec_isa_ok is trusted
 
 
@@ -198,7 +191,7 @@ def test_peaks_by_device_name(name, tflops):
 
 
 def test_mfu_of_a_measured_run():
-    # GPT-2 124M on one H200: 488 k tokens/s at 6 * 124 M parameters + 12 * 12 layers * 768 wide * 1024 long FLOPs per token
+    # GPT-2 124M on one H200: 488 k tokens/s at 6 * 124 M + 12 * 12 layers * 768 wide * 1024 long FLOPs per token
     assert mfu(488e3, 6 * 124e6 + 12 * 12 * 768 * 1024, 989e12) == pytest.approx(0.423, abs=1e-3)
 
 
@@ -211,7 +204,7 @@ def test_mfu_of_a_measured_run():
     ],
     ids=["x86", "no name", "no file"],
 )
-def test_a_cpu_is_called_by_its_name(content, name, monkeypatch):
+def test_cpu_name(content, name, monkeypatch):
     monkeypatch.setattr(hardware.platform, "processor", lambda: "arm")
     monkeypatch.setattr(hardware.Path, "is_file", lambda path: content is not None)
     monkeypatch.setattr(hardware.Path, "read_text", lambda path: content)

@@ -1,4 +1,4 @@
-"""The glance at the heads after a validation: the right figures under the right names, at next to no cost."""
+"""Statistics of the heads after a validation, under the right names."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from tril.model.heads.attention_maps import attention_maps
 from tril.model.training.callbacks.head_metrics import HeadMetrics
 
 
-def look(model, batch, *, windows, document_eot=None) -> dict[str, float]:
+def log_heads(model, batch, *, windows, document_eot=None) -> dict[str, float]:
     logged = {}
     logger = SimpleNamespace(log_metrics=lambda metrics, step: logged.update(metrics | {"step": step}))
     data = SimpleNamespace(val_dataloader=lambda: [batch, None])
@@ -22,10 +22,10 @@ def look(model, batch, *, windows, document_eot=None) -> dict[str, float]:
 def test_entropy_and_first_token_mass_of_every_head_over_the_first_windows():
     model = tiny_gpt(attn_dropout=0.5).train()
     ids = torch.randint(31, (3, 12))
-    logged = look(model, (ids, ids), windows=2)
+    logged = log_heads(model, (ids, ids), windows=2)
     maps = attention_maps(model, ids[:2]).double()[
         :, :, :, 1:
-    ]  # (L, B, H, T - 1, T): the first position has nothing to choose
+    ]  # (L, B, H, T - 1, T): without the first position, which has no choice
     for layer in range(2):
         for head in range(4):
             rows = maps[layer, :, head].flatten(0, 1)
@@ -36,17 +36,17 @@ def test_entropy_and_first_token_mass_of_every_head_over_the_first_windows():
     assert model.training
 
 
-def test_documents_that_are_kept_apart_have_a_first_token_each():
+def test_every_document_of_a_window_has_a_first_token():
     model = tiny_gpt()
     ids = torch.randint(1, 31, (1, 12))
     ids[0, 5] = 0
-    logged = look(model, (ids, ids), windows=1, document_eot=0)
+    logged = log_heads(model, (ids, ids), windows=1, document_eot=0)
     first, second = (attention_maps(model, part)[0, 0, 0, 1:, 0] for part in (ids[:, :5], ids[:, 5:]))
     assert logged["heads/first/L0H0"] == pytest.approx(torch.cat([first, second]).mean().item(), rel=1e-5)
 
 
-def test_a_model_without_heads_has_nothing_to_tell():
+def test_a_model_without_heads_logs_nothing():
     ids = torch.randint(31, (1, 12))
-    assert look(tiny_gpt(n_heads=0), (ids, ids), windows=1) == {}
-    with pytest.raises(ValueError, match="callbacks.heads.windows=0 must be a whole number, at least 1"):
+    assert log_heads(tiny_gpt(n_heads=0), (ids, ids), windows=1) == {}
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
         HeadMetrics(windows=0)

@@ -1,5 +1,6 @@
-"""wandb without an account: kept on disk, and never a question."""
+"""wandb without an account: the run stays on disk, and nothing prompts."""
 
+import os
 import subprocess
 import sys
 
@@ -23,6 +24,17 @@ def no_account(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
+@pytest.mark.parametrize(("account", "mode"), [(False, "offline"), (True, None)])
+def test_wandb_is_offline_without_an_account_only(no_account, monkeypatch, account, mode):
+    arguments = []
+    monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda **options: arguments.append(options))
+    monkeypatch.setattr(loggers, "has_wandb_account", lambda: account)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    loggers.wandb_logger(project="tril", save_dir="x")
+    assert os.environ.get("WANDB_MODE") == mode and arguments == [{"project": "tril", "save_dir": "x"}]
+
+
+@pytest.mark.slow
 def test_without_an_account_a_run_stays_on_disk(no_account, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", LOG_SOMETHING, str(tmp_path)],
@@ -35,7 +47,7 @@ def test_without_an_account_a_run_stays_on_disk(no_account, tmp_path):
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
-def test_an_account_is_found_where_wandb_login_puts_it(no_account, monkeypatch, tmp_path):
+def test_an_account_of_wandb_login_is_found(no_account, monkeypatch, tmp_path):
     assert not loggers.has_wandb_account()
     (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password key\n")
     (tmp_path / ".netrc").chmod(0o600)

@@ -28,7 +28,7 @@ SHAPES = [
     (16, 48),
 ]  # square, tall, wide; equal shapes go in one batch
 
-# bf16 has 8 significant bits, so a product is rounded by up to 2^-8 of itself; 5 iterations make 15 products, whose errors are
+# bf16 has 8 significant bits, so a product is rounded by up to 2^-8; 5 iterations have 15 products, whose errors are
 # independent and add up like a random walk.
 BF16_TOLERANCE = math.sqrt(15) * 2**-8
 
@@ -94,21 +94,21 @@ def run_both(shapes, ours: dict, theirs: type, steps: int = 5, **kwargs) -> tupl
     start, mine, reference = random_params(shapes), random_params(shapes), random_params(shapes)
     optimizers = MuonAdamW([{**ours, "params": mine}]), theirs(reference, **kwargs)
     for step in range(steps):
-        for params, optimizer in zip((mine, reference), optimizers):
+        for params, optimizer in zip((mine, reference), optimizers, strict=False):
             set_grads(params, step)
             optimizer.step()
     return start, mine, reference
 
 
 def relative_distances(start, mine, reference) -> list[float]:
-    return [((a - b).norm() / (b - p).norm()).item() for p, a, b in zip(start, mine, reference)]
+    return [((a - b).norm() / (b - p).norm()).item() for p, a, b in zip(start, mine, reference, strict=False)]
 
 
 def torch_muon_kwargs(group: dict) -> dict:
     return {"adjust_lr_fn" if key == "adjust_lr" else key: value for key, value in group.items() if key != "kind"}
 
 
-# --- Muon -----------------------------------------------------------------------------------------------------------------------
+# Muon
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_lr_ratio_literals():
     )
 
 
-# --- AdamW ----------------------------------------------------------------------------------------------------------------------
+# AdamW
 
 
 @pytest.mark.parametrize("change", [{}, {"weight_decay": 0.0, "betas": (0.8, 0.99), "eps": 1e-3}])
@@ -189,7 +189,7 @@ def test_adamw_equals_torch_to_the_bit(change):
     group = ADAMW | change
     kwargs = {key: value for key, value in group.items() if key != "kind"}
     _, mine, reference = run_both([(7, 5), (5,), ()], group, torch.optim.AdamW, **kwargs)
-    assert all(torch.equal(a, b) for a, b in zip(mine, reference))
+    assert all(torch.equal(a, b) for a, b in zip(mine, reference, strict=False))
 
 
 def test_adamw_uses_the_kernel_that_the_group_asks_for(monkeypatch):
@@ -200,7 +200,7 @@ def test_adamw_uses_the_kernel_that_the_group_asks_for(monkeypatch):
     assert seen == [True, False]
 
 
-# --- The optimizer as a whole ---------------------------------------------------------------------------------------------------
+# The optimizer as a whole
 
 
 def test_each_group_follows_its_own_rule(monkeypatch):
@@ -218,14 +218,14 @@ def test_each_group_follows_its_own_rule(monkeypatch):
     ]
     for step in range(3):
         loss_of(mine, step).backward()
-        for a, b in zip(mine.parameters(), reference.parameters()):
+        for a, b in zip(mine.parameters(), reference.parameters(), strict=False):
             b.grad = a.grad.clone()  # the same gradients for both, so that only the update is compared
         optimizer.step()
         for oracle in oracles:
             oracle.step()
         optimizer.zero_grad()
     start = dict(net().named_parameters())
-    for (name, a), b in zip(mine.named_parameters(), reference.parameters()):
+    for (name, a), b in zip(mine.named_parameters(), reference.parameters(), strict=False):
         moved = (b - start[name]).norm()
         assert (a - b).norm() <= (BF16_TOLERANCE if name.startswith("blocks.") and a.ndim == 2 else 0) * moved, name
 
@@ -248,7 +248,7 @@ def test_state_dict_round_trip_continues_to_the_bit(kind):
     resumed = build_optimizer(second, config)
     resumed.load_state_dict(saved["optimizer"])
     train(second, resumed, range(3, 6))
-    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), second.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), second.parameters(), strict=False))
 
 
 def test_closure_runs_once_with_gradients_before_the_update():
@@ -268,7 +268,7 @@ def test_closure_runs_once_with_gradients_before_the_update():
     assert calls == [True]
     assert loss.item() == loss_of(plain, 0).item()
     train(plain, build_optimizer(plain, OptimConfig()), range(1))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=False))
 
 
 def test_parameters_without_gradient_stay():
@@ -300,7 +300,7 @@ def test_learning_rate_scales_the_step():
         for group in optimizer.param_groups:
             group["lr"] *= factor
         train(model, optimizer, range(1))
-        return [a.detach() - b.detach() for a, b in zip(model.parameters(), net().parameters())]
+        return [a.detach() - b.detach() for a, b in zip(model.parameters(), net().parameters(), strict=False)]
 
-    for half, whole in zip(step_sizes(0.5), step_sizes(1.0)):
+    for half, whole in zip(step_sizes(0.5), step_sizes(1.0), strict=False):
         torch.testing.assert_close(2 * half, whole, atol=1e-6, rtol=1e-4)  # float32 parameters of size 1

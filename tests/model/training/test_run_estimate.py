@@ -1,4 +1,4 @@
-"""What timing a few steps leaves behind: nothing. The meta device stands for an accelerator."""
+"""Timing a few steps leaves no memory allocated. The meta device simulates an accelerator."""
 
 import weakref
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from tril.model.training.optim import OptimConfig
 CONFIG = GPTConfig(vocab_size=31, context_length=8, n_layers=1, dim=16, n_heads=2)
 
 
-def test_the_memory_of_the_device_is_given_back(monkeypatch):
+def test_the_memory_of_the_device_is_freed(monkeypatch):
     models, emptied = [], []
 
     def build(config):
@@ -21,12 +21,14 @@ def test_the_memory_of_the_device_is_given_back(monkeypatch):
         models.append(weakref.ref(model))
         return model
 
-    empty_cache = lambda: emptied.append([model() for model in models])
+    def empty_cache():
+        emptied.append([model() for model in models])
+
     device = SimpleNamespace(synchronize=lambda: None, empty_cache=empty_cache, device_count=lambda: 0)
     monkeypatch.setattr(estimate, "GPT", build)
     monkeypatch.setattr(torch, "get_device_module", lambda name: device)
     speed = estimate.measure(CONFIG, OptimConfig(), 4, Hardware("meta", "32-true", None, "an accelerator", None))
-    assert emptied == [[None]]  # once, when the model was gone
+    assert emptied == [[None]]  # once, after the model was deleted
     assert min(speed.train, speed.val, speed.step) > 0
 
 

@@ -1,9 +1,12 @@
+"""Learning-rate schedules against literal values and nanoGPT's formula."""
+
 import math
 
 import pytest
 import torch
 
 from tril.model.training.schedule import ScheduleConfig, lr_factor
+from tril.model.validation import explain
 
 
 def factors(total: int, **config) -> list[float]:
@@ -71,8 +74,8 @@ def test_cosine_is_the_schedule_of_nanogpt():
 def test_rises_to_one_then_never_rises_again(kind):
     got = factors(50, kind=kind, warmup_steps=10, min_lr_ratio=0.05)
     assert got[10] == 1 == max(got)
-    assert all(a < b for a, b in zip(got[:10], got[1:11]))
-    assert all(a >= b for a, b in zip(got[10:], got[11:]))
+    assert all(a < b for a, b in zip(got[:10], got[1:11], strict=True))
+    assert all(a >= b for a, b in zip(got[10:], got[11:], strict=False))
     assert min(got[:50]) > 0  # no step of the run is wasted
 
 
@@ -94,19 +97,15 @@ def test_warmup_longer_than_the_run_names_both_numbers():
         lr_factor(0, 20, ScheduleConfig(warmup_steps=21))
 
 
-def test_all_wrong_values_are_named_at_once():
+def test_all_invalid_values_are_listed():
     with pytest.raises(ValueError) as error:
         ScheduleConfig(kind="step", warmup_steps=-1, decay_fraction=0, min_lr_ratio=math.nan)
-    message = str(error.value)
-    for text in (
-        "kind='step'",
-        "linear, cosine, wsd, constant",
-        "warmup_steps=-1",
-        "decay_fraction=0",
-        "min_lr_ratio=nan",
-    ):
-        assert text in message
-    assert "\n" not in message
+    assert explain(error.value) == (
+        "optim.schedule.kind=step must be 'linear', 'cosine', 'wsd' or 'constant'; "
+        "optim.schedule.warmup_steps=-1 must be greater than or equal to 0; "
+        "optim.schedule.decay_fraction=0 must be greater than 0; "
+        "optim.schedule.min_lr_ratio=nan must be less than or equal to 1"
+    )
 
 
 @pytest.mark.parametrize(

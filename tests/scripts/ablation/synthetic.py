@@ -1,4 +1,4 @@
-"""Folders of sweeps and runs as training leaves them, without training."""
+"""Writes the folders of sweeps and runs as training leaves them, without training."""
 
 import csv
 import json
@@ -9,12 +9,24 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from tril.scripts.ablation.results import Sweep, read_sweep
+
 BYTES_PER_TOKEN = 3.0
 TOKENS_PER_STEP = 64
 STEPS, EVERY = 100, 25  # length of a run and steps between two validations
 FINGERPRINT = "0123456789ab"
 
-Losses = np.ndarray | float | str  # of each window (n,), of all windows, or the state of a cell that is not finished
+Losses = np.ndarray | float | str  # of each window (n,), of all windows, or the state of an unfinished run
+
+
+SEEDS = (0, 1, 2)
+ONE, FOUR = (3.10, 3.16, 3.12), (3.00, 3.02, 3.07)
+HEADS = {(1,): dict(zip(SEEDS, ONE, strict=True)), (4,): dict(zip(SEEDS, FOUR, strict=True))}
+
+
+def sweep_of(folder, losses=HEADS, keys=("model.n_heads",), baseline=(4,), **options) -> Sweep:
+    """A sweep that is written and read again, by default of two variants with three seeds."""
+    return read_sweep(write_sweep(folder / "sweep", keys, losses, baseline=baseline, **options))
 
 
 def write_sweep(
@@ -27,20 +39,22 @@ def write_sweep(
     context_length: int | Mapping[tuple, int] = 32,
     summary: Mapping[tuple, Mapping[str, object]] | None = None,
 ) -> Path:
-    """Writes sweep.json and one folder a cell, and returns `folder`.
+    """Writes sweep.json and one folder for each run, and returns `folder`.
 
-    keys            the swept keys, dotted, such as ("model.n_heads",)
-    losses          values of the keys -> seed -> final losses in nats per token: (n,) one for each validation window, a number for all
-                    of them (8 windows), or "failed", "unfinished", "not started"
-    baseline        values of the keys; None: the first
-    index           False: without sweep.json, as below outputs/
-    context_length  of all, or by values; each window has that many targets
-    summary         values -> more entries of summary.json, such as parameters and tokens_per_second
+    For example write_sweep(path, ["model.n_heads"], {(1,): {0: 3.1}, (4,): {0: 3.0, 1: "failed"}}, baseline=(4,))
 
-    For example write_sweep(tmp_path, ["model.n_heads"], {(1,): {0: 3.1, 1: 3.2}, (4,): {0: 3.0, 1: "failed"}}, baseline=(4,))
+    Args:
+        folder: of the sweep.
+        keys: the swept keys, dotted, such as ("model.n_heads",).
+        losses: values of the keys -> seed -> final losses in nats per token: (n,) one for each validation window, a
+            number for all of them (8 windows), or "failed", "unfinished", "not started".
+        baseline: values of the keys; None: the first.
+        index: False: without sweep.json, as below outputs/.
+        context_length: of all, or by values; each window has that many targets.
+        summary: values -> more entries of summary.json, such as parameters and tokens_per_second.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    cells = []
+    entries = []
     for values, seeds in losses.items():
         named = dict(zip(keys, values, strict=True))
         length = context_length if isinstance(context_length, int) else context_length[values]
@@ -54,13 +68,15 @@ def write_sweep(
                 "flops_per_token": 6000,
             }
             planned = more | {"estimated_seconds": 10.0}
-            cells.append({"folder": name, "values": named, "seed": seed, "overrides": overrides, **planned})
+            entries.append({"folder": name, "values": named, "seed": seed, "overrides": overrides, **planned})
             if not isinstance(loss, str) or loss != "not started":
                 more |= (summary or {}).get(values, {})
                 write_run(folder / name, loss, config=named, seed=seed, context_length=length, summary=more)
     if index:
-        standing = dict(zip(keys, next(iter(losses)) if baseline is None else baseline, strict=True))
-        (folder / "sweep.json").write_text(json.dumps({"swept": list(keys), "baseline": standing, "cells": cells}))
+        defaults_of_keys = dict(zip(keys, next(iter(losses)) if baseline is None else baseline, strict=True))
+        (folder / "sweep.json").write_text(
+            json.dumps({"swept": list(keys), "baseline": defaults_of_keys, "cells": entries})
+        )
     return folder
 
 
@@ -75,10 +91,17 @@ def write_run(
     summary: Mapping[str, object] | None = None,
     fingerprint: str | None = FINGERPRINT,
 ) -> Path:
-    """One run's folder. The validation loss falls to that of the windows at the last step; the best, a validation before, is 0.01 lower.
+    """Writes one run's folder. The best validation is the one before the last; its loss is 0.01 lower.
 
-    config   dotted keys; what all runs have is added
-    targets  (n,) of each window; None: context_length
+    Args:
+        folder: of the run.
+        loss: of the windows at the last step.
+        config: dotted keys, in addition to those that all runs have.
+        seed: of the run.
+        context_length: targets of each window.
+        targets: (n,) of each window; None: context_length.
+        summary: more entries of summary.json.
+        fingerprint: of the text; None: not recorded.
     """
     folder.mkdir(parents=True)
     defaults = {
@@ -127,7 +150,7 @@ def write_windows(path: Path, losses: np.ndarray, targets: np.ndarray, step: int
 
 
 def write_curve(folder: Path, rows: Sequence[tuple[int, float]], *, version: int = 0, old: bool = False) -> None:
-    """Validation rows (step, loss) of one version of the log, each behind a training row; old: without tokens and seconds beside them."""
+    """Writes validation rows (step, loss) of a log, each after a training row; `old`: without tokens and seconds."""
     path = folder / "csv" / f"version_{version}" / "metrics.csv"
     path.parent.mkdir(parents=True)
     with path.open("w", newline="") as file:
@@ -142,7 +165,7 @@ def write_curve(folder: Path, rows: Sequence[tuple[int, float]], *, version: int
 
 
 def bpb(loss: float) -> float:
-    """Bits per byte of a loss in nats per token."""
+    """A loss in nats per token as bits per byte."""
     return loss / math.log(2) / BYTES_PER_TOKEN
 
 

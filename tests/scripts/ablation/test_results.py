@@ -1,14 +1,13 @@
-"""Sweeps and runs read from folders in every state, and labels, baselines and curves of them."""
+"""Sweeps read from folders in every state, their labels and baselines."""
 
 import json
 import math
 import os
 
-import numpy as np
 import pytest
 
-from tests.scripts.ablation.synthetic import TOKENS_PER_STEP, write_curve, write_run, write_sweep
-from tril.scripts.ablation.results import read_curve, read_sweep
+from tests.scripts.ablation.synthetic import write_run, write_sweep
+from tril.scripts.ablation.results import read_sweep
 
 HEADS = ["model.n_heads"]
 
@@ -51,48 +50,7 @@ def test_a_sweep_in_every_state(tmp_path):
     assert waiting.planned["seed"] == 2 and all(column.size == 0 for column in waiting.curve.values())
 
 
-def test_of_a_resumed_run_the_newer_rows_count(tmp_path):
-    write_curve(tmp_path, [(25, 5.0), (50, 4.0), (60, 3.9), (75, 3.0), (100, 2.0)], version=2)
-    write_curve(
-        tmp_path, [(50, 4.5), (75, 3.5)], version=10
-    )  # resumed from step 25 or so, validates less often, has come to step 75
-    curve = read_curve(tmp_path)
-    assert dict(zip(curve["step"].tolist(), curve["loss"].tolist())) == {25: 5.0, 50: 4.5, 75: 3.5, 100: 2.0}
-
-
-def test_tokens_of_older_versions_follow_from_their_training_rows(tmp_path):
-    rows = [
-        "step,train/loss,train/tokens,val/bpb,val/loss",
-        "10,5.0,640.0,,",
-        "20,4.0,1280.0,,",
-        "19,,,1.5,4.5",
-        "25,,,1.4,4.2",
-    ]
-    write_log(tmp_path, rows)
-    curve = read_curve(tmp_path)
-    # Step 19 is behind the 20th; the last one, which no step followed, was numbered by the steps done.
-    assert curve["step"].tolist() == [19, 25] and curve["tokens"].tolist() == [
-        20 * TOKENS_PER_STEP,
-        25 * TOKENS_PER_STEP,
-    ]
-    assert np.isnan(curve["seconds"]).all() and curve["bpb"].tolist() == [1.5, 1.4]
-
-
-def test_columns_that_are_missing_and_a_last_line_that_is_being_written(tmp_path):
-    write_log(tmp_path, ["step,val/loss", "10,4.0", "20,nan", "30,3."], end="")
-    curve = read_curve(tmp_path)
-    assert curve["step"].tolist() == [10, 20] and curve["loss"].tolist() == pytest.approx([4.0, math.nan], nan_ok=True)
-    for name in ("tokens", "seconds", "bpb"):
-        assert np.isnan(curve[name]).tolist() == [True, True]
-
-
-def write_log(folder, lines, end="\n"):
-    path = folder / "csv" / "version_0" / "metrics.csv"
-    path.parent.mkdir(parents=True)
-    path.write_text("\n".join(lines) + end)
-
-
-def test_a_folder_of_runs_is_read_by_what_differs_in_their_settings(tmp_path):
+def test_settings_that_differ_are_the_swept_keys_of_a_folder_of_runs(tmp_path):
     def run(name, loss, seed, **config):
         usual = {
             "model.n_heads": 4,
@@ -124,7 +82,7 @@ def test_a_folder_of_runs_is_read_by_what_differs_in_their_settings(tmp_path):
     assert read_sweep(tmp_path, "betas=[0.9,0.95],n_heads=4").baseline.label == "n_heads=4, betas=[0.9,0.95], lr=0.1"
 
 
-def test_a_setting_that_some_runs_lack(tmp_path):
+def test_setting_that_some_runs_do_not_have(tmp_path):
     for name, config in {"a": {"data.files": 2}, "b": {"data.files": 1}, "c": {}}.items():
         write_run(tmp_path / name, 3.0, config=config, seed=0)
     assert labels(read_sweep(tmp_path)) == ["files=1", "files=2", "files=absent"]
@@ -138,12 +96,12 @@ def test_one_run_and_one_configuration(tmp_path):
     assert (labels(one), len(one.baseline.runs)) == (["the configuration"], 1)
 
 
-def test_of_two_runs_of_one_cell_the_newest_finished_one_counts(tmp_path):
+def test_of_two_runs_of_one_variant_and_seed_the_newest_finished_one_counts(tmp_path):
     runs = [
         write_run(tmp_path / name, loss, config={}, seed=0)
         for name, loss in [("a", 3.0), ("b", 2.0), ("c", 1.0), ("d", "unfinished")]
     ]
-    for run, age in zip(runs, [300, 100, 200, 0]):
+    for run, age in zip(runs, [300, 100, 200, 0], strict=True):
         for file in (run / "config.yaml", run / "summary.json"):
             if file.exists():
                 os.utime(file, (1e9 - age, 1e9 - age))
@@ -151,7 +109,7 @@ def test_of_two_runs_of_one_cell_the_newest_finished_one_counts(tmp_path):
     assert chosen.folder == tmp_path / "b"
 
 
-def test_labels_name_keys_by_their_last_component_where_that_is_clear(tmp_path):
+def test_labels_name_keys_by_their_last_component_if_it_is_unique(tmp_path):
     values = {(None, True, "a", 2): {0: 3.0}, (8, False, "b", 1): {0: 3.0}}
     sweep = read_sweep(write_sweep(tmp_path, ["model.window", "model.bias", "model.kind", "optim.kind"], values))
     assert labels(sweep) == [
@@ -167,7 +125,7 @@ GRID = {(heads, window): {0: 3.0} for heads in (1, 4) for window in (8, None)}
     "asked, label",
     [
         (None, "n_heads=4, window=null"),
-        ("model.n_heads=1", "n_heads=1, window=null"),  # the other key as it would be without the sweep
+        ("model.n_heads=1", "n_heads=1, window=null"),  # the other key as without the sweep
         ("window=8", "n_heads=4, window=8"),
         (" n_heads=1, model.window=8 ", "n_heads=1, window=8"),
         ("n_heads=1, window=null", "n_heads=1, window=null"),
@@ -179,41 +137,42 @@ def test_the_baseline_is_chosen_by_values_or_label(tmp_path, asked, label):
 
 
 @pytest.mark.parametrize("asked", ["n_heads=2", "heads=4", "4", "", "n_heads=1,lr=3"])
-def test_a_baseline_that_is_none_is_refused_with_the_labels(tmp_path, asked):
+def test_unknown_baseline_is_refused_with_the_labels(tmp_path, asked):
     folder = write_sweep(tmp_path, ["model.n_heads", "model.window"], GRID)
     with pytest.raises(ValueError, match="^baseline=") as error:
         read_sweep(folder, asked)
     every = "n_heads=1, window=8; n_heads=1, window=null; n_heads=4, window=8; n_heads=4, window=null"
-    assert str(error.value) == f"baseline={asked} is no variant; choose one of: {every}"
+    assert str(error.value) == f"baseline={asked} is not a variant; choose one of: {every}"
 
 
-def test_where_the_sweep_lacks_its_own_baseline_the_nearest_variant_is_it(tmp_path):
+def test_variant_that_agrees_most_with_the_defaults_is_the_baseline(tmp_path):
     folder = write_sweep(tmp_path, ["model.n_heads", "model.window"], GRID, baseline=(2, None))
     assert read_sweep(folder).baseline.label == "n_heads=1, window=null"
-    with pytest.raises(ValueError, match="baseline=window=32 is no variant"):
+    with pytest.raises(ValueError, match="baseline=window=32 is not a variant"):
         read_sweep(folder, "window=32")
     write_run(tmp_path / "runs" / "a", 3.0, config={"model.n_heads": 1, "model.dim": 2}, seed=0)
     write_run(tmp_path / "runs" / "b", 3.0, config={"model.n_heads": 1, "model.dim": 3}, seed=0)
     write_run(tmp_path / "runs" / "c", 3.0, config={"model.n_heads": 2, "model.dim": 3}, seed=0)
     with pytest.raises(
-        ValueError, match="baseline=n_heads=1 fits several variants; choose one of: n_heads=1, dim=2; n_heads=1, dim=3$"
+        ValueError,
+        match="baseline=n_heads=1 matches several variants; choose one of: n_heads=1, dim=2; n_heads=1, dim=3$",
     ):
         read_sweep(tmp_path / "runs", "n_heads=1")
 
 
-def test_what_is_no_sweep_is_refused_in_one_line(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+def test_folder_without_a_sweep_is_refused_in_one_line(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
         read_sweep(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="holds neither cells in sweep.json nor a run with config.yaml"):
+    with pytest.raises(FileNotFoundError, match="holds neither a sweep.json with runs nor a run with config.yaml"):
         read_sweep(tmp_path)
     for text, message in {
-        "{": "is not readable as json",
-        "[]": "is no list of cells",
-        "{}": "is no list of cells",
+        "{": "is not valid JSON",
+        "[]": "is not a list of runs",
+        "{}": "is not a list of runs",
         json.dumps(
             {"swept": ["a"], "baseline": {}, "cells": [{"folder": "x", "seed": 0, "values": {}}]}
-        ): "is no list of cells",
-        json.dumps({"swept": [], "baseline": {}, "cells": []}): "holds neither cells",
+        ): "is not a list of runs",
+        json.dumps({"swept": [], "baseline": {}, "cells": []}): "holds neither a sweep.json with runs",
     }.items():
         (tmp_path / "sweep.json").write_text(text)
         with pytest.raises((ValueError, OSError), match=message) as error:
@@ -222,7 +181,7 @@ def test_what_is_no_sweep_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["summary.json", "windows_last.npz", "config.yaml"])
-def test_a_damaged_file_of_a_run_is_named(tmp_path, name):
+def test_damaged_file_of_a_run_is_named(tmp_path, name):
     folder = write_run(tmp_path / "a", 3.0, config={}, seed=0)
     (folder / name).write_text("seed: [")
     with pytest.raises(ValueError, match=name):

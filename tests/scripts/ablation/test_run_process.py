@@ -1,7 +1,7 @@
-"""The process of a cell: who ends it, who waits for it, and what is known of how far it is."""
+"""The process of a run: who ends it, who waits for it, its exit status, and the estimated time left."""
 
-import fcntl
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,30 +12,30 @@ import time
 import pytest
 
 from tril.model.runs import new_folder, state_of
-from tril.scripts.ablation.run_process import locked, time_left, train
+from tril.scripts.ablation import run_process
+from tril.scripts.ablation.run_process import locked, time_left, train, try_lock
 
 PARENT = """
 import sys
 from pathlib import Path
 from tril.scripts.ablation.run_process import locked, spawn
-with locked(Path("cell"), "cell") as lock:
-    spawn([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(300)"], Path("log.txt"), lock)
+with locked(Path("run"), "run") as lock:
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+    spawn([sys.executable, "-c", code], Path("log.txt"), lock)
 """
+SUMMARY = {"final_val_loss": 1.5, "final_val_bpb": 0.5, "seconds": 61.0}
 
 
 def is_free(lock) -> bool:
     with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return try_lock(file)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a process on Windows cannot inherit the lock")
 @pytest.mark.parametrize(
     ("how", "status", "free"), [(signal.SIGTERM, 128 + signal.SIGTERM, True), (signal.SIGKILL, -signal.SIGKILL, False)]
 )
-def test_a_cell_ends_with_its_sweep_or_keeps_its_lock(how, status, free, tmp_path):
+def test_run_ends_with_its_sweep_or_keeps_the_lock(how, status, free, tmp_path):
     log = tmp_path / "log.txt"
     with subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path) as parent:
         while not log.is_file() or not log.read_text().endswith("\n"):
@@ -47,37 +47,99 @@ def test_a_cell_ends_with_its_sweep_or_keeps_its_lock(how, status, free, tmp_pat
         except subprocess.TimeoutExpired:
             parent.kill()
     assert parent.returncode == status
-    assert is_free(tmp_path / ".cell.lock") == free
+    assert is_free(tmp_path / ".run.lock") == free
     if not free:
         os.kill(int(log.read_text()), signal.SIGKILL)
 
 
-def test_a_cell_that_another_process_works_on_is_waited_for_and_not_trained_again(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("tril.scripts.ablation.run_process.spawn", lambda *arguments: pytest.fail("it was finished"))
-    folder, losses = tmp_path / "cell", []
+def test_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run_process, "spawn", lambda *arguments: pytest.fail("it was finished"))
+    monkeypatch.setattr(run_process, "LOCK_POLL_SECONDS", 0.01)
+    folder, losses = tmp_path / "run", []
     with locked(folder, "other"):
-        waiting = threading.Thread(target=lambda: losses.append(train(folder, [], "cell")))
+        waiting = threading.Thread(target=lambda: losses.append(train(folder, [], "run")))
         waiting.start()
-        while "wait    cell: another process is at work on it" not in (said := capsys.readouterr().out):
-            assert waiting.is_alive(), said
+        while "wait    run: another process is training it" not in (output := capsys.readouterr().out):
+            assert waiting.is_alive(), output
             time.sleep(0.01)
-        (folder / "summary.json").write_text(json.dumps({"final_val_loss": 1.5, "final_val_bpb": 0.5, "seconds": 61.0}))
+        (folder / "summary.json").write_text(json.dumps(SUMMARY))
     waiting.join()
     assert losses == [1.5]
     assert (
         capsys.readouterr().out
-        == "done    cell was finished before: 1.5000 nats per token, 0.5000 bits per byte, 00:01:01\n"
+        == "done    run was finished before: 1.5000 nats per token, 0.5000 bits per byte, 00:01:01\n"
     )
 
 
-def test_the_time_left_is_corrected_by_what_the_finished_cells_took(tmp_path):
-    cells = [{"folder": name, "estimated_seconds": 100.0} for name in ("a", "b", "c")]
-    assert time_left(tmp_path, cells) is None
+@pytest.fixture
+def spawned(monkeypatch):
+    """Runs no process: a function that sets its exit status, its summary.json and its output; the list of commands."""
+    commands = []
+
+    def end_with(status, summary=None, output=""):
+        def spawn(arguments, log, lock):
+            commands.append(arguments)
+            log.write_text(output)
+            if summary:
+                (log.parent / "summary.json").write_text(json.dumps(summary))
+            return status
+
+        monkeypatch.setattr(run_process, "spawn", spawn)
+        return commands
+
+    return end_with
+
+
+def test_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, spawned, capsys):
+    commands, folder = spawned(0, SUMMARY), tmp_path / "a,b=1"
+    assert train(folder, ["model.dim=8"], "a") == 1.5
+    assert commands == [[sys.executable, "-P", "-m", "tril.train", "model.dim=8", f"hydra.run.dir='{folder}'"]]
+    (folder / "summary.json").unlink()
+    (folder / "leftover").mkdir()
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.ckpt").touch()
+    train(folder, ["model.dim=8"], "a")
+    assert commands[1][3:] == ["tril.train", f"resume='{folder}'"] and (folder / "leftover").is_dir()
+    (folder / "summary.json").unlink()
+    (folder / "checkpoints" / "last.ckpt").unlink()
+    train(folder, ["model.dim=8"], "a")
+    assert commands[2] == commands[0] and not (folder / "leftover").exists()
+    assert capsys.readouterr().out.count("done    a finished: 1.5000 nats per token") == 3
+
+
+@pytest.mark.parametrize("status", [128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM])
+def test_stopped_run_is_unfinished_and_not_failed(status, tmp_path, spawned, capsys):
+    spawned(status, output="stopped by SIGTERM at step 3\n")
+    assert math.isnan(train(tmp_path / "run", [], "run"))
+    assert state_of(tmp_path / "run") == "unfinished"
+    assert capsys.readouterr().out.endswith("stopped run by a signal; start the same command again to continue\n")
+
+
+@pytest.mark.parametrize(("output", "message"), [("\nerror: x\n \n", "error: x"), ("", "ended with status 1")])
+def test_failed_run_keeps_the_last_line_of_its_output(output, message, tmp_path, spawned, capsys):
+    spawned(1, output=output)
+    assert math.isnan(train(tmp_path / "run", [], "run"))
+    assert json.loads((tmp_path / "run" / "failed.json").read_text()) == {"status": 1, "message": message}
+    assert state_of(tmp_path / "run") == "failed" and f"FAILED  run: {message} (status 1, " in capsys.readouterr().out
+    spawned(0, SUMMARY)
+    assert train(tmp_path / "run", [], "run") == 1.5 and not (tmp_path / "run" / "failed.json").exists()
+
+
+def test_diverged_run_is_finished(tmp_path, spawned, capsys):
+    """Its losses are null in summary.json, since JSON has no NaN."""
+    spawned(0, SUMMARY | {"final_val_loss": None, "final_val_bpb": None})
+    assert math.isnan(train(tmp_path / "run", [], "run"))
+    assert "done    run finished: nan nats per token, nan bits per byte" in capsys.readouterr().out
+
+
+def test_time_left_is_scaled_by_the_time_of_finished_runs(tmp_path):
+    entries = [{"folder": name, "estimated_seconds": 100.0} for name in ("a", "b", "c")]
+    assert time_left(tmp_path, entries) is None
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     (tmp_path / "a" / "summary.json").write_text(json.dumps({"seconds": 150.0}))
-    assert time_left(tmp_path, cells) == "00:05:00"
-    assert time_left(tmp_path, [*cells, {"folder": "d", "estimated_seconds": None}]) is None
+    assert time_left(tmp_path, entries) == "00:05:00"
+    assert time_left(tmp_path, [*entries, {"folder": "d", "estimated_seconds": None}]) is None
 
 
 def test_states_and_folders(tmp_path, monkeypatch):

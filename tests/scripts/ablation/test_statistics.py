@@ -1,4 +1,4 @@
-"""Intervals and comparisons against hand computation, scipy's t test and a two-way analysis of variance written out."""
+"""Intervals and comparisons, tested against hand computation, scipy's t test and a two-way analysis of variance."""
 
 import math
 
@@ -7,19 +7,19 @@ import pytest
 from scipy import stats
 
 from tril.model.intervals import Interval, mean_interval
-from tril.scripts.ablation.statistics import BLOCKS, MOST_SEEDS, Spread, block_starts, compare
+from tril.scripts.ablation.statistics import BLOCKS, MAX_SEEDS, Spread, block_starts, compare
 
 ZERO = np.zeros(4)
 
 
 def pair(differences: np.ndarray) -> tuple[dict, dict]:
-    """A variant and a baseline whose losses differ by that (S, N)."""
+    """A variant and a baseline whose losses differ by `differences` (S, N)."""
     baseline = {seed: 3 + 0.25 * np.arange(len(row)) + seed for seed, row in enumerate(differences)}
     return {seed: baseline[seed] + row for seed, row in enumerate(differences)}, baseline
 
 
-def test_an_interval_is_that_of_students_t():
-    # Half of it is t(0.975, 1) = 12.7062 times the standard error 1 / 2, by the tables
+def test_interval_is_that_of_students_t():
+    # Half of it is t(0.975, 1) = 12.7062 times the standard error 1 / 2, from tables
     found = mean_interval([1.0, 2.0])
     assert (found.mean, found.n) == (1.5, 2) and [found.low, found.high] == pytest.approx(
         [1.5 - 6.3531, 1.5 + 6.3531], abs=1e-4
@@ -41,8 +41,8 @@ def test_one_seed_and_losses_that_are_not_finite_give_no_interval():
 
 
 def test_a_comparison_by_hand():
-    # Means of seeds 2 and 6, of windows 2 and 6, of all 4; what they leave is 1, -1, -1, 1. So the mean squares are 16, 16 and 4, and the
-    # variance of the mean is (16 + 16 - 4) / 4.
+    # Means of seeds 2 and 6, of windows 2 and 6, overall 4; the residuals are 1, -1, -1, 1. So the mean squares are
+    # 16, 16 and 4, and the variance of the mean is (16 + 16 - 4) / 4.
     found = compare(*pair(np.array([[1.0, 3.0], [3.0, 9.0]])), np.array([32, 32]), n_comparisons=1)
     half = 12.7062 * math.sqrt(7)
     assert (found.difference.mean, found.difference.n) == (4.0, 2)
@@ -78,7 +78,7 @@ def test_interval_and_p_are_those_of_the_mean_squares(text, shift):
     assert (found.p < 0.05) == (found.verdict == "worse") == (shift == 20)
 
 
-def test_windows_weigh_by_their_targets():
+def test_windows_are_weighted_by_their_targets():
     generator = np.random.default_rng(2)
     variant, baseline = pair(generator.normal(size=(3, 33)))
     weights = np.array([32] * 32 + [5])
@@ -90,10 +90,11 @@ def test_windows_weigh_by_their_targets():
     )
 
 
-def test_the_spread_over_text_of_unequal_windows():
-    """Without seeds the variance of a weighted mean of independent windows is the sum of their squared shares, times one's variance.
+def test_variance_over_text_of_unequal_windows():
+    """Without seeds, the variance of a weighted mean of independent windows is the sum of their squared shares.
 
-    The mean of 2000 estimates of it, each within about a third, is known within 1 %; the method neglects the squared shares, at most 10 %.
+    Each of 2000 estimates is within about a third, so their mean is within 1 %; the method neglects the squared shares,
+    at most 10 %.
     """
     generator = np.random.default_rng(3)
     weights = np.array([1.0, 3.0] * 10)
@@ -102,7 +103,7 @@ def test_the_spread_over_text_of_unequal_windows():
         compare(*pair(np.tile(generator.normal(size=20), (2, 1))), weights, n_comparisons=1).difference
         for _ in range(2000)
     )
-    variance = np.mean([((its.high - its.mean) / quantile) ** 2 for its in differences])
+    variance = np.mean([((interval.high - interval.mean) / quantile) ** 2 for interval in differences])
     assert variance == pytest.approx(np.sum((weights / weights.sum()) ** 2), rel=0.1)
 
 
@@ -138,7 +139,7 @@ def test_fewer_than_two_common_seeds_allow_no_statement():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_diverged_run_is_named_and_not_averaged_away(value):
+def test_diverged_run_is_named_and_not_averaged(value):
     variant, baseline = pair(np.zeros((3, 4)))
     variant[1] = np.array([3.0, value, 3.0, 3.0])
     found = compare(variant, baseline, np.ones(4), n_comparisons=2)
@@ -159,7 +160,7 @@ def test_a_diverged_run_is_named_and_not_averaged_away(value):
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_same_losses_to_the_bit_are_not_distinguishable():
+def test_bitwise_equal_losses_are_not_distinguishable():
     _, baseline = pair(np.zeros((3, 50)))
     found = compare(baseline, baseline, np.ones(50), n_comparisons=3)
     assert (found.difference, found.p, found.verdict, found.more_seeds) == (
@@ -168,12 +169,12 @@ def test_the_same_losses_to_the_bit_are_not_distinguishable():
         "not distinguishable",
         None,
     )
-    assert found.remark == "The losses of both are the same to the bit, which no number of seeds would change."
+    assert found.remark == "The losses of both are bitwise equal, which no number of seeds would change."
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("difference, verdict", [(0.5, "worse"), (-0.5, "better")])
-def test_a_difference_without_spread_is_certain(difference, verdict):
+def test_difference_without_variance_is_certain(difference, verdict):
     found = compare(*pair(np.full((2, 4), difference)), np.ones(4), n_comparisons=3)
     assert (found.difference, found.p, found.verdict) == (Interval(difference, difference, difference, 2), 0.0, verdict)
     assert (found.more_seeds, found.remark) == (None, "")
@@ -184,7 +185,7 @@ def test_a_difference_without_spread_is_certain(difference, verdict):
     assert [rounded.difference.low, rounded.difference.high] == pytest.approx([difference] * 2, abs=1e-12)
 
 
-def test_a_p_value_too_small_for_a_float_is_0():
+def test_p_value_too_small_for_a_float_is_0():
     assert Spread(seeds=1e-40, text=1e-40, n_seeds=60, n_blocks=60).p(1.0) == 0.0
     assert 0 < Spread(seeds=1e-20, text=1e-20, n_seeds=20, n_blocks=20).p(1.0) < 1e-150
 
@@ -199,35 +200,35 @@ def test_one_window_leaves_the_t_test_over_seeds():
     assert found.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
 
 
-def spread_of_seeds(mean: float, deviation: float, text: float = 0.0, n_seeds: int = 3) -> np.ndarray:
-    """Differences (S, BLOCKS): exactly that mean, that deviation between seeds, and that variance of the mean from the text alone."""
+def differences_with(mean: float, deviation: float, text: float = 0.0, n_seeds: int = 3) -> np.ndarray:
+    """Differences (S, BLOCKS) with this mean, deviation between seeds, and variance of the mean from the text."""
     seeds = np.arange(n_seeds) - (n_seeds - 1) / 2
     blocks = np.tile([1.0, -1.0], BLOCKS // 2) * math.sqrt(text * (BLOCKS - 1))
     return mean + deviation * (seeds / seeds.std(ddof=1))[:, None] + blocks
 
 
-def test_what_no_or_too_many_seeds_would_settle():
+def test_differences_that_no_number_of_seeds_settles():
     def more(mean: float, deviation: float, text: float, n_seeds: int = 3):
-        found = compare(*pair(spread_of_seeds(mean, deviation, text, n_seeds)), np.ones(BLOCKS), n_comparisons=1)
+        found = compare(*pair(differences_with(mean, deviation, text, n_seeds)), np.ones(BLOCKS), n_comparisons=1)
         assert found.verdict == "not distinguishable"
         return found.more_seeds, found.remark
 
-    # With all seeds of the world the threshold is (2.093 + 0.842) times what the text alone leaves, of which 20 blocks tell.
+    # With infinitely many seeds the threshold is (2.093 + 0.842) times the deviation over text, from 20 blocks.
     by_text = None, "No number of seeds would settle it: so small a difference needs more validation text."
     assert more(2.92, 1.0, text=1.0) == by_text
     assert more(2.95, 1.0, text=1.0) != by_text
-    too_many = None, f"More than {MOST_SEEDS} seeds would be needed."
-    # 100 seeds: 0.8 = P(|t| > 1.984) at a noncentrality of 2.829, by scipy's noncentral t; so 0.2829 deviations just suffice.
+    too_many = None, f"More than {MAX_SEEDS} seeds would be needed."
+    # 100 seeds: 0.8 = P(|t| > 1.984) at a noncentrality of 2.829, from scipy's noncentral t: 0.2829 deviations suffice.
     assert more(0.282, 1.0, text=0.0) == too_many
-    assert more(0.284, 1.0, text=0.0) == (MOST_SEEDS - 3, "")
-    assert more(0.01, 1.0, text=0.0, n_seeds=MOST_SEEDS) == too_many
+    assert more(0.284, 1.0, text=0.0) == (MAX_SEEDS - 3, "")
+    assert more(0.01, 1.0, text=0.0, n_seeds=MAX_SEEDS) == too_many
 
 
 @pytest.mark.parametrize("n_comparisons", [1, 5])
 @pytest.mark.parametrize("mean", [0.5, 1.0, 1.2])
 def test_more_seeds_by_the_noncentral_t(mean, n_comparisons):
-    """Where the text adds nothing, t is noncentral: the smallest number of seeds that gives it a power of 0.8."""
-    found = compare(*pair(spread_of_seeds(mean, 1.0)), np.ones(BLOCKS), n_comparisons=n_comparisons)
+    """Without variance over text, t is noncentral: the smallest number of seeds with a power of 0.8."""
+    found = compare(*pair(differences_with(mean, 1.0)), np.ones(BLOCKS), n_comparisons=n_comparisons)
     n = 4
     while stats.nct.sf(stats.t.ppf(1 - 0.025 / n_comparisons, n - 1), n - 1, mean * math.sqrt(n)) < 0.8:
         n += 1

@@ -1,219 +1,197 @@
-"""`train.py -m` in processes of its own: what it refuses, how it goes on, and that its cells keep out of each other's way."""
+"""`train.py -m` around its runs: what it refuses, lists and writes. The runs themselves are not trained here."""
 
-import csv
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
+import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from tests.conftest import assert_refused, run_python
-from tril.model.runs import state_of
-from tril.scripts.common.cli import CONFIGS
-
-TRAIN = CONFIGS.parent / "train.py"
-TINY = {
-    "data": "files",
-    "data.path": "text.txt",
-    "data.tokenizer.vocab_size": 300,
-    "data.batch_size": 4,
-    "model.context_length": 32,
-    "model.n_layers": 2,
-    "model.dim": 32,
-    "model.n_heads": 2,
-    "trainer.max_steps": 8,
-    "trainer.val_check_interval": 4,
-    "trainer.log_every_n_steps": 2,
-    "trainer.accelerator": "cpu",
-    "trainer.precision": "32-true",
-    "optim.schedule.warmup_steps": 2,
-    "callbacks.samples.max_new_tokens": 8,
-}
+from tests.conftest import assert_refused
+from tests.runs import TINY
+from tests.scripts.calls import call
+from tril import train
+from tril.scripts.ablation import grid, run_process, sweep_callback
+from tril.scripts.common.cli import UserError
 
 
 @pytest.fixture
-def here(tmp_path):
-    (tmp_path / "text.txt").write_text(
-        "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)), encoding="utf-8"
-    )
+def here(tmp_path, monkeypatch):
+    """A folder with a text, and runs that finish at once with a loss of their overrides' length."""
+    lines = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
+    (tmp_path / "text.txt").write_text(lines, encoding="utf-8")
+
+    def spawn(arguments, log, lock):
+        if "callbacks.samples.max_new_tokens=0" in arguments:
+            log.write_text("error: callbacks.samples: max_new_tokens=0 must be positive\n")
+            return 2
+        summary = {"final_val_loss": float(len(arguments)), "final_val_bpb": 0.5, "seconds": 61.0}
+        (log.parent / "summary.json").write_text(json.dumps(summary))
+        return 0
+
+    monkeypatch.setattr(run_process, "spawn", spawn)
     return tmp_path
 
 
-def arguments(*more: str, **choices) -> list[str]:
-    settings = TINY | {key.replace("__", "."): value for key, value in choices.items()}
-    return [str(TRAIN), "-m", *(f"{key}={value}" for key, value in settings.items()), *more]
+@pytest.fixture
+def no_timing(monkeypatch):
+    """Seconds of a run without the few timed steps."""
+
+    class Speed:
+        def run(self, **counts):
+            return 100.0
+
+    monkeypatch.setattr("tril.model.training.run_estimate.measure", lambda *arguments: Speed())
 
 
-def environment(cwd: Path) -> dict[str, str]:
-    return {"TRIL_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
+def sweep(cwd: Path, *overrides: str):
+    return call(train.main, "-m", *TINY, "data.path=text.txt", *overrides, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
 
 
-def sweep(cwd: Path, *more: str, **choices) -> subprocess.CompletedProcess:
-    return run_python(*arguments(*more, **choices), cwd=cwd, **environment(cwd))
+def index_of(cwd: Path) -> dict:
+    [path] = cwd.glob("multirun/*/*/sweep.json")
+    return json.loads(path.read_text())
 
 
-def cells_of(cwd: Path) -> dict[str, Path]:
-    [listed] = cwd.glob("multirun/*/*/sweep.json")
-    return {cell["folder"]: listed.parent / cell["folder"] for cell in json.loads(listed.read_text())["cells"]}
-
-
-def curve(folder: Path) -> dict[int, str]:
-    """Training loss by step, as text; where a run was resumed, the newer rows count."""
-    rows = [row for file in sorted(folder.glob("csv/version_*/metrics.csv")) for row in csv.DictReader(file.open())]
-    return {int(row["step"]): row["train/loss"] for row in rows if row["train/loss"]}
-
-
-def test_a_grid_with_illegal_cells_is_refused_with_all_of_them_named(here):
-    done = sweep(here, model__n_heads="1,3,5", model__n_kv_heads="null,2", seed="0,1")
+def test_grid_with_invalid_runs_is_refused_with_all_of_them_named(here):
+    done = sweep(here, "model.n_heads=1,3,5", "model.n_kv_heads=null,2", "seed=0,1")
     assert (done.returncode, done.stdout) == (2, "")
     first, *others = done.stderr.splitlines()
-    assert (
-        first
-        == "error: 10 of 12 cells of the grid cannot be; correct them, or leave them out with sweep.skip_invalid=true"
+    assert first == (
+        "error: 10 of 12 runs of the grid are invalid; correct them, or leave them out with sweep.skip_invalid=true"
     )
     named = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in others}
     wrong = ((1, 2), (3, "null"), (3, 2), (5, "null"), (5, 2))
     assert named.keys() == {f"model.n_heads={heads} model.n_kv_heads={groups} seed=0,1" for heads, groups in wrong}
-    assert named["model.n_heads=1 model.n_kv_heads=2 seed=0,1"] == "model.n_kv_heads=2 does not divide model.n_heads=1"
-    assert "model.n_heads=3 does not divide model.dim=32" in named["model.n_heads=3 model.n_kv_heads=null seed=0,1"]
-    assert not (here / "multirun").exists() and not (here / "cache").exists()
+    assert "model.n_kv_heads=2 must divide model.n_heads=1" in named["model.n_heads=1 model.n_kv_heads=2 seed=0,1"]
+    assert "model.n_heads=3 must divide model.dim=32" in named["model.n_heads=3 model.n_kv_heads=null seed=0,1"]
+    assert not (here / "multirun").exists() and not list(here.rglob("tokens.bin"))
 
 
-def test_cells_that_are_the_same_run_and_cells_whose_text_is_too_short_are_refused(here):
-    twins = sweep(here, model__n_heads=2, model__n_kv_heads="null,2,1")
-    assert (
-        twins.returncode == 2
-        and "model.n_kv_heads=2: the same run as model.n_kv_heads=null: what differs has no effect" in twins.stderr
-    )
-    short = sweep(here, model__context_length="32,100000")
+def test_equal_runs_are_refused(here):
+    done = sweep(here, "model.n_heads=2", "model.n_kv_heads=null,2,1")
+    assert done.returncode == 2
+    assert "model.n_kv_heads=2: the same run as model.n_kv_heads=null: the difference has no effect" in done.stderr
+    done = sweep(here, "optim=adamw", "optim.ns_steps=5,4")
+    assert done.returncode == 2
+    assert "optim.ns_steps=4: the same run as optim.ns_steps=5: the difference has no effect" in done.stderr
+    assert not (here / "multirun").exists()
+
+
+def test_muons_keys_make_different_runs(here, no_timing):
+    assert sweep(here, "optim=muon", "optim.ns_steps=5,4").returncode == 0
+
+
+def test_runs_for_which_the_text_is_too_short_are_refused(here, no_timing):
+    short = sweep(here, "model.context_length=32,100000")
     assert short.returncode == 2 and "model.context_length=100000: the training part has" in short.stderr
     assert not (here / "multirun").exists()
 
 
 @pytest.mark.parametrize(
-    ("choices", "message"),
+    ("overrides", "message"),
     [
-        ({"model__n_head": "1,2"}, "there is no setting model.n_head; did you mean model.n_heads?"),
+        (["model.n_head=1,2"], "there is no setting model.n_head; did you mean model.n_heads?"),
         (
-            {"resume": "latest", "seed": "0,1"},
-            "resume goes on with a single run; a sweep goes on when the same command is started again",
+            ["resume=latest", "seed=0,1"],
+            "resume=latest continues a single run; to continue a sweep, start the same command again",
         ),
-        ({"sweep__skip_invalid": "maybe"}, "sweep.skip_invalid=maybe must be true or false"),
+        (["sweep.skip_invalid=maybe"], "sweep.skip_invalid=maybe must be true or false"),
+        (["seed=0,1", "model.dim=(8"], "cannot read 'model.dim=(8'"),
     ],
-    ids=["key", "resume", "skip_invalid"],
+    ids=["key", "resume", "skip_invalid", "grammar"],
 )
-def test_what_is_wrong_with_the_whole_command(choices, message, here):
-    done = sweep(here, **choices)
+def test_wrong_commands_are_refused(overrides, message, here):
+    done = sweep(here, *overrides)
     assert done.returncode == 2 and message in done.stderr and not (here / "multirun").exists()
 
 
-def test_a_sweep_leaves_out_what_it_is_told_to_goes_on_with_more_seeds_and_lists_all(here):
-    first = sweep(here, "sweep.skip_invalid=true", model__n_heads="2,3")
+def test_invalid_runs_are_left_out_on_request(here, no_timing):
+    done = sweep(here, "sweep.skip_invalid=true", "model.n_heads=2,3")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 runs are left out:\n  model.n_heads=3: model.n_heads=3 must divide" in done.stdout
+    assert "1 of 1 runs are finished; python scripts/report.py dir=multirun" in done.stdout
+
+
+def test_a_sweep_lists_its_runs_and_more_seeds_find_its_folder(here, no_timing):
+    first = sweep(here, "model.n_heads=1,2", "seed=0,1")
     assert first.returncode == 0, first.stderr
-    assert "1 of 2 cells are left out:\n  model.n_heads=3: model.n_heads=3 does not divide" in first.stdout
-    assert "1 of 1 cells are finished" in first.stdout
+    header, *rows = (re.split(r"\s{2,}", line.strip()) for line in first.stdout.splitlines()[:3])
+    assert header == ["seeds", "parameters", "MFLOP per token", "time of a run", "so far"]
+    assert [row[:2] for row in rows] == [["model.n_heads=1", "0,1"], ["model.n_heads=2", "0,1"]]
+    assert [row[4] for row in rows] == ["00:01:40", "00:01:40"]
+    assert "4 of 4 runs to train, about 00:06:40 of computing, estimated from a few steps of each" in first.stdout
+    index = index_of(here)
+    assert index["swept"] == ["model.n_heads"] and index["baseline"] == {"model.n_heads": 2}
+    names = [f"model.n_heads={heads},seed={seed}" for heads in (1, 2) for seed in (0, 1)]
+    assert [entry["folder"] for entry in index["cells"]] == names
+    assert index["cells"][0]["values"] == {"model.n_heads": 1} and index["cells"][0]["estimated_seconds"] == 100.0
+    assert {"model.n_heads=1", "seed=0"} <= set(index["cells"][0]["overrides"])
 
-
-def test_a_killed_sweep_goes_on_to_the_same_results_to_the_bit(here):
-    """Killed within a cell, with dropout, between two logged steps: weights, curves and losses are those of a sweep that ran through."""
-    choices = {
-        "model__n_heads": "1,2",
-        "model__resid_dropout": 0.1,
-        "trainer__max_steps": 300,
-        "trainer__val_check_interval": 101,
+    again = sweep(here, "model.n_heads=1,2", "seed=1,2")
+    assert again.returncode == 0 and "2 of 4 runs to train" in again.stdout
+    assert "start   model.n_heads=2,seed=2\n" in again.stdout and "start   model.n_heads=2,seed=1" not in again.stdout
+    assert "6 of 6 runs are finished" in again.stdout
+    assert {entry["folder"] for entry in index_of(here)["cells"]} == {
+        f"model.n_heads={heads},seed={seed}" for heads in (1, 2) for seed in (0, 1, 2)
     }
-    (here / "whole").mkdir()
-    whole = sweep(here / "whole", **choices, data__path=here / "text.txt")
-    assert whole.returncode == 0, whole.stderr
-
-    (here / "killed").mkdir()
-    command = [sys.executable, *arguments(**choices, data__path=here / "text.txt")]
-    with subprocess.Popen(
-        command, cwd=here / "killed", env=os.environ | environment(here / "killed"), start_new_session=True
-    ) as process:
-        while not list((here / "killed").glob("multirun/*/*/*1,seed=0/checkpoints/last.ckpt")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-    [interrupted, untouched] = cells_of(here / "killed").values()
-    assert (state_of(interrupted), state_of(untouched)) == ("unfinished", "not started")
-
-    again = sweep(here / "killed", **choices, data__path=here / "text.txt")
-    assert again.returncode == 0 and "2 of 2 cells are finished" in again.stdout, again.stdout + again.stderr
-    for name, folder in cells_of(here / "whole").items():
-        other = cells_of(here / "killed")[name]
-        for part in ("last", "best"):
-            mine, its = np.load(folder / f"windows_{part}.npz"), np.load(other / f"windows_{part}.npz")
-            assert all(np.array_equal(mine[key], its[key]) for key in ("step", "nll", "targets"))
-        mine, its = (
-            torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for run in (folder, other)
-        )
-        assert all(torch.equal(mine[key], its[key]) for key in mine)
-        assert curve(folder) == curve(other) and len(curve(folder)) == 150
-    assert len(list(interrupted.glob("csv/version_*"))) == 2  # it was resumed, not begun anew
-
-    finished = {folder: (folder / "summary.json").stat().st_mtime_ns for folder in cells_of(here / "killed").values()}
-    third = sweep(here / "killed", **choices, data__path=here / "text.txt")
-    assert third.returncode == 0 and "0 of 2 cells to run" in third.stdout
-    assert finished == {folder: (folder / "summary.json").stat().st_mtime_ns for folder in finished}
+    assert "0 of 4 runs to train\n" in sweep(here, "model.n_heads=1,2", "seed=0,1").stdout
+    new = sweep(here, "model.n_heads=1,2", "seed=0,1", "sweep.new=true")
+    assert "4 of 4 runs to train" in new.stdout and len(list(here.glob("multirun/*/*/sweep.json"))) == 2
 
 
-def test_two_jobs_at_once_keep_apart_and_a_failed_cell_does_not_end_the_others(here):
-    """A sample of no tokens is refused by its run alone, which has the model and the tokenizer to look at it with."""
-    parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    done = sweep(here, *parallel, callbacks__samples__max_new_tokens="8,0,4")
+def test_folder_of_another_sweep_is_refused(here, no_timing):
+    assert sweep(here, "seed=0,1", "hydra.sweep.dir=mine").returncode == 0
+    assert (here / "mine" / "seed=1" / "summary.json").is_file()
+    done = sweep(here, "seed=0,1", "model.dim=64", "hydra.sweep.dir=mine")
+    assert done.returncode == 2 and "hydra.sweep.dir=mine holds a sweep of other keys or settings" in done.stderr
+    (here / "mine" / "sweep.json").write_text("{}")
+    done = sweep(here, "seed=0,1", "hydra.sweep.dir=mine")
+    assert done.returncode == 2 and "sweep.json is not a list of runs" in done.stderr
+
+
+def test_a_failed_run_does_not_end_the_others_and_is_trained_again(here, no_timing):
+    done = sweep(here, "callbacks.samples.max_new_tokens=8,0,4")
     assert done.returncode == 1
+    message = "error: callbacks.samples: max_new_tokens=0 must be positive"
+    assert f"FAILED  callbacks.samples.max_new_tokens=0,seed=0: {message} (status 2" in done.stdout
+    assert "2 of 3 runs are finished" in done.stdout
     assert (
-        "FAILED  callbacks.samples.max_new_tokens=0,seed=0: error: callbacks.samples: max_new_tokens=0 must be a whole number"
+        "NOT finished: callbacks.samples.max_new_tokens=0,seed=0 (failed); start the same command again to continue"
         in done.stdout
     )
-    assert "2 of 3 cells are finished" in done.stdout
-    assert (
-        "NOT finished: callbacks.samples.max_new_tokens=0,seed=0 (failed); the same command tries again" in done.stdout
-    )
-    folders = cells_of(here)
-    assert [state_of(folder) for folder in folders.values()] == ["finished", "failed", "finished"]
-    for name, folder in folders.items():
-        log = (folder / "log.txt").read_text(encoding="utf-8")
-        assert f"folder  {folder}\n" in log and not any(other in log for other in folders.keys() - {name})
-        assert log.count("--- sample at step") == (0 if "=0," in name else 2)
-        assert len(list(folder.glob("csv/version_*"))) == 1
+    again = sweep(here, "callbacks.samples.max_new_tokens=8,0,4")
+    assert "1 of 3 runs to train" in again.stdout and again.stdout.count("start   ") == 1
 
 
-def test_a_grid_for_other_machines_is_checked_but_neither_prepared_nor_timed(here):
-    """As for a cluster; here Hydra's own launcher is taken for one."""
-    code = "import tril.train; from tril.scripts.ablation import sweep_callback; sweep_callback.HERE = (); tril.train.main()"
-    choices = {
-        "trainer__accelerator": "cuda",
-        "seed": "0,1",
-        "model__n_heads": "2,3",
-    }  # this machine may have no GPU: its jobs will tell
-    refused = run_python("-c", code, *arguments(**choices)[1:], cwd=here, **environment(here))
-    assert (
-        refused.returncode == 2
-        and "2 of 4 cells" in refused.stderr
-        and "model.n_heads=3 seed=0,1: model.n_heads=3" in refused.stderr
-    )
+def test_grid_for_other_machines_is_checked_but_neither_prepared_nor_timed(here, monkeypatch):
+    """As on a cluster; Hydra's own launcher stands in for Slurm's."""
+    monkeypatch.setattr(sweep_callback, "LOCAL_LAUNCHERS", ())
+    # this machine may have no GPU
+    refused = sweep(here, "trainer.accelerator=cuda", "seed=0,1", "model.n_heads=2,3")
+    assert refused.returncode == 2 and "2 of 4 runs" in refused.stderr
+    assert "model.n_heads=3 seed=0,1: model.n_heads=3" in refused.stderr
 
-    done = run_python("-c", code, *arguments(seed="0,1")[1:], cwd=here, **environment(here))
+    done = sweep(here, "seed=0,1")
     assert done.returncode == 0, done.stdout + done.stderr
     listed = done.stdout.partition("start ")[0]
-    assert (
-        "the configuration    0,1           ?                ?             ?" in listed
-        and "2 of 2 cells to run\n" in listed
-    )
-    assert "2 of 2 cells are finished" in done.stdout and "of computing" not in done.stdout
+    assert "the configuration    0,1           ?                ?              ?" in listed
+    assert "2 of 2 runs to train\n" in listed and not list(here.rglob("tokens.bin"))
+    assert "2 of 2 runs are finished" in done.stdout and "of computing" not in done.stdout
 
 
-def test_a_single_run_knows_nothing_of_sweeps(here):
-    assert_refused(run_python(TRAIN, "sweep.skipinvalid=true", cwd=here), "there is no setting sweep.skipinvalid")
-    assert_refused(
-        run_python(TRAIN, "+ablation=heads", cwd=here),
-        "the ablation is a grid over model.n_heads; run it with python train.py -m",
-    )
+def test_ablation_without_a_grid_is_refused(here):
+    done = call(train.main, "+ablation=heads", cwd=here)
+    assert_refused(done, "the ablation is a grid over model.n_heads; run it with python train.py -m")
+
+
+def test_folder_names_are_short_and_unique():
+    assert grid.folder_name({"a.b": 1, "seed": 0}) == "a.b=1,seed=0"
+    long = [grid.folder_name({"a": "x" * 300 + end}) for end in "yz"]
+    assert len(set(long)) == 2 and all(len(name) < 130 for name in long)
+    assert grid.folder_name({"a": "x/y"}).startswith("a=x_y-")
+
+
+def test_grid_without_a_valid_run_is_refused_even_on_request():
+    rejected = [grid.Rejected(["a.b=1", f"seed={seed}"], "too large") for seed in (0, 1)]
+    with pytest.raises(UserError, match="2 of 2 runs of the grid are invalid; correct them\n   seed=0,1: too large"):
+        grid.report_rejected([], rejected, skip_invalid=True)

@@ -1,203 +1,122 @@
-"""scripts/bench.py as it is typed: what it refuses, what it leaves behind, and one whole run beside another program."""
+"""scripts/bench.py: errors in one line, the files that it writes, and a complete comparison with another program."""
 
 import json
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
 
 from tests.conftest import assert_refused, run_python
+from tests.scripts.benchmarks.conftest import TINY, composed
 from tril.scripts import bench
-from tril.scripts.common.cli import CONFIGS
+from tril.scripts.benchmarks.section import Section
+from tril.scripts.common.cli import CONFIGS, UserError
 
-SMALL = [
-    "model.n_layers=1",
-    "model.dim=32",
-    "model.n_heads=2",
-    "model.context_length=16",
-    "data.batch_size=2",
-    "trainer.accelerator=cpu",
-]
-
-
-def composed(*overrides):
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("bench", list(overrides))
+SECTION = Section("train", "First", [{"a": 1}], {"a": [1.0]})
 
 
 def command_line(*overrides, cwd):
     return run_python(CONFIGS.parent / "scripts" / "bench.py", *overrides, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
 
 
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch, text):
+    """The settings of a benchmark of a tiny model on a small text; the current folder is tmp_path."""
+    monkeypatch.chdir(tmp_path)
+    small = ["repeats=1", "warmup=1", "steps=2", "out=here", "data=files", f"data.path={text}"]
+    return [*small, *TINY, "data.tokenizer.kind=byte", f"data.cache_dir={tmp_path / 'cache'}"]
+
+
 @pytest.mark.parametrize(
     "override, message",
-    [
-        ("what=trian", "what=trian is no part of the benchmark; did you mean train?"),
-        (
-            "what=[train,3]",
-            "what=3 is no part of the benchmark; legal are attention, cost, data, decode, outside, start, train",
-        ),
-        ("what=3", "what=3 is no part"),
-        ("what=null", "what=None is no part"),
-        ("what=[]", "must name each part once, and at least one"),
-        ("what=[train,train]", "must name each part once"),
-        ("repeats=0", "repeats=0 must be a whole number of at least 1"),
-        ("steps=0", "steps=0 must be a whole number of at least 1"),
-        ("steps=2.5", "steps=2.5 must be"),
-        ("warmup=-1", "warmup=-1 must be a whole number of at least 0"),
-        ("repeats=true", "repeats=True must be"),
-        ("vs_tokens=0", "vs_tokens=0 must be"),
-        ("ckpt=none.ckpt", "none.ckpt does not exist; name a checkpoint file"),
-    ],
+    [("what=nothing", "what=nothing is not a part"), ("repeat=3", "there is no setting repeat; did you mean repeats?")],
 )
-def test_wrong_values_are_refused(override, message):
-    with pytest.raises((ValueError, OSError)) as caught:
-        bench.check(composed(override))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_all_parts_or_one():
-    assert bench.check(composed()) == list(bench.PARTS)
-    assert bench.check(composed("what=outside")) == ["outside"]
-    assert bench.check(composed("what=[decode,train]")) == ["decode", "train"]
-
-
-def test_the_groups_and_shared_keys_are_those_of_train_py():
-    """So that what is timed is what would be trained."""
-    ours, theirs = OmegaConf.load(CONFIGS / "bench.yaml"), OmegaConf.load(CONFIGS / "train.yaml")
-    groups, expected = (
-        [str(group) for group in cfg.defaults if "override" not in str(group)] for cfg in (ours, theirs)
-    )
-    assert groups == expected
-    shared = {key for key in theirs if key in ours} - {"defaults", "hydra", "output_dir"}
-    assert shared == {"seed", "compile", "causality"} and all(ours[key] == theirs[key] for key in shared)
-    own = set(ours) - set(theirs)
-    assert own <= set(bench.OWN)
-
-
-@pytest.mark.parametrize(
-    "overrides, size",
-    [
-        (["model.vocab_size=123"], 123),
-        (["data.tokenizer.vocab_size=300"], 300),
-        (["data.tokenizer.kind=byte"], 257),
-        (["data.tokenizer.kind=char"], 67),
-    ],
-)
-def test_the_vocabulary_is_that_of_the_tokenizer_to_come(overrides, size):
-    assert bench.plan_of(composed("trainer.accelerator=cpu", *overrides)).model.vocab_size == size
-
-
-def test_a_tokenizer_of_the_hub_is_not_asked_for_its_size():
-    with pytest.raises(ValueError, match="say it, as in model.vocab_size="):
-        bench.plan_of(
-            composed("trainer.accelerator=cpu", "data.tokenizer.kind=hub", "data.tokenizer.path=somebody/model")
-        )
-
-
-def test_what_train_py_does_not_know_is_not_handed_on():
-    typed = [
-        "what=train",
-        "model.dim=8",
-        "+trainer.x=1",
-        "~callbacks.samples",
-        "vs='python x'",
-        "vs_dir=a",
-        "vs_pattern=b",
-        "vs_tokens=2",
-    ]
-    typed += [
-        "experiment=e",
-        "vs_sample=a",
-        "ckpt=a",
-        "out=b",
-        "repeats=1",
-        "warmup=1",
-        "steps=1",
-        "output_dir=x",
-        "seed=1",
-    ]
-    assert bench.for_training(typed) == ["model.dim=8", "+trainer.x=1", "~callbacks.samples", "experiment=e", "seed=1"]
+def test_a_mistake_is_reported_in_one_line_with_status_2(tmp_path, override, message):
+    assert_refused(command_line(override, cwd=tmp_path), message)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        (["what=nothing"], "what=nothing is no part"),
-        (["what=train", "model.dim=7"], "model.n_heads"),
-        (["out=file"], "file"),
-        (["repeat=3"], "there is no setting repeat; did you mean repeats?"),
+        (["model.dim=7"], "model.n_heads"),
+        (["out=text.txt"], "cannot write to text.txt; choose another folder with out=FOLDER"),
+        (["what=start", "data.path=missing.txt", "repeats=1"], "missing.txt"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2_before_anything_is_timed(tmp_path, overrides, message):
-    (tmp_path / "file").touch()
-    assert_refused(command_line(*overrides, cwd=tmp_path), message)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+def test_a_mistake_is_found_before_anything_is_timed(in_folder, tmp_path, overrides, message, capsys):
+    with pytest.raises(UserError, match=message):
+        bench.benchmark(composed(*in_folder, "what=train", *overrides), [])
+    assert "## " not in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["text.txt"]
 
 
-def test_a_run_beside_another_program(tmp_path):
-    """Ours is a real train.py on a small text; theirs prints what nanoGPT would."""
-    (tmp_path / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(300)))
-    (tmp_path / "other.py").write_text("for i in range(9): print(f'iter {i}: loss 4.2, time 12.5ms, mfu 1%')")
-    settings = [
-        "what=train",
-        "repeats=1",
-        "warmup=1",
-        "steps=2",
-        "out=here",
-        "data=files",
-        f"data.path={tmp_path / 'text.txt'}",
-        *SMALL,
-    ]
-    done = command_line(
-        *settings, "data.tokenizer.kind=byte", "callbacks.samples.max_new_tokens=2", "vs=python other.py", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert [
-        line for line in done.stderr.splitlines() if not line.startswith(("train: ", "vs: "))
-    ] == []  # and no warnings
+def test_files_and_output(in_folder, tmp_path, capsys, monkeypatch):
+    """In this process; with a command that is typed, since Hydra's form of it has more quotes."""
+    monkeypatch.setattr(bench, "COMMAND", "python scripts/bench.py 'vs=python other.py'")
+    bench.benchmark(composed(*in_folder, "what=train"), [])
     folder = tmp_path / "here"
     assert sorted(path.name for path in folder.iterdir()) == ["bench.json", "bench.md", "bench.png"]
+    said = capsys.readouterr()
+    assert said.out == (folder / "bench.md").read_text() + "\nhere: bench.md, bench.json, bench.png\n"
+    assert "- command: python scripts/bench.py 'vs=python other.py'\n" in said.out
+    assert said.err.splitlines() == ["train: repetition 1 of 1"]
+    read = json.loads((folder / "bench.json").read_text())
+    (section,) = read["sections"]
+    assert (
+        section["rows"][0]["tokens per step"] == 32 and len(section["samples"]["seconds per step, repetition 1"]) == 2
+    )
+    assert read["settings"]["model"]["dim"] == 32 and read["settings"]["steps"] == 2
+
+
+def test_results_before_a_failure_are_kept(in_folder, tmp_path, capsys, monkeypatch):
+    def two_parts(bench):
+        yield SECTION
+        raise UserError("out of memory")
+
+    monkeypatch.setattr("tril.scripts.benchmarks.training_speed.train", two_parts)
+    with pytest.raises(UserError, match="out of memory"):
+        bench.benchmark(composed(*in_folder, "what=train"), [])
+    (section,) = json.loads((tmp_path / "here/bench.json").read_text())["sections"]
+    assert section["title"] == "First"
+    assert capsys.readouterr().out == (tmp_path / "here/bench.md").read_text()
+
+
+def test_parts_run_in_the_order_of_what(in_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tril.scripts.benchmarks.training_speed.train", lambda bench: [SECTION])
+    other = Section("cost", "Second", [{"b": 2}], {})
+    monkeypatch.setattr("tril.scripts.benchmarks.cost.run", lambda bench: [other])
+    bench.benchmark(composed(*in_folder, "what=[cost,train]"), [])
+    read = json.loads((tmp_path / "here/bench.json").read_text())
+    assert [section["title"] for section in read["sections"]] == ["Second", "First"]
+    assert not (tmp_path / "here/bench.png").exists()  # neither has a panel
+
+
+@pytest.mark.slow
+def test_a_complete_comparison_with_another_program(in_folder, tmp_path):
+    """Ours is a real train.py on a small text; the other program prints lines like nanoGPT's."""
+    (tmp_path / "other.py").write_text("for i in range(9): print(f'iter {i}: loss 4.2, time 12.5ms, mfu 1%')")
+    typed = ["what=train", *in_folder, "callbacks.samples.max_new_tokens=2", "vs=python other.py"]
+    done = command_line(*typed, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    unexpected = [line for line in done.stderr.splitlines() if not line.startswith(("train: ", "vs: "))]
+    assert unexpected == []  # no warnings
+    folder = tmp_path / "here"
     assert done.stdout == (folder / "bench.md").read_text() + "\nhere: bench.md, bench.json, bench.png\n"
     command = next(line for line in done.stdout.splitlines() if line.startswith("- command: python "))
-    assert command.endswith(
-        "callbacks.samples.max_new_tokens=2 'vs=python other.py'"
-    )  # as typed, without Hydra's quotes
+    assert command.endswith("callbacks.samples.max_new_tokens=2 'vs=python other.py'")  # without Hydra's quotes
     read = json.loads((folder / "bench.json").read_text())
     assert [section["name"] for section in read["sections"]] == ["train", "train"]
-    ours, theirs = read["sections"][1]["rows"]
-    assert theirs["ms per step (median)"] == 12.5 and ours["tokens per step"] == theirs["tokens per step"] == 32
-    assert ours["tokens/s, ours / theirs, median"] == pytest.approx(ours["tokens/s"] / theirs["tokens/s"])
+    ours, other = read["sections"][1]["rows"]
+    assert other["ms per step (median)"] == 12.5 and ours["tokens per step"] == other["tokens per step"] == 32
+    assert ours["tokens/s, tril / other, median"] == pytest.approx(ours["tokens/s"] / other["tokens/s"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "here", "other.py", "text.txt"]
 
 
-def test_a_part_that_fails_ends_in_one_line_and_leaves_nothing(tmp_path):
-    done = command_line(
-        "what=train", "repeats=1", "warmup=0", "steps=1", *SMALL, "data=files", "data.path=missing.txt", cwd=tmp_path
-    )
-    assert_refused(done, "missing.txt")
-
-
-def test_what_was_measured_before_a_failure_is_kept(tmp_path):
-    (tmp_path / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(300)))
+@pytest.mark.slow
+def test_a_failure_of_the_other_program_ends_with_status_2(in_folder, tmp_path):
     (tmp_path / "other.py").write_text("raise SystemExit('out of memory')")
-    settings = [
-        "what=train",
-        "repeats=1",
-        "warmup=0",
-        "steps=1",
-        "out=here",
-        "data=files",
-        f"data.path={tmp_path / 'text.txt'}",
-        *SMALL,
-    ]
-    done = command_line(*settings, "data.tokenizer.kind=byte", "vs=python other.py", cwd=tmp_path)
-    assert (
-        done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ") and "out of memory" in done.stderr
-    )
-    assert [section["title"] for section in json.loads((tmp_path / "here/bench.json").read_text())["sections"]] == [
-        "Training: the module alone"
-    ]
+    done = command_line("what=train", *in_folder, "vs=python other.py", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ")
+    assert "out of memory" in done.stderr
+    sections = json.loads((tmp_path / "here/bench.json").read_text())["sections"]
+    assert [section["title"] for section in sections] == ["Training: the module alone"]
     assert done.stdout == (tmp_path / "here/bench.md").read_text()

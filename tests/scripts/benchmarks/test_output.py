@@ -1,4 +1,4 @@
-"""What the benchmark writes: the table from literal rows, json that comes back, a picture with the panels that there are."""
+"""What the benchmark writes: the table of literal rows, JSON with all digits, a picture with one panel per plot."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 
 from tril.model.training.hardware import Hardware
 from tril.scripts.benchmarks import machine, output
+from tril.scripts.benchmarks.plot import Plot
 from tril.scripts.benchmarks.section import Section
 
 ABOUT = {
@@ -16,15 +17,16 @@ ABOUT = {
     "load before the start": None,
 }
 ROWS = [
-    {"program": "ours", "ms per step": 12.3456, "tokens/s": 61234.5, "ratio": None, "steps": 1000},
+    {"program": "tril", "ms per step": 12.3456, "tokens/s": 61234.5, "ratio": None, "steps": 1000},
     {"program": "a|b", "ms per step": 0.00123456, "tokens/s": 999.96, "ratio": 1.5, "steps": 3},
 ]
 TABLE = r"""
 | program | ms per step | tokens/s | ratio | steps |
-| ------- | ----------: | -------: | ----: | ----: |
-| ours    |       12.35 |   61,234 |     - | 1,000 |
+|---------|------------:|---------:|------:|------:|
+| tril    |       12.35 |   61,234 |     - | 1,000 |
 | a\|b    |    0.001235 |    1,000 | 1.500 |     3 |
 """.strip()  # fmt: skip
+PLOT = Plot({"a": {1: 3.0, 2: 4.0}}, "x", "y")
 
 
 def section(**changes):
@@ -32,9 +34,8 @@ def section(**changes):
         "name": "train",
         "title": "Speed",
         "rows": ROWS,
-        "samples": {"ours": [0.1, 1 / 3]},
+        "samples": {"a": [0.1, 1 / 3]},
         "notes": ["One.", "Two."],
-        "draw": None,
     }
     return Section(**values | changes)
 
@@ -46,17 +47,9 @@ def test_the_table_of_literal_rows():
 
 
 @pytest.mark.parametrize(
-    "value, text",
-    [
-        (0.0, "0"),
-        (float("nan"), "nan"),
-        (True, "yes"),
-        (-1234.56, "-1,235"),
-        (9.99996, "10.00"),
-        (1e-7, "0.0000001000"),
-    ],
+    "value, text", [(0.0, "0"), (float("nan"), "nan"), (-1234.56, "-1,235"), (9.99996, "10.00"), (1e-7, "0.0000001000")]
 )
-def test_how_values_are_shown(value, text):
+def test_shown(value, text):
     assert output.shown(value) == text
 
 
@@ -65,52 +58,36 @@ def test_a_section_is_heading_table_and_notes():
     assert output.text(section(notes=())) == f"## Speed\n\n{TABLE}"
 
 
-def test_json_keeps_every_digit_and_markdown_begins_with_the_machine(tmp_path):
-    output.write(tmp_path, ABOUT, {"steps": 3}, [section()])
+def test_json_keeps_every_digit_and_markdown_starts_with_the_machine(tmp_path):
+    output.write(tmp_path, ABOUT, {"steps": 3}, [section(plot=PLOT)])
     read = json.loads((tmp_path / "bench.json").read_text())
     assert read["machine"] == ABOUT and read["settings"] == {"steps": 3}
     (part,) = read["sections"]
-    assert part == {
-        "name": "train",
-        "title": "Speed",
-        "rows": ROWS,
-        "samples": {"ours": [0.1, 1 / 3]},
-        "notes": ["One.", "Two."],
-    }
+    assert part == {name: value for name, value in vars(section()).items() if name != "plot"}
     text = (tmp_path / "bench.md").read_text()
     assert text.startswith("# Benchmark\n\n- device: A chip (cpu)\n") and TABLE in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.json", "bench.md"]
 
 
-def test_the_picture_has_a_panel_for_every_section_that_draws(tmp_path):
+def test_the_picture_has_a_panel_for_every_plot(tmp_path, monkeypatch):
     drawn = []
-
-    def draw(axes):
-        axes.plot([1, 2], [3, 4])
-        drawn.append(axes)
-
+    draw = Plot.draw
+    monkeypatch.setattr(Plot, "draw", lambda plot, axes, title: drawn.append((axes, title)) or draw(plot, axes, title))
     path = tmp_path / "bench.png"
     assert not output.plot(path, ABOUT, [section()]) and not path.exists()
-    assert output.plot(path, ABOUT, [section(draw=draw), section(), section(draw=draw), section(draw=draw)])
+    sections = [section(plot=PLOT, title=title) for title in ("One", "Two", "Three")]
+    assert output.plot(path, ABOUT, [sections[0], section(), *sections[1:]])
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert len(drawn) == 3 and len(set(drawn)) == 3 and len(drawn[0].figure.axes) == 3  # and no empty fourth
+    assert [title for _, title in drawn] == ["One", "Two", "Three"]
+    assert len({id(axes) for axes, _ in drawn}) == 3 and len(drawn[0][0].figure.axes) == 3  # no empty fourth panel
 
 
-def test_the_machine_warns_where_it_was_busy(monkeypatch):
+def test_the_machine_warns_if_it_was_busy(monkeypatch):
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
     hardware = Hardware("cpu", "bf16-mixed", None, "A chip", None)
     quiet, busy = machine.machine(hardware, 2.0), machine.machine(hardware, 2.01)
-    assert "warning" not in quiet and "disturbed" in busy["warning"]
+    assert "warning" not in quiet and "disturb" in busy["warning"]
     assert "warning" not in machine.machine(hardware, None)
     assert quiet["device"] == "A chip (cpu)" and quiet["cores"] == 4 and quiet["precision"] == "bf16-mixed"
-    assert {
-        "torch",
-        "lightning",
-        "tokenizers",
-        "python",
-        "code",
-        "date",
-        "system",
-        "processor",
-        "threads",
-    } <= quiet.keys()
+    expected = {"torch", "lightning", "tokenizers", "python", "code", "date", "system", "processor", "threads"}
+    assert expected <= quiet.keys()

@@ -1,17 +1,12 @@
-"""Another program beside ours: what is read off it, what is refused, and the command that ours is started with."""
+"""Comparison with another program: what is read from its output, and the command that starts our train.py."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
-from tests.scripts.benchmarks.test_bench import composed
-from tril.scripts.bench import plan_of
-from tril.scripts.benchmarks import versus
-from tril.scripts.benchmarks.section import Bench
-from tril.scripts.common.cli import CONFIGS, UserError, plain
+from tests.scripts.benchmarks.conftest import composed
+from tril.scripts.benchmarks import processes, versus
+from tril.scripts.common.cli import UserError
 
 PROGRAM = """
 import sys
@@ -21,7 +16,6 @@ for i, ms in enumerate(sys.argv[2:]):
 print("bye", file=sys.stderr)
 sys.exit(int(sys.argv[1]))
 """
-NOTHING = {"vs": None, "vs_dir": None, "vs_pattern": "time ([0-9.]+)ms", "vs_tokens": None, "vs_sample": None}
 CSV = """epoch,lr/adamw,step,train/loss,train/tokens_per_second,val/loss
 0,0.1,1,4.0,10.0,
 0,0.1,2,4.0,20.0,
@@ -33,121 +27,96 @@ CSV = """epoch,lr/adamw,step,train/loss,train/tokens_per_second,val/loss
 
 
 @pytest.fixture
-def program(tmp_path):
+def bench(make_bench, tmp_path):
+    """`bench("0 500 90")`: compares with a program that prints these milliseconds after its exit status."""
     (tmp_path / "other.py").write_text(PROGRAM)
-    return tmp_path
+
+    def bench(arguments, *overrides):
+        data = f"data.path={tmp_path / 'other.py'}"
+        settings = ("what=[train,decode]", "repeats=2", "warmup=2", "steps=3", f"vs_dir={tmp_path}", data)
+        experiment = "experiment=shakespeare_nanogpt_cpu"
+        return make_bench(experiment, *settings, f"vs='python other.py {arguments}'", *overrides, typed=OVERRIDES)
+
+    return bench
 
 
-def settings(folder, arguments, **changes):
-    return NOTHING | {"vs": f"python other.py {arguments}", "vs_dir": str(folder)} | changes
-
-
-def test_the_steps_after_the_warm_up_are_read_off_its_output(program):
-    step, seconds = versus.their_run(settings(program, "0 500 90 12.5 10 12 99"), warmup=2, steps=3)
-    assert step == 0.012 and seconds > 0  # the median of 12.5, 10 and 12; not of 99, which ours does not run
+def test_the_steps_after_the_warm_up_are_read_from_the_output(bench):
+    step, seconds = versus.run_other(bench("0 500 90 12.5 10 12 99").config)
+    assert step == 0.012 and seconds > 0  # the median of 12.5, 10 and 12, without 99, which exceeds steps=3
 
 
 @pytest.mark.parametrize(
-    "arguments, changes, message",
+    "arguments, overrides, message",
     [
-        ("3 1 2 3", {}, "vs ended with status 3: bye"),
-        ("0 1 2", {}, "is found 2 times in what vs printed, and warmup=2"),
-        ("0 1 2 3", {"vs_pattern": "step (.*) s"}, "is found 0 times"),
+        ("3 1 2 3", [], "vs ended with status 3: bye"),
+        ("0 1 2", [], "matches 2 steps in the output of vs, of which the first warmup=2"),
+        ("0 1 2 3", ["vs_pattern='step (.*) s'"], "matches 0 steps"),
     ],
 )
-def test_a_program_that_fails_or_says_nothing_ends_in_one_line(program, arguments, changes, message):
+def test_a_program_that_fails_or_prints_too_little(bench, arguments, overrides, message):
     with pytest.raises(UserError, match=message) as caught:
-        versus.their_run(settings(program, arguments, **changes), warmup=2, steps=3)
+        versus.run_other(bench(arguments, *overrides).config)
     assert "\n" not in str(caught.value) and "bye" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"vs": "python x.py"}, "vs is timed in what=train, which is not among what=decode,data; add it"),
-        ({"vs_sample": "python sample.py --n=100"}, "lacks {n}"),
-        ({"vs_sample": "no-such-program {n}"}, "there is no program no-such-program"),
-        ({"vs_sample": "python 'x {n}"}, "is no command (No closing quotation)"),
-        ({"vs_sample": "  "}, "is no command"),
-        ({"vs_sample": "python {n}", "vs_dir": "/no/such"}, "vs_dir=/no/such is no folder"),
-        ({"vs_tokens": 0}, "vs_tokens=0 must be a whole number of at least 1"),
-        ({"vs_tokens": True}, "vs_tokens=True must be"),
-        ({"vs_pattern": "time (.*"}, "is no regular expression"),
-        ({"vs_pattern": "time .*"}, "has 0 groups; it needs one"),
-    ],
-)
-def test_what_cannot_be_started_or_read_is_refused_before_anything_runs(changes, message):
-    with pytest.raises(ValueError) as caught:
-        versus.check(NOTHING | changes, ["decode", "data"])
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_commands_are_words_without_a_shell():
-    assert versus.arguments("python a.py 'b c' $HOME") == [sys.executable, "a.py", "b c", "$HOME"]
-    assert versus.arguments("/usr/bin/python3 a.py")[0] == "/usr/bin/python3"
+def test_commands_are_split_without_a_shell():
+    assert processes.split_command("python a.py 'b c' $HOME") == [sys.executable, "a.py", "b c", "$HOME"]
+    assert processes.split_command("/usr/bin/python3 a.py")[0] == "/usr/bin/python3"
     assert versus.sampling_command("python s.py --n={n} '{n} x'", 7) == [sys.executable, "s.py", "--n=7", "7 x"]
 
 
-def test_sampling_is_the_difference_of_two_lengths(monkeypatch):
-    took = {versus.SHORT: 2.0, versus.LONG: 2.0 + 0.01 * (versus.LONG - versus.SHORT)}
-    monkeypatch.setattr(versus, "run", lambda name, command, folder: (took[int(command[2])], ""))
-    bench = SimpleNamespace(cfg=NOTHING | {"vs_sample": "python s.py {n}"})
-    assert versus.sampling_seconds_per_token(bench) == pytest.approx(0.01)
-    took[versus.LONG] = 1.0
-    with pytest.raises(UserError, match="put {n} where"):
-        versus.sampling_seconds_per_token(bench)
+def test_the_time_of_a_sampled_token_is_a_difference(bench, monkeypatch):
+    times = {versus.SHORT: 2.0, versus.LONG: 2.0 + 0.01 * (versus.LONG - versus.SHORT)}
+    monkeypatch.setattr(versus, "run", lambda name, command, folder: (times[int(command[2])], ""))
+    config = bench("0", "vs_sample='python s.py {n}'").config
+    assert versus.sampling_seconds_per_token(config) == pytest.approx(0.01)
+    times[versus.LONG] = 1.0
+    with pytest.raises(UserError, match="write {n} in place of"):
+        versus.sampling_seconds_per_token(config)
 
 
 OVERRIDES = ["experiment=shakespeare_nanogpt_cpu", "logger=none", "data.path=/a b/c.txt", "trainer.max_steps=900"]
 
 
-@pytest.fixture
-def bench(tmp_path):
-    def bench(vs, **changes):
-        cfg = composed("experiment=shakespeare_nanogpt_cpu", "trainer.accelerator=cpu", f"output_dir={tmp_path}")
-        cfg.data.path = str(tmp_path / "other.py")
-        return Bench(plan_of(cfg), plain(cfg) | NOTHING | {"vs": vs} | changes, 2, 2, 3, OVERRIDES, tmp_path)
-
-    return bench
-
-
-def test_ours_is_train_py_with_the_typed_settings_and_the_steps_of_the_benchmark(bench, program):
-    python, script, *overrides = versus.our_command(bench("python other.py"), program / "it's here")
-    assert (python, script) == (sys.executable, str(CONFIGS.parent / "train.py"))
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        cfg = compose("train", [override for override in overrides if "a b" not in override], return_hydra_config=True)
+def test_our_command_is_train_py_with_the_typed_settings_and_the_steps_of_the_benchmark(bench, tmp_path):
+    bench = bench("0", "model.dim=128")
+    command = versus.train_command(bench, tmp_path / "it's here")
+    assert command[:3] == [sys.executable, "-m", "tril.train"]
+    typed = [override for override in command[3:] if "a b" not in override]
+    cfg = composed(*typed, config_name="train", return_hydra_config=True)
     assert (cfg.model.dim, cfg.model.context_length) == (128, 64)  # of the experiment
     assert (cfg.trainer.max_steps, cfg.trainer.log_every_n_steps, cfg.optim.schedule.warmup_steps) == (5, 2, 5)
-    assert cfg.hydra.run.dir == str(program / "it's here") and cfg.logger.name == "csv"
-    assert "data.path=/a b/c.txt" in overrides
+    assert cfg.hydra.run.dir == str(tmp_path / "it's here") and cfg.logger.name == "csv"
+    assert "data.path=/a b/c.txt" in command and "logger=csv" in command and "logger=none" not in command
 
 
-def test_rows_of_whole_programs(bench, program, monkeypatch, capsys):
-    """Ours is a made-up metrics.csv, theirs a program that prints."""
-    monkeypatch.setattr(versus, "prepare", lambda bench: None)
+def test_rows_of_whole_programs(bench, tmp_path, monkeypatch, capsys):
+    """Ours is a literal metrics.csv, the other one a program that prints."""
+    monkeypatch.setattr(versus, "prepare_data", lambda bench: None)
     run = versus.run
 
     def fake(name, command, folder=None):
-        if str(versus.TRAIN) not in command:
+        if "tril.train" not in command:
             return 3.0, run(name, command, folder)[1]
-        target = program / command[-1].partition("=")[2].strip("'") / "csv" / "version_0"
+        target = tmp_path / command[-1].partition("=")[2].strip("'") / "csv" / "version_0"
         target.mkdir(parents=True)
         (target / "metrics.csv").write_text(CSV)
         return 9.0, ""
 
     monkeypatch.setattr(versus, "run", fake)
-    section = versus.training(bench("python other.py 0 9 9 1000 2000 3000", vs_dir=str(program), vs_tokens=100))
-    ours, theirs = section.rows
+    bench = bench("0 9 9 1000 2000 3000", "vs_tokens=100")
+    tokens = bench.run_config.tokens_per_step()
+    section = versus.training(bench)
+    ours, other = section.rows
     assert ours["tokens/s"] == pytest.approx(200)  # steps 3 to 5; 1 and 2 are the warm-up
-    assert ours["tokens per step"] == 12 * 64 and ours["ms per step (median)"] == pytest.approx(1000 * 768 / 200)
-    assert theirs["tokens per step"] == 100 and theirs["tokens/s"] == pytest.approx(50)
-    assert [ours[f"tokens/s, ours / theirs, {key}"] for key in ("median", "smallest", "largest")] == pytest.approx(
-        [4, 4, 4]
-    )
-    assert (ours["whole process (s)"], theirs["whole process (s)"]) == (9, 3)
+    assert ours["tokens per step"] == tokens == 2 * 16
+    assert ours["ms per step (median)"] == pytest.approx(1000 * tokens / 200)
+    assert other["tokens per step"] == 100 and other["tokens/s"] == pytest.approx(50)
+    ratios = [ours[f"tokens/s, tril / other, {key}"] for key in ("median", "smallest", "largest")]
+    assert ratios == pytest.approx([4, 4, 4]) and other["tokens/s, tril / other, median"] is None
+    assert (ours["whole process (s)"], other["whole process (s)"]) == (9, 3)
     assert {name: len(values) for name, values in section.samples.items()} == {
-        f"seconds {what}, {whose}": 2 for what in ("per step", "of the process") for whose in ("ours", "theirs")
+        f"seconds {what}, {program}": 2 for what in ("per step", "of the process") for program in ("tril", "other")
     }
-    said = [line.split()[1] for line in capsys.readouterr().err.splitlines() if "ms per step" in line]
-    assert said == ["ours", "theirs", "theirs", "ours"]
+    printed = [line.split()[1] for line in capsys.readouterr().err.splitlines() if "ms per step" in line]
+    assert printed == ["tril", "other", "other", "tril"]

@@ -1,4 +1,4 @@
-"""The fused backend's own products on a CPU with bf16: in blocks of queries, against a float64 loop and against torch's kernel.
+"""The fused backend in bf16 on a CPU, which works on blocks of queries, against a float64 loop and torch's kernel.
 
 B batch, T queries, S keys, H query heads, G key/value heads, D head size.
 """
@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tril.model.backends
+import tril.model.attention_cpu
 from tests.conftest import assert_close
 from tests.model.test_properties import COMMON, VISIBILITY, assert_equals_loops, cases
 from tril.model.attention import attention
@@ -16,16 +16,14 @@ from tril.model.attention import attention
 
 @pytest.fixture(params=[1, 3, 256], ids="blocks of {}".format)
 def block(request, monkeypatch):
-    monkeypatch.setattr(tril.model.backends, "QUERY_BLOCK", request.param)
+    monkeypatch.setattr(tril.model.attention_cpu, "QUERY_BLOCK", request.param)
     return request.param
 
 
 @pytest.mark.parametrize("visibility", VISIBILITY)
-@settings(
-    **COMMON, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)  # the block size is the same for all
+@settings(**COMMON, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])  # `block` is constant
 @given(data=st.data())
-def test_blocks_of_queries_are_the_plain_loop(block, visibility, data):
+def test_blocks_of_queries_equal_the_plain_loop(block, visibility, data):
     assert_equals_loops(data.draw(cases(visibility, dtypes=[torch.bfloat16])), "fused")
 
 
@@ -42,35 +40,35 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize(
-    "choices", CHOICES.values(), ids=CHOICES
-)  # named: a random mask as a name is another one in each process
-def test_gradients_are_those_of_float32(block, choices):
+@pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
+def test_gradients_equal_those_in_float32(block, choices):
     inputs, upstream = qkv(), torch.randn(2, 4, 7, 8)
     exact = [x.detach().float().requires_grad_() for x in inputs]
     attention(*inputs, backend="fused", **choices).backward(upstream.bfloat16())
     attention(*exact, backend="explicit", **choices).backward(upstream.bfloat16().float())
-    for mine, its in zip(inputs, exact):
-        # relative to the largest: each is a sum over many products, in which scores, weights and their gradients are rounded
-        assert (mine.grad.float() - its.grad).abs().max() <= 4 * torch.finfo(torch.bfloat16).eps * its.grad.abs().max()
+    for x, reference in zip(inputs, exact, strict=True):
+        # Relative to the largest gradient: each is a sum of many products of rounded scores, weights and gradients.
+        limit = 4 * torch.finfo(torch.bfloat16).eps * reference.grad.abs().max()
+        assert (x.grad.float() - reference.grad).abs().max() <= limit
 
 
-def test_beyond_its_bound_torchs_kernel_computes_the_same(monkeypatch):
+def test_above_max_weights_torchs_kernel_computes_the_same(monkeypatch):
     q, k, v = (x.detach() for x in qkv())
-    own = attention(q, k, v, causal=True)
-    called = []
+    blockwise = attention(q, k, v, causal=True)
+    calls = []
     kernel = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        tril.model.backends.F,
-        "scaled_dot_product_attention",
-        lambda *args, **options: called.append(1) or kernel(*args, **options),
-    )
-    monkeypatch.setattr(tril.model.backends, "MOST_WEIGHTS", 2 * 4 * 7 * 7 - 1)
-    assert_close(attention(q, k, v, causal=True), own.double(), roundings=8)  # both round what they compute
-    assert called
+
+    def counted(*args, **options):
+        calls.append(1)
+        return kernel(*args, **options)
+
+    monkeypatch.setattr(tril.model.attention_cpu.F, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(tril.model.attention_cpu, "MAX_WEIGHTS", 2 * 4 * 7 * 7 - 1)
+    assert_close(attention(q, k, v, causal=True), blockwise.double(), roundings=8)  # both round
+    assert len(calls) == 1
 
 
-def test_what_is_hidden_does_not_change_a_bit(block):
+def test_masked_keys_and_values_change_no_bit(block):
     q, k, v = (x.detach() for x in qkv())
     before = attention(q, k, v, causal=True)
     k[:, :, 4:], v[:, :, 4:] = 100, -100
@@ -81,6 +79,6 @@ def test_what_is_hidden_does_not_change_a_bit(block):
 def test_dropout_drops_weights_and_keeps_their_mean(block):
     q, k, _ = (x.detach() for x in qkv(n_queries=5, n_keys=400, n_kv_heads=4))
     ones = torch.ones(2, 4, 400, 8).bfloat16()
-    out = attention(q * 0, k, ones, dropout_p=0.5).float()  # 400 equal weights, of which half count twice
+    out = attention(q * 0, k, ones, dropout_p=0.5).float()  # 400 equal weights: half are dropped, half doubled
     assert not torch.equal(out, torch.ones_like(out))
     assert (out.mean() - 1).abs() < 6 * (1 / (400 * out[..., 0].numel())) ** 0.5  # six standard errors

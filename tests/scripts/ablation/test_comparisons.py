@@ -1,4 +1,4 @@
-"""Variants of a sweep beside its baseline: which losses are paired, and what is said where they cannot be."""
+"""Variants compared with the baseline: which losses are paired, and the remark if they cannot be."""
 
 import json
 import math
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tests.scripts.ablation.synthetic import bpb, write_run, write_sweep
-from tril.scripts.ablation.results import compare_with_baseline, read_sweep
+from tril.scripts.ablation.comparisons import compare_with_baseline
+from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.statistics import compare
 
 HEADS = ["model.n_heads"]
@@ -34,7 +35,7 @@ def test_finished_runs_are_paired_by_seed_and_window(tmp_path, losses):
         )
 
 
-def test_the_best_validation_has_windows_of_its_own(tmp_path, losses):
+def test_best_validation_has_its_own_windows(tmp_path, losses):
     folder = write_sweep(tmp_path, HEADS, {(4,): losses[4,], (8,): losses[8,]})
     with np.load(folder / "model.n_heads=8,seed=0" / "windows_best.npz") as kept:
         arrays = dict(kept)
@@ -45,8 +46,12 @@ def test_the_best_validation_has_windows_of_its_own(tmp_path, losses):
 
 
 def test_seeds_that_are_not_finished_in_both_are_left_out_and_named(tmp_path, losses):
-    cells = {(4,): losses[4,], (8,): losses[8,] | {1: "failed", 3: 9.0}, (1,): {0: "unfinished", 1: "not started"}}
-    found = compare_with_baseline(read_sweep(write_sweep(tmp_path, HEADS, cells)))
+    losses_by_run = {
+        (4,): losses[4,],
+        (8,): losses[8,] | {1: "failed", 3: 9.0},
+        (1,): {0: "unfinished", 1: "not started"},
+    }
+    found = compare_with_baseline(read_sweep(write_sweep(tmp_path, HEADS, losses_by_run)))
     expected = compare({0: losses[8,][0], 2: losses[8,][2]}, losses[4,], np.full(40, 32), n_comparisons=2)
     assert found["n_heads=8"].difference.low == pytest.approx(expected.difference.low, rel=1e-9)
     assert found["n_heads=8"].remark.endswith("Left out, because not finished in both: seed 1, 3.")
@@ -56,8 +61,8 @@ def test_seeds_that_are_not_finished_in_both_are_left_out_and_named(tmp_path, lo
     )
 
 
-def test_windows_of_other_lengths_are_put_together(tmp_path):
-    """Of 32 and of 48 tokens: 96 are three of the ones and two of the others. The text ends inside the sixth span."""
+def test_windows_of_different_lengths_are_merged(tmp_path):
+    """96 tokens are three windows of 32 or two of 48. The text ends within the sixth span."""
     generator, n_tokens = np.random.default_rng(1), 5 * 96 + 40
     tokens = {(length, seed): generator.gamma(3.0, size=n_tokens) for length in (32, 48) for seed in (0, 1, 2)}  # nats
 
@@ -107,35 +112,35 @@ def a_window_more(folder):
         (a_window_more, "their windows do not cover the same text"),
     ],
 )
-def test_what_has_no_common_windows_is_compared_as_a_whole_in_bits_per_byte(tmp_path, losses, change, reason):
+def test_runs_without_common_windows_are_compared_as_a_whole_in_bits_per_byte(tmp_path, losses, change, reason):
     folder = write_sweep(tmp_path, HEADS, {(4,): losses[4,], (8,): losses[8,]})
     change(folder / "model.n_heads=8,seed=1")
     if change is text_unknown:
-        for cell in folder.glob("model.n_heads=*,seed=[02]"):
-            change(cell)
+        for run in folder.glob("model.n_heads=*,seed=[02]"):
+            change(run)
         change(folder / "model.n_heads=4,seed=1")
     found = compare_with_baseline(read_sweep(folder))["n_heads=8"]
     differences = [bpb(losses[8,][seed].mean() - losses[4,][seed].mean()) for seed in (0, 1, 2)]
-    half = 4.302653 * np.std(differences, ddof=1) / math.sqrt(3)  # t(0.975, 2), by the tables
+    half = 4.302653 * np.std(differences, ddof=1) / math.sqrt(3)  # t(0.975, 2), from tables
     assert found.unit == "bits per byte" and found.remark.endswith(f"Compared as a whole, by seed alone: {reason}.")
     assert found.difference.mean == pytest.approx(np.mean(differences))
     assert found.difference.high - found.difference.mean == pytest.approx(half)
 
 
 def test_the_final_and_the_best_validation_as_a_whole(tmp_path):
-    cells = {(4,): {0: 3.0, 1: 3.1}, (8,): {0: 3.0, 1: 3.0}}
+    losses_by_run = {(4,): {0: 3.0, 1: 3.1}, (8,): {0: 3.0, 1: 3.0}}
     more = {(8,): {"data_fingerprint": "another", "best_val_bpb": 1.0}, (4,): {"best_val_bpb": 1.5}}
-    sweep = read_sweep(write_sweep(tmp_path, HEADS, cells, summary=more))
+    sweep = read_sweep(write_sweep(tmp_path, HEADS, losses_by_run, summary=more))
     final, best = (compare_with_baseline(sweep, which)["n_heads=8"] for which in ("final", "best"))
     assert final.difference.mean == pytest.approx(bpb(-0.05)) and best.difference.mean == -0.5
     assert final.unit == best.unit == "bits per byte"
 
 
-def test_a_diverged_run_is_named(tmp_path, losses):
-    cells = {(4,): losses[4,], (8,): losses[8,] | {1: np.full(40, np.nan)}}
-    found = compare_with_baseline(read_sweep(write_sweep(tmp_path, HEADS, cells)))["n_heads=8"]
+def test_diverged_run_is_named(tmp_path, losses):
+    losses_by_run = {(4,): losses[4,], (8,): losses[8,] | {1: np.full(40, np.nan)}}
+    found = compare_with_baseline(read_sweep(write_sweep(tmp_path, HEADS, losses_by_run)))["n_heads=8"]
     assert (found.verdict, found.remark) == ("diverged", "The loss of the variant with seed 1 is not finite.")
 
 
-def test_one_configuration_has_nothing_to_be_compared_with(tmp_path):
+def test_single_configuration_has_no_comparison(tmp_path):
     assert compare_with_baseline(read_sweep(write_sweep(tmp_path, HEADS, {(4,): {0: 3.0}}))) == {}

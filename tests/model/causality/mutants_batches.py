@@ -1,36 +1,18 @@
-"""Mutants of what a batch is made of: decoding in chunks, padding, documents, rows.
+"""Mutants of decoding in chunks, padding, documents and rows of a batch.
 
-B batch, T positions, C width, G key/value heads, D head size, V vocabulary.
+B batch, T positions, C width, G key/value heads, D head size.
 """
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from tests.model.causality.mutants import Patch, mutant
+from tests.model.causality.mutants import LEARNED, mutant, next_token, stream
 from tril.model import masks
 from tril.model.causality import subject
 from tril.model.gpt import GPT, Block
 from tril.model.kv_cache import KVCache, LayerCache
 
 END = 0  # end-of-text in the certificate's documents
-LEARNED = {
-    "pos": "learned",
-    "context_length": 64,
-}  # one config for all that rotary positions or a short context would not show
-
-
-def stream(patch: Patch, changed: Callable[[Tensor], Tensor], layer: type = Block) -> None:
-    """The output of every such layer goes through `changed`."""
-    original = layer.forward
-    patch.setattr(layer, "forward", lambda self, *rest, **options: changed(original(self, *rest, **options)))
-
-
-def next_one(x: Tensor) -> Tensor:
-    """Of (B, T, C), at each position the one behind it; the last has none: zeros."""
-    return F.pad(x[:, 1:], (0, 0, 0, 1))
 
 
 @mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "})
@@ -49,7 +31,7 @@ def rotary_offset_one_too_small_in_decoding(patch):
 
 @mutant("decoding", where={"decoding": "chunks of 1: row 0, position 0 "}, **LEARNED)
 def positions_counted_from_the_end(patch):
-    """What leaks is how much is still to come, not what."""
+    """Leaks the number of later tokens, not the tokens."""
     original = GPT.hidden
 
     def changed(self, ids, *, positions=None, **options):
@@ -66,7 +48,7 @@ def cache_not_advanced(patch):
 
 
 @mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 0 "})
-def cache_with_its_empty_rest(patch):
+def cache_with_unwritten_positions(patch):
     update = LayerCache.update
 
     def changed(self, k, v):
@@ -82,8 +64,8 @@ def cache_of_another_row(patch):
     patch.setattr(LayerCache, "update", lambda self, k, v: tuple(x.roll(1, 0) for x in update(self, k, v)))
 
 
-@mutant("decoding", where={"decoding": "the last of random chunks alone: row 0, position [1-9]"})
-def newest_position_taken_for_the_first(patch):
+@mutant("decoding", where={"decoding": "last position of random chunks: row 0, position [1-9]"})
+def last_position_replaced_by_the_first(patch):
     def changed(self, x, *, last_only=False, **options):
         out = original(self, x, **options)
         return out[:, :1] if last_only else out
@@ -92,9 +74,9 @@ def newest_position_taken_for_the_first(patch):
     patch.setattr(Block, "forward", changed)
 
 
-@mutant("decoding", where={"decoding": "the last of random chunks alone: row 0, position [1-9]"})
-def newest_position_without_the_others(patch):
-    """Keys and values are kept of it alone."""
+@mutant("decoding", where={"decoding": "last position of random chunks: row 0, position [1-9]"})
+def last_position_without_the_others(patch):
+    """Only its own key and value are computed."""
 
     def changed(self, x, *, rope, last_only=False, **options):
         if last_only:
@@ -105,7 +87,7 @@ def newest_position_without_the_others(patch):
     patch.setattr(Block, "forward", changed)
 
 
-@mutant("decoding", where={"decoding": "[1-9][0-9]* places of padding: row ., position 0 "})
+@mutant("decoding", where={"decoding": "left-padded by [1-9][0-9]* tokens: row ., position 0 "})
 def padding_seen(patch):
     for module in (masks, subject):
         patch.setattr(module, "padding_mask", lambda visible: torch.ones_like(visible)[:, None, None])
@@ -118,7 +100,7 @@ def positions_of_padding_and_documents_ignored(patch):
 
 
 @mutant("documents", where={"documents": "the document at [1-9][0-9]*: row 0, position 0 "})
-def document_border_ignored(patch):
+def document_boundary_ignored(patch):
     for module in (masks, subject):
         patch.setattr(
             module, "document_mask", lambda documents: torch.ones_like(documents, dtype=torch.bool)[:, None, :, None]
@@ -126,17 +108,17 @@ def document_border_ignored(patch):
 
 
 @mutant("documents", where={"documents": "the document at [1-9][0-9]*: row 0, position 0 "})
-def end_of_text_left_with_the_text_before_it(patch):
+def end_of_text_in_the_previous_document(patch):
     original = masks.document_mask
     for module in (masks, subject):
         patch.setattr(module, "document_mask", lambda documents: original(F.pad(documents, (1, 0))[:, :-1]))
 
 
 @mutant("documents", where={"documents": "the document at 0: row 0, position [1-9]"})
-def coming_end_of_text_seen(patch):
+def next_end_of_text_seen(patch):
     def changed(self, ids, **options):
         out = original(self, ids, **options)
-        return out + next_one((ids == END)[..., None].float())[:, -out.shape[1] :]
+        return out + next_token((ids == END)[..., None].float())[:, -out.shape[1] :]
 
     original = GPT.hidden
     patch.setattr(GPT, "hidden", changed)
@@ -148,19 +130,21 @@ def batch_row_mixed_into_another(patch):
 
 
 @mutant("rows", where={"rows": r"row \d changes with rows? "})
-def centred_over_the_batch(patch):
+def centered_over_the_batch(patch):
     stream(patch, lambda x: x - 0.1 * x.mean(0, keepdim=True))
 
 
 @mutant("documents")
 def leak_in_a_batch_of_one(patch):
-    """As a squeeze() makes it: without its batch, the first axis is the sequence."""
+    """As squeeze() causes it: without the batch dimension, the first one is the sequence."""
     stream(patch, lambda x: x - 0.1 * x.squeeze(0).mean(0))
 
 
 @mutant(
-    "documents", "decoding", where={"documents": "beside others: row 0", "decoding": "with other tokens there: row"}
+    "documents",
+    "decoding",
+    where={"documents": "with other documents changed: row 0", "decoding": "with other padding tokens: row"},
 )
-def faint_memory_of_what_is_hidden(patch):
-    """Causal, and smaller than what another order of sums makes out; but a hidden token may not change a bit."""
+def small_trace_of_hidden_tokens(patch):
+    """Causal, and smaller than the rounding of sums in another order, but a hidden token may not change a bit."""
     stream(patch, lambda x: x + 3e-7 * x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None])

@@ -1,4 +1,4 @@
-"""What FlexAttention does on CUDA alone, as far as it shows without a GPU."""
+"""The parts of the flex backend that act on CUDA only, tested without a GPU."""
 
 import functools
 
@@ -7,10 +7,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from tril.model.attention import attention
-from tril.model.backends import _compiled_flex
+from tril.model.attention_flex import compiled_flex
 
 
-def test_more_forms_are_compiled_than_torch_would_by_itself(monkeypatch):
+def test_the_recompile_limit_is_raised(monkeypatch):
     graphs = []
 
     def count(graph, _):
@@ -19,18 +19,18 @@ def test_more_forms_are_compiled_than_torch_would_by_itself(monkeypatch):
 
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count, dynamic=False))
-    with torch._dynamo.config.patch(recompile_limit=8):  # as it is when a process starts
-        flex_attention = _compiled_flex.__wrapped__()
-        for length in range(2, 14):
+    with torch._dynamo.config.patch(recompile_limit=1):  # torch's limit in a new process is 8
+        flex_attention = compiled_flex.__wrapped__()
+        for length in (2, 3, 4):
             q = torch.randn(1, 2, length, 16)
             flex_attention(q, q, q)
-    assert len(graphs) == 12
+    assert len(graphs) == 3
     torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("head_size", [8, 15])
-def test_heads_that_are_too_small_for_its_kernels_are_refused(head_size):
-    with FakeTensorMode():  # tensors without values, of devices that need not be there
+def test_head_sizes_below_the_kernels_minimum_are_refused(head_size):
+    with FakeTensorMode():  # tensors without values, on devices that need not exist
         q = torch.empty(1, 2, 4, head_size, device="cuda")
         with pytest.raises(
             ValueError, match=f"flex' needs a head size of at least 16 on CUDA, not {head_size}; use backend='fused'"

@@ -1,0 +1,74 @@
+"""Attention through FlexAttention, which skips the blocks of scores that the mask hides.
+
+B batch, T queries, S keys, H query heads, G key/value heads, D head size.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from tril.model.compilation import raise_recompile_limit
+from tril.model.masks import visible_from_positions
+
+MIN_HEAD_DIM = 16  # on CUDA: a Triton matmul has no smaller side
+
+
+def flex(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float
+) -> Tensor:
+    """q (B, H, T, D), k and v (B, G, S, D) -> (B, H, T, D); on CUDA, or on a CPU without gradients.
+
+    Raises:
+        ValueError: dropout, a head size below MIN_HEAD_DIM on CUDA, or gradients on another device than CUDA.
+    """
+    if dropout_p > 0:
+        raise ValueError(
+            f"backend='flex' has no attention dropout (got {dropout_p}); use backend='fused' or attn_dropout=0"
+        )
+    if q.device.type == "cuda" and q.shape[-1] < MIN_HEAD_DIM:
+        limit = f"a head size of at least {MIN_HEAD_DIM} on CUDA"
+        raise ValueError(f"backend='flex' needs {limit}, not {q.shape[-1]}; use backend='fused'")
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if q.device.type != "cuda" and (needs_grad or q.device.type != "cpu"):
+        raise ValueError(
+            f"backend='flex' cannot train on {q.device.type} (its backward pass needs CUDA); use backend='fused'"
+        )
+    from torch.nn.attention.flex_attention import flex_attention
+
+    run = flex_attention
+    if q.device.type == "cuda" and not torch.compiler.is_compiling():
+        run = compiled_flex()  # uncompiled, it materializes all T x S scores
+    return run(q, k, v, block_mask=_block_mask(q, k, mask, causal, window), enable_gqa=k.shape[1] != q.shape[1])
+
+
+@functools.cache
+def compiled_flex():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    raise_recompile_limit()
+    return torch.compile(flex_attention)
+
+
+def _block_mask(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | None):
+    if mask is not None:
+        full = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        return _create_block_mask(lambda b, h, i, j: full[b, h, i, j], *full.shape, device=q.device)
+    return causal_block_mask(q.shape[2], k.shape[2], window, q.device) if causal else None
+
+
+@functools.lru_cache(maxsize=16)  # training repeats the same few shapes
+def causal_block_mask(n_queries: int, n_keys: int, window: int | None, device: torch.device):
+    offset = n_keys - n_queries  # the last query is at the position of the last key
+
+    def visible(b, h, i, j):
+        return visible_from_positions(i + offset, j, window)
+
+    return _create_block_mask(visible, None, None, n_queries, n_keys, device=device)
+
+
+def _create_block_mask(visible, *shape, device: torch.device):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    with torch.inference_mode(False):  # a mask that validation creates is used again in training
+        return create_block_mask(visible, *shape, device=device)

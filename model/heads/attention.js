@@ -1,0 +1,284 @@
+"use strict";
+const $ = (id) => document.getElementById(id);
+const all = (selector) => [...document.querySelectorAll(selector)];
+const { layers: L, heads: H, tokens, probabilities } = JSON.parse($("data").textContent);
+const T = tokens.length;
+const MEAN = H; // number after the last head: the mean of all heads of the layer
+const THUMBNAIL_SIZE = Math.min(T, 48); // cells per side, each showing the largest weight that it covers
+const MAX_LARGEST = Math.min(T, 10); // length of the list of largest weights
+const MAX_LABELED = 36; // tokens that fit as labels along the matrix
+const LONG_TEXT = 120; // a text of more tokens gets a separate column
+
+// Data: float16, little-endian, (L, H, T, T)
+const VALUE = Float32Array.from({ length: 65536 }, (_, bits) => {
+  const exponent = (bits >> 10) & 31, fraction = bits & 1023, sign = bits >> 15 ? -1 : 1;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? (1024 + fraction) * 2 ** (exponent - 25) : fraction * 2 ** -24);
+});
+const bytes = atob($("maps").textContent);
+const maps = new Uint16Array(L * H * T * T);
+for (let i = 0; i < maps.length; i++) maps[i] = bytes.charCodeAt(2 * i) | (bytes.charCodeAt(2 * i + 1) << 8);
+
+function matrixOf(layer, head) {
+  const heads = head === MEAN ? [...Array(H).keys()] : [head], matrix = new Float32Array(T * T);
+  for (const h of heads) {
+    const start = (layer * H + h) * T * T;
+    for (let i = 0; i < T * T; i++) matrix[i] += VALUE[maps[start + i]] / heads.length;
+  }
+  return matrix;
+}
+const nameOf = (layer, head) => (head === MEAN ? `L${layer}, mean of all heads` : `L${layer}H${head}`);
+
+// Text
+const SYMBOLS = { " ": "·", "\n": "↵", "\t": "→" };
+const symbol = (c) => SYMBOLS[c] ?? String.fromCharCode(c === "\x7f" ? 0x2421 : 0x2400 + c.charCodeAt(0)); // other control characters
+function element(name, className = "", ...children) {
+  const node = document.createElement(name);
+  node.className = className;
+  node.append(...children);
+  return node;
+}
+/** The token as text nodes, with symbols for whitespace; `breaks` starts a new line after a newline, as in the text. */
+function visibleText(token, breaks = false) {
+  const mark = (c) => element("span", "mark", symbol(c) + (breaks && c === "\n" ? "\n" : ""));
+  return token.split(/([\x00- \x7f])/).map((part, i) => (i % 2 ? mark(part) : part));
+}
+const numbered = (t) => [element("span", "number", `${t}`), ...visibleText(tokens[t])];
+const weightText = (w) => (w === 0 ? "0" : Math.abs(w) < 0.001 ? w.toExponential(1) : w.toFixed(3));
+const percentText = (p) => (p === null ? "not a number" : p > 0 && p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
+
+// Colors: interpolated between three colors of the style sheet, by the square root of the weight
+let empty, leak, shades;
+function readColors() {
+  const style = getComputedStyle(document.documentElement);
+  const rgb = (name) => [1, 3, 5].map((i) => parseInt(style.getPropertyValue(name).trim().slice(i, i + 2), 16));
+  const stops = ["--low", "--mid", "--high"].map(rgb);
+  [empty, leak] = [rgb("--empty"), rgb("--leak")];
+  shades = Array.from({ length: 256 }, (_, i) => {
+    const low = i < 128 ? 0 : 1, part = i / 127.5 - low;
+    return stops[low].map((c, k) => Math.round(c + part * (stops[low + 1][k] - c)));
+  });
+}
+const shade = (w) => shades[Math.round(255 * Math.sqrt(Math.min(1, w)))];
+const color = (w, above) => (w === 0 ? empty : above || !(w > 0 && w < Infinity) ? leak : shade(w));
+function paint(canvas, size, colorAt) {
+  canvas.width = canvas.height = size;
+  const context = canvas.getContext("2d"), image = context.createImageData(size, size);
+  for (let i = 0; i < size * size; i++) image.data.set([...colorAt(i), 255], 4 * i);
+  context.putImageData(image, 0, 0);
+}
+
+// Summary of every head, computed once
+const isLarger = (a, b) => !Number.isNaN(b) && !(Math.abs(a) <= Math.abs(b)); // NaN counts as the largest
+function summarize(layer, head) {
+  const matrix = matrixOf(layer, head), n = THUMBNAIL_SIZE, largestWeights = new Float32Array(n * n), leaks = new Uint8Array(n * n);
+  const above = { weight: 0, layer, head, row: 0, column: 0 };
+  for (let row = 0; row < T; row++) {
+    for (let column = 0; column < T; column++) {
+      const w = matrix[row * T + column], cell = Math.floor((row * n) / T) * n + Math.floor((column * n) / T);
+      largestWeights[cell] = Math.max(largestWeights[cell], w); // NaN stays
+      if (column <= row || w === 0) continue;
+      leaks[cell] = 1;
+      if (isLarger(w, above.weight)) Object.assign(above, { weight: w, row, column });
+    }
+  }
+  return { layer, head, largestWeights, leaks, above, button: null };
+}
+const summaries = [...Array(L).keys()].flatMap((layer) => [...Array(H + 1).keys()].map((head) => summarize(layer, head)));
+function describeUpperTriangle() {
+  const heads = summaries.filter((summary) => summary.head !== MEAN).map((summary) => summary.above);
+  const worst = heads.reduce((a, b) => (isLarger(b.weight, a.weight) ? b : a));
+  const where = `the largest weight above the diagonal, in all ${L * H} heads,`;
+  $("above").className = worst.weight === 0 ? "" : "leaks";
+  $("above").textContent = worst.weight === 0
+    ? `The upper triangle is empty because the model is causal: ${where} is 0.`
+    : `The upper triangle is not empty: ${where} is ${weightText(worst.weight)} (${nameOf(worst.layer, worst.head)}, token ${worst.row}`
+      + ` attends to token ${worst.column}, which comes later). This model sees the future.`;
+}
+
+// What is shown: a head, a token (query), and a cell [row, column]. A pinned query stays while the pointer moves.
+const state = { layer: 0, head: 0, query: T - 1, cell: [T - 1, T - 1], pinned: false };
+let matrix;
+function selectHead(layer, head) {
+  Object.assign(state, { layer, head });
+  [$("layer").value, $("head").value] = [layer, head];
+  matrix = matrixOf(layer, head);
+  paint($("canvas"), T, (i) => color(matrix[i], i % T > Math.floor(i / T)));
+  for (const summary of summaries) {
+    const selected = summary.layer === layer && summary.head === head;
+    summary.button.setAttribute("aria-pressed", selected);
+    summary.button.tabIndex = selected ? 0 : -1;
+  }
+  for (const heading of all(".name")) heading.textContent = nameOf(layer, head);
+  show();
+}
+function pointAtToken(t) {
+  pointAtCell(state.pinned ? state.query : t, t);
+}
+function pointAtCell(row, column) {
+  if (!state.pinned) state.query = row;
+  state.cell = [row, column];
+  show();
+}
+function pin(row, column = row) {
+  state.pinned = !(state.pinned && state.query === row);
+  state.query = row;
+  state.cell = [row, column];
+  show();
+}
+function show() {
+  const { query, cell: [row, column], pinned } = state, weights = matrix.subarray(query * T, (query + 1) * T);
+  const largest = Math.max(...weights.filter(Number.isFinite));
+  spans.forEach((span, t) => {
+    const w = weights[t], seen = w !== 0 && color(w, t > query) !== leak;
+    const names = { later: t > query, leak: w !== 0 && !seen, query: t === query, key: t === column && t !== query };
+    span.className = ["token", ...Object.keys(names).filter((name) => names[name])].join(" ");
+    const [r, g, b] = seen ? shades[Math.round((255 * w) / largest)] : empty;
+    span.style.backgroundColor = seen ? `rgb(${r} ${g} ${b})` : "";
+    span.style.color = seen ? (0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#000" : "#fff") : "";
+    span.title = `weight ${weightText(w)}`;
+    span.tabIndex = t === column ? 0 : -1;
+  });
+  $("pinned").className = pinned ? "on" : "";
+  for (const code of all("code.query")) code.replaceChildren(...numbered(query));
+  showWeight(row, column);
+  listLargest(weights, query, largest);
+  listNext(query);
+  setPosition($("row"), { top: query, height: 1 });
+  setPosition($("cell"), { top: row, left: column, height: 1, width: 1 });
+  [...$("rows").children].forEach((label, t) => label.classList.toggle("on", t === query));
+  [...$("columns").children].forEach((label, t) => label.classList.toggle("on", t === column));
+}
+function setPosition(box, sides) {
+  for (const [side, n] of Object.entries(sides)) box.style[side] = `${(100 * n) / T}%`;
+}
+function showWeight(row, column) {
+  const w = matrix[row * T + column], later = column > row ? ", which comes later," : "";
+  for (const output of all("output.weight")) {
+    const weight = element("b", "", weightText(w));
+    const [from, to] = [row, column].map((t) => element("code", "", ...numbered(t)));
+    output.replaceChildren(from, " attends to ", to, later, " with weight ", weight);
+  }
+}
+function bars(list, entries) {
+  list.replaceChildren(...entries.flatMap(({ label, part, text, className = "" }) => {
+    const bar = element("i");
+    bar.style.width = `${100 * Math.min(1, Math.max(0, part))}%`;
+    return [element("span", className, ...label), element("span", `track ${className}`, bar), element("span", className, text)];
+  }));
+}
+function listLargest(weights, query, largest) {
+  const order = [...weights.keys()].filter((t) => weights[t] !== 0).sort((a, b) => weights[b] - weights[a]).slice(0, MAX_LARGEST);
+  const entry = (t, w) => ({ label: numbered(t), part: w / largest, text: weightText(w), className: t > query ? "leak" : "" });
+  bars($("largest"), order.map((t) => entry(t, weights[t])));
+}
+function listNext(query) {
+  const after = probabilities[query], actual = tokens[query + 1];
+  const rest = 1 - after.reduce((sum, [, p]) => sum + p, 0);
+  const entry = ([token, p]) => ({ label: visibleText(token), part: p, text: percentText(p), className: token === actual ? "actual" : "" });
+  const entries = after.map(entry);
+  if (rest > 0.0005) entries.push({ label: ["all others"], part: rest, text: percentText(rest), className: "rest" });
+  bars($("next"), entries);
+  if (actual === undefined) return $("follows").replaceChildren("The text ends here.");
+  const among = after.some(([token]) => token === actual);
+  const where = among ? ", marked above." : ", not among these.";
+  $("follows").replaceChildren("In the text follows ", element("code", "", ...visibleText(actual)), where);
+}
+
+// The elements that depend on the data
+const spans = tokens.map((token, t) => {
+  const span = element("span", "token", ...visibleText(token, true));
+  span.dataset.token = t;
+  span.setAttribute("role", "button");
+  $("text").append(span, element("wbr"));
+  return span;
+});
+for (let layer = 0; layer < L; layer++) $("layer").append(new Option(layer, layer));
+for (let head = 0; head < H; head++) $("head").append(new Option(head, head));
+$("head").append(new Option("mean of all", MEAN));
+$("overview").style.gridTemplateColumns = `max-content repeat(${H + 1}, minmax(0, 4rem))`;
+const headings = ["", ...Array.from({ length: H }, (_, head) => `H${head}`), "mean"];
+$("overview").append(...headings.map((heading) => element("span", "", heading)));
+for (const summary of summaries) {
+  if (summary.head === 0) $("overview").append(element("span", "", `L${summary.layer}`));
+  summary.button = element("button", "", element("canvas"));
+  summary.button.title = nameOf(summary.layer, summary.head);
+  summary.button.setAttribute("aria-label", summary.button.title);
+  summary.button.addEventListener("click", () => selectHead(summary.layer, summary.head));
+  $("overview").append(summary.button);
+}
+document.querySelector("main").classList.toggle("long", T > LONG_TEXT);
+if (T <= MAX_LABELED) {
+  $("matrix").className = "labeled";
+  for (const labels of [$("rows"), $("columns")]) labels.append(...tokens.map((token) => element("span", "", ...visibleText(token))));
+}
+for (const tick of [0.01, 0.1, 0.25, 0.5, 1]) {
+  const label = element("span", "", `${tick}`);
+  label.style.left = `${100 * Math.sqrt(tick)}%`;
+  $("scale").append(label);
+}
+function draw() {
+  readColors();
+  for (const summary of summaries) {
+    paint(summary.button.firstChild, THUMBNAIL_SIZE, (i) => (summary.leaks[i] ? leak : color(summary.largestWeights[i], false)));
+  }
+  selectHead(state.layer, state.head);
+}
+
+// Input
+function scrollToQuery() { // for a query that was chosen in the matrix
+  const box = $("text"), { offsetTop } = spans[state.query];
+  if (offsetTop < box.scrollTop || offsetTop + 24 > box.scrollTop + box.clientHeight) box.scrollTop = offsetTop - box.clientHeight / 2;
+}
+const tokenAt = (event) => event.target.closest(".token")?.dataset.token;
+const step = (i, by, size) => Math.min(size - 1, Math.max(0, i + by));
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+for (const kind of ["pointerover", "focusin"]) {
+  $("text").addEventListener(kind, (event) => {
+    if (tokenAt(event) !== undefined) pointAtToken(Number(tokenAt(event)));
+  });
+}
+$("text").addEventListener("click", (event) => {
+  if (tokenAt(event) !== undefined) pin(Number(tokenAt(event)));
+});
+$("text").addEventListener("keydown", (event) => {
+  const t = Number(tokenAt(event));
+  const to = { ArrowLeft: t - 1, ArrowRight: t + 1, Home: 0, End: T - 1 }[event.key];
+  if (event.key === "Enter" || event.key === " ") pin(t);
+  else if (to === undefined) return;
+  else spans[step(to, 0, T)].focus();
+  event.preventDefault();
+});
+function cellAt(event) {
+  const { left, top, width, height } = $("canvas").getBoundingClientRect();
+  return [step(Math.floor(((event.clientY - top) / height) * T), 0, T), step(Math.floor(((event.clientX - left) / width) * T), 0, T)];
+}
+$("square").addEventListener("pointermove", (event) => {
+  pointAtCell(...cellAt(event));
+  scrollToQuery();
+});
+$("square").addEventListener("click", (event) => pin(...cellAt(event)));
+$("square").addEventListener("keydown", (event) => {
+  const [row, column] = state.cell;
+  if (event.key === "Enter" || event.key === " ") pin(row, column);
+  else if (!ARROWS[event.key]) return;
+  else pointAtCell(step(row, ARROWS[event.key][0], T), step(column, ARROWS[event.key][1], T));
+  scrollToQuery();
+  event.preventDefault();
+});
+$("overview").addEventListener("keydown", (event) => {
+  if (!ARROWS[event.key]) return;
+  selectHead(step(state.layer, ARROWS[event.key][0], L), step(state.head, ARROWS[event.key][1], H + 1));
+  summaries[state.layer * (H + 1) + state.head].button.focus();
+  event.preventDefault();
+});
+for (const name of ["layer", "head"]) {
+  $(name).addEventListener("change", () => selectHead(Number($("layer").value), Number($("head").value)));
+}
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && state.pinned) pin(state.query, state.cell[1]);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+describeUpperTriangle();
+draw();
+scrollToQuery();

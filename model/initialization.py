@@ -1,0 +1,47 @@
+"""Initial weights of a GPT."""
+
+import torch
+from torch import nn
+
+from tril.model.config import GPTConfig
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, config: GPTConfig) -> None:
+    """Draws all parameters of a GPT from torch's global generator.
+
+    | parameter                       | init=zero_out                     | init=gpt2 (Radford et al. 2019) |
+    |---------------------------------|-----------------------------------|---------------------------------|
+    | embed                           | normal, std 1 (tied: 0.02)        | normal, std 0.02                |
+    | pos_embed                       | normal, std 0.02                  | normal, std 0.02                |
+    | q, k, v; mlp up, gate           | uniform, std 0.5 / sqrt(C)        | normal, std 0.02                |
+    | o_proj; mlp down                | 0: each block starts as identity  | normal, std 0.02 / sqrt(N)      |
+    | head, untied                    | 0: the first loss is ln V         | normal, std 0.02                |
+    | norm gains                      | 1                                 | 1                               |
+    | biases                          | 0                                 | 0                               |
+
+    N is the number of branches that add to the residual stream: 2 L, or L where blocks have no attention or no FFN.
+
+    Raises:
+        AssertionError: a parameter that the table does not list.
+    """
+    branches = config.n_layers * ((config.n_heads > 0) + (config.mlp != "none"))
+    small, residual = 0.02, 0.02 / branches**0.5
+    bound = 0.5 * (3 / config.dim) ** 0.5  # a uniform on +-b has std b / sqrt(3)
+    zero_out = config.init == "zero_out"
+    for name, p in model.named_parameters():
+        part = name.split(".")[-2]
+        if p.ndim < 2:
+            nn.init.constant_(p, 1.0 if name.endswith("weight") else 0.0)
+        elif part in ("o_proj", "down"):
+            nn.init.zeros_(p) if zero_out else nn.init.normal_(p, std=residual)
+        elif part in ("q_proj", "k_proj", "v_proj", "up", "gate"):
+            nn.init.uniform_(p, -bound, bound) if zero_out else nn.init.normal_(p, std=small)
+        elif part == "embed":
+            nn.init.normal_(p, std=1.0 if zero_out and not config.tie_embeddings else small)
+        elif part == "head":
+            nn.init.zeros_(p) if zero_out else nn.init.normal_(p, std=small)
+        elif part == "pos_embed":
+            nn.init.normal_(p, std=small)
+        else:
+            raise AssertionError(f"no initialization for {name}")

@@ -1,0 +1,134 @@
+"""Reads the files of one run, finished or not: settings, summary, validation curve and losses of validation windows."""
+
+import csv
+import io
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tril.model.runs import FAILURE, state_of
+from tril.scripts.ablation.json_files import read_json, read_summary
+
+CONFIG = "config.yaml"
+# of the curve -> of a run's log
+COLUMNS = {"tokens": "train/tokens", "seconds": "train/seconds", "loss": "val/loss", "bpb": "val/bpb"}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Losses of one validation, for N windows in the order of the text.
+
+    Attributes:
+        nll: (N,) nats, summed over the targets of each window.
+        targets: (N,) number of targets of each window.
+    """
+
+    step: int
+    context_length: int
+    nll: np.ndarray
+    targets: np.ndarray
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a sweep.
+
+    Attributes:
+        state: finished, failed, unfinished or not started.
+        summary: the content of summary.json; None unless finished.
+        planned: its entry of sweep.json; {} without one.
+        curve: "step", "tokens", "seconds", "loss" and "bpb" of its validations, equally long; NaN if not logged.
+        last: windows of the last validation; None if not saved.
+        best: windows of the best validation; None if not saved.
+        message: the error of a failed run.
+    """
+
+    folder: Path
+    seed: int
+    state: str
+    summary: dict | None
+    planned: dict
+    curve: dict[str, np.ndarray]
+    last: Windows | None
+    best: Windows | None
+    message: str = ""
+
+
+def read_run(folder: Path, seed: int, planned: Mapping[str, object] | None = None) -> Run:
+    """Reads a run's folder in any state. Raises ValueError for a damaged file."""
+    state = state_of(folder)
+    return Run(
+        folder,
+        seed,
+        state,
+        read_summary(folder) if state == "finished" else None,
+        dict(planned or {}),
+        read_curve(folder),
+        _read_windows(folder / "windows_last.npz"),
+        _read_windows(folder / "windows_best.npz"),
+        message=str(read_json(folder / FAILURE).get("message", "")) if state == "failed" else "",
+    )
+
+
+def read_config(path: Path) -> dict[str, object] | None:
+    """Dotted keys and values of a run's config.yaml; None if the file belongs to something else."""
+    import yaml
+
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML ({error}); move that run away") from error
+    if not isinstance(config, dict) or not isinstance(config.get("seed"), int) or "model" not in config:
+        return None
+    return dict(_flatten(config))
+
+
+def _flatten(tree: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in tree.items():
+        yield from _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+
+
+def _read_windows(path: Path) -> Windows | None:
+    if not path.is_file():
+        return None
+    try:
+        with np.load(path) as arrays:
+            return Windows(int(arrays["step"]), int(arrays["context_length"]), arrays["nll"], arrays["targets"])
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, or train that run again") from error
+
+
+def read_curve(folder: Path) -> dict[str, np.ndarray]:
+    """The validations in a run's log, see `Run`; empty arrays without a log.
+
+    A resumed run starts another log, which replaces the earlier ones between its first and its last step. Older
+    versions numbered a validation by the step before it and did not log its tokens; the training rows give them.
+    """
+    rows: dict[int, dict[str, float]] = {}
+    logs = folder.glob("csv/version_*/metrics.csv")
+    for log in sorted(logs, key=lambda log: int(log.parent.name.partition("_")[2])):
+        newer = _read_log(log)
+        if newer:
+            rows = {step: row for step, row in rows.items() if not min(newer) <= step <= max(newer)} | newer
+    per_step = [row["tokens"] / step for step, row in rows.items() if step > 0 and "tokens" in row]
+    for step, row in rows.items():
+        if "loss" in row and "tokens" not in row and per_step:
+            row["tokens"] = per_step[-1] * min(step + 1, max(rows))
+    steps = sorted(step for step, row in rows.items() if "loss" in row)
+    curve = {name: np.array([rows[step].get(name, math.nan) for step in steps], float) for name in COLUMNS}
+    return {"step": np.array(steps, np.int64)} | curve
+
+
+def _read_log(path: Path) -> dict[int, dict[str, float]]:
+    """The values of each step."""
+    rows: dict[int, dict[str, float]] = {}
+    complete_lines = path.read_text(encoding="utf-8").rpartition("\n")[0]  # the last line may be incomplete
+    for row in csv.DictReader(io.StringIO(complete_lines)):
+        if row.get("step"):
+            values = {name: float(row[column]) for name, column in COLUMNS.items() if row.get(column)}
+            rows.setdefault(int(row["step"]), {}).update(values)
+    return rows

@@ -1,0 +1,42 @@
+"""The console command `tril NAME [key=value ...]`: one subcommand per script, with the script's own arguments."""
+
+import difflib
+import importlib
+import sys
+from importlib.metadata import version
+
+COMMANDS = {
+    "train": "train a model, or a grid of them with -m",
+    "sample": "continue a prompt",
+    "heads": "measure, remove and draw the attention heads of a model",
+    "report": "compare the runs of a grid",
+    "certify": "test that a model sees no future and all of its past",
+    "control": "compare a run with the same run without the causal mask",
+    "scaling": "fit the loss against parameters and tokens",
+    "bench": "measure speed and memory on this machine",
+}
+
+
+def main() -> None:
+    """Entry point of the `tril` command."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+    elif name == "--version":
+        print(f"tril {version('tril')}")
+    elif name in COMMANDS:
+        sys.argv = [f"tril {name}", *arguments]  # the name that help and errors show
+        importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}").main()
+    else:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        remedy = f"did you mean tril {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}"
+        print(f"error: there is no command tril {name}; {remedy}", file=sys.stderr)
+        sys.exit(2)
+
+
+def usage() -> str:
+    """The text of `tril --help`."""
+    lines = [f"  tril {name:<9} {description}" for name, description in COMMANDS.items()]
+    return "\n".join(
+        ["Usage: tril COMMAND [key=value ...]", "", *lines, "", "tril COMMAND --help lists the keys of a command."]
+    )

@@ -1,0 +1,172 @@
+"""Mutants of the mask.
+
+B batch, T queries, S keys, H query heads, G key/value heads, D head size.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from tests.model.causality.mutants import NEXT, causal_if, kernel, mutant, rule
+from tril.model import attention
+from tril.model.gpt import GPT
+
+
+@mutant("no future", "attention", "decoding", "canary", where=NEXT)
+def mask_off_by_one_shows_the_next(patch):
+    rule(patch, lambda query, key: key <= query + 1)
+
+
+@mutant("attention", "decoding", where={"attention": "layer 0, head 0, query 0, key 0:"})
+def mask_off_by_one_hides_itself(patch):
+    """The residual stream still carries each token to its own output, so no dependency is missing."""
+    rule(patch, lambda query, key: key < query)
+
+
+@mutant("no future", "attention", where=NEXT, backend="flex", context_length=24)
+def mask_off_by_one_in_flex(patch):
+    rule(patch, lambda query, key: key <= query + 1)
+
+
+@mutant("no future", "attention", "decoding", "documents", "canary", where=NEXT, backend="fused")
+def no_mask(patch):
+    kernel(patch, lambda original, q, k, v, mask, causal, *rest: original(q, k, v, mask, False, *rest), "fused")
+
+
+@mutant(
+    "no future",
+    "all of the past",
+    "attention",
+    "decoding",
+    where={"all of the past": "query 1 does not depend on key 0"},
+)
+def mask_transposed(patch):
+    rule(patch, lambda query, key: key >= query)
+
+
+@mutant("decoding", "attention", where={"decoding": "chunks of 7: row 0, position 7 "}, backend="fused")
+def wrong_corner_under_a_cache(patch):
+    """torch's is_causal aligns the first query with the first key."""
+
+    def changed(original, q, k, v, mask, causal, window, dropout_p):
+        if not causal or window is not None:
+            return original(q, k, v, mask, causal, window, dropout_p)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout_p, enable_gqa=True)
+
+    kernel(patch, changed, "fused")
+
+
+@mutant("decoding", "attention", where={"decoding": "chunks of 7: row 0, position 7 "})
+def no_mask_inside_a_chunk(patch):
+    causal_if(patch, lambda q, k, dropout_p: q.shape[2] == k.shape[2])
+
+
+@mutant(
+    "no future",
+    "attention",
+    where={"no future": "key 0 outside the window", "attention": "head 0, query 10, key 0:"},
+    window=10,
+)
+def window_one_too_wide(patch):
+    rule(patch, lambda query, key: (key <= query) & (key >= query - 10))
+
+
+@mutant("all of the past", "attention", where={"attention": "layer 0, head 0, query 9, key 0:"}, window=10)
+def window_one_too_narrow(patch):
+    rule(patch, lambda query, key: (key <= query) & (key > query - 9))
+
+
+@mutant("attention", where={"attention": "layer 0, head 0, query 10, key 0: .*length=11"}, window=10)
+def window_one_too_wide_at_the_first_hidden_key(patch):
+    """Two layers may see as far as that; only the weights of a single layer show it."""
+
+    def changed(original, q, k, v, mask, causal, window, dropout_p):
+        return original(q, k, v, mask, causal, None if window == k.shape[2] - 1 else window, dropout_p)
+
+    kernel(patch, changed)
+
+
+@mutant("decoding", "attention", window=10)
+def window_forgotten_under_a_cache(patch):
+    def changed(original, q, k, v, mask, causal, window, dropout_p):
+        return original(q, k, v, mask, causal, window if q.shape[2] == k.shape[2] else None, dropout_p)
+
+    kernel(patch, changed)
+
+
+@mutant("decoding", "documents", window=10)
+def window_forgotten_with_a_mask(patch):
+    original = attention.visible_keys
+    patch.setattr(attention, "visible_keys", lambda *sizes, **options: original(*sizes, **{**options, "window": None}))
+
+
+@mutant("decoding", "documents", where={"documents": "the document at 0: row 0, position 0 "})
+def future_seen_with_a_mask(patch):
+    patch.setattr(attention, "visible_keys", lambda n_queries, n_keys, *, mask, **options: attention.as_boolean(mask))
+
+
+@mutant("no future", "attention", where={"attention": "layer 0, head 0, query 15, key 16:"})
+def leak_at_every_chunk_boundary(patch):
+    rule(patch, lambda query, key: (key <= query) | ((key == query + 1) & (key % 16 == 0)))
+
+
+@mutant(
+    "no future",
+    "attention",
+    where={"no future": "query 31 changes with key 32, first in layer 0", "attention": "query 31, key 32:"},
+)
+def leak_at_one_boundary(patch):
+    rule(patch, lambda query, key: (key <= query) | ((query == 31) & (key == 32)))
+
+
+@mutant(
+    "all of the past",
+    "attention",
+    where={"all of the past": "query 16 does not depend on key 0", "attention": "query 16, key 0:"},
+)
+def past_forgotten_at_chunk_boundaries(patch):
+    rule(patch, lambda query, key: (key <= query) & (key // 16 == query // 16))
+
+
+@mutant("no future", "attention", where={"attention": "layer 0, head 1, query 0, key 1:"})
+def mask_on_the_first_head_only(patch):
+    def changed(original, q, k, v, mask, causal, *rest):
+        k, v = attention.repeat_heads(k, q), attention.repeat_heads(v, q)  # (B, H, S, D)
+        first = original(q[:, :1], k[:, :1], v[:, :1], mask, causal, *rest)
+        return torch.cat((first, original(q[:, 1:], k[:, 1:], v[:, 1:], mask, False, *rest)), dim=1)  # (B, H, T, D)
+
+    kernel(patch, changed)
+
+
+@mutant(
+    "no future", "attention", where={"no future": "first in layer 1", "attention": "layer 1, head 2, query 0, key 1:"}
+)
+def leak_in_one_head_of_one_layer(patch):
+    def leaky(q, k, v, mask, causal, window, dropout_p):
+        out = attention.explicit(q, k, v, mask, causal, window, dropout_p)
+        unmasked = attention.explicit(q, k, v, mask, False, None, dropout_p)
+        return torch.cat((out[:, :2], unmasked[:, 2:3], out[:, 3:]), dim=1)  # (B, H, T, D)
+
+    original = GPT.__init__
+
+    def init(self, config):
+        original(self, config)
+        self.blocks[1].attn.backend = "leaky"
+
+    patch.setitem(attention.BACKENDS, "leaky", leaky)
+    patch.setattr(GPT, "__init__", init)
+
+
+@mutant("no future", "attention", where={"no future": "length=40", "attention": "length=40"})
+def leak_at_the_full_context_only(patch):
+    causal_if(patch, lambda q, k, dropout_p: q.shape[2] != 40)
+
+
+@mutant("canary")
+def leak_at_multiples_of_32_only(patch):
+    """As a fast path could have it. No length of the grid is such a multiple, but that of the canary is."""
+    causal_if(patch, lambda q, k, dropout_p: q.shape[2] % 32 > 0)
+
+
+@mutant("no future", "attention", where={"no future": "dropout=True", "attention": "dropout=True"})
+def mask_dropped_with_dropout(patch):
+    causal_if(patch, lambda q, k, dropout_p: dropout_p == 0)

@@ -1,0 +1,77 @@
+"""The names that `tril.model` exports, which are imported on first use."""
+
+import importlib
+import inspect
+import sys
+import types
+
+import pytest
+import torch
+
+import tril.model
+
+EXPORTS = ["GPT", "GPTConfig", "MultiHeadAttention", "attention", "attention_weights", "causal_mask", "load"]
+EARLIER_IMPORTS = [
+    "pass",
+    "import tril.model.attention",
+    "from tril.model.gpt import GPT",
+    "from tril.model.attention import attention",
+    "from tril.model import MultiHeadAttention",
+    "from tril.model import attention",
+]
+
+
+def loaded_modules():
+    return [name for name in sys.modules if f"{name}.".startswith("tril.model.")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_imported(monkeypatch):
+    """`tril.model` as in a new process. The modules of the other tests are restored afterwards."""
+    monkeypatch.setattr(tril, "model", tril.model)
+    for name in loaded_modules():
+        monkeypatch.delitem(sys.modules, name)
+    yield
+    for name in loaded_modules():
+        del sys.modules[name]
+
+
+def test_importing_the_package_does_not_import_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing torch now raises ImportError
+    package = importlib.import_module("tril.model")
+    assert sorted(package.__all__) == sorted(EXPORTS)
+    with pytest.raises(ImportError):
+        getattr(package, EXPORTS[0])
+
+
+def test_all_names_can_be_imported():
+    from tril.model import GPT, GPTConfig, MultiHeadAttention, attention, attention_weights, causal_mask, load
+
+    model = GPT(GPTConfig(31, context_length=8, n_layers=1, dim=16, n_heads=2))
+    assert model(torch.zeros(1, 8, dtype=torch.long)).shape == (1, 8, 31)
+    assert isinstance(model.blocks[0].attn, MultiHeadAttention)
+    q = torch.randn(1, 2, 4, 8)
+    assert torch.equal(attention_weights(q, q, causal_mask(4, 4))[..., 0, 0], torch.ones(1, 2))
+    assert attention(q, q, q).shape == q.shape
+    assert list(inspect.signature(load).parameters) == ["path", "device"]
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ImportError, match="cannot import name 'Gpt'"):
+        from tril.model import Gpt  # noqa: F401
+
+
+@pytest.mark.parametrize("statement", EARLIER_IMPORTS)
+def test_attention_is_a_function_and_a_module_whatever_was_imported_before(statement):
+    exec(statement)
+    from tril.model import attention
+
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    out = attention(q, k, v, causal=True)
+
+    import tril.model.attention as module
+
+    assert isinstance(module, types.ModuleType) and inspect.isfunction(module.attention)
+    assert torch.equal(out, module.attention(q, k, v, causal=True))
+    assert torch.equal(module(q, k, v, causal=True), out)
+    assert sys.modules["tril.model.attention"] is module and "explicit" in module.BACKENDS

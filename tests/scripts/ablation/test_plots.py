@@ -1,0 +1,132 @@
+"""The pictures of a sweep's report: curves, points and axes of the figures."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+
+from tests.scripts.ablation.synthetic import FOUR, HEADS, ONE, sweep_of
+from tril.scripts.ablation.curve_plots import AXES, mean_curve
+from tril.scripts.ablation.figures import draw
+from tril.scripts.ablation.final_loss_plots import axis_positions
+from tril.scripts.ablation.plot_style import COLORS, line_styles
+from tril.scripts.ablation.run_files import Run
+
+T = 4.302652729911275  # 97.5 % quantile of Student's t with 2 degrees of freedom, for 3 seeds
+
+
+def run_of(steps, losses, seconds, **planned):
+    steps, seconds, losses = np.array(steps), np.array(seconds, float), np.array(losses, float)
+    curve = {"step": steps, "tokens": 64.0 * steps, "seconds": seconds, "loss": losses}
+    return Run(None, 0, "unfinished", None, planned, curve, None, None)
+
+
+def test_mean_curve_has_the_steps_that_all_seeds_have():
+    runs = [
+        run_of([10, 20, 30], [4, 3, 2], [1, 2, 3], flops_per_token=5),
+        run_of([10, 30, 40], [5, 2.2, 2], [3, 5, 6], flops_per_token=5),
+    ]
+    found = mean_curve(runs, "seconds")
+    half = 12.706204736174698 * np.array([1, 0.2]) / 2  # with two values the standard error is half of their distance
+    np.testing.assert_allclose([found.x, found.mean], [[2, 4], [4.5, 2.1]])
+    np.testing.assert_allclose([found.low, found.high], [found.mean - half, found.mean + half])
+    np.testing.assert_allclose(mean_curve(runs, "flops").x, [3200, 9600])
+    alone = mean_curve(runs[:1], "tokens")
+    assert alone.mean.tolist() == [4, 3, 2] and np.isnan([alone.low, alone.high]).all()
+    assert alone.later_half().x.tolist() == [1280, 1920]
+    assert mean_curve([], "tokens") is None and mean_curve([run_of([10], [4], [1])], "flops") is None
+    assert (
+        mean_curve([run_of([10], [4], [math.nan])], "seconds") is None
+        and mean_curve([run_of([10], [math.nan], [1])], "tokens") is None
+    )
+
+
+def test_curves_of_unfinished_runs_are_dashed_and_not_in_the_means(tmp_path, drawn):
+    runs = HEADS | {(1,): {0: 3.1, 1: "unfinished"}, (8,): {0: "failed"}}
+    captions = [picture.caption for picture in draw(sweep_of(tmp_path, runs), "final", tmp_path)]
+    for along, last in zip(AXES, (6400, 6400 * 6000, 6.4), strict=True):
+        axes = drawn[f"loss_{along}.png"].axes[0]
+        dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+        whole = [line for line in axes.lines if line.get_linestyle() == "-"]
+        assert [line.get_color() for line in whole + dashed] == [*COLORS[:2], COLORS[0], COLORS[2]]
+        assert [line.get_ydata().tolist() for line in dashed] == [[5.0], [5.0]]
+        np.testing.assert_allclose([line.get_xdata()[-1] for line in whole], last)
+        np.testing.assert_allclose(whole[1].get_ydata(), statistics.fmean(FOUR) + np.array([1, 0.3, -0.01, 0]))
+        low, high = axes.get_ylim()
+        assert low < 3.0 and high > 5.0
+    for words in ("its band the 95 % interval", "without a band is one seed: no interval", "a single unfinished run"):
+        assert words in captions[0] and words in captions[2]
+
+
+def points(axes):
+    """(x, y, half of the bar) of each mean, in the order of drawing."""
+    found = []
+    for container in axes.containers:
+        (x,), (y,) = container.lines[0].get_data()
+        bars = [segment for bar in container.lines[2] for segment in bar.get_segments()]
+        found.append((x, y, *(np.ptp(segment, axis=0).max() / 2 for segment in bars)))
+    return found
+
+
+def test_final_losses_are_drawn_along_a_swept_number(tmp_path, drawn):
+    draw(sweep_of(tmp_path, HEADS | {(16,): {0: 3.3}, (4.1,): {0: 3.2}}), "final", tmp_path)
+    axes = drawn["final_loss.png"].axes[0]
+    half = [T * statistics.stdev(values) / math.sqrt(3) for values in (ONE, FOUR)]
+    expected = [
+        (0, statistics.fmean(ONE), half[0]),
+        (2, statistics.fmean(FOUR), half[1]),
+        (4, 3.3),
+        (math.log2(4.1), 3.2),
+    ]
+    for found, wanted in zip(points(axes), expected, strict=True):
+        assert found == pytest.approx(wanted)
+    written = [(at, label.get_text()) for at, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)]
+    assert written == [(0, "1"), (2, "4"), (4, "16")]  # no room for 4.1
+    assert len(drawn) == 4 and list(drawn)[-1] == "final_loss.png"  # none by size, which is the same
+
+
+def test_two_keys_interact(tmp_path, drawn):
+    loss = {("relu", 1): 3.0, ("relu", 4): 2.8, ("silu", 1): 3.1, ("silu", 4): 2.5}
+    runs = {values: {0: mean - 0.01, 1: mean + 0.01} for values, mean in loss.items()}
+    sizes = {values: {"parameters": 1000 * values[1]} for values in loss}
+    draw(sweep_of(tmp_path, runs, ("model.mlp", "model.n_heads"), ("relu", 1), summary=sizes), "final", tmp_path)
+    assert [y for _, y, _ in points(drawn["interaction_1.png"].axes[0])] == pytest.approx(
+        [3.0, 3.1, 2.8, 2.5]
+    )  # by heads, then relu, silu
+    assert [y for _, y, _ in points(drawn["interaction_2.png"].axes[0])] == pytest.approx([3.0, 2.8, 3.1, 2.5])
+    assert [round(x) for x, _, _ in points(drawn["interaction_2.png"].axes[0])] == [0, 2, 0, 2]
+    assert [text.get_text() for text in drawn["interaction_1.png"].legends[0].texts] == [
+        "model.n_heads=1",
+        "model.n_heads=4",
+    ]
+    rows = drawn["final_loss.png"].axes[0]
+    assert [x for x, _, _ in points(rows)] == pytest.approx(list(loss.values())) and [
+        y for _, y, _ in points(rows)
+    ] == [0, -1, -2, -3]
+    assert [x for x, *_ in points(drawn["final_loss_parameters.png"].axes[0])] == [1000, 4000] * 2
+    assert "final_loss_training_flops.png" not in drawn
+
+
+def test_positions_on_an_axis():
+    assert list(axis_positions([8, 1, 4]).items()) == [("1", 0), ("4", 2), ("8", 3)]
+    assert axis_positions([10, 12, 11.5]) == {"10": 10, "11.5": 11.5, "12": 12}
+    assert axis_positions([0.9, 0.1]) == pytest.approx({"0.1": math.log2(0.1), "0.9": math.log2(0.9)})
+    assert axis_positions([0, 64]) == {"0": 0, "64": 64}
+    assert axis_positions([None, 64, "b", 64]) == {"null": 0, "64": 1, "b": 2} and axis_positions([True, False]) == {
+        "true": 0,
+        "false": 1,
+    }
+
+
+def test_many_variants_are_distinguishable(tmp_path):
+    numbers = sweep_of(tmp_path, {(n,): {0: 3.0} for n in (5, 1, 2, 3, 4, 6, 7, 8, 9)}, baseline=(1,))
+    colours = line_styles(numbers)
+    assert (
+        list(colours) == [f"n_heads={n}" for n in range(1, 10)]
+        and len({style["color"] for style in colours.values()}) == 9
+    )
+    brightness = [sum(style["color"][:3]) for style in colours.values()]
+    assert brightness == sorted(brightness)
+    names = sweep_of(tmp_path / "names", {(f"kind{n}",): {0: 3.0} for n in range(30)}, ("model.mlp",), ("kind0",))
+    assert len({(style["color"], style["marker"]) for style in line_styles(names).values()}) == 30

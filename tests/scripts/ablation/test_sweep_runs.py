@@ -1,0 +1,112 @@
+"""`train.py -m` with real runs in their own processes: a small grid, a killed sweep, and jobs in parallel."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import run_python
+from tests.runs import TINY
+from tril.model.runs import state_of
+from tril.scripts.common.cli import CONFIGS
+
+TRAIN = CONFIGS.parent / "train.py"
+
+
+@pytest.fixture
+def here(tmp_path):
+    lines = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
+    (tmp_path / "text.txt").write_text(lines, encoding="utf-8")
+    return tmp_path
+
+
+def environment(cwd: Path) -> dict[str, str]:
+    return {"TRIL_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
+
+
+def sweep(cwd: Path, *overrides: str) -> subprocess.CompletedProcess:
+    return run_python(TRAIN, "-m", *TINY, "data.path=text.txt", *overrides, cwd=cwd, **environment(cwd))
+
+
+def runs_of(cwd: Path) -> dict[str, Path]:
+    [index] = cwd.glob("multirun/*/*/sweep.json")
+    return {entry["folder"]: index.parent / entry["folder"] for entry in json.loads(index.read_text())["cells"]}
+
+
+def curve(folder: Path) -> dict[int, str]:
+    """Training loss by step, as text; of a resumed run the newer rows count."""
+    rows = [row for file in sorted(folder.glob("csv/version_*/metrics.csv")) for row in csv.DictReader(file.open())]
+    return {int(row["step"]): row["train/loss"] for row in rows if row["train/loss"]}
+
+
+def test_every_run_of_a_grid_is_trained_in_its_own_folder(here):
+    (here / "random.py").write_text("raise ImportError('a file of the working directory shadows a module')")
+    done = sweep(here, "trainer.max_steps=2", "trainer.val_check_interval=2", "model.n_heads=1,2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 runs to train, about 00:" in done.stdout and "2 of 2 runs are finished" in done.stdout
+    for name, folder in runs_of(here).items():
+        log, summary = (folder / "log.txt").read_text(), json.loads((folder / "summary.json").read_text())
+        assert f"folder  {folder}\n" in log and summary["steps"] == 2
+        loss = f"{summary['final_val_loss']:.4f} nats per token"
+        assert f"start   {name}\ndone    {name} finished: {loss}" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_continues_with_bitwise_equal_results(here):
+    """Killed within a run, with dropout, between two logged steps: everything equals an uninterrupted sweep."""
+    choices = "model.n_heads=1,2", "model.resid_dropout=0.1", "trainer.max_steps=300", "trainer.val_check_interval=101"
+    choices = (*choices, f"data.path={here / 'text.txt'}")
+    (here / "whole").mkdir()
+    whole = sweep(here / "whole", *choices)
+    assert whole.returncode == 0, whole.stderr
+
+    killed = here / "killed"
+    killed.mkdir()
+    command = [sys.executable, TRAIN, "-m", *TINY, *choices]
+    env = os.environ | environment(killed)
+    with subprocess.Popen(command, cwd=killed, env=env, start_new_session=True) as process:
+        while not list(killed.glob("multirun/*/*/*1,seed=0/checkpoints/last.ckpt")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+    [interrupted, untouched] = runs_of(killed).values()
+    assert (state_of(interrupted), state_of(untouched)) == ("unfinished", "not started")
+
+    again = sweep(killed, *choices)
+    assert again.returncode == 0 and "2 of 2 runs are finished" in again.stdout, again.stdout + again.stderr
+    for name, folder in runs_of(here / "whole").items():
+        other = runs_of(killed)[name]
+        for part in ("last", "best"):
+            expected, found = np.load(folder / f"windows_{part}.npz"), np.load(other / f"windows_{part}.npz")
+            assert all(np.array_equal(expected[key], found[key]) for key in ("step", "nll", "targets"))
+        expected, found = (
+            torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for run in (folder, other)
+        )
+        assert all(torch.equal(expected[key], found[key]) for key in expected)
+        assert curve(folder) == curve(other) and len(curve(folder)) == 150
+    assert len(list(interrupted.glob("csv/version_*"))) == 2  # it was resumed, not started again
+
+
+@pytest.mark.slow
+def test_two_parallel_jobs_keep_apart_and_a_failed_run_does_not_end_the_others(here):
+    """A sample of no tokens is refused only within its run, after the model and the tokenizer are built."""
+    parallel = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    done = sweep(here, *parallel, "callbacks.samples.max_new_tokens=8,0,4")
+    assert done.returncode == 1
+    assert "FAILED  callbacks.samples.max_new_tokens=0,seed=0: error: callbacks.samples" in done.stdout
+    assert "2 of 3 runs are finished" in done.stdout
+    folders = runs_of(here)
+    assert [state_of(folder) for folder in folders.values()] == ["finished", "failed", "finished"]
+    for name, folder in folders.items():
+        log = (folder / "log.txt").read_text(encoding="utf-8")
+        assert not any(other in log for other in folders.keys() - {name})
+        assert log.count("--- sample at step") == (0 if "=0," in name else 2)
+        assert len(list(folder.glob("csv/version_*"))) == (0 if "=0," in name else 1)
