@@ -2,7 +2,7 @@
 
 B batch, T queries, S keys, H query heads, G key/value heads, D head size, C model width.
 
-`attention` settles which keys each query may see, then calls one backend. `explicit` is the equation, step by step; the
+`attention` decides which keys each query may see, then calls one backend. `explicit` is the equation, step by step; the
 other backends compute the same result.
 """
 

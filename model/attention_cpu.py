@@ -12,9 +12,8 @@ from torch import Tensor
 from tril.model.masks import causal_mask
 
 QUERY_BLOCK = 256  # queries per block in `blockwise`
-MAX_WEIGHTS = (
-    1 << 25
-)  # weights that `blockwise` may keep for the backward pass (64 MB); above, the flash kernel saves more memory
+# Weights that `blockwise` may keep for the backward pass (64 MB); above, torch's flash kernel needs much less memory.
+MAX_WEIGHTS = 1 << 25
 
 
 def attention_bf16(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout_p: float) -> Tensor:

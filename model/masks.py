@@ -101,7 +101,7 @@ def padding_mask(visible: Tensor) -> Tensor:
     """Masks padding tokens.
 
     The convention is that of `scores.masked_fill(mask == 0, -inf)` and of the `attention_mask` that Hugging Face
-    tokenizers return. Left-padded rows also need their own `positions`. A row of padding only is fully masked and gives
+    tokenizers return. Left-padded rows also need `positions` per row. A row of padding only is fully masked and gives
     zeros.
 
     Args:

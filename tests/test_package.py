@@ -115,7 +115,12 @@ def test_the_wheel_holds_every_module_config_and_page(wheel):
 
     packed = set(zipfile.ZipFile(wheel).namelist())
     sources = [path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py")]
-    sources += [path for folder in ("model", "scripts") for kind in ("html", "css", "js") for path in (ROOT / folder).rglob(f"*.{kind}")]
+    sources += [
+        path
+        for folder in ("model", "scripts")
+        for kind in ("html", "css", "js")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+    ]
     sources += [*(ROOT / "configs").rglob("*.yaml"), ROOT / "train.py"]
     missing = {f"tril/{path.relative_to(ROOT).as_posix()}" for path in sources} - packed
     assert not missing

@@ -99,7 +99,7 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     states = [state_of(folder / run.folder) for run in runs]
     to_run = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
     print(f"{grid_table(runs, states)}\n\nfolder  {folder}\n{len(to_run)} of {len(runs)} runs to train", end="")
-    if all(run.sizes for run in to_run):
+    if to_run and all(run.sizes for run in to_run):
         seconds = sum(run.sizes["estimated_seconds"] for run in to_run)
         print(f", about {clock(seconds)} of computing, estimated from a few steps of each", end="")
     print("\n", flush=True)

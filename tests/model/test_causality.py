@@ -76,7 +76,7 @@ def test_gradients_are_nonzero_exactly_for_the_receptive_field(choices, backend,
     ids = torch.randint(V, (B, T))
     logits, embeddings = logits_and_embeddings(model, ids)
     window = choices.get("window", T)
-    past = model.config.n_layers * (window - 1)  # positions before its own that an output depends on
+    past = model.config.n_layers * (window - 1)  # number of past positions that an output depends on
     for t in range(T):
         out = (logits[:, t] * torch.randn(V)).sum()
         (gradient,) = torch.autograd.grad(out, embeddings, retain_graph=True)

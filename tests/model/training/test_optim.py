@@ -108,9 +108,6 @@ def torch_muon_kwargs(group: dict) -> dict:
     return {"adjust_lr_fn" if key == "adjust_lr" else key: value for key, value in group.items() if key != "kind"}
 
 
-# Muon
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -181,9 +178,6 @@ def test_lr_ratio_literals():
     )
 
 
-# AdamW
-
-
 @pytest.mark.parametrize("change", [{}, {"weight_decay": 0.0, "betas": (0.8, 0.99), "eps": 1e-3}])
 def test_adamw_equals_torch_to_the_bit(change):
     group = ADAMW | change
@@ -198,9 +192,6 @@ def test_adamw_uses_the_kernel_that_the_group_asks_for(monkeypatch):
     for fused in (True, False):
         MuonAdamW([ADAMW | {"fused": fused, "params": random_params([(2,)])}]).step()
     assert seen == [True, False]
-
-
-# The optimizer as a whole
 
 
 def test_each_group_follows_its_own_rule(monkeypatch):
