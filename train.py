@@ -13,7 +13,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.model.files import write_text
+from tril.model.atomic_files import write_text
 from tril.model.runs import CHECKPOINTS, SWEEP
 from tril.scripts.ablation.run_process import check_single, in_sweep, run_job
 from tril.scripts.common.build_trainer import build_trainer, fit

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tril.model.files import atomic_path
+from tril.model.atomic_files import atomic_path
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.runs import find_checkpoint

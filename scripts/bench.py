@@ -16,7 +16,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from tril.scripts.benchmarks.config import KEYS, PARTS, TEXTS, parse
+from tril.scripts.benchmarks.bench_config import KEYS, PARTS, TEXTS, parse
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.common.cli import entry, plain, program, task_overrides, user_errors, writable
 from tril.scripts.common.run_config import RunConfig, check_config

@@ -115,8 +115,8 @@ def chosen(group: str) -> str:
 
 def report(certificate, folder: Path) -> None:
     """Prints the table and the first failure of each check; writes causality.json and causality.png."""
+    from tril.model.atomic_files import write_json
     from tril.model.causality.plot import plot
-    from tril.model.files import write_json
 
     write_json(folder / "causality.json", certificate.to_dict())
     plot(folder / "causality.png", certificate)

@@ -171,8 +171,8 @@ def _with_error(estimate) -> str:
 
 def write(folder: Path, report: dict, sides: dict[str, dict]) -> None:
     """Writes control.json, control.md and control.png, and prints the table."""
+    from tril.model.atomic_files import write_json, write_text
     from tril.model.causality.mask_control import page, plot
-    from tril.model.files import write_json, write_text
 
     shown = table(sides, report["bytes_per_token"])
     numbers, length = report["windows"]["numbers"], report["windows"]["length"]

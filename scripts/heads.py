@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from tril.model.files import atomic_path, write_json
+from tril.model.atomic_files import atomic_path, write_json
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
 from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, validation_tokens

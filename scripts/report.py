@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from tril.model.files import write_text
+from tril.model.atomic_files import write_text
 from tril.model.runs import find_sweep
 from tril.scripts.ablation.sweep_dir import SweepDir
 from tril.scripts.common.cli import build, entry, user_errors, writable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from tril.model.files import write_json, write_text
+from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_sweep
 from tril.scripts.ablation.sweep_dir import SweepDir
 from tril.scripts.common.cli import build, entry, plain, user_errors, writable

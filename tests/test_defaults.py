@@ -10,9 +10,9 @@ from pydantic_core import PydanticUndefined
 from tril.data.config import SOURCES, DataConfig
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.config import GPTConfig
-from tril.model.training.config import CausalityConfig, TopLevelConfig, TrainerConfig
 from tril.model.training.optim import OptimConfig
 from tril.model.training.schedule import ScheduleConfig
+from tril.model.training.trainer_config import CausalityConfig, TopLevelConfig, TrainerConfig
 from tril.scripts.common.cli import CONFIGS
 from tril.scripts.common.targets import find_target
 

@@ -13,6 +13,7 @@ from tril.scripts.common.cli import CONFIGS
 from tril.scripts.common.command import COMMANDS
 
 ROOT = CONFIGS.parent
+PAGES = (".html", ".css", ".js", ".jinja")
 FOREIGN = "raise RuntimeError('this is not the model that was meant')\n"
 TINY = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=16"]
 RUN = [
@@ -115,12 +116,7 @@ def test_the_wheel_holds_every_module_config_and_page(wheel):
 
     packed = set(zipfile.ZipFile(wheel).namelist())
     sources = [path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py")]
-    sources += [
-        path
-        for folder in ("model", "scripts")
-        for kind in ("html", "css", "js")
-        for path in (ROOT / folder).rglob(f"*.{kind}")
-    ]
+    sources += [path for folder in ("model", "scripts") for path in (ROOT / folder).rglob("*") if path.suffix in PAGES]
     sources += [*(ROOT / "configs").rglob("*.yaml"), ROOT / "train.py"]
     missing = {f"tril/{path.relative_to(ROOT).as_posix()}" for path in sources} - packed
     assert not missing

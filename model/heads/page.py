@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from tril.model.files import atomic_path
+from tril.model.atomic_files import atomic_path
 
 SMALLEST = 2.0**-24  # the smallest float16 above 0 (IEEE 754 binary16)
 

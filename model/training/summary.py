@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tril.model.files import write_json
+from tril.model.atomic_files import write_json
 from tril.model.gpt import GPT
 from tril.model.runs import SUMMARY
 from tril.model.training.callbacks.metrics import Metrics

@@ -18,7 +18,7 @@ from typing import TextIO
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from tril.model.files import write_json
+from tril.model.atomic_files import write_json
 from tril.model.runs import CHECKPOINTS, FAILURE, SWEEP, state_of
 from tril.scripts.ablation.json_files import read_json, read_summary
 from tril.scripts.common.cli import UserError, command, quoted, task_overrides

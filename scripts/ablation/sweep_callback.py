@@ -13,7 +13,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
-from tril.model.files import write_json
+from tril.model.atomic_files import write_json
 from tril.model.runs import ROOTS, SWEEP, new_folder, state_of
 from tril.scripts.ablation.grid import (
     compose_grid,

@@ -11,8 +11,8 @@ import torch
 
 from tril.model.attention import BACKENDS, attention
 from tril.model.training.attention_kernels import DTYPES
+from tril.scripts.benchmarks.bench_plot import Lines, Plot
 from tril.scripts.benchmarks.memory import total_memory
-from tril.scripts.benchmarks.plot import Lines, Plot
 from tril.scripts.benchmarks.section import Bench, Samples, Section
 from tril.scripts.benchmarks.timing import interleaved, seconds
 

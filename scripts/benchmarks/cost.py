@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from tril.scripts.benchmarks.bare_loop import BareLoop, new_module, new_windows
-from tril.scripts.benchmarks.plot import Plot
+from tril.scripts.benchmarks.bench_plot import Plot
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.benchmarks.timing import interleaved, paired_ratio, step_seconds
 from tril.scripts.common.run_config import RunConfig

@@ -12,7 +12,7 @@ from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT
 from tril.scripts.benchmarks import versus
-from tril.scripts.benchmarks.plot import Plot
+from tril.scripts.benchmarks.bench_plot import Plot
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.benchmarks.timing import StepTimer, interleaved, paired_ratio
 from tril.scripts.common.cli import UserError, user_errors

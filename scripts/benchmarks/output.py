@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tril.model.files import write_json, write_text
+from tril.model.atomic_files import write_json, write_text
 from tril.scripts.benchmarks.section import Section
 from tril.scripts.common.tables import markdown_table
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.scripts.benchmarks.config import BenchConfig
-from tril.scripts.benchmarks.plot import Plot
+from tril.scripts.benchmarks.bench_config import BenchConfig
+from tril.scripts.benchmarks.bench_plot import Plot
 from tril.scripts.common.run_config import RunConfig
 
 if TYPE_CHECKING:

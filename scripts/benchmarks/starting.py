@@ -17,7 +17,7 @@ from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
 from tril.model.runs import find_checkpoint
-from tril.scripts.benchmarks.plot import Plot, by_number
+from tril.scripts.benchmarks.bench_plot import Plot, by_number
 from tril.scripts.benchmarks.processes import SAMPLE, TRAIN, last_line
 from tril.scripts.benchmarks.processes import run as run_process
 from tril.scripts.benchmarks.section import Bench, Section

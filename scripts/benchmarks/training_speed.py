@@ -22,8 +22,8 @@ from tril.model.training.module import TrainingModule
 from tril.model.training.summary import peak_memory_bytes
 from tril.scripts.benchmarks import timing, versus
 from tril.scripts.benchmarks.bare_loop import BareLoop, new_module, new_windows
+from tril.scripts.benchmarks.bench_plot import Plot, by_number
 from tril.scripts.benchmarks.memory import reset_peak_memory
-from tril.scripts.benchmarks.plot import Plot, by_number
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.common.build_trainer import build_trainer
 from tril.scripts.common.cli import user_errors

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from tril.data.prepare import PreparedText, prepare
-from tril.scripts.benchmarks.config import COUNT, BenchConfig
-from tril.scripts.benchmarks.plot import Plot, by_number
+from tril.scripts.benchmarks.bench_config import COUNT, BenchConfig
+from tril.scripts.benchmarks.bench_plot import Plot, by_number
 from tril.scripts.benchmarks.processes import TRAIN, last_line, run, split_command
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.benchmarks.timing import interleaved, paired_ratio

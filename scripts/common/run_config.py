@@ -11,9 +11,9 @@ from tril.scripts.common.cli import build, message_of, plain, task_overrides
 if TYPE_CHECKING:
     from tril.data.config import DataConfig
     from tril.model.config import GPTConfig
-    from tril.model.training.config import TopLevelConfig, TrainerConfig
     from tril.model.training.hardware import Hardware
     from tril.model.training.optim import OptimConfig
+    from tril.model.training.trainer_config import TopLevelConfig, TrainerConfig
 
 GROUPS = ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "causality")
 
@@ -72,10 +72,10 @@ def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
     from tril.data.cache import keep_compiled_code
     from tril.data.config import parse
     from tril.model.config import GPTConfig
-    from tril.model.training.config import CausalityConfig, TopLevelConfig, TrainerConfig
     from tril.model.training.hardware import select_hardware
     from tril.model.training.optim import OptimConfig
     from tril.model.training.schedule import ScheduleConfig
+    from tril.model.training.trainer_config import CausalityConfig, TopLevelConfig, TrainerConfig
 
     top = TopLevelConfig(seed=cfg.seed, compile=cfg.compile)
     build(CausalityConfig, cfg.causality, "causality")

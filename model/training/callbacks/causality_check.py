@@ -6,13 +6,13 @@ import torch
 from lightning import Callback, Trainer
 from torch import Tensor
 
+from tril.model.atomic_files import write_json
 from tril.model.causality.attention_check import check_attention
 from tril.model.causality.case import Case
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.checks import check_gradient, check_perturbation, check_rows
 from tril.model.causality.equivalence_checks import check_documents
 from tril.model.causality.subject import GPTSubject, Subject, attention_windows, randomize
-from tril.model.files import write_json
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule
 

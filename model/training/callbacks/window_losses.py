@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from lightning import Callback, Trainer
 
-from tril.model.files import atomic_path
+from tril.model.atomic_files import atomic_path
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from tril.scripts.bench import parse_run
-from tril.scripts.benchmarks.config import parse
+from tril.scripts.benchmarks.bench_config import parse
 from tril.scripts.benchmarks.section import Bench
 from tril.scripts.common.cli import CONFIGS, plain
 

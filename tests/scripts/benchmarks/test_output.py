@@ -6,7 +6,7 @@ import pytest
 
 from tril.model.training.hardware import Hardware
 from tril.scripts.benchmarks import machine, output
-from tril.scripts.benchmarks.plot import Plot
+from tril.scripts.benchmarks.bench_plot import Plot
 from tril.scripts.benchmarks.section import Section
 
 ABOUT = {

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tril.model.files import atomic_path, without_nan, write_json, write_text
+from tril.model.atomic_files import atomic_path, without_nan, write_json, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):

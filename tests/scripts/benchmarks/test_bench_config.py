@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from tests.scripts.benchmarks.conftest import composed
 from tril.scripts import bench
-from tril.scripts.benchmarks.config import KEYS, PARTS, TEXTS, parse
+from tril.scripts.benchmarks.bench_config import KEYS, PARTS, TEXTS, parse
 from tril.scripts.common.cli import CONFIGS, UserError, user_errors
 
 
