@@ -4,8 +4,10 @@ import json
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
+
+from tril.model.validation import strict_settings
 
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -15,7 +17,7 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 ATTENTION_FIELDS = ("n_kv_heads", "head_dim", "window", "attn_dropout", "causal")
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid", title="model"))
+@dataclass(frozen=True, config=strict_settings("model"))
 class GPTConfig:
     """Shape and parts of a GPT. The defaults are those of configs/model/nano.yaml.
 

@@ -1,10 +1,9 @@
 """One wording for the settings that pydantic refuses.
 
 Every group of settings is a frozen pydantic dataclass in strict mode: each field declares its type, limits and valid
-values. `extra="forbid"` refuses unknown names, which pydantic ignores by default. `title` is the prefix of the keys on
-the command line; "" means none:
+values:
 
-    @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid", title="model"))
+    @dataclass(frozen=True, config=strict_settings("model"))
     class GPTConfig:
         dim: Annotated[int, Field(ge=1)] = 192
 """
@@ -12,7 +11,16 @@ the command line; "" means none:
 import json
 import re
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
+
+
+def strict_settings(title: str = "") -> ConfigDict:
+    """The configuration of a group of settings: no conversions, and no unknown names, which pydantic would ignore.
+
+    Args:
+        title: prefix of the keys on the command line, such as "model"; "": none.
+    """
+    return ConfigDict(strict=True, extra="forbid", title=title)
 
 
 def explain(error: ValidationError) -> str:

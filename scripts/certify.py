@@ -11,11 +11,12 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import ConfigDict, model_validator
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
 from tril.model.runs import find_checkpoint, run_folder
+from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, pick_device, task_overrides, user_errors, writable
 
 KINDS = ("ckpt", "hf", "call")
@@ -23,7 +24,7 @@ TEXTS = (*KINDS, "out")  # keys whose value is text as it was typed
 SIZES = ("vocab_size", "context_length", "receptive_field")  # of a callable
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class CertifyConfig:
     """Settings, as in configs/certify.yaml; the grids check the sizes."""
 

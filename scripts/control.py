@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tril.model.runs import find_checkpoint, run_folder
+from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, user_errors, writable
 from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, validation_tokens
 from tril.scripts.common.tables import markdown_table
@@ -36,7 +37,7 @@ ROWS = {  # of the table: heading -> figure of a side, bytes per token
 }
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class ControlConfig:
     """Settings, as in configs/control.yaml."""
 

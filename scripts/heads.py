@@ -12,11 +12,12 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tril.model.atomic_files import atomic_path, write_json
 from tril.model.runs import find_checkpoint, run_folder
+from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
 from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, validation_tokens
 from tril.scripts.common.tables import markdown_table
@@ -36,7 +37,7 @@ SHOWN_TOKENS = 48  # of the validation part, without a prompt
 N_NEXT_TOKENS = 10  # most probable next tokens on the page
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class Settings:
     """The keys of configs/heads.yaml."""
 

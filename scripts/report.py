@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_sweep
+from tril.model.validation import strict_settings
 from tril.scripts.ablation.sweep_dir import SweepDir
 from tril.scripts.common.cli import build, entry, user_errors, writable
 from tril.scripts.common.tables import markdown_table
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TEXT_KEYS = ("dir", "baseline", "out")
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class Settings:
     """The keys of configs/report.yaml."""
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
 from tril.model.runs import find_checkpoint
+from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, drop_output, entry, pick_device, plain, user_errors
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def _to_list(prompt: Any) -> list[str]:
     return texts
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class Settings:
     """The keys of configs/sample.yaml, without those of generation."""
 

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_sweep
+from tril.model.validation import strict_settings
 from tril.scripts.ablation.sweep_dir import SweepDir
 from tril.scripts.common.cli import build, entry, plain, user_errors, writable
 
@@ -29,7 +30,7 @@ Numbers = list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 Size = Literal["parameters_without_embeddings", "parameters"]  # what counts as N
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title="predict"))
+@dataclass(frozen=True, config=strict_settings("predict"))
 class Predict:
     """What the law is extrapolated to."""
 
@@ -38,7 +39,7 @@ class Predict:
     flops: Numbers
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class Settings:
     """The keys of configs/scaling.yaml."""
 

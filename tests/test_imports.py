@@ -1,85 +1,42 @@
-"""Who may import whom: the layout in docs/design.md, enforced on the source text."""
+"""Who may import whom: the layers in docs/design.md, checked on the source text."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted(path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py")) + [
-    ROOT / "train.py"
-]
-
-# Each file of a chain may import from those before it, never from those after it.
-CHAINS = (
-    (
-        "model.masks",
-        "model.backends",
-        "model.attention",
-        "model.gpt",
-        "model.generation",
-        "model.checkpoint",
-        "model.causality",
-        "model.training",
-    ),
-    ("model.rope", "model.attention"),
-    ("model.norm", "model.attention"),
-    ("model.kv_cache", "model.attention"),
-    ("model.backends", "model.config", "model.gpt"),
-    (
-        "model.generation.sampling",
-        "model.generation.step",
-        "model.generation.generate",
-        "model.generation.language_model",
-    ),
-    ("model.checkpoint", "model.heads", "model.training"),
-    ("model.training.schedule", "model.training.optim", "model.training.module"),
-    (
-        "model.causality.receptive_field",
-        "model.causality.subject",
-        "model.causality.case",
-        "model.causality.checks",
-        "model.causality.grids",
-    ),
-    ("model.causality.case", "model.causality.certificate", "model.causality.grids"),
-    ("model.causality.canary", "model.causality.certificate", "model.causality.plot"),
-    ("model.causality.subject", "model.causality.canary", "model.causality.grids"),
-    ("model.causality.subject", "model.causality.attention_probe", "model.causality.checks"),
-    ("model.causality.grids.gpt_grid", "model.causality.grids.callable_grid"),
-    ("model.causality.grids.gpt_grid", "model.causality.grids.transformers_grid"),
-    ("model.causality.prefix_loss", "model.causality.mask_control"),
-    ("model.heads.attention_maps", "model.heads.scores", "model.heads.head_plots"),
-    ("model.heads.attention_maps", "model.heads.ablation", "model.heads.head_plots"),
-    ("model.training.callbacks.metrics", "model.training.callbacks.head_metrics"),
-    ("model.training.hardware", "model.training.run_estimate", "model.training.attention_kernels"),
-    ("data.cache", "data.sources", "data.prepare", "data.datamodule"),
-    ("data.sources.base", "data.sources.files", "data.sources.hub", "data.config"),
-    ("data.tokenizer", "data.prepare"),
-    ("data.words", "data.prepare"),
-    ("data.batches", "data.datamodule"),
-    ("scripts.common", "scripts.ablation"),
-    ("scripts.common", "scripts.benchmarks"),
-    ("scripts.ablation.statistics", "scripts.ablation.results", "scripts.ablation.figures", "scripts.ablation.report"),
-    ("scripts.ablation.results", "scripts.ablation.scaling_law", "scripts.ablation.scaling_plots"),
-)
-LIGHTNING = {
-    "model.training.module",
+PACKAGES = ("model", "data", "scripts")
+FILES = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")) + [ROOT / "train.py"]
+LAZY = ("datasets", "huggingface_hub", "jinja2", "matplotlib", "pyarrow", "scipy", "transformers", "wandb")
+LIGHTNING = (  # where it may be imported; elsewhere, sampling and certifying would wait seconds for it
     "model.training.callbacks",
     "model.training.checkpointing",
     "model.training.loggers",
+    "model.training.module",
     "data.datamodule",
-    "scripts.benchmarks.training_speed",
-    "train",
+    "scripts.benchmarks",
+    "scripts.common.build_trainer",
+    "scripts.common.targets",
+)
+SHARED_NAMES = {  # base names that two modules have
+    "__init__",
+    "config",  # one for each of model and data
+    "certify",  # a script and its library
+    "report",
 }
-LAZY = ("datasets", "jinja2", "matplotlib", "scipy", "transformers", "wandb", "pyarrow", "huggingface_hub")
 
 
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+NAMES = {module_name(path) for path in FILES}
+
+
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """(module, stands at the top level of the file) of every import."""
+    """(module without the prefix tril, imported at the top level of the file) of every import."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     top = set(map(id, tree.body))
     found = []
@@ -87,8 +44,10 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             found += [(alias.name, id(node) in top) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found.append((node.module, id(node) in top))
+            assert node.level == 0 and node.module, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [(n if n.removeprefix("tril.") in NAMES else node.module, id(node) in top) for n in names]
+    assert not {name.split(".")[0] for name, _ in found} & {*PACKAGES, "train"}, f"{path}: import from tril"
     return [(name.removeprefix("tril."), at_top) for name, at_top in found]
 
 
@@ -96,36 +55,63 @@ def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
+def read_layers() -> dict[str, list[set[str]]]:
+    """Package -> its layers, from the block in docs/design.md: `package: a b < c`, where c may import a and b."""
+    [block] = re.findall(r"```layers\n(.*?)```", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.DOTALL)
+    text = re.sub(r"\n +", " ", block)
+    pairs = [line.split(":") for line in text.splitlines()]
+    return {package: [set(layer.split()) for layer in layers.split("<")] for package, layers in pairs}
+
+
+LAYERS = read_layers()
+
+
+def test_the_layers_list_every_module():
+    for package, layers in LAYERS.items():
+        folder = ROOT / package.replace(".", "/")
+        children = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+        assert set.union(*layers) == children - {"__init__"}, package
+        assert sum(map(len, layers)) == len(children - {"__init__"}), f"{package} lists a module twice"
+    folders = {module_name(path) for path in FILES if path.name == "__init__.py"}
+    assert set(LAYERS) == folders - {"scripts"}
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_imports_follow_the_layout(path):
+def test_modules_import_only_from_layers_below_their_own(path):
+    name = module_name(path)
+    for target, _ in imports(path):
+        for package, layers in LAYERS.items():
+            if within(name, package) and within(target, package) and name != package and target != package:
+                own, other = (next(i for i, layer in enumerate(layers) if child(x, package) in layer) for x in (name, target))
+                same = child(name, package) == child(target, package)
+                assert other < own or same, f"{name} imports {target}, which docs/design.md does not list below it"
+
+
+def child(name: str, package: str) -> str:
+    return name.removeprefix(package + ".").split(".")[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_packages_are_kept_apart(path):
     name = module_name(path)
     package = name.split(".")[0]
     for target, at_top in imports(path):
         where = f"{name} imports {target}"
+        library = target.split(".")[0]
         if package in ("model", "data"):
-            assert target.split(".")[0] not in {"model", "data", "scripts", "train", "tests"} - {package}, where
-            assert target.split(".")[0] not in ("hydra", "omegaconf"), where
+            assert library not in {"model", "data", "scripts", "train", "tests", "hydra", "omegaconf"} - {package}, where
         elif within(target, "scripts"):
             shared = within(target, "scripts.common") or within(target, "scripts.ablation")
-            own = name == "scripts.bench" or within(name, "scripts.benchmarks")  # its parts are its own
-            assert shared or own and within(target, "scripts.benchmarks"), where
-        assert not within(target, "train"), where
-        if within(target, "lightning"):
-            assert any(within(name, owner) for owner in LIGHTNING) and not (name == "train" and at_top), where
-        if target.split(".")[0] in LAZY:
-            assert not at_top, f"{where} at the top of the file"
+            assert shared or name == "scripts.bench" or within(name, "scripts.benchmarks"), where
+        assert not within(target, "train") and library != "tests", where
+        if library == "lightning":
+            assert any(within(name, owner) for owner in LIGHTNING), where
+        assert library not in LAZY or not at_top, f"{where} at the top level of the file"
 
 
-@pytest.mark.parametrize("chain", CHAINS, ids=" <- ".join)
-def test_chains_run_one_way(chain):
-    for path in FILES:
-        name = module_name(path)
-        places = [i for i, member in enumerate(chain) if within(name, member)]
-        if not places:
-            continue
-        for target, _ in imports(path):
-            for later in chain[places[0] + 1 :]:
-                assert not within(target, later), f"{name} imports {target}, which stands above it"
+def test_base_names_are_unique():
+    stems = [path.stem for path in FILES]
+    assert {stem for stem in stems if stems.count(stem) > 1} <= SHARED_NAMES
 
 
 def test_every_file_stays_readable():

@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from tril.model.generation.sampling import Choice, SamplingConfig, choose
 from tril.model.generation.step import compiled_step, mark_static, skip_guard_eval
 from tril.model.gpt import GPT
+from tril.model.validation import strict_settings
 
 # Steps that a device may run ahead of the reader, so that it never waits for the host. Extra results are dropped.
 STEPS_AHEAD = {"cuda": 1}
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class _Limits:
     max_new_tokens: Annotated[int, Field(ge=1)]
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None  # the range of torch.Generator

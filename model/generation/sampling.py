@@ -11,9 +11,11 @@ import math
 from typing import Annotated, NamedTuple
 
 import torch
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
+
+from tril.model.validation import strict_settings
 
 MIN_TEMPERATURE = 1e-3  # keeps logits / temperature within the range of float32
 MIN_NOISE = torch.finfo(torch.float32).tiny
@@ -26,7 +28,7 @@ def _zero_or_large(temperature: float) -> float:
     return temperature
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid", title=""))
+@dataclass(frozen=True, config=strict_settings())
 class SamplingConfig:
     """How the next token is chosen.
 

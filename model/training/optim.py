@@ -16,13 +16,14 @@ from dataclasses import fields, replace
 from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from tril.model.training.hardware import has_bf16
 from tril.model.training.schedule import ScheduleConfig
+from tril.model.validation import strict_settings
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
 NS_EPS = 1e-7  # Jordan's; a zero matrix stays zero
@@ -39,7 +40,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title="optim"))
+@dataclass(frozen=True, config=strict_settings("optim"))
 class OptimConfig:
     """How the weights are updated. Learning rates are peaks; the schedule scales all of them.
 

@@ -7,11 +7,13 @@ LambdaLR.
 import math
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tril.model.validation import strict_settings
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title="optim.schedule"))
+
+@dataclass(frozen=True, config=strict_settings("optim.schedule"))
 class ScheduleConfig:
     """The shape of the learning rate over a run.
 

@@ -2,15 +2,16 @@
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.model.training.hardware import Accelerator, Compile, Precision
+from tril.model.validation import strict_settings
 
 Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class TopLevelConfig:
     """The single keys of configs/train.yaml."""
 
@@ -18,14 +19,14 @@ class TopLevelConfig:
     compile: Compile
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title="causality"))
+@dataclass(frozen=True, config=strict_settings("causality"))
 class CausalityConfig:
     """`allow_leak` trains a model whose outputs see the future."""
 
     allow_leak: bool
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title="trainer"))
+@dataclass(frozen=True, config=strict_settings("trainer"))
 class TrainerConfig:
     """The arguments of `lightning.Trainer` that a run depends on; Lightning checks the others."""
 

@@ -5,10 +5,11 @@ from dataclasses import fields
 from typing import Annotated
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.model.runs import find_checkpoint
+from tril.model.validation import strict_settings
 from tril.scripts.benchmarks.processes import check_program
 from tril.scripts.common.cli import nearest, plain
 
@@ -25,7 +26,7 @@ TEXTS = ("vs", "vs_dir", "vs_pattern", "vs_sample", "ckpt", "out")  # keys whose
 COUNT = "{n}"  # stands for the number of new tokens in vs_sample
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class BenchConfig:
     """The comments in configs/bench.yaml describe the fields."""
 

@@ -3,15 +3,13 @@
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.model.validation import explain
-
-STRICT = {"strict": True, "extra": "forbid"}
+from tril.model.validation import explain, strict_settings
 
 
-@dataclass(frozen=True, config=ConfigDict(title="optim.schedule", **STRICT))
+@dataclass(frozen=True, config=strict_settings("optim.schedule"))
 class Schedule:
     kind: Literal["cosine", "linear"]
     steps: Annotated[int, Field(ge=1)] = 1
@@ -26,7 +24,7 @@ class Schedule:
         return self
 
 
-@dataclass(frozen=True, config=ConfigDict(title="", **STRICT))
+@dataclass(frozen=True, config=strict_settings())
 class TopLevel:
     device: str
 

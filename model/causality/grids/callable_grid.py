@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -27,11 +27,12 @@ from tril.model.causality.grids.first_call import check_calls, checked_logits
 from tril.model.causality.grids.gpt_grid import LARGE_BUDGET, SMALL_BUDGET
 from tril.model.causality.receptive_field import embeddings_as_leaves
 from tril.model.causality.subject import Subject, float64_device, randomize
+from tril.model.validation import strict_settings
 
 FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # relative to that of float32
 
 
-@dataclass(frozen=True, config=ConfigDict(strict=True, title=""))
+@dataclass(frozen=True, config=strict_settings())
 class Sizes:
     """What a callable does not tell about itself.
 

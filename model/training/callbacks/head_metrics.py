@@ -3,13 +3,14 @@
 from typing import Annotated
 
 from lightning import Callback, Trainer
-from pydantic import ConfigDict, Field, validate_call
+from pydantic import Field, validate_call
 
 from tril.model.heads.ablation import all_heads, head_name
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import text_scores
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
+from tril.model.validation import strict_settings
 
 LOGGED = ("entropy", "first")  # of `tril.model.heads.scores.SCORES`
 
@@ -21,7 +22,7 @@ class HeadMetrics(Callback):
         windows: the first validation windows, over which the means are taken.
     """
 
-    @validate_call(config=ConfigDict(strict=True, title="callbacks.heads"))
+    @validate_call(config=strict_settings("callbacks.heads"))
     def __init__(self, windows: Annotated[int, Field(ge=1)] = 2) -> None:
         self.windows = windows
 

@@ -5,12 +5,13 @@ import sys
 from typing import Annotated
 
 from lightning import Callback, Trainer
-from pydantic import ConfigDict, Field, validate_call
+from pydantic import Field, validate_call
 from tqdm import tqdm
 
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import compile_seconds
 from tril.model.training.module import TrainingModule
+from tril.model.validation import strict_settings
 
 
 class Progress(Callback):
@@ -20,7 +21,7 @@ class Progress(Callback):
         lines: plain lines per run, approximately.
     """
 
-    @validate_call(config=ConfigDict(strict=True, title="callbacks.progress"))
+    @validate_call(config=strict_settings("callbacks.progress"))
     def __init__(self, lines: Annotated[int, Field(ge=1)] = 20) -> None:
         self.lines = lines
         self._bar: tqdm | None = None
