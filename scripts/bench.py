@@ -22,7 +22,7 @@ from tril.scripts.common.cli import entry, plain, program, task_overrides, user_
 from tril.scripts.common.run_config import RunConfig, check_config
 
 COMMAND = f"{program()} {shlex.join(sys.argv[1:])}".rstrip()  # as typed; Hydra's quotes are added later
-VOCABULARY = {"byte": 256 + 1, "char": 65 + 2}  # with end-of-text; char: tiny shakespeare and the unknown character
+CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and unknown characters
 
 
 @entry("bench", TEXTS)
@@ -62,12 +62,10 @@ def parse_run(cfg: DictConfig) -> RunConfig:
     tokenizer = config.data.tokenizer
     if tokenizer.kind == "hub":
         raise ValueError("model.vocab_size=null needs a local tokenizer; set it, as in model.vocab_size=50304")
-    if tokenizer.kind == "file":
-        from tril.data.tokenizer import build, n_ids
+    from tril.data.tokenizer import build, n_ids
 
-        size = n_ids(build(tokenizer, ()))
-    else:
-        size = tokenizer.vocab_size if tokenizer.kind == "bpe" else VOCABULARY[tokenizer.kind]
+    sizes = {"bpe": tokenizer.vocab_size, "char": CHARACTERS}
+    size = sizes.get(tokenizer.kind) or n_ids(build(tokenizer, ()))
     return replace(config, model=replace(config.model, vocab_size=size))
 
 
@@ -80,10 +78,10 @@ def run(bench: Bench, out: Path, load: float | None) -> None:
     """Runs one part after another. Each table is written to disk before the next one is measured."""
     from tril.model.training.hardware import configure_torch
     from tril.scripts.benchmarks import output
-    from tril.scripts.benchmarks.machine import machine
+    from tril.scripts.benchmarks.machine import describe
 
     configure_torch(bench.device)
-    about = machine(bench.hardware, load) | {"command": COMMAND}
+    about = describe(bench.hardware, load) | {"command": COMMAND}
     print(output.heading(about), flush=True)
     sections: list[Section] = []
     for name in bench.config.what:

@@ -61,7 +61,7 @@ def main(cfg) -> None:
     keep_compiled_code()
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # intended on a CPU
     # Importing torch takes a second, so wrong settings are reported before.
-    from tril.model.causality.certify import certify
+    from tril.model.causality.certificate import certify
     from tril.model.training.hardware import keep_freed_memory
 
     with user_errors():
@@ -85,10 +85,10 @@ def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tu
 
         return settings.hf, transformers_cases(settings.hf, **options)
     if settings.call is not None:
-        from tril.model.causality.grids.callable_grid import callable_cases
+        from tril.model.causality.grids.callable_grid import Sizes, callable_cases
 
-        sizes = {key: getattr(settings, key) for key in SIZES}
-        return settings.call, callable_cases(settings.call, **sizes, **options)
+        sizes = Sizes(**{key: getattr(settings, key) for key in SIZES})
+        return settings.call, callable_cases(settings.call, sizes, **options)
     from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_cases
     from tril.model.config import GPTConfig
 

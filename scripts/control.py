@@ -18,7 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.validation import strict_settings
-from tril.scripts.common.cli import build, entry, user_errors, writable
+from tril.scripts.common.cli import build, entry, flatten, user_errors, writable
 from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, validation_tokens
 from tril.scripts.common.tables import markdown_table
 
@@ -118,16 +118,8 @@ def check_pair(runs: dict[str, Run]) -> None:
 def comparable(run: Run) -> dict[str, object]:
     """The settings that must be equal in both runs, by dotted names."""
     data = {key: run.settings["data"].get(key) for key in ("batch_size", "document_mask")}
-    values = flat({key: run.settings[key] for key in SAME} | {"data": data, "steps done": run.steps})
+    values = flatten({key: run.settings[key] for key in SAME} | {"data": data, "steps done": run.steps})
     return {key: value for key, value in values.items() if key != "model.causal"}
-
-
-def flat(values: dict, prefix: str = "") -> dict[str, object]:
-    """{"a": {"b": 1}} -> {"a.b": 1}"""
-    result = {}
-    for key, value in values.items():
-        result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return result
 
 
 def describe(run: Run, windows, sampling: dict) -> dict:

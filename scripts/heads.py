@@ -5,7 +5,6 @@ text. All keys: configs/heads.yaml. The tables go to stdout. heads.csv, removal.
 removal.png, attention.png and the page attention.html go to a folder.
 """
 
-import csv
 import os
 import sys
 import warnings
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.model.atomic_files import atomic_path, write_json
+from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.validation import strict_settings
-from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
+from tril.scripts.common.cli import build, entry, flatten, pick_device, user_errors, writable
 from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, validation_tokens
-from tril.scripts.common.tables import markdown_table
+from tril.scripts.common.tables import csv_text, markdown_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from tril.model.heads.scores import HeadScores
 
 TEXT_KEYS = ("ckpt", "prompt", "out")
+FILES = "heads.json heads.csv heads.png removal.csv removal.png attention.png attention.html".split()
 SHOWN_TOKENS = 48  # of the validation part, without a prompt
 N_NEXT_TOKENS = 10  # most probable next tokens on the page
 
@@ -74,10 +74,11 @@ def main(cfg) -> None:
     ablation = ablate(lm.model, text)
     log("scoring what each head attends to")
     scores = score_heads(lm.model, text, alphabet=alphabet(lm), seed=settings.seed)
-    files = write_figures(folder, ablation, scores) + write_maps(folder, lm, shown, text, str(checkpoint))
+    write_figures(folder, ablation, scores)
+    write_maps(folder, lm, shown, text, str(checkpoint))
     write_json(folder / "heads.json", report(settings, run, device, numbers, lm, shown, ablation, scores))
     show(ablation, scores)
-    print(f"\n{folder}: {', '.join(['heads.json', *files])}", flush=True)
+    print(f"\n{folder}: {', '.join(FILES)}", flush=True)
 
 
 def log(line: str) -> None:
@@ -119,20 +120,20 @@ def alphabet(lm: "LanguageModel") -> "Tensor":
     return ids[ids != lm.eot_id]
 
 
-def write_figures(folder: Path, ablation: "Ablation", scores: "HeadScores") -> list[str]:
-    """Writes heads.csv, removal.csv and their figures; returns the file names."""
+def write_figures(folder: Path, ablation: "Ablation", scores: "HeadScores") -> None:
+    """Writes heads.csv, removal.csv and their figures."""
     from tril.model.heads.head_plots import plot_ablation, plot_removal
 
-    uniform = {"head": "uniform", **scores.uniform}
-    write_csv(folder / "heads.csv", [*map(flat, head_rows(ablation, scores)), uniform])
-    write_csv(folder / "removal.csv", [row for method in ablation.orders for row in removal_rows(ablation, method)])
+    rows = [flatten(row, "_") for row in head_rows(ablation, scores)]
+    write_text(folder / "heads.csv", csv_text([*rows, {"head": "uniform", **scores.uniform}]))
+    removal = [row for method in ablation.orders for row in removal_rows(ablation, method)]
+    write_text(folder / "removal.csv", csv_text(removal))
     plot_ablation(folder / "heads.png", ablation)
     plot_removal(folder / "removal.png", ablation)
-    return ["heads.csv", "heads.png", "removal.csv", "removal.png"]
 
 
-def write_maps(folder: Path, lm: "LanguageModel", ids: list[int], text: "TokenWindows", name: str) -> list[str]:
-    """Writes attention.png and attention.html of one sequence; returns the file names."""
+def write_maps(folder: Path, lm: "LanguageModel", ids: list[int], text: "TokenWindows", name: str) -> None:
+    """Writes attention.png and attention.html of one sequence."""
     import torch
 
     from tril.model.generation.generate import inference
@@ -151,7 +152,6 @@ def write_maps(folder: Path, lm: "LanguageModel", ids: list[int], text: "TokenWi
     tokens = [token_text(lm, token) for token in ids]
     plot_maps(folder / "attention.png", maps, tokens)
     write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, title=f"Attention of {name}")
-    return ["attention.png", "attention.html"]
 
 
 def token_text(lm: "LanguageModel", token: int) -> str:
@@ -167,14 +167,9 @@ def head_rows(ablation: "Ablation", scores: "HeadScores") -> list[dict]:
         row: dict[str, Any] = {"head": head_name((layer, head))}
         for method in METHODS:
             change = changes[method][layer, head]
-            row[method] = {
-                "change": change.interval.mean,
-                "low": change.interval.low,
-                "high": change.interval.high,
-                "corrected_low": change.corrected.low,
-                "corrected_high": change.corrected.high,
-                "verdict": change.verdict,
-            }
+            interval, corrected = change.interval, change.corrected
+            row[method] = {"change": interval.mean, "low": interval.low, "high": interval.high}
+            row[method] |= {"corrected_low": corrected.low, "corrected_high": corrected.high, "verdict": change.verdict}
         rows.append(row | {name: values[layer, head].item() for name, values in scores.heads.items()})
     return rows
 
@@ -190,21 +185,6 @@ def removal_rows(ablation: "Ablation", method: str) -> list[dict]:
         | {"change": change.mean, "low": change.low, "high": change.high}
         for n, (name, loss, change) in enumerate(steps)
     ]
-
-
-def flat(row: dict) -> dict:
-    """{"zero": {"low": 1}} -> {"zero_low": 1}"""
-    columns = {}
-    for key, value in row.items():
-        columns |= {f"{key}_{name}": x for name, x in value.items()} if isinstance(value, dict) else {key: value}
-    return columns
-
-
-def write_csv(path: Path, rows: list[dict]) -> None:
-    with atomic_path(path) as part, part.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def report(

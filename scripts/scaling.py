@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field
@@ -17,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_sweep
 from tril.model.validation import strict_settings
-from tril.scripts.ablation.sweep_dir import SweepDir
+from tril.scripts.ablation.sweep_files import SweepDir
 from tril.scripts.common.cli import build, entry, plain, user_errors, writable
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def main(cfg) -> None:
     from tril.scripts.ablation.results import read_sweep
     from tril.scripts.ablation.scaling_law import fit, points_of, resample
     from tril.scripts.ablation.scaling_plots import plot_law
-    from tril.scripts.ablation.scaling_report import write_up
+    from tril.scripts.ablation.templates import render
 
     with user_errors():
         sweep = read_sweep(sweep_folder)
@@ -72,7 +73,7 @@ def main(cfg) -> None:
     law = fit(points)
     resamples = resample(points, law, settings.resamples, settings.seed)
     found = findings(settings, sweep, points, law, resamples)
-    text = write_up(found)
+    text = render("scaling.md.jinja", **found)
     write_json(folder / "scaling.json", found)
     write_text(folder / "scaling.md", text)
     plot_law(folder / "scaling.png", points, law, resamples)
@@ -98,6 +99,7 @@ def findings(settings: Settings, sweep: "Sweep", points: "Points", law: "Law", r
         {"label": label} | {name: float(values[i]) for name, values in columns.items()}
         for i, label in enumerate(points.labels)
     ]
+    diverged = [v.label for v in sweep.variants if v.finished and v.label not in points.labels]
     longest, flops = points.tokens.max(), (6 * points.parameters * points.tokens).max()
 
     def predicted(of: Callable[["Law"], float]) -> dict:
@@ -110,14 +112,9 @@ def findings(settings: Settings, sweep: "Sweep", points: "Points", law: "Law", r
     predict = settings.predict
     return {
         "sweep": str(sweep.folder),
-        "settings": {"size": settings.size, "predict": vars(predict)}
-        | {"resamples": settings.resamples, "seed": settings.seed},
+        "settings": {key: value for key, value in asdict(settings).items() if key not in ("dir", "out")},
         "unfinished": [f"{run.folder.name} ({run.state})" for run in sweep.runs if run.state != "finished"],
-        "diverged": [
-            f"{variant.label} (its loss is not finite)"
-            for variant in sweep.variants
-            if variant.finished and variant.label not in points.labels
-        ],
+        "diverged": [f"{label} (its loss is not finite)" for label in diverged],
         "nats_per_bpb": per_bpb,
         "points": rows,
         "law": {name: predicted(lambda each, name=name: getattr(each, name)) for name in PARAMETERS},

@@ -82,7 +82,9 @@ def test_modules_import_only_from_layers_below_their_own(path):
     for target, _ in imports(path):
         for package, layers in LAYERS.items():
             if within(name, package) and within(target, package) and name != package and target != package:
-                own, other = (next(i for i, layer in enumerate(layers) if child(x, package) in layer) for x in (name, target))
+                own, other = (
+                    next(i for i, layer in enumerate(layers) if child(x, package) in layer) for x in (name, target)
+                )
                 same = child(name, package) == child(target, package)
                 assert other < own or same, f"{name} imports {target}, which docs/design.md does not list below it"
 
@@ -99,7 +101,9 @@ def test_packages_are_kept_apart(path):
         where = f"{name} imports {target}"
         library = target.split(".")[0]
         if package in ("model", "data"):
-            assert library not in {"model", "data", "scripts", "train", "tests", "hydra", "omegaconf"} - {package}, where
+            assert library not in {"model", "data", "scripts", "train", "tests", "hydra", "omegaconf"} - {package}, (
+                where
+            )
         elif within(target, "scripts"):
             shared = within(target, "scripts.common") or within(target, "scripts.ablation")
             assert shared or name == "scripts.bench" or within(name, "scripts.benchmarks"), where

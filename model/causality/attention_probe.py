@@ -7,6 +7,7 @@ where the first one is wrong.
 B batch, T queries, S keys, H heads, G key/value heads, D head size.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -100,11 +101,8 @@ def eps_of_products(x: Tensor) -> float:
 
 
 def _run(run: Callable[[], object], hooks: Sequence) -> None:
-    with removed_at_exit(hooks):
-        try:
-            run()
-        except StopForward:
-            pass
+    with removed_at_exit(hooks), contextlib.suppress(StopForward):
+        run()
 
 
 def _normalize_and_rotate(x: Tensor, norm: torch.nn.Module, rope: bool) -> Tensor:

@@ -132,7 +132,11 @@ class Case:
             floor = torch.finfo(logits.dtype).eps * logits.abs().max().item()
             return max([floor, *((subject(ids.expand(n, -1)) - logits).abs().max().item() for n in (1, 2, 5))])
 
-    def result(
-        self, check: str, length: int, worst: float, bound: float, tested: int, passed: bool, where: str = ""
-    ) -> Result:
-        return Result(check, self.name, length, passed, worst, bound, tested, "" if passed else where)
+    def result(self, check: str, length: int, worst: float, bound: float, tested: int, where: str) -> Result:
+        """A result that fails if `where` says so."""
+        return Result(check, self.name, length, not where, worst, bound, tested, where)
+
+
+def first_true(wrong: Tensor) -> list[int]:
+    """Index of the first True; empty if there is none."""
+    return torch.nonzero(wrong)[:1].flatten().tolist()

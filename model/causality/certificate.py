@@ -1,17 +1,23 @@
-"""The certificate: every measured figure with its bound, as a table, as plain values and as one line."""
+"""The causality certificate: all checks on a grid of cases, and every measured figure with its bound.
+
+It shows by measurement that no output of a model depends on the future, and that each depends on all of its past. Every
+output position is tested against every input position, by changed tokens and by gradients; decoding, padding and packed
+documents are compared with the full pass at the level of logits.
+"""
 
 import contextlib
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
 
-from tril.model.causality.canary import Canary, Z
-from tril.model.causality.case import Result
+from tril.model.causality.canary import Canary, Z, canary
+from tril.model.causality.case import Case, Result
+from tril.model.causality.checks import run_checks
 
 CHECKS = {
     "no future": "no logit depends on a hidden token, by changed tokens or by gradients",
@@ -54,10 +60,9 @@ class Certificate:
 
     def failures(self) -> dict[str, list[Result]]:
         """Failed results by check; attention first, because it alone names layer and head."""
-        failed = {
-            name: [r for r in self.results if r.check == name and not r.passed] for name in ("attention", *CHECKS)
-        }
-        return {name: results for name, results in failed.items() if results}
+        failed = [result for result in self.results if not result.passed]
+        by_check = {name: [r for r in failed if r.check == name] for name in ("attention", *CHECKS)}
+        return {name: results for name, results in by_check.items() if results}
 
     def checks(self) -> dict[str, int]:
         """Number of results of each check, in the order of CHECKS."""
@@ -80,12 +85,8 @@ class Certificate:
         """Everything but the matrices, for JSON."""
         versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
         canary = None if self.canary is None else asdict(self.canary) | {"margin": self.canary.margin}
-        details = {
-            "canary": canary,
-            "notes": self.notes,
-            "versions": versions,
-            "results": list(map(asdict, self.results)),
-        }
+        results = [asdict(result) for result in self.results]
+        details = {"canary": canary, "notes": self.notes, "versions": versions, "results": results}
         return {"subject": self.subject} | self.summary() | details
 
     def table(self) -> str:
@@ -106,3 +107,29 @@ class Certificate:
             loss = f"loss {self.canary.loss:.4f} ± {self.canary.error:.4f} nats per token"
             lines.append(f"canary: {loss}; no causal model is expected below {self.canary.bound:.4f}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def certify(subject: str, cases: Iterable[Case], *, progress: Callable[[str], None] = lambda name: None) -> Certificate:
+    """Runs all checks on all cases.
+
+    Args:
+        subject: a name for the model.
+        cases: the first one is the model itself: its dependencies are plotted, and it runs the canary test.
+        progress: called with the name of each case before its checks.
+    """
+    certificate = Certificate(subject)
+    with certificate.timed():
+        for number, case in enumerate(cases):
+            progress(case.name)
+            certificate.results += run_checks(case)
+            if number == 0:
+                certificate.dependencies = case.dependencies
+                certificate.allowed = case.subject.visible(case.lengths[-1])
+                if case.subject.differentiable:  # a subject without gradients cannot be trained
+                    test = certificate.canary = canary(case.subject)
+                    loss = f"loss {test.loss:.4f} on random tokens, but a causal model has at least {test.bound:.4f}"
+                    where = "" if test.passed else loss
+                    certificate.results.append(case.result("canary", test.length, test.below, Z, test.n_tokens, where))
+            if case.subject.note and case.subject.note not in certificate.notes:
+                certificate.notes.append(case.subject.note)
+    return certificate

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tril.model.causality.attention_check import check_attention
-from tril.model.causality.case import ODD_LENGTH, Case, Result
+from tril.model.causality.case import ODD_LENGTH, Case, Result, first_true
 from tril.model.causality.equivalence_checks import check_decoding, check_documents
 from tril.model.causality.receptive_field import (
     dependencies_by_gradient,
@@ -82,25 +82,21 @@ def _judge(
     past: bool,
 ) -> Iterator[Result]:
     """Compares measured dependencies (queries, keys) with the expected ones, and keeps them in the case."""
-    queries, keys, size, length = queries.cpu(), keys.cpu(), size.cpu(), max(size.shape)
-    matrix = case.dependencies[method] = torch.full((length, length), torch.nan)
-    matrix[queries[:, None], keys] = size.float()
-    allowed = case.subject.visible(length)[queries[:, None], keys]
-
-    def first_pair(wrong: Tensor) -> tuple[int, int] | None:
-        pairs = torch.nonzero(wrong)[:1].tolist()
-        return (int(queries[pairs[0][0]]), int(keys[pairs[0][1]])) if pairs else None
-
-    leak = first_pair(~(size <= bound) & ~allowed)
-    forbidden = size[~allowed]
-    worst = forbidden.max().item() if forbidden.numel() else 0.0
+    length = max(size.shape)
+    tested, pairs = torch.zeros(length, length, dtype=torch.bool), (queries.cpu()[:, None], keys.cpu())
+    matrix = torch.full((length, length), torch.nan, dtype=size.dtype)
+    tested[pairs], matrix[pairs] = True, size.cpu()
+    case.dependencies[method] = matrix.float()
+    allowed = case.subject.visible(length)
+    hidden, visible = tested & ~allowed, tested & allowed
+    leak = first_true(hidden & ~(matrix <= bound))
     where = f"by {method}: {describe(*leak)}" if leak else ""
-    yield case.result("no future", length, worst, bound, forbidden.numel(), not where, where)
+    worst = matrix[hidden].max().item() if hidden.any() else 0.0
+    yield case.result("no future", length, worst, bound, int(hidden.sum()), where)
     if past:
-        missing = first_pair(~(size > 0) & allowed)
+        missing = first_true(visible & ~(matrix > 0))
         where = "query {} does not depend on key {}".format(*missing) if missing else ""
-        visible = size[allowed]
-        yield case.result("all of the past", length, visible.min().item(), 0.0, visible.numel(), not where, where)
+        yield case.result("all of the past", length, matrix[visible].min().item(), 0.0, int(visible.sum()), where)
 
 
 def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
@@ -121,7 +117,7 @@ def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
             row = int(effect.argmax())  # argmax prefers NaN
             if not effect[row] <= worst:
                 worst, where = effect[row].item(), f"row {row} changes with rows {numbers[changing.cpu()].tolist()}"
-    yield case.result("rows", length, worst, bound, n * (n - 1) * length, worst <= bound, where)
+    yield case.result("rows", length, worst, bound, n * (n - 1) * length, "" if worst <= bound else where)
 
 
 def _window(key: int, query: int) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tril.model.causality.attention_check import check_attention
-from tril.model.causality.case import EOT, Case, Result
+from tril.model.causality.case import EOT, Case, Result, first_true
 from tril.model.causality.subject import GPTSubject
 
 
@@ -60,23 +60,20 @@ def check_padding(case: Case, ids: Tensor, full: Tensor, padding: Sequence[int])
 def check_documents(case: Case, ids: Tensor) -> Iterator[Result]:
     """Documents packed into one window have the logits that each has alone, for any tokens in the other documents."""
     subject, length = case.subject, ids.shape[1]
-    starts = sorted(
-        {length // 4, length // 2, length // 2 + 1} & set(range(1, length))
-    )  # one document of a single token
+    if not isinstance(subject, GPTSubject):
+        return
+    # One document has a single token.
+    starts = sorted({length // 4, length // 2, length // 2 + 1} & set(range(1, length)))
     packed, changed = ids[:1].clone(), case.other_tokens(ids[:1])
     packed[0, starts] = changed[0, starts] = EOT
     logits, again = subject.packed(packed, EOT), subject.packed(packed, EOT)
-    if logits is None or again is None:
-        return
     bound = case.hidden_bound((logits - again).abs().max().item())
     for start, end in itertools.pairwise([0, *starts, length]):
         part, how = slice(start, end), f"the document at {start}"
         yield _compare(case, "documents", how, logits[:, part], subject(packed[:, part]))
         others_changed = changed.clone()
         others_changed[:, part] = packed[:, part]
-        other = subject.packed(others_changed, EOT)
-        assert other is not None
-        how += ", with other documents changed"
+        other, how = subject.packed(others_changed, EOT), f"{how}, with other documents changed"
         yield _compare(case, "documents", how, other[:, part], logits[:, part], bound)
 
 
@@ -101,7 +98,6 @@ def _compare(
     positions = range(logits.shape[1]) if positions is None else positions
     difference = (logits - expected).abs().amax(-1)  # (B, T)
     bound = case.bound() if bound is None else bound
-    wrong = torch.nonzero(~(difference <= bound))[:1].tolist()
-    where = f"{how}: row {row + wrong[0][0]}, position {positions[wrong[0][1]]}" if wrong else ""
-    worst = difference.max().item()
-    return case.result(check, positions[-1] + 1, worst, bound, logits.numel(), not where, where)
+    wrong = first_true(~(difference <= bound))
+    where = f"{how}: row {row + wrong[0]}, position {positions[wrong[1]]}" if wrong else ""
+    return case.result(check, positions[-1] + 1, difference.max().item(), bound, logits.numel(), where)

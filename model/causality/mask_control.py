@@ -30,9 +30,8 @@ def read_curves(folder: str | Path) -> dict[str, Curve]:
     for name in ("train", "val"):
         rows = log.reindex(columns=["step", f"{name}/loss"]).dropna().drop_duplicates("step", keep="last")
         if rows.empty:
-            raise ValueError(
-                f"{files[-1]} has no {name}/loss; let the run reach its first logged step and its first validation"
-            )
+            remedy = "let the run reach its first logged step and its first validation"
+            raise ValueError(f"{files[-1]} has no {name}/loss; {remedy}")
         curves[name] = [(int(step), loss) for step, loss in rows.sort_values("step").itertuples(index=False)]
     return curves
 

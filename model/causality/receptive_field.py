@@ -127,10 +127,9 @@ def first_leaking_block(
 
     def keep(layer: int, values: object) -> None:
         candidates = values if isinstance(values, tuple | list) else (values,)
-        for x in candidates:
-            if isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == len(ids):  # (1, T, C)
-                states[layer].append(x[0, query])
-                return
+        # (1, T, C)
+        hidden = [x for x in candidates if isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == len(ids)]
+        states[layer] += [x[0, query] for x in hidden[:1]]
 
     def keep_input(_, args, kwargs):
         keep(-1, (*args, *kwargs.values()))

@@ -66,9 +66,6 @@ class Subject:
     def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
         """Logits (B, T, V) with the first padding[b] positions of row b masked; None for a model without masks."""
 
-    def packed(self, ids: Tensor, eot: int) -> Tensor | None:
-        """Logits (B, T, V) where each token `eot` begins a document; None for a model without document masks."""
-
     def attention_weights(self, ids: Tensor) -> Sequence[Tensor] | None:
         """The attention weights (B, H, T, S) of each layer as the model returns them; None where it does not."""
 
@@ -146,6 +143,7 @@ class GPTSubject(Subject):
         return self._call(lambda: self.run(ids, mask=padding_mask(visible), positions=positions))
 
     def packed(self, ids: Tensor, eot: int) -> Tensor:
+        """Logits (B, T, V) where each token `eot` begins a document."""
         documents, positions = split_documents(ids, eot)
         return self._call(lambda: self.run(ids, mask=document_mask(documents), positions=positions))
 

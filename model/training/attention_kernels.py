@@ -12,19 +12,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tril.model.attention import attention
 from tril.model.config import GPTConfig
 from tril.model.training.hardware import Hardware
-from tril.model.training.run_estimate import seconds
+from tril.model.training.run_estimate import AUTOCAST, seconds
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-DTYPES = {
-    "bf16-mixed": torch.bfloat16,
-    "bf16-true": torch.bfloat16,
-    "16-mixed": torch.float16,
-    "32-true": torch.float32,
-}
+DTYPES = AUTOCAST | {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of q, k and v by precision
 CALLS = 10  # per repetition, so that one synchronization with the GPU is negligible
 
 
@@ -40,18 +35,11 @@ def measure(config: GPTConfig, batch_size: int, hardware: Hardware, *, documents
         dropout that not all kernels support.
     """
     masked = documents or config.window is not None and config.window < config.context_length
-    if (
-        hardware.accelerator != "cuda"
-        or config.backend != "fused"
-        or config.n_heads == 0
-        or masked
-        or config.attn_dropout > 0
-    ):
+    has_choice = hardware.accelerator == "cuda" and config.backend == "fused" and config.n_heads > 0
+    if not has_choice or masked or config.attn_dropout > 0:
         return {}
-    shapes = [
-        (batch_size, config.context_length, heads, config.head_size)
-        for heads in (config.n_heads, config.kv_heads, config.kv_heads)
-    ]
+    n_heads = (config.n_heads, config.kv_heads, config.kv_heads)
+    shapes = [(batch_size, config.context_length, n, config.head_size) for n in n_heads]
     return compare(shapes, hardware, causal=config.causal)
 
 

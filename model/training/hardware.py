@@ -140,9 +140,7 @@ def missing_for_cuda() -> str | None:
     """The tool that torch.compile needs for a GPU and does not find, with the remedy; None: complete."""
     if not has_triton():
         return "Triton, which this build of torch or this card does not support; use compile=false"
-    compilers = (
-        [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
-    )  # as Triton, which compiles its launchers
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton, for its launchers
     if not any(map(shutil.which, compilers)):
         return "a C compiler, which is not installed; install gcc or name one in CC, or use compile=false"
     return None
@@ -185,21 +183,17 @@ def select_hardware(
     Raises:
         ValueError: this machine lacks what the settings need.
     """
-    available = [
-        *(["cuda"] if torch.cuda.is_available() else []),
-        *(["mps"] if torch.backends.mps.is_available() else []),
-        "cpu",
-    ]
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = [name for name, is_present in present.items() if is_present]
     device = available[0] if accelerator == "auto" else accelerator
     if device not in available:
-        limit = f"is not available to this torch build, which has {', '.join(available)}"
-        raise ValueError(f"trainer.accelerator={device} {limit}; use auto")
+        has = f"is not available to this torch build, which has {', '.join(available)}"
+        raise ValueError(f"trainer.accelerator={device} {has}; use auto")
     if precision == "auto":
         precision = "bf16-mixed" if has_bf16(device) else "16-mixed" if device == "cuda" else "32-true"
     if precision == "16-mixed" and device != "cuda":  # its loss scaling is implemented for CUDA
-        raise ValueError(
-            f"trainer.precision=16-mixed needs trainer.accelerator=cuda, not {device}; use auto or 32-true"
-        )
+        needs = f"needs trainer.accelerator=cuda, not {device}"
+        raise ValueError(f"trainer.precision=16-mixed {needs}; use auto or 32-true")
     if compile == CUDA_GRAPHS and device != "cuda":
         needs = f"records CUDA graphs and needs trainer.accelerator=cuda, not {device}"
         raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")

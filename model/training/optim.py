@@ -10,7 +10,7 @@ Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: h
 # torch._foreach_* are the functions of torch.optim for many tensors at once.
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Annotated, Literal
@@ -154,55 +154,38 @@ class MuonAdamW(torch.optim.Optimizer):
     def _muon(self, params: list[Tensor], group: dict) -> None:
         """One Muon step for parameters of one shape."""
         grads = [p.grad for p in params if p.grad is not None]
-        buffers = [self._buffer(p, "momentum_buffer") for p in params]
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
         dtype = torch.bfloat16 if has_bf16(params[0].device.type) else torch.float32
         directions = orthogonalize(torch.stack(updates).to(dtype), group["ns_steps"])
-        directions = directions.to(
-            params[0].dtype, memory_format=torch.contiguous_format
-        )  # for the fast foreach kernel
+        # Contiguous for the fast foreach kernel.
+        directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format).unbind()
+        lr = group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape)
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(
-            params, directions.unbind(), alpha=-group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape)
-        )
+        torch._foreach_add_(params, directions, alpha=-lr)
 
     def _adamw(self, params: list[Tensor], group: dict) -> None:
+        for p in params:
+            if "step" not in self.state[p]:  # the fused kernel reads the step on the device
+                step = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        averages, squares, steps = ([self.state[p][k] for p in params] for k in ("exp_avg", "exp_avg_sq", "step"))
+        grads = [p.grad for p in params if p.grad is not None]
         beta1, beta2 = group["betas"]
-        adamw(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            [self._buffer(p, "exp_avg") for p in params],
-            [self._buffer(p, "exp_avg_sq") for p in params],
-            [],  # amsgrad only
-            [self._step_count(p) for p in params],
-            fused=group["fused"],
-            amsgrad=False,
-            maximize=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-        )
-
-    def _buffer(self, param: Tensor, name: str) -> Tensor:
-        state = self.state[param]
-        if name not in state:
-            state[name] = torch.zeros_like(param)
-        return state[name]
-
-    def _step_count(self, param: Tensor) -> Tensor:
-        state = self.state[param]
-        if "step" not in state:  # a tensor on the device, where the fused kernel reads it
-            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-        return state["step"]
+        options = {key: group[key] for key in ("lr", "weight_decay", "eps", "fused")}
+        max_squares = []  # amsgrad only
+        options |= {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
+        adamw(params, grads, averages, squares, max_squares, steps, **options)
 
 
 def _by_shape(params: list[Tensor]) -> list[list[Tensor]]:
-    groups: dict[tuple, list[Tensor]] = {}
+    groups: dict[tuple, list[Tensor]] = defaultdict(list)
     for p in params:
-        groups.setdefault((p.shape, p.dtype, p.device), []).append(p)
+        groups[p.shape, p.dtype, p.device].append(p)
     return list(groups.values())
 
 
@@ -220,31 +203,16 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
         raise ValueError("the model has no trainable parameters; unfreeze some")
     if config.kind == "muon" and not muon:
         raise ValueError("optim.kind=muon needs a trainable matrix in `blocks.`; use optim=adamw")
+    rest = [p for name, p in named.items() if name not in muon]
+    muon_keys = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr")}
+    muon_keys |= {"kind": "muon", "lr": config.muon_lr, "weight_decay": config.muon_weight_decay}
+    adamw_keys = {"kind": "adamw", "lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
+    matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
     groups = [
-        {
-            "name": "muon",
-            "kind": "muon",
-            "params": [p for name, p in named.items() if name in muon],
-            "lr": config.muon_lr,
-            "weight_decay": config.muon_weight_decay,
-            "momentum": config.momentum,
-            "nesterov": config.nesterov,
-            "ns_steps": config.ns_steps,
-            "adjust_lr": config.adjust_lr,
-        }
+        {"name": "muon", "params": [named[name] for name in named if name in muon], **muon_keys},
+        {"name": "decay", "params": matrices, "weight_decay": config.weight_decay, **adamw_keys},
+        {"name": "no_decay", "params": vectors, "weight_decay": 0.0, **adamw_keys},
     ]
-    for name, params, weight_decay in (
-        ("decay", [p for name, p in named.items() if name not in muon and p.ndim >= 2], config.weight_decay),
-        ("no_decay", [p for p in named.values() if p.ndim < 2], 0.0),
-    ):
-        adamw_keys = {
-            "lr": config.lr,
-            "weight_decay": weight_decay,
-            "betas": config.betas,
-            "eps": config.eps,
-            "fused": True,
-        }
-        groups.append({"name": name, "kind": "adamw", "params": params, **adamw_keys})
     check_partition(named, groups)
     return [group for group in groups if group["params"]]
 
@@ -254,9 +222,7 @@ def check_partition(named: Mapping[str, Tensor], groups: list[dict]) -> None:
     counts = Counter(id(p) for group in groups for p in group["params"])
     wrong = [f"{name} (in {counts[id(p)]})" for name, p in named.items() if counts[id(p)] != 1]
     if wrong:
-        raise ValueError(
-            f"a parameter must be in exactly 1 optimizer group, not {', '.join(wrong)}; correct param_groups"
-        )
+        raise ValueError(f"a parameter must be in exactly 1 optimizer group, not {', '.join(wrong)}; fix param_groups")
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> MuonAdamW:

@@ -27,42 +27,32 @@ class Speed:
 
     def run(self, *, steps: int, windows_per_step: int, val_windows: int, validations: int) -> float:
         """Seconds of a complete run."""
-        return (
-            OVERHEAD_SECONDS
-            + steps * (windows_per_step * self.train + self.step)
-            + validations * val_windows * self.val
-        )
+        training = steps * (windows_per_step * self.train + self.step)
+        return OVERHEAD_SECONDS + training + validations * val_windows * self.val
 
 
 def measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
     """Times a few steps without compilation, then frees the device's memory, since this process can outlive the run."""
-    speed = _measure(config, optim, batch_size, hardware)
+    speed = _measure(config, optim, min(batch_size, MAX_BATCH), hardware)
     if hardware.accelerator != "cpu":
         torch.get_device_module(hardware.accelerator).empty_cache()
     return speed
 
 
 def _measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
-    batch_size = min(batch_size, MAX_BATCH)
     with torch.random.fork_rng(), torch.device(hardware.accelerator):
         model = GPT(config)
         ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
-    dtype = torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32
-    model.to(dtype)
+    model.to(torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32)
     optimizer = build_optimizer(model, optim)
-    mixed = AUTOCAST.get(hardware.precision)
-    autocast = torch.autocast(hardware.accelerator, mixed) if mixed else contextlib.nullcontext()
+    dtype = AUTOCAST.get(hardware.precision)
 
     def loss() -> torch.Tensor:
-        with autocast:
+        with torch.autocast(hardware.accelerator, dtype) if dtype else contextlib.nullcontext():
             return model.nll(ids, ids).mean()
 
-    def val() -> None:
-        with torch.no_grad():
-            loss()
-
-    train = seconds(lambda: loss().backward(), hardware)
-    return Speed(train / batch_size, seconds(val, hardware) / batch_size, seconds(optimizer.step, hardware))
+    train, val = seconds(lambda: loss().backward(), hardware), seconds(torch.no_grad()(loss), hardware)
+    return Speed(train / batch_size, val / batch_size, seconds(optimizer.step, hardware))
 
 
 def seconds(work: Callable[[], object], hardware: Hardware) -> float:

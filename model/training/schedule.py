@@ -53,10 +53,8 @@ def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
     """
     warmup, floor = config.warmup_steps, config.min_lr_ratio
     if warmup > total_steps:
-        raise ValueError(
-            f"optim.schedule.warmup_steps={warmup} is longer than the run of {total_steps} steps; "
-            f"use at most {total_steps}, or train longer"
-        )
+        limit = f"is longer than the run of {total_steps} steps; use at most {total_steps}, or train longer"
+        raise ValueError(f"optim.schedule.warmup_steps={warmup} {limit}")
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if config.kind == "constant":

@@ -1,6 +1,7 @@
 """The description at the start of a run, and at its end the loss plot, summary.json and the table on the screen."""
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,12 +103,8 @@ def finish(
     plot_losses(folder / "loss.png", metrics.train, metrics.val, metrics.tokens_per_step)
     write_json(folder / SUMMARY, summary)
     print(f"\n{show(summary)}", flush=True)
-    return {
-        "val/loss": last["loss"],
-        "val/bpb": last["bpb"],
-        "best/val/loss": best["loss"],
-        "best/val/bpb": best["bpb"],
-    }
+    rows = {"": last, "best/": best}
+    return {f"{prefix}val/{name}": row[name] for prefix, row in rows.items() for name in ("loss", "bpb")}
 
 
 def causality_label(certificate: dict[str, Any] | None) -> str:
@@ -136,11 +133,9 @@ def peak_memory_bytes(accelerator: str) -> float:
     """Peak memory of this process: tensors on CUDA, else the resident set with Python and torch; nan on Windows."""
     if accelerator == "cuda":
         return torch.cuda.max_memory_allocated()
-    try:  # Linux: getrusage would include what the parent process had when it forked
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        pass
+    status = Path("/proc/self/status")  # Linux: getrusage would include what the parent process had when it forked
+    if status.is_file() and (match := re.search(r"VmHWM:\s*(\d+)", status.read_text())):
+        return int(match[1]) * 1024
     if sys.platform == "win32":
         return math.nan
     import resource
@@ -180,8 +175,7 @@ def plot_losses(path: Path, train: list[dict], val: list[dict], tokens_per_step:
     losses = [row["loss"] for row in train + val if math.isfinite(row["loss"])]
     if losses:  # cut the fall from ln V, so that the later part is readable
         axes.set_ylim(min(losses) - 0.1, min(max(losses), 2.5 * min(losses)) + 0.1)
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("nats per token")
+    axes.set(xlabel="tokens", ylabel="nats per token")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=130)

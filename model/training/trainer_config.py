@@ -51,7 +51,6 @@ class TrainerConfig:
         whole = isinstance(limit, int) and limit % batches == 0 or isinstance(limit, float) and limit == 1
         if batches > 1 and limit is not None and not whole:
             needs = f"must be a multiple of trainer.accumulate_grad_batches={batches}, so that every step is complete"
-            raise ValueError(
-                f"trainer.limit_train_batches={limit} {needs}; use {max(1, int(limit) // batches) * batches}"
-            )
+            remedy = f"use {max(1, int(limit) // batches) * batches}"
+            raise ValueError(f"trainer.limit_train_batches={limit} {needs}; {remedy}")
         return self

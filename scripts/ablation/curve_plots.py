@@ -7,20 +7,12 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tril.model.intervals import mean_interval
-from tril.scripts.ablation.plot_style import (
-    LOSS,
-    Picture,
-    add_legend,
-    engineering_axis,
-    is_wide,
-    line_styles,
-    new_figure,
-    size,
-)
+from tril.scripts.ablation import plot_style
 from tril.scripts.ablation.results import Sweep
 from tril.scripts.ablation.run_files import Run
 
@@ -41,7 +33,7 @@ class Curve:
         return Curve(*(getattr(self, name)[self.x >= self.x[-1] / 2] for name in ("x", "mean", "low", "high")))
 
 
-def plot_curves(sweep: Sweep) -> Iterator[tuple[object, Picture]]:
+def plot_curves(sweep: Sweep) -> Iterator[tuple[Any, plot_style.Picture]]:
     """A figure for each axis of AXES: whole runs above; below their later halves, where variants separate."""
     for along, words in AXES.items():
         means = {variant.label: curve for variant in sweep.variants if (curve := mean_curve(variant.finished, along))}
@@ -53,22 +45,24 @@ def plot_curves(sweep: Sweep) -> Iterator[tuple[object, Picture]]:
             ]
             for variant in sweep.variants
         }
-        styles = {label: style for label, style in line_styles(sweep).items() if label in means or single[label]}
+        styles = {
+            label: style for label, style in plot_style.line_styles(sweep).items() if label in means or single[label]
+        }
         if not styles:
             continue
         every = [*means.values(), *(curve for curves in single.values() for curve in curves)]
-        figure = new_figure(6.4)
+        figure = plot_style.new_figure(6.4)
         above, below = figure.subplots(2, 1)
         views = [(above, "whole runs", every), (below, "their later halves", [curve.later_half() for curve in every])]
         for axes, title, shown in views:
             plot_lines(axes, styles, means, single)
             axes.set_title(title, loc="left", fontsize=10)
-            axes.set(xlabel=words, ylabel=LOSS)
-            engineering_axis(axes, is_wide([curve.x[-1] for curve in every]))
+            axes.set(xlabel=words, ylabel=plot_style.LOSS)
+            plot_style.engineering_axis(axes, plot_style.is_wide([curve.x[-1] for curve in every]))
             set_limits(axes, shown)
-        add_legend(figure, styles)
+        plot_style.add_legend(figure, styles)
         caption = curve_caption(means, any(single.values()), along)
-        yield figure, Picture(f"loss_{along}.png", f"Validation loss against {words}", caption)
+        yield figure, plot_style.Picture(f"loss_{along}.png", f"Validation loss against {words}", caption)
 
 
 def plot_lines(axes, styles: Mapping[str, dict], means: Mapping[str, Curve], single: Mapping[str, list[Curve]]) -> None:
@@ -84,7 +78,7 @@ def plot_lines(axes, styles: Mapping[str, dict], means: Mapping[str, Curve], sin
 
 def mean_curve(runs: Sequence[Run], along: str) -> Curve | None:
     """Mean over runs at the steps that all of them have; None if there are none, or if the axis is unknown."""
-    factors = [(size(run, "flops_per_token") or math.nan) if along == "flops" else 1.0 for run in runs]
+    factors = [(plot_style.size(run, "flops_per_token") or math.nan) if along == "flops" else 1.0 for run in runs]
     column = "tokens" if along == "flops" else along
     positions = [run.curve[column] * factor for run, factor in zip(runs, factors, strict=True)]
     steps = [run.curve["step"][np.isfinite(x)] for run, x in zip(runs, positions, strict=True)]

@@ -17,9 +17,5 @@ def draw(sweep: Sweep, which: str, folder: Path) -> list[Picture]:
     if losses:
         drawn += [*plot_final_losses(sweep, which, losses), *plot_by_size(sweep, which, losses)]
     for figure, picture in drawn:
-        save(figure, folder / picture.file)
+        figure.savefig(folder / picture.file, dpi=150)
     return [picture for _, picture in drawn]
-
-
-def save(figure, path: Path) -> None:
-    figure.savefig(path, dpi=150)

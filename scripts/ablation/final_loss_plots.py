@@ -3,22 +3,10 @@
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tril.model.intervals import Interval
-from tril.scripts.ablation.plot_style import (
-    COLORS,
-    LOSS,
-    Picture,
-    add_legend,
-    engineering_axis,
-    escape,
-    is_number,
-    is_wide,
-    line_styles,
-    new_figure,
-    sequential_colors,
-    size,
-)
+from tril.scripts.ablation import plot_style
 from tril.scripts.ablation.results import Sweep, text_of
 
 COSTS = {"parameters": "parameters", "training_flops": "training FLOPs"}
@@ -27,10 +15,10 @@ SIZE_TOLERANCE = 1.01  # largest / smallest size from which the sizes of variant
 Losses = Mapping[str, Interval]  # label -> final or best loss
 
 
-def plot_final_losses(sweep: Sweep, which: str, losses: Losses) -> Iterator[tuple[object, Picture]]:
+def plot_final_losses(sweep: Sweep, which: str, losses: Losses) -> Iterator[tuple[Any, plot_style.Picture]]:
     """The loss of each variant with its interval and seeds; with two swept keys also along each of them."""
     positions = [axis_positions([variant.values[key] for variant in sweep.variants]) for key in sweep.keys]
-    numeric = all(is_number(variant.values[key]) for variant in sweep.variants for key in sweep.keys)
+    numeric = all(plot_style.is_number(variant.values[key]) for variant in sweep.variants for key in sweep.keys)
     along = len(positions) == 1 and len(positions[0]) > 1 and numeric
     axes = plot_along(sweep, which, losses, positions, 0) if along else plot_rows(sweep, which, losses)
     caption = (
@@ -41,7 +29,7 @@ def plot_final_losses(sweep: Sweep, which: str, losses: Losses) -> Iterator[tupl
         line = axes.axhline if along else axes.axvline
         line(losses[sweep.baseline.label].mean, color="0.5", ls="--", lw=0.9, zorder=0)
         caption += " The dashed line is the baseline's mean."
-    yield axes.figure, Picture(f"{which}_loss.png", f"{which.capitalize()} validation loss", caption)
+    yield axes.figure, plot_style.Picture(f"{which}_loss.png", f"{which.capitalize()} validation loss", caption)
     if len(positions) == 2 and min(map(len, positions)) > 1:
         caption = (
             "Means over finished seeds with their 95 % intervals (one seed: no interval), shifted slightly to avoid "
@@ -49,20 +37,23 @@ def plot_final_losses(sweep: Sweep, which: str, losses: Losses) -> Iterator[tupl
         )
         for x, key in enumerate(sweep.keys):
             axes = plot_along(sweep, which, losses, positions, x)
-            yield axes.figure, Picture(f"interaction_{x + 1}.png", f"{key} for each {sweep.keys[1 - x]}", caption)
+            yield (
+                axes.figure,
+                plot_style.Picture(f"interaction_{x + 1}.png", f"{key} for each {sweep.keys[1 - x]}", caption),
+            )
 
 
 def plot_rows(sweep: Sweep, which: str, losses: Losses):
     """A row for each variant."""
-    labels = ["\n".join(textwrap.wrap(escape(variant.label), 34)) for variant in sweep.variants]
-    axes = new_figure(0.9 + 0.17 * sum(label.count("\n") + 2 for label in labels)).subplots()
-    styles = line_styles(sweep)
+    labels = ["\n".join(textwrap.wrap(plot_style.escape(variant.label), 34)) for variant in sweep.variants]
+    axes = plot_style.new_figure(0.9 + 0.17 * sum(label.count("\n") + 2 for label in labels)).subplots()
+    styles = plot_style.line_styles(sweep)
     for row, variant in enumerate(sweep.variants):
         if variant.label in losses:
             seeds = variant.figures(f"{which}_val_loss")
             plot_point(axes, -row, losses[variant.label], styles[variant.label], seeds, vertical=False)
     axes.set_yticks([-row for row in range(len(labels))], labels)
-    axes.set(xlabel=f"{which} {LOSS}", ylim=(0.5 - len(labels), 0.5))
+    axes.set(xlabel=f"{which} {plot_style.LOSS}", ylim=(0.5 - len(labels), 0.5))
     return axes
 
 
@@ -70,8 +61,8 @@ def plot_along(sweep: Sweep, which: str, losses: Losses, positions: Sequence[dic
     """The loss against key number x of one or two, with a line for each value of the other key."""
     other = sweep.keys[1 - x] if len(sweep.keys) == 2 else None
     lines = list(positions[1 - x]) if other else [""]
-    colors = COLORS if len(lines) <= len(COLORS) else sequential_colors(len(lines))
-    axes, styles = new_figure(4.0).subplots(), {}
+    colors = plot_style.COLORS if len(lines) <= len(plot_style.COLORS) else plot_style.sequential_colors(len(lines))
+    axes, styles = plot_style.new_figure(4.0).subplots(), {}
     span = max(positions[x].values()) - min(positions[x].values())
     for i, line in enumerate(lines):
         style, shift, means = {"color": colors[i], "marker": "o"}, 0.02 * span * (i - (len(lines) - 1) / 2), {}
@@ -88,29 +79,31 @@ def plot_along(sweep: Sweep, which: str, losses: Losses, positions: Sequence[dic
     for value, at in positions[x].items():  # skip labels that would overlap an earlier one
         if all(abs(at - tick) >= span * (0.008 * len(value + text) + 0.01) for text, tick in ticks.items()):
             ticks[value] = at
-    axes.set_xticks(list(ticks.values()), ["\n".join(textwrap.wrap(escape(value), 12)) for value in ticks])
-    axes.set(xlabel=escape(sweep.keys[x]), ylabel=f"{which} {LOSS}")
-    add_legend(axes.figure, styles)
+    axes.set_xticks(list(ticks.values()), ["\n".join(textwrap.wrap(plot_style.escape(value), 12)) for value in ticks])
+    axes.set(xlabel=plot_style.escape(sweep.keys[x]), ylabel=f"{which} {plot_style.LOSS}")
+    plot_style.add_legend(axes.figure, styles)
     return axes
 
 
-def plot_by_size(sweep: Sweep, which: str, losses: Losses) -> Iterator[tuple[object, Picture]]:
+def plot_by_size(sweep: Sweep, which: str, losses: Losses) -> Iterator[tuple[Any, plot_style.Picture]]:
     """The loss against parameters and training FLOPs, if these differ between variants."""
     for name, words in COSTS.items():
-        sizes = {v.label: size(v.finished[0], name) for v in sweep.variants if v.label in losses}
+        sizes = {v.label: plot_style.size(v.finished[0], name) for v in sweep.variants if v.label in losses}
         sizes = {label: value for label, value in sizes.items() if value}
         if not sizes or max(sizes.values()) < SIZE_TOLERANCE * min(sizes.values()):
             continue
-        styles = {label: style | {"ls": "none"} for label, style in line_styles(sweep).items() if label in sizes}
-        axes = new_figure(4.0).subplots()
+        styles = {
+            label: style | {"ls": "none"} for label, style in plot_style.line_styles(sweep).items() if label in sizes
+        }
+        axes = plot_style.new_figure(4.0).subplots()
         for label, style in styles.items():
             plot_point(axes, sizes[label], losses[label], style)
-        axes.set(xlabel=words, ylabel=f"{which} {LOSS}")
-        engineering_axis(axes, is_wide(list(sizes.values())))
-        add_legend(axes.figure, styles)
+        axes.set(xlabel=words, ylabel=f"{which} {plot_style.LOSS}")
+        plot_style.engineering_axis(axes, plot_style.is_wide(list(sizes.values())))
+        plot_style.add_legend(axes.figure, styles)
         title = f"{which.capitalize()} validation loss against {words}"
         caption = "Means over finished seeds with their 95 % intervals (one seed: no interval)."
-        yield axes.figure, Picture(f"{which}_loss_{name}.png", title, caption)
+        yield axes.figure, plot_style.Picture(f"{which}_loss_{name}.png", title, caption)
 
 
 def plot_point(
@@ -130,9 +123,9 @@ def axis_positions(values: Sequence[object]) -> dict[str, float]:
     Numbers are in order, on a logarithmic scale if they are powers of two or span a wide range; other values are side
     by side in the order of the sweep.
     """
-    numbers = [value for value in values if is_number(value)]
+    numbers = [value for value in values if plot_style.is_number(value)]
     if len(numbers) < len(values):
         return {text: float(i) for i, text in enumerate(dict.fromkeys(map(text_of, values)))}
     numbers.sort()
-    log = numbers[0] > 0 and (all(math.log2(value).is_integer() for value in numbers) or is_wide(numbers))
+    log = numbers[0] > 0 and (all(math.log2(value).is_integer() for value in numbers) or plot_style.is_wide(numbers))
     return {text_of(value): math.log2(value) if log else float(value) for value in numbers}

@@ -1,12 +1,13 @@
-"""The report of a sweep: its answer in one sentence, warnings and sections."""
+"""The content of a sweep's report: its answer in one sentence and its tables; report_text.jinja has the text."""
 
 from collections import Counter
+from typing import Any
 
+from tril.scripts.ablation import report_tables
 from tril.scripts.ablation.plot_style import Picture, estimate
-from tril.scripts.ablation.report_parts import Report, Section, named, spread
-from tril.scripts.ablation.report_sections import CONDITIONS, compared, costs, losses, settings, swept
+from tril.scripts.ablation.report_tables import CONDITIONS, spread
 from tril.scripts.ablation.results import Sweep, text_of
-from tril.scripts.ablation.statistics import Comparison
+from tril.scripts.ablation.statistics import POWER, Comparison
 from tril.scripts.common.formats import plural
 
 NO_STATEMENT = {
@@ -16,32 +17,42 @@ NO_STATEMENT = {
 
 
 def write_up(
-    sweep: Sweep,
-    which: str,
-    *,
-    comparisons: dict[str, Comparison],
-    configs: list[dict[str, object]],
-    pictures: list[Picture],
-) -> Report:
-    """The whole report.
+    sweep: Sweep, which: str, comparisons: dict[str, Comparison], configs: list[dict], pictures: list[Picture]
+) -> dict[str, Any]:
+    """The values of the templates report.md.jinja and report.html.
 
     Args:
         sweep: finished or not.
         which: "final" or "best" loss.
         comparisons: label -> comparison with the baseline of the `which` losses.
-        configs: see `report_sections.read_configs`.
+        configs: see `report_tables.read_configs`.
         pictures: see `figures.draw`.
     """
-    no_pictures = [] if pictures else ["There is no validation loss to draw yet."]
-    sections = [
-        swept(sweep),
-        settings(sweep, configs),
-        losses(sweep),
-        costs(sweep),
-        compared(sweep, which, comparisons),
-        Section("Pictures", no_pictures, pictures=pictures),
-    ]
-    return Report(f"Sweep {sweep.folder}", answer(sweep, which, comparisons), warnings(sweep), sections)
+    values = {key: [text_of(variant.values[key]) for variant in sweep.variants] for key in sweep.keys}
+    values["seed"] = [str(seed) for seed in sorted(run.seed for run in sweep.runs)]
+    summaries = sweep.summaries
+    conditions = {
+        words: Counter("not recorded" if each.get(name) is None else text_of(each[name]) for each in summaries)
+        for name, words in CONDITIONS.items()
+    }
+    return {
+        "title": f"Sweep {sweep.folder}",
+        "answer": answer(sweep, which, comparisons),
+        "sweep": sweep,
+        "which": which,
+        "swept": {key: ", ".join(dict.fromkeys(texts)) for key, texts in values.items()},
+        "states": Counter(run.state for run in sweep.runs),
+        "unfinished": report_tables.unfinished_runs(sweep),
+        "settings": report_tables.settings(sweep, configs),
+        "losses": report_tables.losses(sweep),
+        "costs": report_tables.costs(sweep),
+        "compared": report_tables.compared(comparisons),
+        "power": POWER,
+        "conditions": conditions,
+        "texts": {each.get("data_fingerprint") for each in summaries},
+        "leaks": sum("LEAK" in str(each.get("causality")) for each in summaries),
+        "pictures": pictures,
+    }
 
 
 def answer(sweep: Sweep, which: str, comparisons: dict[str, Comparison]) -> str:
@@ -73,22 +84,6 @@ def answer(sweep: Sweep, which: str, comparisons: dict[str, Comparison]) -> str:
     return f"Against {named(base.label)}{over}: {'; '.join(parts)}.{missing}"
 
 
-def warnings(sweep: Sweep) -> list[str]:
-    """Differences between finished runs that make them less comparable."""
-    lines = []
-    for name, words in CONDITIONS.items():
-        recorded = [each.get(name) for each in sweep.summaries]
-        counts = Counter("not recorded" if value is None else text_of(value) for value in recorded)
-        if len(counts) > 1:
-            values = "; ".join(f"{value} ({plural(n, 'run')})" for value, n in counts.most_common())
-            lines.append(
-                f"The finished runs differ in their {words}: {values}. Differences between variants may come from that."
-            )
-    if len({each.get("data_fingerprint") for each in sweep.summaries}) > 1:
-        lines.append("The finished runs differ in their text or tokenizer: compare bits per byte, not nats per token.")
-    leaks = sum("LEAK" in str(each.get("causality")) for each in sweep.summaries)
-    if leaks:
-        lines.append(
-            f"The losses of {plural(leaks, 'finished run')} are invalid: the model sees the tokens it predicts."
-        )
-    return lines
+def named(label: str) -> str:
+    """A label as an item of a list: in parentheses if it contains commas."""
+    return f"({label})" if ", " in label else label

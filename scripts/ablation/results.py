@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tril.model.runs import SUMMARY, SWEEP
-from tril.scripts.ablation.json_files import read_json
 from tril.scripts.ablation.run_files import CONFIG, Run, read_config, read_run
+from tril.scripts.ablation.sweep_files import read_json
 
 NO_VARIANT = ("seed", "output_dir", "resume", "sweep", "callbacks", "logger")  # settings that do not define a variant
 ABSENT = "absent"  # value of a swept key that a run of an older version does not have

@@ -4,14 +4,15 @@ import csv
 import io
 import math
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tril.model.runs import FAILURE, state_of
-from tril.scripts.ablation.json_files import read_json, read_summary
+from tril.scripts.ablation.sweep_files import read_json, read_summary
+from tril.scripts.common.cli import flatten
 
 CONFIG = "config.yaml"
 # of the curve -> of a run's log
@@ -84,12 +85,7 @@ def read_config(path: Path) -> dict[str, object] | None:
         raise ValueError(f"{path} is not valid YAML ({error}); move that run away") from error
     if not isinstance(config, dict) or not isinstance(config.get("seed"), int) or "model" not in config:
         return None
-    return dict(_flatten(config))
-
-
-def _flatten(tree: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        yield from _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return flatten(config)
 
 
 def _read_windows(path: Path) -> Windows | None:

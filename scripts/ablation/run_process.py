@@ -20,7 +20,7 @@ from hydra.types import RunMode
 
 from tril.model.atomic_files import write_json
 from tril.model.runs import CHECKPOINTS, FAILURE, SWEEP, state_of
-from tril.scripts.ablation.json_files import read_json, read_summary
+from tril.scripts.ablation.sweep_files import read_json, read_summary
 from tril.scripts.common.cli import UserError, command, quoted, task_overrides
 from tril.scripts.common.formats import clock
 

@@ -15,17 +15,8 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from tril.model.atomic_files import write_json
 from tril.model.runs import ROOTS, SWEEP, new_folder, state_of
-from tril.scripts.ablation.grid import (
-    compose_grid,
-    estimate_runs,
-    grid_table,
-    name_runs,
-    report_rejected,
-    settings_of,
-    value_of,
-    without_folder,
-)
-from tril.scripts.ablation.json_files import read_json
+from tril.scripts.ablation import grid
+from tril.scripts.ablation.sweep_files import read_json
 from tril.scripts.common.cli import UserError, command, fail, quoted, user_errors
 from tril.scripts.common.formats import clock
 
@@ -79,26 +70,26 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
         if not isinstance(config.sweep[key], bool):
             raise UserError(f"sweep.{key}={config.sweep[key]} must be true or false")
     elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in LOCAL_LAUNCHERS
-    runs, rejected = compose_grid(config, config_name, elsewhere=elsewhere)
-    report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
+    runs, rejected = grid.compose_grid(config, config_name, elsewhere=elsewhere)
+    grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
     if not elsewhere:  # a login node prepares no text, and its speed tells nothing about the jobs
-        runs, rejected = estimate_runs(runs)
-        report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
-    swept = name_runs(runs)
+        runs, rejected = grid.estimate_runs(runs)
+        grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
+    swept = grid.name_runs(runs)
     with user_errors():
-        family = family_of(without_folder(config), swept)
+        family = family_of(grid.without_folder(config), swept)
         folder, earlier = find_folder(config, family)
         folder.mkdir(parents=True, exist_ok=True)
     entries = [run.entry() for run in runs]
     planned = {run.folder for run in runs}
     entries += [entry for entry in earlier if entry["folder"] not in planned]
-    baseline = {key: value_of(config, key, config.hydra.runtime.choices.get(key)) for key in swept}
+    baseline = {key: grid.value_of(config, key, config.hydra.runtime.choices.get(key)) for key in swept}
     # "cells": the name of the runs since the first version of the file
     write_json(folder / SWEEP, {"family": family, "swept": swept, "baseline": baseline, "cells": entries})
 
     states = [state_of(folder / run.folder) for run in runs]
     to_run = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
-    print(f"{grid_table(runs, states)}\n\nfolder  {folder}\n{len(to_run)} of {len(runs)} runs to train", end="")
+    print(f"{grid.grid_table(runs, states)}\n\nfolder  {folder}\n{len(to_run)} of {len(runs)} runs to train", end="")
     if to_run and all(run.sizes for run in to_run):
         seconds = sum(run.sizes["estimated_seconds"] for run in to_run)
         print(f", about {clock(seconds)} of computing, estimated from a few steps of each", end="")
@@ -113,7 +104,7 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
 
 def family_of(config: DictConfig, swept: list[str]) -> str:
     """A hash that is equal for all commands that sweep the same keys over the same settings: they share a folder."""
-    base = settings_of(config) | {"seed": None}
+    base = grid.settings_of(config) | {"seed": None}
     return sha256(json.dumps([sorted(swept), base], sort_keys=True).encode()).hexdigest()
 
 

@@ -1,55 +1,61 @@
 """what=attention: time and memory of each backend alone, forward and backward, against the sequence length."""
 
+import itertools
 import math
 import os
 import statistics
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 from tril.model.attention import BACKENDS, attention
 from tril.model.training.attention_kernels import DTYPES
-from tril.scripts.benchmarks.bench_plot import Lines, Plot
-from tril.scripts.benchmarks.memory import total_memory
-from tril.scripts.benchmarks.section import Bench, Samples, Section
-from tril.scripts.benchmarks.timing import interleaved, seconds
+from tril.scripts.benchmarks.machine import total_memory
+from tril.scripts.benchmarks.section import Bench, Lines, Plot, Samples, Section
+from tril.scripts.benchmarks.timing import interleaved, step_seconds, steps_within
 
 HEADS, HEAD_SIZE = 4, 64
 SHORTEST = 64
 LONGEST = {"cpu": 2048, "mps": 4096, "cuda": 16384}
 REPETITION_SECONDS = 0.05  # of all calls in one repetition; much longer than the resolution of the clock
 MEMORY_SHARE = 1 / 4  # of the device's memory that one call may use
-ASSUMED_MEMORY = 8e9  # bytes, if the system does not say
 
 
-def run(bench: Bench) -> list[Section]:
-    lengths = [SHORTEST << n for n in range(20) if SHORTEST << n <= LONGEST[bench.device]]
-    backends = [name for name in BACKENDS if name != "flex" or bench.device == "cuda"]
-    limit = MEMORY_SHARE * device_memory(bench.device)
-    memory: dict[str, dict[int, float]] = {name: {} for name in backends}
+def run(bench: Bench) -> Iterator[Section]:
+    device, dtype = bench.device, DTYPES[bench.hardware.precision]
+    lengths = [SHORTEST << n for n in range(20) if SHORTEST << n <= LONGEST[device]]
+    total = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else total_memory()
+    limit = MEMORY_SHARE * (total or math.inf) / 1e6
+    memory: dict[str, dict[int, float]] = {name: {} for name in BACKENDS if name != "flex" or device == "cuda"}
     times: dict[tuple[str, int], list[float]] = {}
     for length in lengths:
         tasks = {}
-        for name in backends:
-            if expected_memory(memory[name], length) > limit:
+        for name, sizes in memory.items():
+            # Memory grows at most quadratically. If half the length was left out, this one is, too.
+            if length > SHORTEST and 4 * sizes.get(length // 2, math.inf) > limit:
                 continue
-            step = call(name, length, DTYPES[bench.hardware.precision], bench.device)
+            step = call(name, length, dtype, device)
             step()  # warm-up; on CUDA, flex is compiled here
-            memory[name][length] = peak_memory(step, bench.device) / 1e6
-            calls = max(1, min(bench.config.steps, round(REPETITION_SECONDS / seconds(step, bench.device))))
-            tasks[name, length] = partial(seconds_per_call, step, calls, bench.device)
-        times |= interleaved(tasks, bench.config.repeats)
-        print(f"attention: length {length} of {lengths[-1]}", file=sys.stderr, flush=True)
-    milliseconds = {name: {n: 1e3 * statistics.median(times[name, n]) for n in row} for name, row in memory.items()}
+            sizes[length] = peak_memory(step, device) / 1e6
+            calls = steps_within(REPETITION_SECONDS, step_seconds(step, device)[0], bench.config.steps)
+            tasks[name, length] = partial(seconds_per_call, step, calls, device)
+        times |= interleaved(tasks, bench.config.repeats, f"attention, length {length} of {lengths[-1]}")
+    milliseconds = {name: {n: 1e3 * statistics.median(times[name, n]) for n in sizes} for name, sizes in memory.items()}
     samples = {f"{name}, length {n} (s)": values for (name, n), values in times.items()}
-    left_out = [f"{name} from {2 * max(row)}" for name, row in memory.items() if max(row) < lengths[-1]]
-    time, size = "Time of attention against length", "Memory of attention against length"
-    sections = [section(time, "ms", milliseconds, samples, time_notes(bench, left_out))]
-    if bench.device != "mps":
-        sections.append(section(size, "MB", memory, {}, [memory_note(bench)]))
-    return sections
+    notes = [
+        f"Forward and backward of one causal sequence, {HEADS} heads of size {HEAD_SIZE}, {dtype}; no projections.",
+        f"The median of {bench.config.repeats} repetitions in alternating order, each of 1 to {bench.config.steps} "
+        f"(steps) calls that take {REPETITION_SECONDS * 1e3:.0f} ms together.",
+    ]
+    if left_out := [f"{name} from {2 * max(sizes)}" for name, sizes in memory.items() if max(sizes) < lengths[-1]]:
+        notes.append(f"Left out, over {MEMORY_SHARE:.0%} of the memory: {', '.join(left_out)}.")
+    yield section("Time of attention against length", "ms", milliseconds, samples, notes)
+    if device != "mps":
+        counter = "CUDA allocator" if device == "cuda" else "profiler"
+        held = "The largest sum of tensors that a call creates and holds at a time, with gradients, without q, k and v"
+        note = f"{held}; counted by torch's {counter}."
+        yield section("Memory of attention against length", "MB", memory, {}, [note])
 
 
 def call(backend: str, length: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
@@ -61,7 +67,7 @@ def call(backend: str, length: int, dtype: torch.dtype, device: str) -> Callable
 
 
 def seconds_per_call(step: Callable[[], object], calls: int, device: str) -> float:
-    return seconds(lambda: [step() for _ in range(calls)], device) / calls
+    return step_seconds(lambda: [step() for _ in range(calls)], device)[0] / calls
 
 
 def peak_memory(step: Callable[[], object], device: str) -> float:
@@ -79,46 +85,16 @@ def peak_memory(step: Callable[[], object], device: str) -> float:
         step()
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    level = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        level += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue] missing in torch's stubs
-        highest = max(highest, level)
-    return highest
+    events.sort(key=lambda event: event.start_ns())
+    changes = (event.nbytes() for event in events)  # pyright: ignore[reportAttributeAccessIssue] missing in its stubs
+    return max(itertools.accumulate(changes, initial=0))
 
 
-def expected_memory(memory: Mapping[int, float], length: int) -> float:
-    """MB at this length if memory grows quadratically; infinite if half the length was left out."""
-    return 0.0 if length == SHORTEST else 4 * memory.get(length // 2, math.inf)
-
-
-def device_memory(device: str) -> float:
-    """MB in total."""
-    size = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else total_memory()
-    return (size or ASSUMED_MEMORY) / 1e6
-
-
-def time_notes(bench: Bench, left_out: Sequence[str]) -> list[str]:
-    dtype = str(DTYPES[bench.hardware.precision]).removeprefix("torch.")
-    notes = [
-        f"Forward and backward of one sequence, {HEADS} heads of size {HEAD_SIZE}, {dtype}, causal, no projections.",
-        f"The median of {bench.config.repeats} repetitions, backends in alternating order; each repetition runs as "
-        f"many calls as take {REPETITION_SECONDS * 1e3:.0f} ms, 1 to {bench.config.steps} (steps).",
-    ]
-    if left_out:
-        notes.append(f"Left out, over {MEMORY_SHARE:.0%} of the memory: {', '.join(left_out)}.")
-    return notes
-
-
-def memory_note(bench: Bench) -> str:
-    counter = "CUDA allocator" if bench.device == "cuda" else "profiler"
-    held = "The largest sum of all tensors that one call creates and holds at the same time"
-    return f"{held}, with gradients, without q, k and v; counted by torch's {counter}."
-
-
-def section(title: str, unit: str, figures: Lines, samples: Samples, notes: Sequence[str]) -> Section:
+def section(title: str, unit: str, figures: Lines, samples: Samples, notes: list[str]) -> Section:
+    """A row for each length; the guides go through the largest and the smallest value at the greatest length."""
     lengths = list(max(figures.values(), key=len))
-    rows = [{"length": n} | {f"{name} ({unit})": figures[name].get(n) for name in figures} for n in lengths]
-    last = [row[lengths[-1]] for row in figures.values() if lengths[-1] in row]
+    rows = [{"length": n} | {f"{name} ({unit})": line.get(n) for name, line in figures.items()} for n in lengths]
+    last = [line[lengths[-1]] for line in figures.values() if lengths[-1] in line]
     guides = {
         "O(T²)": {n: max(last) * (n / lengths[-1]) ** 2 for n in lengths},
         "O(T)": {n: min(last) * n / lengths[-1] for n in lengths},

@@ -63,11 +63,9 @@ class BenchConfig:
             check_program(key, command, self.vs_dir)
         if self.vs_sample is not None and COUNT not in self.vs_sample:
             raise ValueError(f"vs_sample={self.vs_sample} lacks {COUNT}; write it in place of the number of new tokens")
-        if self.vs_pattern.groups != 1:
-            raise ValueError(
-                f"vs_pattern={self.vs_pattern.pattern} has {self.vs_pattern.groups} groups; "
-                "it needs one, around the milliseconds: 'time ([0-9.]+)ms'"
-            )
+        if (n := self.vs_pattern.groups) != 1:
+            remedy = "it needs one, around the milliseconds: 'time ([0-9.]+)ms'"
+            raise ValueError(f"vs_pattern={self.vs_pattern.pattern} has {n} groups; {remedy}")
         if self.ckpt is not None:
             find_checkpoint(self.ckpt)
         return self

@@ -4,10 +4,9 @@ import statistics
 from dataclasses import replace
 from functools import partial
 
-from tril.scripts.benchmarks.bare_loop import BareLoop, new_module, new_windows
-from tril.scripts.benchmarks.bench_plot import Plot
-from tril.scripts.benchmarks.section import Bench, Section
-from tril.scripts.benchmarks.timing import interleaved, paired_ratio, step_seconds
+from tril.scripts.benchmarks.section import Bench, Plot, Section
+from tril.scripts.benchmarks.timing import interleaved, paired_ratio, step_seconds, steps_within
+from tril.scripts.benchmarks.training_speed import BareLoop, new_module, new_windows
 from tril.scripts.common.run_config import RunConfig
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
@@ -23,12 +22,23 @@ SIZES = {  # size: the group of settings and the keys that grow together
 
 def run(bench: Bench) -> list[Section]:
     rows, samples, lines = [], {}, {}
-    for size in SIZES:
+    for size, (group, keys) in SIZES.items():
         configs = scaled(bench.run_config, size)
         times = measure(bench, size, configs)
-        ratios = {factor: paired_ratio(values, times[1.0]) for factor, values in times.items()}
-        rows += [row(size, factor, configs[factor], times[factor], ratios[factor]) for factor in times]
-        samples |= {f"{size} x {factor:g} (s)": values for factor, values in times.items()}
+        ratios = {factor: paired_ratio(seconds, times[1.0]) for factor, seconds in times.items()}
+        rows += [
+            {
+                "size": size,
+                "factor": factor,
+                "value": getattr(getattr(configs[factor], group), keys[0]),
+                "ms per step": 1000 * statistics.median(times[factor]),
+                "relative to the configured step (median)": ratio["median"],
+                "(smallest)": ratio["smallest"],
+                "(largest)": ratio["largest"],
+            }
+            for factor, ratio in ratios.items()
+        ]
+        samples |= {f"{size} x {factor:g} (s)": seconds for factor, seconds in times.items()}
         lines[size] = {factor: ratio["median"] for factor, ratio in ratios.items()}
     notes = [
         "The bare loop of what=train with one size changed at a time. The head size is constant: width adds heads.",
@@ -49,11 +59,12 @@ def measure(bench: Bench, size: str, configs: dict[float, RunConfig]) -> dict[fl
         if factor == FACTORS[-1] and extrapolated(first) > MAX_SECONDS:
             continue
         changed = replace(bench, run_config=config)
-        loop = BareLoop(new_module(changed), new_windows(changed), changed)
-        first[factor] = step_seconds(loop.step, warmup=1, steps=1, device=bench.device)[0]  # the warm-up compiles
-        steps = max(1, min(bench.config.steps, round(REPETITION_SECONDS / first[factor])))
-        tasks[factor] = partial(mean_step, loop, steps, bench.device)
-    return interleaved(tasks, bench.config.repeats, f"cost, {size}")
+        step = BareLoop(new_module(changed), new_windows(changed), changed).step
+        first[factor] = step_seconds(step, bench.device, warmup=1)[0]  # the warm-up compiles
+        steps = steps_within(REPETITION_SECONDS, first[factor], bench.config.steps)
+        tasks[factor] = partial(step_seconds, step, bench.device, warmup=1, steps=steps)
+    times = interleaved(tasks, bench.config.repeats, f"cost, {size}")
+    return {factor: [statistics.mean(seconds) for seconds in repetitions] for factor, repetitions in times.items()}
 
 
 def extrapolated(first: dict[float, float]) -> float:
@@ -61,34 +72,14 @@ def extrapolated(first: dict[float, float]) -> float:
     return first[2.0] ** 2 / first[1.0]
 
 
-def mean_step(loop: BareLoop, steps: int, device: str) -> float:
-    return statistics.mean(step_seconds(loop.step, warmup=1, steps=steps, device=device))
-
-
 def scaled(config: RunConfig, size: str) -> dict[float, RunConfig]:
     """The settings at every factor that gives whole numbers."""
     name, keys = SIZES[size]
     group = getattr(config, name)
-    configured = {key: getattr(group, key) for key in keys if getattr(group, key) is not None}
     configs = {}
     for factor in FACTORS:
-        values = {key: factor * value for key, value in configured.items()}
+        values = {key: factor * value for key in keys if (value := getattr(group, key)) is not None}
         if all(value.is_integer() for value in values.values()):
             changed = replace(group, **{key: int(value) for key, value in values.items()})
             configs[factor] = replace(config, **{name: changed})
     return configs
-
-
-def row(
-    size: str, factor: float, config: RunConfig, seconds: list[float], ratio: dict[str, float]
-) -> dict[str, object]:
-    group, keys = SIZES[size]
-    return {
-        "size": size,
-        "factor": factor,
-        "value": getattr(getattr(config, group), keys[0]),
-        "ms per step": 1000 * statistics.median(seconds),
-        "relative to the configured step (median)": ratio["median"],
-        "(smallest)": ratio["smallest"],
-        "(largest)": ratio["largest"],
-    }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tril.model.atomic_files import write_json, write_text
 from tril.scripts.benchmarks.section import Section
@@ -45,14 +46,10 @@ def shown(value: object) -> str:
     return f"{value:,.{max(0, SIGNIFICANT - 1 - math.floor(math.log10(rounded)))}f}"
 
 
-def write(
-    folder: Path, about: Mapping[str, object], settings: Mapping[str, object], sections: Sequence[Section]
-) -> None:
+def write(folder: Path, about: dict[str, object], settings: dict[str, Any], sections: Sequence[Section]) -> None:
     """Writes bench.md and bench.json."""
     write_text(folder / "bench.md", "\n\n".join([heading(about), *map(text, sections)]) + "\n")
-    parts = [
-        {key: getattr(section, key) for key in ("name", "title", "rows", "samples", "notes")} for section in sections
-    ]
+    parts = [{key: value for key, value in vars(section).items() if key != "plot"} for section in sections]
     write_json(folder / "bench.json", {"machine": about, "settings": settings, "sections": parts})
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
-from tril.scripts.benchmarks.processes import last_line
-from tril.scripts.benchmarks.processes import run as run_process
+from tril.scripts.benchmarks import processes
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.benchmarks.timing import interleaved
 
@@ -20,14 +19,12 @@ WORKER = (sys.executable, "-m", "tril.scripts.benchmarks.prepare_worker")
 
 def run(bench: Bench) -> list[Section]:
     config = bench.run_config.data.tokenizer
-    texts = {size: write_text(bench.folder / f"text-{size}.txt", size) for size in SIZES}
-    tasks = {size: partial(measure, text, config) for size, text in texts.items()}
-    figures = interleaved(tasks, bench.config.repeats, "data")
-    samples = {
-        f"{name}, {size / 1e6:g} MB": [repetition[name] for repetition in repetitions]
-        for size, repetitions in figures.items()
-        for name in repetitions[0]
-    }
+    tasks = {size: partial(measure, write_text(bench.folder / f"text-{size}.txt", size), config) for size in SIZES}
+    rows, samples = [], {}
+    for size, repetitions in interleaved(tasks, bench.config.repeats, "data").items():
+        figures = {name: [repetition[name] for repetition in repetitions] for name in repetitions[0]}
+        rows += stages({name: statistics.median(values) for name, values in figures.items()}, config)
+        samples |= {f"{name}, {size / 1e6:g} MB": values for name, values in figures.items()}
     notes = [
         f"The text: the sources of Python's standard library, repeated up to that size; tokenizer: {config.kind}.",
         f"The median of {bench.config.repeats} processes, each with an empty cache folder, without imports.",
@@ -35,40 +32,35 @@ def run(bench: Bench) -> list[Section]:
         "the first stage, with Python and the libraries loaded (Linux only).",
         "Second start: the same call when the tokens are cached, including the check that the text is unchanged.",
     ]
-    rows = [row for repetitions in figures.values() for row in stages(repetitions, config)]
     return [Section("data", "Preparing text", rows, samples, notes)]
 
 
-def stages(repetitions: list[dict[str, float]], config: TokenizerConfig) -> list[dict]:
-    """The rows of one size of text, from what `prepare_worker.measure` returned in each repetition."""
-    medians = {name: statistics.median(each[name] for each in repetitions) for name in repetitions[0]}
-    total, train = medians["text (bytes)"], medians["training part (bytes)"]
+def stages(figures: dict[str, float], config: TokenizerConfig) -> list[dict[str, object]]:
+    """The rows of one size of text, from the medians of what `prepare_worker.measure` returned."""
+    total, train = figures["text (bytes)"], figures["training part (bytes)"]
     sizes = {"encoding": total, "second start": None}
     if config.kind in ("bpe", "char"):  # the others read no text
         sizes = {"training the tokenizer": min(train, config.train_bytes) if config.kind == "bpe" else train} | sizes
-    rows = []
-    for stage, size in sizes.items():
-        seconds, peak = medians[f"{stage} (s)"], medians.get(f"{stage}: peak memory (bytes)")
-        rows.append(
-            {
-                "text (MB)": total / 1e6,
-                "stage": stage,
-                "seconds": seconds,
-                "MB/s": size and size / 1e6 / seconds,
-                "peak memory (MB)": peak and peak / 1e6,
-                "memory before the start (MB)": peak and medians["before: memory (bytes)"] / 1e6,
-            }
-        )
-    return rows
+    memory = "before: memory (bytes)" in figures
+    return [
+        {
+            "text (MB)": total / 1e6,
+            "stage": stage,
+            "seconds": figures[f"{stage} (s)"],
+            "MB/s": size and size / 1e6 / figures[f"{stage} (s)"],
+            "peak memory (MB)": figures[f"{stage}: peak memory (bytes)"] / 1e6 if memory else None,
+            "memory before the start (MB)": figures["before: memory (bytes)"] / 1e6 if memory else None,
+        }
+        for stage, size in sizes.items()
+    ]
 
 
 def write_text(path: Path, size: int) -> Path:
     """Writes the sources of the standard library, repeated until the file has `size` bytes."""
-    left = size
     with path.open("wb") as file:
-        while left > 0:
-            for piece in StandardLibrary().pieces("train"):
-                left -= file.write(piece.text.encode()[:left])
+        while file.tell() < size:
+            file.writelines(piece.text.encode() for piece in StandardLibrary().pieces("train"))
+        file.truncate(size)
     return path
 
 
@@ -78,5 +70,5 @@ def measure(text: Path, config: TokenizerConfig) -> dict[str, float]:
     Raises:
         UserError: the process fails.
     """
-    _, output = run_process("preparing the text", [*WORKER, str(text), json.dumps(asdict(config))])
-    return json.loads(last_line(output))
+    _, output = processes.run("preparing the text", [*WORKER, str(text), json.dumps(asdict(config))])
+    return json.loads(processes.last_line(output))

@@ -63,5 +63,4 @@ def run(name: str, command: Sequence[str], folder: str | Path | None = None) -> 
 
 def last_line(output: str) -> str:
     """The last line that is not blank."""
-    lines = [line.strip() for line in output.split("\n") if line.strip()]
-    return lines[-1] if lines else "(no output)"
+    return output.strip().rpartition("\n")[2].strip() or "(no output)"

@@ -1,6 +1,5 @@
 """what=start: seconds from the start of a process until it produces what the user waits for."""
 
-import statistics
 import subprocess
 import sys
 import time
@@ -9,20 +8,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from tril.data.prepare import PreparedText
-from tril.model.causality.subject import randomize
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
-from tril.model.gpt import GPT
 from tril.model.runs import find_checkpoint
-from tril.scripts.benchmarks.bench_plot import Plot, by_number
-from tril.scripts.benchmarks.processes import SAMPLE, TRAIN, last_line
-from tril.scripts.benchmarks.processes import run as run_process
-from tril.scripts.benchmarks.section import Bench, Section
-from tril.scripts.benchmarks.timing import interleaved
-from tril.scripts.benchmarks.versus import prepare_data
+from tril.scripts.benchmarks import processes
+from tril.scripts.benchmarks.decoding import random_model
+from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
+from tril.scripts.benchmarks.timing import interleaved, spread
 from tril.scripts.common.cli import UserError, quoted, user_errors
 from tril.scripts.common.run_config import choose_vocab_size
 
@@ -32,26 +25,22 @@ STEP_LINE = b"step "  # how a line of callbacks.progress begins
 def run(bench: Bench) -> list[Section]:
     ckpt = bench.config.ckpt
     with user_errors():
-        prepared = prepare_data(bench)
+        prepared = bench.run_config.data.prepare()  # train.py finds the data prepared
         checkpoint = random_checkpoint(bench, prepared) if ckpt is None else find_checkpoint(ckpt).resolve()
-    sample = [*SAMPLE, f"ckpt={checkpoint}", f"device={bench.device}", "prompt="]
+    sample = [*processes.SAMPLE, f"ckpt={checkpoint}", f"device={bench.device}", "prompt="]
     tasks = {
         "python: exit": partial(exit_seconds, sys.executable, "-c", "pass"),
         "import torch: exit": partial(exit_seconds, sys.executable, "-c", "import torch"),
-        "train.py --help: exit": partial(exit_seconds, *TRAIN, "--help"),
+        "train.py --help: exit": partial(exit_seconds, *processes.TRAIN, "--help"),
         "train.py: first step": partial(seconds_until, bench, train_command(bench), STEP_LINE),
         "scripts/sample.py: first token": partial(seconds_until, bench, sample),
     }
     times = interleaved(tasks, bench.config.repeats, "start")
-    rows = [
-        {"what": name, "s (median)": statistics.median(v), "s (smallest)": min(v), "s (largest)": max(v)}
-        for name, v in times.items()
-    ]
-    included = "causality certificate" + (" and compilation" if bench.hardware.compile else "")
+    rows = [{"what": name} | spread(values, "s ({})") for name, values in times.items()]
     notes = [
         f"{bench.config.repeats} processes of each in alternating order, with files that are in the page cache.",
-        "First step: until the line of callbacks.progress after the first optimizer step, with the data already "
-        f"prepared, trainer.log_every_n_steps=1 and a line for every step; with {included}.",
+        "First step: until the line of callbacks.progress after the first optimizer step, with the data prepared, with "
+        f"causality certificate{' and compilation' if bench.hardware.compile else ''}.",
         f"First token: until the first byte of text, with an empty prompt; {ckpt or 'a model with random weights'}.",
     ]
     return [Section("start", "Start of a process", rows, times, notes, Plot(by_number(times), "process", "seconds"))]
@@ -59,17 +48,16 @@ def run(bench: Bench) -> list[Section]:
 
 def random_checkpoint(bench: Bench, prepared: PreparedText) -> Path:
     """Saves a checkpoint of the configured model with random weights and the tokenizer of the data."""
-    size = choose_vocab_size(bench.cfg["model"]["vocab_size"], prepared.meta["vocab_size"])
-    torch.manual_seed(bench.cfg["seed"])
-    model = randomize(GPT(replace(bench.run_config.model, vocab_size=size)))
     path = bench.folder / "random.ckpt"
+    size = choose_vocab_size(bench.cfg["model"]["vocab_size"], prepared.meta["vocab_size"])
+    model = random_model(bench, replace(bench.run_config.model, vocab_size=size))
     save(path, LanguageModel(model, prepared.tokenizer, bench.run_config.data.tokenizer.eot))
     return path
 
 
 def train_command(bench: Bench) -> list[str]:
     return [
-        *TRAIN,
+        *processes.TRAIN,
         *bench.overrides,
         "trainer.log_every_n_steps=1",
         f"callbacks.progress.lines={bench.run_config.steps}",
@@ -79,7 +67,7 @@ def train_command(bench: Bench) -> list[str]:
 
 def exit_seconds(*command: str) -> float:
     """Seconds of the whole process."""
-    return run_process("python", command)[0]
+    return processes.run("python", command)[0]
 
 
 def seconds_until(bench: Bench, command: Sequence[str], prefix: bytes = b"") -> float:
@@ -97,6 +85,6 @@ def seconds_until(bench: Bench, command: Sequence[str], prefix: bytes = b"") -> 
             process.kill()
         errors.seek(0)
         if not complete:
-            message = last_line(errors.read().decode(errors="replace"))
+            message = processes.last_line(errors.read().decode(errors="replace"))
             raise UserError(f"{command[2]} ended too early: {message}")
     return seconds

@@ -1,31 +1,19 @@
-"""Clocks, alternating repetitions, and ratios of paired values."""
+"""Clocks, alternating repetitions, and their median and range."""
 
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 import torch
-
-Key = TypeVar("Key", bound=Hashable)
-Result = TypeVar("Result")
 
 
 def synchronize(device: str) -> None:
     """Waits until all work queued on the device is done."""
     if device != "cpu":
         torch.get_device_module(device).synchronize()
-
-
-def seconds(task: Callable[[], object], device: str) -> float:
-    """The time of one call."""
-    synchronize(device)
-    started = time.perf_counter()
-    task()
-    synchronize(device)
-    return time.perf_counter() - started
 
 
 class StepTimer:
@@ -37,9 +25,8 @@ class StepTimer:
 
     def mark(self) -> None:
         if self.device == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record()
         else:
             synchronize(self.device)
             self._marks.append(time.perf_counter())
@@ -52,7 +39,7 @@ class StepTimer:
         return [end - start for start, end in pairwise(self._marks)]
 
 
-def step_seconds(step: Callable[[], object], *, warmup: int, steps: int, device: str) -> list[float]:
+def step_seconds(step: Callable[[], object], device: str, *, warmup: int = 0, steps: int = 1) -> list[float]:
     """The time of each of `steps` calls, after `warmup` calls that are not timed."""
     for _ in range(warmup):
         step()
@@ -65,25 +52,34 @@ def step_seconds(step: Callable[[], object], *, warmup: int, steps: int, device:
     return timer.seconds()
 
 
-def interleaved(tasks: dict[Key, Callable[[], Result]], repeats: int, progress: str = "") -> dict[Key, list[Result]]:
+def steps_within(seconds: float, step: float, most: int) -> int:
+    """How many steps of `step` seconds take about `seconds` together: 1 to `most`."""
+    return max(1, min(most, round(seconds / step)))
+
+
+def interleaved(tasks: Mapping[Any, Callable[[], Any]], repeats: int, progress: str) -> dict[Any, list]:
     """Runs each task `repeats` times in alternating order (A B, B A, A B), so that a drift of the machine favors none.
 
     Args:
-        progress: the name under which stderr reports each repetition; empty: no report.
+        progress: the name under which stderr reports each repetition.
 
     Returns:
         The results of each task.
     """
-    results: dict[Key, list[Result]] = {name: [] for name in tasks}
+    results = {name: [] for name in tasks}
     for repetition in range(repeats):
         for name in list(tasks)[:: -1 if repetition % 2 else 1]:
             results[name].append(tasks[name]())
-        if progress:
-            print(f"{progress}: repetition {repetition + 1} of {repeats}", file=sys.stderr, flush=True)
+        print(f"{progress}: repetition {repetition + 1} of {repeats}", file=sys.stderr, flush=True)
     return results
 
 
-def paired_ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
-    """The median, smallest and largest of a_i / b_i."""
-    ratios = [x / y for x, y in zip(a, b, strict=True)]
-    return {"median": statistics.median(ratios), "smallest": min(ratios), "largest": max(ratios)}
+def spread(values: Sequence[float], column: str = "{}") -> dict[str, float]:
+    """The median, the smallest and the largest value, as columns of a table; `column` is the format of their names."""
+    spread = {"median": statistics.median(values), "smallest": min(values), "largest": max(values)}
+    return {column.format(name): value for name, value in spread.items()}
+
+
+def paired_ratio(a: Sequence[float], b: Sequence[float], column: str = "{}") -> dict[str, float]:
+    """The `spread` of a_i / b_i."""
+    return spread([x / y for x, y in zip(a, b, strict=True)], column)

@@ -11,27 +11,31 @@ from functools import partial
 
 import numpy as np
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from omegaconf import OmegaConf
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from tril.data.batches import TrainWindows
+from tril.data.batches import TrainWindows, on_device
+from tril.data.prepare import MAX_UINT16_VOCAB
+from tril.model.gpt import GPT
 from tril.model.training import attention_kernels as kernels
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import mfu
 from tril.model.training.module import TrainingModule
+from tril.model.training.run_estimate import AUTOCAST
 from tril.model.training.summary import peak_memory_bytes
 from tril.scripts.benchmarks import timing, versus
-from tril.scripts.benchmarks.bare_loop import BareLoop, new_module, new_windows
-from tril.scripts.benchmarks.bench_plot import Plot, by_number
-from tril.scripts.benchmarks.memory import reset_peak_memory
-from tril.scripts.benchmarks.section import Bench, Section
+from tril.scripts.benchmarks.machine import reset_peak_memory
+from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
 from tril.scripts.common.build_trainer import build_trainer
-from tril.scripts.common.cli import user_errors
+from tril.scripts.common.cli import UserError, user_errors
+
+CLIP = {None: clip_grad_norm_, "norm": clip_grad_norm_, "value": clip_grad_value_}  # by gradient_clip_algorithm
 
 
 def train(bench: Bench) -> Iterator[Section]:
     """The bare loop; with `vs`, also our train.py and the other program."""
-    config, module, windows = bench.run_config, new_module(bench), new_windows(bench)
+    module, windows, peak_flops = new_module(bench), new_windows(bench), bench.hardware.peak_flops
     with training_conditions(bench):
         if bench.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -39,22 +43,21 @@ def train(bench: Bench) -> Iterator[Section]:
         task = partial(bare_seconds, bench, module, windows)
         times = timing.interleaved({"bare": task}, bench.config.repeats, "train")["bare"]
         memory = peak_memory_bytes(bench.device)
-    p50, p90 = np.quantile(list(itertools.chain(*times)), (0.5, 0.9)).tolist()
-    speed = config.tokens_per_step() / p50
-    row: dict[str, object] = {
+    p50, p90 = np.quantile(np.concatenate(times), (0.5, 0.9)).tolist()
+    tokens = bench.run_config.tokens_per_step()
+    row = {
         "parameters": module.model.n_parameters(),
-        "tokens per step": config.tokens_per_step(),
+        "tokens per step": tokens,
         "ms per step (p50)": 1000 * p50,
         "ms per step (p90)": 1000 * p90,
-        "tokens/s": speed,
+        "tokens/s": tokens / p50,
     }
-    if bench.hardware.peak_flops is not None:
-        row["MFU (%)"] = 100 * mfu(speed, module.model.flops_per_token(), bench.hardware.peak_flops)
+    if peak_flops is not None:
+        row["MFU (%)"] = 100 * mfu(tokens / p50, module.model.flops_per_token(), peak_flops)
     row["peak memory (GB)"] = memory / 1e9
     notes = [
-        f"{bench.config.repeats} x {bench.config.steps} steps of the module in a bare loop (batch, forward, backward, "
-        f"clipping, optimizer, schedule), each after {bench.config.warmup} warm-up steps; random tokens; tokens/s from "
-        "the median step.",
+        f"{bench.config.repeats} x {bench.config.steps} steps in a bare loop (batch, forward, backward, clipping, "
+        f"optimizer, schedule), each after {bench.config.warmup} of warm-up; random tokens; tokens/s: the median step.",
         f"Peak memory: {'tensors' if bench.device == 'cuda' else 'the whole process, with Python and the libraries'}.",
     ]
     samples = {f"seconds per step, repetition {i}": values for i, values in enumerate(times, 1)}
@@ -66,24 +69,23 @@ def train(bench: Bench) -> Iterator[Section]:
 
 def outside(bench: Bench) -> list[Section]:
     """The share of a step that Lightning, callbacks and logger take."""
-    module, windows = new_module(bench), new_windows(bench)
+    module, windows, tokens = new_module(bench), new_windows(bench), bench.run_config.tokens_per_step()
     loops = {"bare": bare_seconds, "train.py": lightning_seconds}
     tasks = {name: partial(loop, bench, module, windows) for name, loop in loops.items()}
     with training_conditions(bench):
         steps = timing.interleaved(tasks, bench.config.repeats, "outside")
     times = {name: [statistics.mean(seconds) for seconds in repetitions] for name, repetitions in steps.items()}
-    kept = timing.paired_ratio(times["bare"], times["train.py"])
-    shares = {"median": 1 - kept["median"], "smallest": 1 - kept["largest"], "largest": 1 - kept["smallest"]}
-    rows = []
-    for name, values in times.items():
-        step = statistics.median(values)
-        row = {"loop": name, "ms per step (median)": 1000 * step, "tokens/s": bench.run_config.tokens_per_step() / step}
-        empty = name == "bare"
-        rows.append(row | {f"outside the module (%), {key}": None if empty else 100 * x for key, x in shares.items()})
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    pairs = zip(times["bare"], times["train.py"], strict=True)
+    shares = timing.spread([100 * (1 - bare / whole) for bare, whole in pairs], "outside the module (%), {}")
+    rows = [
+        {"loop": name, "ms per step (median)": 1000 * step, "tokens/s": tokens / step}
+        | (dict.fromkeys(shares) if name == "bare" else shares)
+        for name, step in medians.items()
+    ]
     notes = [
-        f"{bench.config.repeats} pairs of {bench.config.steps} steps in alternating order, each after "
-        f"{bench.config.warmup} warm-up steps: the same module, data and optimizer in the bare loop, and in "
-        "lightning.Trainer with the callbacks and the logger of train.py; the mean step of each.",
+        f"{bench.config.repeats} pairs of {bench.config.steps} steps, each after {bench.config.warmup} of warm-up: the "
+        "bare loop, and lightning.Trainer with the callbacks and the logger of train.py; the mean step of each.",
         "The share is 1 - bare / train.py of each pair. Validation and checkpoints are not included.",
     ]
     plot = Plot(by_number(times, 1000), "pair", "ms per step")
@@ -93,7 +95,7 @@ def outside(bench: Bench) -> list[Section]:
 def bare_seconds(bench: Bench, module: TrainingModule, windows: TrainWindows) -> list[float]:
     """The time of each step in the bare loop."""
     step = BareLoop(module, windows, bench).step
-    return timing.step_seconds(step, warmup=bench.config.warmup, steps=bench.config.steps, device=bench.device)
+    return timing.step_seconds(step, bench.device, warmup=bench.config.warmup, steps=bench.config.steps)
 
 
 @contextlib.contextmanager
@@ -108,21 +110,6 @@ def training_conditions(bench: Bench) -> Iterator[None]:
             yield
     finally:
         gc.enable()
-
-
-class StepMarks(Callback):
-    """Marks the start of training and the end of every optimizer step."""
-
-    def __init__(self, device: str):
-        self.timer, self._step = timing.StepTimer(device), 0
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.timer.mark()
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
-        if trainer.global_step > self._step:
-            self._step = trainer.global_step
-            self.timer.mark()
 
 
 def lightning_seconds(bench: Bench, module: TrainingModule, windows: TrainWindows) -> list[float]:
@@ -140,10 +127,81 @@ def lightning_seconds(bench: Bench, module: TrainingModule, windows: TrainWindow
     metrics = Metrics(bench.run_config.tokens_per_step(), bench.hardware.peak_flops)
     with user_errors():
         trainer = build_trainer(cfg, bench.run_config, metrics)
-    marks = StepMarks(bench.device)
+    timer = timing.StepTimer(bench.device)
+
+    def mark_step(trainer, module, outputs, batch, batch_idx: int) -> None:
+        if (batch_idx + 1) % bench.run_config.accumulate == 0:  # an optimizer step ends
+            timer.mark()
+
+    marks = LambdaCallback(on_train_start=lambda *_: timer.mark(), on_train_batch_end=mark_step)
     trainer.callbacks.append(marks)  # pyright: ignore[reportAttributeAccessIssue] Lightning sets it at run time
     warnings.filterwarnings("ignore", ".*have no `val_dataloader`")
     warnings.filterwarnings("ignore", ".*smaller than the logging interval")
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):  # the lines of callbacks.progress
         trainer.fit(module, windows)
-    return marks.timer.seconds()[bench.config.warmup :]
+    return timer.seconds()[bench.config.warmup :]
+
+
+def new_module(bench: Bench) -> TrainingModule:
+    """The module of train.py with fresh weights."""
+    torch.manual_seed(bench.cfg["seed"])
+    config = bench.run_config
+    return TrainingModule(
+        GPT(config.model),
+        config.optim,
+        total_steps=max(config.steps, bench.config.warmup + bench.config.steps),
+        val_bytes_per_token=1.0,  # unused: there is no validation
+        payload={},
+        compile=bench.hardware.compile,
+        document_eot=0 if config.data.document_mask else None,
+    )
+
+
+def new_windows(bench: Bench) -> TrainWindows:
+    """The windows of train.py over random ids, one epoch as long as a repetition; on CUDA in the GPU's memory."""
+    config, seed = bench.run_config, bench.cfg["seed"]
+    size = config.tokens_per_step() * (bench.config.warmup + bench.config.steps) + 1
+    dtype = np.uint16 if config.model.vocab_size <= MAX_UINT16_VOCAB else np.uint32  # as in a prepared file
+    tokens = np.random.default_rng(seed).integers(config.model.vocab_size, size=size, dtype=np.uint32).astype(dtype)
+    if bench.device == "cuda":
+        tokens = on_device(tokens, "cuda")
+    return TrainWindows(tokens, config.model.context_length, config.data.batch_size, seed)
+
+
+class BareLoop:
+    """Runs optimizer steps of the module with a new optimizer: batch, forward, backward, clipping, optimizer, schedule.
+
+    Raises:
+        UserError: trainer.gradient_clip_algorithm is unknown.
+    """
+
+    def __init__(self, module: TrainingModule, windows: TrainWindows, bench: Bench):
+        self.device, self.precision = bench.device, bench.hardware.precision
+        self.module = module.to(self.device).train()
+        if self.precision == "bf16-true":
+            module.to(torch.bfloat16)
+        configured = module.configure_optimizers()
+        self.optimizer, self.schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.scaler = torch.amp.GradScaler(self.device, enabled=self.precision == "16-mixed")
+        algorithm = bench.cfg["trainer"].get("gradient_clip_algorithm")
+        if algorithm not in CLIP:
+            raise UserError(f"trainer.gradient_clip_algorithm={algorithm} must be norm or value")
+        self.clip, self.clip_grad = bench.cfg["trainer"]["gradient_clip_val"], CLIP[algorithm]
+        self.accumulate = bench.run_config.accumulate
+        self.batches = itertools.chain.from_iterable(itertools.repeat(windows))
+
+    def step(self) -> None:
+        dtype = AUTOCAST.get(self.precision)
+        for _ in range(self.accumulate):
+            inputs, targets = (ids.to(self.device, non_blocking=True) for ids in next(self.batches))
+            with torch.autocast(self.device, dtype, enabled=dtype is not None, cache_enabled=False):
+                loss = self.module.training_step((inputs, targets), 0)
+            self.scaler.scale(loss / self.accumulate).backward()
+        if self.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            self.clip_grad(self.parameters, self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.schedule.step()

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import hydra
@@ -136,6 +136,15 @@ def drop_output() -> None:
 def plain(cfg: DictConfig) -> dict:
     """The configuration as plain containers, interpolations resolved."""
     return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType] a dict
+
+
+def flatten(tree: Mapping[str, object], separator: str = ".") -> dict[str, object]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    flat = {}
+    for key, value in tree.items():
+        below = flatten(value, separator) if isinstance(value, Mapping) else None
+        flat |= {key: value} if below is None else {f"{key}{separator}{name}": item for name, item in below.items()}
+    return flat
 
 
 def build(cls: type, cfg: DictConfig | dict, where: str = ""):

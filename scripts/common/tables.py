@@ -1,6 +1,8 @@
-"""Tables of text, in Markdown with aligned columns or plain for the terminal."""
+"""Tables: in Markdown with aligned columns, plain for the terminal, and as CSV."""
 
-from collections.abc import Collection, Sequence
+import csv
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 def markdown_table(lines: Sequence[Sequence[str]], text_columns: Collection[int] = (0,)) -> str:
@@ -20,6 +22,15 @@ def plain_table(lines: Sequence[Sequence[str]], text_columns: Collection[int] = 
     """A table for the terminal, columns separated by two spaces; see `markdown_table`."""
     widths = _widths(lines)
     return "\n".join("  ".join(_padded(line, widths, text_columns)).rstrip() for line in lines)
+
+
+def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
+    """CSV with the columns of all rows in the order of their first appearance."""
+    rows, text = list(rows), io.StringIO(newline="")
+    table = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
 
 
 def _widths(lines: Sequence[Sequence[str]]) -> list[int]:

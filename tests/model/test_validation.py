@@ -6,6 +6,12 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from tril.model.causality.grids.callable_grid import Sizes
+from tril.model.config import GPTConfig
+from tril.model.generation.sampling import SamplingConfig
+from tril.model.training.optim import OptimConfig
+from tril.model.training.schedule import ScheduleConfig
+from tril.model.training.trainer_config import CausalityConfig, TopLevelConfig, TrainerConfig
 from tril.model.validation import explain, strict_settings
 
 
@@ -67,3 +73,11 @@ def test_several_refused_settings_are_one_line():
 
 def test_an_empty_title_adds_no_prefix():
     assert refusal(TopLevel, device=3) == "device=3 must be a valid string"
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [GPTConfig, OptimConfig, ScheduleConfig, TopLevelConfig, CausalityConfig, TrainerConfig, SamplingConfig, Sizes],
+)
+def test_every_group_of_settings_refuses_unknown_names(cls):
+    assert "nonsense is unknown" in refusal(cls, nonsense=1)

@@ -2,13 +2,17 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
+import torch._inductor.config as inductor
 from tokenizers import Tokenizer, models
 
 from tests.conftest import assert_refused, run_python, tiny_gpt
 from tests.scripts.in_process import run_main
+from tril.model.causality import certificate
+from tril.model.causality.grids import gpt_grid, transformers_grid
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.scripts.certify import CertifyConfig, main, subject
@@ -19,6 +23,20 @@ SMALL = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_l
 
 def certify(*overrides, cwd):
     return run_main(main, *overrides, cwd=cwd)
+
+
+@pytest.fixture
+def one_precision(monkeypatch):
+    """Grids of one precision and one backend. The tests of tests/model/causality run whole grids."""
+    small = {"precisions": ("32-true",)}
+    monkeypatch.setattr(gpt_grid, "gpt_cases", partial(gpt_grid.gpt_cases, **small, backends=("fused",)))
+    monkeypatch.setattr(transformers_grid, "transformers_cases", partial(transformers_grid.transformers_cases, **small))
+
+
+@pytest.fixture
+def short_canary(monkeypatch):
+    """A canary test of few steps, for models that pass."""
+    monkeypatch.setattr(certificate, "canary", partial(certificate.canary, steps=5))
 
 
 def test_a_fresh_model_is_certified(tmp_path):
@@ -45,6 +63,7 @@ def test_exhaustive_and_compile_apply_to_the_grid(monkeypatch):
         assert any(case.subject.compiled for case in cases) is on
 
 
+@pytest.mark.usefixtures("one_precision")
 def test_a_model_without_mask_fails_with_the_place_of_its_first_leak(tmp_path):
     done = certify(*SMALL, "model.causal=false", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
@@ -56,16 +75,17 @@ def test_a_model_without_mask_fails_with_the_place_of_its_first_leak(tmp_path):
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
     """The folder of compiled code is chosen before, so that it is found without compiling anything."""
-    monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     (tmp_path / "empty").mkdir()
-    done = certify(*SMALL, "compile=true", cwd=tmp_path / "empty")
+    with inductor.patch({"cpp.cxx": (None, "no-such-compiler")}):  # as $CXX, which is read at import
+        done = certify(*SMALL, "compile=true", cwd=tmp_path / "empty")
     assert_refused(done, "compiling for a CPU needs a C++ compiler")
     assert done.environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")
     assert not list((tmp_path / "empty").iterdir())
 
 
+@pytest.mark.usefixtures("one_precision", "short_canary")
 def test_a_checkpoint_is_certified_in_its_folder(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "word": 1}, unk_token="word"))
     save(tmp_path / "model.ckpt", LanguageModel(tiny_gpt(n_layers=1, context_length=5), tokenizer))
@@ -105,6 +125,7 @@ def test_positions_before_its_own_are_the_receptive_field_of_a_function(tmp_path
     assert done.returncode == 1 and "all of the past: query 2 does not depend on key 0" in done.stdout
 
 
+@pytest.mark.usefixtures("one_precision", "short_canary")
 def test_a_model_without_float64_is_certified_with_a_note(tmp_path):
     from transformers import XGLMConfig
 
@@ -129,6 +150,7 @@ def test_a_model_that_cannot_be_called_is_one_line(tmp_path, monkeypatch):
     assert done.stderr.splitlines()[-1] == "error: GPT2LMHeadModel ends in ZeroDivisionError: division by zero"
 
 
+@pytest.mark.usefixtures("one_precision", "short_canary")
 def test_a_transformers_folder_is_certified(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -156,7 +178,7 @@ def test_a_transformers_folder_is_certified(tmp_path):
         (["vocab_size=7"], "vocab_size, context_length, receptive_field go with call=..."),
         (["compile=true", "hf=folder"], "compile=true needs one of Tril's own models"),
         (["device=tpu"], "device=tpu is not available"),
-        (["exhaustive=perhaps"], "exhaustive=perhaps must be a valid boolean"),
+        (["exhaustive=perhaps"], "exhaustive='perhaps' must be a valid boolean"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -16,8 +16,10 @@ from tests.scripts.ablation.synthetic import write_sweep
 from tests.scripts.calls import call
 from tril.scripts.ablation.comparisons import compare_with_baseline
 from tril.scripts.ablation.results import read_sweep
+from tril.scripts.ablation.templates import escape, printable
 from tril.scripts.common.cli import quoted
-from tril.scripts.report import TEXT_KEYS, csv_text, escape, find_sweep, main, printable, results, run_rows
+from tril.scripts.common.tables import csv_text
+from tril.scripts.report import TEXT_KEYS, find_sweep, main, results, run_rows
 
 NASTY = "<script>alert(1)<b>|`*_$^$ & "
 MESSAGE = "</td></script><script>alert('2')| \x1b[31m red\nand more \udcff"

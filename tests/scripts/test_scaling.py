@@ -14,7 +14,7 @@ from tests.scripts.calls import call
 from tests.test_ablations import composed, grid, meta_model
 from tril.model.config import GPTConfig
 from tril.scripts.ablation.scaling_law import Law
-from tril.scripts.ablation.scaling_report import caveats, extrapolation, write_up
+from tril.scripts.ablation.templates import render
 from tril.scripts.common.cli import CONFIGS, message_of, plain
 from tril.scripts.common.run_config import check_config
 from tril.scripts.scaling import main, read_settings
@@ -79,6 +79,11 @@ def test_results_are_those_of_the_law(done):
     )  # twice as many of each size
 
 
+def caveats(found):
+    """The list at the end of scaling.md."""
+    return re.findall("^- (.*)$", render("scaling.md.jinja", **found), re.MULTILINE)
+
+
 def test_caveats(done):
     found = done[2]
     lines = caveats(found)
@@ -86,15 +91,15 @@ def test_caveats(done):
     assert any("5 parameters are fitted to 11 points" in line for line in lines)
     assert any("the residuals, which have 11 - 5 degrees of freedom" in line for line in lines)
     assert any("3.07 times the next" in line for line in lines) and any("one seed per point" in line for line in lines)
-    assert "a factor of 32 in N and 5 in D" in extrapolation(found)
-    assert "9.42 times their largest N" in extrapolation(found)
+    assert "a factor of 32 in N and 5 in D" in " ".join(lines)
+    assert "9.42 times their largest N" in " ".join(lines)
     worse = found | {"bounds": ["alpha", "E"], "resamples_at_bounds": 0.25}
     assert caveats(worse)[0].startswith("**The fit is degenerate**: alpha, E ended") and caveats(worse)[1].startswith(
         "25% of the resamples"
     )
     seeds = [row | {"seeds": 2, "spread": 0.01} for row in found["points"]]
     assert any("whose standard deviation is 0.0100 on average" in line for line in caveats(found | {"points": seeds}))
-    assert "degenerate" in write_up(worse)
+    assert "degenerate" in render("scaling.md.jinja", **worse)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ B batch, T positions, V vocabulary.
 
 import copy
 import functools
-import importlib
 import math
-import operator
+import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -79,28 +79,18 @@ class CallableSubject(Subject):
         return CallableSubject(self.spec, self._float64_copy(self.module), precision="64-true", **options)
 
 
-def callable_cases(
-    spec: str,
-    *,
-    vocab_size: int,
-    context_length: int,
-    receptive_field: int | None = None,
-    device: str = "cpu",
-    exhaustive: bool = False,
-) -> Iterator[Case]:
+def callable_cases(spec: str, sizes: Sizes, *, device: str = "cpu", exhaustive: bool = False) -> Iterator[Case]:
     """The grid of a function from ids (B, T) int64 to logits (B, T, V).
 
     A function has no gradient, so a dependency that is smaller than its rounding is not found.
 
     Args:
         spec: package.module:function, a function or an `nn.Module` instance; also searched in the working directory.
-        vocab_size: see `Sizes`, like the next two.
         exhaustive: test every pair of positions in every case, at any cost.
 
     Raises:
-        ValueError: before the first case, for a callable or sizes that cannot be certified.
+        ValueError: before the first case, for a callable that cannot be certified.
     """
-    sizes = Sizes(vocab_size=vocab_size, context_length=context_length, receptive_field=receptive_field)
     function, longest = load(spec), min(MAX_LENGTH, sizes.context_length)
     lengths = lengths_to_test(longest)
     if isinstance(function, nn.Module):
@@ -111,7 +101,7 @@ def callable_cases(
         vocab_size=sizes.vocab_size,
         context_length=sizes.context_length,
         device=torch.device(device),
-        windows=(None if receptive_field is None else receptive_field + 1,),
+        windows=(None if sizes.receptive_field is None else sizes.receptive_field + 1,),
     )
     check_calls(f"call={spec}", own, longest)
     if exact := own.in_float64():
@@ -143,14 +133,13 @@ def callable_cases(
 
 def load(spec: str) -> Callable:
     """Imports package.module:function; the working directory is searched first."""
-    module, _, name = spec.partition(":")
-    if not module or not name or module.startswith("."):
+    if not re.fullmatch(r"\w[\w.]*:[\w.]+", spec):
         raise ValueError(f"call={spec} must read package.module:function, such as call=mymodels.bigram:logits")
-    folder = str(Path.cwd())
+    (module, name), folder = spec.split(":"), str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        function = operator.attrgetter(name)(importlib.import_module(module))
+        function = pkgutil.resolve_name(spec)
     except ImportError as error:
         raise ValueError(f"call={spec} cannot be imported: {error}; searched from {folder}") from error
     except AttributeError as error:

@@ -12,7 +12,7 @@ from tril.model.causality.case import Case
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.checks import check_gradient, check_perturbation, check_rows
 from tril.model.causality.equivalence_checks import check_documents
-from tril.model.causality.subject import GPTSubject, Subject, attention_windows, randomize
+from tril.model.causality.subject import GPTSubject, Subject, randomize
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule
 
@@ -60,10 +60,9 @@ class CausalityCheck(Callback):
             write_json(self.path, certificate.to_dict())
             print(certificate.line(), flush=True)
         if not certificate.passed and not self.allow_leak:
-            raise CausalityError(
-                f"the causality certificate fails ({summary['failed'][0]}), so the losses of this model would be "
-                f"false; see {self.path}, or say causality.allow_leak=true to train it anyway"
-            )
+            fails = f"fails ({summary['failed'][0]}), so the losses of this model would be false"
+            remedy = f"see {self.path}, or say causality.allow_leak=true to train it anyway"
+            raise CausalityError(f"the causality certificate {fails}; {remedy}")
 
 
 def short_certificate(module: TrainingModule, precision: str, batch_size: int) -> Certificate:
@@ -99,13 +98,6 @@ def loss_subject(module: TrainingModule, precision: str, batch_size: int) -> Sub
             losses = module.losses((ids, targets[: len(ids)])).detach()
         return losses.clone()[..., None]  # the next run of a CUDA graph overwrites its output
 
-    return Subject(
-        run,
-        vocab_size=config.vocab_size,
-        context_length=config.context_length,
-        module=module.model,
-        windows=attention_windows(config),
-        precision=precision,
-        device=module.device,
-        exact=True,
-    )
+    subject = GPTSubject(module.model, precision=precision)
+    subject.run = run
+    return subject

@@ -25,9 +25,8 @@ class Metrics(Callback):
         self.flops_per_token = 0.0  # set by on_fit_start
         self.train: list[dict] = []  # step, loss, tokens_per_second
         self.val: list[dict] = []  # step, loss, bpb
-        self._clock = Stopwatch()
-        self._step = 0
-        self._seconds = 0.0  # of training, until the clock's last lap
+        self._clock = Stopwatch()  # runs during training
+        self._step, self._seconds = 0, 0.0  # of the last row of `train`
         self._started = started
 
     def count_devices(self, n_devices: int) -> None:
@@ -44,7 +43,7 @@ class Metrics(Callback):
         self.flops_per_token = pl_module.model.flops_per_token()
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._step = trainer.global_step
+        self._step, self._seconds = trainer.global_step, self._clock.seconds()
         self._clock.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
@@ -52,10 +51,9 @@ class Metrics(Callback):
         interval = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] dynamic
         if step == self._step or step % interval and step != trainer.max_steps:
             return
-        loss = pl_module.take_train_loss().item()  # waits for the device, so the lap below includes its work
-        lap = self._clock.lap()
-        self._seconds += lap
-        speed = (step - self._step) * self.tokens_per_step / lap
+        loss = pl_module.take_train_loss().item()  # waits for the device, so the seconds below include its work
+        seconds = self._clock.seconds()
+        speed = (step - self._step) * self.tokens_per_step / (seconds - self._seconds)
         metrics = {"train/loss": loss, "train/tokens_per_second": speed} | self.spent(step)
         if self.peak_flops is not None:
             metrics["train/mfu"] = self.mfu(speed)
@@ -63,7 +61,7 @@ class Metrics(Callback):
             metrics[f"lr/{group['name']}"] = group["lr"]
         self.write(trainer, metrics)
         self.train.append({"step": step, "loss": loss, "tokens_per_second": speed})
-        self._step = step
+        self._step, self._seconds = step, seconds
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._clock.stop()
@@ -79,10 +77,7 @@ class Metrics(Callback):
 
     def spent(self, step: int) -> dict[str, float]:
         """Tokens and seconds of training only, so that runs with other validation intervals can be plotted together."""
-        return {
-            "train/tokens": float(step * self.tokens_per_step),
-            "train/seconds": self._seconds + self._clock.elapsed(),
-        }
+        return {"train/tokens": float(step * self.tokens_per_step), "train/seconds": self._clock.seconds()}
 
     def wall_seconds(self) -> float:
         """Seconds since the run started, in all its processes up to their last checkpoint."""
@@ -107,38 +102,27 @@ class Metrics(Callback):
         return None if self.peak_flops is None else mfu(speed, self.flops_per_token, self.peak_flops)
 
     def state_dict(self) -> dict:
-        spent = {"seconds": self._seconds + self._clock.elapsed(), "wall_seconds": self.wall_seconds()}
+        spent = {"seconds": self._clock.seconds(), "wall_seconds": self.wall_seconds()}
         return {"train": self.train, "val": self.val, **spent}
 
     def load_state_dict(self, state: dict) -> None:
         self.train, self.val = state["train"], state["val"]
-        self._seconds = state.get("seconds", 0.0)  # missing in checkpoints of older versions
+        self._clock = Stopwatch(state.get("seconds", 0.0))  # missing in checkpoints of older versions
         self._started -= state.get("wall_seconds", 0.0)
 
 
 class Stopwatch:
     """Measures seconds while it runs; a second start or stop has no effect."""
 
-    def __init__(self) -> None:
-        self._elapsed = 0.0
-        self._since: float | None = None
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._stopped_at, self._since = seconds, None
 
     def start(self) -> None:
-        if self._since is None:
-            self._since = time.perf_counter()
+        self._since = time.perf_counter() if self._since is None else self._since
 
     def stop(self) -> None:
-        if self._since is not None:
-            self._elapsed += time.perf_counter() - self._since
-            self._since = None
+        self._stopped_at, self._since = self.seconds(), None
 
-    def elapsed(self) -> float:
-        """Seconds since the last lap."""
-        return self._elapsed + (0.0 if self._since is None else time.perf_counter() - self._since)
-
-    def lap(self) -> float:
-        """Seconds since the last lap; keeps running."""
-        self.stop()
-        elapsed, self._elapsed = self._elapsed, 0.0
-        self.start()
-        return elapsed
+    def seconds(self) -> float:
+        """All seconds in which it ran."""
+        return self._stopped_at + (0.0 if self._since is None else time.perf_counter() - self._since)

@@ -32,13 +32,8 @@ class Progress(Callback):
         if trainer.is_global_zero:
             self._compiling = pl_module.compile_mode is not None
             self._last_line_step = trainer.global_step
-            self._bar = tqdm(
-                total=trainer.max_steps,
-                initial=trainer.global_step,
-                unit="step",
-                dynamic_ncols=True,
-                disable=not sys.stderr.isatty(),
-            )
+            steps = {"total": trainer.max_steps, "initial": trainer.global_step, "unit": "step"}
+            self._bar = tqdm(**steps, dynamic_ncols=True, disable=not sys.stderr.isatty())
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         if self._compiling:  # forward and backward are compiled by now

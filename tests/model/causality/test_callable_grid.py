@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tril.model.causality.certify import certify
-from tril.model.causality.grids.callable_grid import callable_cases
+from tril.model.causality.certificate import certify
+from tril.model.causality.grids.callable_grid import Sizes, callable_cases
 from tril.scripts.common.cli import message_of
 
 V, C, T = 17, 32, 64
@@ -126,7 +126,8 @@ def table_too_short(ids):
 
 
 def certificate(name, **settings):
-    return certify(name, callable_cases(f"{__name__}:{name}", **{"vocab_size": V, "context_length": T, **settings}))
+    sizes = Sizes(**{"vocab_size": V, "context_length": T, **settings})
+    return certify(name, callable_cases(f"{__name__}:{name}", sizes))
 
 
 def failed(measured):
@@ -223,7 +224,7 @@ def test_the_module_of_the_user_is_not_changed():
 
 
 def test_exhaustive_sets_an_infinite_budget():
-    cases = list(callable_cases(f"{__name__}:gru_with_batchnorm", vocab_size=V, context_length=T, exhaustive=True))
+    cases = list(callable_cases(f"{__name__}:gru_with_batchnorm", Sizes(V, T), exhaustive=True))
     assert [(case.budget, case.subject.differentiable, case.subject.module.training) for case in cases] == [
         (torch.inf, True, False),
         (torch.inf, True, False),
@@ -273,7 +274,7 @@ def test_exhaustive_sets_an_infinite_budget():
 )
 def test_mistakes_end_in_one_line(spec, settings, message):
     with pytest.raises(ValueError) as caught:
-        callable_cases(spec, **{"vocab_size": V, "context_length": T, **settings})
+        callable_cases(spec, Sizes(**{"vocab_size": V, "context_length": T, **settings}))
     assert message in message_of(caught.value) and "\n" not in message_of(caught.value)
 
 
@@ -282,5 +283,5 @@ def test_modules_are_found_in_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "certified_here.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    measured = certify("f", callable_cases("certified_here:A.f", vocab_size=5, context_length=8))
+    measured = certify("f", callable_cases("certified_here:A.f", Sizes(5, 8)))
     assert measured.passed and sys.modules.pop("certified_here").__file__ == str(tmp_path / "certified_here.py")

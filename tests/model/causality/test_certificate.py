@@ -9,8 +9,7 @@ import torch
 from tests.conftest import BACKENDS, GPT2, TRAINABLE, randomize, tiny_gpt
 from tril.model.causality.canary import KINDS, canary
 from tril.model.causality.case import SLACK, Case
-from tril.model.causality.certificate import CHECKS, Certificate
-from tril.model.causality.certify import certify
+from tril.model.causality.certificate import CHECKS, Certificate, certify
 from tril.model.causality.checks import run_checks
 from tril.model.causality.grids.gpt_grid import gpt_cases, sharpen
 from tril.model.causality.plot import edges, plot

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.conftest import randomize, tiny_gpt
-from tril.model.causality.certificate import CHECKS
-from tril.model.causality.certify import certify
+from tril.model.causality.certificate import CHECKS, certify
 from tril.model.causality.grids.gpt_grid import gpt_cases
 from tril.model.causality.subject import GPTSubject, attention_windows
 from tril.model.gpt import GPT, Block, GPTConfig

@@ -10,7 +10,7 @@ from tests.model.causality import mutants_batches, mutants_mask, mutants_paths, 
 from tests.model.causality.mutants import CATALOGUE
 from tril.model.causality.canary import canary
 from tril.model.causality.case import EOT, Case
-from tril.model.causality.certify import certify
+from tril.model.causality.certificate import certify
 from tril.model.causality.checks import check_perturbation, run_checks
 from tril.model.causality.grids.gpt_grid import gpt_cases, sharpen
 from tril.model.causality.subject import GPTSubject, attention_layers, randomize

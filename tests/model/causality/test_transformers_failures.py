@@ -8,7 +8,7 @@ import transformers
 from transformers import LlamaForCausalLM
 
 from tests.model.causality.test_transformers_grid import SHAPE, config
-from tril.model.causality.certify import certify
+from tril.model.causality.certificate import certify
 from tril.model.causality.grids.transformers_grid import transformers_cases
 
 ROFORMER = SHAPE | {"intermediate_size": 64, "embedding_size": 32}

@@ -13,7 +13,7 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen3 import modeling_qwen3
 
 from tests.conftest import assert_close, randomize
-from tril.model.causality.certify import certify
+from tril.model.causality.certificate import certify
 from tril.model.causality.checks import run_checks
 from tril.model.causality.grids.transformers_grid import TransformersSubject, transformers_cases
 
@@ -61,7 +61,7 @@ def trained(tmp_path_factory):
     """A folder that `save_pretrained` wrote, and the model."""
     folder = tmp_path_factory.mktemp("gpt2")
     torch.manual_seed(0)
-    model = randomize(GPT2LMHeadModel(config("gpt2"))).eval()
+    model = randomize(GPT2LMHeadModel(config("gpt2", n_layer=1, n_embd=16, n_head=2))).eval()
     model.to(torch.bfloat16).save_pretrained(folder)  # as most are published; exact in float32
     return folder, model.float()
 

@@ -66,11 +66,10 @@ def test_the_formula_is_computed_on_a_device_with_float64(subject):
         assert (x.device.type, x.dtype, tuple(x.shape)) == ("cpu", torch.float64, (1, 4, T, T))
 
 
-def test_the_weights_are_compared_on_a_device_with_float64(subject, monkeypatch):
-    monkeypatch.setattr(attention_check, "_no_hidden_weight", lambda case, length, weights: None)  # it reads values
-    case, ids = Case(subject, {}, [T], budget=math.inf), torch.zeros(T, dtype=torch.long, device="meta")
+def test_the_weights_are_compared_on_a_device_with_float64(subject):
+    used, expected = torch.zeros(4, T, T, device="meta"), torch.zeros(4, T, T, dtype=torch.float64)
     with pytest.raises(DynamicOutputShapeException, match="nonzero"):  # after the comparison, at its first value
-        list(attention_check.check_attention(case, ids, lambda subject, ids: subject(ids)))
+        attention_check._compare(Case(subject, {}, [T], budget=math.inf), [used], [(expected, expected)], 0, "")
 
 
 class Exact:

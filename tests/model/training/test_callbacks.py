@@ -27,9 +27,10 @@ def test_stopwatch_counts_only_while_it_runs(monkeypatch):
     watch.start()
     watch.start()
     now[0] = 53.0
-    assert watch.lap() == 5.0
+    assert watch.seconds() == 5.0
     now[0] = 54.5
-    assert watch.lap() == 1.5
+    assert watch.seconds() == 6.5
+    assert Stopwatch(7.0).seconds() == 7.0
 
 
 def test_mfu_is_the_median_speed_against_the_peak():

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tril.scripts.ablation import figures
-
 
 @pytest.fixture
 def drawn(monkeypatch):
     """File name -> figure of all pictures. They are not saved, which takes a second each."""
+    from matplotlib.figure import Figure
+
     figures_by_name = {}
-    monkeypatch.setattr(figures, "save", lambda figure, path: figures_by_name.__setitem__(path.name, figure))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures_by_name.__setitem__(path.name, figure))
     return figures_by_name

@@ -11,16 +11,40 @@ from tests.scripts.ablation.synthetic import BYTES_PER_TOKEN, FOUR, HEADS, ONE, 
 from tril.model.intervals import Interval
 from tril.scripts.ablation.comparisons import compare_with_baseline
 from tril.scripts.ablation.figures import draw
-from tril.scripts.ablation.report import answer, warnings, write_up
-from tril.scripts.ablation.report_parts import p_value, spread
-from tril.scripts.ablation.report_sections import compared, costs, losses, read_configs, settings, swept
+from tril.scripts.ablation.report import answer, write_up
+from tril.scripts.ablation.report_tables import (
+    compared,
+    costs,
+    losses,
+    p_value,
+    read_configs,
+    settings,
+    spread,
+    unfinished_runs,
+)
 from tril.scripts.ablation.results import read_sweep
+from tril.scripts.ablation.templates import render
 
 T = 4.302652729911275  # 97.5 % quantile of Student's t with 2 degrees of freedom, for 3 seeds
 
 
 def said(sweep, which="final"):
     return answer(sweep, which, compare_with_baseline(sweep, which))
+
+
+def content(sweep, pictures=(), which="final"):
+    """The values of the templates."""
+    comparisons = compare_with_baseline(sweep, which)
+    return write_up(sweep, which, comparisons=comparisons, configs=read_configs(sweep), pictures=list(pictures))
+
+
+def paragraphs(sweep, **options):
+    """The paragraphs of report.md without its escapes."""
+    return render("report.md.jinja", **content(sweep, **options)).replace("\\", "").split("\n\n")
+
+
+def warnings(sweep):
+    return [line.removeprefix("**Warning.** ") for line in paragraphs(sweep) if line.startswith("**Warning.** ")]
 
 
 def edit(path, **changes):
@@ -38,7 +62,7 @@ def quantile(p):
 
 
 def test_losses_with_intervals(tmp_path):
-    table = losses(sweep_of(tmp_path)).table
+    table = losses(sweep_of(tmp_path))
     for row, name, values in zip(table.rows, ("n_heads=1", "n_heads=4 (baseline)"), (ONE, FOUR), strict=True):
         best = [value - 0.01 for value in values]
         bits = [[value / math.log(2) / BYTES_PER_TOKEN for value in some] for some in (values, best)]
@@ -50,7 +74,6 @@ def test_comparison_with_the_baseline(tmp_path, others):
     runs = HEADS | ({(8,): dict(zip(SEEDS, FOUR, strict=True))} if others == 2 else {})
     sweep = sweep_of(tmp_path, runs)
     found = compare_with_baseline(sweep, "final")
-    section = compared(sweep, "final", found)
     differences = [
         one - four for one, four in zip(ONE, FOUR, strict=True)
     ]  # the same in every window, so seeds alone make the spread
@@ -60,12 +83,13 @@ def test_comparison_with_the_baseline(tmp_path, others):
     assert quantile(0.975) == pytest.approx(T)
     interval = shown(differences, quantile(1 - 0.025 / others))
     verdict = ["not distinguishable", str(found["n_heads=1"].more_seeds), ""]
-    assert section.table.rows[0] == ["n_heads=1", "3", f"+{interval}", "nats per token", f"{p:.2g}", *verdict]
-    assert section.title == "Compared with n_heads=4: final validation loss"
-    assert (
-        f"multiplied by {others}, and the number after ± is half of a {100 - 5 / others:g} % interval"
-        in section.after[1]
-    )
+    assert compared(found).rows[0] == ["n_heads=1", "3", f"+{interval}", "nats per token", f"{p:.2g}", *verdict]
+    text = paragraphs(sweep)
+    assert "## Compared with n_heads=4: final validation loss" in text
+    [bonferroni] = [line for line in text if "Bonferroni" in line]
+    assert f"multiplied by {others}, and the number after ± is half of a {100 - 5 / others:g} % interval" in bonferroni
+    chance = ("is 1 comparison", "one opportunity") if others == 1 else ("are 2 comparisons", "2 opportunities")
+    assert bonferroni.startswith(f"There {chance[0]} here, so chance has {chance[1]} to look")
 
 
 def test_answer_names_better_worse_and_not_distinguishable(tmp_path):
@@ -92,22 +116,18 @@ def test_answer_has_the_unit_of_the_comparison(tmp_path):
 
 def test_one_seed_gives_no_interval(tmp_path):
     sweep = sweep_of(tmp_path, {(1,): {0: 3.1}, (4,): {0: 3.0}})
-    assert losses(sweep).table.rows[0][1:4] == [
+    assert losses(sweep).rows[0][1:4] == [
         "1 (one seed: no interval)",
         "3.1000",
         f"{3.1 / math.log(2) / BYTES_PER_TOKEN:.4f}",
     ]
-    comparisons = compare_with_baseline(sweep)
-    report = write_up(sweep, "final", comparisons=comparisons, configs=[], pictures=[])
-    assert not any(
-        "±" in cell for section in report.sections if section.table for row in section.table.rows for cell in row
-    )
+    tables = [value for value in content(sweep).values() if hasattr(value, "rows")]
+    assert len(tables) == 5 and not any("±" in text for table in tables for row in table.rows for text in row)
     assert (
-        report.answer
-        == "Against n_heads=4: n_heads=1 is not compared, because fewer than two seeds are common to both "
+        said(sweep) == "Against n_heads=4: n_heads=1 is not compared, because fewer than two seeds are common to both "
         "(one seed: no interval)."
     )
-    assert compared(sweep, "final", comparisons).table.rows[0][:6] == [
+    assert compared(compare_with_baseline(sweep)).rows[0][:6] == [
         "n_heads=1",
         "1",
         "+0.1000",
@@ -115,7 +135,7 @@ def test_one_seed_gives_no_interval(tmp_path):
         "-",
         "one seed",
     ]
-    assert any(line.startswith("One seed: no interval.") for line in losses(sweep).after)
+    assert any(line.startswith("One seed: no interval.") for line in paragraphs(sweep))
 
 
 def test_unfinished_runs_are_named_and_not_in_the_means(tmp_path):
@@ -125,19 +145,21 @@ def test_unfinished_runs_are_named_and_not_in_the_means(tmp_path):
         (8,): {0: 3.2, 1: "not started", 2: "unfinished"},
     }
     sweep = sweep_of(tmp_path, runs)
-    section = swept(sweep)
-    assert section.before[:3] == ["model.n_heads: 1, 4, 8", "seed: 0, 1, 2, 3", "Baseline: n_heads=4."]
+    text = paragraphs(sweep)
+    start = text.index("## What was swept") + 1
+    assert text[start : start + 3] == ["model.n_heads: 1, 4, 8", "seed: 0, 1, 2, 3", "Baseline: n_heads=4."]
+    assert any(line.startswith("Unfinished runs are not included in the means") for line in text)
     assert (
-        section.before[3]
+        text[start + 3]
         == "10 runs, each of one variant with one seed: 6 finished, 2 unfinished, 1 failed, 1 not started."
     )
-    assert section.table.rows == [
+    assert unfinished_runs(sweep).rows == [
         ["n_heads=1", "1", "failed", "RuntimeError: out of memory"],
         ["n_heads=4", "3", "unfinished", ""],
         ["n_heads=8", "1", "not started", ""],
         ["n_heads=8", "2", "unfinished", ""],
     ]
-    rows = losses(sweep).table.rows
+    rows = losses(sweep).rows
     assert [row[1] for row in rows] == ["2 of 3", "3 of 4", "1 of 3 (one seed: no interval)"]
     assert rows[0][2].startswith("3.1300 ± ") and rows[1][2] == shown(FOUR) and rows[2][2] == "3.2000"
     assert "over 2 seeds: n_heads=1 is not distinguishable from it; n_heads=8 is not compared" in said(sweep)
@@ -147,8 +169,8 @@ def test_unfinished_runs_are_named_and_not_in_the_means(tmp_path):
 def test_nothing_finished(tmp_path, drawn):
     sweep = sweep_of(tmp_path, {(1,): {0: "unfinished", 1: "not started"}, (4,): {0: "not started", 1: "not started"}})
     assert said(sweep) == "No run has finished, so there is nothing to compare yet. 4 of 4 runs have not finished."
-    assert [row[1:3] for row in losses(sweep).table.rows] == [["0 of 2", "-"]] * 2
-    assert costs(sweep).table.rows[0] == ["n_heads=1", "1,000", "800", "900", "6,000", "-", "-", "-", "-"]  # as planned
+    assert [row[1:3] for row in losses(sweep).rows] == [["0 of 2", "-"]] * 2
+    assert costs(sweep).rows[0] == ["n_heads=1", "1,000", "800", "900", "6,000", "-", "-", "-", "-"]  # as planned
     assert [picture.file for picture in draw(sweep, "final", tmp_path)] == [
         "loss_tokens.png",
         "loss_flops.png",
@@ -157,17 +179,15 @@ def test_nothing_finished(tmp_path, drawn):
     sweep = sweep_of(tmp_path / "base", HEADS | {(4,): {0: "unfinished"}})
     assert said(sweep).startswith("No run of the baseline n_heads=4 has finished")
     sweep = sweep_of(tmp_path / "none", {(1,): {0: "not started"}}, baseline=(1,))
-    report = write_up(
-        sweep, "final", comparisons={}, configs=read_configs(sweep), pictures=draw(sweep, "final", tmp_path)
-    )
-    assert report.sections[-1].before == ["There is no validation loss to draw yet."]
-    assert report.sections[1].before == ["No run has started."]
+    text = paragraphs(sweep, pictures=draw(sweep, "final", tmp_path))
+    assert text[-2:] == ["## Pictures", "There is no validation loss to draw yet.\n"]
+    assert text[text.index("## Settings of the runs") + 1] == "No run has started."
 
 
 def test_one_variant_alone(tmp_path, drawn):
     sweep = sweep_of(tmp_path, {(): dict(zip(SEEDS, ONE, strict=True))}, (), ())
     assert f": final validation loss {shown(ONE)} nats per token over 3 seeds." in said(sweep)
-    assert compared(sweep, "final", {}).before == ["There is no other variant to compare it with."]
+    assert "There is no other variant to compare it with." in paragraphs(sweep)
     assert draw(sweep, "final", tmp_path)[-1].file == "final_loss.png"
     sweep = sweep_of(tmp_path / "one", {(): {0: 3.1}}, (), ())
     assert "final validation loss 3.1000 (one seed: no interval) nats per token over 1 seed." in said(sweep)
@@ -176,10 +196,10 @@ def test_one_variant_alone(tmp_path, drawn):
 @pytest.mark.filterwarnings("error")
 def test_diverged_run_has_no_mean_and_no_point(tmp_path, drawn):
     sweep = sweep_of(tmp_path, {(1,): {0: 3.1, 1: math.nan}, (2,): {0: 3.1, 1: 3.2}, (4,): {0: 3.0, 1: 3.01}})
-    section = losses(sweep)
-    assert section.table.rows[0] == ["n_heads=1", "2", *["diverged"] * 4] and section.after[-1].startswith("Diverged: ")
+    assert losses(sweep).rows[0] == ["n_heads=1", "2", *["diverged"] * 4]
+    assert any(line.startswith("Diverged: ") for line in paragraphs(sweep))
     assert "n_heads=1 is not compared, because a loss is not a finite number" in said(sweep)
-    row = compared(sweep, "final", compare_with_baseline(sweep)).table.rows[0]
+    row = compared(compare_with_baseline(sweep)).rows[0]
     assert row[2] == "diverged" and row[4:6] == ["-", "diverged"]
     draw(sweep, "final", tmp_path)
     assert drawn["final_loss.png"].axes[0].lines[0].get_xdata().tolist() == [1]  # the first point is that of 2
@@ -196,15 +216,15 @@ def test_best_losses_are_compared_on_request(tmp_path):
     np.savez(path, step=75, context_length=32, nll=np.full(8, 99.0 * 32), targets=np.full(8, 32))
     sweep = read_sweep(sweep.folder)
     for which, difference in (("final", "+0.0967 ± "), ("best", "+32.0667 ± ")):  # (99 - 3.09) / 3 is 31.97 more
-        section = compared(sweep, which, compare_with_baseline(sweep, which))
-        assert section.table.rows[0][2].startswith(difference) and section.title.endswith(f": {which} validation loss")
+        assert compared(compare_with_baseline(sweep, which)).rows[0][2].startswith(difference)
+        assert f"## Compared with n_heads=4: {which} validation loss" in paragraphs(sweep, which=which)
 
 
 def test_sizes_and_speeds(tmp_path):
     sweep = sweep_of(tmp_path, summary={(1,): {"parameters": 12345, "flops_per_token": 3e7, "peak_memory_gb": 1.254}})
     for run, speed, seconds in zip(sweep.variants[0].runs, (1000, 1300, 9000), (70.4, 90, 10), strict=True):
         edit(run.folder / "summary.json", tokens_per_second=speed, seconds=seconds)
-    rows = costs(read_sweep(sweep.folder)).table.rows
+    rows = costs(read_sweep(sweep.folder)).rows
     assert rows[0] == ["n_heads=1", "12,345", "800", "900", "30,000,000", "1.920e+11", "1,300", "1.25", "70"]
     assert rows[1] == ["n_heads=4", "1,000", "800", "900", "6,000", "38,400,000", "1,000", "0.50", "8"]
 
@@ -215,7 +235,7 @@ def test_settings_and_warnings(tmp_path):
     )
     differ, same = ["model.n_heads", "differs: 1; 4"], [["model.context_length", "32"], ["training tokens", "6,400"]]
     code, others = ["code version", "differs: null; abc+"], [["device", "A"], ["threads", "2"]]
-    assert settings(sweep, read_configs(sweep)).table.rows == [differ, *same, code, *others]
+    assert settings(sweep, read_configs(sweep)).rows == [differ, *same, code, *others]
     (found,) = warnings(sweep)
     assert found.startswith(
         "The finished runs differ in their code version: not recorded (3 runs); abc+ (3 runs). Differences between"

@@ -51,7 +51,7 @@ def literal(monkeypatch):
         def __init__(self, module, windows, bench):
             self.step = bench.run_config.model.dim
 
-    def step_seconds(step, *, warmup, steps, device):
+    def step_seconds(step, device, *, warmup, steps=1):
         return [step * 0.01 * (slowdown[0] if slowdown else 1)] * steps
 
     monkeypatch.setattr(cost, "new_module", lambda bench: None)
@@ -88,7 +88,7 @@ def test_extrapolated():
 def test_a_repetition_of_short_steps_has_several(make_bench, monkeypatch, literal, first, steps, expected):
     counts = []
     monkeypatch.setattr(
-        cost, "step_seconds", lambda step, *, warmup, steps, device: counts.append(steps) or [first] * steps
+        cost, "step_seconds", lambda step, device, *, warmup, steps=1: counts.append(steps) or [first] * steps
     )
     measured(make_bench(TWO_LAYERS, f"steps={steps}"), "depth")
     assert counts[:4] == [1] * 4 and set(counts[4:]) == {expected}

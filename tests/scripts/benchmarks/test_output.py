@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from tril.model.training.hardware import Hardware
-from tril.scripts.benchmarks import machine, output
-from tril.scripts.benchmarks.bench_plot import Plot
-from tril.scripts.benchmarks.section import Section
+from tril.scripts.benchmarks import output
+from tril.scripts.benchmarks.section import Plot, Section
 
 ABOUT = {
     "device": "A chip (cpu)",
@@ -80,14 +78,3 @@ def test_the_picture_has_a_panel_for_every_plot(tmp_path, monkeypatch):
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [title for _, title in drawn] == ["One", "Two", "Three"]
     assert len({id(axes) for axes, _ in drawn}) == 3 and len(drawn[0][0].figure.axes) == 3  # no empty fourth panel
-
-
-def test_the_machine_warns_if_it_was_busy(monkeypatch):
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
-    hardware = Hardware("cpu", "bf16-mixed", None, "A chip", None)
-    quiet, busy = machine.machine(hardware, 2.0), machine.machine(hardware, 2.01)
-    assert "warning" not in quiet and "disturb" in busy["warning"]
-    assert "warning" not in machine.machine(hardware, None)
-    assert quiet["device"] == "A chip (cpu)" and quiet["cores"] == 4 and quiet["precision"] == "bf16-mixed"
-    expected = {"torch", "lightning", "tokenizers", "python", "code", "date", "system", "processor", "threads"}
-    assert expected <= quiet.keys()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.scripts.benchmarks.conftest import TINY
 from tril.model.checkpoint import load
-from tril.scripts.benchmarks import starting
+from tril.scripts.benchmarks import processes, starting
 from tril.scripts.common.cli import UserError
 
 
@@ -88,15 +88,15 @@ def test_a_given_checkpoint_is_sampled(bench, commands, tmp_path):
 def test_the_real_sample_script_prints_text(bench):
     """`seconds_until` would raise if there were none."""
     bench = bench()
-    checkpoint = starting.random_checkpoint(bench, starting.prepare_data(bench))
-    assert starting.seconds_until(bench, [*starting.SAMPLE, f"ckpt={checkpoint}", "device=cpu", "prompt="]) > 0
+    checkpoint = starting.random_checkpoint(bench, bench.run_config.data.prepare())
+    assert starting.seconds_until(bench, [*processes.SAMPLE, f"ckpt={checkpoint}", "device=cpu", "prompt="]) > 0
 
 
 @pytest.mark.slow
 def test_the_real_train_script_prints_its_first_step(bench, tmp_path):
     bench = bench()
     bench.overrides.extend([*TINY[:5], "trainer.accelerator=cpu", "~callbacks.causality"])  # a second less
-    starting.prepare_data(bench)
+    bench.run_config.data.prepare()
     assert starting.seconds_until(bench, starting.train_command(bench), starting.STEP_LINE) > 0
     assert (tmp_path / "start" / "config.yaml").is_file()
     assert not list(tmp_path.rglob("summary.json"))  # nothing waited for the end of the run

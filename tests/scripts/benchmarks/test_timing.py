@@ -35,8 +35,6 @@ def test_repetitions_alternate_and_reverse_their_order(capsys):
     assert results == {"A": [0, 5, 6], "B": [1, 4, 7], "C": [2, 3, 8]}
     printed = capsys.readouterr()
     assert printed.err.splitlines() == [f"speed: repetition {i} of 3" for i in (1, 2, 3)] and printed.out == ""
-    timing.interleaved({"A": lambda: 0}, 1)
-    assert capsys.readouterr().err == ""
 
 
 def test_ratios_are_taken_pair_by_pair():
@@ -53,7 +51,7 @@ def test_each_step_after_the_warm_up_is_timed(clock):
     def step():
         clock.now += next(lengths)
 
-    assert timing.step_seconds(step, warmup=2, steps=3, device="cpu") == [1, 2, 4]
+    assert timing.step_seconds(step, "cpu", warmup=2, steps=3) == [1, 2, 4]
     assert next(lengths, None) is None
 
 
@@ -62,7 +60,7 @@ def test_seconds_of_one_call(clock):
         clock.now += 3
 
     clock.now = 10.0
-    assert timing.seconds(task, "cpu") == 3
+    assert timing.step_seconds(task, "cpu") == [3]
 
 
 def test_on_cuda_the_marks_are_events_and_nothing_waits_before_the_end(monkeypatch):

@@ -10,8 +10,8 @@ from lightning import Trainer
 
 from tril.data.batches import TrainWindows
 from tril.scripts.benchmarks import timing, training_speed
-from tril.scripts.benchmarks.bare_loop import BareLoop, new_module, new_windows
 from tril.scripts.benchmarks.starting import STEP_LINE
+from tril.scripts.benchmarks.training_speed import BareLoop, new_module, new_windows
 from tril.scripts.common.cli import UserError
 
 OUTSIDE = "outside the module (%), "
@@ -91,7 +91,7 @@ def test_the_share_outside_from_literal_times(make_bench, monkeypatch):
 
 def test_rows_of_training_from_literal_times(make_bench, monkeypatch):
     laps = iter([[0.001, 0.002, 0.003], [0.004, 0.005, 0.006]])
-    monkeypatch.setattr(timing, "step_seconds", lambda step, **options: next(laps))
+    monkeypatch.setattr(timing, "step_seconds", lambda step, device, **options: next(laps))
     monkeypatch.setattr(training_speed, "peak_memory_bytes", lambda device: 3_000_000_000)
     choices = ("model.tie_embeddings=false", "model.bias=false", "data.document_mask=true")
     bench = make_bench(*choices, "repeats=2", "steps=3")

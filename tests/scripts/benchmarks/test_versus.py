@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from tests.scripts.benchmarks.conftest import composed
+from tril.data.config import DataConfig
 from tril.scripts.benchmarks import processes, versus
 from tril.scripts.common.cli import UserError
 
@@ -62,14 +63,20 @@ def test_a_program_that_fails_or_prints_too_little(bench, arguments, overrides, 
 def test_commands_are_split_without_a_shell():
     assert processes.split_command("python a.py 'b c' $HOME") == [sys.executable, "a.py", "b c", "$HOME"]
     assert processes.split_command("/usr/bin/python3 a.py")[0] == "/usr/bin/python3"
-    assert versus.sampling_command("python s.py --n={n} '{n} x'", 7) == [sys.executable, "s.py", "--n=7", "7 x"]
 
 
 def test_the_time_of_a_sampled_token_is_a_difference(bench, monkeypatch):
     times = {versus.SHORT: 2.0, versus.LONG: 2.0 + 0.01 * (versus.LONG - versus.SHORT)}
-    monkeypatch.setattr(versus, "run", lambda name, command, folder: (times[int(command[2])], ""))
-    config = bench("0", "vs_sample='python s.py {n}'").config
+    commands = []
+
+    def run(name, command, folder):
+        commands.append(command)
+        return times[int(command[2])], ""
+
+    monkeypatch.setattr(versus, "run", run)
+    config = bench("0", "vs_sample='python s.py {n} --n={n}'").config
     assert versus.sampling_seconds_per_token(config) == pytest.approx(0.01)
+    assert commands[0] == [sys.executable, "s.py", str(versus.SHORT), f"--n={versus.SHORT}"]
     times[versus.LONG] = 1.0
     with pytest.raises(UserError, match="write {n} in place of"):
         versus.sampling_seconds_per_token(config)
@@ -90,12 +97,13 @@ def test_our_command_is_train_py_with_the_typed_settings_and_the_steps_of_the_be
     assert "data.path=/a b/c.txt" in command and "logger=csv" in command and "logger=none" not in command
 
 
-def test_rows_of_whole_programs(bench, tmp_path, monkeypatch, capsys):
+def test_rows_of_whole_programs(bench, tmp_path, monkeypatch):
     """Ours is a literal metrics.csv, the other one a program that prints."""
-    monkeypatch.setattr(versus, "prepare_data", lambda bench: None)
-    run = versus.run
+    monkeypatch.setattr(DataConfig, "prepare", lambda data: None)
+    run, names = versus.run, []
 
     def fake(name, command, folder=None):
+        names.append(name)
         if "tril.train" not in command:
             return 3.0, run(name, command, folder)[1]
         target = tmp_path / command[-1].partition("=")[2].strip("'") / "csv" / "version_0"
@@ -118,5 +126,4 @@ def test_rows_of_whole_programs(bench, tmp_path, monkeypatch, capsys):
     assert {name: len(values) for name, values in section.samples.items()} == {
         f"seconds {what}, {program}": 2 for what in ("per step", "of the process") for program in ("tril", "other")
     }
-    printed = [line.split()[1] for line in capsys.readouterr().err.splitlines() if "ms per step" in line]
-    assert printed == ["tril", "other", "other", "tril"]
+    assert names == ["python train.py", "vs", "vs", "python train.py"]

@@ -15,7 +15,7 @@ from tests.scripts.calls import call
 from tril import train
 from tril.scripts import bench, certify, control, heads, report, scaling
 from tril.scripts.common import cli
-from tril.scripts.common.cli import CONFIGS, build, check_writable, command, explain
+from tril.scripts.common.cli import CONFIGS, build, check_writable, command, explain, flatten
 
 
 def test_reader_of_help_may_stop_reading(tmp_path):
@@ -120,3 +120,9 @@ def test_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)  # root may write everywhere
     with pytest.raises(OSError, match="cannot write to .*new"):
         check_writable(tmp_path / "new" / "run", "out")
+
+
+def test_flatten():
+    tree = {"a": {"b": 1, "c": {"d": [2]}}, "e": {}, "f": None}
+    assert flatten(tree) == {"a.b": 1, "a.c.d": [2], "f": None}
+    assert flatten({"zero": {"low": 1}}, "_") == {"zero_low": 1}

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from tril.scripts.benchmarks.bench_plot import Plot, by_number
+from tril.scripts.benchmarks.section import Plot, by_number
 
 
 def drawn(plot):

@@ -1,8 +1,11 @@
-"""Reads the JSON files of sweeps and runs."""
+"""The folder of a sweep as a setting, and the JSON files in it."""
 
 import json
 import math
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from tril.model.runs import SUMMARY
 
@@ -21,3 +24,12 @@ def read_summary(folder: Path) -> dict:
     """The summary.json of a run. JSON has no NaN: the null of a diverged loss becomes NaN again."""
     summary = read_json(folder / SUMMARY)
     return summary | {name: math.nan for name in LOSSES if name in summary and summary[name] is None}
+
+
+def _require(value: object) -> object:
+    if value is None:
+        raise ValueError("dir is missing; name the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest")
+    return value
+
+
+SweepDir = Annotated[str, BeforeValidator(_require)]
