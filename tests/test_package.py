@@ -74,9 +74,9 @@ def tril(wheel, tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     paths = {"base": str(environment), "platbase": str(environment)}
     site = Path(sysconfig.get_path("purelib", scheme="venv", vars=paths))
-    # The dependencies come from this environment. Its own .pth files, among them that of an editable install, are not
-    # read.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # The dependencies come from this environment. Its .pth files, such as that of an editable install, are not read.
+    dependencies = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
     binaries = Path(sysconfig.get_path("scripts", scheme="venv", vars=paths))
     python = binaries / Path(sys.executable).name
     install = ["-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel]

@@ -78,7 +78,8 @@ def train(folder: Path, overrides: list[str], name: str) -> float:
             return report_finished(folder, name, "was finished before")
         (folder / FAILURE).unlink(missing_ok=True)
         if (folder / CHECKPOINTS / "last.ckpt").is_file():
-            arguments = [quoted(f"resume={folder}", ("resume",))]
+            allowed = [text for text in overrides if text.startswith("allow_targets=")]  # never read from a folder
+            arguments = [quoted(f"resume={folder}", ("resume",)), *allowed]
         else:  # without a checkpoint, nothing in the folder is of use
             for path in folder.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -98,8 +98,9 @@ def test_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, sp
     (folder / "leftover").mkdir()
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "last.ckpt").touch()
-    train(folder, ["model.dim=8"], "a")
-    assert commands[1][3:] == ["tril.train", f"resume='{folder}'"] and (folder / "leftover").is_dir()
+    train(folder, ["model.dim=8", "allow_targets=[a.B]"], "a")
+    assert commands[1][3:] == ["tril.train", f"resume='{folder}'", "allow_targets=[a.B]"]
+    assert (folder / "leftover").is_dir()
     (folder / "summary.json").unlink()
     (folder / "checkpoints" / "last.ckpt").unlink()
     train(folder, ["model.dim=8"], "a")
