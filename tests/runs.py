@@ -2,17 +2,16 @@
 
 import contextlib
 import csv
-import io
 import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from tests.calls import call
 from tests.conftest import run_python
 from tril.scripts.common.cli import CONFIGS
 
@@ -48,29 +47,11 @@ def command_line(*overrides, cwd, **environment) -> subprocess.CompletedProcess:
     )
 
 
-def in_process(*overrides, cwd) -> subprocess.CompletedProcess:
-    """`python train.py ...` in this process: seconds faster, since everything is imported."""
+def in_process(*overrides, cwd) -> SimpleNamespace:
+    """`python train.py ...` in this process."""
     from tril import train
 
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    status: object = 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", ["train.py", *map(str, overrides)])
-        patch.setenv("TRIL_CACHE", str(Path(cwd) / "cache"))
-        patch.setenv("HYDRA_FULL_ERROR", "1")
-        GlobalHydra.instance().clear()
-        try:
-            train.main()
-        except SystemExit as stopped:
-            status = stopped.code
-        finally:
-            HydraConfig.instance().cfg = None  # pyright: ignore[reportAttributeAccessIssue] as before the first call
-    written = []
-    for stream in (out, err):
-        stream.flush()
-        written.append(stream.buffer.getvalue().decode())  # pyright: ignore[reportAttributeAccessIssue] a BytesIO
-    return subprocess.CompletedProcess(sys.argv, status, *written)
+    return call(train.main, *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"))
 
 
 def rows(folder: Path) -> list[dict]:

@@ -9,8 +9,8 @@ import torch
 import torch._inductor.config as inductor
 from tokenizers import Tokenizer, models
 
+from tests.calls import call
 from tests.conftest import assert_refused, run_python, tiny_gpt
-from tests.scripts.in_process import run_main
 from tril.model.causality import certificate
 from tril.model.causality.grids import gpt_grid, transformers_grid
 from tril.model.checkpoint import save
@@ -22,7 +22,7 @@ SMALL = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_l
 
 
 def certify(*overrides, cwd):
-    return run_main(main, *overrides, cwd=cwd)
+    return call(main, *overrides, cwd=cwd, strict=True)
 
 
 @pytest.fixture

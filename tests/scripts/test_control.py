@@ -11,11 +11,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from tests.calls import call
 from tests.conftest import assert_refused
 from tests.model.causality.test_mask_control import two_sides
 from tests.model.test_checkpoint import rewrite
 from tests.runs import TINY, rows
-from tests.scripts.in_process import run_main
 from tril import train as train_script
 from tril.model.checkpoint import load
 from tril.scripts.common.cli import CONFIGS, build, message_of, plain
@@ -62,7 +62,7 @@ def runs(trained):
 
 
 def run(folder, *arguments):
-    return run_main(main, *arguments, cwd=folder)
+    return call(main, *arguments, cwd=folder, strict=True)
 
 
 def direct(model, window):

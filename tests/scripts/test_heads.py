@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 import yaml
 
+from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.generation.test_language_model import with_gaps
 from tests.model.test_checkpoint import language_model
 from tests.runs import composed
-from tests.scripts.in_process import run_main
 from tril import train as train_script
 from tril.model.checkpoint import load, read, save
 from tril.model.generation.language_model import LanguageModel
@@ -57,7 +57,7 @@ def lm(run):
 
 
 def heads(folder, *arguments):
-    return run_main(main, *arguments, cwd=folder)
+    return call(main, *arguments, cwd=folder, strict=True)
 
 
 def mean_loss(lm, tokens, numbers, gate=None):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tests.calls import call
 from tests.conftest import assert_refused
 from tests.scripts.ablation.synthetic import write_sweep
-from tests.scripts.calls import call
 from tril.scripts.ablation.comparisons import compare_with_baseline
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.templates import escape, printable

@@ -12,9 +12,9 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch._inductor import config as inductor_config
 
+from tests.calls import call
 from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import language_model
-from tests.scripts.in_process import run_main
 from tril.data.cache import resolve_cache_dir
 from tril.model.checkpoint import load, save
 from tril.scripts.common.cli import CONFIGS, build, message_of, pick_device, plain, quoted
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder, *arguments):
-    return run_main(main, *arguments, cwd=folder)
+    return call(main, *arguments, cwd=folder, strict=True)
 
 
 def run_process(folder, *arguments, code):

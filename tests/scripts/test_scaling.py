@@ -8,9 +8,9 @@ import warnings
 import pytest
 import yaml
 
+from tests.calls import call
 from tests.conftest import assert_refused
 from tests.scripts.ablation.test_scaling_law import SIZES, STEPS, law_sweep
-from tests.scripts.calls import call
 from tests.test_ablations import composed, grid, meta_model
 from tril.model.config import GPTConfig
 from tril.scripts.ablation.scaling_law import Law

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.calls import call
 from tests.conftest import assert_refused
 from tests.runs import TINY
-from tests.scripts.calls import call
 from tril import train
 from tril.scripts.ablation import grid, run_process, sweep_callback
 from tril.scripts.common.cli import UserError

@@ -10,8 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from tests.calls import call
 from tests.conftest import assert_refused
-from tests.scripts.calls import call
 from tril import train
 from tril.scripts import bench, certify, control, heads, report, scaling
 from tril.scripts.common import cli
