@@ -1,4 +1,4 @@
-"""Multi-head causal attention (Vaswani et al. 2017), the heart of Tril.
+"""Multi-head causal attention (Vaswani et al. 2017), the core of Tril.
 
 B batch, T queries, S keys, H query heads, G key/value heads, D head size, C model width.
 
@@ -41,7 +41,7 @@ def attention(
     Args:
         q: (B, H, T, D).
         k, v: (B, G, S, D), where H is a multiple of G (grouped queries, Ainslie et al. 2023).
-        mask: boolean, True = may attend, or 0/1 integers; broadcastable to (B, H, T, S); applied in addition to
+        mask: boolean, True = may attend, or 0/1 integers, 0 = masked; broadcastable to (B, H, T, S); in addition to
             `causal` and `window`. `tril.model.masks` creates masks for padding, packed documents and prefixes.
         causal: mask the keys after the query's position.
         window: with `causal`: each query attends to its own position and the `window - 1` before it.
@@ -74,7 +74,8 @@ def explicit(
 ) -> Tensor:
     """Scores, mask, softmax in float32, dropout, weighted sum. Without `v`: the weights, float32 (B, H, T, S).
 
-    All backends take these arguments. Visible is either `mask`, with a visible key per query, or `causal` and `window`.
+    All backends take these arguments. Either `mask` says what is visible, and each query has a visible key, or
+    `causal` and `window` do.
     """
     if k.shape[1] != q.shape[1]:
         k, v = repeat_heads(k, q), v if v is None else repeat_heads(v, q)  # (B, H, S, D)

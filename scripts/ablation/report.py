@@ -70,16 +70,16 @@ def answer(sweep: Sweep, which: str, comparisons: dict[str, Comparison]) -> str:
             f"There is one variant, {base.label}: {which} validation loss {mean} nats per token over {seeds}.{missing}"
         )
     parts = [
-        f"{named(label)} is {verdict} by {spread(found.difference).lstrip('-')} {found.unit}"
+        f"{named(label)} is {verdict} by {spread(comparison.difference).lstrip('-')} {comparison.unit}"
         for verdict in ("better", "worse")
-        for label, found in comparisons.items()
-        if found.verdict == verdict
+        for label, comparison in comparisons.items()
+        if comparison.verdict == verdict
     ]
     for verdict, words in ({"not distinguishable": "not distinguishable from it"} | NO_STATEMENT).items():
-        labels = [named(label) for label, found in comparisons.items() if found.verdict == verdict]
+        labels = [named(label) for label, comparison in comparisons.items() if comparison.verdict == verdict]
         if labels:
             parts.append(f"{', '.join(labels)} {'is' if len(labels) == 1 else 'are'} {words}")
-    counts = [found.difference.n for found in comparisons.values() if found.verdict not in NO_STATEMENT]
+    counts = [comparison.difference.n for comparison in comparisons.values() if comparison.verdict not in NO_STATEMENT]
     over = f", over {' to '.join(map(str, sorted({min(counts), max(counts)})))} seeds" if counts else ""
     return f"Against {named(base.label)}{over}: {'; '.join(parts)}.{missing}"
 

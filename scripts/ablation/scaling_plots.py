@@ -19,11 +19,11 @@ def plot_law(path: str | Path, points: Points, law: Law, resamples: Sequence[Law
     figure = Figure(figsize=(9.6, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for i, size in enumerate(np.unique(points.parameters)):
-        own, color = points.take(points.parameters == size), COLORS[i % len(COLORS)]
-        inside = np.geomspace(own.tokens.min(), own.tokens.max(), CURVE_POINTS)
-        beyond = np.geomspace(own.tokens.max(), own.tokens.max() * EXTRAPOLATION, CURVE_POINTS)
+        measured, color = points.take(points.parameters == size), COLORS[i % len(COLORS)]
+        inside = np.geomspace(measured.tokens.min(), measured.tokens.max(), CURVE_POINTS)
+        beyond = np.geomspace(measured.tokens.max(), measured.tokens.max() * EXTRAPOLATION, CURVE_POINTS)
         for axes, cost, label in ((left, 1, f"{size / 1e6:.3g} M"), (right, 6 * size, None)):
-            axes.plot(own.tokens * cost, own.loss, "o", color=color, ms=5, label=label)
+            axes.plot(measured.tokens * cost, measured.loss, "o", color=color, ms=5, label=label)
             axes.plot(inside * cost, law.loss(size, inside), color=color, lw=1.2)
             axes.plot(beyond * cost, law.loss(size, beyond), color=color, lw=1.0, ls=":")
     plot_frontier(right, points, law, resamples)

@@ -95,7 +95,7 @@ def callable_cases(spec: str, sizes: Sizes, *, device: str = "cpu", exhaustive: 
     lengths = lengths_to_test(longest)
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function).to(device).eval()
-    own = CallableSubject(
+    subject = CallableSubject(
         spec,
         function,
         vocab_size=sizes.vocab_size,
@@ -103,8 +103,8 @@ def callable_cases(spec: str, sizes: Sizes, *, device: str = "cpu", exhaustive: 
         device=torch.device(device),
         windows=(None if sizes.receptive_field is None else sizes.receptive_field + 1,),
     )
-    check_calls(f"call={spec}", own, longest)
-    if exact := own.in_float64():
+    check_calls(f"call={spec}", subject, longest)
+    if exact := subject.in_float64():
         check_calls(f"call={spec}, its parameters in float64,", exact, longest)
 
     def case(subject: Subject, lengths: list[int], budget: float = SMALL_BUDGET, **labels: object) -> Case:
@@ -114,11 +114,11 @@ def callable_cases(spec: str, sizes: Sizes, *, device: str = "cpu", exhaustive: 
         return Case(subject, labels, lengths, budget=budget, full_past=full_past, equivalence=False)
 
     def cases() -> Iterator[Case]:
-        if own.module is None:
-            yield case(own, lengths, LARGE_BUDGET)
+        if subject.module is None:
+            yield case(subject, lengths, LARGE_BUDGET)
             return
-        yield case(own, lengths, LARGE_BUDGET, weights="own")
-        random, training = copy.deepcopy(own), copy.deepcopy(own)
+        yield case(subject, lengths, LARGE_BUDGET, weights="own")
+        random, training = copy.deepcopy(subject), copy.deepcopy(subject)
         assert random.module is not None and training.module is not None
         randomize(random.module.cpu(), torch.Generator().manual_seed(0)).to(device)
         rounding, exact = case(random, lengths).measured_rounding(), random.in_float64()

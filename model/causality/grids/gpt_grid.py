@@ -45,7 +45,7 @@ def gpt_cases(
         exhaustive: test every pair of positions in every case, at any cost, instead of a sample for long inputs.
     """
     has_attention = config.n_heads > 0
-    own = "initial" if weights is None else "trained"
+    weights_kind = "initial" if weights is None else "trained"
     random = randomize(GPT(config), torch.Generator().manual_seed(0)).state_dict()
 
     def case(
@@ -76,7 +76,7 @@ def gpt_cases(
             equivalence=plain,
         )
 
-    yield case("random" if weights is None else own, precisions[0], first=True)
+    yield case("random" if weights is None else weights_kind, precisions[0], first=True)
     windows = [config.window]
     if has_attention and config.window is None and config.causal:
         windows.append(OTHER_WINDOW)
@@ -92,7 +92,7 @@ def gpt_cases(
         for window in windows:
             yield case("random", precision, backend=backend, window=window)
         if not slow:
-            yield case(own, precision, backend=backend)
+            yield case(weights_kind, precision, backend=backend)
         if has_attention:
             yield case("sharp", precision, backend=backend)
         yield case("random", precision, backend=backend, training=True, **dropout)

@@ -132,11 +132,11 @@ def transformers_cases(
     Raises:
         ValueError: or FileNotFoundError, before the first case, for a model that cannot be loaded or called.
     """
-    own, model = load(name, seed)
+    weights_kind, model = load(name, seed)
     config, text = model.config, model.config.get_text_config(decoder=True)
     check_calls(f"hf={name}", TransformersSubject(copy.deepcopy(model).to(device)), context_length(text))
     random = randomize(copy.deepcopy(model), torch.Generator().manual_seed(seed)).state_dict()
-    weights = {own: model.state_dict(), "random": random, "sharp": random}
+    weights = {weights_kind: model.state_dict(), "random": random, "sharp": random}
 
     def case(
         kind: str, precision: str, attention: str | None = None, *, training: bool = False, first: bool = False
@@ -160,9 +160,9 @@ def transformers_cases(
         )
 
     def cases() -> Iterator[Case]:
-        yield case("trained" if own == "trained" else "random", precisions[0], first=True)
+        yield case("trained" if weights_kind == "trained" else "random", precisions[0], first=True)
         attentions = ATTENTIONS if model._supports_sdpa else ATTENTIONS[:1]
-        kinds = ("random", own, "sharp") if query_key_parameters(model) else ("random", own)
+        kinds = ("random", weights_kind, "sharp") if query_key_parameters(model) else ("random", weights_kind)
         for attention, precision in itertools.product(attentions, precisions):
             for kind in kinds:
                 yield case(kind, precision, attention)
