@@ -96,7 +96,7 @@ class GPTConfig:
             divisors = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
             nearest = sorted(sorted(divisors, key=lambda n: abs(n - self.n_heads))[:3])
             problems.append(
-                f"model.n_heads={self.n_heads} must divide model.dim={self.dim}; use {' or '.join(map(str, nearest))}, "
+                f"model.n_heads={self.n_heads} must divide model.dim={self.dim}; use {', '.join(map(str, nearest))}, "
                 "another dim, or set model.head_dim"
             )
         elif self.pos == "rope" and self.head_size % 2:

@@ -83,7 +83,7 @@ def test_invalid_combinations_are_refused(choices, message):
 
 def test_heads_that_do_not_divide_the_width_are_refused_with_a_remedy():
     assert refusal(50, n_heads=3, dim=128) == (
-        "model.n_heads=3 must divide model.dim=128; use 1 or 2 or 4, another dim, or set model.head_dim"
+        "model.n_heads=3 must divide model.dim=128; use 1, 2, 4, another dim, or set model.head_dim"
     )
     GPTConfig(50, n_heads=4, dim=128)  # the remedies work
     GPTConfig(50, n_heads=3, dim=128, head_dim=42)
