@@ -4,6 +4,7 @@ B batch, T positions, V vocabulary.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -115,7 +116,7 @@ def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
             effect = (subject(torch.where(changing[:, None], changed, ids)) - same).abs().amax((1, 2))  # (B,)
             effect = effect.masked_fill(changing, 0)
             row = int(effect.argmax())  # argmax prefers NaN
-            if not effect[row] <= worst:
+            if not (effect[row] <= worst or math.isnan(worst)):
                 worst, where = effect[row].item(), f"row {row} changes with rows {numbers[changing.cpu()].tolist()}"
     yield case.result("rows", length, worst, bound, n * (n - 1) * length, "" if worst <= bound else where)
 
