@@ -66,7 +66,7 @@ def test_a_leak_ends_the_run_before_its_first_step_unless_allowed(configure, tmp
     )
     with pytest.raises(
         UserError,
-        match="the causality certificate fails .*no future: .*causality.json, or say causality.allow_leak=true",
+        match="the causality certificate fails .*no future: .*causality.json, or set causality.allow_leak=true",
     ):
         train_script.train(configure())
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -1,8 +1,8 @@
 """One optimizer for two rules: Muon for the weight matrices inside the blocks, AdamW for everything else.
 
 AdamW scales the step of each weight by the history of its gradient. Muon updates a matrix as a whole: it replaces the
-momentum by a nearly orthogonal matrix with the same singular vectors, so that all directions are
-learned at the same speed.
+momentum by a nearly orthogonal matrix with the same singular vectors, so that all directions are learned equally fast.
+
 Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: https://arxiv.org/abs/1711.05101
 """
 

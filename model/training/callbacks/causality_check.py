@@ -61,7 +61,7 @@ class CausalityCheck(Callback):
             print(certificate.line(), flush=True)
         if not certificate.passed and not self.allow_leak:
             fails = f"fails ({summary['failed'][0]}), so the losses of this model would be false"
-            remedy = f"see {self.path}, or say causality.allow_leak=true to train it anyway"
+            remedy = f"see {self.path}, or set causality.allow_leak=true to train it anyway"
             raise CausalityError(f"the causality certificate {fails}; {remedy}")
 
 
