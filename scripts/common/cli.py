@@ -78,9 +78,10 @@ def entry(
             if not {"-m", "--multirun"} & set(sys.argv):
                 sys.argv[1:] = [quoted(argument, text_keys) for argument in sys.argv[1:]]
             try:
-                result = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
-                sys.stdout.flush()
-                return result
+                try:
+                    return hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
+                finally:
+                    sys.stdout.flush()  # here, and not at exit: the reader of a pipe may be gone, also after --help
             except (HydraException, OmegaConfBaseException) as error:
                 fail(explain(error, config_name))
             except BrokenPipeError:  # `--help | head`

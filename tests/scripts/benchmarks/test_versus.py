@@ -14,6 +14,7 @@ import sys
 print("compiling")
 for i, ms in enumerate(sys.argv[2:]):
     print(f"iter {i}: loss 4.2, time {ms}ms, mfu 1%")
+sys.stdout.flush()
 print("bye", file=sys.stderr)
 sys.exit(int(sys.argv[1]))
 """

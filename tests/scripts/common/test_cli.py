@@ -19,9 +19,11 @@ from tril.scripts.common.cli import CONFIGS, build, check_writable, command, exp
 
 
 def test_reader_of_help_may_stop_reading(tmp_path):
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, CONFIGS.parent / "scripts" / "report.py", "--help"],
         cwd=tmp_path,
+        env=buffered,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
