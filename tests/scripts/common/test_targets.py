@@ -6,8 +6,10 @@ import pytest
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from omegaconf import OmegaConf
 
 from tril.model.training.callbacks.progress import Progress
+from tril.scripts.common import build_trainer
 from tril.scripts.common.targets import RENAMED, find_target, instantiate
 
 OLD_CONFIG = Path(__file__).parent / "old_config.yaml"
@@ -141,3 +143,13 @@ def test_the_targets_of_an_old_config_resolve():
     assert callbacks["best"].state_key.startswith("Checkpoint{")  # checkpoints store the state under this name
     for name in RENAMED:
         assert find_target(name, "callbacks.z", ()) is not None
+
+
+@pytest.mark.parametrize("prefix", ["", "+"])
+def test_targets_are_allowed_by_the_command_line_and_by_no_file(prefix, monkeypatch):
+    cfg = OmegaConf.create({"allow_targets": ["torch.load"]})
+    monkeypatch.setattr(build_trainer, "task_overrides", lambda: ["experiment=theirs", "model.dim=8"])
+    with pytest.raises(ValueError, match=r"allow_targets=\['torch.load'\] must be set on the command line"):
+        build_trainer.allowed_targets(cfg)
+    monkeypatch.setattr(build_trainer, "task_overrides", lambda: [f"{prefix}allow_targets=[torch.load]"])
+    assert build_trainer.allowed_targets(cfg) == ["torch.load"]
