@@ -1,6 +1,6 @@
 """Attention through FlexAttention, which skips the blocks of scores that the mask hides.
 
-B batch, T queries, S keys, H query heads, G key/value heads, D head size.
+B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v size of a value.
 """
 
 import functools
@@ -8,16 +8,16 @@ import functools
 import torch
 from torch import Tensor
 
+from tril.model.attention_fused import fused
 from tril.model.compilation import raise_recompile_limit
-from tril.model.masks import visible_from_positions
+from tril.model.masks import Masking, visible_from_positions
 
-MIN_HEAD_DIM = 16  # on CUDA: a Triton matmul has no smaller side
+MIN_HEAD_DIM = 16  # on CUDA, of D and D_v: a Triton matmul has no smaller side
 
 
-def flex(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int | None, dropout_p: float
-) -> Tensor:
-    """q (B, H, T, D), k and v (B, G, S, D) -> (B, H, T, D); on CUDA, or on a CPU without gradients.
+def flex(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -> tuple[Tensor, None]:
+    """FlexAttention, on CUDA, or on a CPU without gradients. The arguments are those of
+    `tril.model.attention.explicit`; the weights are not returned.
 
     Raises:
         ValueError: dropout, a head size below MIN_HEAD_DIM on CUDA, or gradients on another device than CUDA.
@@ -29,17 +29,22 @@ def flex(
     if q.device.type == "cuda" and q.shape[-1] < MIN_HEAD_DIM:
         limit = f"a head size of at least {MIN_HEAD_DIM} on CUDA"
         raise ValueError(f"backend='flex' needs {limit}, not {q.shape[-1]}; use backend='fused'")
-    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, masking.bias))
     if q.device.type != "cuda" and (needs_grad or q.device.type != "cpu"):
         raise ValueError(
             f"backend='flex' cannot train on {q.device.type} (its backward pass needs CUDA); use backend='fused'"
         )
+    if 0 in (q.shape[2], k.shape[2]) or (q.device.type == "cuda" and v.shape[-1] < MIN_HEAD_DIM):
+        return fused(q, k, v, masking, dropout_p)  # FlexAttention has no kernel for these sizes
     from torch.nn.attention.flex_attention import flex_attention
 
     run = flex_attention
+    if q.device.type == "cpu":  # torch refuses tensors with requires_grad=True in no_grad mode too
+        q, k, v = q.detach(), k.detach(), v.detach()
     if q.device.type == "cuda" and not torch.compiler.is_compiling():
         run = compiled_flex()  # uncompiled, it materializes all T x S scores
-    return run(q, k, v, block_mask=_block_mask(q, k, mask, causal, window), enable_gqa=k.shape[1] != q.shape[1])
+    options = {"score_mod": _score_mod(q, k, masking.bias), "block_mask": _block_mask(q, k, masking)}
+    return run(q, k, v, **options, enable_gqa=k.shape[1] != q.shape[1]), None
 
 
 @functools.cache
@@ -50,7 +55,16 @@ def compiled_flex():
     return torch.compile(flex_attention)
 
 
-def _block_mask(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | None):
+def _score_mod(q: Tensor, k: Tensor, bias: Tensor | None):
+    """Adds the bias to a score; None without a bias."""
+    if bias is None:
+        return None
+    full = bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return lambda score, b, h, i, j: score + full[b, h, i, j]
+
+
+def _block_mask(q: Tensor, k: Tensor, masking: Masking):
+    mask, _, causal, window = masking
     if mask is not None:
         full = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         return _create_block_mask(lambda b, h, i, j: full[b, h, i, j], *full.shape, device=q.device)

@@ -4,9 +4,11 @@ import json
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from tril.model.norm import LAYERNORM_EPS, norm_kind
+from tril.model.rope import BASE
 from tril.model.validation import strict_settings
 
 Size = Annotated[int, Field(ge=1)]
@@ -14,7 +16,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 # Fields that need attention: with n_heads=0 they must keep their defaults.
-ATTENTION_FIELDS = ("n_kv_heads", "head_dim", "window", "attn_dropout", "causal")
+ATTENTION_FIELDS = ("n_kv_heads", "head_dim", "window", "attn_dropout", "causal", "qkv_bias")
 
 
 @dataclass(frozen=True, config=strict_settings("model"))
@@ -34,10 +36,16 @@ class GPTConfig:
             2021), swiglu (Shazeer 2020), or none: blocks without FFN.
         mlp_ratio: hidden width / dim; swiglu, with three matrices, takes two thirds of it, so the parameter count is
             equal.
+        mlp_hidden: hidden width of the FFN; None: from mlp_ratio.
         norm: normalization before attention, before the FFN and before the head.
-        pos: rope (rotary), learned (a table) or none (the causal mask alone tells positions apart).
+        norm_eps: added to the mean square or the variance in all norms; None: torch's default, see
+            `tril.model.norm.make_norm`.
+        pos: rope (rotary), learned (a table), alibi (linear biases of the scores) or none (the causal mask alone tells
+            positions apart).
+        rope_base: theta of the rotary frequencies theta^(-2i/D).
         bias: biases in all projections, the FFN and layernorm (never in the head).
-        qk_norm: RMS-normalize each head's q and k.
+        qkv_bias: biases in the q, k and v projections; None: as `bias`.
+        qk_norm: normalization of each head's q and k. True and False, from earlier versions, mean rmsnorm and none.
         tie_embeddings: the head uses the embedding matrix.
         embd_dropout: dropout after the embedding.
         attn_dropout: dropout on the attention weights.
@@ -61,10 +69,14 @@ class GPTConfig:
     head_dim: Size | None = None
     mlp: Literal["relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"] = "relu2"
     mlp_ratio: Positive = 4.0
+    mlp_hidden: Size | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    pos: Literal["rope", "learned", "none"] = "rope"
+    norm_eps: Positive | None = None
+    pos: Literal["rope", "learned", "alibi", "none"] = "rope"
+    rope_base: Positive = BASE
     bias: bool = False
-    qk_norm: bool = True
+    qkv_bias: bool | None = None
+    qk_norm: Annotated[Literal["rmsnorm", "layernorm", "none"], BeforeValidator(norm_kind)] = "rmsnorm"
     tie_embeddings: bool = True
     embd_dropout: Probability = 0.0
     attn_dropout: Probability = 0.0
@@ -83,7 +95,7 @@ class GPTConfig:
         if self.backend == "flex" and self.attn_dropout > 0:
             dropout = f"model.attn_dropout={self.attn_dropout}"
             problems.append(f"model.backend=flex has no attention dropout ({dropout}); use model.backend=fused")
-        if self.mlp != "none" and self.mlp_hidden < 1:
+        if self.mlp != "none" and self.mlp_size < 1:
             ratio = f"model.mlp_ratio={self.mlp_ratio}"
             problems.append(f"{ratio} leaves the FFN without hidden units at model.dim={self.dim}; raise it")
         if problems:
@@ -125,10 +137,15 @@ class GPTConfig:
         longest = self.context_length
         single_key = self.n_heads == 0 or 1 in (longest, self.window)  # its weight is 1 for any q and k
         # The middle of all values of mlp_ratio that round to the same hidden width.
-        middle_ratio = (self.mlp_hidden + 0.5) * self._mlp_matrices / (2 * self.dim)
-        changes = {"mlp_ratio": default["mlp_ratio"] if self.mlp == "none" else middle_ratio}
+        middle_ratio = (self.mlp_size + 0.5) * self._mlp_matrices / (2 * self.dim)
+        changes = {"mlp_ratio": default["mlp_ratio"] if self.mlp == "none" else middle_ratio, "mlp_hidden": None}
         if self.n_heads == 0:
-            changes |= {"qk_norm": False, "backend": default["backend"]}
+            changes |= {"qk_norm": "none", "backend": default["backend"]}
+        elif single_key and self.qk_norm == "layernorm":
+            changes["qk_norm"] = "rmsnorm"  # which has the same parameters
+        only_layernorm = self.norm == "layernorm" and (single_key or self.qk_norm != "rmsnorm")
+        if only_layernorm and self.norm_eps == LAYERNORM_EPS:
+            changes["norm_eps"] = None
         if self.n_kv_heads == self.n_heads:
             changes["n_kv_heads"] = None
         if self.n_heads and self.head_dim == self.dim / self.n_heads:
@@ -137,8 +154,12 @@ class GPTConfig:
             changes["window"] = None
         if longest == 1:
             changes["causal"] = True
-        if self.pos == "rope" and single_key:
+        if self.qkv_bias == self.bias:
+            changes["qkv_bias"] = None
+        if self.pos in ("rope", "alibi") and single_key:
             changes["pos"] = "none"
+        if self.pos != "rope" or single_key or self.head_size == 2:  # whose only frequency is theta^0
+            changes["rope_base"] = default["rope_base"]
         return replace(self, **changes)
 
     @property
@@ -154,9 +175,11 @@ class GPTConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
-    def mlp_hidden(self) -> int:
+    def mlp_size(self) -> int:
         """Hidden width of the FFN; 0 without FFN."""
-        return 0 if self.mlp == "none" else int(self.dim * self.mlp_ratio * 2 / self._mlp_matrices)
+        if self.mlp == "none":
+            return 0
+        return int(self.dim * self.mlp_ratio * 2 / self._mlp_matrices) if self.mlp_hidden is None else self.mlp_hidden
 
     @property
     def _mlp_matrices(self) -> int:

@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tril.model.alibi import alibi_bias, alibi_slopes
 from tril.model.attention import MultiHeadAttention
 from tril.model.config import GPTConfig
 from tril.model.initialization import init_weights
-from tril.model.kv_cache import KVCache, LayerCache
+from tril.model.kv_cache import KVCache
+from tril.model.masks import last_row
 from tril.model.mlp import MLP
-from tril.model.norm import RMSNorm
+from tril.model.norm import make_norm
 from tril.model.rope import rope_table
 
 __all__ = ["GPT", "MLP", "Block", "GPTConfig", "IGNORE"]
@@ -23,35 +25,54 @@ IGNORE = -100  # a target that is left out of the loss, torch's default in cross
 
 
 class Block(nn.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + FFN(norm(x)). A part that the config leaves out is None."""
+    """Pre-norm block: x + attention(norm(x)), then x + FFN(norm(x)). A part that the config leaves out is None.
 
-    def __init__(self, config: GPTConfig):
+    Args:
+        config: see `GPTConfig`.
+        cross: attend to a context between the two, x + attention(norm(x), context): the decoder block of an
+            encoder-decoder model (Vaswani et al. 2017, section 3.1). `GPT` has none.
+    """
+
+    def __init__(self, config: GPTConfig, *, cross: bool = False):
         super().__init__()
         has_attn, has_mlp = config.n_heads > 0, config.mlp != "none"
+        if cross and not has_attn:
+            raise ValueError("cross=True needs heads, and the config has none (n_heads=0); set n_heads")
         mlp = {"kind": config.mlp, "bias": config.bias, "dropout": config.resid_dropout}
-        self.norm1 = make_norm(config) if has_attn else None
+        self.norm1 = block_norm(config) if has_attn else None
         self.attn = make_attention(config) if has_attn else None
-        self.norm2 = make_norm(config) if has_mlp else None
-        self.mlp = MLP(config.dim, config.mlp_hidden, **mlp) if has_mlp else None
+        self.norm_cross = block_norm(config) if cross else None
+        self.cross_attn = make_attention(config) if cross else None
+        self.norm2 = block_norm(config) if has_mlp else None
+        self.mlp = MLP(config.dim, config.mlp_size, **mlp) if has_mlp else None
 
     def forward(
         self,
         x: Tensor,
         *,
-        mask: Tensor | None = None,
-        rope: tuple[Tensor, Tensor] | None = None,
-        cache: LayerCache | None = None,
-        head_gate: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
         last_only: bool = False,
+        **options,
     ) -> Tensor:
-        """x (B, T, C) -> (B, T, C), with `last_only` (B, 1, C). The arguments are those of
-        `MultiHeadAttention.forward`.
+        """x (B, T, C) -> (B, T, C), with `last_only` (B, 1, C).
+
+        Args:
+            context: (B, S, C), for a block with cross=True; used without normalization.
+            context_mask: which part of the context is visible, broadcastable to (B, H, T, S); None: all of it.
+            last_only, **options: those of `MultiHeadAttention.forward`, for self-attention; not `need_weights`.
+
+        Raises:
+            ValueError: a context without cross=True, none with it, or a context_mask without a context.
         """
+        if (context is None) != (self.cross_attn is None) or (context is None and context_mask is not None):
+            raise ValueError("context and Block(config, cross=True) need each other, and context_mask needs both")
         out = x[:, -1:] if last_only else x
         if self.attn is not None and self.norm1 is not None:
-            out = out + self.attn(
-                self.norm1(x), mask=mask, rope=rope, cache=cache, head_gate=head_gate, last_only=last_only
-            )
+            out = out + self.attn(self.norm1(x), last_only=last_only, **options)
+        if self.cross_attn is not None and self.norm_cross is not None:
+            context_mask = last_row(context_mask) if last_only else context_mask
+            out = out + self.cross_attn(self.norm_cross(out), context, mask=context_mask)
         if self.mlp is not None and self.norm2 is not None:
             out = out + self.mlp(self.norm2(out))
         return out
@@ -71,6 +92,7 @@ class GPT(nn.Module):
 
     rope_cos: Tensor
     rope_sin: Tensor
+    alibi_slopes: Tensor
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -79,14 +101,16 @@ class GPT(nn.Module):
         self.pos_embed = nn.Embedding(config.context_length, config.dim) if config.pos == "learned" else None
         self.embd_dropout = nn.Dropout(config.embd_dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        self.norm = make_norm(config)
+        self.norm = block_norm(config)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
         if config.pos == "rope":
-            cos, sin = rope_table(config.context_length, config.head_size)
+            cos, sin = rope_table(config.context_length, config.head_size, base=config.rope_base)
             self.register_buffer("rope_cos", cos, persistent=False)  # (context_length, D/2); follows from the config
             self.register_buffer("rope_sin", sin, persistent=False)
+        if config.pos == "alibi" and config.n_heads:
+            self.register_buffer("alibi_slopes", alibi_slopes(config.n_heads), persistent=False)  # (H,)
         init_weights(self, config)
 
     def forward(
@@ -106,7 +130,7 @@ class GPT(nn.Module):
             mask: boolean, True = may attend, or 0/1 integers, broadcastable to (B, H, T, S), in addition to the causal
                 mask; S counts the cached positions.
             positions: absolute, (T,) or (B, T); None: from the cache's length on. Rotary and learned position
-                embeddings use them, the causal mask does not.
+                embeddings use them. The causal mask and ALiBi do not: they count columns.
             head_gate: factor on each head's output, (L, H) or (L, B, H).
 
         Returns:
@@ -153,13 +177,14 @@ class GPT(nn.Module):
         if self.pos_embed is not None:
             x = x + self.pos_embed(positions)
         x = self.embd_dropout(x)
-        rope = self._rope(positions)
+        rope, bias = self._rope(positions), self._alibi(ids.shape[1], cache, cache_position)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             x = run_block(
                 block,
                 x,
                 mask=mask,
+                bias=bias,
                 rope=rope,
                 cache=None if cache is None else cache.layer(i, cache_position),
                 head_gate=None if head_gate is None else head_gate[i],
@@ -241,6 +266,16 @@ class GPT(nn.Module):
         cos, sin = self.rope_cos[positions], self.rope_sin[positions]
         return (cos, sin) if positions.dim() == 1 else (cos[:, None], sin[:, None])
 
+    def _alibi(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor | None:
+        """The bias of the scores, (H, T, S)."""
+        if self.config.pos != "alibi" or not self.config.n_heads:
+            return None
+        if cache is None:
+            return alibi_bias(self.alibi_slopes, n_queries, n_queries)
+        if cache_position is None:
+            return alibi_bias(self.alibi_slopes, n_queries, cache.length + n_queries)
+        return alibi_bias(self.alibi_slopes, n_queries, cache.capacity, start=cache_position)
+
 
 def make_attention(config: GPTConfig) -> MultiHeadAttention:
     return MultiHeadAttention(
@@ -250,14 +285,15 @@ def make_attention(config: GPTConfig) -> MultiHeadAttention:
         head_dim=config.head_dim,
         causal=config.causal,
         window=config.window,
-        qkv_bias=config.bias,
+        qkv_bias=config.bias if config.qkv_bias is None else config.qkv_bias,
         out_bias=config.bias,
         qk_norm=config.qk_norm,
+        norm_eps=config.norm_eps,
         attn_dropout=config.attn_dropout,
         resid_dropout=config.resid_dropout,
         backend=config.backend,
     )
 
 
-def make_norm(config: GPTConfig) -> nn.Module:
-    return RMSNorm(config.dim) if config.norm == "rmsnorm" else nn.LayerNorm(config.dim, bias=config.bias)
+def block_norm(config: GPTConfig) -> nn.Module:
+    return make_norm(config.norm, config.dim, eps=config.norm_eps, bias=config.bias)

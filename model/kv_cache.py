@@ -1,6 +1,6 @@
 """Keys and values of past positions, so that decoding computes only the new ones.
 
-L layers, B batch, G key/value heads, S capacity in positions, D head size.
+L layers, B batch, G key/value heads, S capacity in positions, D head size, D_v size of a value.
 """
 
 import torch
@@ -16,6 +16,7 @@ class KVCache:
 
     Args:
         capacity: S, the largest number of positions.
+        head_dim, v_head_dim: sizes D of a key and D_v of a value; None: D.
     """
 
     def __init__(
@@ -26,13 +27,15 @@ class KVCache:
         capacity: int,
         head_dim: int,
         *,
+        v_head_dim: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        shape = (batch_size, n_kv_heads, capacity, head_dim)  # (B, G, S, D)
+        shape = (batch_size, n_kv_heads, capacity)  # (B, G, S)
+        sizes = (head_dim, head_dim if v_head_dim is None else v_head_dim)
         # One tensor per layer: torch.compile treats a write to a slice of one large tensor as a write to all of it.
         self.keys, self.values = (
-            [torch.zeros(shape, dtype=dtype, device=device) for _ in range(n_layers)] for _ in range(2)
+            [torch.zeros(*shape, size, dtype=dtype, device=device) for _ in range(n_layers)] for size in sizes
         )
         self.capacity, self.length = capacity, 0
 
@@ -54,17 +57,23 @@ class LayerCache:
     """
 
     def __init__(self, keys: Tensor, values: Tensor, start: int | Tensor):
-        self.keys, self.values, self.start = keys, values, start  # (B, G, S, D) each
+        self.keys, self.values, self.start = keys, values, start  # (B, G, S, D) and (B, G, S, D_v)
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes k and v (B, G, T, D) at `start`.
+        """Writes k (B, G, T, D) and v (B, G, T, D_v) at `start`.
 
         Returns:
-            The keys and values to attend to: (B, G, start + T, D) each, or (B, G, S, D) where `start` is a tensor.
+            The keys and values to attend to: those of start + T positions, or of all S where `start` is a tensor.
 
         Raises:
             ValueError: they do not fit. A tensor `start` is not checked, which would synchronize with the GPU.
         """
+        sizes = (self.keys.shape[3], self.values.shape[3])
+        if (k.shape[3], v.shape[3]) != sizes or k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                f"keys {tuple(k.shape)} and values {tuple(v.shape)} must be (B, G, T, D) and (B, G, T, D_v) with "
+                f"(D, D_v) = {sizes}; create the KVCache with the module's head_dim and v_head_dim"
+            )
         if isinstance(self.start, Tensor):
             self.keys.index_copy_(2, self.start, k.type_as(self.keys))  # under autocast k and v may be bf16
             self.values.index_copy_(2, self.start, v.type_as(self.values))

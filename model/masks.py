@@ -5,10 +5,30 @@ last key, so query i is at position i + S - T. This holds with a KV cache (T < S
 wrong.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 Device = torch.device | str | None
+
+
+class Masking(NamedTuple):
+    """What restricts or changes the scores of a backend.
+
+    Either `mask` says what is visible, and each query has a visible key, or `causal` and `window` do. `bias` is finite
+    and comes with a mask.
+
+    Attributes:
+        mask: bool, True = may attend; broadcastable to (B, H, T, S).
+        bias: floating point, added to the scaled scores; broadcastable to (B, H, T, S).
+    """
+
+    mask: Tensor | None
+    bias: Tensor | None
+    causal: bool
+    window: int | None
 
 
 def causal_mask(
@@ -44,14 +64,27 @@ def visible_from_positions(query: Tensor, key: Tensor, window: int | None) -> Te
 
 
 def visible_keys(
-    n_queries: int, n_keys: int, *, mask: Tensor | None, causal: bool, window: int | None, device: Device
+    n_queries: int,
+    n_keys: int,
+    *,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    window: int | None,
+    device: Device,
 ) -> Tensor | None:
-    """`mask` and the causal mask as one boolean mask, broadcastable to (B, H, T, S); None if nothing is masked."""
-    mask = None if mask is None else as_boolean(mask)
-    if not causal:
-        return mask
-    causal_part = causal_mask(n_queries, n_keys, window=window, device=device)  # (T, S)
-    return causal_part if mask is None else causal_part & mask
+    """`mask`, the causal mask and the -inf of `bias` as one boolean mask, broadcastable to (B, H, T, S).
+
+    None if nothing is masked.
+    """
+    visible = None if mask is None else as_boolean(mask)
+    if bias is not None:
+        finite = bias != -math.inf  # a NaN stays visible, in the output
+        visible = finite if visible is None else finite & visible
+    if causal:
+        causal_part = causal_mask(n_queries, n_keys, window=window, device=device)  # (T, S)
+        visible = causal_part if visible is None else causal_part & visible
+    return visible
 
 
 def open_fully_masked_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +150,6 @@ def padding_mask(visible: Tensor) -> Tensor:
         raise ValueError(
             f"padding of shape {tuple(visible.shape)} must be (B, S): one 0 (padding) or 1 per key and row"
         )
-    _check_dtype(visible)
     return as_boolean(visible)[:, None, None]
 
 
@@ -153,19 +185,40 @@ def check_window(window: int, causal: bool = True) -> None:
         raise ValueError(f"window={window} counts back from the query's own position and needs causal=True")
 
 
-def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless `mask` is boolean or of integers and broadcasts to `shape` = (B, H, T, S)."""
-    _check_dtype(mask)
-    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)  # broadcasting aligns the last dimensions
-    if mask.dim() > 4 or any(size not in (1, expected) for size, expected in sizes):
-        raise ValueError(
-            f"mask of shape {tuple(mask.shape)} does not broadcast to (B, H, T, S) = {tuple(shape)}; "
-            "padding of shape (B, S) goes through tril.model.masks.padding_mask"
-        )
+def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
+    """Raises ValueError for a wrong window, mask or bias.
+
+    The mask is boolean or of integers, the bias of floating-point numbers, and both broadcast to `shape`, which is
+    (B, H, T, S), (B, T, S) or (T, S).
+    """
+    mask, bias, causal, window = masking
+    if window is not None:
+        check_window(window, causal)
+    if mask is not None:
+        _check_dtype(mask)
+        _check_shape("mask", mask, shape)
+    if bias is not None:
+        if not bias.is_floating_point():
+            raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
+        _check_shape("bias", bias, shape)
+
+
+def _check_shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    sizes = zip(reversed(x.shape), reversed(shape), strict=False)  # broadcasting aligns the last dimensions
+    if x.dim() > len(shape) or any(size not in (1, expected) for size, expected in sizes):
+        letters = ", ".join(["B", "H", "T", "S"] if len(shape) == 4 else ["B", "T", "S"][-len(shape) :])
+        remedy = "; padding of shape (B, S) goes through tril.model.masks.padding_mask" if name == "mask" else ""
+        raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to ({letters}) = {tuple(shape)}{remedy}")
+
+
+def last_row(mask: Tensor | None) -> Tensor | None:
+    """The row of the last query, (..., 1, S), of a mask or bias that broadcasts to (..., T, S)."""
+    return None if mask is None else torch.atleast_2d(mask)[..., -1:, :]
 
 
 def as_boolean(mask: Tensor) -> Tensor:
-    """True = may attend; an integer 0 is masked."""
+    """True = may attend; an integer 0 is masked. Raises ValueError for a floating-point tensor."""
+    _check_dtype(mask)
     return mask if mask.dtype == torch.bool else mask != 0
 
 

@@ -75,7 +75,7 @@ def test_these_grids_exist():
         ("heads", ["1", "2", "4", "8"]),
         ("kv_heads", ["1", "2", "4"]),
         ("parts", ["full", "no_attention", "no_ffn", "no_residual_dropout"]),
-        ("positions", ["rope", "learned", "none"]),
+        ("positions", ["rope", "learned", "alibi", "none"]),
         ("width_depth", ["1x384", "2x272", "4x192", "8x136", "16x96"]),
         ("window", ["null", "128", "64", "32", "16", "8"]),
     ],

@@ -22,7 +22,8 @@ V, T, NEW, EOT = 31, 12, 14, 7
 PARTS = [
     {},
     {"pos": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu", "tie_embeddings": True},
-    {"n_kv_heads": 2, "window": 4, "qk_norm": True, "mlp": "swiglu", "logit_softcap": 9.0},
+    {"n_kv_heads": 2, "window": 4, "qk_norm": "rmsnorm", "mlp": "swiglu", "logit_softcap": 9.0},
+    {"pos": "alibi", "n_kv_heads": 2, "qk_norm": "layernorm", "norm_eps": 1e-4, "qkv_bias": True, "mlp_hidden": 40},
     {"backend": "explicit", "attn_dropout": 0.1, "resid_dropout": 0.1, "embd_dropout": 0.1},
     {"backend": "stacked", "pos": "none"},
     {"n_heads": 0},
@@ -96,7 +97,7 @@ def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts, prompt
 
 
 @pytest.mark.parametrize("prompts", PROMPTS.values(), ids=PROMPTS)
-@pytest.mark.parametrize("parts", PARTS[:3], ids=str)
+@pytest.mark.parametrize("parts", PARTS[:4], ids=str)
 def test_a_step_for_another_device_is_compiled_without_graph_breaks_and_once(sampled, parts, prompts):
     torch._dynamo.reset()
     counter = CompileCounter()

@@ -15,7 +15,7 @@ from lightning import Trainer
 from tokenizers import Tokenizer, models
 
 import tril.data.batches
-import tril.model.attention_cpu
+import tril.model.attention_fused
 import tril.model.training.optim
 from tril.model.checkpoint import payload
 from tril.model.gpt import GPT, GPTConfig
@@ -124,7 +124,7 @@ def test_machine_code_has_the_same_losses(precision, bound):
 @pytest.mark.parametrize("blocks", [5, 256], ids="blocks of {}".format)
 @pytest.mark.parametrize("backend", ["fused", "explicit"])
 def test_bf16_stays_within_its_bound(optim, backend, blocks, monkeypatch):
-    monkeypatch.setattr(tril.model.attention_cpu, "QUERY_BLOCK", blocks)
+    monkeypatch.setattr(tril.model.attention_fused, "QUERY_BLOCK", blocks)
     monkeypatch.setattr(tril.model.training.optim, "has_bf16", lambda device: True)
     losses = run(optim, backend=backend, precision="bf16-mixed")
     assert losses == pytest.approx(GOLDEN[optim], abs=BF16)

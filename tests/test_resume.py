@@ -141,6 +141,40 @@ def test_a_run_of_the_version_before_the_renamed_packages_resumes_to_the_bit(con
     assert results[0] == results[1]
 
 
+def as_of_an_earlier_version(config: dict) -> None:
+    """Takes out the keys of the model that came later; q and k were normalized or not."""
+    for key in ("mlp_hidden", "norm_eps", "rope_base", "qkv_bias"):
+        del config[key]
+    config["qk_norm"] = {"rmsnorm": True, "none": False}[config["qk_norm"]]
+
+
+@pytest.mark.parametrize("qk_norm", ["rmsnorm", "none"])
+def test_a_run_of_the_version_before_the_kinds_of_qk_norm_resumes_to_the_bit(configure, tmp_path, qk_norm):
+    for folder in ("new", "old"):
+        with interrupted():
+            train_script.train(configure(f"model.qk_norm={qk_norm}", folder=folder))
+    settings, last = tmp_path / "old" / "config.yaml", tmp_path / "old" / "checkpoints" / "last.ckpt"
+    content, checkpoint = yaml.safe_load(settings.read_text()), torch.load(last, weights_only=True)
+    as_of_an_earlier_version(content["model"]), as_of_an_earlier_version(checkpoint["tril"]["config"])
+    settings.write_text(yaml.safe_dump(content))
+    torch.save(checkpoint, last)
+    results = [train_script.train(configure(f"resume={tmp_path / name}", folder=name)) for name in ("new", "old")]
+    assert results[0] == results[1]
+    weights = [torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("new", "old")]
+    assert all(torch.equal(x, weights[1]["state_dict"][name]) for name, x in weights[0]["state_dict"].items())
+
+
+def test_an_earlier_run_keeps_the_values_of_the_keys_that_came_later(tmp_path, text):
+    done = in_process(*TINY, f"data.path={text}", "hydra.run.dir=run", "trainer.max_steps=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    as_of_an_earlier_version(checkpoint["tril"]["config"])
+    torch.save(checkpoint, last)
+    done = in_process("resume=run", "model.rope_base=500", cwd=tmp_path)
+    assert_refused(done, "model.rope_base=500.0 must be 10000.0, as in ")
+
+
 def test_a_run_that_stopped_within_a_step_resumes_to_the_bit(configure, tmp_path):
     """Validation after 5 batches of 2 windows, 4 batches a step: the checkpoint has the gradients of one batch."""
     steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=4", "trainer.val_check_interval=5"]

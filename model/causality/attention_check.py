@@ -9,57 +9,69 @@ from torch import Tensor
 
 from tril.model.causality.attention_probe import formula, used_weights
 from tril.model.causality.case import Case, Result, first_true
-from tril.model.causality.subject import GPTSubject, Subject, attention_layers
+from tril.model.causality.subject import Subject
+
+FORMULA = ", but softmax(q k / sqrt(D)) = {:.2g}"
 
 
 def check_attention(case: Case, ids: Tensor, run: Callable[[Subject, Tensor], object]) -> Iterator[Result]:
-    """In each layer and head: no weight on a hidden key, and softmax(q k^T / sqrt(D)) on the visible ones.
+    """In each layer and head: no weight on a hidden key, and softmax(q k^T / sqrt(D) + bias) on the visible ones.
 
     Args:
         ids: (T,).
         run: one pass of the subject over ids (1, T), at once or in chunks.
     """
     subject, length = case.subject, len(ids)
-    if not isinstance(subject, GPTSubject):
-        returned = subject.attention_weights(ids[None]) or ()
-        yield from _no_hidden_weight(case, length, [weights[0] for weights in returned])
+    layers = subject.probed_layers(length)
+    if not layers:
+        used = [weights[0] for weights in subject.attention_weights(ids[None]) or ()]
+        yield from _no_hidden_weight(case, length, used, [subject.visible(length, i) for i in range(len(used))])
         return
-    # The hooks of the probe would compile a compiled model again.
-    layers = [] if subject.compiled else attention_layers(subject.model)
-    used = [used_weights(attn, lambda: run(subject, ids[None]), length)[0] for attn in layers]
-    yield from _no_hidden_weight(case, length, used)
-    if layers and case.full_past and subject.precision == "32-true":  # otherwise there is no useful bound
-        rope = subject.model.config.pos == "rope"
-        expected = (
-            [x[0] for x in formula(attn, lambda: run(subject, ids[None]), subject.visible(length, layer), rope=rope)]
-            for layer, attn in enumerate(layers)
-        )
-        yield _compare(case, used, expected, sum(w.numel() for w in used), ", but softmax(q k / sqrt(D)) = {:.2g}")
+
+    def once():
+        return run(subject, ids[None])
+
+    names, visible = [layer.name for layer in layers], [layer.visible for layer in layers]
+    sizes = [seen.shape[-2:] for seen in visible]
+    used = [used_weights(layer.module, once, s, t)[0] for layer, (t, s) in zip(layers, sizes, strict=True)]
+    yield from _no_hidden_weight(case, length, used, visible, names)
+    if case.full_past and subject.precision == "32-true":  # otherwise there is no useful bound
+        expected = ([x[0] for x in formula(layer, once)] for layer in layers)
+        yield _compare(case, length, used, expected, sum(w.numel() for w in used), FORMULA, names)
 
 
-def _no_hidden_weight(case: Case, length: int, used: Sequence[Tensor]) -> Iterator[Result]:
-    visible = [case.subject.visible(length, layer).to(weights.device) for layer, weights in enumerate(used)]
-    n_hidden = sum(len(weights) * int((~seen).sum()) for weights, seen in zip(used, visible, strict=True))
+def _no_hidden_weight(
+    case: Case, length: int, used: Sequence[Tensor], visible: Sequence[Tensor], names: Sequence[str] = ()
+) -> Iterator[Result]:
+    visible = [seen.to(weights.device).expand_as(weights) for seen, weights in zip(visible, used, strict=True)]
+    n_hidden = sum(int((~seen).sum()) for seen in visible)
     expected = ((weights * seen, weights.new_zeros(())) for weights, seen in zip(used, visible, strict=True))
     if used:
-        yield _compare(case, used, expected, n_hidden, " on a hidden key")
+        yield _compare(case, length, used, expected, n_hidden, " on a hidden key", names)
 
 
 def _compare(
-    case: Case, used: Sequence[Tensor], expected: Iterable[Sequence[Tensor]], tested: int, remark: str
+    case: Case,
+    length: int,
+    used: Sequence[Tensor],
+    expected: Iterable[Sequence[Tensor]],
+    tested: int,
+    remark: str,
+    names: Sequence[str] = (),
 ) -> Result:
     """Compares the weights (H, T, S) of each layer.
 
     Args:
         expected: weights and the rounding error of each, by layer.
         remark: on the first wrong weight, with a field for the expected one.
+        names: of the layers; their numbers by default.
     """
     worst, bound, where = 0.0, 0.0, ""
     for layer, (weights, (correct, margin)) in enumerate(zip(used, expected, strict=True)):
         difference = (weights.to(correct.device).to(correct.dtype) - correct).abs()
         if (wrong := first_true(~(difference <= margin))) and not where:
-            head, query, key = wrong
-            where = f"layer {layer}, head {head}, query {query}, key {key}: weight {weights[head, query, key]:.2g}"
+            name, (head, query, key) = names[layer] if names else f"layer {layer}", wrong
+            where = f"{name}, head {head}, query {query}, key {key}: weight {weights[head, query, key]:.2g}"
             where += remark.format(correct[head, query, key])
         worst, bound = max(worst, difference.max().item()), max(bound, margin.max().item())
-    return case.result("attention", used[0].shape[-1], worst, bound, tested, where)
+    return case.result("attention", length, worst, bound, tested, where)

@@ -22,8 +22,9 @@ from tril.model.causality.checks import run_checks
 CHECKS = {
     "no future": "no logit depends on a hidden token, by changed tokens or by gradients",
     "all of the past": "every visible position has a gradient",
-    "attention": "no weight on a hidden key; softmax(q k / sqrt(D)) on the others",
-    "decoding": "full pass = chunks of any size with the cache = last position of a chunk = left-padded batch",
+    "attention": "no weight on a hidden key; softmax(q k / sqrt(D) + bias) on the others",
+    "reference": "logits = those of the explicit backend, computed by matrix products",
+    "decoding": "full pass = chunks with the cache = last position of a chunk = steps of constant shape = left padding",
     "rows": "no sample of a batch changes another",
     "documents": "packed documents = each of them alone",
     "canary": f"trained on random tokens, it does not predict fresh ones ({Z:g} standard errors)",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tril.model.causality.attention_check import check_attention
 from tril.model.causality.case import ODD_LENGTH, Case, Result, first_true
-from tril.model.causality.equivalence_checks import check_decoding, check_documents
+from tril.model.causality.equivalence_checks import check_decoding, check_documents, check_reference
 from tril.model.causality.receptive_field import (
     dependencies_by_gradient,
     dependencies_by_perturbation,
@@ -31,6 +31,7 @@ def run_checks(case: Case) -> Iterator[Result]:
     ids = case.random_tokens(3, next((n for n in case.lengths if n > minimum), case.lengths[-1]))
     yield from check_rows(case, ids)
     if case.equivalence:
+        yield from check_reference(case, ids)
         yield from check_decoding(case, ids)
         yield from check_documents(case, ids)
 

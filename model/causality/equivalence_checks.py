@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tril.model.causality.attention_check import check_attention
 from tril.model.causality.case import EOT, Case, Result, first_true
-from tril.model.causality.subject import GPTSubject
 
 
 @torch.no_grad()
@@ -26,11 +25,13 @@ def check_decoding(case: Case, ids: Tensor) -> Iterator[Result]:
         logits = subject.decode(ids, chunks)
         if logits is not None:
             yield _compare(case, "decoding", how, logits, full)
-    if isinstance(subject, GPTSubject) and subject.model.config.causal:
+    ends, n_prompt = (torch.tensor(sizes).cumsum(0) - 1).tolist(), length // 2
+    if (last := subject.decode_last(ids, sizes)) is not None:
         yield from check_attention(case, ids[0], lambda subject, ids: subject.decode(ids, sizes))
-        ends = (torch.tensor(sizes).cumsum(0) - 1).tolist()
-        last = subject.decode_last(ids, sizes)
         yield _compare(case, "decoding", "last position of random chunks", last, full[:, ends], positions=ends)
+    if (steps := subject.decode_steps(ids, n_prompt)) is not None:
+        positions, how = range(n_prompt, length), "steps of constant shape"
+        yield _compare(case, "decoding", how, steps, full[:, n_prompt:], positions=positions)
     yield from check_padding(case, ids, full, [0, length // 2, length - 1][:n])
 
 
@@ -57,16 +58,25 @@ def check_padding(case: Case, ids: Tensor, full: Tensor, padding: Sequence[int])
 
 
 @torch.no_grad()
+def check_reference(case: Case, ids: Tensor) -> Iterator[Result]:
+    """The logits of ids (B, T) are those of the same function without special kernels, where there are any."""
+    plain = case.subject.plain()
+    if plain is not case.subject:
+        how = "compared with the explicit backend"
+        yield _compare(case, "reference", how, case.subject(ids), plain(ids))
+
+
+@torch.no_grad()
 def check_documents(case: Case, ids: Tensor) -> Iterator[Result]:
     """Documents packed into one window have the logits that each has alone, for any tokens in the other documents."""
     subject, length = case.subject, ids.shape[1]
-    if not isinstance(subject, GPTSubject):
-        return
     # One document has a single token.
     starts = sorted({length // 4, length // 2, length // 2 + 1} & set(range(1, length)))
     packed, changed = ids[:1].clone(), case.other_tokens(ids[:1])
     packed[0, starts] = changed[0, starts] = EOT
     logits, again = subject.packed(packed, EOT), subject.packed(packed, EOT)
+    if logits is None or again is None:
+        return
     bound = case.hidden_bound((logits - again).abs().max().item())
     for start, end in itertools.pairwise([0, *starts, length]):
         part, how = slice(start, end), f"the document at {start}"
@@ -74,6 +84,7 @@ def check_documents(case: Case, ids: Tensor) -> Iterator[Result]:
         others_changed = changed.clone()
         others_changed[:, part] = packed[:, part]
         other, how = subject.packed(others_changed, EOT), f"{how}, with other documents changed"
+        assert other is not None
         yield _compare(case, "documents", how, other[:, part], logits[:, part], bound)
 
 

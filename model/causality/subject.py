@@ -6,21 +6,38 @@ B batch, T positions, V vocabulary, L layers.
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from tril.model.attention import MultiHeadAttention
+from tril.model.causality.attention_formula import ScoreFormula, expected_alibi
 from tril.model.causality.receptive_field import expected_dependencies
 from tril.model.config import GPTConfig
+from tril.model.generation.step import decode_step
 from tril.model.gpt import GPT
 from tril.model.masks import document_mask, padding_mask, split_documents
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # the other precisions run without it
 Module = TypeVar("Module", bound=nn.Module)
 SEED = 1  # for dropout: all runs of a subject drop the same units, so that two runs differ in their input only
+
+
+@dataclass(frozen=True)
+class ProbedLayer:
+    """An attention module under test, and what its weights should be.
+
+    Attributes:
+        name: in failures, such as "layer 0".
+        visible: the keys that each query may see, bool (T, S) or (H, T, S).
+    """
+
+    name: str
+    module: MultiHeadAttention
+    visible: Tensor
+    formula: ScoreFormula = field(default_factory=ScoreFormula)
 
 
 @dataclass
@@ -63,11 +80,24 @@ class Subject:
     def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
         """The same logits, computed in chunks of `sizes` with a cache; None for a model without cache."""
 
+    def decode_last(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
+        """As `decode`, but the logits of the last position of each chunk only, (B, chunks, V)."""
+
+    def decode_steps(self, ids: Tensor, n_prompt: int) -> Tensor | None:
+        """The logits (B, T - n_prompt, V) after a prompt, in steps of one token whose shapes are always the same."""
+
     def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
         """Logits (B, T, V) with the first padding[b] positions of row b masked; None for a model without masks."""
 
+    def packed(self, ids: Tensor, eot: int) -> Tensor | None:
+        """Logits (B, T, V) where each token `eot` begins a document; None for a model without documents."""
+
     def attention_weights(self, ids: Tensor) -> Sequence[Tensor] | None:
         """The attention weights (B, H, T, S) of each layer as the model returns them; None where it does not."""
+
+    def probed_layers(self, length: int) -> Sequence[ProbedLayer]:
+        """The attention modules whose weights can be read while the model runs over `length` positions."""
+        return ()
 
     def blocks(self) -> Sequence[nn.Module]:
         """The layers, in order: the longest list of modules."""
@@ -120,32 +150,57 @@ class GPTSubject(Subject):
         self.model, self.compiled = model, compile
 
     @property
+    def has_cache(self) -> bool:
+        """False without causal mask: later tokens change earlier keys and values, so a cache cannot hold them."""
+        return self.model.config.causal
+
+    @property
     def differentiable(self) -> bool:
         """Not compiled, since hooks would compile it again; not FlexAttention on a CPU, which has no backward."""
         return not self.compiled and not (self.model.config.backend == "flex" and self.device.type == "cpu")
 
     def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
-        if not self.model.config.causal:
-            return None  # later tokens change earlier keys and values, so a cache cannot hold them
+        if not self.has_cache:
+            return None
         cache = self.model.new_cache(len(ids), ids.shape[1])
         return self._call(lambda: torch.cat([self.run(part, cache=cache) for part in ids.split(list(sizes), 1)], 1))
 
-    def decode_last(self, ids: Tensor, sizes: Sequence[int]) -> Tensor:
-        """As in sampling: the logits of the last position of each chunk only, (B, chunks, V)."""
+    def decode_last(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
+        if not self.has_cache:
+            return None
         model, parts = self.model, ids.split(list(sizes), dim=1)
         cache = model.new_cache(len(ids), ids.shape[1])
         return self._call(
             lambda: model.logits(torch.cat([model.hidden(part, cache=cache, last_only=True) for part in parts], dim=1))
         )
 
-    def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor:
+    def decode_steps(self, ids: Tensor, n_prompt: int) -> Tensor | None:
+        if not self.has_cache:
+            return None
+        model, positions = self.model, torch.arange(ids.shape[1], device=ids.device)
+        cache = model.new_cache(len(ids), ids.shape[1])
+
+        def run() -> Tensor:
+            if n_prompt:
+                model(ids[:, :n_prompt], cache=cache)
+            steps = (decode_step(model, cache, ids[:, p : p + 1], positions[p : p + 1]) for p in positions[n_prompt:])
+            return torch.stack(list(steps), dim=1)
+
+        return self._call(run)
+
+    def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
         visible, positions = left_padding(ids, padding)
         return self._call(lambda: self.run(ids, mask=padding_mask(visible), positions=positions))
 
-    def packed(self, ids: Tensor, eot: int) -> Tensor:
-        """Logits (B, T, V) where each token `eot` begins a document."""
+    def packed(self, ids: Tensor, eot: int) -> Tensor | None:
         documents, positions = split_documents(ids, eot)
         return self._call(lambda: self.run(ids, mask=document_mask(documents), positions=positions))
+
+    def probed_layers(self, length: int) -> Sequence[ProbedLayer]:
+        """None of a compiled model, which hooks would compile again."""
+        layers = [] if self.compiled else attention_layers(self.model)
+        formula = score_formula(self.model.config, length)
+        return [ProbedLayer(f"layer {i}", attn, self.visible(length, i), formula) for i, attn in enumerate(layers)]
 
     def blocks(self) -> Sequence[nn.Module]:
         return list(self.model.blocks)
@@ -170,6 +225,13 @@ def attention_windows(config: GPTConfig) -> list[int | None]:
     return [config.window if config.n_heads else 1] * config.n_layers
 
 
+def score_formula(config: GPTConfig, length: int) -> ScoreFormula:
+    """How the scores of self-attention over `length` positions follow from queries and keys."""
+    rope_base = config.rope_base if config.pos == "rope" else None
+    bias = expected_alibi(config.n_heads, length, length) if config.pos == "alibi" and config.n_heads else None
+    return ScoreFormula(config.qk_norm, config.norm_eps, rope_base, bias)
+
+
 def use_explicit_backend(model: GPT) -> GPT:
     """Changes the model in place: its attention is computed by matrix products."""
     for attn in attention_layers(model):
@@ -178,7 +240,7 @@ def use_explicit_backend(model: GPT) -> GPT:
 
 
 def attention_layers(model: GPT) -> list[MultiHeadAttention]:
-    """One per layer, in order; none in a model without attention."""
+    """All of them in the order of the layers: one per layer, or two where blocks have cross-attention."""
     return [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
 
 

@@ -55,24 +55,23 @@ def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
 def capture_attention(model: GPT, callback: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Within the context, every forward pass calls callback(layer, weights (B, H, T, S)) for one layer after another.
 
-    The weights are float32 (float64 for a float64 model), before dropout. The outputs of the model stay bitwise equal.
-    Layers without attention are skipped. Contexts of the same model cannot be nested.
+    The weights are float32 (float64 for a float64 model), before dropout and without gradient. A second pass of each
+    attention layer computes them, so the outputs of the model and their gradients stay bitwise equal: `need_weights` in
+    the first pass would select the explicit backend, which rounds differently. Hooks on the projections run in both
+    passes. Layers without attention are skipped.
     """
 
-    def request_weights(module, args, kwargs):
-        return args, kwargs | {"need_weights": True}
-
-    def take_weights(layer: int, module, args, result: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        assert isinstance(result, tuple), "another capture_attention of the same model has already taken the weights"
-        out, weights = result
+    def compute_weights(layer: int, attn: MultiHeadAttention, args, kwargs, result) -> None:
+        with inference(list(attn.modules())):
+            # Not attn(...), which would run this hook again. A cache is written twice, with equal keys and values.
+            _, weights = attn.forward(*args, **kwargs | {"need_weights": True})
         callback(layer, weights)
-        return out
 
     with contextlib.ExitStack() as hooks:
         for layer, block in enumerate(model.blocks):
             if isinstance(block.attn, MultiHeadAttention):
-                hooks.enter_context(block.attn.register_forward_pre_hook(request_weights, with_kwargs=True))
-                hooks.enter_context(block.attn.register_forward_hook(functools.partial(take_weights, layer)))
+                hook = functools.partial(compute_weights, layer)
+                hooks.enter_context(block.attn.register_forward_hook(hook, with_kwargs=True))
         yield
 
 

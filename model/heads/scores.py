@@ -188,7 +188,13 @@ def _visible(model: GPT, ids: Tensor, options: dict[str, Tensor]) -> Tensor:
     """Which keys each query may attend to: (B, T, T) bool."""
     (batch, length), config = ids.shape, model.config
     visible = visible_keys(
-        length, length, mask=options.get("mask"), causal=config.causal, window=config.window, device=ids.device
+        length,
+        length,
+        mask=options.get("mask"),
+        bias=None,
+        causal=config.causal,
+        window=config.window,
+        device=ids.device,
     )
     if visible is None:
         visible = torch.ones(length, length, dtype=torch.bool, device=ids.device)

@@ -31,10 +31,10 @@ def measure(config: GPTConfig, batch_size: int, hardware: Hardware, *, documents
         documents: the run uses a document mask.
 
     Returns:
-        Milliseconds by kernel. Empty if there is no choice: not on CUDA, not `backend="fused"`, or a mask or attention
-        dropout that not all kernels support.
+        Milliseconds by kernel. Empty if there is no choice: not on CUDA, not `backend="fused"`, or a mask, a bias or
+        attention dropout that not all kernels support.
     """
-    masked = documents or config.window is not None and config.window < config.context_length
+    masked = documents or config.window is not None and config.window < config.context_length or config.pos == "alibi"
     has_choice = hardware.accelerator == "cuda" and config.backend == "fused" and config.n_heads > 0
     if not has_choice or masked or config.attn_dropout > 0:
         return {}

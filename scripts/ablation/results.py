@@ -16,6 +16,7 @@ from tril.scripts.ablation.sweep_files import read_json
 
 NO_VARIANT = ("seed", "output_dir", "resume", "sweep", "callbacks", "logger")  # settings that do not define a variant
 ABSENT = "absent"  # value of a swept key that a run of an older version does not have
+RENAMED_VALUES = {"model.qk_norm": {"true": "rmsnorm", "false": "none"}}  # of older versions, as on the command line
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,9 @@ def _indexed_runs(folder: Path) -> tuple[tuple[str, ...], list[tuple[dict, Run]]
     """Swept keys, values and run of each entry of sweep.json, and the values that hold without the sweep."""
     index = read_json(folder / SWEEP)
     try:
-        keys, defaults = tuple(index["swept"]), dict(index["baseline"])
-        values = [{key: entry["values"][key] for key in keys} for entry in index["cells"]]
+        keys = tuple(index["swept"])
+        defaults = {key: renamed(key, value) for key, value in dict(index["baseline"]).items()}
+        values = [{key: renamed(key, entry["values"][key]) for key in keys} for entry in index["cells"]]
         folders = [(folder / entry["folder"], int(entry["seed"])) for entry in index["cells"]]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -108,7 +110,7 @@ def _discovered_runs(folder: Path) -> tuple[tuple[str, ...], list[tuple[dict, Ru
     for path, subfolders, files in os.walk(folder):
         subfolders.sort()
         if CONFIG in files and (config := read_config(Path(path) / CONFIG)):
-            configs[Path(path)] = config
+            configs[Path(path)] = {key: renamed(key, value) for key, value in config.items()}
             subfolders.clear()  # loggers save a config.yaml of their own within a run
     every_key = dict.fromkeys(key for config in configs.values() for key in config)
     keys = tuple(
@@ -133,6 +135,11 @@ def _precedence(run: Run) -> tuple:
 def text_of(value: object) -> str:
     """A value as it is typed on the command line."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def renamed(key: str, value: object) -> object:
+    """The value as this version writes it."""
+    return RENAMED_VALUES.get(key, {}).get(text_of(value), value)
 
 
 def _order(value: object) -> tuple:
@@ -171,7 +178,10 @@ def _choose_baseline(
     matching = [variant for variant in variants if variant.label == asked.strip()] or [
         variant
         for variant in variants
-        if all(name in keys and text_of(variant.values[keys[name]]) == text for name, text in wanted.items())
+        if all(
+            name in keys and text_of(variant.values[keys[name]]) == renamed(keys[name], text)
+            for name, text in wanted.items()
+        )
     ]
     matching = [variant for variant in matching if agreement(variant) == max(map(agreement, matching))]
     if len(matching) != 1:

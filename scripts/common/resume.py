@@ -79,12 +79,14 @@ def checkpoint_payload(model: "GPT", data: "TextDataModule", checkpoint: Path | 
         ValueError: the model or the data differ from those of the resumed `checkpoint`.
     """
     from tril.model.checkpoint import payload, read
+    from tril.model.config import GPTConfig
 
     new = payload(model, data.tokenizer, eot=data.tokenizer_config.eot, data=data.meta)
     if checkpoint is None:
         return new
     old = read(checkpoint)["tril"]
-    for name, value in old["config"].items():
+    # Through GPTConfig, since checkpoints of older versions lack fields and have other values of the same meaning.
+    for name, value in GPTConfig(**old["config"]).to_dict().items():
         if name not in CHANGEABLE_MODEL_KEYS and new["config"][name] != value:
             chosen = f"model.{name}={new['config'][name]}"
             raise ValueError(f"{chosen} must be {value}, as in {checkpoint}; leave it out, or start a new run")

@@ -119,13 +119,22 @@ def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
 
 
 def refuse_unused(config: RunConfig) -> None:
-    """Raises ValueError for a key of the command line that has no effect: Muon's under optim.kind=adamw."""
+    """Raises ValueError for a key of the command line that has no effect: Muon's under optim.kind=adamw, and keys of
+    the model that another one replaces.
+    """
     from tril.model.training.optim import MUON_KEYS
 
+    model = config.model
     typed = {key: value for key, _, value in (override.partition("=") for override in task_overrides())}
     for name in MUON_KEYS if config.optim.kind == "adamw" else ():
         if (key := f"optim.{name}") in typed and getattr(config.optim, name) != getattr(config.optim.canonical(), name):
             raise ValueError(f"{key}={typed[key]} has no effect with optim.kind=adamw; leave it out, or use optim=muon")
+    if model.pos != "rope" and "model.rope_base" in typed:
+        cause = f"model.pos={model.pos}; leave it out, or use model.pos=rope"
+        raise ValueError(f"model.rope_base={typed['model.rope_base']} has no effect with {cause}")
+    if model.mlp_hidden is not None and "model.mlp_ratio" in typed:
+        cause = f"model.mlp_hidden={model.mlp_hidden}, the hidden width itself; leave one of them out"
+        raise ValueError(f"model.mlp_ratio={typed['model.mlp_ratio']} has no effect with {cause}")
 
 
 def choose_vocab_size(chosen: int | None, needed: int) -> int:

@@ -1,6 +1,6 @@
 """`attention` and `attention_weights` against a float64 reference, on every backend.
 
-B batch, T queries, S keys, H query heads, G key/value heads, D head size.
+B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v size of a value.
 """
 
 import math
@@ -21,10 +21,9 @@ VISIBILITY = [(False, None), (True, None), (True, 1), (True, 3), (True, 99)]  # 
 MASKS = ["no mask", "(S,)", "(T, S)", "(B, 1, 1, S)", "(B, 1, T, S)", "(B, H, T, S)", "(1, H, T, S)", "(B, 1, T, 1)"]
 
 
-def make_qkv(n_queries, n_keys, n_kv_heads=2, dtype=torch.float32):
-    q = torch.randn(B, H, n_queries, D, dtype=dtype)
-    k, v = torch.randn(2, B, n_kv_heads, n_keys, D, dtype=dtype)
-    return q, k, v
+def make_qkv(n_queries, n_keys, n_kv_heads=2, dtype=torch.float32, v_size=D):
+    sizes = ((H, n_queries, D), (n_kv_heads, n_keys, D), (n_kv_heads, n_keys, v_size))
+    return tuple(torch.randn(B, *size, dtype=dtype) for size in sizes)
 
 
 def make_mask(kind, n_queries, n_keys):
@@ -50,13 +49,18 @@ def visible_by_loops(n_queries, n_keys, causal, window, mask=None):
     return visible if mask is None else visible & mask
 
 
-def reference(q, k, v, visible):
-    """exp(q k / sqrt(D)), 0 where masked, divided by its sum, times v: in float64, without softmax and infinities."""
-    q, k, v = q.double(), k.double(), v.double()
-    k, v = (x.repeat_interleave(H // x.shape[1], dim=1) for x in (k, v))
-    exponentials = torch.einsum("bhtd,bhsd->bhts", q, k).div(math.sqrt(D)).exp() * visible
+def reference_weights(q, k, visible, bias=None):
+    """exp(q k / sqrt(D) + bias), 0 where masked, divided by its sum: in float64, without softmax and masked scores."""
+    k = k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = torch.einsum("bhtd,bhsd->bhts", q.double(), k) / math.sqrt(q.shape[-1])
+    exponentials = (scores if bias is None else scores + bias.double()).exp() * visible
     total = exponentials.sum(-1, keepdim=True)
-    return torch.einsum("bhts,bhsd->bhtd", exponentials / (total + (total == 0)), v)
+    return exponentials / (total + (total == 0))
+
+
+def reference(q, k, v, visible, bias=None):
+    v = v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return torch.einsum("bhts,bhsd->bhtd", reference_weights(q, k, visible, bias), v)
 
 
 @pytest.mark.parametrize("mask_kind", MASKS)
@@ -163,24 +167,32 @@ def test_anomaly_detection_reports_nothing_with_fully_masked_rows(backend):
 def test_no_backend_receives_a_fully_masked_row(monkeypatch, n_queries, n_keys, mask_kind):
     """CPU kernels return zeros there; others return NaN, a mean, or a NaN gradient."""
 
-    def spy(q, k, v, mask, causal, window, dropout_p):
+    def spy(q, k, v, masking, dropout_p):
+        mask, bias, causal, window = masking
         assert mask is None or not causal and window is None and mask.any(-1).all()
         assert not causal or n_queries <= n_keys
-        return torch.full_like(q, math.nan)
+        assert bias is None or mask is not None and bias.isfinite().all()
+        return torch.full_like(q, math.nan), torch.full((*q.shape[:3], k.shape[2]), math.nan)
 
     monkeypatch.setitem(tril.model.attention.BACKENDS, "explicit", spy)
-    mask = make_mask(mask_kind, n_queries, n_keys)
-    out = attention(*make_qkv(n_queries, n_keys), mask=mask, causal=True, backend="explicit")
-    visible = visible_by_loops(n_queries, n_keys, True, None, mask)
-    assert (out[~visible.any(-1)] == 0).all() and out[visible.any(-1)].isnan().all()
+    mask, finite = make_mask(mask_kind, n_queries, n_keys), torch.rand(n_queries, n_keys) < 0.5
+    zeros_and_infinities = finite.float().log()
+    for bias, both in [(None, mask), (zeros_and_infinities, finite if mask is None else finite & mask)]:
+        out, weights = attention(
+            *make_qkv(n_queries, n_keys), mask=mask, bias=bias, causal=True, backend="explicit", need_weights=True
+        )
+        sees_a_key = visible_by_loops(n_queries, n_keys, True, None, both).any(-1)
+        for result in (out, weights):
+            assert (result[~sees_a_key] == 0).all() and result[sees_a_key].isnan().all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
-@pytest.mark.parametrize("by", ["causal", "mask"])
+@pytest.mark.parametrize("by", ["causal", "mask", "bias"])
 def test_masked_keys_have_no_effect_with_scores_of_ten_thousand(backend, by):
     q, k, v = make_qkv(6, 6, n_kv_heads=H)
     k[:, :, 4:] = 1e4 * q[:, :, 3:4]  # the masked keys 4 and 5 have by far the largest scores for query 3
-    visible = {"causal": True} if by == "causal" else {"mask": torch.arange(6) < 4}
+    mask = torch.arange(6) < 4
+    visible = {"causal": {"causal": True}, "mask": {"mask": mask}, "bias": {"bias": mask.float().log()}}[by]
     out = attention(q, k, v, **visible, backend=backend)
     assert_close(out[:, :, 3:4], reference(q[:, :, 3:4], k[:, :, :4], v[:, :, :4], True))
 
@@ -221,12 +233,13 @@ def test_weights_are_a_scaled_softmax_in_float32():
     assert_close(weights.sum(-1), torch.ones(B, H, 3))  # bfloat16 would miss this precision
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
 @pytest.mark.parametrize("causal, window", [(False, None), (True, 3)])
-def test_bfloat16_is_close_to_float32(backend, causal, window):
-    q, k, v = (x.bfloat16() for x in make_qkv(6, 6))
+def test_low_precision_is_close_to_float32(backend, causal, window, dtype):
+    q, k, v = (x.to(dtype) for x in make_qkv(6, 6))
     out = attention(q, k, v, causal=causal, window=window, backend=backend)
-    assert out.dtype == torch.bfloat16
+    assert out.dtype == dtype
     exact = attention(*(x.float() for x in (q, k, v)), causal=causal, window=window, backend="explicit")
     assert_close(out, exact, roundings=4)  # score, weight, product and sum are each rounded once
 

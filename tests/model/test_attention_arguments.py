@@ -37,6 +37,13 @@ def test_flex_refuses_dropout_and_gradients():
         ({"mask": torch.ones(6, 6)}, r"mask must be boolean.*torch.float32.*mask.bool\(\)"),
         ({"mask": torch.ones(6, 6, dtype=torch.complex64)}, "mask must be boolean.*torch.complex64"),
         ({"mask": torch.ones(6, 5, dtype=torch.bool)}, r"\(6, 5\) does not broadcast to .* \(2, 4, 6, 6\)"),
+        ({"bias": torch.ones(6, 6, dtype=torch.bool)}, "bias must be floating point, not torch.bool; .* given as mask"),
+        ({"bias": torch.ones(6, 6, dtype=torch.int64)}, "bias must be floating point, not torch.int64"),
+        ({"bias": torch.ones(6, 6, dtype=torch.complex64)}, "bias must be floating point, not torch.complex64"),
+        ({"bias": torch.ones(6, 5)}, r"bias of shape \(6, 5\) does not broadcast to \(B, H, T, S\) = \(2, 4, 6, 6\)"),
+        ({"bias": torch.ones(2, 6)}, r"bias of shape \(2, 6\) does not broadcast"),
+        ({"bias": torch.ones(1, 2, 4, 6, 6)}, r"bias of shape \(1, 2, 4, 6, 6\) does not broadcast"),
+        ({"mask": torch.zeros(6, 6), "bias": torch.zeros(6, 6)}, "mask must be boolean.*torch.float32"),
         ({"dropout_p": 1.0}, "dropout_p=1.0 must be at least 0 and below 1"),
         ({"dropout_p": -0.1}, "dropout_p=-0.1"),
         ({"dropout_p": float("nan")}, "dropout_p=nan"),
@@ -51,13 +58,24 @@ def test_wrong_arguments_are_refused_on_every_backend(backend, wrong, message):
     "q, k, v",
     [
         ((2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 5, 8)),  # k and v of different lengths
-        ((2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 9)),
         ((2, 4, 6, 8), (2, 4, 6, 9), (2, 4, 6, 9)),  # head sizes
         ((2, 4, 6, 8), (1, 4, 6, 8), (1, 4, 6, 8)),  # batches
         ((2, 4, 6, 8), (2, 3, 6, 8), (2, 3, 6, 8)),  # 4 query heads, 3 key heads
         ((2, 4, 6, 8), (2, 8, 6, 8), (2, 8, 6, 8)),
         ((2, 4, 6, 8), (2, 0, 6, 8), (2, 0, 6, 8)),
-        ((4, 6, 8), (4, 6, 8), (4, 6, 8)),  # no batch
+        ((2, 4, 6, 8), (2, 4, 6, 8), (1, 4, 6, 8)),
+        ((2, 4, 6, 8), (2, 4, 6, 8), (2, 2, 6, 8)),  # value heads
+        ((2, 4, 6, 8), (2, 6, 8), (2, 6, 8)),  # different numbers of dimensions
+        ((2, 6, 8), (2, 6, 8), (6, 8)),
+        ((6, 8), (1, 6, 8), (1, 6, 8)),
+        ((4, 6, 8), (2, 6, 8), (2, 6, 8)),  # without heads no groups
+        ((2, 6, 8), (1, 6, 8), (1, 6, 8)),
+        ((2, 6, 8), (2, 6, 9), (2, 6, 9)),
+        ((6, 8), (6, 8), (5, 8)),
+        ((6, 8), (6, 9), (6, 8)),
+        ((8,), (8,), (8,)),
+        ((), (), ()),
+        ((1, 2, 4, 6, 8), (1, 2, 4, 6, 8), (1, 2, 4, 6, 8)),
     ],
 )
 def test_wrong_shapes_are_refused_in_one_line(q, k, v):
@@ -74,11 +92,11 @@ def test_an_unknown_backend_is_refused_with_the_valid_names():
 @pytest.mark.parametrize(
     "choices, arguments, message",
     [
-        ({}, {"context": torch.randn(B, S, C), "rope": rope_table(T, C // H)}, "context .* neither rope nor cache"),
+        ({}, {"key": torch.randn(B, S, C), "rope": rope_table(T, C // H)}, "cross-attention .* neither rope nor cache"),
         (
             {},
-            {"context": torch.randn(B, S, C), "cache": KVCache(1, B, H, S, C // H).layer(0)},
-            "context .* neither rope nor cache",
+            {"key": torch.randn(B, S, C), "cache": KVCache(1, B, H, S, C // H).layer(0)},
+            "cross-attention .* neither rope nor cache",
         ),
         ({"causal": False}, {"cache": KVCache(1, B, H, S, C // H).layer(0)}, "cache needs causal=True"),
         ({}, {"mask": torch.ones(T, T)}, "mask must be boolean"),
@@ -101,11 +119,20 @@ def test_invalid_combinations_of_arguments_are_refused(choices, arguments, messa
         ({"n_heads": 4, "backend": "flash"}, "backend='flash' must be one of stacked, explicit, fused, flex"),
         ({"n_heads": 4, "window": 3, "causal": False}, "window=3 .*needs causal=True"),
         ({"n_heads": 4, "window": 0}, "window=0 must be at least 1"),
+        ({"n_heads": 4, "v_head_dim": 0}, "v_head_dim=0 must be at least 1"),
+        ({"n_heads": 4, "kv_dim": 0}, "kv_dim=0 must be at least 1"),
+        ({"n_heads": 4, "out_dim": -1}, "out_dim=-1 must be at least 1"),
+        ({"n_heads": 4, "out_proj": False, "out_bias": True}, "out_proj=False leaves out the projection"),
+        ({"n_heads": 4, "out_proj": False, "out_dim": 24}, "out_proj=False leaves out the projection"),
+        ({"n_heads": 4, "qk_norm": "batchnorm"}, "'batchnorm' must be one of rmsnorm, layernorm, none"),
+        ({"n_heads": 4, "qk_norm": None}, "None must be one of rmsnorm, layernorm, none"),
+        ({"n_heads": 4, "qk_norm": 1}, "1 must be one of rmsnorm, layernorm, none"),
     ],
 )
-def test_invalid_settings_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_settings_are_refused_in_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
         MultiHeadAttention(24, **arguments)
+    assert "\n" not in str(error.value)
 
 
 def test_flex_refuses_training_on_a_cpu():

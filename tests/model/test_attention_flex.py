@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from tests.conftest import assert_close
 from tril.model.attention import attention
 from tril.model.attention_flex import compiled_flex
 
@@ -36,3 +37,18 @@ def test_head_sizes_below_the_kernels_minimum_are_refused(head_size):
             ValueError, match=f"flex' needs a head size of at least 16 on CUDA, not {head_size}; use backend='fused'"
         ):
             attention(q, q, q, causal=True, backend="flex")
+
+
+@pytest.mark.parametrize("v_size", [1, 15])
+def test_values_below_the_kernels_minimum_take_another_path(v_size):
+    with FakeTensorMode():
+        q = torch.empty(1, 2, 4, 16, device="cuda")
+        out = attention(q, q, torch.empty(1, 2, 4, v_size, device="cuda"), causal=True, backend="flex")
+    assert out.shape == (1, 2, 4, v_size) and out.device.type == "cuda"
+
+
+def test_tensors_that_require_a_gradient_are_accepted_without_gradients():
+    q = torch.randn(1, 2, 4, 16, requires_grad=True)
+    with torch.no_grad():
+        out = attention(q, q, q, causal=True, backend="flex")
+    assert_close(out, attention(q, q, q, causal=True, backend="explicit"))

@@ -32,7 +32,7 @@ def refusal(*args, **choices) -> str:
         ("window", 0, "model.window=0 must be greater than or equal to 1"),
         ("mlp", "silu", "model.mlp=silu must be 'relu', 'gelu', 'gelu_erf', 'relu2', 'swiglu' or 'none'"),
         ("norm", "batch", "model.norm=batch must be 'rmsnorm' or 'layernorm'"),
-        ("pos", "alibi", "model.pos=alibi must be 'rope', 'learned' or 'none'"),
+        ("pos", "sinusoidal", "model.pos=sinusoidal must be 'rope', 'learned', 'alibi' or 'none'"),
         ("init", "xavier", "model.init=xavier must be 'zero_out' or 'gpt2'"),
         ("backend", "flash", "model.backend=flash must be 'stacked', 'explicit', 'fused' or 'flex'"),
         ("mlp_ratio", 0.0, "model.mlp_ratio=0.0 must be greater than 0"),
@@ -57,6 +57,14 @@ def refusal(*args, **choices) -> str:
         ("mlp_ratio", True, "model.mlp_ratio=true must be a valid number"),
         ("logit_softcap", "none", "model.logit_softcap='none' must be a valid number"),
         ("n_head", 4, "model.n_head is unknown"),
+        ("qk_norm", "foo", "model.qk_norm=foo must be 'rmsnorm', 'layernorm' or 'none'"),
+        ("qk_norm", None, "model.qk_norm=null must be 'rmsnorm', 'layernorm' or 'none'"),
+        ("qkv_bias", "yes", "model.qkv_bias='yes' must be a valid boolean"),
+        ("mlp_hidden", 0, "model.mlp_hidden=0 must be greater than or equal to 1"),
+        ("mlp_hidden", 512.0, "model.mlp_hidden=512.0 must be a valid integer"),
+        ("norm_eps", 0.0, "model.norm_eps=0.0 must be greater than 0"),
+        ("rope_base", -1.0, "model.rope_base=-1.0 must be greater than 0"),
+        ("rope_base", None, "model.rope_base=null must be a valid number"),
     ],
 )
 def test_each_wrong_value_is_refused_with_its_name_and_limit(field, value, message):
@@ -97,6 +105,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_a_remedy():
         ("window", 8, "null"),
         ("attn_dropout", 0.1, "0.0"),
         ("causal", False, "true"),
+        ("qkv_bias", True, "null"),
     ],
 )
 def test_fields_of_attention_are_refused_without_attention(field, value, default):
@@ -113,8 +122,8 @@ def test_a_block_needs_attention_or_an_ffn():
 
 def test_a_missing_part_has_no_sizes():
     config = GPTConfig(50, n_heads=0, dim=33)  # without heads nothing has to divide the width, or be even
-    assert (config.head_size, config.kv_heads, config.mlp_hidden) == (0, 0, 132)
-    assert GPTConfig(50, mlp="none").mlp_hidden == 0
+    assert (config.head_size, config.kv_heads, config.mlp_size) == (0, 0, 132)
+    assert GPTConfig(50, mlp="none").mlp_size == 0
     GPTConfig(50, mlp="none", mlp_ratio=1e-9)  # which would leave an FFN without hidden units
 
 
@@ -141,20 +150,38 @@ def test_combinations_are_reported_at_once_and_only_where_all_fields_are_valid()
 
 
 def test_integers_are_accepted_as_floats():
-    assert GPTConfig(50, mlp_ratio=4, attn_dropout=0, logit_softcap=30).mlp_hidden == 768
+    assert GPTConfig(50, mlp_ratio=4, attn_dropout=0, logit_softcap=30).mlp_size == 768
 
 
 @pytest.mark.parametrize(
-    "choices, head_size, kv_heads, mlp_hidden",
+    "choices, head_size, kv_heads, mlp_size",
     [
         ({"dim": 128, "n_heads": 4}, 32, 4, 512),
         ({"dim": 128, "n_heads": 4, "n_kv_heads": 2, "head_dim": 20, "mlp_ratio": 2.5}, 20, 2, 320),
         ({"dim": 128, "n_heads": 2, "n_kv_heads": 1, "mlp": "swiglu"}, 64, 1, 341),  # 2/3 of 512
     ],
 )
-def test_derived_sizes(choices, head_size, kv_heads, mlp_hidden):
+def test_derived_sizes(choices, head_size, kv_heads, mlp_size):
     config = GPTConfig(50, **choices)
-    assert (config.head_size, config.kv_heads, config.mlp_hidden) == (head_size, kv_heads, mlp_hidden)
+    assert (config.head_size, config.kv_heads, config.mlp_size) == (head_size, kv_heads, mlp_size)
+
+
+@pytest.mark.parametrize("earlier, kind", [(True, "rmsnorm"), (False, "none")])
+def test_qk_norm_of_earlier_versions(earlier, kind):
+    config = GPTConfig(50, qk_norm=earlier)
+    assert config == GPTConfig(50, qk_norm=kind) and config.qk_norm == kind == config.to_dict()["qk_norm"]
+
+
+def test_only_rotary_positions_need_an_even_head_size():
+    for pos in ("learned", "alibi", "none"):
+        assert GPTConfig(50, dim=36, n_heads=4, pos=pos).head_size == 9
+        assert GPTConfig(50, n_heads=0, pos=pos).head_size == 0
+
+
+def test_the_hidden_width_replaces_its_ratio():
+    assert GPTConfig(50, dim=128, mlp_hidden=100, mlp_ratio=1e-9).mlp_size == 100
+    assert GPTConfig(50, dim=128, mlp="swiglu", mlp_hidden=100).mlp_size == 100
+    assert GPTConfig(50, mlp="none", mlp_hidden=100).mlp_size == 0
 
 
 def test_to_dict_gives_plain_values_that_make_an_equal_config():

@@ -16,7 +16,12 @@ V, EOT = 31, 0
 # one. In row 0 the document at 5 is empty and the one at 11 is truncated.
 STARTS = [[0, 3, 5, 6, 11], [0, 7]]
 EOT_COLUMNS = [[3, 5, 6, 11], [0, 7]]
-CONFIGS = [{"pos": "rope"}, {"pos": "learned", "norm": "layernorm", "bias": True}, {"window": 3, "n_kv_heads": 2}]
+CONFIGS = [
+    {"pos": "rope"},
+    {"pos": "learned", "norm": "layernorm", "bias": True},
+    {"window": 3, "n_kv_heads": 2},
+    {"pos": "alibi", "n_kv_heads": 2},
+]
 DROPOUT = {"embd_dropout": 0.1, "attn_dropout": 0.2, "resid_dropout": 0.1}
 
 
@@ -67,8 +72,9 @@ def test_the_loss_of_a_document_has_no_gradient_for_other_documents(ids, backend
         assert torch.equal((gradient != 0).any(-1), inside)  # exactly 0 outside, nowhere 0 inside
 
 
-def test_the_loss_of_packed_documents_has_the_gradients_of_the_documents_alone(ids):
-    model, targets = tiny_gpt(pos="learned").double(), torch.randint(V, (2, 12))
+@pytest.mark.parametrize("pos", ["learned", "alibi"])
+def test_the_loss_of_packed_documents_has_the_gradients_of_the_documents_alone(ids, pos):
+    model, targets = tiny_gpt(pos=pos).double(), torch.randint(V, (2, 12))
     parameters = tuple(model.parameters())
     packed_loss = model.nll(ids, targets, **packed(ids)).sum()
     separate_loss = sum(

@@ -82,7 +82,11 @@ def combinations():
             "n_kv_heads": draw.choice([None, 1, 2]),
             "head_dim": draw.choice([None, 6]),
             "mlp_ratio": draw.choice([4.0, 1.5]),
-            "qk_norm": draw.random() < 0.5,
+            "mlp_hidden": draw.choice([None, 24]),
+            "norm_eps": draw.choice([None, 1e-3]),
+            "rope_base": draw.choice([10_000.0, 100.0]),
+            "qkv_bias": draw.choice([None, False, True]),
+            "qk_norm": draw.choice(MODEL_CHOICES["qk_norm"]),
             "tie_embeddings": draw.random() < 0.5,
             "logit_softcap": draw.choice([None, 15.0]),
             "init": draw.choice(MODEL_CHOICES["init"]),
@@ -105,7 +109,7 @@ def test_every_combination_trains_every_parameter(choices):
         assert all(p.grad.isfinite().all() for p in model.parameters())
         optimizer.step()
     for name, p in model.named_parameters():
-        if name.endswith("k_proj.bias") and not choices["qk_norm"] and choices["pos"] != "rope":
+        if name.endswith("k_proj.bias") and choices["qk_norm"] == "none" and choices["pos"] != "rope":
             continue  # shifts all scores of a query equally: no effect
         assert p.grad.abs().max() > 0, name
 
@@ -167,7 +171,7 @@ def test_rotary_positions_are_relative_and_learned_ones_are_not():
     assert (learned(ids, positions=shifted) - learned(ids)).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+@pytest.mark.parametrize("pos", MODEL_CHOICES["pos"])
 @torch.no_grad()
 def test_packed_documents_are_independent(pos):
     model = tiny_gpt(pos=pos)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import GPT2, assert_close, tiny_gpt
+from tests.conftest import GPT2, MODEL_CHOICES, assert_close, tiny_gpt
 from tril.model.gpt import GPT, GPTConfig
 
 B, T, V = 2, 9, 31
@@ -47,6 +47,12 @@ def test_gpt2_has_124_million_parameters():
         ({"n_heads": 0}, 2 * 64 * 256 + 64, 2 * 100 * 64, 64),
         ({"n_heads": 0, "bias": True, "norm": "layernorm"}, 65 * 256 + 257 * 64 + 2 * 64, 2 * 100 * 64, 128),
         ({"mlp": "none"}, 4 * 64 * 64 + 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"pos": "alibi"}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"qkv_bias": True, "n_kv_heads": 2}, 2 * 64 * 64 + 2 * 64 * 32 + 128 + 2 * 64 * 256 + 160, 2 * 100 * 64, 64),
+        ({"bias": True, "qkv_bias": False}, 4 * 64 * 64 + 64 + 65 * 256 + 257 * 64 + 2 * 64 + 32, 2 * 100 * 64, 64),
+        ({"mlp_hidden": 100}, 4 * 64 * 64 + 2 * 64 * 100 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"mlp": "swiglu", "mlp_hidden": 100}, 4 * 64 * 64 + 3 * 64 * 100 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
+        ({"qk_norm": "layernorm"}, 4 * 64 * 64 + 2 * 64 * 256 + 2 * 64 + 2 * 16, 2 * 100 * 64, 64),
     ],
 )
 def test_parameter_counts_equal_the_closed_form(choices, block, outside, last_norm):
@@ -140,7 +146,7 @@ def test_gpt2_initialization_counts_only_existing_residual_branches(choices):
             assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), name
 
 
-@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+@pytest.mark.parametrize("pos", MODEL_CHOICES["pos"])
 def test_zero_out_starts_at_the_loss_of_a_uniform_distribution(pos):
     model = GPT(GPTConfig(V, context_length=T, dim=32, pos=pos, tie_embeddings=False))
     ids, targets = torch.randint(V, (2, B, T))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS_SLOW_FLEX, TRAINABLE, assert_close, tiny_gpt
+from tril.model.attention import MultiHeadAttention
 from tril.model.kv_cache import KVCache
 
 B, LENGTH = 2, 11
@@ -37,6 +38,16 @@ def test_update_appends_at_the_length_and_advance_moves_it():
     assert [keys.flatten().tolist() for keys in cache.keys] == [[0, 0, 0, 0], [1, 2, 3, 0]]  # layer 0 is unchanged
     cache.length = 1
     assert cache.layer(1).update(second, second)[0].flatten().tolist() == [1, 3]
+
+
+def test_values_have_a_size_of_their_own():
+    cache = KVCache(n_layers=2, batch_size=3, n_kv_heads=2, capacity=4, head_dim=5, v_head_dim=1)
+    assert [tuple(x.shape) for x in (*cache.keys, *cache.values)] == [(3, 2, 4, 5)] * 2 + [(3, 2, 4, 1)] * 2
+    keys, values = cache.layer(0).update(torch.ones(3, 2, 2, 5), torch.full((3, 2, 2, 1), 2.0))
+    assert torch.equal(keys, torch.ones(3, 2, 2, 5)) and torch.equal(values, torch.full((3, 2, 2, 1), 2.0))
+    keys, values = cache.layer(0, torch.tensor([3])).update(torch.ones(3, 2, 1, 5), torch.full((3, 2, 1, 1), 3.0))
+    assert values[1, 1].flatten().tolist() == [2, 2, 0, 3] and keys[1, 1, :, 4].tolist() == [1, 1, 0, 1]
+    assert KVCache(1, 1, 1, 4, 5).values[0].shape == (1, 1, 4, 5)
 
 
 def test_a_tensor_position_selects_where_to_write_and_returns_all_positions():
@@ -198,6 +209,35 @@ def test_another_batch_size_or_number_of_heads_is_refused():
         k = torch.zeros(batch_size, n_heads, 1, 8)
         with pytest.raises(ValueError, match=rf"\({batch_size}, {n_heads}\) do not fit .* \(2, 4\)"):
             cache.layer(0).update(k, k)
+
+
+@pytest.mark.parametrize("start", [None, torch.tensor([2])], ids=["length", "tensor"])
+@pytest.mark.parametrize(
+    "k, v",
+    [
+        ((2, 4, 1, 6), (2, 4, 1, 6)),  # D_v of the cache is 5
+        ((2, 4, 1, 6), (2, 4, 1, 1)),  # would be broadcast
+        ((2, 4, 1, 1), (2, 4, 1, 5)),
+        ((2, 4, 1, 5), (2, 4, 1, 5)),
+        ((2, 4, 3, 6), (2, 4, 1, 5)),  # fewer values than keys
+        ((2, 4, 1, 6), (2, 1, 1, 5)),
+        ((2, 4, 1, 6), (1, 4, 1, 5)),
+    ],
+)
+def test_keys_and_values_of_other_sizes_are_refused_in_one_line(k, v, start):
+    cache = KVCache(1, 2, 4, 6, 6, v_head_dim=5)
+    with pytest.raises(ValueError, match=r"\(D, D_v\) = \(6, 5\); create the KVCache with") as error:
+        cache.layer(0, start).update(torch.ones(k), torch.ones(v))
+    assert str(k) in str(error.value) and str(v) in str(error.value) and "\n" not in str(error.value)
+    assert not cache.keys[0].any() and not cache.values[0].any()
+
+
+@pytest.mark.parametrize("start", [None, torch.tensor([2])], ids=["length", "tensor"])
+def test_a_float_mask_is_refused_with_a_cache_too(start):
+    attn, cache = MultiHeadAttention(32, 4), KVCache(1, 2, 4, 6, 8)
+    for mask in (torch.zeros(6 if start is not None else 1), torch.ones(1, 1)):
+        with pytest.raises(ValueError, match="mask must be boolean .* not torch.float32"):
+            attn(torch.randn(2, 1, 32), mask=mask, cache=cache.layer(0, start))
 
 
 @pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)

@@ -10,7 +10,15 @@ import torch
 
 from tests.conftest import BACKENDS_SLOW_FLEX, TRAINABLE, assert_close, randomize, tiny_gpt
 from tril.model.attention import MultiHeadAttention, attention, attention_weights
-from tril.model.masks import causal_mask, check_mask, document_mask, padding_mask, prefix_mask, split_documents
+from tril.model.masks import (
+    Masking,
+    causal_mask,
+    check_masking,
+    document_mask,
+    padding_mask,
+    prefix_mask,
+    split_documents,
+)
 
 V = 31
 
@@ -120,13 +128,13 @@ def test_masks_are_created_on_the_given_device():
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32])
 @pytest.mark.parametrize("shape", [(), (7,), (5, 7), (5, 1), (3, 5, 7), (2, 1, 1, 7), (1, 3, 5, 7), (2, 3, 5, 7)])
 def test_broadcastable_masks_are_accepted(shape, dtype):
-    check_mask(torch.ones(shape, dtype=dtype), (2, 3, 5, 7))
+    check_masking(Masking(torch.ones(shape, dtype=dtype), None, False, None), (2, 3, 5, 7))
 
 
 @pytest.mark.parametrize("shape", [(5,), (7, 5), (2, 7), (2, 5, 7), (3, 1, 5, 7), (1, 2, 3, 5, 7)])
 def test_masks_that_do_not_broadcast_are_refused(shape):
     with pytest.raises(ValueError) as error:
-        check_mask(torch.ones(shape, dtype=torch.bool), (2, 3, 5, 7))
+        check_masking(Masking(torch.ones(shape, dtype=torch.bool), None, False, None), (2, 3, 5, 7))
     assert str(shape) in str(error.value) and "(2, 3, 5, 7)" in str(error.value)
 
 

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from tests.conftest import assert_close, randomize, tiny_gpt
+from tests.conftest import MODEL_CHOICES, assert_close, randomize, tiny_gpt
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT, MLP, GPTConfig
@@ -30,16 +30,19 @@ def rms(x, gain):
     return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt() * gain
 
 
+@pytest.mark.parametrize("norm_eps", [None, 0.5])
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
-def test_the_block_equals_its_formula(norm):
+def test_the_block_equals_its_formula(norm, norm_eps):
     """Pre-norm residual branches with a squared relu."""
-    block, x = tiny_gpt(norm=norm, qk_norm=False, pos="none").blocks[0], torch.randn(B, T, 32)
+    block = tiny_gpt(norm=norm, norm_eps=norm_eps, mlp_hidden=50, qk_norm=False, pos="none").blocks[0]
+    x = torch.randn(B, T, 32)
+    eps = {"layernorm": 1e-5, "rmsnorm": torch.finfo(torch.float32).eps}[norm] if norm_eps is None else norm_eps
 
     def normalized(x, gain):
         x = x - x.mean(-1, keepdim=True) if norm == "layernorm" else x
-        eps = 1e-5 if norm == "layernorm" else torch.finfo(torch.float32).eps
         return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * gain
 
+    assert block.mlp.up.weight.shape == (50, 32)
     h = x + block.attn(normalized(x, block.norm1.weight))
     h = h + (normalized(h, block.norm2.weight) @ block.mlp.up.weight.T).clamp(min=0) ** 2 @ block.mlp.down.weight.T
     assert_close(block(x), h)
@@ -63,6 +66,43 @@ def test_each_kind_of_ffn_equals_its_formula(kind, formula):
 
 
 @torch.no_grad()
+def test_biases_of_qkv_alone_equal_those_of_a_model_whose_other_biases_are_0():
+    model, ids = tiny_gpt(qkv_bias=True), torch.randint(V, (B, T))
+    biased = {name.split(".")[-2] for name in model.state_dict() if name.endswith("bias")}
+    assert biased == {"q_proj", "k_proj", "v_proj"}
+    full = tiny_gpt(bias=True)
+    result = full.load_state_dict(model.state_dict(), strict=False)
+    assert not result.unexpected_keys
+    for name in result.missing_keys:
+        full.get_parameter(name).zero_()
+    assert_close(model(ids), full(ids))
+
+
+@pytest.mark.parametrize("norm_eps", [None, 0.5])
+@pytest.mark.parametrize("qk_norm", ["none", "rmsnorm", "layernorm"])
+@torch.no_grad()
+def test_each_head_normalizes_q_and_k(qk_norm, norm_eps):
+    """The scores of one query, as formulas."""
+    attn = tiny_gpt(qk_norm=qk_norm, norm_eps=norm_eps, pos="none").blocks[0].attn
+    x = torch.randn(1, T, 32)
+    eps = {"none": 0.0, "rmsnorm": torch.finfo(torch.float32).eps, "layernorm": 1e-5}[qk_norm]
+    eps = eps if norm_eps is None else norm_eps
+
+    def normalized(vector, gain):
+        if qk_norm == "none":
+            return vector
+        vector = vector - vector.mean() if qk_norm == "layernorm" else vector
+        return vector / (vector.square().mean() + eps).sqrt() * gain.weight
+
+    _, weights = attn(x, need_weights=True)
+    q, k = attn.q_proj(x)[0].view(T, 4, 8), attn.k_proj(x)[0].view(T, 4, 8)
+    for head in range(4):
+        query = normalized(q[-1, head], attn.q_norm)
+        scores = torch.stack([query @ normalized(key, attn.k_norm) for key in k[:, head]]) / math.sqrt(8)
+        assert_close(weights[0, head, -1], scores.softmax(-1))
+
+
+@torch.no_grad()
 def test_a_model_without_attention_applies_its_ffns_to_each_token():
     model, ids = tiny_gpt(n_heads=0), torch.randint(V, (B, T))
     x = model.embed.weight[ids]
@@ -82,7 +122,7 @@ def test_a_model_without_ffn_applies_its_attention_layers():
     assert_close(model(ids), rms(x, model.norm.weight) @ model.head.weight.T)
 
 
-@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+@pytest.mark.parametrize("pos", MODEL_CHOICES["pos"])
 @torch.no_grad()
 def test_without_attention_each_output_depends_on_its_token_only(pos):
     model, ids = tiny_gpt(n_heads=0, pos=pos), torch.randint(V, (B, T))
@@ -93,7 +133,7 @@ def test_without_attention_each_output_depends_on_its_token_only(pos):
         assert_close(model(ids.flip(1)).flip(1), logits)
 
 
-@pytest.mark.parametrize("pos", ["rope", "learned", "none"])
+@pytest.mark.parametrize("pos", MODEL_CHOICES["pos"])
 @torch.no_grad()
 def test_decoding_in_chunks_equals_the_full_pass(part, pos):
     model, ids = tiny_gpt(**part, pos=pos), torch.randint(V, (B, T))

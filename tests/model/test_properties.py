@@ -1,6 +1,7 @@
 """Properties that hold for all shapes, windows, lengths and dtypes: `hypothesis` draws them, plain loops check them.
 
-B batch, T queries, S keys, H query heads, G key/value heads (H = G * group), D head size, C width, V vocabulary.
+B batch, T queries, S keys, H query heads, G key/value heads (H = G * group), D head size, D_v size of a value, C width,
+V vocabulary.
 """
 
 import math
@@ -18,7 +19,7 @@ from tril.model.gpt import GPT, GPTConfig
 
 V = 29
 COMMON = {"derandomize": True, "deadline": None}  # the same examples every time, however slow the machine is
-VISIBILITY = ["all", "mask", "causal", "causal mask", "causal window", "causal window mask"]
+VISIBILITY = ["all", "mask", "causal", "causal mask", "causal window", "causal window mask", "causal window mask bias"]
 SLOW_VISIBILITY = [*(pytest.param(name, marks=pytest.mark.slow) for name in VISIBILITY[:-1]), VISIBILITY[-1]]
 LENGTHS = st.integers(1, 7)
 seeds = st.integers(0, 9)
@@ -39,15 +40,17 @@ class Case:
     k: torch.Tensor
     v: torch.Tensor
     mask: torch.Tensor | None
+    bias: torch.Tensor | None
     causal: bool
     window: int | None
 
     def __repr__(self):  # hypothesis prints it for a failing example
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", self.q), ("k", self.k)))
-        return f"{shapes}, {self.q.dtype}, causal={self.causal}, window={self.window}, mask={self.mask}"
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("q", self.q), ("k", self.k), ("v", self.v)))
+        choices = ", ".join(f"{name}={value}" for name, value in self.choices().items())
+        return f"{shapes}, {self.q.dtype}, {choices}"
 
     def choices(self) -> dict:
-        return {"mask": self.mask, "causal": self.causal, "window": self.window}
+        return {"mask": self.mask, "bias": self.bias, "causal": self.causal, "window": self.window}
 
 
 @st.composite
@@ -60,7 +63,7 @@ def masks(draw, shape):
 
 @st.composite
 def cases(draw, visibility, dtypes=(torch.float32, torch.float64, torch.bfloat16), lengths=LENGTHS):
-    batch, n_kv_heads, group, size = (draw(st.integers(1, most)) for most in (2, 3, 3, 9))
+    batch, n_kv_heads, group, size, v_size = (draw(st.integers(1, most)) for most in (2, 3, 3, 9, 9))
     n_queries = draw(lengths)
     n_keys = draw(lengths | st.just(n_queries))
     shape = (batch, n_kv_heads * group, n_queries, n_keys)
@@ -70,21 +73,27 @@ def cases(draw, visibility, dtypes=(torch.float32, torch.float64, torch.bfloat16
     dtype = draw(st.sampled_from(dtypes))
     # Bounded inputs bound the scores, whose size multiplies the rounding errors, and the outputs, which are at most 1.
     q = torch.empty(*shape[:3], size).uniform_(-2, 2).to(dtype)
-    k, v = torch.empty(2, batch, n_kv_heads, n_keys, size).uniform_(-1, 1).to(dtype)
-    return Case(q, 2 * k, v, mask, "causal" in visibility, window)
+    k, v = (torch.empty(batch, n_kv_heads, n_keys, n).uniform_(-1, 1).to(dtype) for n in (size, v_size))
+    bias = None
+    if "bias" in visibility:  # -inf where another random mask is False
+        finite = draw(masks(shape))
+        bias = torch.empty(finite.shape).uniform_(-2, 2).to(dtype).masked_fill(~finite, -math.inf)
+    return Case(q, 2 * k, v, mask, bias, "causal" in visibility, window)
 
 
 def by_loops(case: Case) -> tuple[np.ndarray, np.ndarray, float]:
     """In float64, one query after another.
 
     Returns:
-        The output (B, H, T, D), the fully masked rows (B, H, T), and the largest score.
+        The output (B, H, T, D_v), the fully masked rows (B, H, T), and the largest score.
     """
     q, k, v = (x.detach().double().numpy() for x in (case.q, case.k, case.v))
     (n_rows, n_heads, n_queries, size), n_keys = q.shape, k.shape[2]
     group = n_heads // k.shape[1]
-    allowed = np.broadcast_to(True if case.mask is None else case.mask.numpy(), (n_rows, n_heads, n_queries, n_keys))
-    out, fully_masked, largest = np.zeros(q.shape), np.zeros(q.shape[:3], dtype=bool), 0.0
+    shape = (n_rows, n_heads, n_queries, n_keys)
+    bias = np.broadcast_to(0.0 if case.bias is None else case.bias.detach().double().numpy(), shape)
+    allowed = np.broadcast_to(True if case.mask is None else case.mask.numpy(), shape) & (bias != -math.inf)
+    out, fully_masked, largest = np.zeros((*shape[:3], v.shape[3])), np.zeros(shape[:3], dtype=bool), 0.0
     for b, h, i in np.ndindex(n_rows, n_heads, n_queries):
         position = i + n_keys - n_queries  # the last query is at the position of the last key
         first = 0 if case.window is None else max(0, position - case.window + 1)
@@ -92,7 +101,7 @@ def by_loops(case: Case) -> tuple[np.ndarray, np.ndarray, float]:
         if not keys:
             fully_masked[b, h, i] = True
             continue
-        scores = k[b, h // group, keys] @ q[b, h, i] / math.sqrt(size)
+        scores = k[b, h // group, keys] @ q[b, h, i] / math.sqrt(size) + bias[b, h, i, keys]
         weights = np.exp(scores)
         out[b, h, i] = weights @ v[b, h // group, keys] / weights.sum()
         largest = max(largest, np.abs(scores).max())
@@ -142,9 +151,9 @@ def test_attention_equals_the_plain_loop_around_the_block_size_of_kernels(backen
 @given(data=st.data())
 def test_gradients_are_finite_and_zero_for_fully_masked_rows(backend, visibility, data):
     case = data.draw(cases(visibility))
-    qkv = [x.requires_grad_() for x in (case.q, case.k, case.v)]
-    out = attention(*qkv, backend=backend, **case.choices())
-    gradients = torch.autograd.grad(out, qkv, torch.ones_like(out))
+    inputs = [x.requires_grad_() for x in (case.q, case.k, case.v, case.bias) if x is not None]
+    out = attention(*inputs[:3], backend=backend, **case.choices())
+    gradients = torch.autograd.grad(out, inputs, torch.ones_like(out))
     assert all(gradient.isfinite().all() for gradient in gradients)
     _, fully_masked, _ = by_loops(case)
     assert (gradients[0][torch.from_numpy(fully_masked)] == 0).all()
@@ -182,8 +191,10 @@ def models(draw, backends=TRAINABLE) -> GPT:
         mlp_ratio=draw(st.sampled_from([0.5, 1.0, 2.5])),
         logit_softcap=draw(st.sampled_from([None, 5.0])),
         backend=draw(st.sampled_from(backends)),
-        **{name: draw(st.sampled_from(MODEL_CHOICES[name])) for name in ("mlp", "norm", "pos")},
-        **{name: draw(st.booleans()) for name in ("bias", "qk_norm", "tie_embeddings")},
+        **{name: draw(st.sampled_from(MODEL_CHOICES[name])) for name in ("mlp", "norm", "pos", "qk_norm")},
+        qkv_bias=draw(st.sampled_from([None, True, False])),
+        norm_eps=draw(st.sampled_from([None, 1e-3])),
+        **{name: draw(st.booleans()) for name in ("bias", "tie_embeddings")},
     )
     torch.manual_seed(draw(seeds))
     return randomize(GPT(config)).eval()

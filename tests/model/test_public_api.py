@@ -56,6 +56,27 @@ def test_all_names_can_be_imported():
     assert list(inspect.signature(load).parameters) == ["path", "device"]
 
 
+def test_the_arguments_of_attention():
+    """Positional arguments, then those that are given by name."""
+    from tril.model.attention import MultiHeadAttention, attention
+
+    by_name = ["mask", "bias", "causal", "window", "dropout_p", "backend", "need_weights"]
+    module = ["n_kv_heads", "head_dim", "v_head_dim", "out_dim", "kv_dim", "causal", "window", "qkv_bias", "out_bias"]
+    module += ["out_proj", "qk_norm", "norm_eps", "attn_dropout", "resid_dropout", "backend"]
+    forward = ["mask", "bias", "rope", "cache", "head_gate", "last_only", "need_weights"]
+    assert arguments(attention) == (["query", "key", "value"], by_name)
+    assert arguments(MultiHeadAttention) == (["dim", "n_heads"], module)
+    assert arguments(MultiHeadAttention.forward) == (["self", "query", "key", "value"], forward)
+
+
+def arguments(function):
+    kinds = inspect.signature(function).parameters.values()
+    return tuple(
+        [p.name for p in kinds if p.kind is kind]
+        for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    )
+
+
 def test_an_unknown_name_is_refused():
     with pytest.raises(ImportError, match="cannot import name 'Gpt'"):
         from tril.model import Gpt  # noqa: F401

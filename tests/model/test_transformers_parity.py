@@ -38,6 +38,15 @@ QWEN3_SHAPES = {
         "context_length": 40,
     },
     "window": {"n_layers": 2, "dim": 36, "n_heads": 6, "n_kv_heads": 3, "context_length": 14, "window": 4},
+    "other constants": {
+        "n_layers": 2,
+        "dim": 32,
+        "n_heads": 4,
+        "context_length": 17,
+        "rope_base": 50.0,
+        "norm_eps": 0.1,
+        "mlp_hidden": 45,
+    },
 }
 MODELS = [pytest.param(GPT2 | shape, id=f"GPT-2, {name}") for name, shape in GPT2_SHAPES.items()]
 MODELS += [pytest.param(QWEN3 | shape, id=f"Qwen3, {name}") for name, shape in QWEN3_SHAPES.items()]
@@ -74,7 +83,7 @@ def reference_gpt2(config: GPTConfig, kernel: str) -> GPT2LMHeadModel:
             n_layer=config.n_layers,
             n_embd=config.dim,
             n_head=config.n_heads,
-            n_inner=config.mlp_hidden,
+            n_inner=config.mlp_size,
             bos_token_id=None,
             eos_token_id=None,
             attn_implementation=kernel,
@@ -92,10 +101,11 @@ def reference_qwen3(config: GPTConfig, kernel: str) -> Qwen3ForCausalLM:
             num_attention_heads=config.n_heads,
             num_key_value_heads=config.kv_heads,
             head_dim=config.head_size,
-            intermediate_size=config.mlp_hidden,
+            intermediate_size=config.mlp_size,
             tie_word_embeddings=config.tie_embeddings,
-            rope_theta=10_000.0,
-            rms_norm_eps=torch.finfo(torch.float32).eps,  # torch's default, as in tril.model.norm
+            rope_theta=config.rope_base,
+            # torch's default, as in tril.model.norm
+            rms_norm_eps=torch.finfo(torch.float32).eps if config.norm_eps is None else config.norm_eps,
             use_sliding_window=config.window is not None,
             sliding_window=config.window,
             max_window_layers=0,  # number of first layers without the window

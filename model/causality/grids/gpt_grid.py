@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -33,6 +33,8 @@ def gpt_cases(
     exhaustive: bool = False,
     precisions: Sequence[str] = PRECISIONS,
     backends: Sequence[str] = tuple(BACKENDS),
+    build: Callable[[GPTConfig], GPT] = GPT,
+    subject: Callable[..., GPTSubject] = GPTSubject,
 ) -> Iterator[Case]:
     """The grid of a GPT.
 
@@ -43,10 +45,11 @@ def gpt_cases(
         weights: state dict of a checkpoint; None: initial weights.
         compile: test compiled models too.
         exhaustive: test every pair of positions in every case, at any cost, instead of a sample for long inputs.
+        build, subject: for a model with other parts: a subclass of GPT, and of the subject that knows what to expect.
     """
     has_attention = config.n_heads > 0
     weights_kind = "initial" if weights is None else "trained"
-    random = randomize(GPT(config), torch.Generator().manual_seed(0)).state_dict()
+    random = randomize(build(config), torch.Generator().manual_seed(0)).state_dict()
 
     def case(
         kind: str, precision: str, *, training: bool = False, compiled: bool = False, first: bool = False, **changes
@@ -54,7 +57,7 @@ def gpt_cases(
         if changes.get("backend") == "flex" or not has_attention:
             changes["attn_dropout"] = 0.0  # not implemented there
         changed = replace(config, **changes)
-        model = GPT(changed)
+        model = build(changed)
         if kind != "initial":
             model.load_state_dict(weights if kind == "trained" and weights else random)
         if kind == "sharp":
@@ -68,7 +71,7 @@ def gpt_cases(
         if changed.backend == "flex" and device == "cpu":
             lengths = sorted({min(n, FLEX_CPU_LENGTH) for n in lengths})
         return Case(
-            GPTSubject(model.to(device).train(training), precision=precision, compile=compiled),
+            subject(model.to(device).train(training), precision=precision, compile=compiled),
             labels,
             lengths,
             budget=math.inf if exhaustive else LARGE_BUDGET if first else SMALL_BUDGET,

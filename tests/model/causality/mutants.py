@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.model.causality.parts import PARTS
 from tril.model import attention, attention_flex, masks
 from tril.model.config import GPTConfig
 from tril.model.gpt import Block
@@ -30,6 +31,7 @@ class Grid:
 
     config: GPTConfig
     precision: str
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,16 @@ class Mutant:
 CATALOGUE: dict[str, Mutant] = {}
 
 
-def mutant(*checks: str, where: dict[str, str] | None = None, precision: str = "32-true", **choices):
-    """Adds a function to the catalogue; `choices` are the settings of its GPTConfig that differ from TINY."""
+def mutant(*checks: str, where: dict[str, str] | None = None, precision: str = "32-true", part: str = "", **choices):
+    """Adds a function to the catalogue.
+
+    Args:
+        part: one of PARTS, the kind of model.
+        choices: the settings of its GPTConfig that differ from TINY and from those of the part.
+    """
 
     def add(apply):
-        grid = Grid(GPTConfig(**{**TINY, **choices}), precision)
+        grid = Grid(GPTConfig(**TINY | PARTS[part].choices | choices), precision, part)
         CATALOGUE[apply.__name__] = Mutant(checks, apply, grid, where or {})
         return apply
 
@@ -71,7 +78,7 @@ def rule(patch: Patch, visible: Callable[[Tensor, Tensor], Tensor]) -> None:
 
 
 def kernel(patch: Patch, changed: Callable, name: str = "explicit") -> None:
-    """Replaces a backend by changed(original, q, k, v, mask, causal, window, dropout_p)."""
+    """Replaces a backend by changed(original, q, k, v, masking, dropout_p), which returns what a backend does."""
     original = attention.BACKENDS[name]
     patch.setitem(attention.BACKENDS, name, lambda *arguments: changed(original, *arguments))
 
@@ -79,23 +86,26 @@ def kernel(patch: Patch, changed: Callable, name: str = "explicit") -> None:
 def causal_if(patch: Patch, condition: Callable[[Tensor, Tensor, float], bool]) -> None:
     """Drops the causal mask unless condition(q, k, dropout_p)."""
 
-    def changed(original, q, k, v, mask, causal, window, dropout_p):
-        return original(q, k, v, mask, causal and condition(q, k, dropout_p), window, dropout_p)
+    def changed(original, q, k, v, masking, dropout_p):
+        causal = masking.causal and condition(q, k, dropout_p)
+        return original(q, k, v, masking._replace(causal=causal), dropout_p)
 
     kernel(patch, changed)
 
 
 def softmax(patch: Patch, weights: Callable[[Tensor, Tensor, float], Tensor]) -> None:
-    """Replaces the masked softmax by weights(q k^T (B, H, T, S), visible, sqrt(D))."""
+    """Replaces the masked softmax by weights(q k^T (B, H, T, S), visible, sqrt(D)), for models without bias."""
 
-    def changed(q, k, v, mask, causal, window, dropout_p):
+    def changed(q, k, v, masking, dropout_p):
+        mask, bias, causal, window = masking
+        assert bias is None
         k, v = attention.repeat_heads(k, q), attention.repeat_heads(v, q)  # (B, H, S, D)
         products = q @ k.mT  # (B, H, T, S)
         if causal:
             mask = masks.causal_mask(q.shape[2], k.shape[2], window=window)
         visible = torch.ones((), dtype=torch.bool) if mask is None else mask
-        new = weights(products, visible.expand_as(products), math.sqrt(q.shape[-1]))
-        return F.dropout(new.to(v.dtype), dropout_p) @ v
+        new = F.dropout(weights(products, visible.expand_as(products), math.sqrt(q.shape[-1])), dropout_p)
+        return new.to(v.dtype) @ v, new
 
     patch.setattr(attention, "explicit", changed)
     patch.setitem(attention.BACKENDS, "explicit", changed)

@@ -29,7 +29,7 @@ def mask_off_by_one_in_flex(patch):
 
 @mutant("no future", "attention", "decoding", "documents", "canary", where=NEXT, backend="fused")
 def no_mask(patch):
-    kernel(patch, lambda original, q, k, v, mask, causal, *rest: original(q, k, v, mask, False, *rest), "fused")
+    kernel(patch, lambda original, q, k, v, masking, p: original(q, k, v, masking._replace(causal=False), p), "fused")
 
 
 @mutant(
@@ -47,10 +47,10 @@ def mask_transposed(patch):
 def wrong_corner_under_a_cache(patch):
     """torch's is_causal aligns the first query with the first key."""
 
-    def changed(original, q, k, v, mask, causal, window, dropout_p):
-        if not causal or window is not None:
-            return original(q, k, v, mask, causal, window, dropout_p)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout_p, enable_gqa=True)
+    def changed(original, q, k, v, masking, dropout_p):
+        if not masking.causal or masking.window is not None:
+            return original(q, k, v, masking, dropout_p)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout_p, enable_gqa=True), None
 
     kernel(patch, changed, "fused")
 
@@ -79,16 +79,18 @@ def window_one_too_narrow(patch):
 def window_one_too_wide_at_the_first_hidden_key(patch):
     """Two layers may see as far as that; only the weights of a single layer show it."""
 
-    def changed(original, q, k, v, mask, causal, window, dropout_p):
-        return original(q, k, v, mask, causal, None if window == k.shape[2] - 1 else window, dropout_p)
+    def changed(original, q, k, v, masking, dropout_p):
+        window = None if masking.window == k.shape[2] - 1 else masking.window
+        return original(q, k, v, masking._replace(window=window), dropout_p)
 
     kernel(patch, changed)
 
 
 @mutant("decoding", "attention", window=10)
 def window_forgotten_under_a_cache(patch):
-    def changed(original, q, k, v, mask, causal, window, dropout_p):
-        return original(q, k, v, mask, causal, window if q.shape[2] == k.shape[2] else None, dropout_p)
+    def changed(original, q, k, v, masking, dropout_p):
+        window = masking.window if q.shape[2] == k.shape[2] else None
+        return original(q, k, v, masking._replace(window=window), dropout_p)
 
     kernel(patch, changed)
 
@@ -129,10 +131,11 @@ def past_forgotten_at_chunk_boundaries(patch):
 
 @mutant("no future", "attention", where={"attention": "layer 0, head 1, query 0, key 1:"})
 def mask_on_the_first_head_only(patch):
-    def changed(original, q, k, v, mask, causal, *rest):
+    def changed(original, q, k, v, masking, p):
         k, v = attention.repeat_heads(k, q), attention.repeat_heads(v, q)  # (B, H, S, D)
-        first = original(q[:, :1], k[:, :1], v[:, :1], mask, causal, *rest)
-        return torch.cat((first, original(q[:, 1:], k[:, 1:], v[:, 1:], mask, False, *rest)), dim=1)  # (B, H, T, D)
+        first = original(q[:, :1], k[:, :1], v[:, :1], masking, p)
+        others = original(q[:, 1:], k[:, 1:], v[:, 1:], masking._replace(causal=False), p)
+        return [torch.cat(pair, dim=1) for pair in zip(first, others, strict=True)]
 
     kernel(patch, changed)
 
@@ -141,10 +144,10 @@ def mask_on_the_first_head_only(patch):
     "no future", "attention", where={"no future": "first in layer 1", "attention": "layer 1, head 2, query 0, key 1:"}
 )
 def leak_in_one_head_of_one_layer(patch):
-    def leaky(q, k, v, mask, causal, window, dropout_p):
-        out = attention.explicit(q, k, v, mask, causal, window, dropout_p)
-        unmasked = attention.explicit(q, k, v, mask, False, None, dropout_p)
-        return torch.cat((out[:, :2], unmasked[:, 2:3], out[:, 3:]), dim=1)  # (B, H, T, D)
+    def leaky(q, k, v, masking, dropout_p):
+        out, _ = attention.explicit(q, k, v, masking, dropout_p)
+        unmasked, _ = attention.explicit(q, k, v, masking._replace(causal=False), dropout_p)
+        return torch.cat((out[:, :2], unmasked[:, 2:3], out[:, 3:]), dim=1), None  # (B, H, T, D)
 
     original = GPT.__init__
 

@@ -17,7 +17,8 @@ def scaled_by_last_key(out: Tensor, k: Tensor) -> Tensor:
 @mutant("attention", where={"attention": "layer 0, head 0, query 0, key 0:"}, backend="fused")
 def leak_of_the_float32_kernel_only(patch):
     def changed(original, q, k, *rest):
-        return scaled_by_last_key(original(q, k, *rest), k) if q.dtype == torch.float32 else original(q, k, *rest)
+        out, weights = original(q, k, *rest)
+        return scaled_by_last_key(out, k) if q.dtype == torch.float32 else out, weights
 
     kernel(patch, changed, "fused")
 
@@ -25,7 +26,8 @@ def leak_of_the_float32_kernel_only(patch):
 @mutant("no future", backend="fused", precision="bf16-mixed")
 def leak_of_the_bf16_kernel_only(patch):
     def changed(original, q, k, *rest):
-        return scaled_by_last_key(original(q, k, *rest), k) if q.dtype == torch.bfloat16 else original(q, k, *rest)
+        out, weights = original(q, k, *rest)
+        return scaled_by_last_key(out, k) if q.dtype == torch.bfloat16 else out, weights
 
     kernel(patch, changed, "fused")
 

@@ -4,9 +4,11 @@ B batch, T queries, S keys, H query heads, G key/value heads, D head size.
 """
 
 import torch
+from torch import Tensor
 
-from tests.model.causality.mutants import masked, mutant, rule, softmax
+from tests.model.causality.mutants import kernel, masked, mutant, rule, softmax
 from tril.model import attention
+from tril.model.masks import Masking
 
 
 @mutant("no future", "attention", where={"attention": "layer 0, head 0, query 0, key 1: weight -1e"})
@@ -39,9 +41,19 @@ def floor_division_by_the_root(patch):
     )
 
 
+def in_turn(x: Tensor, q: Tensor) -> Tensor:
+    """(B, G, S, D) -> (B, H, S, D), with the groups in turn instead of one after the other."""
+    return x.repeat(1, q.shape[1] // x.shape[1], 1, 1)
+
+
 @mutant("attention", where={"attention": "layer 0, head 1, query 1, key 0:"})
 def keys_of_the_wrong_group(patch):
-    patch.setattr(attention, "repeat_heads", lambda x, q: x.repeat(1, q.shape[1] // x.shape[1], 1, 1))
+    kernel(patch, lambda original, q, k, v, *rest: original(q, in_turn(k, q), attention.repeat_heads(v, q), *rest))
+
+
+@mutant("attention", where={"attention": "layer 0, head 1, query 0, key 0: weight 2,"})
+def values_of_the_wrong_group(patch):
+    kernel(patch, lambda original, q, k, v, *rest: original(q, attention.repeat_heads(k, q), in_turn(v, q), *rest))
 
 
 @mutant("no future", "attention", where={"no future": "weights=sharp", "attention": "weights=sharp"})
@@ -76,8 +88,9 @@ def nan_in_fully_masked_rows_of_padding(patch):
     """NaN spreads through the values of the next layer: a weight of 0 times NaN is NaN."""
     softmax(patch, lambda products, visible, root: masked(products / root, visible).softmax(-1))
 
-    def naive(q, k, v, *, mask, causal, window, dropout_p, backend):
-        mask = attention.visible_keys(q.shape[2], k.shape[2], mask=mask, causal=causal, window=window, device=q.device)
-        return attention.explicit(q, k, v, mask, False, None, dropout_p)
+    def naive(q, k, v, *, mask, bias, causal, window, dropout_p, **_):
+        options = {"mask": mask, "bias": bias, "causal": causal, "window": window, "device": q.device}
+        mask = attention.visible_keys(q.shape[2], k.shape[2], **options)
+        return attention.explicit(q, k, v, Masking(mask, bias, False, None), dropout_p)[0]
 
     patch.setattr(attention, "attention", naive)

@@ -60,8 +60,8 @@ def test_the_device_has_no_float64(subject):
 
 
 def test_the_formula_is_computed_on_a_device_with_float64(subject):
-    attn, ids = subject.module.blocks[0].attn, torch.zeros(1, T, dtype=torch.long, device="meta")
-    weights, margin = formula(attn, lambda: subject(ids), torch.ones(T, T).tril().bool(), rope=True)
+    layer, ids = subject.probed_layers(T)[0], torch.zeros(1, T, dtype=torch.long, device="meta")
+    weights, margin = formula(layer, lambda: subject(ids))
     for x in (weights, margin):
         assert (x.device.type, x.dtype, tuple(x.shape)) == ("cpu", torch.float64, (1, 4, T, T))
 
@@ -69,7 +69,7 @@ def test_the_formula_is_computed_on_a_device_with_float64(subject):
 def test_the_weights_are_compared_on_a_device_with_float64(subject):
     used, expected = torch.zeros(4, T, T, device="meta"), torch.zeros(4, T, T, dtype=torch.float64)
     with pytest.raises(DynamicOutputShapeException, match="nonzero"):  # after the comparison, at its first value
-        attention_check._compare(Case(subject, {}, [T], budget=math.inf), [used], [(expected, expected)], 0, "")
+        attention_check._compare(Case(subject, {}, [T], budget=math.inf), T, [used], [(expected, expected)], 0, "")
 
 
 class Exact:

@@ -26,6 +26,8 @@ PARTS = [
     {"backend": "explicit", "n_kv_heads": 2},
     {"context_length": 7},
     {"context_length": 1},
+    {"pos": "alibi"},
+    {"pos": "alibi", "n_kv_heads": 2, "window": 5, "backend": "explicit"},
 ]
 
 

@@ -70,7 +70,7 @@ def test_rows_of_unequal_length_equal_each_row_alone(parts, plain_step):
         assert_close(batch[:, row], alone(model, prompt, tokens, head_gate=gate))
 
 
-CAPTURED = [{}, {"n_kv_heads": 1, "window": 3}]
+CAPTURED = [{}, {"n_kv_heads": 1, "window": 3}, {"pos": "alibi"}]
 SLOW_CAPTURED = [PARTS[5], PARTS[6], PARTS[7], {"backend": "stacked", "n_kv_heads": 2}, {"n_heads": 0}]
 
 
@@ -175,12 +175,13 @@ def test_padding_that_ends_uses_another_graph(captured_step):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
-def test_generated_code_computes_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("pos", ["rope", "alibi"])
+def test_generated_code_computes_the_same(pos, tmp_path, monkeypatch):
     """The only test here in which torch generates and compiles C++, which takes 20 s."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # no code of an earlier run
     torch._dynamo.reset()
     compiled_step.cache_clear()
-    model = tiny_gpt(n_layers=1, n_kv_heads=2)
+    model = tiny_gpt(n_layers=1, n_kv_heads=2, pos=pos)
     prompt, new = random_ids(3), random_ids(20)
     assert_close(forced(model, [prompt], [new], compile=True)[:, 0], alone(model, prompt, new))
     options = {"max_new_tokens": 20, "sampling": SamplingConfig(top_k=5, top_p=0.9), "seed": 3}

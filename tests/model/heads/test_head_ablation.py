@@ -80,9 +80,11 @@ def test_removal_by_the_mean_is_that_mean_through_the_output_projection(shape, d
     hooks = [
         block.attn.v_proj.register_forward_hook(lambda module, args, out: values.append(out)) for block in model.blocks
     ]
-    maps = attention_maps(model, text.ids, **options)  # (L, B, H, T, T)
+    with torch.no_grad():
+        model.hidden(text.ids, **options)
     for hook in hooks:
         hook.remove()
+    maps = attention_maps(model, text.ids, **options)  # (L, B, H, T, T)
     group = 4 // model.config.kv_heads
     for layer, number in all_heads(model.config):
         v = values[layer].unflatten(-1, (-1, 8))[:, :, number // group]  # (B, T, D)

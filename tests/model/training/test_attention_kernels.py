@@ -68,6 +68,8 @@ def test_a_kernel_of_a_cpu_is_timed():
         ({"backend": "explicit"}, {}, False),
         ({"n_heads": 0, "n_kv_heads": None}, {}, False),
         ({}, {"documents": True}, False),
+        ({"pos": "alibi"}, {}, False),
+        ({"pos": "none"}, {}, True),
     ],
     ids=str,
 )

@@ -118,6 +118,18 @@ def test_labels_name_keys_by_their_last_component_if_it_is_unique(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("index", [True, False])
+def test_values_of_earlier_versions_are_those_of_this_one(tmp_path, index):
+    """model.qk_norm was true or false. The setting without the sweep is rmsnorm, also if the command says true."""
+    values = {(False,): {0: 3.0}, (True,): {0: 3.1}, ("rmsnorm",): {1: 3.2}, ("layernorm",): {0: 3.3}}
+    folder = write_sweep(tmp_path, ["model.qk_norm"], values, baseline=("rmsnorm",), index=index)
+    sweep = read_sweep(folder, None if index else "qk_norm=true")
+    runs = {variant.label: [run.seed for run in variant.runs] for variant in sweep.variants}
+    assert runs == {"qk_norm=none": [0], "qk_norm=rmsnorm": [0, 1], "qk_norm=layernorm": [0]}
+    assert sweep.baseline.label == "qk_norm=rmsnorm" and sweep.baseline.values == {"model.qk_norm": "rmsnorm"}
+    assert read_sweep(folder, "model.qk_norm=false").baseline.label == "qk_norm=none"
+
+
 GRID = {(heads, window): {0: 3.0} for heads in (1, 4) for window in (8, None)}
 
 

@@ -77,6 +77,21 @@ def test_equal_runs_are_refused(here):
     assert not (here / "multirun").exists()
 
 
+def test_the_grid_of_positions_lists_alibi(here, no_timing):
+    done = sweep(here, "+ablation=positions", "trainer.max_steps=8", "trainer.val_check_interval=4", "seed=0")
+    assert done.returncode == 0, done.stderr
+    listed = [re.split(r"\s{2,}", line.strip())[:2] for line in done.stdout.splitlines()[1:5]]
+    assert listed == [[f"model.pos={pos}", "0"] for pos in ("rope", "learned", "alibi", "none")]
+    assert index_of(here)["baseline"] == {"model.pos": "rope"}
+
+
+def test_values_of_earlier_versions_are_the_same_run(here):
+    done = sweep(here, "model.qk_norm=true,false,rmsnorm,layernorm,foo")
+    assert done.returncode == 2 and "2 of 5 runs of the grid are invalid" in done.stderr
+    assert "model.qk_norm=rmsnorm: the same run as model.qk_norm=True: the difference has no effect" in done.stderr
+    assert "model.qk_norm=foo: model.qk_norm=foo must be 'rmsnorm', 'layernorm' or 'none'" in done.stderr
+
+
 def test_muons_keys_make_different_runs(here, no_timing):
     assert sweep(here, "optim=muon", "optim.ns_steps=5,4").returncode == 0
 

@@ -1,6 +1,7 @@
 """What check_config derives and refuses, also for CUDA, which torch is made to report."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,7 @@ def test_flex_needs_a_minimum_head_size(monkeypatch):
     assert (
         mode(monkeypatch, *flex, "model.n_heads=4")
         == mode(monkeypatch, *flex, "model.n_heads=0", "model.qk_norm=false")
+        == mode(monkeypatch, *flex, "model.pos=alibi")
         == "default"
     )
 
@@ -151,6 +153,34 @@ def test_muons_keys_on_the_command_line_are_refused_for_adamw(monkeypatch, overr
             refuse_unused(config)
     else:
         refuse_unused(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.rope_base=500"], None),
+        (["model.pos=alibi"], None),
+        (
+            ["model.pos=alibi", "model.rope_base=500"],
+            "model.rope_base=500 has no effect with model.pos=alibi; leave it out, or use model.pos=rope",
+        ),
+        (["model.mlp_hidden=512"], None),
+        (["model.mlp_ratio=2", "model.mlp_hidden=null"], None),
+        (
+            ["model.mlp_ratio=2", "model.mlp_hidden=512"],
+            "model.mlp_ratio=2 has no effect with model.mlp_hidden=512, the hidden width itself; leave one of them out",
+        ),
+    ],
+    ids=str,
+)
+def test_replaced_keys_of_the_model_are_refused_on_the_command_line(monkeypatch, overrides, message):
+    monkeypatch.setattr(run_config, "task_overrides", lambda: overrides)
+    config = check_config(composed(*overrides, "trainer.accelerator=cpu", base=[]))
+    if message is None:
+        refuse_unused(config)
+    else:
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            refuse_unused(config)
 
 
 COMPILES = """

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tril.model.attention_cpu
+import tril.model.attention_fused
 from tests.conftest import assert_close
 from tests.model.test_properties import COMMON, VISIBILITY, assert_equals_loops, cases
 from tril.model.attention import attention
@@ -16,7 +16,7 @@ from tril.model.attention import attention
 
 @pytest.fixture(params=[1, 3, 256], ids="blocks of {}".format)
 def block(request, monkeypatch):
-    monkeypatch.setattr(tril.model.attention_cpu, "QUERY_BLOCK", request.param)
+    monkeypatch.setattr(tril.model.attention_fused, "QUERY_BLOCK", request.param)
     return request.param
 
 
@@ -62,8 +62,8 @@ def test_above_max_weights_torchs_kernel_computes_the_same(monkeypatch):
         calls.append(1)
         return kernel(*args, **options)
 
-    monkeypatch.setattr(tril.model.attention_cpu.F, "scaled_dot_product_attention", counted)
-    monkeypatch.setattr(tril.model.attention_cpu, "MAX_WEIGHTS", 2 * 4 * 7 * 7 - 1)
+    monkeypatch.setattr(tril.model.attention_fused.F, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(tril.model.attention_fused, "MAX_WEIGHTS", 2 * 4 * 7 * 7 - 1)
     assert_close(attention(q, k, v, causal=True), blockwise.double(), roundings=8)  # both round
     assert len(calls) == 1
 

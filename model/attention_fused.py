@@ -1,0 +1,97 @@
+"""Attention through torch's fused kernels, and in bf16 on a CPU, where torch's flash kernel is slower than in float32.
+
+B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v size of a value.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tril.model.masks import Masking, causal_mask
+
+QUERY_BLOCK = 256  # queries per block in `blockwise`
+# Weights that `blockwise` may keep for the backward pass (64 MB); above, torch's flash kernel needs much less memory.
+MAX_WEIGHTS = 1 << 25
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -> tuple[Tensor, None]:
+    """`torch.nn.functional.scaled_dot_product_attention`, which picks a flash, memory-efficient or cuDNN kernel.
+
+    The arguments are those of `tril.model.attention.explicit`; the weights are not returned.
+    """
+    mask, bias, causal, window = masking
+    n_queries, n_keys = q.shape[2], k.shape[2]
+    # torch's is_causal compares row and column numbers, so it needs queries and keys that begin at the same position.
+    is_causal = causal and n_queries == n_keys and (window is None or window >= n_keys)
+    if causal and not is_causal:
+        mask = causal_mask(n_queries, n_keys, window=window, device=q.device)
+    if bias is not None:
+        if bias.dtype != q.dtype:  # without the clamp, the smallest float32 would become -inf and its row NaN
+            smallest = max(torch.finfo(x.dtype).min for x in (bias, q))
+            bias = bias.clamp(min=smallest).to(q.dtype)
+        mask = additive(bias, mask)
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        return attention_bf16(q, repeat_heads(k, q), repeat_heads(v, q), mask, is_causal, dropout_p), None
+    grouped = k.shape[1] != q.shape[1]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, enable_gqa=grouped
+    ), None
+
+
+def additive(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """`bias`, and -inf where the boolean `mask` is False."""
+    return bias if mask is None else bias.masked_fill(~mask, -math.inf)
+
+
+def repeat_heads(x: Tensor, q: Tensor) -> Tensor:
+    """(B, G, S, D) -> (B, H, S, D): the H/G query heads of a group share one key/value head."""
+    group = q.shape[1] // x.shape[1]
+    return x if group == 1 else x.repeat_interleave(group, dim=1)
+
+
+def attention_bf16(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout_p: float) -> Tensor:
+    """Softmax attention of bf16 tensors q, k (B, H, T or S, D) and v (B, H, S, D_v).
+
+    Args:
+        mask: boolean, True = may attend, or floating point, added to the scores; broadcastable to (B, H, T, S).
+        causal: only with T = S and without `mask`.
+    """
+    if q.shape[:3].numel() * k.shape[2] <= MAX_WEIGHTS:
+        return blockwise(q, k, v, mask, causal, dropout_p)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.float()
+    with torch.autocast("cpu", enabled=False):  # autocast would cast back to bf16
+        out = F.scaled_dot_product_attention(
+            q.float(), k.float(), v.float(), attn_mask=mask, dropout_p=dropout_p, is_causal=causal
+        )
+    return out.type_as(q)
+
+
+def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout_p: float) -> Tensor:
+    """Matmul, softmax, matmul: oneDNN has the bf16 instructions that torch's flash kernel lacks on a CPU.
+
+    Each block of queries is multiplied with the keys up to its end, so most of the masked half is never computed. The
+    weights are kept for the backward pass.
+    """
+    n_queries, n_keys = q.shape[2], k.shape[2]
+    k, v = k.flatten(0, 1), v.flatten(0, 1)  # (B*H, S, D) and (B*H, S, D_v)
+    if mask is not None:
+        mask = mask.expand(*mask.shape[:-2], n_queries, mask.shape[-1])
+    blocks = []
+    for start in range(0, max(n_queries, 1), QUERY_BLOCK):  # one empty block without queries
+        end = min(start + QUERY_BLOCK, n_queries)
+        n_visible = end if causal else n_keys  # queries and keys begin at the same position where `causal` is set
+        bias = mask if mask is None else mask[..., start:end, :]
+        if causal:
+            bias = causal_mask(end - start, n_visible, device=q.device)
+        if bias is None:
+            bias = torch.zeros((), dtype=q.dtype)
+        elif bias.dtype == torch.bool:
+            bias = additive(torch.zeros(bias.shape, dtype=q.dtype), bias)
+        bias = bias.expand(*q.shape[:2], end - start, n_visible).flatten(0, 1)  # (B*H, block, n_visible)
+        queries = q[:, :, start:end].flatten(0, 1)  # (B*H, block, D)
+        scores = torch.baddbmm(bias, queries, k[:, :n_visible].mT, alpha=1 / math.sqrt(q.shape[-1]))
+        blocks.append(F.dropout(scores.softmax(-1), dropout_p) @ v[:, :n_visible])  # (B*H, block, D_v)
+    return torch.cat(blocks, dim=1).unflatten(0, q.shape[:2])  # (B, H, T, D_v)
