@@ -1,5 +1,7 @@
 """Attention on small examples with the numbers that a calculation by hand gives.
 
+The numbers that single texts print are in the other files test_worked_examples_*.py.
+
 B batch, T queries, S keys, H heads, D head size, C width.
 """
 
@@ -10,7 +12,9 @@ import pytest
 import torch
 
 from tests.conftest import BACKENDS_SLOW_FLEX, assert_close
-from tril.model.attention import MultiHeadAttention, attention, attention_weights, causal_mask
+from tests.model.printed import assert_prints_as
+from tril.model.attention import MultiHeadAttention, attention, attention_weights
+from tril.model.masks import causal_mask
 
 # --- three words: scores, mask, softmax
 
@@ -31,11 +35,6 @@ def queries_and_keys(scores) -> tuple[torch.Tensor, torch.Tensor]:
     return (scores * math.sqrt(len(scores)))[None, None], torch.eye(len(scores))[None, None]
 
 
-def assert_prints_as(weights: torch.Tensor, expected) -> None:
-    """Equal to four decimals."""
-    assert (weights - torch.tensor(expected)).abs().max() <= 0.5e-4
-
-
 def test_three_words():
     q, k = queries_and_keys(SCORES)
     weights = attention_weights(q, k, causal_mask(3, 3))
@@ -49,6 +48,14 @@ def test_three_words_on_every_backend(backend):
     values = torch.eye(3)[None, None]  # the value of word j is the unit vector j, so the outputs are the weights
     out = attention(q, k, values, causal=True, backend=backend)
     assert_prints_as(out[0, 0], WEIGHTS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
+def test_three_words_with_the_scores_as_a_bias(backend):
+    """Zero queries and keys have zero scores, so the bias alone gives the weights."""
+    nothing, values = torch.zeros(3, 3), torch.eye(3)
+    out = attention(nothing, nothing, values, bias=torch.tensor(SCORES), causal=True, backend=backend)
+    assert_prints_as(out, WEIGHTS)
 
 
 def test_a_published_last_row_belongs_to_other_scores():
@@ -91,9 +98,9 @@ def test_shapes_inside_eight_heads(monkeypatch):
     recorded = []
 
     def recording(q, k, v, **choices):
-        out = attention(q, k, v, **choices)
+        out, weights = attention(q, k, v, **choices)
         recorded.extend([q, k, v, out])
-        return out
+        return out, weights
 
     monkeypatch.setattr("tril.model.attention.attention", recording)
     attn, x = MultiHeadAttention(C, H), torch.randn(B, T, C)
