@@ -85,7 +85,7 @@ def attention(
         causal, window = False, None
     elif n_queries == 1 and (window is None or window >= n_keys):
         causal, window = False, None  # one query at the last position sees every key
-    one_query = n_queries == 1 and query.device.type == "cpu" and torch.compiler.is_compiling()
+    one_query = n_queries == 1 and torch.compiler.is_compiling() and query.device.type == "cpu"
     if need_weights or (one_query and backend == "fused"):
         backend = "explicit"  # one query: compiled into loops that read the KV cache once
     out, weights = BACKENDS[backend](query, key, value, Masking(mask, bias, causal, window), dropout_p)
@@ -133,13 +133,15 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 
 
 def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) -> None:
-    fits = 2 <= q.dim() <= 4 and q.dim() == k.dim() and k.shape[:-1] == v.shape[:-1] and q.shape[-1] == k.shape[-1]
-    if fits and q.dim() == 4:
-        fits = q.shape[0] == k.shape[0] and k.shape[1] > 0 and q.shape[1] % k.shape[1] == 0
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    dims = len(q_shape)
+    fits = 2 <= dims <= 4 and dims == len(k_shape) and k_shape[:-1] == v_shape[:-1] and q_shape[-1] == k_shape[-1]
+    if fits and dims == 4:
+        fits = q_shape[0] == k_shape[0] and k_shape[1] > 0 and q_shape[1] % k_shape[1] == 0
     elif fits:
-        fits = q.shape[:-2] == k.shape[:-2]
+        fits = q_shape[:-2] == k_shape[:-2]
     if not fits:
-        shapes = f"query {tuple(q.shape)}, key {tuple(k.shape)}, value {tuple(v.shape)}"
+        shapes = f"query {tuple(q_shape)}, key {tuple(k_shape)}, value {tuple(v_shape)}"
         expected = "(B, H, T, D), (B, G, S, D), (B, G, S, D_v) with H a multiple of G"
         raise ValueError(f"{shapes} must be {expected}; or all without H and G, or also without B")
     if backend not in BACKENDS:
@@ -147,7 +149,7 @@ def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) ->
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p={dropout_p} must be at least 0 and below 1")
     if mask is not None or bias is not None or window is not None:
-        check_masking(Masking(mask, bias, causal, window), (*q.shape[:-1], k.shape[-2]))
+        check_masking(Masking(mask, bias, causal, window), (*q_shape[:-1], k_shape[-2]))
 
 
 class MultiHeadAttention(nn.Module):
@@ -161,14 +163,13 @@ class MultiHeadAttention(nn.Module):
         head_dim, v_head_dim: head size D of queries and keys, and D_v of values; None: dim / n_heads, and D.
         kv_dim, out_dim: widths of the key and value inputs, and of the output; None: dim.
         causal: self-attention masks the future. Cross-attention sees the whole context.
-        window: as in `attention`; needs `causal`.
+        window, backend: as in `attention`; a window needs `causal`.
         qkv_bias, out_bias: biases in the q, k and v projections, and in the output projection.
         out_proj: False: no output projection; the concatenated heads (H * D_v) are the output.
         qk_norm: normalization of each head's q and k, with a gain over D shared by the heads: "rmsnorm" (Henry et al.
             2020; also True), "layernorm" (Dehghani et al. 2023) or "none" (also False).
         norm_eps: of `qk_norm`; see `tril.model.norm.make_norm`.
         attn_dropout, resid_dropout: on the weights, and on the output; in training mode only.
-        backend: see `attention`.
 
     Raises:
         ValueError: sizes that do not fit together, an unknown backend or norm, or a window without `causal`.
@@ -236,12 +237,11 @@ class MultiHeadAttention(nn.Module):
             key: (B, S, kv_dim). None, or the query tensor itself: self-attention. Otherwise all of it is visible unless
                 `mask` or `bias` hide a part.
             value: (B, S, kv_dim); None: the key.
-            mask, bias: as in `attention`; S counts cached positions too.
+            mask, bias, need_weights: as in `attention`; S counts cached positions too.
             rope: cos and sin at the positions of the query, see `tril.model.rope.rotate`.
             cache: one layer of a `KVCache`; the query continues what it holds. The caller advances it.
             head_gate: factor on each head's output, (H,) or (B, H): 0 removes a head.
             last_only: compute the output of the last position only; keys and values are those of all positions.
-            need_weights: as in `attention`.
 
         Returns:
             (B, T, out_dim), with `last_only` T is 1. With `need_weights` also the weights (B, H, T, S).
@@ -257,11 +257,11 @@ class MultiHeadAttention(nn.Module):
         causal, window = (self.causal, self.window) if is_self else (False, None)
         key = query if key is None else key
         value = key if value is None else value
-        fits = query.dim() == key.dim() == 3 and key.shape[:-1] == value.shape[:-1]
-        if not fits or (query.shape[-1], key.shape[-1], value.shape[-1]) != self.widths:
-            shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-            expected = "(B, T, {}), (B, S, {}), (B, S, {})".format(*self.widths)
-            raise ValueError(f"{shapes} must be {expected}; the widths are dim and kv_dim")
+        q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+        fits = len(q_shape) == len(k_shape) == 3 and (key is value or k_shape[:-1] == v_shape[:-1])
+        if not fits or (q_shape[-1], k_shape[-1], v_shape[-1]) != self.widths:
+            shapes = f"query {tuple(q_shape)}, key {tuple(k_shape)}, value {tuple(v_shape)}"
+            raise ValueError("{} must be (B, T, {}), (B, S, {}), (B, S, {})".format(shapes, *self.widths))
         if last_only:
             query = query[:, -1:]  # (B, 1, C); T is 1 from here on
             mask, bias = last_row(mask), last_row(bias)
@@ -277,9 +277,9 @@ class MultiHeadAttention(nn.Module):
             if isinstance(cache.start, Tensor):  # k and v include positions that are not written yet
                 written = causal_mask(q.shape[2], k.shape[2], window=window, start=cache.start, device=q.device)
                 mask, causal, window = (written if mask is None else written & as_boolean(mask)), False, None
-        visible = {"mask": mask, "bias": bias, "causal": causal, "window": window}
         dropout_p = self.attn_dropout if self.training else 0.0
-        out = attention(q, k, v, **visible, dropout_p=dropout_p, backend=self.backend, need_weights=need_weights)
+        options = {"dropout_p": dropout_p, "backend": self.backend, "need_weights": need_weights}
+        out = attention(q, k, v, mask=mask, bias=bias, causal=causal, window=window, **options)
         out, weights = out if isinstance(out, tuple) else (out, None)  # (B, H, T, D_v), (B, H, T, S)
         if head_gate is not None:
             shape, per_row = tuple(head_gate.shape), (q.shape[0], self.n_heads)

@@ -152,11 +152,11 @@ def test_wrong_widths_are_refused_in_one_line(choices, widths):
     kv_dim = choices.get("kv_dim", C)
     shapes = "query {}, key {}, value {}".format(*((B, T, width) for width in widths))
     expected = f"(B, T, {C}), (B, S, {kv_dim}), (B, S, {kv_dim})"
-    assert str(error.value) == f"{shapes} must be {expected}; the widths are dim and kv_dim"
+    assert str(error.value) == f"{shapes} must be {expected}"
 
 
 def test_self_attention_needs_keys_of_the_width_of_the_query():
-    with pytest.raises(ValueError, match=r"value \(2, 6, 24\) must be .*\(B, S, 10\);"):
+    with pytest.raises(ValueError, match=r"value \(2, 6, 24\) must be .*\(B, S, 10\)$"):
         make(kv_dim=K)(torch.randn(B, T, C))
 
 
