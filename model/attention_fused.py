@@ -29,8 +29,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -
         mask = causal_mask(n_queries, n_keys, window=window, device=q.device)
     if bias is not None:
         if bias.dtype != q.dtype:  # without the clamp, the smallest float32 would become -inf and its row NaN
-            smallest = max(torch.finfo(x.dtype).min for x in (bias, q))
-            bias = bias.clamp(min=smallest).to(q.dtype)
+            largest = min(torch.finfo(x.dtype).max for x in (bias, q))
+            bias = bias.clamp(-largest, largest).to(q.dtype)
         mask = additive(bias, mask)
     if q.device.type == "cpu" and q.dtype == torch.bfloat16:
         return attention_bf16(q, repeat_heads(k, q), repeat_heads(v, q), mask, is_causal, dropout_p), None

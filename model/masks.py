@@ -207,7 +207,11 @@ def _check_shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
     sizes = zip(reversed(x.shape), reversed(shape), strict=False)  # broadcasting aligns the last dimensions
     if x.dim() > len(shape) or any(size not in (1, expected) for size, expected in sizes):
         letters = ", ".join(["B", "H", "T", "S"] if len(shape) == 4 else ["B", "T", "S"][-len(shape) :])
-        remedy = "; padding of shape (B, S) goes through tril.model.masks.padding_mask" if name == "mask" else ""
+        remedy = (
+            "; padding of shape (B, S) goes through tril.model.masks.padding_mask"
+            if name == "mask" and len(shape) == 4
+            else ""
+        )
         raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to ({letters}) = {tuple(shape)}{remedy}")
 
 

@@ -236,3 +236,15 @@ def test_a_learned_table_of_relative_positions_trains_equally_on_all_backends():
         others = train(backend)
         assert_close(others[0], losses)
         assert_close(others[1], table, roundings=640)  # 30 steps with gradients that differ by roundings
+
+
+@pytest.mark.parametrize("size", [1e9, -1e9])
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_a_bias_beyond_the_range_of_float16_stays_finite(backend, size):
+    """Key 0 alone has the bias: a large one leaves no weight to the others, a very negative one takes its own."""
+    q, k, v = make_qkv(3, 3, n_kv_heads=H, dtype=torch.float16)
+    bias = torch.tensor([size, 0.0, 0.0])
+    out = attention(q, k, v, bias=bias, backend=backend)
+    keys = slice(0, 1) if size > 0 else slice(1, 3)
+    expected = attention(q.double(), k[:, :, keys].double(), v[:, :, keys].double(), backend="explicit")
+    assert_close(out, expected, roundings=4)
