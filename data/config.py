@@ -13,11 +13,12 @@ from tril.data.prepare import PreparedText, prepare
 from tril.data.sources.base import SETTINGS
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
+from tril.data.sources.prose import Prose
 from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
 
-SOURCES = {"stdlib": StandardLibrary, "shakespeare": SingleText, "files": Files, "hub": Hub}
+SOURCES = {"stdlib": StandardLibrary, "prose": Prose, "shakespeare": SingleText, "files": Files, "hub": Hub}
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -34,7 +35,7 @@ class DataConfig:
         document_mask: documents in the same window do not attend to each other, and positions restart in each.
     """
 
-    source: StandardLibrary | SingleText | Files | Hub
+    source: StandardLibrary | Prose | SingleText | Files | Hub
     tokenizer: TokenizerConfig
     batch_size: Count
     val_batch_size: Count | None = None

@@ -1,7 +1,8 @@
 """Documents -> a memory-mapped file of token ids.
 
 A prepared folder holds tokens.bin (the training part, then the validation part), tokenizer.json and meta.json. Its name
-contains a fingerprint of source, split, tokenizer and budgets, so a changed setting never reads stale tokens.
+contains a fingerprint of source, split, tokenizer and budgets, so a changed setting never reads stale tokens. How much
+of the validation part also occurs in the training part is measured and stored.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tril.data.cache import resolve_cache_dir, write_folder
+from tril.data.overlap import MAX_SHARE, Overlap, measure_overlap, passage_length
 from tril.data.sources.base import Piece, Source, Split
 from tril.data.tokenizer import TokenizerConfig, build, load, n_ids
 from tril.data.words import WordEncoder, splits_like_gpt2
@@ -34,6 +36,8 @@ MAX_THREADS = 8  # more contend for Python's global lock and take more memory
 MAX_UINT16_VOCAB = 1 << 16
 LOG_INTERVAL = 60  # seconds between lines of the progress bar if stderr is not a terminal
 UNKNOWN_EXAMPLES = 10
+DECODED_TOKENS = 1 << 16  # tokens decoded at a time
+EXAMPLE_CHARACTERS = 60  # of a passage that occurs in both parts
 
 
 @dataclass
@@ -97,13 +101,38 @@ def prepare(
         libraries = {"tokenizers": tokenizers.__version__}
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         meta = {**settings, "fingerprint": fingerprint, **sizes, "libraries": libraries, "created": created}
+        meta |= _measured_split(source, part, meta)
         (part / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
     is_complete = partial(_is_complete, fingerprint=fingerprint)
     if not is_complete(folder):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
         write_folder(folder, fill, is_complete)
-    return PreparedText(folder, _read_meta(folder), load((folder / "tokenizer.json").read_text(encoding="utf-8")))
+        if progress:
+            meta = _read_meta(folder)
+            share = f"validation is {meta['split']['val_share']:.1%} of the text"
+            print(f"{share} ({meta['split']['rule']}); {Overlap(**meta['overlap'])}", file=sys.stderr)
+    tokenizer = load((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    prepared = PreparedText(folder, _read_meta(folder), tokenizer)
+    _warn_of_overlap(prepared)
+    return prepared
+
+
+def val_bytes(prepared: PreparedText, n_targets: int) -> int:
+    """UTF-8 bytes of the first `n_targets` predicted tokens of the validation part.
+
+    They are those of the text where a part is read, as with trainer.limit_val_batches: bytes per token differ between
+    documents. Of a part the bytes of the decoded tokens are counted, without end-of-text.
+    """
+    counts = prepared.meta["counts"]["val"]
+    if n_targets >= counts["tokens"] - 1:
+        return counts["bytes"]
+    tokens, size = prepared.tokens("val"), 0
+    for start in range(1, n_targets + 1, DECODED_TOKENS):  # the first token is not predicted
+        ids = tokens[start : min(start + DECODED_TOKENS, n_targets + 1)]
+        ids = ids[ids != prepared.meta["eot_id"]]
+        size += len(prepared.tokenizer.decode(ids.tolist(), skip_special_tokens=False).encode())
+    return max(size, 1)
 
 
 def val_bytes_per_token(meta: dict[str, Any]) -> float:
@@ -112,17 +141,45 @@ def val_bytes_per_token(meta: dict[str, Any]) -> float:
     return counts["bytes"] / (counts["tokens"] - 1)  # the first token is not predicted
 
 
+def _measured_split(source: Source, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:
+    """The entries "split" and "overlap" (the fields of `data.overlap.Overlap`) of meta.json.
+
+    Raises:
+        ValueError: the overlap is larger than the source allows.
+    """
+    train, val = meta["counts"]["train"], meta["counts"]["val"]
+    tokens = np.memmap(folder / "tokens.bin", dtype=meta["dtype"], mode="r")
+    length = passage_length(val["bytes"] / val["tokens"])
+    overlap = measure_overlap(tokens[: train["tokens"]], tokens[train["tokens"] :], meta["vocab_size"], length)
+    if source.max_overlap is not None and overlap.share > source.max_overlap:
+        limit = f"at most {source.max_overlap:.0%} is accepted; choose a smaller data.val_fraction"
+        raise ValueError(f"data={source.name}: {overlap}; {limit}")
+    val_share = val["bytes"] / (train["bytes"] + val["bytes"])
+    return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": asdict(overlap)}
+
+
+def _warn_of_overlap(prepared: PreparedText) -> None:
+    overlap = Overlap(**prepared.meta["overlap"])
+    if overlap.share > MAX_SHARE and overlap.example is not None:
+        ids = prepared.tokens("val")[overlap.example : overlap.example + overlap.passage_tokens]
+        remedy = "the loss on them is too low. Remove repeated text, or give separate text with data.val_path"
+        example = " ".join(prepared.tokenizer.decode(ids.tolist()).split())[:EXAMPLE_CHARACTERS]
+        logging.getLogger(__name__).warning("%s, so %s; for example %r", overlap, remedy, example)
+
+
 def _read_meta(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "meta.json").read_text(encoding="utf-8"))
 
 
 def _is_complete(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder has the fingerprint, a tokenizer, and as many tokens as meta.json says."""
+    """Whether the folder has the fingerprint, a measured overlap, a tokenizer, and as many tokens as meta.json says."""
     try:
         meta = _read_meta(folder)
         n_tokens = sum(meta["counts"][split]["tokens"] for split in ("train", "val"))
         has_all_tokens = (folder / "tokens.bin").stat().st_size == n_tokens * np.dtype(meta["dtype"]).itemsize
-        return meta["fingerprint"] == fingerprint and has_all_tokens and (folder / "tokenizer.json").is_file()
+        is_measured = {"split", "overlap"} <= meta.keys()  # not in folders of version 0.1
+        has_tokenizer = (folder / "tokenizer.json").is_file()
+        return meta["fingerprint"] == fingerprint and is_measured and has_all_tokens and has_tokenizer
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -52,6 +52,7 @@ OWN = {name: entry for name, entry in CALLBACKS.items() if not entry["_target_"]
         (ScheduleConfig, read("optim/muon.yaml")["schedule"]),
         (DataConfig, STDLIB),
         (SOURCES["stdlib"], STDLIB),
+        (SOURCES["prose"], read("data/prose.yaml")),
         (TokenizerConfig, STDLIB["tokenizer"]),
         (TrainerConfig, read("trainer/default.yaml")),
         (TopLevelConfig, TRAIN),

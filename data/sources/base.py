@@ -17,6 +17,7 @@ ValFraction = Annotated[float, Field(gt=0, lt=1)]  # share of the validation par
 SETTINGS = ConfigDict(strict=True, extra="forbid", title="data")  # of every source
 
 PIECE_SIZE = 1 << 18  # characters: large enough to encode efficiently, small enough to give every core some pieces
+SPLIT_VERSION = 2  # in fingerprints, incremented when sources assign documents to other parts
 HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 
@@ -33,6 +34,8 @@ class Source(Protocol):
     name: a short slug, which begins the name of the folder in the cache.
     fingerprint: JSON values that change if the text or its split changes; computed at every start.
     pieces: the text of one part, always in the same order.
+    split_rule: how the text is split, for the user; available after `pieces` has been read.
+    max_overlap: `data.prepare` refuses a larger share of validation that occurs in training; None: it warns.
     """
 
     @property
@@ -41,6 +44,12 @@ class Source(Protocol):
     def fingerprint(self) -> dict[str, Any]: ...
 
     def pieces(self, split: Split) -> Iterator[Piece]: ...
+
+    @property
+    def split_rule(self) -> str: ...
+
+    @property
+    def max_overlap(self) -> float | None: ...
 
 
 def cut(text: str, ends_document: bool = True) -> Iterator[Piece]:
@@ -55,11 +64,19 @@ def cut(text: str, ends_document: bool = True) -> Iterator[Piece]:
         yield Piece(text[start:], ends_document)
 
 
-def in_split(key: str, split: Split, val_fraction: float) -> bool:
+def in_split(key: str | bytes, split: Split, val_fraction: float) -> bool:
     """Whether the document `key` belongs to `split`: a hash of the key decides, so that every machine agrees."""
-    digest = hashlib.sha256(os.fsencode(key)).digest()
-    is_val = int.from_bytes(digest[:8], "big") < val_fraction * 2**64
+    is_val = int.from_bytes(key_hash(key)[:8], "big") < val_fraction * 2**64
     return is_val == (split == "val")
+
+
+def content_key(text: str) -> bytes:
+    """A key for `in_split` that puts all copies of a row on one side."""
+    return text.strip().encode("utf-8", "replace")
+
+
+def key_hash(key: str | bytes) -> bytes:
+    return hashlib.sha256(key if isinstance(key, bytes) else os.fsencode(key)).digest()
 
 
 def digest_files(files: Iterable[tuple[str, Path]]) -> str:

@@ -1,34 +1,69 @@
 """The user's own files: texts, and tables in which every row is a document."""
 
-import codecs
-import glob
-import gzip
-import json
 import os
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass as plain_dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, Literal
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.sources.base import PIECE_SIZE, SETTINGS, Piece, Split, ValFraction, cut, digest_files, in_split
+from tril.data.families import Sketch
+from tril.data.sources.base import (
+    SETTINGS,
+    SPLIT_VERSION,
+    Piece,
+    Split,
+    ValFraction,
+    content_key,
+    cut,
+    digest_files,
+    in_split,
+)
+from tril.data.sources.file_formats import (
+    PARQUET,
+    TEXT,
+    damage_errors,
+    find,
+    json_rows,
+    open_file,
+    parquet_rows,
+    read_text,
+    row_text,
+)
+from tril.data.sources.split import MAX_BYTES, MAX_DOCUMENTS, TOLERANCE, choose_val, split_point
 
-TEXT = (".txt", ".md", ".txt.gz", ".md.gz")
-JSON_LINES = (".jsonl", ".jsonl.gz")
-PARQUET = (".parquet",)
-SUFFIXES = TEXT + JSON_LINES + PARQUET
-PARQUET_ROWS = 1024  # rows decoded at a time
+SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
+CHUNK = 1 << 20  # bytes read at a time to compare documents
+
+
+@plain_dataclass(frozen=True)
+class Plan:
+    """How the documents are split.
+
+    texts, rows: the rule for text files and for rows. "document": the names in `val`; "content": a hash of the content
+        of each row; "position": the end of each document.
+    n_documents: of those that were compared.
+    """
+
+    texts: Literal["document", "position"]
+    rows: Literal["document", "position", "content"]
+    val: frozenset[str]
+    n_documents: int
 
 
 @dataclass(frozen=True, config=SETTINGS)
 class Files:
-    """Files with one of SUFFIXES.
+    """Files with one of `file_formats.SUFFIXES`. Text files and the rows of .jsonl and .parquet files are documents.
 
-    A text file is a document; its last `val_fraction`, from a line start on, is for validation. In .jsonl and .parquet
-    files every row is a document; a hash of file name and row number puts about `val_fraction` of the rows into
-    validation. The name is relative to the common folder of all files, so moving that folder does not change the split.
+    About `val_fraction` of the text is for validation: whole documents in the order of a hash of their names, with
+    copies and near-copies on one side. If that cannot meet the fraction within a factor of 1.5, as with one file, the
+    last `val_fraction` of each document is for validation. Of more than MAX_DOCUMENTS documents, the rows are split by
+    a hash of their content, which keeps only exact copies together. The names are relative to the common folder of all
+    files, so moving that folder does not change the split.
 
     Args:
         path: a file, a folder (searched recursively), or a glob (`**` for any depth).
@@ -41,6 +76,7 @@ class Files:
     val_fraction: ValFraction = 0.05
     val_path: str | None = None
     name = "files"
+    max_overlap = None
 
     @model_validator(mode="after")
     def _check_files(self) -> "Files":
@@ -70,134 +106,126 @@ class Files:
         splits: tuple[Split, ...] = ("train",) if self.val_path is None else ("train", "val")
         files = [(f"{split} {name}", path) for split in splits for name, path in self.files(split)]
         common = {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field}
-        return common | ({"val_fraction": self.val_fraction} if self.val_path is None else {"val_path": True})
+        by_fraction = {"val_fraction": self.val_fraction, "split": SPLIT_VERSION}
+        return common | (by_fraction if self.val_path is None else {"val_path": True})
+
+    @property
+    def split_rule(self) -> str:
+        if self.val_path is not None:
+            return "data.val_path"
+        plan, count = self._plan, f"{len(self._plan.val)} of {self._plan.n_documents}"
+        if plan.rows == "content":
+            texts = f"; {count} text files" if plan.val else "; the end of each text file" if plan.n_documents else ""
+            return f"rows by a hash of their content{texts}"
+        if plan.texts == "document":
+            return f"{count} documents, copies and near-copies on one side"
+        if plan.n_documents == 1:
+            return "the end of the text"
+        return f"the end of each of {plan.n_documents} documents (whole ones would miss it by a factor of {TOLERANCE})"
 
     def pieces(self, split: Split) -> Iterator[Piece]:
-        part = split if self.val_path is None else None  # None: whole files
+        plan = None if self.val_path is not None else self._plan
         for name, path in self.files(split):
-            try:
-                yield from self._text(path, part) if path.name.endswith(TEXT) else self._rows(name, path, part)
-            except _damage_errors(path) as error:
-                raise ValueError(f"{path} is damaged or incomplete ({error}); copy or create it again") from error
+            with _damage(path):
+                if path.name.endswith(TEXT):
+                    if plan is None or plan.texts == "position" or (name in plan.val) == (split == "val"):
+                        yield from self._text(path, split if plan and plan.texts == "position" else None)
+                    continue
+                for key, text in self._rows(name, path):
+                    yield from cut(self._row_part(key, text, split, plan))
 
     def _text(self, path: Path, split: Split | None) -> Iterator[Piece]:
-        with _open(path) as file:
+        """A text file, or the part of it that is in `split` by position."""
+        with open_file(path) as file:
             size = file.seek(0, os.SEEK_END)
-            middle = _line_start(file, int(size * (1 - self.val_fraction)))
+
+            def read(start: int, end: int) -> bytes:
+                file.seek(start)
+                return file.read(end - start)
+
+            middle = size if split is None else split_position(read, size, self.val_fraction)
             start, end = {None: (0, size), "train": (0, middle), "val": (middle, size)}[split]
             try:
-                yield from _read(file, start, end)
+                yield from read_text(file, start, end)
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"{path} is not UTF-8 ({error.reason}); convert it, e.g. iconv -f latin1 -t utf-8"
                 ) from error
 
-    def _rows(self, name: str, path: Path, split: Split | None) -> Iterator[Piece]:
+    def _row_part(self, key: str, text: str, split: Split, plan: Plan | None) -> str:
+        """The part of a row that is in `split`."""
+        if plan is None:
+            return text
+        if plan.rows == "position":
+            data = text.encode()
+            middle = split_position(lambda start, end: data[start:end], len(data), self.val_fraction)
+            return (data[:middle] if split == "train" else data[middle:]).decode()
+        is_here = (
+            (key in plan.val) == (split == "val")
+            if plan.rows == "document"
+            else in_split(content_key(text), split, self.val_fraction)
+        )
+        return text if is_here else ""
+
+    def _rows(self, name: str, path: Path) -> Iterator[tuple[str, str]]:
+        """(name, text) of every row of a table."""
         is_parquet = path.name.endswith(PARQUET)
-        rows = enumerate(parquet_rows(path, self.text_field), start=1) if is_parquet else _json_rows(path)
+        rows = enumerate(parquet_rows(path, self.text_field), start=1) if is_parquet else json_rows(path)
         for number, row in rows:
             text = row_text(row, self.text_field, f"{path}, {'row' if is_parquet else 'line'} {number}")
-            if split is None or in_split(f"{name}:{number}", split, self.val_fraction):
-                yield from cut(text)
+            yield f"{name}:{number}", text
+
+    @cached_property
+    def _plan(self) -> Plan:
+        """Reads all documents once."""
+        files = self.files("train")
+        texts = [(name, path) for name, path in files if path.name.endswith(TEXT)]
+        tables = [(name, path) for name, path in files if not path.name.endswith(TEXT)]
+        if len(files) == len(texts) == 1:
+            return Plan("position", "position", frozenset(), 1)
+        near = len(texts) <= MAX_DOCUMENTS and sum(path.stat().st_size for _, path in files) <= MAX_BYTES
+        rows = self._row_sketches(tables, near, MAX_DOCUMENTS - len(texts))
+        sketches = {name: _file_sketch(path, near) for name, path in texts} | (rows or {})
+        val = choose_val(list(sketches), list(sketches.values()), self.val_fraction, near) if sketches else None
+        rule: Literal["document", "position"] = "position" if val is None else "document"
+        return Plan(rule, rule if rows is not None else "content", val or frozenset(), len(sketches))
+
+    def _row_sketches(self, tables: list[tuple[str, Path]], near: bool, limit: int) -> dict[str, Sketch] | None:
+        """A sketch per row that is not empty; None: there are more than `limit`."""
+        sketches: dict[str, Sketch] = {}
+        for name, path in tables:
+            with _damage(path):
+                for key, text in self._rows(name, path):
+                    if len(sketches) >= limit:
+                        return None
+                    if text:
+                        sketches[key] = Sketch([content_key(text)], near)
+        return sketches
 
 
-def find(key: str, pattern: str | None) -> list[Path]:
-    """The files that `pattern`, the setting data.`key`, matches: a file, a folder or a glob. Sorted.
+def split_position(read: Callable[[int, int], bytes], size: int, val_fraction: float) -> int:
+    """Where the validation part of a text of `size` bytes starts, see `split_point`.
 
-    Raises:
-        ValueError: no pattern, or it matches an unsupported file.
-        OSError: it matches nothing.
+    Args:
+        read: (start, end) -> the bytes between.
     """
-    if not pattern:
-        raise ValueError(f"data.{key} is missing; give a file, a folder or a glob, such as data.{key}='texts/**/*.txt'")
-    path = Path(pattern).expanduser()
-    if path.is_dir():
-        matches = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES)]
-    else:
-        matches = [path] if path.is_file() else map(Path, glob.glob(str(path), recursive=True))
-    files = sorted(match for match in matches if match.is_file())
-    if not files:
-        raise OSError(f"data.{key}={pattern} matches no file; supported are {' '.join(SUFFIXES)}")
-    for file in files:
-        if not file.name.endswith(SUFFIXES):
-            raise ValueError(f"data.{key}={pattern} matches {file}; supported are {' '.join(SUFFIXES)}")
-    return files
+    wanted = round(size * val_fraction)
+    if wanted == 0:
+        return size
+    position = max(int(size * (1 - val_fraction)), 1)
+    window = read(position - 1, min(position + min(max(wanted // 3, 4), SEARCH), size))
+    return min(position - 1 + split_point(window), size)
 
 
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+def _file_sketch(path: Path, near: bool) -> Sketch:
+    with _damage(path), open_file(path) as file:
+        return Sketch(iter(lambda: file.read(CHUNK), b""), near)
 
 
-def _damage_errors(path: Path) -> tuple[type[Exception], ...]:
-    """What reading a damaged file raises."""
-    if path.name.endswith(PARQUET):
-        from pyarrow import ArrowInvalid
-
-        return ArrowInvalid, OSError
-    return EOFError, zlib.error, gzip.BadGzipFile
-
-
-def _line_start(file: BinaryIO, position: int) -> int:
-    """The first line start at or after `position`, or the end of the file."""
-    file.seek(max(position - 1, 0))
-    while (part := file.readline(PIECE_SIZE)) and not part.endswith(b"\n"):
-        pass
-    return file.tell()
-
-
-def _read(file: BinaryIO, start: int, end: int) -> Iterator[Piece]:
-    """The bytes from `start` to `end` as pieces of about PIECE_SIZE bytes: whole lines, except for longer lines."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # drops a byte order mark
-    position = file.seek(start)
-    while position < end:
-        chunk = file.read(min(PIECE_SIZE, end - position))
-        chunk += file.readline(min(PIECE_SIZE, end - position - len(chunk)))
-        position += len(chunk)
-        if not chunk:
-            raise OSError(f"{file.name} became shorter while it was read; start again")
-        yield Piece(decoder.decode(chunk, final=position == end), position == end)
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, row) of every line that is not blank."""
-    with _open(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number} is not JSON ({error}); write one object per line") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number} is {line[:40]!r}; write one JSON object per line")
-            yield number, row
-
-
-def parquet_rows(file: Any, text_field: str) -> Iterator[dict[str, Any]]:
-    """The rows with `text_field` alone, or with all fields if it does not exist. Decodes PARQUET_ROWS at a time."""
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(file) as table:
-        columns = [text_field] if text_field in table.schema_arrow.names else None
-        for batch in table.iter_batches(PARQUET_ROWS, columns=columns):
-            yield from batch.to_pylist()
-
-
-def row_text(row: dict[str, Any], text_field: str, where: str) -> str:
-    """The text of a row; "" for null.
-
-    Raises:
-        ValueError: the row has no such field, or its value is not a string.
-    """
-    if text_field not in row:
-        raise ValueError(
-            f"{where} has no field {text_field!r}; choose one with data.text_field=NAME: {', '.join(row) or 'none'}"
-        )
-    text = row[text_field]
-    if not isinstance(text, str | None):
-        raise ValueError(
-            f"{where}: field {text_field!r} holds {type(text).__name__}, not text; "
-            "choose another with data.text_field=NAME"
-        )
-    # JSON can encode half of a surrogate pair, which tokenizers refuse
-    return (text or "").encode("utf-8", "replace").decode("utf-8")
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Names the file if reading it fails because it is damaged."""
+    try:
+        yield
+    except damage_errors(path) as error:
+        raise ValueError(f"{path} is damaged or incomplete ({error}); copy or create it again") from error

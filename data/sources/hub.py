@@ -9,8 +9,18 @@ from typing import Any
 from pydantic import ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.sources.base import SETTINGS, Piece, Split, ValFraction, cut, digest_files, in_split
-from tril.data.sources.files import parquet_rows, row_text
+from tril.data.sources.base import (
+    SETTINGS,
+    SPLIT_VERSION,
+    Piece,
+    Split,
+    ValFraction,
+    content_key,
+    cut,
+    digest_files,
+    in_split,
+)
+from tril.data.sources.file_formats import parquet_rows, row_text
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -25,7 +35,7 @@ class Hub:
         revision: branch, tag or commit. It is resolved to a commit, which is part of the fingerprint; a full commit (40
             hex digits) is used without asking the hub. The revision of a local folder is a hash of its files.
         val_split: the split to validate on; None takes about `val_fraction` of the rows of `train_split`, chosen by a
-            hash of the row number.
+            hash of their content, which keeps copies of a row on one side and needs no memory.
         row_ends_document: False if the rows are the lines of a running text.
         streaming: read over the network while preparing; False downloads the whole data set first.
     """
@@ -39,6 +49,7 @@ class Hub:
     val_fraction: ValFraction = 0.005
     row_ends_document: bool = True
     streaming: bool = False
+    max_overlap = None
 
     @field_validator("repo")
     @classmethod
@@ -89,13 +100,18 @@ class Hub:
         values = {name: getattr(self, name) for name in ("config", "text_field", "train_split", "row_ends_document")}
         values |= {"kind": "hub", "revision": self.resolved_revision}
         values["repo"] = "local folder" if self._folder else self.repo
-        return values | ({"val_split": self.val_split} if self.val_split else {"val_fraction": self.val_fraction})
+        by_fraction = {"val_fraction": self.val_fraction, "split": SPLIT_VERSION}
+        return values | ({"val_split": self.val_split} if self.val_split else by_fraction)
+
+    @property
+    def split_rule(self) -> str:
+        return f"data.val_split={self.val_split}" if self.val_split else "rows by a hash of their content"
 
     def pieces(self, split: Split) -> Iterator[Piece]:
         name = self.val_split if split == "val" and self.val_split else self.train_split
         for number, row in enumerate(self._rows(name)):
-            if self.val_split or in_split(str(number), split, self.val_fraction):
-                text = row_text(row, self.text_field, f"{self.repo}, split {name}, row {number}")
+            text = row_text(row, self.text_field, f"{self.repo}, split {name}, row {number}")
+            if self.val_split or in_split(content_key(text), split, self.val_fraction):
                 yield from cut(text, ends_document=self.row_ends_document)
 
     def _rows(self, split: str) -> Iterator[Any]:

@@ -34,6 +34,8 @@ class SingleText:
     val_fraction: ValFraction = 0.1
     cache_dir: str | None = field(default=None, compare=False)
     name = "shakespeare"
+    max_overlap = None
+    split_rule = "the end of the text"
 
     @model_validator(mode="after")
     def _check_path(self) -> "SingleText":

@@ -11,6 +11,7 @@ import yaml
 from tril.data.config import SOURCES, DataConfig, parse
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
+from tril.data.sources.prose import Prose
 from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
@@ -30,6 +31,7 @@ def test_shipped_yamls_give_these_sources(tmp_path):
     parsed = {name: parse(changed(name, **({"path": str(tmp_path)} if name == "files" else {}))) for name in YAMLS}
     assert {name: settings.source for name, settings in parsed.items()} == {
         "stdlib": StandardLibrary(),
+        "prose": Prose(),
         "shakespeare": SingleText(),
         "files": Files(path=str(tmp_path)),
         "tinystories": Hub(repo="roneneldan/TinyStories"),
@@ -71,7 +73,7 @@ def test_values_are_passed_on(tmp_path):
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        (changed(source="web"), "data.source=web must be one of stdlib, shakespeare, files, hub"),
+        (changed(source="web"), "data.source=web must be one of stdlib, prose, shakespeare, files, hub"),
         (changed(batchsize=3), "there is no setting data.batchsize; did you mean data.batch_size?"),
         (changed(zzzz=3), "there is no setting data.zzzz; valid are source, tokenizer, batch_size"),
         (changed(path="x"), "there is no setting data.path"),  # of other sources only

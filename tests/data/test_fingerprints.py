@@ -20,15 +20,15 @@ TOKENIZER_JSON = """{"version": "1.0", "truncation": null, "padding": null, "add
 "vocab": {"<|endoftext|>": 0, "a": 1}, "unk_token": "a"}}
 """
 EXPECTED = {
-    "files": "896dcd0d1c71bbd4",
+    "files": "f4cf202942927c32",
     "val_path": "61aed45de68459f7",
     "shakespeare": "e8c9d9dbf29f87b2",
-    "stdlib": "1e20a240900b2166",
-    "hub folder": "fd7c4ddbf009bc84",
-    "budgets": "2321a67866ae7b1b",
-    "bpe": "63e9038a1abdc6ec",
-    "char": "d9ed58d180a357b1",
-    "file": "9438547ed075835d",
+    "stdlib": "01bbfd81e7b3290b",
+    "hub folder": "092eb04a763f3d90",
+    "budgets": "7ed82148a350bb9c",
+    "bpe": "a36c3e33823cbf1c",
+    "char": "4e40355ee1009bb7",
+    "file": "8098ff2cc661ba86",
 }
 
 
@@ -58,7 +58,7 @@ def test_fingerprints_are_the_literal_ones(case, text, tmp_path, monkeypatch):
         case "stdlib":
             for name in ("a.py", "b/c.py", "d.py"):
                 (text / name).parent.mkdir(exist_ok=True)
-                (text / name).write_bytes(b"pass\n")
+                (text / name).write_bytes(f"pass  # {name}\n".encode())
             monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(text)})
             monkeypatch.setattr(stdlib, "sys", SimpleNamespace(version_info=(3, 11, 0, "final", 0)))
             source = StandardLibrary(val_fraction=0.5)

@@ -29,6 +29,8 @@ class Pieces:
     val: list = field(default_factory=lambda: list(VAL))
     reads: int = 0
     name: str = "pieces"
+    split_rule: str = "two lists"
+    max_overlap: float | None = None
 
     def fingerprint(self):
         return {"train": self.train, "val": self.val}
@@ -189,6 +191,53 @@ def test_an_empty_part_is_refused(tmp_path, empty):
     assert list(tmp_path.iterdir()) == []
 
 
+REPEATED = Piece("to be or not to be, that is the question: " * 5, True)
+
+
+def test_overlap_and_split_are_measured_stored_and_told(tmp_path, capsys, caplog):
+    train = [Piece("abcdefghij klmnopq" * 20, True), Piece("x " + REPEATED.text, True)]
+    source = Pieces(train=train, val=[Piece("only here. " * 30, True), REPEATED])
+    prepared = prepare(source, TokenizerConfig(kind="byte"), tmp_path)
+    overlap, n_val = prepared.meta["overlap"], 330 + len(REPEATED.text)
+    covered = len(REPEATED.text) + 1  # and the end of the text
+    assert overlap == {"tokens": covered, "share": covered / (n_val + 2), "passage_tokens": 150, "example": 331}
+    share = n_val / (n_val + sum(len(piece.text) for piece in train))
+    assert prepared.meta["split"] == {"rule": "two lists", "val_share": share}
+    told = f"{100 * covered / (n_val + 2):.2f} % of the validation tokens lie in passages of 150 tokens"
+    assert f"validation is {share:.1%} of the text (two lists); {told}" in capsys.readouterr().err
+    [warning] = caplog.messages
+    assert told in warning and "data.val_path; for example 'to be or not to be" in warning
+    assert "\n" not in warning
+    prepare(source, TokenizerConfig(kind="byte"), tmp_path)  # from the cache
+    assert caplog.messages == [warning] * 2
+
+
+def test_text_without_repetitions_gives_no_warning(tmp_path, caplog):
+    source = Pieces(train=[Piece("abcdefghij" * 40, True)], val=[Piece("klmnopqrst" * 40, True)])
+    assert prepare(source, TokenizerConfig(kind="byte"), tmp_path, progress=False).meta["overlap"]["tokens"] == 0
+    little = Pieces(train=[REPEATED], val=[Piece("".join(map(str, range(6000))), True), REPEATED])
+    share = prepare(little, TokenizerConfig(kind="byte"), tmp_path, progress=False).meta["overlap"]["share"]
+    assert 0.008 < share < 0.01
+    assert caplog.messages == []
+
+
+def test_an_embedded_corpus_with_overlap_is_refused(tmp_path):
+    source = Pieces(train=[REPEATED], val=[REPEATED], max_overlap=0.01)
+    with pytest.raises(ValueError, match="data=pieces: 100.00 % of the validation tokens.*at most 1% is accepted"):
+        prepare(source, TokenizerConfig(kind="byte"), tmp_path, progress=False)
+    assert list(tmp_path.iterdir()) == []
+    source = Pieces(train=[REPEATED], val=[REPEATED], max_overlap=1.0)
+    assert prepare(source, TokenizerConfig(kind="byte"), tmp_path, progress=False).meta["overlap"]["share"] == 1
+
+
+def test_a_folder_of_version_0_1_is_measured(tmp_path):
+    folder = prepare(Pieces(), CHAR, tmp_path, progress=False).folder
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({key: meta[key] for key in meta if key not in ("split", "overlap")}))
+    again = prepare(Pieces(), CHAR, tmp_path, progress=False)
+    assert again.folder == folder and again.meta["overlap"] == meta["overlap"] and again.meta["split"] == meta["split"]
+
+
 @pytest.mark.parametrize("folder", ["file", "file/below"])
 def test_an_unwritable_cache_folder_is_refused(tmp_path, folder):
     (tmp_path / "file").touch()
@@ -212,13 +261,13 @@ def test_a_full_disk_is_an_os_error_and_leaves_no_files(tmp_path, monkeypatch):
 PREPARE = """
 import sys
 from tril.data import prepare
-from tril.data.sources import files
+from tril.data.sources import file_formats, files
 from tril.data.tokenizer import TokenizerConfig
 
 def peak():  # KiB; not ru_maxrss, which starts with the peak of the parent process
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 
-prepare.BATCH_SIZE = files.PIECE_SIZE = 1 << 14
+prepare.BATCH_SIZE = file_formats.PIECE_SIZE = 1 << 14
 before = peak()
 prepare.prepare(files.Files(path=sys.argv[1]), TokenizerConfig(kind="byte"), sys.argv[2], progress=False)
 print(peak() - before)

@@ -41,6 +41,19 @@ def test_rows_are_split_by_hash_without_a_validation_split(folder, streaming):
     assert not any(piece.ends_document for piece in hub.pieces("train"))
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_copies_of_a_row_are_on_one_side(folder, streaming):
+    texts = TEXTS["train"][:300] + [f" {text}\n" for text in TEXTS["train"][:150]]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": texts, "id": list(range(450))}), f"{folder}/train-00000-of-00001.parquet"
+    )
+    hub = Hub(repo=folder, val_split=None, val_fraction=0.2, streaming=streaming)
+    train, val = ([piece.text for piece in hub.pieces(split)] for split in ("train", "val"))
+    assert sorted(train + val) == sorted(texts) and 40 < len(val) < 140
+    assert not {text.strip() for text in train} & {text.strip() for text in val}
+    assert hub.split_rule == "rows by a hash of their content"
+
+
 def test_revision_of_a_folder_is_a_hash_of_its_files(folder, tmp_path):
     before = Hub(repo=folder).fingerprint()
     assert before == Hub(repo=folder, streaming=True).fingerprint()  # streaming does not change the text

@@ -1,0 +1,85 @@
+"""The overlap of validation with training, against a search with Python's sets."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import run_python
+from tril.data import overlap as module
+from tril.data.overlap import Overlap, measure_overlap, passage_length
+
+
+def searched(train, val, length):
+    """(covered validation tokens, where the first of them is)."""
+    passages = {tuple(train[i : i + length]) for i in range(len(train) - length + 1)}
+    covered = set()
+    for i in range(len(val) - length + 1):
+        if tuple(val[i : i + length]) in passages:
+            covered |= set(range(i, i + length))
+    return len(covered), min(covered, default=None)
+
+
+@pytest.mark.parametrize("block", [1 << 23, 64])
+@pytest.mark.parametrize("length", [2, 5, 50])
+def test_overlap_is_what_a_search_finds(length, block, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", block)
+    monkeypatch.setattr(module, "CHUNK", 128)
+    rng = np.random.default_rng(length)
+    train, val = (rng.integers(0, 40, n).astype(np.uint16) for n in (2000, 600))
+    val[130:190] = train[1000:1060]  # across the ends of blocks and of chunks
+    val[200:249] = train[126:175]
+    val[300:420] = 7
+    train[50:102] = 7
+    val[-50:] = train[:50]
+    found = measure_overlap(train, val, 40, length)
+    tokens, first = searched(train.tolist(), val.tolist(), length)
+    assert 60 <= tokens == found.tokens and found.share == tokens / 600
+    assert (found.example, found.passage_tokens) == (first, length)
+
+
+def test_texts_shorter_than_a_passage_have_none():
+    tokens = np.arange(49, dtype=np.uint16)
+    for train, val in ((tokens, tokens), (np.tile(tokens, 3), tokens), (tokens, np.tile(tokens, 3)), (tokens[:0],) * 2):
+        assert measure_overlap(train, val, 49) == Overlap(0, 0.0, 50, None)
+
+
+def test_passages_of_short_tokens_are_longer():
+    assert [passage_length(bytes_per_token) for bytes_per_token in (1, 1.5, 3, 4.2)] == [150, 100, 50, 50]
+    assert str(Overlap(3, 0.0123, 50, 0)).startswith("1.23 % of the validation tokens lie in passages of 50 tokens")
+
+
+MEASURE = """
+import sys
+import numpy as np
+from tril.data.overlap import measure_overlap
+
+def peak():  # KiB
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+
+train = np.memmap(sys.argv[1], dtype=np.uint16, mode="r")
+measure_overlap(train[:2000000], train[:100000], 4096)
+before = peak()
+measure_overlap(train, train[:100000], 4096)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_memory_is_flat_in_the_training_part(tmp_path):
+    """40 MB of tokens are mapped, which counts as memory; their hashes would take 160 MB."""
+    np.random.default_rng(0).integers(0, 4096, 20_000_000).astype(np.uint16).tofile(tmp_path / "tokens.bin")
+    done = run_python("-c", MEASURE, str(tmp_path / "tokens.bin"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 70 * 1024
+
+
+def test_speed(capsys):
+    """20 million tokens a second and core are wanted; a tenth of that is the bound, for a busy machine."""
+    tokens = np.random.default_rng(0).integers(0, 4096, 4_000_000).astype(np.uint16)
+    start = time.process_time()
+    measure_overlap(tokens, tokens[:300_000], 4096)
+    speed = len(tokens) / (time.process_time() - start)
+    print(f"{speed / 1e6:.0f} million tokens per second of processor time")
+    assert speed > 2e6
