@@ -102,7 +102,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         model,
         config.optim,
         total_steps=config.steps,
-        val_bytes_per_token=data.val_bytes_per_token,
+        val_bytes=data.val_bytes,
         payload=payload,
         compile=config.hardware.compile,
         document_eot=data.document_eot,

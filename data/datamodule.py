@@ -8,7 +8,7 @@ from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
 from tril.data.batches import Array, TrainWindows, ValWindows, on_device
-from tril.data.prepare import PreparedText, prepare, val_bytes_per_token
+from tril.data.prepare import PreparedText, prepare, val_bytes, val_bytes_per_token
 from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig
 
@@ -54,6 +54,7 @@ class TextDataModule(LightningDataModule):
         self.token_budget, self.val_token_budget = token_budget, val_token_budget
         self._packed: PreparedText | None = None
         self._resident: dict[str, Array] = {}
+        self._val_bytes: tuple[int, int] | None = None  # number of targets, and their bytes
 
     def prepare_data(self) -> None:
         """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
@@ -93,6 +94,12 @@ class TextDataModule(LightningDataModule):
     def document_eot(self) -> int | None:
         """Id of the token that opens a document if `document_mask`; None: a window is one text."""
         return self.meta["eot_id"] if self.document_mask else None
+
+    def val_bytes(self, n_targets: int) -> int:
+        """See `data.prepare.val_bytes`; the last result is kept, since each validation asks for the same part."""
+        if self._val_bytes is None or self._val_bytes[0] != n_targets:
+            self._val_bytes = n_targets, val_bytes(self.packed, n_targets)
+        return self._val_bytes[1]
 
     @property
     def val_bytes_per_token(self) -> float:

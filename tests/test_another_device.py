@@ -37,7 +37,7 @@ PROMPTS = {"one": [[1, 2, 3]], "unequal": [[1, 2], [3] * 9, [4] * 20]}
 def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document_eot, kind):
     model = tiny_gpt(**parts).to("meta")
     content = payload(model, Tokenizer(models.BPE({}, [])), "A", {"fingerprint": "text"})
-    run = {"total_steps": 40, "val_bytes_per_token": 1.0, "payload": content, "document_eot": document_eot}
+    run = {"total_steps": 40, "val_bytes": float, "payload": content, "document_eot": document_eot}
     module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
     made = module.configure_optimizers()
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]

@@ -32,7 +32,7 @@ class TrainingModule(LightningModule):
         model: the GPT.
         optim: optimizer and schedule.
         total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
-        val_bytes_per_token: UTF-8 bytes of the validation text per token, for bits per byte.
+        val_bytes: the UTF-8 bytes of the first n validation targets, given n; for bits per byte.
         payload: the "tril" entry of a checkpoint, see `model.checkpoint.payload`; the module adds the certificate.
         compile: torch.compile's mode for the loss; "regional": one block is compiled, for training only, which takes a
             fraction of the time; None: not compiled. Parameter names do not change.
@@ -46,7 +46,7 @@ class TrainingModule(LightningModule):
         optim: OptimConfig,
         *,
         total_steps: int,
-        val_bytes_per_token: float,
+        val_bytes: Callable[[int], float],
         payload: dict[str, Any],
         compile: str | None = None,
         document_eot: int | None = None,
@@ -54,7 +54,7 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.model = model
         self.optim, self.total_steps = optim, total_steps
-        self.val_bytes_per_token, self.document_eot = val_bytes_per_token, document_eot
+        self.val_bytes, self.document_eot = val_bytes, document_eot
         self.compile_mode = compile
         self.nll = compiled_loss(model, compile)
         self.val_windows = torch.empty(2, 0)  # nats and number of targets of each window of the last validation
@@ -119,9 +119,9 @@ class TrainingModule(LightningModule):
         windows = windows.permute(1, 2, 0).flatten(1).cpu().double()  # (2, N * ranks): the ranks alternate
         self.val_windows, self._val = windows[:, windows[1] > 0], []
         nats, targets = self.val_windows.sum(1).tolist()
-        loss = nats / targets
+        bits_per_byte = nats / math.log(2) / self.val_bytes(int(targets))
         # `Metrics` writes them to the loggers: Lightning would log them under the step before.
-        self.log_dict({"val/loss": loss, "val/bpb": loss / math.log(2) / self.val_bytes_per_token}, logger=False)
+        self.log_dict({"val/loss": nats / targets, "val/bpb": bits_per_byte}, logger=False)
 
     def take_train_loss(self) -> Tensor:
         """Mean loss in nats per token since the last call. Reading it at every step would make a GPU wait."""

@@ -150,7 +150,7 @@ def new_module(bench: Bench) -> TrainingModule:
         GPT(config.model),
         config.optim,
         total_steps=max(config.steps, bench.config.warmup + bench.config.steps),
-        val_bytes_per_token=1.0,  # unused: there is no validation
+        val_bytes=float,  # unused: there is no validation
         payload={},
         compile=bench.hardware.compile,
         document_eot=0 if config.data.document_mask else None,

@@ -43,7 +43,7 @@ def module(compile=None, steps=6, bytes_per_token=1.0, document_eot=None, **choi
     model = tiny_gpt(**{"tie_embeddings": False} | choices)
     optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
     content = payload(model, TOKENIZER, "A", {"fingerprint": "text"})
-    run = {"total_steps": steps, "val_bytes_per_token": bytes_per_token, "payload": content}
+    run = {"total_steps": steps, "val_bytes": lambda n_targets: n_targets * bytes_per_token, "payload": content}
     return TrainingModule(model, optim, **run, compile=compile, document_eot=document_eot)
 
 
