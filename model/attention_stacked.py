@@ -17,15 +17,14 @@ Backend = Callable[[Tensor, Tensor, Tensor, Masking, float], tuple[Tensor, Any]]
 
 def by_head(
     backend: Backend, q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, None]:
     """Runs `backend` on one head at a time: slow, and obviously right. The arguments are those of the backend."""
     group = q.shape[1] // k.shape[1]  # query heads per key/value head
     mask, bias, causal, window = masking
-    outputs, weights = [], []
+    outputs = []
     for h in range(q.shape[1]):
         one, shared = slice(h, h + 1), slice(h // group, h // group + 1)
         mask_h, bias_h = (x if x is None else x.expand(*q.shape[:3], k.shape[2])[:, one] for x in (mask, bias))
         head = backend(q[:, one], k[:, shared], v[:, shared], Masking(mask_h, bias_h, causal, window), dropout_p)
         outputs.append(head[0])  # (B, 1, T, D_v)
-        weights.append(head[1])  # (B, 1, T, S)
-    return torch.cat(outputs, dim=1), torch.cat(weights, dim=1)
+    return torch.cat(outputs, dim=1), None
