@@ -73,6 +73,10 @@ def test_output_and_gradients_match_the_reference(backend, n_queries, n_keys, ca
     qkv = [x.requires_grad_() for x in make_qkv(n_queries, n_keys)]
     out = attention(*qkv, mask=mask, causal=causal, window=window, backend=backend)
     expected = reference(*qkv, visible)
+    assert_output_and_gradients(out, expected, qkv, visible)
+
+
+def assert_output_and_gradients(out, expected, qkv, visible):
     assert_close(out, expected)
     assert (out[~visible.any(-1)] == 0).all()
 

@@ -7,9 +7,9 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from tests.conftest import BACKENDS, BACKENDS_SLOW_FLEX, TRAINABLE, assert_close, randomize
+from tests.model.test_multi_head_attention import torch_module_like
 from tril.model.attention import MultiHeadAttention
 from tril.model.masks import causal_mask
 
@@ -18,24 +18,6 @@ B, T, S, C, K, H = 2, 6, 9, 24, 10, 4
 
 def make(**choices):
     return randomize(MultiHeadAttention(C, H, **choices))
-
-
-def torch_module_like(attn):
-    """A `torch.nn.MultiheadAttention` with the weights of `attn`."""
-    kv_dim, bias = attn.k_proj.in_features, attn.q_proj.bias is not None
-    reference = nn.MultiheadAttention(C, H, bias=bias, kdim=kv_dim, vdim=kv_dim, batch_first=True)
-    projections = (attn.q_proj, attn.k_proj, attn.v_proj)
-    with torch.no_grad():
-        if reference.in_proj_weight is None:  # kdim is not C: three matrices
-            for name, projection in zip("qkv", projections, strict=True):
-                getattr(reference, f"{name}_proj_weight").copy_(projection.weight)
-        else:
-            reference.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
-        reference.out_proj.weight.copy_(attn.o_proj.weight)
-        if bias:
-            reference.in_proj_bias.copy_(torch.cat([projection.bias for projection in projections]))
-            reference.out_proj.bias.copy_(attn.o_proj.bias)
-    return reference
 
 
 def inputs_of(n_arguments, kv_dim, n_keys=S):

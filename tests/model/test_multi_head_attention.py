@@ -35,11 +35,15 @@ def copy_of(attn, **choices):
 
 def torch_module_like(attn):
     """A `torch.nn.MultiheadAttention` with the weights of `attn`."""
-    bias = attn.q_proj.bias is not None
-    reference = nn.MultiheadAttention(C, H, bias=bias, batch_first=True)
+    kv_dim, bias = attn.k_proj.in_features, attn.q_proj.bias is not None
+    reference = nn.MultiheadAttention(C, H, bias=bias, kdim=kv_dim, vdim=kv_dim, batch_first=True)
     projections = (attn.q_proj, attn.k_proj, attn.v_proj)
     with torch.no_grad():
-        reference.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
+        if reference.in_proj_weight is None:  # kdim is not C: three matrices
+            for name, projection in zip("qkv", projections, strict=True):
+                getattr(reference, f"{name}_proj_weight").copy_(projection.weight)
+        else:
+            reference.in_proj_weight.copy_(torch.cat([projection.weight for projection in projections]))
         reference.out_proj.weight.copy_(attn.o_proj.weight)
         if bias:
             reference.in_proj_bias.copy_(torch.cat([projection.bias for projection in projections]))
