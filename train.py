@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.atomic_files import write_text
 from tril.model.runs import CHECKPOINTS, SWEEP
-from tril.scripts.ablation.run_process import check_single, in_sweep, run_job
+from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
 from tril.scripts.common.build_trainer import build_trainer, fit
 from tril.scripts.common.cli import UserError, check_writable, command, entry, user_errors
 from tril.scripts.common.resume import checkpoint_payload, choose_folder, resolve_resume
@@ -61,7 +61,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
     with user_errors():
         cfg, checkpoint = resolve_resume(cfg)
         config = check_config(cfg)
-        if not (Path(cfg.output_dir).parent / SWEEP).is_file():  # a sweep compares runs by their effective settings
+        # a sweep compares runs by their effective settings; its trials of +tune=lr are two folders deeper
+        if not any((folder / SWEEP).is_file() for folder in Path(cfg.output_dir).parents[:3]):
             refuse_unused(config)
         check_writable(Path(cfg.output_dir), "hydra.run.dir")
     assert config.hardware is not None
@@ -103,6 +104,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         config.optim,
         total_steps=config.steps,
         val_bytes=data.val_bytes,
+        val_documents=data.val_documents,
         payload=payload,
         compile=config.hardware.compile,
         document_eot=data.document_eot,

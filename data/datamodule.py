@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import LightningDataModule
 from tokenizers import Tokenizer
@@ -100,6 +101,14 @@ class TextDataModule(LightningDataModule):
         if self._val_bytes is None or self._val_bytes[0] != n_targets:
             self._val_bytes = n_targets, val_bytes(self.packed, n_targets)
         return self._val_bytes[1]
+
+    def val_documents(self, n_targets: int) -> np.ndarray:
+        """The document of each of the first `n_targets` validation targets, counted from 0: (n_targets,).
+
+        A target belongs to the document of its input, and the end-of-text token to the document that it starts.
+        """
+        inputs = self.packed.tokens("val")[:n_targets]
+        return np.cumsum(inputs == self.meta["eot_id"])
 
     @property
     def val_bytes_per_token(self) -> float:

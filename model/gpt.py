@@ -97,6 +97,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
+        seed = int(torch.randint(2**63 - 1, (), device="cpu"))  # before the modules, whose shapes decide what they draw
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.pos_embed = nn.Embedding(config.context_length, config.dim) if config.pos == "learned" else None
         self.embd_dropout = nn.Dropout(config.embd_dropout)
@@ -111,7 +112,7 @@ class GPT(nn.Module):
             self.register_buffer("rope_sin", sin, persistent=False)
         if config.pos == "alibi" and config.n_heads:
             self.register_buffer("alibi_slopes", alibi_slopes(config.n_heads), persistent=False)  # (H,)
-        init_weights(self, config)
+        init_weights(self, config, seed)
 
     def forward(
         self,

@@ -1,14 +1,19 @@
 """Initial weights of a GPT."""
 
+import hashlib
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tril.model.config import GPTConfig
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, config: GPTConfig) -> None:
-    """Draws all parameters of a GPT from torch's global generator.
+def init_weights(model: nn.Module, config: GPTConfig, seed: int) -> None:
+    """Draws all parameters of a GPT, each from a random stream of `seed` and the parameter's name.
+
+    Two models of one seed thus have equal values in every parameter whose name, shape and distribution they share, so
+    that a comparison of the two does not also compare two draws.
 
     | parameter                       | init=zero_out                     | init=gpt2 (Radford et al. 2019) |
     |---------------------------------|-----------------------------------|---------------------------------|
@@ -30,18 +35,29 @@ def init_weights(model: nn.Module, config: GPTConfig) -> None:
     bound = 0.5 * (3 / config.dim) ** 0.5  # a uniform on +-b has std b / sqrt(3)
     zero_out = config.init == "zero_out"
     for name, p in model.named_parameters():
-        part = name.split(".")[-2]
+        part, generator = name.split(".")[-2], stream(seed, name, p)
+        std = small
         if p.ndim < 2:
             nn.init.constant_(p, 1.0 if name.endswith("weight") else 0.0)
-        elif part in ("o_proj", "down"):
-            nn.init.zeros_(p) if zero_out else nn.init.normal_(p, std=residual)
+            continue
+        if part in ("o_proj", "down"):
+            std = 0.0 if zero_out else residual
         elif part in ("q_proj", "k_proj", "v_proj", "up", "gate"):
-            nn.init.uniform_(p, -bound, bound) if zero_out else nn.init.normal_(p, std=small)
+            if zero_out:
+                nn.init.uniform_(p, -bound, bound, generator=generator)
+                continue
         elif part == "embed":
-            nn.init.normal_(p, std=1.0 if zero_out and not config.tie_embeddings else small)
+            std = 1.0 if zero_out and not config.tie_embeddings else small
         elif part == "head":
-            nn.init.zeros_(p) if zero_out else nn.init.normal_(p, std=small)
-        elif part == "pos_embed":
-            nn.init.normal_(p, std=small)
-        else:
+            std = 0.0 if zero_out else small
+        elif part != "pos_embed":
             raise AssertionError(f"no initialization for {name}")
+        nn.init.normal_(p, std=std, generator=generator)
+
+
+def stream(seed: int, name: str, parameter: Tensor) -> torch.Generator | None:
+    """The random stream of a parameter, on its device; None on the meta device, which holds no values."""
+    if parameter.is_meta:
+        return None
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "big"))

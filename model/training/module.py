@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import LightningModule
 from tokenizers import Tokenizer
@@ -21,6 +22,7 @@ from tril.model.masks import document_mask, split_documents
 from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
 from tril.model.training.optim import OptimConfig, build_optimizer
 from tril.model.training.schedule import lr_factor
+from tril.model.training.validation_losses import ValidationLosses, in_order
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 
@@ -33,6 +35,8 @@ class TrainingModule(LightningModule):
         optim: optimizer and schedule.
         total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
         val_bytes: the UTF-8 bytes of the first n validation targets, given n; for bits per byte.
+        val_documents: the documents of the first n validation targets, counted from 0, (n,), given n; None: the losses
+            of documents are not kept.
         payload: the "tril" entry of a checkpoint, see `model.checkpoint.payload`; the module adds the certificate.
         compile: torch.compile's mode for the loss; "regional": one block is compiled, for training only, which takes a
             fraction of the time; None: not compiled. Parameter names do not change.
@@ -47,6 +51,7 @@ class TrainingModule(LightningModule):
         *,
         total_steps: int,
         val_bytes: Callable[[int], float],
+        val_documents: Callable[[int], np.ndarray] | None = None,
         payload: dict[str, Any],
         compile: str | None = None,
         document_eot: int | None = None,
@@ -54,13 +59,14 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.model = model
         self.optim, self.total_steps = optim, total_steps
-        self.val_bytes, self.document_eot = val_bytes, document_eot
+        self.val_bytes, self.val_documents, self.document_eot = val_bytes, val_documents, document_eot
         self.compile_mode = compile
         self.nll = compiled_loss(model, compile)
         self.val_windows = torch.empty(2, 0)  # nats and number of targets of each window of the last validation
         self._payload = dict(payload)
         self._train_loss = Mean()
-        self._val: list[Tensor | list] = []  # nats and number of targets per window, (2, B) each
+        self.val_nll = torch.empty(0)  # nats of each target of the last validation, (M,)
+        self._val = ValidationLosses()
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
         self._gradients: dict[str, Tensor] = {}  # of a checkpoint within a step, until training starts
         self._micro_batches = 0  # accumulated since the last optimizer step
@@ -92,12 +98,8 @@ class TrainingModule(LightningModule):
         return nll / targets.numel()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Collects nats and number of targets of each window."""
-        _, targets = batch
-        sums = torch.stack([self.losses(batch).sum(1), (targets != IGNORE).sum(1)])  # (2, B)
-        # Numbers on a CPU, where small tensors between the large ones of each batch would fragment gigabytes. Tensors
-        # elsewhere, where numbers would wait for the device.
-        self._val.append(sums.tolist() if sums.device.type == "cpu" else sums)
+        """Collects the loss of every target."""
+        self._val.add(self.losses(batch), batch[1])
 
     def losses(self, batch: Batch) -> Tensor:
         """Loss of each target in nats (B, T), as in `GPT.nll`. With CUDA graphs the next call overwrites them."""
@@ -114,10 +116,9 @@ class TrainingModule(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Logs val/loss and val/bpb over all windows of all processes."""
-        windows = torch.cat([torch.as_tensor(sums, device=self.device) for sums in self._val], 1)  # (2, N)
-        windows = torch.as_tensor(self.all_gather(windows)).view(-1, *windows.shape)  # (ranks, 2, N)
-        windows = windows.permute(1, 2, 0).flatten(1).cpu().double()  # (2, N * ranks): the ranks alternate
-        self.val_windows, self._val = windows[:, windows[1] > 0], []
+        rows = self._val.take()
+        rows = torch.as_tensor(self.all_gather(rows)).view(-1, *rows.shape)  # (ranks, N, T + 1)
+        self.val_windows, self.val_nll = in_order(rows)
         nats, targets = self.val_windows.sum(1).tolist()
         bits_per_byte = nats / math.log(2) / self.val_bytes(int(targets))
         # `Metrics` writes them to the loggers: Lightning would log them under the step before.

@@ -21,23 +21,26 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from tril.model.gpt import GPT
 from tril.model.training.hardware import has_bf16
 from tril.model.training.schedule import ScheduleConfig
+from tril.model.training.width_scaling import Base, lr_ratio, rate_factor
 from tril.model.validation import strict_settings
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
 NS_EPS = 1e-7  # Jordan's; a zero matrix stays zero
-MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
 
 GROUP_KEYS = {  # required keys of a parameter group, besides its parameters
     "muon": {"lr", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr"},
     "adamw": {"lr", "weight_decay", "betas", "eps", "fused"},
 }
 MUON_KEYS = ("muon_lr", "muon_weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr")  # without effect on AdamW
+BASE_KEYS = ("base_width", "base_head_dim")  # without effect unless scale_with_width
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Size = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, config=strict_settings("optim"))
@@ -49,8 +52,11 @@ class OptimConfig:
         lr: AdamW's learning rate, with its `betas` and `eps`.
         weight_decay: AdamW's, for matrices only, never for norms and biases.
         muon_lr: Muon's learning rate, with its `muon_weight_decay`, `momentum` and `nesterov`.
+        lr_scale: multiplies both learning rates; one number to tune for a model whose two rates are near their ratio.
         ns_steps: Newton-Schulz iterations; 5 is usual, fewer are cheaper and less orthogonal.
         adjust_lr: how Muon's learning rate depends on a matrix's shape, see `lr_ratio`.
+        scale_with_width: the rates are those of a model of `base_width` with heads of `base_head_dim`, and follow the
+            width of this one as `tril.model.training.width_scaling` says.
 
     Raises:
         ValidationError: lists every invalid value.
@@ -59,6 +65,7 @@ class OptimConfig:
     kind: Literal["muon", "adamw"] = "muon"
     lr: Positive = 0.02
     muon_lr: Positive = 0.014
+    lr_scale: Positive = 1.0
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)  # not strict: yaml has lists
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.0
@@ -67,13 +74,21 @@ class OptimConfig:
     nesterov: bool = True
     ns_steps: Annotated[int, Field(ge=1)] = 5
     adjust_lr: Literal["original", "match_rms_adamw"] = "original"
+    scale_with_width: bool = False
+    base_width: Size = 192
+    base_head_dim: Size = 48
     schedule: ScheduleConfig = ScheduleConfig()
+
+    @property
+    def base(self) -> Base:
+        """The model whose learning rates these are, for `scale_with_width`."""
+        return Base(self.base_width, self.base_head_dim)
 
     def canonical(self) -> "OptimConfig":
         """The same optimizer with every field that has no effect at its default, so that equal runs compare equal."""
-        if self.kind == "muon":
-            return self
-        return replace(self, **{field.name: field.default for field in fields(self) if field.name in MUON_KEYS})
+        unused = MUON_KEYS if self.kind == "adamw" else ()
+        unused += () if self.scale_with_width else BASE_KEYS
+        return replace(self, **{field.name: field.default for field in fields(self) if field.name in unused})
 
 
 def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
@@ -96,17 +111,6 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
         gram = x @ x.mT  # (N, shorter, shorter)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram^2) x
     return x.mT if tall else x
-
-
-def lr_ratio(adjust_lr: str, rows: int, columns: int) -> float:
-    """Muon's learning rate for a (rows, columns) matrix, relative to the group's.
-
-    "original" (Jordan) raises it for tall matrices; "match_rms_adamw" (Liu et al.) gives updates of AdamW's size, so
-    that AdamW's learning rate and weight decay suit Muon too.
-    """
-    if adjust_lr == "match_rms_adamw":
-        return MATCH_RMS * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1, rows / columns))
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -205,16 +209,39 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
         raise ValueError("optim.kind=muon needs a trainable matrix in `blocks.`; use optim=adamw")
     rest = [p for name, p in named.items() if name not in muon]
     muon_keys = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr")}
-    muon_keys |= {"kind": "muon", "lr": config.muon_lr, "weight_decay": config.muon_weight_decay}
-    adamw_keys = {"kind": "adamw", "lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
+    lr, muon_lr = config.lr_scale * config.lr, config.lr_scale * config.muon_lr
+    muon_keys |= {"kind": "muon", "lr": muon_lr, "weight_decay": config.muon_weight_decay}
+    adamw_keys = {"kind": "adamw", "lr": lr, "betas": config.betas, "eps": config.eps, "fused": True}
     matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
     groups = [
         {"name": "muon", "params": [named[name] for name in named if name in muon], **muon_keys},
         {"name": "decay", "params": matrices, "weight_decay": config.weight_decay, **adamw_keys},
         {"name": "no_decay", "params": vectors, "weight_decay": 0.0, **adamw_keys},
     ]
+    if config.scale_with_width:
+        groups = [part for group in groups for part in by_width(group, model, config)]
     check_partition(named, groups)
     return [group for group in groups if group["params"]]
+
+
+def by_width(group: dict, model: nn.Module, config: OptimConfig) -> list[dict]:
+    """The group divided by the factors of the learning rates that `optim.scale_with_width` gives its parameters.
+
+    The name of a part has its factor, unless that is 1.
+    """
+    if not isinstance(model, GPT):
+        raise ValueError("optim.scale_with_width=true knows the matrices of a GPT only; set it to false")
+    names = {id(p): name for name, p in model.named_parameters()}
+    parts: dict[float, list[Tensor]] = defaultdict(list)
+    for p in group["params"]:
+        factor = rate_factor(names[id(p)], p, model.config, config.base, group.get("adjust_lr"))
+        parts[factor].append(p)
+    return [
+        group
+        | {"name": group["name"] + ("" if factor == 1 else f"*{factor:.4g}"), "params": params}
+        | {"lr": group["lr"] * factor}
+        for factor, params in sorted(parts.items(), reverse=True)
+    ]
 
 
 def check_partition(named: Mapping[str, Tensor], groups: list[dict]) -> None:

@@ -170,6 +170,23 @@ def test_initialization_follows_the_seed():
     assert not torch.equal(first["embed.weight"], other["embed.weight"])
 
 
+@pytest.mark.parametrize("change", [{"n_layers": 3}, {"n_heads": 1}, {"mlp": "swiglu"}, {"pos": "learned"}], ids=str)
+def test_models_of_one_seed_share_the_values_of_the_matrices_that_they_share(change):
+    def draw(**choices):
+        torch.manual_seed(0)
+        return GPT(GPTConfig(V, **{"dim": 32, "n_layers": 2, "n_heads": 4} | choices)).state_dict()
+
+    first, second = draw(), draw(**change)
+    shared = [name for name in first if name in second and first[name].shape == second[name].shape]
+    assert len(shared) >= 9 and all(torch.equal(first[name], second[name]) for name in shared)
+    drawn = [
+        first[name].flatten()
+        for name in shared
+        if name != "head.weight" and first[name].ndim == 2 and first[name].any()
+    ]
+    assert len({tensor[:4].abs().sum().item() for tensor in drawn}) == len(drawn), "each has a stream of its own"
+
+
 def test_state_dict_holds_parameters_only():
     model = tiny_gpt(tie_embeddings=False)
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}

@@ -77,6 +77,8 @@ def test_window_losses_of_the_last_and_of_the_best_validation(tmp_path):
         trainer = SimpleNamespace(is_global_zero=True, callbacks=[metrics], global_step=step)
         module = SimpleNamespace(
             val_windows=torch.tensor([[loss * 4, loss * 2], [4, 2]], dtype=torch.float64),
+            val_nll=torch.tensor([1.0, 2, 3, 4, 5, 6]) * loss,
+            val_documents=lambda n: np.array([0, 0, 0, 1, 1, 3])[:n],  # document 2 has no token
             model=SimpleNamespace(config=SimpleNamespace(context_length=4)),
         )
         keep.on_validation_end(trainer, module)
@@ -84,6 +86,8 @@ def test_window_losses_of_the_last_and_of_the_best_validation(tmp_path):
     assert (last["step"], best["step"], last["context_length"]) == (30, 20, 4)
     assert last["nll"].tolist() == [6.0, 3.0] and best["nll"].tolist() == [4.0, 2.0]
     assert last["targets"].tolist() == [4, 2] and last["targets"].dtype == int
+    assert last["document_nll"].tolist() == [9.0, 13.5, 0, 9.0] and last["document_targets"].tolist() == [3, 2, 0, 1]
+    assert best["document_nll"].tolist() == [6.0, 9, 0, 6]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["windows_best.npz", "windows_last.npz"]
 
 
