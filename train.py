@@ -18,6 +18,7 @@ from tril.model.runs import CHECKPOINTS, SWEEP
 from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
 from tril.scripts.common.build_trainer import build_trainer, fit
 from tril.scripts.common.cli import UserError, check_writable, command, entry, user_errors
+from tril.scripts.common.equal_flops import with_equal_flops
 from tril.scripts.common.resume import checkpoint_payload, choose_folder, resolve_resume
 from tril.scripts.common.run_config import check_config, choose_vocab_size, refuse_unused
 from tril.scripts.common.signals import StoppedError, stop_on_signals
@@ -65,6 +66,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
         if not any((folder / SWEEP).is_file() for folder in Path(cfg.output_dir).parents[:3]):
             refuse_unused(config)
         check_writable(Path(cfg.output_dir), "hydra.run.dir")
+        if checkpoint is None:  # a resumed run has its steps
+            cfg, config = with_equal_flops(cfg, config)
     assert config.hardware is not None
 
     gc.disable()  # collections during the imports take a sixth of their time
@@ -78,6 +81,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
     from tril.model.training.hardware import configure_torch
     from tril.model.training.module import TrainingModule
     from tril.model.training.summary import describe, finish
+    from tril.model.training.width_scaling import scale_initial_values
 
     gc.enable()
     with user_errors():
@@ -91,6 +95,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
         vocab_size = choose_vocab_size(cfg.model.vocab_size, data.vocab_size)
         torch.manual_seed(derive_seed(cfg.seed, "initialisation"))
         model = GPT(replace(config.model, vocab_size=vocab_size))
+        if config.optim.scale_with_width:
+            scale_initial_values(model, config.optim.base)
         payload = checkpoint_payload(model, data, checkpoint)
 
     folder = Path(cfg.output_dir)

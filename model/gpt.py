@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tril.model.alibi import alibi_bias, alibi_slopes
 from tril.model.attention import MultiHeadAttention
 from tril.model.config import GPTConfig
+from tril.model.flops import scored_keys
 from tril.model.initialization import init_weights
 from tril.model.kv_cache import KVCache
 from tril.model.masks import last_row
@@ -233,18 +234,17 @@ class GPT(nn.Module):
         tables = {id(m.weight): m.weight.numel() for m in (self.embed, self.pos_embed, self.head) if m is not None}
         return total - sum(tables.values())
 
-    def flops_per_token(self, length: int | None = None) -> int:
+    def flops_per_token(self, length: int | None = None, *, masked: bool = False) -> int:
         """FLOPs of one training token, forward and backward, in sequences of `length` (default: context_length).
 
-        6 N + 12 L (H D) T (PaLM, Chowdhery et al. 2022, appendix B). N are the weights that are multiplied: all but the
-        look-up tables, with the head even where it is tied. T is the window where that is shorter. As usual, the masked
-        half of the scores is counted.
+        6 N + 12 L (H D) S (PaLM, Chowdhery et al. 2022, appendix B). N are the weights that are multiplied: all but the
+        look-up tables, with a tied head. S are the keys that a query sees on average; with `masked` PaLM's, for MFU.
         """
         config = self.config
         length = config.context_length if length is None else length
-        visible = min(length, config.window or length)
+        keys = scored_keys(length, causal=config.causal and not masked, window=config.window)
         multiplied = self.n_parameters(embeddings=False) + self.head.weight.numel()
-        return 6 * multiplied + 12 * config.n_layers * config.n_heads * config.head_size * visible
+        return round(6 * multiplied + 12 * config.n_layers * config.n_heads * config.head_size * keys)
 
     def _check_length(self, length: int) -> None:
         limit = self.config.context_length

@@ -166,7 +166,10 @@ def check_cpp_compiler() -> None:
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
-    """Model FLOPs utilization (PaLM, https://arxiv.org/abs/2204.02311, appendix B): the share of `peak` FLOP/s."""
+    """Model FLOPs utilization (PaLM, https://arxiv.org/abs/2204.02311, appendix B): the share of `peak` FLOP/s.
+
+    `flops_per_token` counts masked scores too, as PaLM does: `GPT.flops_per_token(masked=True)`.
+    """
     return tokens_per_second * flops_per_token / peak
 
 

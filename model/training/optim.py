@@ -9,7 +9,6 @@ Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: h
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are the functions of torch.optim for many tensors at once.
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace

@@ -89,6 +89,7 @@ def finish(
         "peak_memory_gb": peak_memory_bytes(hardware.accelerator) / 1e9,
         **sizes(model),
         "context_length": model.config.context_length,
+        "training_text_tokens": data["counts"]["train"]["tokens"],
         "val_bytes_per_token": data["val_bytes_per_token"],
         "data_fingerprint": data["fingerprint"],
         "seed": seed,

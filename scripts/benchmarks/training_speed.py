@@ -53,7 +53,7 @@ def train(bench: Bench) -> Iterator[Section]:
         "tokens/s": tokens / p50,
     }
     if peak_flops is not None:
-        row["MFU (%)"] = 100 * mfu(tokens / p50, module.model.flops_per_token(), peak_flops)
+        row["MFU (%)"] = 100 * mfu(tokens / p50, module.model.flops_per_token(masked=True), peak_flops)
     row["peak memory (GB)"] = memory / 1e9
     notes = [
         f"{bench.config.repeats} x {bench.config.steps} steps in a bare loop (batch, forward, backward, clipping, "

@@ -1,6 +1,7 @@
 """The checked settings of a run."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,14 +119,18 @@ def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
         raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")
 
 
-def refuse_unused(config: RunConfig) -> None:
-    """Raises ValueError for a key of the command line that has no effect: Muon's under optim.kind=adamw, and keys of
-    the model that another one replaces.
+def refuse_unused(config: RunConfig, overrides: Sequence[str] | None = None) -> None:
+    """Raises ValueError for a key that has no effect: Muon's under optim.kind=adamw, and keys of the model that another
+    one replaces.
+
+    Args:
+        config: the settings.
+        overrides: key=value each; None: those of the command line.
     """
     from tril.model.training.optim import MUON_KEYS
 
-    model = config.model
-    typed = {key: value for key, _, value in (override.partition("=") for override in task_overrides())}
+    model, overrides = config.model, task_overrides() if overrides is None else overrides
+    typed = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     for name in MUON_KEYS if config.optim.kind == "adamw" else ():
         if (key := f"optim.{name}") in typed and getattr(config.optim, name) != getattr(config.optim.canonical(), name):
             raise ValueError(f"{key}={typed[key]} has no effect with optim.kind=adamw; leave it out, or use optim=muon")

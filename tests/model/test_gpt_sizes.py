@@ -9,6 +9,7 @@ from torch import nn
 
 from tests.conftest import GPT2, MODEL_CHOICES, assert_close, tiny_gpt
 from tril.model.gpt import GPT, GPTConfig
+from tril.model.masks import causal_mask
 
 B, T, V = 2, 9, 31
 
@@ -66,22 +67,33 @@ def test_flops_of_gpt2_equal_palms_formula():
     matrices = 12 * 12 * 768**2 + 50304 * 768
     gains = 25 * 768  # PaLM's N leaves them out, which gives the usual 854.7 MFLOP
     assert 6 * matrices + 12 * 12 * 768 * 1024 == 854_654_976
-    assert model.flops_per_token() == 854_654_976 + 6 * gains
+    assert model.flops_per_token(masked=True) == 854_654_976 + 6 * gains
+    assert model.flops_per_token() == 854_654_976 + 6 * gains - 12 * 12 * 768 * 1023 // 2
 
 
-def test_flops_follow_length_and_window():
-    model = on_meta(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3)
+@pytest.mark.parametrize("window", [None, 1, 2, 7, 63, 64, 100])
+@pytest.mark.parametrize("length", [1, 10, 64])
+def test_flops_count_the_scores_that_the_mask_leaves(length, window):
+    shape = {"vocab_size": 100, "context_length": 64, "dim": 32, "n_heads": 4, "head_dim": 6, "n_layers": 3}
+    model = on_meta(**shape, window=window)
     weights = model.n_parameters() - 100 * 32  # all but the embedding table
-    assert model.flops_per_token() == 6 * weights + 12 * 3 * 24 * 64
-    assert model.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
-    windowed = on_meta(vocab_size=100, context_length=64, dim=32, n_heads=4, head_dim=6, n_layers=3, window=16)
-    assert windowed.flops_per_token() == 6 * weights + 12 * 3 * 24 * 16
-    assert windowed.flops_per_token(10) == 6 * weights + 12 * 3 * 24 * 10
+    visible = int(causal_mask(length, length, window=window).sum())  # of all queries
+    assert model.flops_per_token(length) == round(6 * weights + 12 * 3 * 24 * visible / length)
+    band = min(length, window or length)
+    assert model.flops_per_token(length, masked=True) == 6 * weights + 12 * 3 * 24 * band
+    if length == 64:
+        assert model.flops_per_token() == model.flops_per_token(64)
+
+
+def test_a_model_that_is_not_causal_computes_every_score():
+    model = on_meta(vocab_size=100, context_length=64, dim=32, n_heads=4, n_layers=3, causal=False)
+    weights = model.n_parameters() - 100 * 32
+    assert model.flops_per_token() == model.flops_per_token(masked=True) == 6 * weights + 12 * 3 * 32 * 64
 
 
 def test_a_missing_part_has_no_flops():
     shape = {"vocab_size": 100, "context_length": 64, "dim": 32, "n_layers": 3, "norm": "rmsnorm"}
-    ffn, attention, scores = 3 * (2 * 32 * 128 + 32), 3 * (4 * 32 * 32 + 32 + 2 * 8), 3 * 32 * 64
+    ffn, attention, scores = 3 * (2 * 32 * 128 + 32), 3 * (4 * 32 * 32 + 32 + 2 * 8), 3 * 32 * 65 // 2
     ends = 100 * 32 + 32  # the head and the last norm
     assert on_meta(**shape, n_heads=4).flops_per_token() == 6 * (ffn + attention + ends) + 12 * scores
     assert on_meta(**shape, n_heads=0).flops_per_token() == 6 * (ffn + ends)

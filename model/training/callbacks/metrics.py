@@ -22,7 +22,7 @@ class Metrics(Callback):
 
     def __init__(self, tokens_per_step: int, peak_flops: float | None, started: float = 0.0) -> None:
         self.tokens_per_step, self.peak_flops = tokens_per_step, peak_flops
-        self.flops_per_token = 0.0  # set by on_fit_start
+        self.flops_per_token = 0.0  # as the MFU counts them; set by on_fit_start
         self.train: list[dict] = []  # step, loss, tokens_per_second
         self.val: list[dict] = []  # step, loss, bpb
         self._clock = Stopwatch()  # runs during training
@@ -40,7 +40,7 @@ class Metrics(Callback):
         return next(callback for callback in trainer.callbacks if isinstance(callback, Metrics))  # pyright: ignore[reportAttributeAccessIssue] dynamic
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self.flops_per_token = pl_module.model.flops_per_token()
+        self.flops_per_token = pl_module.model.flops_per_token(masked=True)
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._step, self._seconds = trainer.global_step, self._clock.seconds()

@@ -36,7 +36,9 @@ def test_stopwatch_counts_only_while_it_runs(monkeypatch):
 def test_mfu_is_the_median_speed_against_the_peak():
     metrics, unknown = (Metrics(tokens_per_step=100, peak_flops=peak) for peak in (3e12, None))
     for each in (metrics, unknown):
-        each.on_fit_start(None, SimpleNamespace(model=SimpleNamespace(flops_per_token=lambda: 6e6)))
+        each.on_fit_start(
+            None, SimpleNamespace(model=SimpleNamespace(flops_per_token=lambda masked: 6e6 if masked else 0))
+        )
     metrics.train = [
         {"step": step, "loss": 1.0, "tokens_per_second": speed} for step, speed in ((1, 1e3), (2, 2e5), (3, 3e5))
     ]

@@ -202,17 +202,30 @@ def test_betas_are_two_numbers(betas):
 
 
 def test_equal_optimizers_have_one_canonical_form():
-    """Muon's keys have no effect on AdamW, and every key has one on Muon."""
+    """Muon's keys have no effect on AdamW, those of the base model have one for scaled rates only."""
     changes = {"muon_lr": 0.1, "muon_weight_decay": 0.1, "momentum": 0.1, "nesterov": False, "ns_steps": 1}
     changes["adjust_lr"] = "match_rms_adamw"
     assert tuple(changes) == ("muon_lr", "muon_weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr")
     for name, value in changes.items():
         assert OptimConfig(kind="adamw", **{name: value}).canonical() == OptimConfig(kind="adamw")
         assert OptimConfig(**{name: value}).canonical() == OptimConfig(**{name: value}) != OptimConfig()
-    shared = {"lr": 0.1, "betas": (0.1, 0.2), "eps": 0.1, "weight_decay": 0.1, "schedule": ScheduleConfig("cosine")}
+    base = {"base_width": 64, "base_head_dim": 16}
+    assert OptimConfig(**base).canonical() == OptimConfig()
+    assert len({OptimConfig(scale_with_width=True, **{name: base[name]}).canonical() for name in base}) == 2
+    shared = {
+        "lr_scale": 0.5,
+        "scale_with_width": True,
+        "lr": 0.1,
+        "betas": (0.1, 0.2),
+        "eps": 0.1,
+        "weight_decay": 0.1,
+        "schedule": ScheduleConfig("cosine"),
+    }
     for name, value in shared.items():
         assert getattr(OptimConfig(kind="adamw", **{name: value}).canonical(), name) == value
-    assert set(changes) | set(shared) | {"kind"} == {field.name for field in dataclasses.fields(OptimConfig)}
+    assert set(changes) | set(base) | set(shared) | {"kind"} == {
+        field.name for field in dataclasses.fields(OptimConfig)
+    }
 
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "optim"

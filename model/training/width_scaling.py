@@ -1,0 +1,107 @@
+"""Learning rates and initial values that transfer over the width of a model: optim.scale_with_width.
+
+The rules are those of the maximal update parametrization, muP (Yang et al. 2021, Tensor Programs V, table 8), in the
+spectral form of Yang, Simon and Bernstein 2023 for Muon. The rates are tuned on a base model of width `base.width`
+whose heads have size `base.head_dim`. With r = dim / base.width, a matrix in a block has n times the inputs and m times
+the outputs of the base model's; both are r, but for the heads, where they are H * D / base.width:
+
+| parameter                  | AdamW's rate                                  | initial std or value     |
+|----------------------------|-----------------------------------------------|--------------------------|
+| matrix in a block          | / n; Muon: spectral norm * sqrt(m / n)        | / sqrt(n)                |
+| embed, pos_embed, head     | as the base                                   | as the base              |
+| last norm                  | / r                                           | / r                      |
+| q_norm; without it q_proj  | also * sqrt(base.head_dim / D)                | also the same            |
+| other norms, biases        | as the base                                   | as the base              |
+
+The last norm's gain is muP's output multiplier: under Adam, a gain that starts at 1/r and learns at 1/r of the rate is
+a gain that starts at 1 in front of a fixed factor of 1/r (Yang et al. 2021, lemma J.1). One matrix can thus be
+embedding and head, with the values and the rate of an embedding, and the model has the parameters and operations of any
+other. The gain or weight of q is in the same way the factor that turns the scores q k / sqrt(D) into muP's
+q k sqrt(base.head_dim) / D: training aligns q with k, and aligned vectors of D numbers have scores of sqrt(D), with
+`qk_norm` as well as without it. AdamW decays by rate * weight_decay, so its decay of the blocks falls with 1/n too, as
+Qiu et al. 2025 recommend (https://arxiv.org/abs/2512.05620). Depth, batch and length of training are not scaled.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tril.model.config import GPTConfig
+from tril.model.gpt import GPT
+
+MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
+DIGITS = 12  # of a factor: rounding errors would split parameters of equal rates into several groups
+
+
+class Base(NamedTuple):
+    """Width and head size of the model whose learning rates are known."""
+
+    width: int
+    head_dim: int
+
+
+def lr_ratio(adjust_lr: str, rows: float, columns: float) -> float:
+    """Muon's learning rate for a (rows, columns) matrix, relative to the group's.
+
+    "original" (Jordan) raises it for tall matrices; "match_rms_adamw" (Liu et al.) gives updates of AdamW's size, so
+    that AdamW's learning rate and weight decay suit Muon too.
+    """
+    if adjust_lr == "match_rms_adamw":
+        return MATCH_RMS * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
+
+
+def rate_factor(name: str, parameter: Tensor, config: GPTConfig, base: Base, adjust_lr: str | None) -> float:
+    """The learning rate of a parameter, relative to that of its group in the base model.
+
+    Args:
+        name: of the parameter in the GPT.
+        adjust_lr: of Muon, which multiplies its rate by `lr_ratio`; None: AdamW updates this parameter.
+    """
+    factor = multiplier(name, config, base)
+    if "blocks." in name and parameter.ndim == 2:
+        inputs, outputs = growth(name, config, base)
+        if adjust_lr is None:
+            factor /= inputs
+        else:
+            rows, columns = parameter.shape
+            wanted = lr_ratio(adjust_lr, rows / outputs, columns / inputs) * math.sqrt(outputs / inputs)
+            factor *= wanted / lr_ratio(adjust_lr, rows, columns)
+    return round(factor, DIGITS)
+
+
+def multiplier(name: str, config: GPTConfig, base: Base) -> float:
+    """The factor on initial value and learning rate that stands for one in the model, on the logits or the scores."""
+    part = name.split(".")[-2]
+    if name.startswith("norm."):
+        return base.width / config.dim
+    if part == ("q_proj" if config.qk_norm == "none" else "q_norm"):
+        return math.sqrt(base.head_dim / config.head_size)
+    return 1.0
+
+
+def growth(name: str, config: GPTConfig, base: Base) -> tuple[float, float]:
+    """Inputs and outputs of a block's matrix, relative to the base model's, whose heads have its width in sum."""
+    stream = config.dim / base.width
+    heads = config.n_heads * config.head_size / base.width
+    part = name.split(".")[-2]
+    if part in ("q_proj", "k_proj", "v_proj"):
+        return stream, heads
+    return (heads, stream) if part == "o_proj" else (stream, stream)  # the FFN keeps its ratio of hidden width to dim
+
+
+@torch.no_grad()
+def scale_initial_values(model: GPT, base: Base) -> None:
+    """Multiplies the initial values that `init_weights` has drawn as the table above says.
+
+    Those of init=zero_out follow the width already: the std of q, k, v, up and gate is 0.5 / sqrt(C).
+    """
+    config = model.config
+    for name, parameter in model.named_parameters():
+        factor = multiplier(name, config, base)
+        if config.init == "gpt2" and "blocks." in name and parameter.ndim == 2:
+            factor /= math.sqrt(growth(name, config, base)[0])
+        if factor != 1:
+            parameter.mul_(factor)
