@@ -11,7 +11,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -19,8 +19,11 @@ from pydantic.dataclasses import dataclass
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, flatten, user_errors, writable
-from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, validation_tokens
+from tril.scripts.common.finished_run import Run, read_run, sample_windows, validation_tokens
 from tril.scripts.common.tables import markdown_table
+
+if TYPE_CHECKING:
+    from tril.model.intervals import Interval
 
 COMMANDS = {"masked": "python train.py", "unmasked": "python train.py experiment=control_no_mask"}
 TEXTS = (*COMMANDS, "out")  # keys whose value is text as it was typed
@@ -43,7 +46,7 @@ class ControlConfig:
 
     masked: str | None
     unmasked: str | None
-    windows: Annotated[int, Field(ge=2)]  # a standard error needs two
+    windows: Annotated[int, Field(ge=2)]  # an interval needs two
     prompts: Annotated[list[str], Field(min_length=1)]
     max_new_tokens: int
     temperature: float
@@ -66,9 +69,9 @@ def main(cfg) -> None:
         check_pair(runs)
         for name, path in paths.items():
             sides[name] = {"checkpoint": os.path.relpath(path), "curves": read_curves(run_folder(path))}
-        length = runs["masked"].metadata["config"]["context_length"]
-        windows = evenly_spaced_windows(validation_tokens(runs["masked"]), settings.windows, length)
         models = {name: load(path) for name, path in paths.items()}
+        tokens, eot_id = validation_tokens(runs["masked"]), models["masked"].eot_id
+        windows = sample_windows(runs["masked"], tokens, settings.windows, eot_id)
         sampling = {key: getattr(settings, key) for key in ("max_new_tokens", "temperature", "seed")}
         for name, lm in models.items():
             texts = lm.generate(settings.prompts, **sampling)
@@ -126,13 +129,14 @@ def describe(run: Run, windows, sampling: dict) -> dict:
     """How the figures are measured, and what both sides have in common."""
     from tril.data.prepare import val_bytes_per_token
 
-    meta, (numbers, ids, _) = run.metadata["data"], windows
+    meta, (numbers, text, clusters) = run.metadata["data"], windows
     return {
         "seed": run.settings["seed"],
         "steps": run.steps,
         "data_fingerprint": meta["fingerprint"],
-        "windows": {"of": "the validation part", "length": ids.shape[1], "numbers": numbers.tolist()},
-        "losses": "nats per token: mean and standard error over windows, computed in float32 on the CPU",
+        "windows": {"of": "the validation part", "length": text.ids.shape[1], "numbers": numbers.tolist()},
+        "observations": {"unit": clusters.unit, "described": clusters.describe()} | clusters.counts(),
+        "losses": f"nats per token, with 95 % intervals over {clusters.unit}, computed in float32 on the CPU",
         "sampling": sampling,
         "uniform_guess": math.log(meta["vocab_size"]),
         "bytes_per_token": val_bytes_per_token(meta),
@@ -141,15 +145,16 @@ def describe(run: Run, windows, sampling: dict) -> dict:
 
 def measure(models: dict, windows, sides: dict[str, dict]):
     """Adds the losses to both sides; returns the difference of their prefix-only losses, unmasked minus masked."""
-    from tril.model.causality.prefix_loss import mean_over_windows, one_pass_nll, prefix_only_nll
+    from tril.model.causality.prefix_loss import one_pass_nll, prefix_only_nll
 
-    prefix_only, (_, ids, targets) = {}, windows
+    prefix_only, (_, text, clusters) = {}, windows
+    ids, targets = text.ids, text.targets
     for name, lm in models.items():
         print(f"{name}: {len(ids)} windows, {ids.shape[1]} prefixes each", file=sys.stderr, flush=True)
         one_pass, prefix_only[name] = one_pass_nll(lm.model, ids, targets), prefix_only_nll(lm.model, ids, targets)
         losses = {"one_pass": one_pass, "prefix_only": prefix_only[name], "gap": prefix_only[name] - one_pass}
-        sides[name] |= {key: mean_over_windows(nll) for key, nll in losses.items()}
-    return mean_over_windows(prefix_only["unmasked"] - prefix_only["masked"])
+        sides[name] |= {key: clusters.mean(clusters.sums(nll)).interval() for key, nll in losses.items()}
+    return clusters.mean(clusters.sums(prefix_only["unmasked"] - prefix_only["masked"])).interval()
 
 
 def table(sides: dict[str, dict], bytes_per_token: float) -> str:
@@ -158,8 +163,8 @@ def table(sides: dict[str, dict], bytes_per_token: float) -> str:
     return markdown_table([["nats per token", *COMMANDS], *rows])
 
 
-def _with_error(estimate) -> str:
-    return f"{estimate.mean:z.4f} ± {estimate.standard_error:.4f}"
+def _with_error(interval: "Interval") -> str:
+    return f"{interval.mean:z.4f} ± {interval.half_width:.4f}"
 
 
 def write(folder: Path, report: dict, sides: dict[str, dict]) -> None:
@@ -170,13 +175,14 @@ def write(folder: Path, report: dict, sides: dict[str, dict]) -> None:
     shown = table(sides, report["bytes_per_token"])
     numbers, length = report["windows"]["numbers"], report["windows"]["length"]
     remark = (
-        f"Seed {report['seed']}, {report['steps']:,} steps each. The losses with a standard error, and the bits per "
-        f"byte, are over the same {len(numbers)} windows of {length} tokens of the validation part."
+        f"Seed {report['seed']}, {report['steps']:,} steps each. The losses with ± and the bits per byte are over the "
+        f"same {len(numbers)} windows of {length} tokens of the validation part. ± is half of the 95 % interval over "
+        f"{report['observations']['described']}."
     )
     write_json(folder / "control.json", json.loads(json.dumps(report | sides, default=asdict)))
     write_text(folder / "control.md", page(sides, shown, remark))
     plot(folder / "control.png", sides, report["uniform_guess"])
-    print(f"{shown}\n\n{folder}: control.json, control.md, control.png", flush=True)
+    print(f"{shown}\n\n{remark}\n\n{folder}: control.json, control.md, control.png", flush=True)
 
 
 if __name__ == "__main__":

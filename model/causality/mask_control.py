@@ -1,7 +1,7 @@
 """Compares a run with the causal mask to the same run without it, as a Markdown page and a plot.
 
 A side is what is known about one of the two runs: {"parameters": int, "curves": see `read_curves`, "one_pass",
-"prefix_only", "gap": Estimates of the loss in nats per token, "samples": [[prompt, continuation], ...]}.
+"prefix_only", "gap": Intervals of the loss in nats per token, "samples": [[prompt, continuation], ...]}.
 """
 
 import textwrap
@@ -65,12 +65,12 @@ def plot(path: str | Path, sides: dict[str, dict], uniform: float) -> None:
     drawn = right.bar(
         [0, 1, 2.4, 3.4],
         [estimate.mean for estimate in estimates],
-        yerr=[estimate.standard_error for estimate in estimates],
+        yerr=[estimate.half_width for estimate in estimates],
         color=[(COLORS[name], 0.4 if key == "one_pass" else 1.0) for name, key in bars],
         tick_label=[f"{name},\n{key.replace('_', ' ')}" for name, key in bars],
     )
     right.bar_label(drawn, [f"{estimate.mean:.2f}" for estimate in estimates], padding=3)
-    right.set(title="the same models on validation text", ylabel="loss, nats per token")
+    right.set(title="the same models on validation text, 95 % intervals", ylabel="loss, nats per token")
     for axes in (left, right):
         axes.axhline(uniform, color="gray", ls="--", lw=1, label=f"ln V = {uniform:.2f}: a uniform guess")
         axes.set_ylim(0, 1.18 * max(axes.get_ylim()[1], uniform))

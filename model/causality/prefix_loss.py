@@ -6,8 +6,6 @@ so the target and the tokens after it are not in it, whatever the model's attent
 B windows, T targets in each, C width, V vocabulary.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,14 +14,6 @@ from tril.model.generation.generate import inference
 from tril.model.gpt import GPT, IGNORE
 
 BATCH_SIZE = 32  # windows in one forward pass
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over windows and its standard error."""
-
-    mean: float
-    standard_error: float
 
 
 def prefix_only_nll(model: GPT, ids: Tensor, targets: Tensor, *, batch_size: int = BATCH_SIZE) -> Tensor:
@@ -56,15 +46,6 @@ def one_pass_nll(model: GPT, ids: Tensor, targets: Tensor, *, batch_size: int = 
         batches = zip(ids.split(batch_size), targets.split(batch_size), strict=True)
         parts = [model.nll(*batch) for batch in batches]
     return torch.cat(parts)  # outside of inference mode, for a normal tensor
-
-
-def mean_over_windows(nll: Tensor) -> Estimate:
-    """Mean of (B, T), B at least 2. A difference of two losses gives a paired comparison.
-
-    The tokens of a window are not independent, so the standard error takes a window as one observation.
-    """
-    means = nll.double().mean(1)  # (B,)
-    return Estimate(means.mean().item(), (means.std() / len(means) ** 0.5).item())
 
 
 def _last_nll(model: GPT, ids: Tensor, target: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 A head is removed in two ways: its output is set to zero, or to its mean over the text. The mean keeps the constant part
 that later layers are used to, and removes only what depends on the tokens.
 
-Letters: N windows, B batch, T tokens, L layers, H heads, D head size, C width, V vocabulary.
+Letters: G clusters of targets (documents), B batch, T tokens, L layers, H heads, D head size, C width, V vocabulary.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ from torch import Tensor
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT, IGNORE, GPTConfig
 from tril.model.heads.attention_maps import TokenWindows
-from tril.model.intervals import Interval, mean_interval
+from tril.model.intervals import ClusteredMean, Interval
+from tril.model.text_clusters import TextClusters
 
 METHODS: tuple[str, ...] = ("zero", "mean")
 CONFIDENCE = 0.95
@@ -55,9 +56,18 @@ def head_gate(config: GPTConfig, names: Sequence[str]) -> Tensor:
     return gate
 
 
+def obstacle(model: GPT) -> str | None:
+    """Why the heads of a model cannot be ablated: a sentence whose subject is the model; None if they can."""
+    if model.config.n_heads == 0:
+        return "has model.n_heads=0, blocks without attention heads"
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        return "has weights that are not finite, as its run diverged"
+    return None
+
+
 @dataclass(frozen=True)
 class Change:
-    """Rise of the mean loss of the windows, in nats per token, paired by window.
+    """Rise of the mean loss, in nats per token, with intervals over the documents of the text.
 
     Attributes:
         interval: at CONFIDENCE, for this head alone.
@@ -78,32 +88,47 @@ class Change:
 
 @dataclass(frozen=True)
 class Ablation:
-    """Mean losses of the N windows: float64, in nats per token. The dictionaries have the keys METHODS.
+    """Sums of the losses of each cluster: float64, in nats. The dictionaries have the keys METHODS.
 
     Attributes:
-        whole: (N,), the whole model.
-        single: (L, H, N), each head removed alone.
+        clusters: the documents of the text.
+        whole: (G,), the whole model.
+        single: (L, H, G), each head removed alone.
         orders: the heads from the least to the most important, by `single`.
-        removal: (1 + L*H, N), with the first 0, 1, 2, ... of `orders` removed.
+        removal: (1 + L*H, G), with the first 0, 1, 2, ... of `orders` removed.
     """
 
+    clusters: TextClusters
     whole: Tensor
     single: dict[str, Tensor]
     orders: dict[str, list[Head]]
     removal: dict[str, Tensor]
 
+    @property
+    def loss(self) -> float:
+        """The mean loss of the whole model, in nats per token."""
+        return self.clusters.mean(self.whole).mean
+
     def changes(self, method: str) -> dict[Head, Change]:
         """The change of the loss for each head removed alone."""
-        differences = (self.single[method] - self.whole).flatten(0, 1)  # (L*H, N)
-        corrected = 1 - (1 - CONFIDENCE) / len(differences)
+        rises = [self.rise(sums) for sums in self.single[method].flatten(0, 1)]  # of L*H heads
+        corrected = 1 - (1 - CONFIDENCE) / len(rises)
         return {
-            head: Change(paired(difference), paired(difference, corrected))
-            for head, difference in zip(sorted(self.orders[method]), differences, strict=True)
+            head: Change(rise.interval(CONFIDENCE), rise.interval(corrected))
+            for head, rise in zip(sorted(self.orders[method]), rises, strict=True)
         }
 
     def curve(self, method: str) -> list[Interval]:
         """The rise of the loss with 0, 1, 2, ... of `orders` removed."""
-        return [paired(losses - self.whole) for losses in self.removal[method]]
+        return [self.rise(sums).interval(CONFIDENCE) for sums in self.removal[method]]
+
+    def rise(self, sums: Tensor) -> ClusteredMean:
+        """The rise of the mean loss above that of the whole model, paired: what both find hard cancels.
+
+        Args:
+            sums: (G,), of the model without some heads.
+        """
+        return self.clusters.mean(sums - self.whole)
 
     def table(self) -> list[list[str]]:
         """The changes as rows of a table, of which the first is the header."""
@@ -111,41 +136,37 @@ class Ablation:
         for method in METHODS:
             rows[0] += [f"removed by {method}", "corrected", "the loss"]
             for row, change in zip(rows[1:], self.changes(method).values(), strict=True):
-                rise = f"{change.interval.mean:+.4f} ± {half_width(change.interval):.4f}"
-                row += [rise, f"± {half_width(change.corrected):.4f}", change.verdict]
+                rise = f"{change.interval.mean:+.4f} ± {change.interval.half_width:.4f}"
+                row += [rise, f"± {change.corrected.half_width:.4f}", change.verdict]
         return rows
 
 
 def limits(interval: Interval) -> tuple[float, float]:
-    assert interval.low is not None and interval.high is not None, "an interval needs two windows with finite losses"
+    assert interval.low is not None and interval.high is not None, "an interval needs two clusters with finite losses"
     return interval.low, interval.high
 
 
-def half_width(interval: Interval) -> float:
-    return limits(interval)[1] - interval.mean
+def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
+    """Removes every head alone, then one after another, with both methods. The model stays unchanged.
 
-
-def paired(difference: Tensor, confidence: float = CONFIDENCE) -> Interval:
-    """Student's t interval of differences (N,) on the same windows.
-
-    One window is one observation, as the tokens in it are not independent.
+    Args:
+        clusters: of the targets of `text`.
     """
-    return mean_interval(difference.tolist(), confidence)
-
-
-def ablate(model: GPT, text: TokenWindows) -> Ablation:
-    """Removes every head alone, then one after another, with both methods. The model stays unchanged."""
     heads = all_heads(model.config)
     with inference(list(model.modules())):
         means = mean_outputs(model, text)  # (L, H, D)
-        alone = losses_without(model, text, [(method, [head]) for method in METHODS for head in heads], means)
+        each = [(method, [head]) for method in METHODS for head in heads]
+        alone = losses_without(model, text, clusters, each, means)
         whole, shape = alone[0], (len(METHODS), model.config.n_layers, model.config.n_heads, -1)
-        single = dict(zip(METHODS, alone[1:].view(shape), strict=True))  # (L, H, N) each
-        ranks = {method: losses.mean(-1).flatten().argsort(stable=True) for method, losses in single.items()}
+        single = dict(zip(METHODS, alone[1:].view(shape), strict=True))  # (L, H, G) each
+        ranks = {method: sums.sum(-1).flatten().argsort(stable=True) for method, sums in single.items()}
         orders = {method: [heads[i] for i in rank] for method, rank in ranks.items()}
-        nested = losses_without(model, text, list(orders.items()), means)[1:].split(len(heads))  # (L*H, N) each
-        removal = {method: torch.cat([whole[None], losses]) for method, losses in zip(METHODS, nested, strict=True)}
-    return Ablation(whole, single, orders, removal)
+        chains = losses_without(model, text, clusters, list(orders.items()), means)[1:]  # (number of METHODS * L*H, G)
+        removal = {
+            method: torch.cat([whole[None], sums])
+            for method, sums in zip(METHODS, chains.split(len(heads)), strict=True)
+        }
+    return Ablation(clusters, whole, single, orders, removal)
 
 
 def mean_outputs(model: GPT, text: TokenWindows) -> Tensor:
@@ -165,8 +186,10 @@ def mean_outputs(model: GPT, text: TokenWindows) -> Tensor:
     return means.to(model.embed.weight).unflatten(-1, (model.config.n_heads, -1))
 
 
-def losses_without(model: GPT, text: TokenWindows, removals: Sequence[Removal], means: Tensor) -> Tensor:
-    """The mean loss of each window: of the whole model, then for each removal without its first 1, 2, ... heads.
+def losses_without(
+    model: GPT, text: TokenWindows, clusters: TextClusters, removals: Sequence[Removal], means: Tensor
+) -> Tensor:
+    """The losses of each cluster: of the whole model, then for each removal without its first 1, 2, ... heads.
 
     With each further head, the layers below it keep their outputs, so the model runs from that layer on. It must be in
     evaluation mode.
@@ -175,28 +198,31 @@ def losses_without(model: GPT, text: TokenWindows, removals: Sequence[Removal], 
         means: (L, H, D), from `mean_outputs`.
 
     Returns:
-        (1 + number of heads in all removals, N) float64.
+        Sums in nats, (1 + number of heads in all removals, G) float64.
     """
-    batches = []
+    n_rows, first = 1 + sum(len(heads) for _, heads in removals), 0
+    sums = torch.zeros(n_rows, len(clusters.targets), dtype=torch.float64)
     for ids, targets, options in text.batches(model.embed.weight.device):
         whole, shared = _block_inputs(model, ids, options)
-        losses = [_mean_losses(model, whole[-1], targets)]
+        sums[0] += clusters.sums(_losses(model, whole[-1], targets), first)
+        row = 1
         for method, heads in removals:
             inputs, gate = whole, torch.ones_like(means[..., 0])  # (L, H)
             for layer, head in heads:
                 gate[layer, head] = 0
                 fills = (1 - gate)[..., None] * means if method == "mean" else None  # (L, H, D)
                 inputs = _run_from(model, layer, inputs, shared, gate, fills)
-                losses.append(_mean_losses(model, inputs[-1], targets))
-        batches.append(torch.stack(losses))
-    return torch.cat(batches, dim=1)
+                sums[row] += clusters.sums(_losses(model, inputs[-1], targets), first)
+                row += 1
+        first += len(ids)
+    return sums
 
 
-def _mean_losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
-    """The mean loss of each window from the input of the final norm, x (B, T, C): (B,) float64."""
+def _losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each target from the input of the final norm, x (B, T, C): (B, T), 0 where it is IGNORE."""
     logits = model.logits(model.norm(x)).float()  # (B, T, V)
     nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")  # (B*T,)
-    return nll.view_as(targets).cpu().double().sum(1) / (targets != IGNORE).sum(1).cpu()
+    return nll.view_as(targets)
 
 
 def _block_inputs(model: GPT, ids: Tensor, options: dict) -> tuple[list[Tensor], dict]:

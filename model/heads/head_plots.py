@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from tril.model.heads.ablation import CONFIDENCE, METHODS, Ablation, half_width, head_name, limits
+from tril.model.heads.ablation import CONFIDENCE, METHODS, Ablation, head_name, limits
 
 COLORS = {"zero": "tab:blue", "mean": "tab:orange"}
 TITLES = {"zero": "output set to zero", "mean": "output set to its mean"}
@@ -44,7 +44,7 @@ def plot_ablation(path: str | Path, ablation: Ablation) -> None:
             unclear = change.verdict == "not distinguishable"
             color = "white" if abs(change.interval.mean) > 0.6 * largest and not unclear else "black"
             box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
-            text = f"{change.interval.mean:+.3f}\n± {half_width(change.interval):.3f}"
+            text = f"{change.interval.mean:+.3f}\n± {change.interval.half_width:.3f}"
             axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
             if unclear:
                 style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
@@ -53,7 +53,8 @@ def plot_ablation(path: str | Path, ablation: Ablation) -> None:
     panels[0].set_ylabel("layer")
     figure.colorbar(image, ax=panels, label="rise of the loss, nats per token", pad=0.02)
     note = "Hatched: not distinguishable from 0, corrected for the number of heads"
-    figure.suptitle(f"Each head removed alone, with the {CONFIDENCE:.0%} interval over windows\n{note}", fontsize=11)
+    title = f"Each head removed alone, with the {CONFIDENCE:.0%} interval over {ablation.clusters.unit}"
+    figure.suptitle(f"{title}\n{note}", fontsize=11)
     figure.savefig(path, dpi=DPI)
 
 
@@ -61,12 +62,13 @@ def plot_removal(path: str | Path, ablation: Ablation) -> None:
     """PNG: the loss with more and more heads removed, the least important first, with the paired interval as a band."""
     from matplotlib.figure import Figure
 
-    whole, n_heads = float(ablation.whole.mean()), len(ablation.orders[METHODS[0]])
+    whole, n_heads = ablation.loss, len(ablation.orders[METHODS[0]])
     figure = Figure(figsize=(max(8.0, 0.5 * min(n_heads, MAX_ANNOTATED)), 4.8), layout="constrained")
     axes = figure.subplots()
-    losses = {method: ablation.removal[method].mean(1).tolist() for method in METHODS}
+    curves = {method: ablation.curve(method) for method in METHODS}
+    losses = {method: [whole + change.mean for change in curve] for method, curve in curves.items()}
     for method, other in zip(METHODS, reversed(METHODS), strict=True):
-        curve, color = ablation.curve(method), COLORS[method]
+        curve, color = curves[method], COLORS[method]
         axes.plot(losses[method], color=color, lw=1.4, marker="o", ms=3, label=TITLES[method])
         low, high = zip(*([whole + limit for limit in limits(change)] for change in curve), strict=True)
         axes.fill_between(range(n_heads + 1), low, high, color=color, alpha=0.2, lw=0)

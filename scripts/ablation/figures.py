@@ -7,6 +7,8 @@ from tril.scripts.ablation.curve_plots import plot_curves
 from tril.scripts.ablation.final_loss_plots import plot_by_size, plot_final_losses
 from tril.scripts.ablation.plot_style import Picture, estimate
 from tril.scripts.ablation.results import Sweep
+from tril.scripts.ablation.tuning_plots import plot_tuning
+from tril.scripts.ablation.tuning_results import read_tuning
 
 
 def draw(sweep: Sweep, which: str, folder: Path) -> list[Picture]:
@@ -16,6 +18,7 @@ def draw(sweep: Sweep, which: str, folder: Path) -> list[Picture]:
     drawn = list(plot_curves(sweep))
     if losses:
         drawn += [*plot_final_losses(sweep, which, losses), *plot_by_size(sweep, which, losses)]
+    drawn += plot_tuning(sweep, read_tuning(sweep))
     for figure, picture in drawn:
         figure.savefig(folder / picture.file, dpi=150)
     return [picture for _, picture in drawn]

@@ -23,7 +23,8 @@ def plot_final_losses(sweep: Sweep, which: str, losses: Losses) -> Iterator[tupl
     axes = plot_along(sweep, which, losses, positions, 0) if along else plot_rows(sweep, which, losses)
     caption = (
         "A large point is the mean over finished seeds with its 95 % interval (one seed: no interval), "
-        "a small gray dot is one seed."
+        "a small gray dot is one seed. Intervals that overlap do not show that two variants are equal: the comparison "
+        "pairs seeds and text."
     )
     if sweep.baseline.label in losses:
         line = axes.axhline if along else axes.axvline

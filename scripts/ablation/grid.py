@@ -15,12 +15,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.scripts.common.cli import UserError, explain, message_of, plain
+from tril.scripts.common.equal_flops import with_equal_flops
 from tril.scripts.common.formats import clock
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size
 from tril.scripts.common.tables import plain_table
 
 # the settings that decide what a run computes
-SETTINGS = ("seed", "compile", "causality", "model", "data", "optim", "trainer", "callbacks")
+SETTINGS = ("seed", "compile", "causality", "model", "data", "optim", "trainer", "callbacks", "equal_flops")
 VALUE = re.compile(r"(seed|\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
 MAX_FOLDER_NAME = 120  # characters
 
@@ -33,6 +34,7 @@ class PlannedRun:
         overrides: of the command line, key=value each.
         values: of the swept keys.
         folder: its name below the sweep's folder.
+        arm: a name of its values, the same for all seeds.
         sizes: parameters, FLOPs per token and estimated seconds; empty if the grid runs on other machines.
     """
 
@@ -41,6 +43,7 @@ class PlannedRun:
     config: RunConfig
     values: dict[str, object] = field(default_factory=dict)
     folder: str = ""
+    arm: str = ""
     sizes: dict[str, float] = field(default_factory=dict)
 
     def entry(self) -> dict:
@@ -142,7 +145,7 @@ def without_folder(cfg: DictConfig) -> DictConfig:
 
 def settings_of(cfg: DictConfig) -> dict:
     """The settings that decide what a run computes, resolved."""
-    return {key: plain(cfg[key]) if isinstance(cfg[key], DictConfig) else cfg[key] for key in SETTINGS}
+    return {key: plain(cfg[key]) if isinstance(cfg[key], DictConfig) else cfg[key] for key in SETTINGS if key in cfg}
 
 
 def same_run(run: PlannedRun) -> str:
@@ -182,15 +185,26 @@ def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *,
 
 def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
     """Sets the values and the folder of each run; returns the swept keys without the seed."""
-    texts = [
+    texts, swept = texts_of(runs), swept_keys(runs)
+    for run, text in zip(runs, texts, strict=True):
+        run.values = {key: value_of(run.cfg, key, text[key]) for key in swept}
+        of_arm = {key: text[key] for key in swept}
+        run.arm, run.folder = folder_name(of_arm) or "configuration", folder_name(of_arm | {"seed": run.cfg.seed})
+    return swept
+
+
+def swept_keys(runs: Sequence[PlannedRun]) -> list[str]:
+    """The keys in whose text the runs differ, without the seed."""
+    texts = texts_of(runs)
+    return [key for key in texts[0] if key != "seed" and len({text[key] for text in texts}) > 1]
+
+
+def texts_of(runs: Sequence[PlannedRun]) -> list[dict[str, str]]:
+    """Key -> text of the overrides of each run."""
+    return [
         {key.lstrip("+"): text for key, _, text in (override.partition("=") for override in run.overrides)}
         for run in runs
     ]
-    swept = [key for key in texts[0] if key != "seed" and len({text[key] for text in texts}) > 1]
-    for run, text in zip(runs, texts, strict=True):
-        run.values = {key: value_of(run.cfg, key, text[key]) for key in swept}
-        run.folder = folder_name({key: text[key] for key in swept} | {"seed": run.cfg.seed})
-    return swept
 
 
 def value_of(cfg: DictConfig, key: str, choice: str | None) -> object:
@@ -219,9 +233,10 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
 
     speeds, estimated, rejected = {}, [], []
     for run in runs:
-        config, data = run.config, run.config.data
-        assert config.hardware is not None  # only runs on this machine are estimated
+        assert run.config.hardware is not None  # only runs on this machine are estimated
         try:
+            run.cfg, run.config = with_equal_flops(run.cfg, run.config)
+            config, data = run.config, run.config.data
             prepared = prepare(
                 data.source,
                 data.tokenizer,
@@ -252,9 +267,13 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     return estimated, rejected
 
 
-def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
-    """One line for each configuration: seeds, sizes, seconds of one run, and the states of its runs."""
-    lines = [["", "seeds", "parameters", "MFLOP per token", "time of a run", "so far"]]
+def grid_table(runs: Sequence[PlannedRun], states: Sequence[str], tuning: Mapping[str, str] | None = None) -> str:
+    """One line for each configuration: seeds, sizes, seconds of one run, and the states of its runs.
+
+    Args:
+        tuning: for each arm, what the choice of its learning rate costs.
+    """
+    lines = [["", "seeds", "parameters", "MFLOP per token", "time of a run", *["tuning"] * bool(tuning), "so far"]]
     groups: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
         groups.setdefault(str(run.values), []).append(i)
@@ -266,5 +285,6 @@ def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
         if run.sizes:
             mflops = run.sizes["flops_per_token"] / 1e6
             sizes = [f"{run.sizes['parameters']:,}", f"{mflops:,.1f}", clock(run.sizes["estimated_seconds"])]
-        lines.append([label, seeds, *sizes, ", ".join(f"{n} {state}" for state, n in counts.items() if n)])
-    return plain_table(lines, text_columns=(0, 5))
+        cost = [tuning[run.arm]] if tuning else []
+        lines.append([label, seeds, *sizes, *cost, ", ".join(f"{n} {state}" for state, n in counts.items() if n)])
+    return plain_table(lines, text_columns=(0, len(lines[0]) - 1))

@@ -2,8 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tril.model.intervals import Interval
 from tril.scripts.ablation.plot_style import estimate, size
@@ -57,10 +58,10 @@ def unfinished_runs(sweep: Sweep) -> Table:
     return Table(["variant", "seed", "state", "last line of its output, if it failed"], rows, (0, 2, 3))
 
 
-def settings(sweep: Sweep, configs: Sequence[dict[str, object]]) -> Table:
+def settings(sweep: Sweep, configs: Mapping[Path, Mapping[str, object]]) -> Table:
     """The settings that the runs have in common, from config.yaml and summary.json."""
     names = [f"{group}.{name}" for group, keys in SETTINGS.items() for name in keys.split()]
-    values = {name: [text_of(config.get(name)) for config in configs] for name in names}
+    values = {name: [text_of(config.get(name)) for config in configs.values()] for name in names}
     tokens = [summary["tokens"] for summary in sweep.summaries if summary.get("tokens") is not None]
     values["training tokens"] = [f"{n:,}" for n in tokens]
     values |= {words: [text_of(each.get(name)) for each in sweep.summaries] for name, words in CONDITIONS.items()}
@@ -72,10 +73,10 @@ def settings(sweep: Sweep, configs: Sequence[dict[str, object]]) -> Table:
     return Table(["setting", "value"], rows, (0, 1))
 
 
-def read_configs(sweep: Sweep) -> list[dict[str, object]]:
-    """The settings of each run that has started, by dotted names. Raises ValueError for a damaged file."""
-    paths = [run.folder / CONFIG for run in sweep.runs if (run.folder / CONFIG).is_file()]
-    return [config for path in paths if (config := read_config(path)) is not None]
+def read_configs(sweep: Sweep) -> dict[Path, dict[str, object]]:
+    """Folder -> settings of each run that has started, by dotted names. Raises ValueError for a damaged file."""
+    folders = [run.folder for run in sweep.runs if (run.folder / CONFIG).is_file()]
+    return {folder: config for folder in folders if (config := read_config(folder / CONFIG)) is not None}
 
 
 def losses(sweep: Sweep) -> Table:
@@ -107,6 +108,35 @@ def compared(comparisons: dict[str, Comparison]) -> Table:
         rows.append([label, str(found.difference.n), difference, *tested])
     header = ["variant", "seeds in common", "difference", "unit", "p, corrected", "verdict", "more seeds", "remark"]
     return Table(header, rows, (0, 3, 5, 7))
+
+
+def details(comparisons: dict[str, Comparison]) -> Table:
+    """What the test of each comparison rests on; without rows if none has an interval."""
+    rows = []
+    for label, found in comparisons.items():
+        if not found.method:
+            continue
+        row = [label, found.method, f"{found.df:.3g}", *_text_columns(found), f"{found.stage}", f"{found.alpha:g}"]
+        row += ["-" if found.detectable is None else f"{found.detectable:.2g}"]
+        row += [] if found.margin is None else [p_value(found.p_equal)]
+        rows.append(row)
+    header = [
+        "variant",
+        "variance between seeds",
+        "degrees of freedom",
+        "parts of the text",
+        "effective number of them",
+    ]
+    header += ["stage", "level", "detectable difference"]
+    has_margin = any(found.margin is not None for found in comparisons.values())
+    return Table([*header, *["p, equal within the margin"] * has_margin], rows, (0, 1, 3))
+
+
+def _text_columns(found: Comparison) -> list[str]:
+    """The clusters of the text, and the effective number of them."""
+    if not found.n_clusters or not found.clusters:
+        return ["the whole text", "-"]
+    return [f"{found.n_clusters} {found.clusters}", f"{found.effective_clusters:.1f}"]
 
 
 def size_of(variant: Variant, name: str) -> float | None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tril.model.runs import SUMMARY, SWEEP
@@ -38,12 +38,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Swept keys without the seed, and the variants, one of which is the baseline."""
+    """A sweep.
+
+    Attributes:
+        keys: the swept keys without the seed.
+        index: the content of sweep.json, with "command", "stages" and "tune" where they were recorded; {} without it.
+    """
 
     folder: Path
     keys: tuple[str, ...]
     variants: tuple[Variant, ...]
     baseline: Variant
+    index: dict = field(default_factory=dict)
 
     @property
     def runs(self) -> list[Run]:
@@ -71,7 +77,8 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; name that of a sweep, such as multirun/DATE/TIME")
-    keys, found, defaults = _indexed_runs(folder) if (folder / SWEEP).is_file() else _discovered_runs(folder)
+    index = read_json(folder / SWEEP) if (folder / SWEEP).is_file() else None
+    keys, found, defaults = _discovered_runs(folder) if index is None else _indexed_runs(folder, index)
     if not found:
         raise FileNotFoundError(
             f"{folder} holds neither a {SWEEP} with runs nor a run with {CONFIG}; name the folder of a sweep"
@@ -85,12 +92,11 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
         Variant(values, label_of(values, names), tuple(runs[seed] for seed in sorted(runs)))
         for values, runs in variants.values()
     ]
-    return Sweep(folder, keys, tuple(every), _choose_baseline(every, names, baseline, defaults))
+    return Sweep(folder, keys, tuple(every), _choose_baseline(every, names, baseline, defaults), index or {})
 
 
-def _indexed_runs(folder: Path) -> tuple[tuple[str, ...], list[tuple[dict, Run]], dict]:
+def _indexed_runs(folder: Path, index: dict) -> tuple[tuple[str, ...], list[tuple[dict, Run]], dict]:
     """Swept keys, values and run of each entry of sweep.json, and the values that hold without the sweep."""
-    index = read_json(folder / SWEEP)
     try:
         keys = tuple(index["swept"])
         defaults = {key: renamed(key, value) for key, value in dict(index["baseline"]).items()}

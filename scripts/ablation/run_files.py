@@ -21,17 +21,21 @@ COLUMNS = {"tokens": "train/tokens", "seconds": "train/seconds", "loss": "val/lo
 
 @dataclass(frozen=True)
 class Windows:
-    """Losses of one validation, for N windows in the order of the text.
+    """Losses of one validation, for N windows and D documents in the order of the text.
 
     Attributes:
         nll: (N,) nats, summed over the targets of each window.
         targets: (N,) number of targets of each window.
+        document_nll: (D,) nats, summed over the targets of each document; None for a run of an older version.
+        document_targets: (D,) number of targets of each document; None for a run of an older version.
     """
 
     step: int
     context_length: int
     nll: np.ndarray
     targets: np.ndarray
+    document_nll: np.ndarray | None = None
+    document_targets: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,9 @@ def _read_windows(path: Path) -> Windows | None:
         return None
     try:
         with np.load(path) as arrays:
-            return Windows(int(arrays["step"]), int(arrays["context_length"]), arrays["nll"], arrays["targets"])
+            documents = {name: arrays[name] for name in ("document_nll", "document_targets") if name in arrays}
+            step, context_length = int(arrays["step"]), int(arrays["context_length"])
+            return Windows(step, context_length, arrays["nll"], arrays["targets"], **documents)
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, or train that run again") from error
 

@@ -4,8 +4,11 @@ The same command finds its folder again and continues there; so does a command w
 """
 
 import json
+import shlex
 import sys
 import traceback
+from collections.abc import Iterable
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,7 +19,9 @@ from omegaconf import DictConfig, open_dict, read_write
 from tril.model.atomic_files import write_json
 from tril.model.runs import ROOTS, SWEEP, new_folder, state_of
 from tril.scripts.ablation import grid
-from tril.scripts.ablation.sweep_files import read_json
+from tril.scripts.ablation.sweep_files import TUNE, read_json
+from tril.scripts.ablation.tune_plan import TuningPlan, check_tune, tune_entry
+from tril.scripts.ablation.tune_settings import TuneConfig, read_tune
 from tril.scripts.common.cli import UserError, command, fail, quoted, user_errors
 from tril.scripts.common.formats import clock
 
@@ -30,10 +35,14 @@ class Sweep(Callback):
         self.folder: Path | None = None  # None for a sweeper that chooses its runs one after another
 
     def on_multirun_start(self, config: DictConfig, **kwargs) -> None:
-        if not config.hydra.sweeper._target_.endswith(f".{BasicSweeper.__name__}"):
-            return
         try:
-            self.folder = prepare_sweep(config, kwargs["config_name"])
+            sweeper = config.hydra.sweeper._target_.rpartition(".")[2]
+            if sweeper == BasicSweeper.__name__:
+                self.folder = prepare_sweep(config, kwargs["config_name"])
+            elif TUNE in config:
+                raise UserError(
+                    f"+tune=lr tunes the variants of a grid, not the runs of {sweeper}; leave out one of them"
+                )
         except UserError as error:
             fail(error)
         except Exception:
@@ -42,8 +51,12 @@ class Sweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs) -> None:
         if self.folder is None:
+            print_best(Path(config.hydra.sweep.dir))
             return
-        entries = read_json(self.folder / SWEEP)["cells"]
+        index = read_json(self.folder / SWEEP)
+        entries = index["cells"]
+        if tune := read_tune(config):  # a range that was extended has more trials than planned
+            write_json(self.folder / SWEEP, index | {TUNE: tune_entry(self.folder, tune, entries)})
         states = {entry["folder"]: state_of(self.folder / entry["folder"]) for entry in entries}
         missing = [f"{folder} ({state})" for folder, state in states.items() if state != "finished"]
         finished = f"{len(entries) - len(missing)} of {len(entries)} runs are finished"
@@ -62,38 +75,22 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     Raises:
         UserError: a run is invalid.
     """
-    if config.resume is not None:
-        raise UserError(
-            f"resume={config.resume} continues a single run; to continue a sweep, start the same command again"
-        )
-    for key in ("skip_invalid", "new"):
-        if not isinstance(config.sweep[key], bool):
-            raise UserError(f"sweep.{key}={config.sweep[key]} must be true or false")
-    elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in LOCAL_LAUNCHERS
-    runs, rejected = grid.compose_grid(config, config_name, elsewhere=elsewhere)
-    grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
-    if not elsewhere:  # a login node prepares no text, and its speed tells nothing about the jobs
-        runs, rejected = grid.estimate_runs(runs)
-        grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
+    runs, tune = plan_runs(config, config_name)
     swept = grid.name_runs(runs)
     with user_errors():
-        family = family_of(grid.without_folder(config), swept)
+        family = family_of(grid.without_folder(config), swept, tune)
         folder, earlier = find_folder(config, family)
         folder.mkdir(parents=True, exist_ok=True)
-    entries = [run.entry() for run in runs]
+        stages = stages_of(earlier, (run.cfg.seed for run in runs))
+    entries = [run.entry() | ({"tuning": f"{TUNE}/{run.arm}"} if tune else {}) for run in runs]
     planned = {run.folder for run in runs}
-    entries += [entry for entry in earlier if entry["folder"] not in planned]
+    entries += [entry for entry in earlier.get("cells", []) if entry["folder"] not in planned]
     baseline = {key: grid.value_of(config, key, config.hydra.runtime.choices.get(key)) for key in swept}
     # "cells": the name of the runs since the first version of the file
-    write_json(folder / SWEEP, {"family": family, "swept": swept, "baseline": baseline, "cells": entries})
-
-    states = [state_of(folder / run.folder) for run in runs]
-    to_run = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
-    print(f"{grid.grid_table(runs, states)}\n\nfolder  {folder}\n{len(to_run)} of {len(runs)} runs to train", end="")
-    if to_run and all(run.sizes for run in to_run):
-        seconds = sum(run.sizes["estimated_seconds"] for run in to_run)
-        print(f", about {clock(seconds)} of computing, estimated from a few steps of each", end="")
-    print("\n", flush=True)
+    index = {"family": family, "command": typed(), "swept": swept, "baseline": baseline, "stages": stages}
+    index |= {TUNE: tune_entry(folder, tune, entries)} if tune else {}
+    write_json(folder / SWEEP, index | {"cells": entries})
+    print_plan(folder, runs, entries, TuningPlan(folder, tune, runs) if tune else None)
 
     with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
@@ -102,14 +99,95 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     return folder
 
 
-def family_of(config: DictConfig, swept: list[str]) -> str:
+def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRun], TuneConfig | None]:
+    """The runs of the grid, and the settings of its tuning; raises UserError if a run or a setting is invalid."""
+    if config.resume is not None:
+        raise UserError(
+            f"resume={config.resume} continues a single run; to continue a sweep, start the same command again"
+        )
+    for key in ("skip_invalid", "new"):
+        if not isinstance(config.sweep[key], bool):
+            raise UserError(f"sweep.{key}={config.sweep[key]} must be true or false")
+    tune = read_tune(config)
+    elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in LOCAL_LAUNCHERS
+    runs, rejected = grid.compose_grid(config, config_name, elsewhere=elsewhere)
+    grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
+    if tune:
+        check_tune(tune, runs)
+    if not elsewhere:  # a login node prepares no text, and its speed tells nothing about the jobs
+        runs, rejected = grid.estimate_runs(runs)
+        grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
+    return runs, tune
+
+
+def print_plan(folder: Path, runs: list[grid.PlannedRun], entries: list[dict], tuning: TuningPlan | None) -> None:
+    """Prints the runs of this launch, what is left to train, how long that takes, and what the sweep will detect.
+
+    Args:
+        folder: of the sweep.
+        runs: of this launch.
+        entries: of sweep.json, which has those of earlier launches as well.
+        tuning: of the learning rates; None without +tune=lr.
+    """
+    states = [state_of(folder / run.folder) for run in runs]
+    to_run = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
+    print(f"{grid.grid_table(runs, states, tuning.labels if tuning else None)}\n\nfolder  {folder}")
+    work = f"{len(to_run)} of {len(runs)} runs"
+    seconds = sum(run.sizes["estimated_seconds"] for run in to_run) if all(run.sizes for run in to_run) else None
+    if tuning and tuning.n_missing:
+        more = f" (at most {tuning.n_more} more, if a best multiplier is an end of the range)" if tuning.n_more else ""
+        work += f" and {tuning.n_missing} trials of learning rates{more}"
+        seconds = None if seconds is None or tuning.seconds is None else seconds + tuning.seconds
+    estimate = f", about {clock(seconds)} of computing, estimated from a few steps of each" if seconds else ""
+    print(f"{work} to train{estimate}")
+    arms = {json.dumps(entry["values"], sort_keys=True) for entry in entries}
+    if to_run and len(arms) > 1:
+        from tril.scripts.ablation.power import detectable_line
+
+        print(detectable_line(len(arms), len({entry["seed"] for entry in entries}), Path(ROOTS[1])))
+    print(flush=True)
+
+
+def print_best(folder: Path) -> None:
+    """Prints what Optuna's sweeper found."""
+    import yaml
+
+    if (path := folder / "optimization_results.yaml").is_file():
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        best = " ".join(f"{key}={value}" for key, value in found.get("best_params", {}).items())
+        value = f"{found['best_value']:.4f}" if "best_value" in found else "several goals"
+        print(f"\nbest    {value}: {best}; {path}", flush=True)
+
+
+def family_of(config: DictConfig, swept: list[str], tune: TuneConfig | None = None) -> str:
     """A hash that is equal for all commands that sweep the same keys over the same settings: they share a folder."""
-    base = grid.settings_of(config) | {"seed": None}
+    base = grid.settings_of(config) | {"seed": None} | ({TUNE: vars(tune)} if tune else {})
     return sha256(json.dumps([sorted(swept), base], sort_keys=True).encode()).hexdigest()
 
 
-def find_folder(config: DictConfig, family: str) -> tuple[Path, list[dict]]:
-    """The folder of the sweep and the entries of its earlier runs.
+def stages_of(earlier: dict, seeds: Iterable[int]) -> list[dict]:
+    """One entry for each launch that added seeds: a report tests its comparisons once for each.
+
+    Args:
+        earlier: sweep.json before this launch, {} for a new sweep. One of an older version has no stages; its seeds are
+            the first.
+        seeds: of this launch's runs.
+    """
+    known = {entry["seed"] for entry in earlier.get("cells", [])}
+    first = [{"seeds": sorted(known), "date": None, "command": None}] if known else []
+    stages = earlier.get("stages", first)
+    added = sorted(set(seeds) - known)
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return [*stages, *([{"seeds": added, "date": now, "command": typed()}] if added else [])]
+
+
+def typed() -> str:
+    """The command line, quoted so that a shell reads it as typed."""
+    return f"{command('train')} {shlex.join(sys.argv[1:])}"
+
+
+def find_folder(config: DictConfig, family: str) -> tuple[Path, dict]:
+    """The folder of the sweep, and its sweep.json; {} for a new one.
 
     Raises:
         ValueError: the chosen folder belongs to another sweep.
@@ -117,23 +195,24 @@ def find_folder(config: DictConfig, family: str) -> tuple[Path, list[dict]]:
     if any(override.startswith("hydra.sweep.dir=") for override in config.hydra.overrides.hydra):
         folder = Path(config.hydra.sweep.dir)
         if not (folder / SWEEP).is_file():
-            return folder, []
+            return folder, {}
         earlier = read_index(folder / SWEEP)
         if earlier["family"] != family:
             raise ValueError(f"hydra.sweep.dir={folder} holds a sweep of other keys or settings; choose another folder")
-        return folder, earlier["cells"]
+        return folder, earlier
     if not config.sweep.new:
         known = Path(ROOTS[1]).glob(f"*/*/{SWEEP}")
         for path in sorted(known, key=lambda path: path.stat().st_mtime, reverse=True):
             if (earlier := read_index(path))["family"] == family:
-                return path.parent, earlier["cells"]
-    return new_folder(ROOTS[1]), []
+                return path.parent, earlier
+    return new_folder(ROOTS[1]), {}
 
 
 def read_index(path: Path) -> dict:
-    """The family and the runs of a sweep.json."""
+    """A sweep.json with its family, its runs, and its stages if it has them."""
     try:
         content = read_json(path)
-        return {"family": content["family"], "cells": content["cells"]}
+        index = {"family": content["family"], "cells": list(content["cells"])}
+        return index | {"stages": list(content["stages"])} if "stages" in content else index
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a list of runs ({error}); restore it, or move its folder away") from error

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 
 from tril.model.runs import SUMMARY
 
+TUNE = "tune"  # key of the settings in sweep.json, and folder of the trials below that of the sweep
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
 
 

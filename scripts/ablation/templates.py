@@ -22,6 +22,7 @@ def render(template: str, **values: object) -> str:
     environment.globals |= {"plural": plural}
     environment.tests |= {"finite": math.isfinite}
     environment.filters |= {"aligned": aligned, "engineering": engineering, "markdown": escape, "table": escaped_table}
+    environment.filters |= {"printable": printable}
     return environment.get_template(template).render(**values).strip() + "\n"
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from tril.model.heads.attention_maps import TokenWindows
+    from tril.model.text_clusters import TextClusters
+
 
 @dataclass(frozen=True)
 class Run:
@@ -90,3 +93,39 @@ def evenly_spaced_windows(tokens: np.ndarray, n: int, length: int) -> tuple[np.n
         raise ValueError(f"windows={n} exceeds {limit}; lower it")
     numbers = np.arange(n) * (available - 1) // (n - 1)
     return numbers, *gather(tokens, numbers, length)
+
+
+def sample_windows(run: Run, tokens: np.ndarray, n: int, eot_id: int) -> tuple[np.ndarray, TokenWindows, TextClusters]:
+    """Picks windows with `evenly_spaced_windows`.
+
+    Args:
+        run: it says how long a window is, and whether its documents are separate.
+        tokens: (number of tokens,) ids.
+        n: number of windows N.
+        eot_id: of the token that opens a document.
+
+    Returns:
+        The numbers of the windows (N,), the windows, and the documents in them.
+    """
+    from tril.model.heads.attention_maps import TokenWindows
+    from tril.model.text_clusters import TextClusters
+
+    length = run.metadata["config"]["context_length"]
+    numbers, ids, targets = evenly_spaced_windows(tokens, n, length)
+    clusters = TextClusters.of(documents_of_windows(tokens, numbers, length, eot_id), targets)
+    return numbers, TokenWindows(ids, targets, eot_id if run.settings["data"].get("document_mask") else None), clusters
+
+
+def documents_of_windows(tokens: np.ndarray, numbers: np.ndarray, length: int, eot_id: int) -> Tensor:
+    """The document of each input of some windows, (N, T) int64; a document opens with the end-of-text token.
+
+    Args:
+        tokens: (number of tokens,) ids.
+        numbers: (N,), of the windows, as from `evenly_spaced_windows`.
+        length: tokens T of a window.
+    """
+    import numpy as np
+    import torch
+
+    positions = numbers[:, None] * length + np.arange(length)  # (N, T)
+    return torch.from_numpy(np.cumsum(tokens == eot_id)[positions])

@@ -5,22 +5,28 @@ import math
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from tests.calls import call
-from tests.conftest import assert_refused
+from tests.conftest import assert_refused, tiny_gpt
 from tests.model.causality.test_mask_control import two_sides
 from tests.model.test_checkpoint import rewrite
 from tests.runs import TINY, rows
 from tril import train as train_script
 from tril.model.checkpoint import load
+from tril.model.heads.attention_maps import TokenWindows
+from tril.model.intervals import clustered_mean
+from tril.model.text_clusters import TextClusters
 from tril.scripts.common.cli import CONFIGS, build, message_of, plain
 from tril.scripts.common.finished_run import read_run, validation_tokens
-from tril.scripts.control import ControlConfig, check_pair, main, table
+from tril.scripts.control import ControlConfig, check_pair, main, measure, table
 
 T = 32  # context length of TINY
 TABLE = """\
@@ -116,8 +122,10 @@ def test_the_control_end_to_end(trained):
             ("prefix_only", losses[:, 1]),
             ("gap", losses[:, 1] - losses[:, 0]),
         ):
-            assert side[key]["mean"] == pytest.approx(loss.mean().item(), abs=1e-5)
-            assert side[key]["standard_error"] == pytest.approx(loss.std().item() / 2, abs=1e-5)
+            # The text is one document, so each of the four windows is an observation.
+            half = scipy.stats.t.ppf(0.975, 3) * loss.std().item() / 2
+            found, expected = side[key], [loss.mean().item(), loss.mean().item() - half, loss.mean().item() + half]
+            assert [found["mean"], found["low"], found["high"]] == pytest.approx(expected, abs=2e-5)
         assert side["checkpoint"] == f"outputs/{name}/checkpoints/last.ckpt"
         assert side["parameters"] == lm.model.n_parameters()
         logged = [
@@ -129,17 +137,42 @@ def test_the_control_end_to_end(trained):
         texts = lm.generate(["line 3", ""], max_new_tokens=9, temperature=0.8, seed=0)
         assert side["samples"] == [["line 3", texts[0]], ["", texts[1]]]
     difference = prefix_only["unmasked"] - prefix_only["masked"]
-    assert report["prefix_only_unmasked_minus_masked"]["mean"] == pytest.approx(difference.mean().item(), abs=1e-5)
-    assert report["prefix_only_unmasked_minus_masked"]["standard_error"] == pytest.approx(
-        difference.std().item() / 2, abs=1e-5
-    )
+    found, half = report["prefix_only_unmasked_minus_masked"], scipy.stats.t.ppf(0.975, 3) * difference.std().item() / 2
+    assert found["mean"] == pytest.approx(difference.mean().item(), abs=1e-5)
+    assert (found["high"] - found["low"]) / 2 == pytest.approx(half, abs=2e-5)
+    assert report["observations"] == {
+        **{"unit": "blocks of windows", "documents": 1, "clusters": 4, "effective_clusters": 4, "df": pytest.approx(3)},
+        "described": "4 blocks of windows (only 1 of 10 documents needed), worth 4.0 of equal size, "
+        "3.0 degrees of freedom",
+    }
     assert abs(report["masked"]["gap"]["mean"]) < 1e-5 < 0.01 < report["unmasked"]["gap"]["mean"]
 
     page = (out / "control.md").read_text(encoding="utf-8")
     shown = result.stdout.split("\n\n")[0]
+    assert f"± is half of the 95 % interval over {report['observations']['described']}." in result.stdout
     assert shown in page and f"{report['unmasked']['prefix_only']['mean']:.4f} ±" in shown
     bits = report["masked"]["prefix_only"]["mean"] * (counts["tokens"] - 1) / math.log(2) / counts["bytes"]
     assert f"{bits:.4f} |" in shown.splitlines()[-1]
+
+
+def test_the_losses_are_clustered_by_document():
+    models = {"masked": SimpleNamespace(model=tiny_gpt()), "unmasked": SimpleNamespace(model=tiny_gpt(causal=False))}
+    ids, targets = torch.randint(31, (2, 9, 12))
+    documents = torch.arange(108).view(9, 12) // 10  # 11 documents, nearly all of them in two windows
+    windows = (np.arange(9), TokenWindows(ids, targets), TextClusters.of(documents, targets))
+    sides = {"masked": {}, "unmasked": {}}
+    found, nll = {"difference": measure(models, windows, sides)}, {}
+    for name, lm in models.items():
+        columns = [lm.model(ids[:, : t + 1])[:, -1].double().log_softmax(-1) for t in range(12)]  # 12 of (9, V)
+        nll[name] = -torch.stack(columns, 1).gather(-1, targets[..., None])[..., 0].detach()
+        found[name] = sides[name]["prefix_only"]
+    nll["difference"] = nll["unmasked"] - nll["masked"]
+    for name, values in nll.items():
+        sums = [values[documents == document].sum().item() for document in range(11)]
+        expected = clustered_mean(sums, [10] * 10 + [8]).interval()
+        assert (found[name].mean, found[name].half_width) == pytest.approx(
+            (expected.mean, expected.half_width), rel=1e-4
+        )
 
 
 def test_a_missing_run_is_one_line_with_status_2(trained, tmp_path):

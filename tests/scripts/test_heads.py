@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,16 +16,17 @@ import yaml
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.generation.test_language_model import with_gaps
-from tests.model.test_checkpoint import language_model
+from tests.model.test_checkpoint import language_model, rewrite
 from tests.runs import composed
 from tril import train as train_script
 from tril.model.checkpoint import load, read, save
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import head_gate
+from tril.model.heads.ablation import head_gate, obstacle
 from tril.model.heads.attention_maps import TokenWindows
+from tril.model.intervals import clustered_mean
 from tril.scripts.common.cli import CONFIGS, build, message_of
-from tril.scripts.common.finished_run import read_run, validation_tokens
-from tril.scripts.heads import Settings, alphabet, check_model, main, prompt_ids, sample_windows, write_maps
+from tril.scripts.common.finished_run import read_run, sample_windows, validation_tokens
+from tril.scripts.heads import Settings, alphabet, main, prompt_ids, write_maps
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 NAMES = ["L0H0", "L0H1", "L1H0", "L1H1"]
@@ -60,17 +62,26 @@ def heads(folder, *arguments):
     return call(main, *arguments, cwd=folder, strict=True)
 
 
-def mean_loss(lm, tokens, numbers, gate=None):
-    """Of the windows, in nats: each document through the model by itself."""
-    total, eot = 0.0, lm.tokenizer.token_to_id(lm.eot)
+def document_losses(lm, tokens, numbers, gate=None):
+    """Document -> [sum of its losses in the windows in nats, number of them]; each passes the model by itself."""
+    sums, eot = {}, lm.tokenizer.token_to_id(lm.eot)
     for number in numbers:
         window = tokens[number * T : number * T + T + 1]
         starts = sorted({0, *(i for i in range(T) if window[i] == eot)})
         for start, end in zip(starts, [*starts[1:], T], strict=True):
             with torch.no_grad():
                 logits = lm.model(window[None, start:end], head_gate=gate)[0]
-            total += F.cross_entropy(logits.double(), window[start + 1 : end + 1], reduction="sum").item()
-    return total / (len(numbers) * T)
+            loss = F.cross_entropy(logits.double(), window[start + 1 : end + 1], reduction="sum").item()
+            entry = sums.setdefault((tokens[: number * T + start + 1] == eot).sum().item(), [0.0, 0])
+            entry[:] = entry[0] + loss, entry[1] + end - start
+    return sums
+
+
+def mean_loss(lm, tokens, numbers, gate=None):
+    """Of the windows, in nats."""
+    nll, targets = np.sum(list(document_losses(lm, tokens, numbers, gate).values()), axis=0)
+    assert targets == len(numbers) * T
+    return nll / targets
 
 
 def test_heads_end_to_end(trained, run, lm):
@@ -100,9 +111,20 @@ def test_heads_end_to_end(trained, run, lm):
     for row in content["heads"]:
         without = mean_loss(lm, tokens, numbers, head_gate(lm.config, [row["head"]]))
         assert row["zero"]["change"] == pytest.approx(without - whole, abs=1e-5)
+        pairs = [document_losses(lm, tokens, numbers, gate) for gate in (head_gate(lm.config, [row["head"]]), None)]
+        rises = [with_sum - sum_ for (with_sum, _), (sum_, _) in zip(*(pair.values() for pair in pairs), strict=True)]
+        expected = clustered_mean(rises, [targets for _, targets in pairs[1].values()])
+        assert (row["zero"]["high"] - row["zero"]["low"]) / 2 == pytest.approx(expected.interval().half_width, rel=1e-2)
+        assert content["observations"] == {
+            **{"unit": "documents", "documents": len(rises), "clusters": len(rises)},
+            **{"effective_clusters": pytest.approx(expected.effective), "df": pytest.approx(expected.df)},
+        }
         ends = [row["zero"][key] for key in ("corrected_low", "low", "change", "high", "corrected_high")]
         assert ends == sorted(set(ends))
         assert f"| {row['head']}    |" in result.stdout and f"{row['zero']['change']:+.4f} ±" in result.stdout
+    assert "This describes one trained model on one text, not its configuration" in result.stdout
+    described = f"over {len(rises)} documents, worth {expected.effective:.1f} of equal size, {expected.df:.1f} degrees"
+    assert described in result.stdout and content["describes"] in result.stdout
     nothing = mean_loss(lm, tokens, numbers, torch.zeros(2, 2))
     assert content["removal"]["zero"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
     ranked = sorted(content["heads"], key=lambda row: row["zero"]["change"])
@@ -116,6 +138,10 @@ def test_heads_end_to_end(trained, run, lm):
             and float(row["induction"]) == head["induction"]
         )
         assert (row["zero_verdict"], row["mean_verdict"]) == (head["zero"]["verdict"], head["mean"]["verdict"])
+        assert (int(row["documents"]), float(row["effective_clusters"])) == (
+            len(rises),
+            pytest.approx(expected.effective),
+        )
     assert float(rows[-1]["entropy"]) == content["uniform"]["entropy"] and rows[-1]["zero_change"] == ""
     removal = list(csv.DictReader((out / "removal.csv").open()))
     assert [(row["by"], int(row["n_removed"])) for row in removal] == [
@@ -201,7 +227,7 @@ def test_documents_are_kept_apart_where_the_run_kept_them_apart(run):
     tokens = validation_tokens(run)
     assert sample_windows(run, tokens, 3, eot_id=7)[1].document_eot == 7
     free = replace(run, settings=run.settings | {"data": run.settings["data"] | {"document_mask": False}})
-    numbers, text = sample_windows(free, tokens, 3, eot_id=7)
+    numbers, text, _ = sample_windows(free, tokens, 3, eot_id=7)
     assert text.document_eot is None and text.ids.shape == (3, T)
     assert torch.equal(text.targets[1], torch.tensor(tokens[numbers[1] * T + 1 : numbers[1] * T + T + 1].astype(int)))
 
@@ -231,12 +257,13 @@ def test_other_refusals_are_one_line_and_leave_nothing(trained, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_diverged_model_is_refused():
-    model = tiny_gpt()
-    check_model(model, Path("a.ckpt"))
-    model.norm.weight.data[3] = math.nan
-    with pytest.raises(ValueError, match="a.ckpt has weights that are not finite"):
-        check_model(model, Path("a.ckpt"))
+def test_a_diverged_model_is_refused(trained, tmp_path):
+    assert obstacle(tiny_gpt()) is None
+    shutil.copytree(trained / "outputs" / "run", tmp_path / "run")
+    path = tmp_path / "run" / "checkpoints" / "best.ckpt"
+    rewrite(path, lambda content: content["state_dict"]["model.norm.weight"].fill_(math.nan))
+    message = "best.ckpt has weights that are not finite, as its run diverged; name another run"
+    assert_refused(heads(tmp_path, "ckpt=run"), message)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_out_and_which(sweep, tmp_path):
 
 
 def test_csv_files_have_all_digits(tmp_path):
-    losses = {(1,): {0: 3.1, 1: 3.2 + 1e-15, 2: "unfinished"}, (4,): {0: math.pi, 1: math.e}}
+    losses = {(1,): {0: 3.1, 1: 3.2 + 1e-15, 2: "failed"}, (4,): {0: math.pi, 1: math.e}}
     sweep = read_sweep(write_sweep(tmp_path / "sweep", ["model.n_heads"], losses, baseline=(4,)))
     found = compare_with_baseline(sweep, "final")
     (tmp_path / "results.csv").write_text(csv_text(results(sweep, found)))
@@ -153,11 +153,7 @@ def test_csv_files_have_all_digits(tmp_path):
     )
     assert four["verdict"] == four["difference"] == ""
     runs = read_csv(tmp_path / "runs.csv")
-    assert [(run["seed"], run["state"]) for run in runs[:3]] == [
-        ("0", "finished"),
-        ("1", "finished"),
-        ("2", "unfinished"),
-    ]
+    assert [(run["seed"], run["state"]) for run in runs[:3]] == [("0", "finished"), ("1", "finished"), ("2", "failed")]
     finished = [run.summary["final_val_loss"] for variant in sweep.variants for run in variant.finished]
     assert [float(run["final_val_loss"]) for run in runs if run["final_val_loss"]] == finished
     assert runs[2]["final_val_loss"] == "" and runs[2]["folder"].endswith("model.n_heads=1,seed=2")

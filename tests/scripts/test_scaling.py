@@ -1,4 +1,4 @@
-"""scripts/scaling.py: its files, tables and sentences, what it refuses, and configs/ablation/scaling.yaml."""
+"""scripts/scaling.py: its files and tables, what it refuses, and configs/ablation/scaling.yaml."""
 
 import json
 import math
@@ -10,11 +10,10 @@ import yaml
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.scripts.ablation.test_scaling_law import SIZES, STEPS, law_sweep
+from tests.scripts.ablation.law_sweeps import PUBLISHED_INTERACTION, SIZES, STEPS, law_sweep, noisy, points_from
 from tests.test_ablations import composed, grid, meta_model
 from tril.model.config import GPTConfig
 from tril.scripts.ablation.scaling_law import Law
-from tril.scripts.ablation.templates import render
 from tril.scripts.common.cli import CONFIGS, message_of, plain
 from tril.scripts.common.run_config import check_config
 from tril.scripts.scaling import main, read_settings
@@ -29,9 +28,9 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """The folder of a sweep of an exact law with one failed run, the output of the script, and scaling.json."""
+    """The folder of a sweep of an exact law, of whose runs one failed and one diverged; the output; scaling.json."""
     folder = tmp_path_factory.mktemp("law")
-    law_sweep(folder / "multirun" / "day" / "time", LAW, **{"4x144_225": "failed"})
+    law_sweep(folder / "multirun" / "day" / "time", points_from(LAW), **{"4x160_160": "failed", "2x64_60": math.nan})
     more = "predict.parameters=[100000000]", "predict.tokens=[2]", "predict.flops=[10]"
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -49,21 +48,24 @@ def test_files_and_output(done):
     assert said == f"{text}\nmade/here: scaling.md, scaling.json, scaling.png\n"
     assert (written / "scaling.png").read_bytes()[1:4] == b"PNG" and "](scaling.png)" in text
     assert "L(N, D) = 2.000 + 50 / N^0.300 + 3000 / D^0.550, in nats per token; N parameters without embeddings" in text
-    assert "3x96" not in text and "shape=4x144,steps=225,seed=0 (failed)" in text
+    assert "3x96" not in text and "shape=4x160,steps=160,seed=0 (failed); shape=2x64, steps=60 (its loss" in text
+    assert "**An illustration, not a law**: the sweep has 1 of at least 2 seeds at every point.\n" in text
     for lines in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in lines.splitlines()}) == 1
 
 
 def test_results_are_those_of_the_law(done):
     found = done[2]
-    assert found["bounds"] == [] and len(found["points"]) == 11
+    assert found["bounds"] == [] and len(found["points"]) == 18
     for name, estimate in found["law"].items():
         assert estimate["value"] == pytest.approx(getattr(LAW, name), rel=1e-4), name
         assert estimate["low"] == pytest.approx(estimate["high"], rel=0.02), name
-    assert found["errors"]["one point"]["largest"] < 1e-3 and found["errors"]["longest runs"] is None
+    for name, points in (("one point", 18), ("largest size", 5), ("longest runs", 4)):
+        assert found["errors"][name]["fit"]["largest"] < 1e-3 and found["errors"][name]["fit"]["points"] == points
     [row] = found["predictions"]
     assert (row["parameters"], row["tokens"]) == (1e8, 2 * max(STEPS.values()))
     assert row["loss"]["value"] == pytest.approx(LAW.loss(1e8, 2 * max(STEPS.values())), rel=1e-5)
+    assert row["naive"]["nearest point"] == pytest.approx(LAW.loss(max(SIZES.values()), max(STEPS.values())))
     [split] = found["optima"]
     assert split["flops"] == 10 * 6 * max(SIZES.values()) * max(STEPS.values())
     assert split["parameters"]["value"] == pytest.approx(LAW.optimum(split["flops"])[0], rel=1e-3)
@@ -79,27 +81,20 @@ def test_results_are_those_of_the_law(done):
     )  # twice as many of each size
 
 
-def caveats(found):
-    """The list at the end of scaling.md."""
-    return re.findall("^- (.*)$", render("scaling.md.jinja", **found), re.MULTILINE)
-
-
-def test_caveats(done):
-    found = done[2]
-    lines = caveats(found)
-    assert not any("degenerate" in line for line in lines)
-    assert any("5 parameters are fitted to 11 points" in line for line in lines)
-    assert any("the residuals, which have 11 - 5 degrees of freedom" in line for line in lines)
-    assert any("3.07 times the next" in line for line in lines) and any("one seed per point" in line for line in lines)
-    assert "a factor of 32 in N and 5 in D" in " ".join(lines)
-    assert "9.42 times their largest N" in " ".join(lines)
-    worse = found | {"bounds": ["alpha", "E"], "resamples_at_bounds": 0.25}
-    assert caveats(worse)[0].startswith("**The fit is degenerate**: alpha, E ended") and caveats(worse)[1].startswith(
-        "25% of the resamples"
-    )
-    seeds = [row | {"seeds": 2, "spread": 0.01} for row in found["points"]]
-    assert any("whose standard deviation is 0.0100 on average" in line for line in caveats(found | {"points": seeds}))
-    assert "degenerate" in render("scaling.md.jinja", **worse)
+def test_rejected_form_has_no_intervals(tmp_path):
+    """Two seeds with the interaction that the page of 2026-11-22 had."""
+    points = noisy(points_from(LAW), 0.003, seed=0, seeds=2, interaction=PUBLISHED_INTERACTION)
+    law_sweep(tmp_path / "sweep", points)
+    said = call(main, "dir=sweep", "predict.parameters=[1e8]", "predict.flops=[1]", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert said.stderr == "fitting 20 points, without intervals: their form is rejected\n"
+    assert re.search(r"\*\*An illustration, not a law\*\*: its residuals follow ln N x ln D \(p = \S+\)", said.stdout)
+    assert "No intervals are given" in said.stdout and "**The interaction is not chance.**" in said.stdout
+    found = json.loads((tmp_path / "sweep" / "scaling.json").read_text())
+    estimates = [*found["law"].values(), *(row["loss"] for row in found["predictions"])]
+    assert {(estimate["low"], estimate["high"]) for estimate in estimates} == {(None, None)}
+    losses = [row["losses"] for row in found["points"]]
+    assert losses == points.by_seed.tolist()  # the page can be computed again from them
 
 
 @pytest.mark.parametrize(
@@ -108,12 +103,12 @@ def test_caveats(done):
         ([], "dir is missing; name the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest"),
         (["dir=nowhere"], "nowhere is not a folder"),
         (["dir=latest"], "no sweep.json below multirun/"),
-        (["dir=few"], "3 sizes of at least 4; train more with python train.py -m +ablation=scaling"),
+        (["dir=few"], "3 of at least 4 sizes; train more with python train.py -m +ablation=scaling"),
     ],
 )
 def test_wrong_folders_end_in_one_line(overrides, message, tmp_path):
     if overrides == ["dir=few"]:
-        law_sweep(tmp_path / "few", **{f"6x384_{steps}": "unfinished" for steps in STEPS})
+        law_sweep(tmp_path / "few", **{f"5x224_{steps}": "unfinished" for steps in STEPS})
     assert_refused(call(main, *overrides, cwd=tmp_path), message)
 
 
@@ -144,7 +139,7 @@ def test_wrong_settings_are_refused(wrong, message):
 def test_grid_starts_with_its_question_and_command():
     package, question, start, *_ = (CONFIGS / "ablation" / "scaling.yaml").read_text(encoding="utf-8").splitlines()
     assert package == "# @package _global_" and question == "# How does the loss fall with parameters and with tokens?"
-    assert start == "#   python train.py -m +ablation=scaling seed=0,1,2"
+    assert start == "#   python train.py -m +ablation=scaling seed=0,1"
 
 
 def test_grid_has_the_sizes_and_lengths_that_it_names():
@@ -158,7 +153,7 @@ def test_grid_has_the_sizes_and_lengths_that_it_names():
         assert meta_model(cfg).n_parameters(embeddings=False) == pytest.approx(
             SIZES[shape], rel=0.01
         )  # except the gains of the norms
-        assert cfg.model.dim / cfg.model.n_heads == 48
+        assert cfg.model.dim / cfg.model.n_heads == 32
 
 
 def test_nothing_but_shape_and_length_differs_from_the_default_run():
@@ -169,10 +164,11 @@ def test_nothing_but_shape_and_length_differs_from_the_default_run():
             "max_steps",
             "val_check_interval",
         }
-        assert all(cfg[key] == default[key] for key in ("optim", "data", "causality", "compile", "seed"))
+        assert {key for key in default.optim if cfg.optim[key] != default.optim[key]} == {"scale_with_width"}
+        assert all(cfg[key] == default[key] for key in ("data", "causality", "compile", "seed"))
 
 
 def test_settings_of_a_run_are_complete_without_the_grid():
-    cfg = plain(composed("+ablation=scaling", "shape=6x384", "steps=100", "output_dir=."))
-    assert GPTConfig(**cfg["model"] | {"vocab_size": 1}).n_heads == 8
+    cfg = plain(composed("+ablation=scaling", "shape=5x224", "steps=100", "output_dir=."))
+    assert GPTConfig(**cfg["model"] | {"vocab_size": 1}).n_heads == 7
     assert (cfg["trainer"]["max_steps"], cfg["trainer"]["val_check_interval"]) == (100, 100)

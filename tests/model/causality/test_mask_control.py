@@ -5,13 +5,17 @@ import math
 import pytest
 
 from tril.model.causality.mask_control import SIDES, page, plot, read_curves
-from tril.model.causality.prefix_loss import Estimate
+from tril.model.intervals import Interval
 
 
 def log(folder, version, lines):
     path = folder / "csv" / f"version_{version}" / "metrics.csv"
     path.parent.mkdir(parents=True)
     path.write_text("\n".join(["lr,step,train/loss,val/loss", *lines]) + "\n")
+
+
+def estimate(mean, half_width):
+    return Interval(mean, mean - half_width, mean + half_width, 12)
 
 
 def two_sides():
@@ -21,8 +25,8 @@ def two_sides():
         losses = {"one_pass": one_pass, "prefix_only": prefix_only, "gap": gap}
         return {"parameters": 1234, "curves": curves, "samples": samples} | losses
 
-    masked = side(2.0, Estimate(3.0, 0.1), Estimate(3.0, 0.1), Estimate(-1e-9, 1e-9))
-    return {"masked": masked, "unmasked": side(0.1, Estimate(0.5, 0.1), Estimate(9.0, 0.2), Estimate(8.5, 0.3))}
+    masked = side(2.0, estimate(3.0, 0.1), estimate(3.0, 0.1), estimate(-1e-9, 1e-9))
+    return {"masked": masked, "unmasked": side(0.1, estimate(0.5, 0.1), estimate(9.0, 0.2), estimate(8.5, 0.3))}
 
 
 def test_of_a_resumed_run_the_newer_rows_count(tmp_path):
@@ -74,6 +78,8 @@ def test_the_plot_shows_both_curves_four_losses_and_the_uniform_guess(tmp_path, 
         "unmasked,\none pass": 0.5,
         "unmasked,\nprefix only": 9.0,
     }
+    ends = [segment[:, 1].tolist() for segment in right.collections[0].get_segments()]
+    assert ends == [pytest.approx(limits) for limits in ([2.9, 3.1], [2.9, 3.1], [0.4, 0.6], [8.8, 9.2])]
     for axes in (left, right):
         assert list(axes.lines[-1].get_ydata()) == [math.log(4096)] * 2
         assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > math.log(4096)

@@ -1,12 +1,10 @@
 """The prefix-only loss: against one prefix at a time, against the one-pass loss of causal models, and with a leak."""
 
-import math
-
 import pytest
 import torch
 
 from tests.conftest import assert_close, tiny_gpt
-from tril.model.causality.prefix_loss import Estimate, mean_over_windows, one_pass_nll, prefix_only_nll
+from tril.model.causality.prefix_loss import one_pass_nll, prefix_only_nll
 from tril.model.gpt import IGNORE
 
 B, T, V = 3, 9, 31
@@ -104,10 +102,3 @@ def test_windows_longer_than_the_context_are_refused():
     ids = torch.zeros(1, 13, dtype=torch.long)
     with pytest.raises(ValueError, match="13 positions exceed context_length=12"):
         prefix_only_nll(tiny_gpt(), ids, ids)
-
-
-def test_mean_and_standard_error_are_over_windows():
-    a = torch.tensor([[1.0, 3.0], [2.0, 6.0], [5.0, 7.0]])  # means 2, 4, 6
-    b = torch.tensor([[0.0, 2.0], [1.0, 5.0], [4.0, 6.0]])
-    assert mean_over_windows(a) == Estimate(4.0, pytest.approx(2 / math.sqrt(3), rel=1e-15))
-    assert mean_over_windows(a - b) == Estimate(1.0, 0.0)  # paired: the differences between windows cancel

@@ -9,9 +9,10 @@ from scipy.stats import ttest_rel
 
 from tests.conftest import TRAINABLE, tiny_gpt
 from tril.model.gpt import IGNORE
-from tril.model.heads.ablation import METHODS, ablate, all_heads, head_gate, head_name, losses_without, mean_outputs
+from tril.model.heads import ablation as subject
+from tril.model.heads.ablation import METHODS, all_heads, head_gate, head_name, losses_without, mean_outputs
 from tril.model.heads.attention_maps import TokenWindows, attention_maps, document_options
-from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, readable
+from tril.model.text_clusters import TextClusters
 
 SHAPES = [
     *({"backend": name} for name in TRAINABLE),
@@ -26,6 +27,20 @@ def some_text(n=6, document_eot=None):
     ids = torch.randint(30, (n, 12))
     ids[:, 4] = EOT
     return TokenWindows(ids, torch.randint(31, (n, 12)), document_eot)
+
+
+def one_document(text):
+    """The clusters of a text without documents: its windows, if they are 20 or fewer."""
+    return TextClusters.of(torch.zeros_like(text.ids), text.targets)
+
+
+def ablate(model, text):
+    return subject.ablate(model, text, one_document(text))
+
+
+def of_windows(ablation, sums):
+    """Mean losses (..., N)."""
+    return sums / ablation.clusters.targets
 
 
 def losses(model, text, **options):
@@ -57,16 +72,15 @@ def gate_of(heads):
 def test_removal_by_zero_is_an_output_projection_of_zeros(shape):
     model, text = tiny_gpt(**shape), some_text()
     ablation = ablate(model, text)
-    close(ablation.whole, losses(model, text))
+    close(of_windows(ablation, ablation.whole), losses(model, text))
     for head in all_heads(model.config):
         kept = columns(model, head).clone()
         columns(model, head).zero_()
         expected = losses(model, text)
         columns(model, head).copy_(kept)
-        close(ablation.single["zero"][head], expected)
-    assert (
-        ablation.single["zero"].sub(ablation.whole).abs().amax(-1).min() > 1e-3
-    )  # every head of this model does something
+        close(of_windows(ablation, ablation.single["zero"][head]), expected)
+    change = of_windows(ablation, ablation.single["zero"] - ablation.whole)
+    assert change.abs().amax(-1).min() > 1e-3  # every head of this model does something
 
 
 @pytest.mark.parametrize(("shape", "document_eot"), [*((shape, None) for shape in SHAPES), ({}, EOT)], ids=str)
@@ -95,7 +109,7 @@ def test_removal_by_the_mean_is_that_mean_through_the_output_projection(shape, d
         expected = losses(model, text)
         bias -= kept @ mean
         columns(model, (layer, number)).copy_(kept)
-        close(ablation.single["mean"][layer, number], expected)
+        close(of_windows(ablation, ablation.single["mean"][layer, number]), expected)
         close(mean_outputs(model, text)[layer, number].detach(), mean)
 
 
@@ -105,11 +119,12 @@ def test_a_partial_forward_pass_is_bitwise_equal_to_the_full_one(document_eot):
     chains = [[(0, 2)], [(1, 3)], [(1, 0), (1, 1)], [(1, 0), (0, 3), (1, 2), (0, 0)], all_heads(model.config)[::-1]]
     sets = [[], *(chain[:n] for chain in chains for n in range(1, len(chain) + 1))]
     with torch.inference_mode():
-        computed = losses_without(model, text, [("zero", chain) for chain in chains], torch.ones(2, 4, 8))
+        clusters, removals = one_document(text), [("zero", chain) for chain in chains]
+        computed = losses_without(model, text, clusters, removals, torch.ones(2, 4, 8))
         for row, heads in zip(computed, sets, strict=True):
             logits = model(text.ids, head_gate=gate_of(heads), **document_options(text.ids, document_eot))
             nll = F.cross_entropy(logits.flatten(0, 1), text.targets.flatten(), reduction="none").view(6, 12)
-            assert torch.equal(row, nll.double().sum(1) / 12)
+            assert torch.equal(row, clusters.sums(nll))
 
 
 def test_a_head_without_output_changes_nothing():
@@ -130,7 +145,8 @@ def test_a_head_without_output_changes_nothing():
 def test_the_intervals_are_those_of_a_paired_t_test():
     ablation = ablate(tiny_gpt(), some_text(9))
     for method, head in itertools.product(METHODS, all_heads(tiny_gpt().config)):
-        change, test = ablation.changes(method)[head], ttest_rel(ablation.single[method][head], ablation.whole)
+        change, sums = ablation.changes(method)[head], (ablation.single[method][head], ablation.whole)
+        test = ttest_rel(*(of_windows(ablation, values) for values in sums))
         for interval, confidence in ((change.interval, 0.95), (change.corrected, 1 - 0.05 / 8)):  # 8 heads
             expected = test.confidence_interval(confidence)
             assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-6, abs=1e-12)
@@ -158,13 +174,16 @@ def test_heads_are_removed_from_the_least_important_on(monkeypatch):
     for method in METHODS:
         order = ablation.orders[method]
         assert sorted(order) == all_heads(model.config)
-        rises = [ablation.single[method][head].mean().item() for head in order]
+        rises = [ablation.single[method][head].sum().item() for head in order]
         assert rises == sorted(rises)
         assert torch.equal(ablation.removal[method][0], ablation.whole) and len(ablation.removal[method]) == 9
-        close(ablation.removal[method][1], ablation.single[method][order[0]])
+        close(
+            *(of_windows(ablation, sums) for sums in (ablation.removal[method][1], ablation.single[method][order[0]]))
+        )
         curve = ablation.curve(method)
         assert (curve[0].low, curve[0].high) == (0, 0)
-        assert curve[5].mean == pytest.approx((ablation.removal[method][5] - ablation.whole).mean().item())
+        change = of_windows(ablation, ablation.removal[method][5] - ablation.whole)
+        assert curve[5].mean == pytest.approx(change.mean().item())
         for n in range(9):
             fills = (1 - gate_of(order[:n]))[..., None] * means * (method == "mean")  # (L, H, D)
             extra = [
@@ -178,14 +197,15 @@ def test_heads_are_removed_from_the_least_important_on(monkeypatch):
             expected = losses(model, text, head_gate=gate_of(order[:n]))
             for hook in hooks:
                 hook.remove()
-            close(ablation.removal[method][n], expected)
+            close(of_windows(ablation, ablation.removal[method][n]), expected)
 
 
 def test_targets_to_ignore_do_not_count():
     model, text = tiny_gpt(), some_text()
     whole = losses(model, TokenWindows(text.ids[:, :5], text.targets[:, :5]))
     text.targets[:, 5:] = IGNORE
-    close(ablate(model, text).whole, whole)
+    ablation = ablate(model, text)
+    close(of_windows(ablation, ablation.whole), whole)
 
 
 def test_the_model_is_unchanged():
@@ -232,56 +252,3 @@ def test_the_table():
     assert second == ["L0H1", *["+0.0000 ± 0.0000", "± 0.0000", "not distinguishable"] * 2]
     interval = ablation.changes("mean")[0, 0].interval
     assert first[4] == f"{interval.mean:+.4f} ± {(interval.high - interval.low) / 2:.4f}"
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    original = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *rest, **more: (drawn.append(self), original(self, *rest, **more))
-    )
-    return drawn
-
-
-def test_the_figures_of_an_ablation(figures, tmp_path):
-    model = tiny_gpt()
-    columns(model, (1, 2)).zero_()
-    ablation = ablate(model, some_text(9))
-    plot_ablation(tmp_path / "a.png", ablation)
-    plot_removal(tmp_path / "b.png", ablation)
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
-    for axes, method in zip(figures[0].axes, METHODS, strict=False):
-        changes = ablation.changes(method)
-        [image] = axes.images
-        assert image.get_array()[1, 0] == changes[1, 0].interval.mean and image.norm.vcenter == 0
-        assert [text.get_text().split("\n")[0] for text in axes.texts] == [
-            f"{change.interval.mean:+.3f}" for change in changes.values()
-        ]
-        hatched = [(int(patch.get_y() + 0.5), int(patch.get_x() + 0.5)) for patch in axes.patches]
-        assert (
-            hatched == [head for head, change in changes.items() if change.verdict == "not distinguishable"]
-            and (1, 2) in hatched
-        )
-    for line, method in zip(figures[1].axes[0].lines, METHODS, strict=False):
-        assert list(line.get_ydata()) == pytest.approx(ablation.removal[method].mean(1).tolist())
-    named = [text.get_text() for text in figures[1].axes[0].texts]
-    assert named == [head_name(head) for method in METHODS for head in ablation.orders[method]]
-
-
-def test_the_figure_of_the_maps(figures, tmp_path):
-    maps = attention_maps(tiny_gpt(), torch.randint(31, (1, 5)))[:, 0]
-    plot_maps(tmp_path / "a.png", maps, ["a", " b\n", "$\\x$", "日", "\x00"])  # not parsed as a formula
-    panels = figures[0].axes[:8]
-    assert [axes.get_title() for axes in panels] == [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
-    assert panels[6].images[0].get_array()[3].tolist() == [*maps[1, 2, 3, :4].tolist(), None]
-    assert [label.get_text() for label in panels[4].get_yticklabels()] == ["a", "␣b↵", "$\\x$", "日", "\ufffd"]
-    plot_maps(tmp_path / "b.png", torch.ones(1, 1, 200, 200), ["word"] * 200)  # too many for labels
-    assert "word" not in [label.get_text() for label in figures[1].axes[0].get_yticklabels()]
-
-
-def test_labels():
-    shown = {"\t a\r": "→␣a←", "<|endoftext|>": "<|endofte…", "é日": "é日", "\u200b": "\ufffd", "": ""}
-    assert {text: readable(text) for text in shown} == shown

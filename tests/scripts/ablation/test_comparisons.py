@@ -7,11 +7,30 @@ import numpy as np
 import pytest
 
 from tests.scripts.ablation.synthetic import bpb, write_run, write_sweep
+from tril.model.intervals import block_starts
 from tril.scripts.ablation.comparisons import compare_with_baseline
 from tril.scripts.ablation.results import read_sweep
-from tril.scripts.ablation.statistics import compare
+from tril.scripts.ablation.statistics import Comparison, compare_arms
 
 HEADS = ["model.n_heads"]
+
+
+def compare(variant: dict, baseline: dict, targets: np.ndarray, *, n_comparisons: int, **options) -> Comparison:
+    """Of losses of windows, (N,) for each seed, in blocks; the level is that of the first stage."""
+    return compare_family({"variant": variant}, baseline, targets, n_comparisons=n_comparisons, **options)["variant"]
+
+
+def compare_family(arms: dict, baseline: dict, targets: np.ndarray, *, alpha: float = 0.04, **options) -> dict:
+    starts = block_starts(targets)
+
+    def blocks(arm: dict) -> dict:
+        return {
+            seed: np.add.reduceat(losses * targets, starts) / np.add.reduceat(targets, starts)
+            for seed, losses in arm.items()
+        }
+
+    named = {name: blocks(arm) for name, arm in arms.items()}
+    return compare_arms(named, blocks(baseline), np.add.reduceat(targets, starts), alpha=alpha, **options)
 
 
 @pytest.fixture
@@ -21,18 +40,18 @@ def losses() -> dict[tuple, dict[int, np.ndarray]]:
     return {(heads,): {seed: 3 + 0.1 * generator.normal(size=40) for seed in (0, 1, 2)} for heads in (1, 4, 8)}
 
 
-def test_finished_runs_are_paired_by_seed_and_window(tmp_path, losses):
+def test_finished_runs_are_paired_by_seed_and_block_of_windows(tmp_path, losses):
     sweep = read_sweep(write_sweep(tmp_path, HEADS, losses, baseline=(4,)))
-    expected = {f"n_heads={n}": compare(losses[n,], losses[4,], np.full(40, 32), n_comparisons=2) for n in (1, 8)}
+    arms = {f"n_heads={n}": losses[n,] for n in (1, 8)}
+    expected = compare_family(arms, losses[4,], np.full(40, 32))
     found = compare_with_baseline(sweep)
     assert list(found) == ["n_heads=1", "n_heads=8"]
     for label, comparison in expected.items():
         assert found[label].difference.low == pytest.approx(comparison.difference.low, rel=1e-9)
-        assert (found[label].verdict, found[label].remark, found[label].unit) == (
-            comparison.verdict,
-            comparison.remark,
-            "nats per token",
-        )
+        assert (found[label].verdict, found[label].unit) == (comparison.verdict, "nats per token")
+        assert (found[label].alpha, found[label].stage) == (0.04, 1)
+        assert (found[label].clusters, found[label].n_clusters) == ("blocks of windows", 20)
+        assert found[label].detectable > 0 and "degrees of freedom" in found[label].remark
 
 
 def test_best_validation_has_its_own_windows(tmp_path, losses):
@@ -46,11 +65,7 @@ def test_best_validation_has_its_own_windows(tmp_path, losses):
 
 
 def test_seeds_that_are_not_finished_in_both_are_left_out_and_named(tmp_path, losses):
-    losses_by_run = {
-        (4,): losses[4,],
-        (8,): losses[8,] | {1: "failed", 3: 9.0},
-        (1,): {0: "unfinished", 1: "not started"},
-    }
+    losses_by_run = {(4,): losses[4,], (8,): losses[8,] | {1: "failed", 3: 9.0}, (1,): {0: "failed", 1: "failed"}}
     found = compare_with_baseline(read_sweep(write_sweep(tmp_path, HEADS, losses_by_run)))
     expected = compare({0: losses[8,][0], 2: losses[8,][2]}, losses[4,], np.full(40, 32), n_comparisons=2)
     assert found["n_heads=8"].difference.low == pytest.approx(expected.difference.low, rel=1e-9)
@@ -121,8 +136,9 @@ def test_runs_without_common_windows_are_compared_as_a_whole_in_bits_per_byte(tm
         change(folder / "model.n_heads=4,seed=1")
     found = compare_with_baseline(read_sweep(folder))["n_heads=8"]
     differences = [bpb(losses[8,][seed].mean() - losses[4,][seed].mean()) for seed in (0, 1, 2)]
-    half = 4.302653 * np.std(differences, ddof=1) / math.sqrt(3)  # t(0.975, 2), from tables
+    half = 4.848732 * np.std(differences, ddof=1) / math.sqrt(3)  # t(0.98, 2)
     assert found.unit == "bits per byte" and found.remark.endswith(f"Compared as a whole, by seed alone: {reason}.")
+    assert (found.clusters, found.n_clusters) == ("", 0)
     assert found.difference.mean == pytest.approx(np.mean(differences))
     assert found.difference.high - found.difference.mean == pytest.approx(half)
 

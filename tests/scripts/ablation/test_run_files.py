@@ -60,3 +60,14 @@ def test_null_loss_of_a_diverged_run_is_nan(tmp_path):
     summary = read_run(folder, 0).summary
     assert math.isnan(summary["final_val_loss"]) and summary["mfu"] is None and summary["best_val_loss"] == 2.99
     assert json.loads((folder / "summary.json").read_text())["final_val_loss"] is None
+
+
+def test_losses_of_documents_are_read_where_they_were_kept(tmp_path):
+    folder = write_run(tmp_path / "a", np.array([3.0, 4.0]), config={}, seed=0)
+    assert read_run(folder, 0).last.document_nll is None and read_run(folder, 0).last.document_targets is None
+    arrays = {"document_nll": np.array([50.0, 0.0, 174.0]), "document_targets": np.array([20, 0, 44])}
+    with np.load(folder / "windows_best.npz") as kept:
+        np.savez(folder / "windows_best.npz", **dict(kept) | arrays)
+    best = read_run(folder, 0).best
+    assert best.document_nll.tolist() == [50, 0, 174] and best.document_targets.tolist() == [20, 0, 44]
+    assert best.nll.tolist() == pytest.approx([2.99 * 32, 3.99 * 32]) and best.context_length == 32

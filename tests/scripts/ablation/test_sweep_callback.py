@@ -1,55 +1,15 @@
 """`train.py -m` around its runs: what it refuses, lists and writes. The runs themselves are not trained here."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.runs import TINY
+from tests.scripts.ablation.commands import index_of, sweep
 from tril import train
-from tril.scripts.ablation import grid, run_process, sweep_callback
+from tril.scripts.ablation import grid, sweep_callback
 from tril.scripts.common.cli import UserError
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A folder with a text, and runs that finish at once with a loss of their overrides' length."""
-    lines = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
-    (tmp_path / "text.txt").write_text(lines, encoding="utf-8")
-
-    def spawn(arguments, log, lock):
-        if "callbacks.samples.max_new_tokens=0" in arguments:
-            log.write_text("error: callbacks.samples: max_new_tokens=0 must be positive\n")
-            return 2
-        summary = {"final_val_loss": float(len(arguments)), "final_val_bpb": 0.5, "seconds": 61.0}
-        (log.parent / "summary.json").write_text(json.dumps(summary))
-        return 0
-
-    monkeypatch.setattr(run_process, "spawn", spawn)
-    return tmp_path
-
-
-@pytest.fixture
-def no_timing(monkeypatch):
-    """Seconds of a run without the few timed steps."""
-
-    class Speed:
-        def run(self, **counts):
-            return 100.0
-
-    monkeypatch.setattr("tril.model.training.run_estimate.measure", lambda *arguments: Speed())
-
-
-def sweep(cwd: Path, *overrides: str):
-    return call(train.main, "-m", *TINY, "data.path=text.txt", *overrides, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
-
-
-def index_of(cwd: Path) -> dict:
-    [path] = cwd.glob("multirun/*/*/sweep.json")
-    return json.loads(path.read_text())
 
 
 def test_grid_with_invalid_runs_is_refused_with_all_of_them_named(here):
@@ -142,6 +102,9 @@ def test_a_sweep_lists_its_runs_and_more_seeds_find_its_folder(here, no_timing):
     assert index["cells"][0]["values"] == {"model.n_heads": 1} and index["cells"][0]["estimated_seconds"] == 100.0
     assert {"model.n_heads=1", "seed=0"} <= set(index["cells"][0]["overrides"])
 
+    assert [stage["seeds"] for stage in index["stages"]] == [[0, 1]]
+    assert index["command"].endswith(" model.n_heads=1,2 seed=0,1") and " -m data=files " in index["command"]
+
     again = sweep(here, "model.n_heads=1,2", "seed=1,2")
     assert again.returncode == 0 and "2 of 4 runs to train" in again.stdout
     assert "start   model.n_heads=2,seed=2\n" in again.stdout and "start   model.n_heads=2,seed=1" not in again.stdout
@@ -150,6 +113,7 @@ def test_a_sweep_lists_its_runs_and_more_seeds_find_its_folder(here, no_timing):
         f"model.n_heads={heads},seed={seed}" for heads in (1, 2) for seed in (0, 1, 2)
     }
     assert "0 of 4 runs to train\n" in sweep(here, "model.n_heads=1,2", "seed=0,1").stdout
+    assert [stage["seeds"] for stage in index_of(here)["stages"]] == [[0, 1], [2]]
     new = sweep(here, "model.n_heads=1,2", "seed=0,1", "sweep.new=true")
     assert "4 of 4 runs to train" in new.stdout and len(list(here.glob("multirun/*/*/sweep.json"))) == 2
 

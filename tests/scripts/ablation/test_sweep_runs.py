@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from tests.conftest import run_python
 from tests.runs import TINY
@@ -111,3 +112,23 @@ def test_two_parallel_jobs_keep_apart_and_a_failed_run_does_not_end_the_others(h
         assert f"folder  {folder}\n" in log and not any(other in log for other in folders.keys() - {name})
         assert log.count("--- sample at step") == (0 if "=0," in name else 2)
         assert len(list(folder.glob("csv/version_*"))) == 1
+
+
+@pytest.mark.slow
+def test_parallel_jobs_tune_the_learning_rate(here):
+    """Real runs: each multiplier is tried once, every fourth block of the validation windows chooses."""
+    tune = ["+tune=lr", "tune.multipliers=[0.5,1,2]", "tune.extend=0", "optim=adamw", "optim.ns_steps=4"]
+    done = sweep(here, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *tune, "seed=0,1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 runs and 3 trials of learning rates to train, about 00:" in done.stdout
+    assert done.stdout.count("start   tune/") == 3 and "2 of 2 runs are finished" in done.stdout
+    [first, second] = runs_of(here).values()
+    losses = {}
+    for scale in (0.5, 1, 2):
+        arrays = np.load(first.parent / "tune" / "configuration" / f"lr_scale={scale},seed=1000" / "windows_last.npz")
+        assert len(arrays["document_nll"]) == 1 and len(arrays["nll"]) < 20  # so each window is a block
+        losses[scale] = arrays["nll"][::4].sum() / arrays["targets"][::4].sum()
+    chosen = json.loads((first.parent / "tune" / "configuration" / "chosen.json").read_text())
+    assert dict(chosen["curve"]) == pytest.approx(losses) and chosen["lr_scale"] == min(losses, key=losses.get)
+    for folder in (first, second):
+        assert yaml.safe_load((folder / "config.yaml").read_text())["optim"]["lr_scale"] == chosen["lr_scale"]

@@ -1,0 +1,122 @@
+"""A job of `train.py -m`: one run of the sweep, after the trials of its learning rate if the sweep has `+tune=lr`.
+
+Every launcher (Hydra's own loop, joblib, Slurm) calls `run_job` once for each run.
+"""
+
+import math
+import signal
+import sys
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from tril.model.atomic_files import write_json
+from tril.model.runs import FAILURE, SWEEP, state_of
+from tril.scripts.ablation.run_process import train
+from tril.scripts.ablation.sweep_files import TUNE, read_json, read_summary
+from tril.scripts.common.cli import UserError, command, task_overrides
+from tril.scripts.common.formats import clock
+
+
+def in_sweep() -> bool:
+    """Whether this process is a job of `train.py -m`."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def check_single() -> None:
+    """Raises UserError for an ablation without -m, which would silently train its base configuration alone."""
+    if not HydraConfig.initialized():
+        return
+    params = HydraConfig.get().sweeper.get("params") or {}
+    chosen = {override.partition("=")[0].lstrip("+") for override in task_overrides()}
+    if params and not chosen & params.keys():
+        remedy = f"run it with {command('train')} -m, or choose a value, such as {next(iter(params))}=..."
+        raise UserError(f"the ablation is a grid over {', '.join(params)}; {remedy}")
+    if TUNE in chosen:
+        raise UserError(f"+tune=lr tunes the variants of a grid; run it with {command('train')} -m")
+
+
+def run_job() -> float:
+    """Trains the run of this Hydra job unless it is finished.
+
+    Returns:
+        Its validation loss; NaN if it failed, was stopped or is left out.
+    """
+    settings = HydraConfig.get()
+    sweep, overrides = Path(settings.sweep.dir), task_overrides()
+    if not (sweep / SWEEP).is_file():
+        return search_step(Path(settings.runtime.output_dir), overrides)
+    index = read_json(sweep / SWEEP)
+    entry = next((entry for entry in index["cells"] if entry["overrides"] == overrides), None)
+    if entry is None:  # an invalid run that sweep.skip_invalid left out
+        return math.nan
+    folder = sweep / entry["folder"]
+    if state_of(folder) == "finished":
+        return read_summary(folder)["final_val_loss"]
+    try:
+        loss = train_tuned(sweep, entry, index[TUNE]) if TUNE in index else train(folder, overrides, entry["folder"])
+    except KeyboardInterrupt:
+        print("\ninterrupted; start the same command again to continue", flush=True)
+        sys.exit(128 + signal.SIGINT)
+    left = time_left(sweep, index["cells"] + index.get(TUNE, {}).get("trials", []))
+    print(f"{progress(sweep, index['cells'])}{f', about {left} of computing left' if left else ''}", flush=True)
+    return loss
+
+
+def search_step(folder: Path, overrides: list[str]) -> float:
+    """Trains a run for a sweeper that chooses its runs one after another, such as Optuna's.
+
+    Returns:
+        Its validation loss; infinite if it failed or diverged, because Optuna's sweeper ends at a NaN.
+    """
+    loss = train(folder, overrides, folder.name)
+    if state_of(folder) == "unfinished":  # stopped by a signal: not a result of these settings
+        sys.exit(128 + signal.SIGTERM)
+    return math.inf if math.isnan(loss) else loss
+
+
+def train_tuned(sweep: Path, entry: dict, tune: dict) -> float:
+    """Trains a run with the multiplier of its arm, after the arm's trials.
+
+    Args:
+        entry: the run's, in sweep.json.
+        tune: the settings, in sweep.json.
+    """
+    from tril.scripts.ablation.tune_settings import TuneConfig, scale_override, without_tune
+    from tril.scripts.ablation.tuning import TuningFailed, tune_arm
+
+    config = TuneConfig(**{name: tune[name] for name in TuneConfig.__dataclass_fields__})
+    folder, overrides = sweep / entry["folder"], entry["overrides"]
+    try:
+        multiplier = tune_arm(sweep, entry["tuning"], overrides, config)
+    except TuningFailed as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / FAILURE, {"status": 1, "message": str(error)})
+        print(f"FAILED  {entry['folder']}: {error}", flush=True)
+        return math.nan
+    if multiplier is None:
+        return math.nan
+    return train(folder, [*without_tune(overrides), scale_override(multiplier)], entry["folder"])
+
+
+def progress(sweep: Path, entries: list[dict]) -> str:
+    """How many runs of the sweep are finished and failed."""
+    states = [state_of(sweep / entry["folder"]) for entry in entries]
+    failed = f", {states.count('failed')} failed" if "failed" in states else ""
+    return f"        {states.count('finished')} of {len(entries)} runs are finished{failed}"
+
+
+def time_left(sweep: Path, entries: list[dict]) -> str | None:
+    """Estimated time of the unfinished runs, scaled by actual / estimated time of the finished ones."""
+    estimated, actual, left = 0.0, 0.0, 0.0
+    for entry in entries:
+        seconds = entry["estimated_seconds"]
+        if seconds is None:
+            return None
+        if state_of(sweep / entry["folder"]) == "finished":
+            estimated += seconds
+            actual += read_summary(sweep / entry["folder"])["seconds"]
+        else:
+            left += seconds
+    return clock(left * actual / estimated) if left and estimated else None

@@ -1,0 +1,63 @@
+"""The figures of an ablation and of attention maps: what they draw, and the labels of tokens."""
+
+import pytest
+import torch
+
+from tests.conftest import tiny_gpt
+from tests.model.heads.test_head_ablation import ablate, columns, of_windows, some_text
+from tril.model.heads.ablation import METHODS, head_name
+from tril.model.heads.attention_maps import attention_maps
+from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, readable
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    original = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *rest, **more: (drawn.append(self), original(self, *rest, **more))
+    )
+    return drawn
+
+
+def test_the_figures_of_an_ablation(figures, tmp_path):
+    model = tiny_gpt()
+    columns(model, (1, 2)).zero_()
+    ablation = ablate(model, some_text(9))
+    plot_ablation(tmp_path / "a.png", ablation)
+    plot_removal(tmp_path / "b.png", ablation)
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
+    for axes, method in zip(figures[0].axes, METHODS, strict=False):
+        changes = ablation.changes(method)
+        [image] = axes.images
+        assert image.get_array()[1, 0] == changes[1, 0].interval.mean and image.norm.vcenter == 0
+        assert [text.get_text().split("\n")[0] for text in axes.texts] == [
+            f"{change.interval.mean:+.3f}" for change in changes.values()
+        ]
+        hatched = [(int(patch.get_y() + 0.5), int(patch.get_x() + 0.5)) for patch in axes.patches]
+        assert (
+            hatched == [head for head, change in changes.items() if change.verdict == "not distinguishable"]
+            and (1, 2) in hatched
+        )
+    for line, method in zip(figures[1].axes[0].lines, METHODS, strict=False):
+        assert list(line.get_ydata()) == pytest.approx(of_windows(ablation, ablation.removal[method]).mean(1).tolist())
+    named = [text.get_text() for text in figures[1].axes[0].texts]
+    assert named == [head_name(head) for method in METHODS for head in ablation.orders[method]]
+
+
+def test_the_figure_of_the_maps(figures, tmp_path):
+    maps = attention_maps(tiny_gpt(), torch.randint(31, (1, 5)))[:, 0]
+    plot_maps(tmp_path / "a.png", maps, ["a", " b\n", "$\\x$", "日", "\x00"])  # not parsed as a formula
+    panels = figures[0].axes[:8]
+    assert [axes.get_title() for axes in panels] == [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
+    assert panels[6].images[0].get_array()[3].tolist() == [*maps[1, 2, 3, :4].tolist(), None]
+    assert [label.get_text() for label in panels[4].get_yticklabels()] == ["a", "␣b↵", "$\\x$", "日", "\ufffd"]
+    plot_maps(tmp_path / "b.png", torch.ones(1, 1, 200, 200), ["word"] * 200)  # too many for labels
+    assert "word" not in [label.get_text() for label in figures[1].axes[0].get_yticklabels()]
+
+
+def test_labels():
+    shown = {"\t a\r": "→␣a←", "<|endoftext|>": "<|endofte…", "é日": "é日", "\u200b": "\ufffd", "": ""}
+    assert {text: readable(text) for text in shown} == shown

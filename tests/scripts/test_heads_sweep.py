@@ -1,0 +1,151 @@
+"""scripts/heads.py dir=SWEEP on tiny real runs: two variants with two seeds, and runs that it leaves out or refuses."""
+
+import csv
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tests.calls import call
+from tests.conftest import assert_refused
+from tests.model.test_checkpoint import rewrite
+from tests.runs import composed
+from tril import train as train_script
+from tril.scripts.heads import main
+
+FILES = ["heads.csv", "averages.csv", "heads.json", "layers.png", "ranks.png", "removal.png"]
+METHODS = ("zero", "mean")
+OPTIONS = ["windows=8", "device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A working directory with a sweep of model.n_heads=1,2 and seed=0,1, and a run without heads."""
+    folder = tmp_path_factory.mktemp("heads_sweep")
+    lines = [json.dumps({"text": f"line {i}: the square of {i} is {i * i}."}) for i in range(1000)]
+    (folder / "text.jsonl").write_text("\n".join(lines))
+    cells = []
+    for n_heads, seed in ((1, 0), (1, 1), (2, 0), (2, 1), (0, 0)):
+        name = f"heads{n_heads}-seed{seed}"
+        paths = [f"data.path={folder / 'text.jsonl'}", f"data.cache_dir={folder / 'cache'}"]
+        settings = [f"model.n_heads={n_heads}", f"seed={seed}", "callbacks.samples.max_new_tokens=1"]
+        where = folder / ("sweep" if n_heads else "without") / name
+        train_script.train(composed(*paths, *settings, f"output_dir={where}"))
+        if n_heads:
+            cells.append({"folder": name, "values": {"model.n_heads": n_heads}, "seed": seed})
+    index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}, "cells": cells}
+    (folder / "sweep" / "sweep.json").write_text(json.dumps(index))
+    return folder
+
+
+def heads(folder, *arguments):
+    return call(main, *arguments, cwd=folder, strict=True)
+
+
+def read(path):
+    return list(csv.DictReader(path.open()))
+
+
+def comparable(content):
+    """The figures of one run, from the heads.json that `ckpt=` writes."""
+    figures = {("whole", "loss", 0): content["loss"]}
+    for method in METHODS:
+        rises = {row["head"]: row[method]["change"] for row in content["heads"]}
+        verdicts = [row[method]["verdict"] for row in content["heads"]]
+        for layer in (0, 1):
+            of_layer = [rise for head, rise in rises.items() if head.startswith(f"L{layer}")]
+            figures[method, "layer", layer] = sum(of_layer)
+        figures[method, "sum", 0] = sum(rises.values())
+        for rank, rise in enumerate(sorted(rises.values())[::-1], 1):
+            figures[method, "rank", rank] = rise
+        for row in content["removal"][method]:
+            figures[method, "removed", row["n_removed"]] = row["change"]
+        figures[method, "rising", 0] = verdicts.count("rises")
+        figures[method, "falling", 0] = verdicts.count("falls")
+    return figures
+
+
+def test_averages_are_those_of_the_single_runs(trained):
+    before = set(trained.rglob("*"))
+    result = heads(trained, "dir=sweep", *OPTIONS)
+    assert result.returncode == 0, result.stderr
+    out = trained / "sweep" / "heads"
+    assert set(trained.rglob("*")) - before == {out, *(out / name for name in FILES)}
+    assert result.stderr.splitlines() == [
+        f"{i} of 4: n_heads={n_heads}, seed {seed}, on cpu"
+        for i, (n_heads, seed) in enumerate([(1, 0), (1, 1), (2, 0), (2, 1)], 1)
+    ]
+    averages, run_rows, content = (
+        read(out / "averages.csv"),
+        read(out / "heads.csv"),
+        json.loads((out / "heads.json").read_text()),
+    )
+    assert len(run_rows) == 2 * (2 + 4) and content["remarks"] == []
+    figures = []
+    for seed in (0, 1):
+        single = heads(trained, f"ckpt=sweep/heads2-seed{seed}", *OPTIONS, f"out=one-{seed}")
+        assert single.returncode == 0, single.stderr
+        one = json.loads((trained / f"one-{seed}" / "heads.json").read_text())
+        figures.append(comparable(one))
+        rows = [row for row in run_rows if (row["model.n_heads"], row["seed"]) == ("2", str(seed))]
+        assert [row["head"] for row in rows] == [row["head"] for row in one["heads"]]
+        for row, head in zip(rows, one["heads"], strict=True):
+            assert float(row["mean_low"]) == head["mean"]["low"] and row["zero_verdict"] == head["zero"]["verdict"]
+            assert int(row["documents"]) == one["observations"]["documents"] >= 10
+    rows = [row for row in averages if row["variant"] == "n_heads=2"]
+    assert [(row["by"], row["quantity"], int(row["index"])) for row in rows] == list(figures[0])
+    for row, values in zip(rows, zip(*(f.values() for f in figures), strict=True), strict=True):
+        half = scipy.stats.t.ppf(0.975, 1) * scipy.stats.sem(values)
+        expected = np.mean(values), np.mean(values) - half, np.mean(values) + half
+        assert [float(row[name]) for name in ("mean", "low", "high")] == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert row["seeds"] == "2"
+    largest = next(row for row in rows if (row["by"], row["quantity"]) == ("zero", "rank"))
+    assert f"| {float(largest['mean']):+.4f}"[:8] in result.stdout
+    assert {row["variant"] for row in averages} == {"n_heads=1", "n_heads=2"}
+    assert "no identity across seeds" in result.stdout and "over seeds" in result.stdout
+    assert re.search(r"over \d+ documents, worth [\d.]+ of equal size", result.stdout)
+    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in FILES[3:])
+
+
+def test_what_is_left_out_is_named(trained, tmp_path):
+    """One seed is unfinished, one diverged, and a variant has no heads: the other seeds are averaged."""
+    shutil.copytree(trained / "sweep", tmp_path / "runs")
+    (tmp_path / "runs" / "sweep.json").unlink()  # a folder of runs
+    shutil.copytree(trained / "without" / "heads0-seed0", tmp_path / "runs" / "none")
+    (tmp_path / "runs" / "heads2-seed0" / "summary.json").unlink()
+    checkpoints = tmp_path / "runs" / "heads1-seed1" / "checkpoints"
+    for path in checkpoints.glob("*.ckpt"):
+        rewrite(path, lambda content: content["state_dict"]["model.norm.weight"].fill_(math.nan))
+    result = heads(tmp_path, "dir=runs", *OPTIONS, "out=here")
+    assert result.returncode == 0, result.stderr
+    remarks = json.loads((tmp_path / "here" / "heads.json").read_text())["remarks"]
+    assert remarks == [
+        "n_heads=2, seed 0, is unfinished: left out.",
+        "n_heads=0, seed 0, has model.n_heads=0, blocks without attention heads: left out.",
+        "n_heads=1, seed 1, has weights that are not finite, as its run diverged: left out.",
+    ]
+    assert "\n".join(remarks) in result.stdout
+    rows = read(tmp_path / "here" / "averages.csv")
+    assert {(row["variant"], row["seeds"], row["low"]) for row in rows} == {
+        ("n_heads=1", "1", ""),
+        ("n_heads=2", "1", ""),
+    }
+
+
+def test_refusals_are_one_line_and_leave_nothing(trained, tmp_path):
+    sweep = f"dir={trained / 'sweep'}"
+    assert_refused(heads(tmp_path, sweep, "ckpt=a"), "ckpt=a is for one model, dir=")
+    assert_refused(heads(tmp_path, sweep, "prompt=a b"), "prompt=a b is for one model, dir=")
+    assert_refused(heads(tmp_path, sweep, "windows=9999"), "whole windows of 32 tokens in the validation part")
+    assert_refused(heads(tmp_path, "dir=nowhere"), "nowhere is not a folder")
+    assert_refused(heads(tmp_path, "dir=latest"), "no sweep.json below multirun/")
+    shutil.copytree(trained / "without", tmp_path / "without")
+    only = tmp_path / "without" / "heads0-seed0"
+    (only / "summary.json").rename(only / "kept.json")
+    message = "has no finished run; let one finish. the configuration, seed 0, is unfinished: left out."
+    assert_refused(heads(tmp_path, "dir=without"), message)
+    assert not (tmp_path / "without" / "heads").exists() and not list(tmp_path.glob("h*"))
