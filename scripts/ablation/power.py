@@ -11,6 +11,7 @@ from tril.model.runs import SWEEP, state_of
 from tril.scripts.ablation.comparable_losses import NATS, ComparableLosses, comparable_losses
 from tril.scripts.ablation.detection import POWER, Design, smallest_detectable
 from tril.scripts.ablation.results import read_sweep
+from tril.scripts.ablation.stages import stage_alpha
 from tril.scripts.ablation.statistics import differences
 from tril.scripts.ablation.sweep_files import read_json
 from tril.scripts.ablation.variances import SeedVariance, text_variance
@@ -49,7 +50,7 @@ def _noise_of(folder: Path) -> EarlierNoise | None:
         if any(state_of(folder / entry["folder"]) != "finished" for entry in entries):
             return None
         sweep = read_sweep(folder)
-        if len(sweep.variants) < 2 or min(len(variant.finished) for variant in sweep.variants) < 2:
+        if min(len(variant.finished) for variant in sweep.variants) < 2:
             return None
         families = [family for family in comparable_losses(sweep, "final") if family.unit == NATS]
     except (OSError, ValueError, KeyError, TypeError):  # an earlier sweep is only a source of information
@@ -70,8 +71,8 @@ def _noise_of_family(folder: Path, family: ComparableLosses) -> EarlierNoise | N
     return EarlierNoise(folder, math.sqrt(between.pooled), between.df, math.sqrt(variance), df)
 
 
-def detectable_difference(arms: int, seeds: int, noise: EarlierNoise | None) -> float:
-    """The difference from the baseline that a sweep finds with probability POWER in its first stage.
+def detectable_difference(arms: int, seeds: int, noise: EarlierNoise | None, stage: int = 1) -> float:
+    """The difference from the baseline that a sweep finds with probability POWER at the level of a stage.
 
     Args:
         arms: variants with the baseline.
@@ -81,23 +82,24 @@ def detectable_difference(arms: int, seeds: int, noise: EarlierNoise | None) -> 
     variance, text, text_df = (
         (1.0, 0.0, math.inf) if noise is None else (noise.seed_sd**2, noise.text_se**2, noise.text_df)
     )
-    return smallest_detectable(Design(seeds, arms - 1, arms - 1, 2 * variance, text, text_df))
+    return smallest_detectable(Design(seeds, arms - 1, arms - 1, 2 * variance, text, text_df), stage_alpha(stage))
 
 
-def detectable_line(arms: int, seeds: int, folder: Path) -> str:
+def detectable_line(arms: int, seeds: int, folder: Path, stage: int = 1) -> str:
     """One line for the plan of a sweep: the smallest difference from the baseline that it can be expected to find.
 
     Args:
         arms: variants with the baseline.
         seeds: of each variant.
         folder: of all sweeps, such as multirun.
+        stage: whose level the sweep will be tested at.
     """
     if arms < 2:
         return "one variant: there is nothing to compare"
     if seeds < 2:
         return "one seed: no difference can be told from chance; add seed=0,1,2"
     noise = earlier_noise(folder)
-    difference = detectable_difference(arms, seeds, noise)
+    difference = detectable_difference(arms, seeds, noise, stage)
     found = f"{arms} variants with {seeds} seeds find a difference from the baseline of"
     if noise is None:
         return (

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -14,6 +15,7 @@ from tril.scripts.ablation.detection import (
     more_seeds,
     smallest_detectable,
 )
+from tril.scripts.ablation.dunnett import critical_value
 
 
 def separate(n_seeds: int = 3, n_comparisons: int = 1, **noise) -> Design:
@@ -32,6 +34,26 @@ def test_power_with_known_variance_of_the_text_is_normal():
     assert design.power(2.0, 0.05) == pytest.approx(stats.norm.sf(1.959964 - 2.0), abs=1e-6)
 
 
+@pytest.mark.parametrize("n_arms, n_seeds, difference", [(6, 3, 3.0), (3, 2, 6.0), (4, 4, 2.0)])
+def test_power_of_pooled_variances_is_that_of_the_rule_for_them(n_arms, n_seeds, difference):
+    """The larger of the pooled and of the own variance in nine of ten sweeps, separate variances in the tenth."""
+    n, alpha = 20_000, 0.04
+    losses = np.random.default_rng(0).normal(size=(n, n_arms, n_seeds))
+    differences = losses[:, 1] + difference - losses[:, 0]
+    residuals = (
+        losses - losses.mean(1, keepdims=True) - losses.mean(2, keepdims=True) + losses.mean((1, 2), keepdims=True)
+    )
+    df = (n_arms - 1) * (n_seeds - 1)
+    pooled, own = 2 * (residuals**2).sum((1, 2)) / df, differences.var(1, ddof=1)
+    t = [differences.mean(1) / np.sqrt(variance / n_seeds) for variance in (np.maximum(pooled, own), own)]
+    found = (
+        np.mean(t[0] > critical_value(alpha, n_arms - 1, df)),
+        np.mean(t[1] > stats.t.isf(alpha / (n_arms - 1) / 2, n_seeds - 1)),
+    )
+    predicted = Design(n_seeds, n_arms - 1, n_arms - 1, 2.0).power(difference, alpha)
+    assert predicted == pytest.approx(0.9 * found[0] + 0.1 * found[1], abs=4 * 0.5 / math.sqrt(n))
+
+
 def test_smallest_detectable_difference_has_the_stated_power():
     for design in (separate(4), Design(3, 5, 5, 2.0), Design(3, 5, 5, 2e-4, text=1e-5, text_df=12)):
         assert design.power(smallest_detectable(design, 0.04), 0.04) == pytest.approx(POWER, abs=1e-4)
@@ -48,7 +70,7 @@ def test_more_arms_and_more_seeds_detect_smaller_differences():
 
 
 @pytest.mark.parametrize("n_comparisons", [1, 5])
-@pytest.mark.parametrize("difference", [0.5, 1.0, 1.2])
+@pytest.mark.parametrize("difference", [0.5, 1.0, 1.2, 4.0])
 def test_more_seeds_by_the_noncentral_t(difference, n_comparisons):
     """Without variance over text and without pooling: the smallest number of seeds with a power of 0.8, or the next."""
     more, remark = more_seeds(separate(3, n_comparisons), difference, 0.05)

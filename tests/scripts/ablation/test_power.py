@@ -84,5 +84,7 @@ def test_line_of_a_plan(tmp_path):
         in line
     )
     assert f"{noise.seed_sd:.2g} between seeds" in line and str(noise.folder) in line and "\n" not in line
+    later = f"{detectable_difference(6, 3, noise, stage=2):.2g} nats per token"
+    assert later in detectable_line(6, 3, tmp_path, stage=2) and later not in line
     assert detectable_line(6, 1, tmp_path) == "one seed: no difference can be told from chance; add seed=0,1,2"
     assert detectable_line(1, 3, tmp_path) == "one variant: there is nothing to compare"

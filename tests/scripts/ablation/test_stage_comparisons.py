@@ -55,13 +55,15 @@ def test_a_proposal_is_tested_at_the_level_of_the_next_stage(tmp_path):
 
 
 def test_a_verdict_of_an_earlier_stage_is_mentioned_if_the_current_one_has_another(tmp_path):
-    """0.045 is found with three seeds at 0.04, and neither with two nor with three at 0.005."""
+    """0.05 is found with three seeds at 4 %, not with two, and not with a fourth seed that shows the opposite."""
     later = compared(tmp_path / "a", 0.05, stages=[[0, 1, 2], [3]], states={3: BASELINE[3] - 0.03})
     assert later.verdict == "not distinguishable"
     half = stats.t.isf(0.02, 2) * np.std(NOISE[:3], ddof=1) / math.sqrt(3)
     assert f"Stage 1 (seed 0, 1, 2; level 0.04): worse, +0.0500 ± {half:.4f}." in later.remark
     same = compared(tmp_path / "b", 0.05, stages=[[0, 1, 2], [3, 4, 5, 6]])
     assert (same.verdict, same.remark) == ("worse", "")
+    found_now = compared(tmp_path / "c", 0.05, stages=[[0, 1], [2, 3, 4, 5, 6]])
+    assert (found_now.verdict, found_now.remark) == ("worse", "")
 
 
 @pytest.mark.parametrize("state", ["unfinished", "not started"])
