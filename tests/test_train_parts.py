@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from tests.runs import TINY, in_process
+from tests.runs import TINY, in_process, rows
 from tril.model.checkpoint import load
 
 
@@ -50,3 +50,15 @@ def test_a_run_with_alibi_learns_and_goes_on_to_the_bit(configure, tmp_path):
         for name in ("whole", "half")
     ]
     assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
+
+
+def test_a_run_with_scaled_rates_starts_and_learns_at_them(tmp_path, text):
+    """At twice the base width the last norm's gain is half, and the rates of block matrices are half under AdamW."""
+    scaled = ("optim=adamw", "optim.scale_with_width=true", "optim.base_width=16", "optim.base_head_dim=8")
+    constant = ("optim.schedule.kind=constant", "optim.schedule.warmup_steps=0", "optim.lr=1e-4")
+    done = in_process(*TINY, f"data.path={text}", *scaled, *constant, "hydra.run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    gain = load(tmp_path / "run").model.norm.weight
+    assert (gain - 0.5).abs().max() < 8 * 1e-4 and not torch.equal(gain, torch.full_like(gain, 0.5))
+    logged = next(row for row in rows(tmp_path / "run") if row["train/loss"])
+    assert (float(logged["lr/decay"]), float(logged["lr/decay*0.5"])) == (1e-4, 5e-5)

@@ -48,9 +48,9 @@ def plot_curves(sweep: Sweep) -> Iterator[tuple[Any, plot_style.Picture]]:
         styles = {
             label: style for label, style in plot_style.line_styles(sweep).items() if label in means or single[label]
         }
-        if not styles:
-            continue
         every = [*means.values(), *(curve for curves in single.values() for curve in curves)]
+        if all(len(curve.x) < 2 for curve in every):  # one validation is no curve, and final_loss.png shows it
+            continue
         figure = plot_style.new_figure(6.4)
         above, below = figure.subplots(2, 1)
         views = [(above, "whole runs", every), (below, "their later halves", [curve.later_half() for curve in every])]

@@ -233,10 +233,10 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
 
     speeds, estimated, rejected = {}, [], []
     for run in runs:
-        assert run.config.hardware is not None  # only runs on this machine are estimated
         try:
             run.cfg, run.config = with_equal_flops(run.cfg, run.config)
             config, data = run.config, run.config.data
+            assert config.hardware is not None  # only runs on this machine are estimated
             prepared = prepare(
                 data.source,
                 data.tokenizer,

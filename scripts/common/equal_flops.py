@@ -84,6 +84,11 @@ def vocabulary(cfg: DictConfig, config: RunConfig) -> int:
     from tril.data.prepare import prepare
 
     data = config.data
-    budgets = {"token_budget": data.token_budget, "val_token_budget": data.val_token_budget}
-    prepared = prepare(data.source, data.tokenizer, data.cache_dir, **budgets)
+    prepared = prepare(
+        data.source,
+        data.tokenizer,
+        data.cache_dir,
+        token_budget=data.token_budget,
+        val_token_budget=data.val_token_budget,
+    )
     return choose_vocab_size(None, prepared.meta["vocab_size"])

@@ -120,20 +120,24 @@ def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
 
 
 def refuse_unused(config: RunConfig, overrides: Sequence[str] | None = None) -> None:
-    """Raises ValueError for a key that has no effect: Muon's under optim.kind=adamw, and keys of the model that another
-    one replaces.
+    """Raises ValueError for a key that has no effect: Muon's under optim.kind=adamw, the base model's without
+    optim.scale_with_width, and keys of the model that another one replaces.
 
     Args:
         config: the settings.
         overrides: key=value each; None: those of the command line.
     """
-    from tril.model.training.optim import MUON_KEYS
+    from tril.model.training.optim import BASE_KEYS, MUON_KEYS
 
     model, overrides = config.model, task_overrides() if overrides is None else overrides
     typed = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     for name in MUON_KEYS if config.optim.kind == "adamw" else ():
         if (key := f"optim.{name}") in typed and getattr(config.optim, name) != getattr(config.optim.canonical(), name):
             raise ValueError(f"{key}={typed[key]} has no effect with optim.kind=adamw; leave it out, or use optim=muon")
+    for key in () if config.optim.scale_with_width else BASE_KEYS:
+        if (name := f"optim.{key}") in typed:
+            remedy = "set optim.scale_with_width=true, or leave it out"
+            raise ValueError(f"{name}={typed[name]} has no effect without optim.scale_with_width; {remedy}")
     if model.pos != "rope" and "model.rope_base" in typed:
         cause = f"model.pos={model.pos}; leave it out, or use model.pos=rope"
         raise ValueError(f"model.rope_base={typed['model.rope_base']} has no effect with {cause}")

@@ -2,12 +2,13 @@
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.scripts.ablation.synthetic import FOUR, HEADS, ONE, sweep_of
-from tril.scripts.ablation.curve_plots import AXES, mean_curve
+from tril.scripts.ablation.curve_plots import AXES, mean_curve, plot_curves
 from tril.scripts.ablation.figures import draw
 from tril.scripts.ablation.final_loss_plots import axis_positions
 from tril.scripts.ablation.plot_style import COLORS, line_styles
@@ -130,3 +131,11 @@ def test_many_variants_are_distinguishable(tmp_path):
     assert brightness == sorted(brightness)
     names = sweep_of(tmp_path / "names", {(f"kind{n}",): {0: 3.0} for n in range(30)}, ("model.mlp",), ("kind0",))
     assert len({(style["color"], style["marker"]) for style in line_styles(names).values()}) == 30
+
+
+def test_one_validation_is_no_curve(tmp_path):
+    sweep = sweep_of(tmp_path, HEADS)
+    at_end = {name: values[-1:] for name, values in sweep.runs[0].curve.items()}
+    variants = [replace(v, runs=tuple(replace(run, curve=at_end) for run in v.runs)) for v in sweep.variants]
+    assert len(list(plot_curves(sweep))) == len(AXES)
+    assert not list(plot_curves(replace(sweep, variants=tuple(variants))))

@@ -170,10 +170,16 @@ def test_muons_keys_on_the_command_line_are_refused_for_adamw(monkeypatch, overr
             ["model.mlp_ratio=2", "model.mlp_hidden=512"],
             "model.mlp_ratio=2 has no effect with model.mlp_hidden=512, the hidden width itself; leave one of them out",
         ),
+        (["optim.base_width=64", "optim.base_head_dim=16", "optim.scale_with_width=true"], None),
+        (
+            ["optim.base_head_dim=16"],
+            "optim.base_head_dim=16 has no effect without optim.scale_with_width; set optim.scale_with_width=true, or "
+            "leave it out",
+        ),
     ],
     ids=str,
 )
-def test_replaced_keys_of_the_model_are_refused_on_the_command_line(monkeypatch, overrides, message):
+def test_keys_without_effect_are_refused_on_the_command_line(monkeypatch, overrides, message):
     monkeypatch.setattr(run_config, "task_overrides", lambda: overrides)
     config = check_config(composed(*overrides, "trainer.accelerator=cpu", base=[]))
     if message is None:
