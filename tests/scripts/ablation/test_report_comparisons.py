@@ -171,3 +171,10 @@ def test_archive_is_named_only_where_it_is(tmp_path):
     sweep = sweep_of(tmp_path)
     assert "```\npython scripts/report.py dir=runs.tar.xz out=NEW\n```" in page(sweep, {}, published=True)
     assert not any("runs.tar.xz" in paragraph for paragraph in page(sweep, {}))
+
+
+def test_two_seeds_are_said_to_be_few(tmp_path):
+    quantile_of_one_degree = math.tan(math.pi * (0.975 - 0.5))  # Student's t with 1 degree of freedom is Cauchy's
+    two = sweep_of(tmp_path / "two", {(1,): {0: 3.0, 1: 3.1}, (4,): {0: 3.0, 1: 3.1, 2: 3.2}})
+    assert f"{quantile_of_one_degree:.1f} standard errors to each side" in note(page(two, {}), "Two seeds: ")
+    assert not any(paragraph.startswith("Two seeds") for paragraph in page(sweep_of(tmp_path), {}))
