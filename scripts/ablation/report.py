@@ -87,7 +87,8 @@ def launches(sweep: Sweep) -> list[tuple[str, str]]:
     found = []
     for number, stage in enumerate(stages, 1):
         left = sum(run.state != "finished" for run in sweep.runs if run.seed in stage["seeds"])
-        words = [f"seed {', '.join(map(str, stage['seeds']))}", *([str(stage["date"])] if stage.get("date") else [])]
+        seeds = f"seed {', '.join(map(str, stage['seeds']))}" if stage["seeds"] else "more variants"
+        words = [seeds, *([str(stage["date"])] if stage.get("date") else [])]
         words += [f"preliminary: {plural(left, 'run')} not finished"] if left else []
         found.append((f"Stage {number} ({'; '.join(words)}):", str(stage.get("command") or "command not recorded")))
     return found

@@ -81,7 +81,7 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
         family = family_of(grid.without_folder(config), swept, tune)
         folder, earlier = find_folder(config, family)
         folder.mkdir(parents=True, exist_ok=True)
-        stages = stages_of(earlier, (run.cfg.seed for run in runs))
+        stages = stages_of(earlier, ((run.cfg.seed, run.values) for run in runs))
     entries = [run.entry() | ({"tuning": f"{TUNE}/{run.arm}"} if tune else {}) for run in runs]
     planned = {run.folder for run in runs}
     entries += [entry for entry in earlier.get("cells", []) if entry["folder"] not in planned]
@@ -90,7 +90,8 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     index = {"family": family, "command": typed(), "swept": swept, "baseline": baseline, "stages": stages}
     index |= {TUNE: tune_entry(folder, tune, entries)} if tune else {}
     write_json(folder / SWEEP, index | {"cells": entries})
-    print_plan(folder, runs, entries, TuningPlan(folder, tune, runs) if tune else None)
+    tuning = TuningPlan(folder, tune, runs) if tune else None
+    print_plan(folder, runs, entries, tuning, stage=len(stages))
 
     with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
@@ -120,7 +121,9 @@ def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRu
     return runs, tune
 
 
-def print_plan(folder: Path, runs: list[grid.PlannedRun], entries: list[dict], tuning: TuningPlan | None) -> None:
+def print_plan(
+    folder: Path, runs: list[grid.PlannedRun], entries: list[dict], tuning: TuningPlan | None, *, stage: int
+) -> None:
     """Prints the runs of this launch, what is left to train, how long that takes, and what the sweep will detect.
 
     Args:
@@ -128,6 +131,7 @@ def print_plan(folder: Path, runs: list[grid.PlannedRun], entries: list[dict], t
         runs: of this launch.
         entries: of sweep.json, which has those of earlier launches as well.
         tuning: of the learning rates; None without +tune=lr.
+        stage: that this launch belongs to.
     """
     states = [state_of(folder / run.folder) for run in runs]
     to_run = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
@@ -144,7 +148,8 @@ def print_plan(folder: Path, runs: list[grid.PlannedRun], entries: list[dict], t
     if to_run and len(arms) > 1:
         from tril.scripts.ablation.power import detectable_line
 
-        print(detectable_line(len(arms), len({entry["seed"] for entry in entries}), Path(ROOTS[1])))
+        seeds = {entry["seed"] for entry in entries}
+        print(detectable_line(len(arms), len(seeds), Path(ROOTS[1]), stage))
     print(flush=True)
 
 
@@ -165,20 +170,23 @@ def family_of(config: DictConfig, swept: list[str], tune: TuneConfig | None = No
     return sha256(json.dumps([sorted(swept), base], sort_keys=True).encode()).hexdigest()
 
 
-def stages_of(earlier: dict, seeds: Iterable[int]) -> list[dict]:
-    """One entry for each launch that added seeds: a report tests its comparisons once for each.
+def stages_of(earlier: dict, runs: Iterable[tuple[int, dict]]) -> list[dict]:
+    """One entry for each launch that added seeds or variants: a report tests its comparisons once for each.
 
     Args:
         earlier: sweep.json before this launch, {} for a new sweep. One of an older version has no stages; its seeds are
             the first.
-        seeds: of this launch's runs.
+        runs: seed and swept values of each run of this launch.
     """
-    known = {entry["seed"] for entry in earlier.get("cells", [])}
+    runs, cells = list(runs), earlier.get("cells", [])
+    known = {entry["seed"] for entry in cells}
     first = [{"seeds": sorted(known), "date": None, "command": None}] if known else []
     stages = earlier.get("stages", first)
-    added = sorted(set(seeds) - known)
+    added = sorted({seed for seed, _ in runs} - known)
+    more_variants = any(values not in [entry.get("values", {}) for entry in cells] for _, values in runs)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return [*stages, *([{"seeds": added, "date": now, "command": typed()}] if added else [])]
+    launch = {"seeds": added, "date": now, "command": typed()}
+    return [*stages, *([launch] if added or more_variants else [])]
 
 
 def typed() -> str:

@@ -47,9 +47,12 @@ def tune_arm(sweep: Path, arm: str, overrides: Sequence[str], config: TuneConfig
     waiting = False
     while (chosen := read_chosen(folder)) is None:
         losses, missing = progress_of(folder, config)
-        if not missing:
-            return choose(folder, arm, losses, config)
         trained = False
+        if not missing:
+            with run_process.locked_if_free(folder / CHOSEN) as lock:  # one job writes and prints the choice
+                if lock is not None:
+                    choose(folder, arm, losses, config)
+                    continue
         for multiplier, seed in missing:
             name = trial_name(multiplier, seed)
             (folder / name).mkdir(exist_ok=True)
@@ -96,8 +99,14 @@ def trial_loss(folder: Path, seed: int) -> float:
     return tuning_loss(run.last) if run.state == "finished" and run.last is not None else np.inf
 
 
-def choose(folder: Path, arm: str, losses: dict[float, float], config: TuneConfig) -> float:
-    """Writes and prints the choice."""
+def choose(folder: Path, arm: str, losses: dict[float, float], config: TuneConfig) -> None:
+    """Writes and prints the choice unless another job has done so.
+
+    Raises:
+        TuningFailed: there is none.
+    """
+    if read_chosen(folder) is not None:
+        return
     best, n_trials = best_multiplier(losses), len(losses) * len(config.seeds)
     trials = [folder / trial_name(multiplier, seed) for multiplier in losses for seed in config.seeds]
     if best is None:
@@ -119,7 +128,6 @@ def choose(folder: Path, arm: str, losses: dict[float, float], config: TuneConfi
     curve = ", ".join(f"{multiplier:g}: {losses[multiplier]:.4f}" for multiplier in sorted(losses))
     edge = "; an end of the range: a better one may be outside of it" if content["at_edge"] else ""
     print(f"chosen  {arm}: optim.lr_scale={best:g}{edge} (nats per token on the tuning text: {curve})", flush=True)
-    return best
 
 
 def read_chosen(folder: Path) -> dict | None:

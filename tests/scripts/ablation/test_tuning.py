@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests.scripts.ablation.fake_training import TRIAL_SEED, FakeTraining
+from tril.model.atomic_files import write_json
 from tril.model.runs import state_of
-from tril.scripts.ablation import run_process
+from tril.scripts.ablation import run_process, tuning
 from tril.scripts.ablation.run_files import Windows
 from tril.scripts.ablation.tune_settings import TuneConfig
 from tril.scripts.ablation.tuning import TuningFailed, retry_failed, tune_arm
@@ -155,9 +156,9 @@ def test_finished_trials_are_kept_and_the_interrupted_one_is_resumed(how, tmp_pa
 
 
 def test_jobs_of_an_arm_share_its_trials(tmp_path, training, monkeypatch):
-    """Three jobs at once: each trial is trained once, two or more at a time, and all jobs get the same multiplier."""
+    """Three jobs at once: each trial is trained once, two or more at a time, and one job writes the choice."""
     training.best = {2: 3.0}  # with two extensions, for which two jobs wait for the third one
-    spawn, running, most, found = training.spawn, [], [], []
+    spawn, running, most, found, written = training.spawn, [], [], [], []
 
     def slow(arguments, log, lock):
         running.append(log)
@@ -166,10 +167,17 @@ def test_jobs_of_an_arm_share_its_trials(tmp_path, training, monkeypatch):
         running.remove(log)
         return spawn(arguments, log, lock)
 
+    def slow_write(path, content):
+        written.append(path)
+        time.sleep(0.05)
+        write_json(path, content)
+
     monkeypatch.setattr(run_process, "spawn", slow)
+    monkeypatch.setattr(tuning, "write_json", slow_write)
     jobs = [threading.Thread(target=lambda: found.append(tune(tmp_path))) for _ in range(3)]
     for job in jobs:
         job.start()
     for job in jobs:
         job.join(timeout=60)
     assert found == [2.84] * 3 and sorted(scales(training)) == [*ROOT2, 2.84, 4.03] and max(most) > 1
+    assert len(written) == 1
