@@ -106,7 +106,7 @@ def run_python(*arguments: str | Path, cwd: Path, **environment: str) -> subproc
     """Runs `python ARGUMENTS` in a new process."""
     env = os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | environment
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, encoding="utf-8", timeout=120
+        [sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, encoding="utf-8", timeout=300
     )
 
 

@@ -109,7 +109,9 @@ def test_packages_are_kept_apart(path):
             )
         elif within(target, "scripts"):
             shared = within(target, "scripts.common") or within(target, "scripts.ablation")
-            assert shared or name == "scripts.bench" or within(name, "scripts.benchmarks"), where
+            of_bench = name == "scripts.bench" or within(name, "scripts.benchmarks")
+            of_referee = name == "scripts.referee" or within(name, "scripts.trials")
+            assert shared or of_bench or (of_referee and within(target, "scripts.trials")), where
         assert not within(target, "train") and library != "tests", where
         if library == "lightning":
             assert any(within(name, owner) for owner in LIGHTNING), where

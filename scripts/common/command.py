@@ -13,6 +13,7 @@ COMMANDS = {
     "certify": "test that a model sees no future and all of its past",
     "control": "compare a run with the same run without the causal mask",
     "scaling": "fit the loss against parameters and tokens",
+    "referee": "judge a change: better, worse, equal or undecided",
     "bench": "measure speed and memory on this machine",
 }
 

@@ -1,0 +1,151 @@
+"""Judges a change:  python scripts/referee.py baseline="KEY=VALUE ..." candidate="KEY=VALUE ..." budget=60m
+
+Trains both in turn with one seed after another, and stops as soon as the difference is known: better, worse, equal
+within the margin, or undecided when the budget is spent. The exit status is 0 (better), 1 (worse or equal), 3
+(undecided) or 2 (wrong input). All keys: configs/referee.yaml. The same command continues a comparison.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
+
+from tril.model.validation import strict_settings
+from tril.scripts.common.cli import UserError, build, entry, user_errors, writable
+from tril.scripts.common.formats import clock, plural
+from tril.scripts.common.signals import StoppedError, stop_on_signals
+
+if TYPE_CHECKING:
+    from tril.scripts.trials.arms import Arm
+    from tril.scripts.trials.decision import Decision, Rules
+
+TEXT_KEYS = ("baseline", "candidate", "common", "baseline_ref", "candidate_ref", "budget", "out")
+STATUS = {"better": 0, "worse": 1, "equal": 1, "undecided": 3}
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def to_seconds(text: object) -> float:
+    """ "90s", "60m" or "1.5h" in seconds. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(text))
+    if not match or float(match[1]) == 0:
+        raise ValueError(f"budget={text} must be a time, such as 90s, 60m or 2h")
+    return float(match[1]) * UNITS[match[2]]
+
+
+@dataclass(frozen=True, config=strict_settings())
+class Settings:
+    """The keys of configs/referee.yaml."""
+
+    baseline: str
+    candidate: str
+    common: str
+    margin: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    budget: Annotated[float, BeforeValidator(to_seconds)]
+    max_seeds: Annotated[int, Field(ge=2)] | None
+    text: Literal["random", "fixed"]
+    baseline_ref: str | None
+    candidate_ref: str | None
+    seed: Annotated[int, Field(ge=0)]
+    paired: bool
+    quiet: bool
+    out: str
+
+
+@entry("referee", TEXT_KEYS)
+def main(cfg) -> None:
+    with user_errors():
+        settings = build(Settings, cfg)
+        root = writable(settings.out, "out")
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if settings.quiet else sys.stderr):
+        decision, report = judge(settings, root)
+    from tril.scripts.trials.referee_page import sentence
+
+    print(f"{sentence(decision)} {report}", flush=True)
+    sys.exit(STATUS[decision.verdict or "undecided"])
+
+
+def judge(settings: Settings, root: Path) -> tuple["Decision", Path]:
+    """Trains pairs until there is a verdict; the decision and the report."""
+    from tril.scripts.ablation.run_process import locked_if_free
+
+    arms = make_arms(settings, root)
+    folder = root / comparison_key(arms, settings)
+    folder.mkdir(exist_ok=True)
+    with locked_if_free(folder) as lock:
+        if lock is None:
+            raise UserError(f"another process is running this comparison ({folder}); wait for it, or set another seed")
+        print(f"folder  {folder}", flush=True)
+        return train_pairs(settings, arms, root, folder), folder / "report.md"
+
+
+def make_arms(settings: Settings, root: Path) -> tuple["Arm", "Arm"]:
+    """Checks both arms and copies their code."""
+    from tril.scripts.trials.arms import make_arm
+    from tril.scripts.trials.source_tree import copy_commit, copy_package
+
+    made = []
+    with user_errors():
+        for name in ("baseline", "candidate"):
+            ref = getattr(settings, f"{name}_ref")
+            tree = copy_commit(root, f"{name}_ref", ref) if ref is not None else copy_package(root)
+            made.append(make_arm(name, getattr(settings, name), settings.common, tree, ref))
+    if made[0].key == made[1].key:
+        effect = "so are their runs, seed by seed, on a CPU" if settings.paired else "any difference is that of seeds"
+        print(f"the arms are identical, settings and code; {effect}", flush=True)
+    return made[0], made[1]
+
+
+def comparison_key(arms: tuple["Arm", "Arm"], settings: Settings) -> str:
+    """The name of the folder: the same for commands that compare the same arms with the same seeds."""
+    parts = [arm.key for arm in arms] + [str(settings.seed), str(settings.paired)]
+    return f"comparison-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
+
+
+def train_pairs(settings: Settings, arms: tuple["Arm", "Arm"], root: Path, folder: Path) -> "Decision":
+    """Trains pairs and looks at the interval after each of them, until there is a verdict."""
+    from tril.scripts.trials.decision import Rules, decide
+    from tril.scripts.trials.pair_runs import seeds_of, train_pair
+    from tril.scripts.trials.referee_page import record, write_page, write_record
+    from tril.scripts.trials.sequential import MAX_PAIRS
+
+    rules = Rules(settings.margin, settings.budget, settings.max_seeds or MAX_PAIRS, settings.text)
+    runs: tuple[list, list] = ([], [])
+    decision, content = decide(*runs, rules), {}
+    try:
+        with stop_on_signals():
+            while decision.verdict is None:
+                pair = len(runs[0])
+                seeds = seeds_of(pair, settings.seed, paired=settings.paired)
+                for arm_runs, run in zip(runs, train_pair(arms, root, pair, seeds), strict=True):
+                    arm_runs.append(run)
+                with user_errors():
+                    decision = decide(*runs, rules)
+                content = record(decision, arms, rules, root, seed=settings.seed, paired=settings.paired)
+                write_record(folder, content, decision)
+                print(progress(decision, rules), flush=True)
+    except (StoppedError, SystemExit) as stopped:  # SystemExit: SIGTERM while a run trains
+        status = stopped.status if isinstance(stopped, StoppedError) else stopped.code
+        done = f"stopped after {plural(len(decision.seconds), 'pair')}; the same command continues ({folder})"
+        print(done, file=sys.stderr, flush=True)
+        sys.exit(status)
+    write_page(folder, content, decision, rules)
+    return decision
+
+
+def progress(decision: "Decision", rules: "Rules") -> str:
+    """The state after a pair, in one line."""
+    from tril.scripts.trials.referee_page import span
+
+    time = f"{clock(sum(decision.seconds))} of {clock(rules.seconds)}"
+    estimate = span(decision.looks[-1]) if decision.looks else decision.reason
+    return f"pair {len(decision.seconds)}  candidate - baseline = {estimate}, {time}"
+
+
+if __name__ == "__main__":
+    main()

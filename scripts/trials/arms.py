@@ -1,0 +1,136 @@
+"""The two arms of a comparison: their overrides, the code that trains them, and whether both are valid."""
+
+import hashlib
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from tril.scripts.ablation import grid
+from tril.scripts.common.cli import explain, message_of, quoted
+from tril.scripts.common.run_config import check_config, refuse_unused
+from tril.scripts.trials.source_tree import SourceTree
+
+RUN_TEXT_KEYS = ("resume", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")  # as in train.py
+CERTIFIED = "the referee compares certified runs only"
+NOT_OF_AN_ARM = {  # keys that the referee chooses
+    "seed": "set the first seed with seed=N, outside of the arms",
+    "resume": "the referee continues its runs by itself",
+    "output_dir": "the referee chooses the folders; set the folder of all with out=FOLDER",
+    "ablation": "name one configuration",
+    "tune": "tune in a sweep, then set optim.lr_scale",
+    "sweep": "the referee trains no grid",
+    "hydra": "the referee chooses the folders; set the folder of all with out=FOLDER",
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of the comparison.
+
+    Attributes:
+        name: "baseline" or "candidate".
+        overrides: of the command line of its runs, key=value each, without the seed.
+        tree: the code that trains it.
+        ref: the commit as typed; None: the running code.
+        key: a hash of its settings and code; arms with the same key share their runs.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    tree: SourceTree
+    ref: str | None
+    key: str
+
+    def to_dict(self, root: Path) -> dict:
+        """Its entry of referee.json."""
+        named = {"overrides": list(self.overrides), "ref": self.ref, "commit": self.tree.commit}
+        return named | {"code": self.tree.digest, "runs": runs_folder(root, self).as_posix()}
+
+
+def runs_folder(root: Path, arm: Arm) -> Path:
+    """Where the runs of an arm are, one folder for each seed."""
+    return root / "runs" / arm.key
+
+
+def make_arm(name: str, text: str, common: str, tree: SourceTree, ref: str | None) -> Arm:
+    """Composes and checks the settings of an arm.
+
+    Raises:
+        ValueError: overrides that are not valid.
+    """
+    overrides = split_overrides(name, common, text)
+    try:
+        settings = _settings_at(tree, overrides) if ref is not None else _checked_settings(overrides)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{name}: {message_of(error)}") from error
+    content = json.dumps([settings, tree.digest], sort_keys=True, default=str)
+    return Arm(name, tuple(overrides), tree, ref, hashlib.sha256(content.encode()).hexdigest()[:12])
+
+
+def split_overrides(name: str, common: str, text: str) -> list[str]:
+    """The overrides of both arms and of this one, which replaces common values of the same key.
+
+    Raises:
+        ValueError: a text without "=", or a key that is not of an arm.
+    """
+    by_key: dict[str, str] = {}
+    for source, words in (("common", common), (name, text)):
+        try:
+            overrides = shlex.split(words)
+        except ValueError as error:
+            raise ValueError(f"cannot read {source}={words!r} ({error}); close the quotes") from error
+        for override in overrides:
+            key = override.partition("=")[0].lstrip("+~")
+            if "=" not in override and not override.startswith("~"):
+                raise ValueError(f"{source}: cannot read {override!r}; settings are written key=value")
+            for word in (key, key.partition(".")[0], key.partition("/")[0]):
+                if word in NOT_OF_AN_ARM:
+                    raise ValueError(f"{source}: {override} cannot be set for an arm; {NOT_OF_AN_ARM[word]}")
+            by_key[key] = override
+    return list(by_key.values())
+
+
+def _checked_settings(overrides: list[str]) -> dict:
+    """Composes with the running code and checks as train.py does; the settings that decide what a run computes."""
+    from hydra import compose
+    from hydra.errors import HydraException
+
+    try:
+        cfg = compose("train", [quoted(override, RUN_TEXT_KEYS) for override in overrides])
+        settings = _settings(cfg)
+        cfg = grid.without_folder(cfg)
+        resolved = grid.settings_of(cfg)
+        config = check_config(cfg)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(explain(error, "train")) from error
+    refuse_unused(config, overrides)
+    if resolved["causality"]["allow_leak"]:
+        raise ValueError(f"causality.allow_leak=true allows false losses; {CERTIFIED}")
+    if resolved["callbacks"].get("causality") is None:
+        raise ValueError(f"callbacks.causality=null leaves out the certificate; {CERTIFIED}")
+    return settings
+
+
+def _settings_at(tree: SourceTree, overrides: list[str]) -> dict:
+    """Composes with the code of another commit, which checks the names of the settings; a run checks the values."""
+    command = [sys.executable, str(tree.folder), *overrides, "--cfg", "job"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
+        raise ValueError(f"at commit {str(tree.commit)[:12]}: {lines[-1].removeprefix('error: ')}")
+    cfg = OmegaConf.create(done.stdout)
+    assert isinstance(cfg, DictConfig)
+    return _settings(cfg)
+
+
+def _settings(cfg: DictConfig) -> dict:
+    """What decides the result of a run apart from its seed; paths of the run are not resolved."""
+    content = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(content, dict)
+    return {str(key): content.get(key) for key in grid.SETTINGS if key != "seed"}
