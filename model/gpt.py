@@ -13,7 +13,7 @@ from tril.model.alibi import alibi_bias, alibi_slopes
 from tril.model.attention import MultiHeadAttention
 from tril.model.config import GPTConfig
 from tril.model.flops import scored_keys
-from tril.model.initialization import init_weights
+from tril.model.initialization import init_weights, rng_state
 from tril.model.kv_cache import KVCache
 from tril.model.masks import last_row
 from tril.model.mlp import MLP
@@ -98,7 +98,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        seed = int(torch.randint(2**63 - 1, (), device="cpu"))  # before the modules, whose shapes decide what they draw
+        state = rng_state()  # before the modules, whose shapes decide what they draw
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.pos_embed = nn.Embedding(config.context_length, config.dim) if config.pos == "learned" else None
         self.embd_dropout = nn.Dropout(config.embd_dropout)
@@ -113,7 +113,7 @@ class GPT(nn.Module):
             self.register_buffer("rope_sin", sin, persistent=False)
         if config.pos == "alibi" and config.n_heads:
             self.register_buffer("alibi_slopes", alibi_slopes(config.n_heads), persistent=False)  # (H,)
-        init_weights(self, config, seed)
+        init_weights(self, config, state)
 
     def forward(
         self,

@@ -1,5 +1,6 @@
 """Initial weights of a GPT."""
 
+import ctypes
 import hashlib
 
 import torch
@@ -9,11 +10,12 @@ from tril.model.config import GPTConfig
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, config: GPTConfig, seed: int) -> None:
+def init_weights(model: nn.Module, config: GPTConfig, seed: bytes) -> None:
     """Draws all parameters of a GPT, each from a random stream of `seed` and the parameter's name.
 
-    Two models of one seed thus have equal values in every parameter whose name, shape and distribution they share, so
-    that a comparison of the two does not also compare two draws.
+    The seed of a GPT is the state of torch's global generator when it is built. Two models of one seed have equal
+    values in every parameter whose name, shape and distribution they share, so that a comparison of the two does not
+    also compare two draws.
 
     | parameter                       | init=zero_out                     | init=gpt2 (Radford et al. 2019) |
     |---------------------------------|-----------------------------------|---------------------------------|
@@ -55,9 +57,15 @@ def init_weights(model: nn.Module, config: GPTConfig, seed: int) -> None:
         nn.init.normal_(p, std=std, generator=generator)
 
 
-def stream(seed: int, name: str, parameter: Tensor) -> torch.Generator | None:
+def stream(seed: bytes, name: str, parameter: Tensor) -> torch.Generator | None:
     """The random stream of a parameter, on its device; None on the meta device, which holds no values."""
     if parameter.is_meta:
         return None
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    digest = hashlib.sha256(seed + name.encode()).digest()
     return torch.Generator(parameter.device).manual_seed(int.from_bytes(digest[:8], "big"))
+
+
+def rng_state() -> bytes:
+    """The state of torch's global CPU generator, read without operations on tensors, which FakeTensorMode refuses."""
+    state = torch.get_rng_state()  # uint8
+    return ctypes.string_at(state.data_ptr(), state.numel())

@@ -91,7 +91,7 @@ def conclude(look: Look, seconds: Sequence[float], rules: Rules) -> tuple[str | 
         valid = f"; the error rate holds for {MAX_PAIRS} pairs" if look.n >= MAX_PAIRS else ""
         return "undecided", f"{limit} of runs did not settle it{valid}. {outlook(look, of_pair, rules)}"
     if spent + of_pair > rules.seconds:
-        left = f"another pair of about {clock(of_pair)} would exceed the budget of {clock(rules.seconds)}"
+        left = f"Another pair of about {clock(of_pair)} would exceed the budget of {clock(rules.seconds)}"
         return "undecided", f"{left}. {outlook(look, of_pair, rules)}"
     return None, ""
 

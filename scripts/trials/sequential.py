@@ -67,7 +67,7 @@ def half_width(n: int, sd: float, threshold: float | None = None) -> float:
 
 
 # How seeds and text combine: half = (seeds^p + text^p)^(1/p). The error of the text is the same at all pairs, while the
-# mean over seeds moves, so p = 2, right for a single look, misses the true difference in up to 7.8 % of simulations;
+# mean over seeds moves, so p = 2, right for a single look, misses the true difference in up to 7.6 % of simulations;
 # p = 1.1 is the largest tenth that keeps 5 % at every ratio of the two.
 COMBINATION = 1.1
 

@@ -118,7 +118,7 @@ def test_budget_ends_before_the_pair_that_would_exceed_it(tmp_path, trainer, mon
     trained = trainer(shifted(0.0)).trained
     done = judged(tmp_path, "margin=0.001", "budget=110s")
     assert len(trained) == 10 and done.returncode == 3
-    assert "another pair of about 00:00:20 would exceed the budget of 00:01:50" in done.stdout
+    assert "Another pair of about 00:00:20 would exceed the budget of 00:01:50" in done.stdout
     assert sum(pair["seconds"] for pair in record_of(tmp_path)["pairs"]) == 100
     assert judged(tmp_path, "margin=0.001", "budget=110s").stdout == done.stdout  # the time of reused runs counts
     judged(tmp_path, "margin=0.001", "budget=120s")

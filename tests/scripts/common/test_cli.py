@@ -105,7 +105,7 @@ def test_console_command_and_script_are_named_as_they_are_started(monkeypatch):
 
 
 def test_unknown_keys_and_values_of_a_settings_class_are_refused():
-    settings = {"dir": "x", "baseline": None, "which": "final", "out": None}
+    settings = {"dir": "x", "baseline": None, "which": "final", "margin": None, "out": None, "publish": None}
     assert build(report.Settings, settings).which == "final"
     with pytest.raises(ValueError, match=re.escape("there is no setting baselin; did you mean baseline?")):
         build(report.Settings, settings | {"baselin": 1})

@@ -89,5 +89,5 @@ def test_budget():
     look = Look(4, 0.0, 1.0, 0.5, 0.0)
     assert conclude(look, [20.0] * 4, rules) == (None, "")
     assert conclude(look, [20.1] * 4, rules)[1].startswith(
-        "another pair of about 00:00:20 would exceed the budget of 00:01:40. "
+        "Another pair of about 00:00:20 would exceed the budget of 00:01:40. "
     )

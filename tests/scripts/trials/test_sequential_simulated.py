@@ -47,7 +47,7 @@ def test_an_improvement_is_found_in_fewer_pairs_than_a_fixed_design():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [0.0, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("text", [0.3, 3.0])
 @pytest.mark.parametrize("noise", ["normal", "heavy tails"])
 def test_intervals_cover_the_mean_over_texts_and_seeds(noise, text):
     """Documents of unequal length, with heavy tails, and differences from pair to pair within documents."""
