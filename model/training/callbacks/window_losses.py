@@ -1,6 +1,7 @@
 """Saves the validation losses of all windows and documents, for paired comparisons of runs."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lightning import Callback, Trainer
@@ -27,7 +28,7 @@ class WindowLosses(Callback):
         metrics = Metrics.of(trainer)
         names = ("last", "best") if metrics.val[-1] == metrics.best() else ("last",)
         nll, targets = pl_module.val_windows.numpy()
-        arrays = {"nll": nll, "targets": targets.astype(int)} | document_losses(pl_module)
+        arrays: dict[str, Any] = {"nll": nll, "targets": targets.astype(int)} | document_losses(pl_module)
         step, context_length = trainer.global_step, pl_module.model.config.context_length
         for name in names:
             with atomic_path(self.folder / f"windows_{name}.npz") as part, part.open("wb") as file:
