@@ -34,9 +34,11 @@ def windows(seed: int) -> tuple[Tensor, Tensor]:
     return ids[:, :-1], ids[:, 1:]
 
 
-def trained(width: int, kind: str, *, scaled: bool, steps: int, lr_scale: float = 1.0, decay=False, **choices) -> GPT:
+def trained(
+    width: int, kind: str, *, scaled: bool, steps: int, lr_scale: float = 1.0, seed=0, decay=False, **choices
+) -> GPT:
     """A model of four heads after a few steps on `windows`, at a constant rate or one that decays to 0."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     shape = {"context_length": LENGTH, "n_layers": 1, "n_heads": 4, "dim": width}
     model = GPT(GPTConfig(VOCABULARY, **{**shape, **choices}))
     base = {"scale_with_width": scaled, "base_width": BASE.width, "base_head_dim": BASE.head_dim}
