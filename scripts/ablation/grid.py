@@ -227,7 +227,6 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     import torch
 
     from tril.data.batches import TrainWindows, ValWindows
-    from tril.data.prepare import prepare
     from tril.model.gpt import GPT
     from tril.model.training import run_estimate as estimate
 
@@ -237,13 +236,7 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
             run.cfg, run.config = with_equal_flops(run.cfg, run.config)
             config, data = run.config, run.config.data
             assert config.hardware is not None  # only runs on this machine are estimated
-            prepared = prepare(
-                data.source,
-                data.tokenizer,
-                data.cache_dir,
-                token_budget=data.token_budget,
-                val_token_budget=data.val_token_budget,
-            )
+            prepared = data.prepare()
             TrainWindows(prepared.tokens("train"), config.model.context_length, data.batch_size, run.cfg.seed)
             val_windows = ValWindows(prepared.tokens("val"), config.model.context_length, data.batch_size).n_windows
             model = replace(

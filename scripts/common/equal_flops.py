@@ -81,14 +81,4 @@ def vocabulary(cfg: DictConfig, config: RunConfig) -> int:
     """Rows of the embedding, which are known once the text is prepared."""
     if cfg.model.vocab_size is not None:
         return cfg.model.vocab_size
-    from tril.data.prepare import prepare
-
-    data = config.data
-    prepared = prepare(
-        data.source,
-        data.tokenizer,
-        data.cache_dir,
-        token_budget=data.token_budget,
-        val_token_budget=data.val_token_budget,
-    )
-    return choose_vocab_size(None, prepared.meta["vocab_size"])
+    return choose_vocab_size(None, config.data.prepare().meta["vocab_size"])
