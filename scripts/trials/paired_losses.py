@@ -11,6 +11,7 @@ import numpy as np
 
 from tril.model.intervals import MIN_DOCUMENTS, block_starts, clustered_mean, t_quantile
 from tril.scripts.ablation.run_files import Run, Windows
+from tril.scripts.ablation.variances import text_variance
 from tril.scripts.trials.sequential import ALPHA
 
 SAME_BYTES = 1e-6  # relative: rounding of bytes per token
@@ -79,13 +80,11 @@ def text_half_width(clusters: tuple[np.ndarray, np.ndarray], alpha: float = ALPH
         alpha: two-sided.
     """
     sums, targets = clusters
-    n, mean = len(sums), sums.mean(0)
-    found = clustered_mean(mean, targets)
-    if not math.isfinite(found.se):
-        return math.inf
-    of_pairs = sum(clustered_mean(row - mean, targets).se ** 2 for row in sums) / max(1, n - 1)  # of one pair
-    variance = max(0.0, found.se**2 - of_pairs / n) if n > 1 else found.se**2
-    return t_quantile(found.df, alpha) * math.sqrt(variance)
+    if len(sums) > 1 and len(targets) > 1:
+        variance, df = text_variance(sums / targets, targets)
+        return t_quantile(df, alpha) * math.sqrt(variance)
+    found = clustered_mean(sums.mean(0), targets)
+    return t_quantile(found.df, alpha) * found.se if math.isfinite(found.se) else math.inf
 
 
 def _clusters(baseline: Sequence[Run], candidate: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | str:
