@@ -1,15 +1,14 @@
 """The losses of a sweep's runs on common clusters of the text: documents, else blocks of windows, else the whole text.
 
-N windows, D documents, G clusters.
+G clusters.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tril.model.intervals import MIN_DOCUMENTS, block_starts
+from tril.scripts.ablation.cluster_sums import cluster_sums, common_spans
 from tril.scripts.ablation.results import Sweep, Variant
 from tril.scripts.ablation.run_files import Run, Windows
 from tril.scripts.ablation.statistics import Arm
@@ -97,41 +96,18 @@ def _why_whole(runs: Sequence[Run], attribute: str) -> str:
         return "the losses of single windows were not kept"
     if runs and (None in texts or len(texts) > 1):
         return "their text or tokenizer differ, or were not recorded"
-    spans = [targets for _, targets in _spans(windows)]
+    spans = [targets for _, targets in common_spans(windows)]
     if any(not np.array_equal(each, spans[0]) for each in spans):
         return "their windows do not cover the same text"
     return ""
-
-
-def _spans(windows: Sequence[Windows]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Sums of losses and targets of the shortest spans of text that consist of whole windows of all."""
-    span = math.lcm(*(each.context_length for each in windows))
-    starts = [np.arange(0, len(each.nll), span // each.context_length) for each in windows]
-    return [
-        (np.add.reduceat(each.nll, at), np.add.reduceat(each.targets, at))
-        for each, at in zip(windows, starts, strict=True)
-    ]
 
 
 def _clusters(windows: Sequence[Windows], *, tuned: bool) -> tuple[list[np.ndarray], np.ndarray, str]:
     """Sums of losses (G,) of each run, targets (G,), and what a cluster is; without runs, one cluster."""
     if not windows:
         return [], np.ones(1), ""
-    documents = [each.document_nll for each in windows if _same_documents(each, windows[0])]
-    first = windows[0].document_targets
-    if first is not None and len(documents) == len(windows) and np.count_nonzero(first) >= MIN_DOCUMENTS:
-        nll, targets, clusters = documents, first, "documents"
-    else:
-        spans = _spans(windows)
-        starts = block_starts(spans[0][1])
-        nll, targets = [np.add.reduceat(losses, starts) for losses, _ in spans], np.add.reduceat(spans[0][1], starts)
-        clusters = "blocks of windows"
-    kept = np.asarray(targets) > 0
+    nll, targets, clusters = cluster_sums(windows)
+    kept = targets > 0
     if tuned and len(targets) > 1:
         kept &= ~is_tuning(len(targets))
-    return [np.asarray(losses, float)[kept] for losses in nll], np.asarray(targets, float)[kept], clusters
-
-
-def _same_documents(one: Windows, other: Windows) -> bool:
-    sizes = [each.document_targets for each in (one, other)]
-    return sizes[0] is not None and sizes[1] is not None and np.array_equal(sizes[0], sizes[1])
+    return list(nll[:, kept]), targets[kept].astype(float), clusters

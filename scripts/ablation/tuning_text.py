@@ -4,14 +4,11 @@ The clusters of the text are its documents, or blocks of windows if there are fe
 """
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tril.model.intervals import MIN_DOCUMENTS, block_starts
-
-if TYPE_CHECKING:
-    from tril.scripts.ablation.run_files import Windows
+from tril.scripts.ablation.cluster_sums import cluster_sums
+from tril.scripts.ablation.run_files import Windows
 
 STRIDE = 4  # of four clusters, one is for tuning
 
@@ -21,12 +18,9 @@ def is_tuning(n_clusters: int) -> np.ndarray:
     return np.arange(n_clusters) % STRIDE == 0
 
 
-def tuning_loss(windows: "Windows") -> float:
+def tuning_loss(windows: Windows) -> float:
     """Nats per token on the clusters for tuning; infinite for a diverged run, so that it is never chosen."""
-    nll, targets = windows.document_nll, windows.document_targets
-    if nll is None or targets is None or np.count_nonzero(targets) < MIN_DOCUMENTS:
-        starts = block_starts(windows.targets)
-        nll, targets = np.add.reduceat(windows.nll, starts), np.add.reduceat(windows.targets, starts)
+    [nll], targets, _ = cluster_sums([windows])
     chosen = is_tuning(len(targets))
     loss = float(nll[chosen].sum() / targets[chosen].sum())
     return loss if math.isfinite(loss) else math.inf

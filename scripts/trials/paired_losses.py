@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tril.model.intervals import MIN_DOCUMENTS, block_starts, clustered_mean, t_quantile
-from tril.scripts.ablation.run_files import Run, Windows
+from tril.model.intervals import clustered_mean, t_quantile
+from tril.scripts.ablation.cluster_sums import cluster_sums, have_documents
+from tril.scripts.ablation.run_files import Run
 from tril.scripts.ablation.variances import text_variance
 from tril.scripts.trials.sequential import ALPHA
 
@@ -89,29 +90,14 @@ def text_half_width(clusters: tuple[np.ndarray, np.ndarray], alpha: float = ALPH
 
 def _clusters(baseline: Sequence[Run], candidate: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | str:
     """The clusters of all pairs, or why they are unknown."""
-    sides = [[run.last for run in arm] for arm in (baseline, candidate)]
-    every = [windows for side in sides for windows in side if windows is not None]
-    if len(every) < sum(map(len, sides)):
+    windows = [run.last for run in (*baseline, *candidate) if run.last is not None]
+    if len(windows) < len(baseline) + len(candidate):
         return "the losses of documents and windows were not kept, so the interval is about this text"
-    targets = every[0].document_targets
-    if targets is not None and _same(every, "document_targets") and np.count_nonzero(targets) >= MIN_DOCUMENTS:
-        kept = targets > 0
-        return _differences(sides, "document_nll")[:, kept], targets[kept]
-    if not _same(every, "targets"):
+    if not have_documents(windows) and any(not np.array_equal(each.targets, windows[0].targets) for each in windows):
         return "the windows of the arms do not cover the same text, so the interval is about this text"
-    starts = block_starts(every[0].targets)
-    return np.add.reduceat(_differences(sides, "nll"), starts, axis=1), np.add.reduceat(every[0].targets, starts)
-
-
-def _same(windows: Sequence[Windows], name: str) -> bool:
-    first = getattr(windows[0], name)
-    return all(np.array_equal(getattr(each, name), first) for each in windows)
-
-
-def _differences(sides: list[list], name: str) -> np.ndarray:
-    """(n, ...) candidate - baseline."""
-    baseline, candidate = (np.stack([getattr(windows, name) for windows in side]) for side in sides)
-    return candidate - baseline
+    nll, targets, _ = cluster_sums(windows)  # (2 n, G), (G,)
+    kept = targets > 0
+    return (nll[len(baseline) :] - nll[: len(baseline)])[:, kept], targets[kept]
 
 
 def _losses(arm: Sequence[Run], name: str) -> np.ndarray:
