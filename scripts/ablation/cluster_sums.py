@@ -22,9 +22,9 @@ def cluster_sums(windows: Sequence[Windows]) -> tuple[np.ndarray, np.ndarray, st
         Nats (S, G) and targets (G,) of each cluster, and what a cluster is: "documents" or "blocks of windows". A
         document may have no target.
     """
-    if have_documents(windows):
-        nll = np.array([each.document_nll for each in windows], float)
-        return nll, np.asarray(windows[0].document_targets), "documents"
+    documents = windows[0].document_targets
+    if documents is not None and have_documents(windows):
+        return np.array([each.document_nll for each in windows], float), documents, "documents"
     spans = common_spans(windows)
     starts = block_starts(spans[0][1])
     nll = np.add.reduceat([losses for losses, _ in spans], starts, axis=1)
@@ -33,9 +33,11 @@ def cluster_sums(windows: Sequence[Windows]) -> tuple[np.ndarray, np.ndarray, st
 
 def have_documents(windows: Sequence[Windows]) -> bool:
     """Whether all runs have the losses of the same documents, at least MIN_DOCUMENTS."""
+    first = windows[0].document_targets
+    if first is None or np.count_nonzero(first) < MIN_DOCUMENTS:
+        return False
     sizes = [each.document_targets for each in windows]
-    same = all(each is not None and np.array_equal(each, sizes[0]) for each in sizes)
-    return same and np.count_nonzero(sizes[0]) >= MIN_DOCUMENTS
+    return all(each is not None and np.array_equal(each, first) for each in sizes)
 
 
 def common_spans(windows: Sequence[Windows]) -> list[tuple[np.ndarray, np.ndarray]]:
