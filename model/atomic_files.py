@@ -4,23 +4,68 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+PART = re.compile(r"\..+\.(\d+)\.part", re.DOTALL)  # .NAME.PID.part, of a process that writes NAME
 
 
 @contextlib.contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder. It replaces `path` when the block ends without an exception.
 
-    A process that is killed in the block leaves `path` unchanged.
+    A process that is killed in the block leaves `path` unchanged. After a power failure the file is the old or the new
+    one, as the content is on the disk before the name changes.
     """
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
+        _flush(part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # Windows and some network file systems cannot flush a folder
+        _flush(path.parent)
+
+
+def remove_leftovers(folder: str | Path) -> list[Path]:
+    """Removes the temporary files of `atomic_path` in `folder` whose process no longer exists, and returns their paths.
+
+    Call it before this process writes there: a file with the id of this process is from an earlier one, since ids
+    repeat, most of all in containers.
+    """
+    removed = []
+    for part in sorted(Path(folder).glob(".*.part")):
+        match = PART.fullmatch(part.name)
+        if match and not _is_running(int(match[1])):
+            with contextlib.suppress(OSError):  # Windows refuses for a file that is open
+                part.unlink()
+                removed.append(part)
+    return removed
+
+
+def _flush(path: Path) -> None:
+    """Waits until the file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows needs the right to write
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_running(process: int) -> bool:
+    """Whether another process has this id. False on Windows, where the signal 0 is Ctrl-C."""
+    if process == os.getpid() or os.name == "nt":
+        return False
+    try:
+        os.kill(process, 0)
+    except PermissionError:  # it belongs to another user
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def write_text(path: str | Path, text: str) -> None:

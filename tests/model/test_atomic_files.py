@@ -3,10 +3,12 @@
 import json
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 
-from tril.model.atomic_files import atomic_path, without_nan, write_json, write_text
+from tril.model.atomic_files import atomic_path, remove_leftovers, without_nan, write_json, write_text
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -25,3 +27,64 @@ def test_values_that_json_lacks_become_null(tmp_path):
     }
     write_json(tmp_path / "a.json", {"x": (math.inf, 2), "y": -math.inf})
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": [None, 2], "y": None}
+
+
+def test_the_content_is_on_the_disk_before_the_name_changes(tmp_path, monkeypatch):
+    """Otherwise a power failure can leave the new name with no content."""
+    events, replace = [], os.replace
+
+    def fsync(descriptor):
+        events.append("folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "file")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", lambda *paths: [events.append("replace"), replace(*paths)])
+    write_text(tmp_path / "a.txt", "new")
+    assert events == (["file", "replace"] if os.name == "nt" else ["file", "replace", "folder"])
+
+
+def test_a_disk_that_fails_late_leaves_the_old_file(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(28, "No space left on device")
+
+    write_text(tmp_path / "a.txt", "old")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_leftovers_of_processes_that_are_gone_are_removed(tmp_path):
+    code = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as running:
+        assert running.stdout is not None
+        process = int(running.stdout.readline())  # its own number, whatever starts it
+        part, others = f".last.ckpt.{process}.part", [".a.part", "a.5.part", ".a.x.part", ".5.part", "last.ckpt"]
+        own, endless = f".summary.json.{os.getpid()}.part", f".a.{10**30}.part"
+        for name in [part, own, endless, *others]:
+            (tmp_path / name).write_text("half")
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / own).write_text("half")
+        removed = [path.name for path in remove_leftovers(tmp_path)]
+        assert removed == sorted([own, endless]) or os.name == "nt"
+        assert (tmp_path / part).exists() or os.name == "nt"
+        running.communicate()
+    remove_leftovers(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, "checkpoints"])
+    assert os.listdir(tmp_path / "checkpoints") == [own]
+    assert remove_leftovers(tmp_path / "absent") == []
+
+
+def test_a_killed_process_leaves_the_old_file_and_a_leftover(tmp_path):
+    write_text(tmp_path / "a.txt", "old")
+    code = """
+import os, signal, sys
+from tril.model.atomic_files import atomic_path
+with atomic_path(sys.argv[1]) as part:
+    part.write_text("half")
+    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.txt"], timeout=60)
+    assert done.returncode != 0 and (tmp_path / "a.txt").read_text() == "old"
+    [leftover] = set(os.listdir(tmp_path)) - {"a.txt"}
+    assert [path.name for path in remove_leftovers(tmp_path)] == [leftover] and os.listdir(tmp_path) == ["a.txt"]
