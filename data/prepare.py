@@ -1,8 +1,8 @@
 """Documents -> a memory-mapped file of token ids.
 
 A prepared folder holds tokens.bin (the training part, then the validation part), tokenizer.json and meta.json. Its name
-contains a fingerprint of source, split, tokenizer and budgets, so a changed setting never reads stale tokens. How much
-of the validation part also occurs in the training part is measured and stored.
+contains a fingerprint of source, split, tokenizer and budgets, so a changed setting never reads stale tokens; a damaged
+folder is prepared again. How much of the validation part also occurs in the training part is measured and stored.
 """
 
 import hashlib
@@ -11,28 +11,25 @@ import logging
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from tril.data.cache import resolve_cache_dir, write_folder
+from tril.data.cache import REMEDY, explained_errors, make_folder, remove_leftovers, resolve_cache_dir, write_folder
+from tril.data.cache_locks import locked
+from tril.data.encoding import encoded_pieces
+from tril.data.integrity import TOKENIZER, TOKENS, open_verified, write_meta
 from tril.data.overlap import MAX_SHARE, Overlap, measure_overlap, passage_length
 from tril.data.sources.base import Piece, Source, Split
-from tril.data.tokenizer import TokenizerConfig, build, load, n_ids
-from tril.data.words import WordEncoder, splits_like_gpt2
+from tril.data.tokenizer import TokenizerConfig, build, n_ids
 
 FORMAT = 1  # incremented when the same settings produce other files
-BATCH_SIZE = 1 << 19  # characters that a thread encodes at a time; up to 75 MB as Encoding objects
-MAX_THREADS = 8  # more contend for Python's global lock and take more memory
 MAX_UINT16_VOCAB = 1 << 16
 LOG_INTERVAL = 60  # seconds between lines of the progress bar if stderr is not a terminal
 UNKNOWN_EXAMPLES = 10
@@ -61,7 +58,7 @@ class PreparedText:
 
     def tokens(self, split: Split) -> np.ndarray:
         """Token ids of one part, (number of tokens,), memory-mapped and read-only, in the dtype of the file."""
-        both = np.memmap(self.folder / "tokens.bin", dtype=self.meta["dtype"], mode="r")
+        both = np.memmap(self.folder / TOKENS, dtype=self.meta["dtype"], mode="r")
         middle = self.meta["counts"]["train"]["tokens"]
         return both[:middle] if split == "train" else both[middle:]
 
@@ -96,26 +93,50 @@ def prepare(
     def fill(part: Path) -> None:
         tokenizer = build(tokenizer_config, _training_texts(source, tokenizer_config, token_budget, progress))
         # not tokenizer.save, which raises a bare Exception if the disk is full
-        (part / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-        sizes = _write_tokens(source, tokenizer, tokenizer_config.eot, budgets, part / "tokens.bin", progress)
+        (part / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        sizes, sha256 = _write_tokens(source, tokenizer, tokenizer_config.eot, budgets, part / TOKENS, progress)
         libraries = {"tokenizers": tokenizers.__version__}
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         meta = {**settings, "fingerprint": fingerprint, **sizes, "libraries": libraries, "created": created}
-        meta |= _measured_split(source, part, meta)
-        (part / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        write_meta(part, meta | _measured_split(source, part, meta), sha256)
 
-    is_complete = partial(_is_complete, fingerprint=fingerprint)
-    if not is_complete(folder):
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-        write_folder(folder, fill, is_complete)
-        if progress:
-            meta = _read_meta(folder)
-            share = f"validation is {meta['split']['val_share']:.1%} of the text"
-            print(f"{share} ({meta['split']['rule']}); {Overlap(**meta['overlap'])}", file=sys.stderr)
-    tokenizer = load((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    prepared = PreparedText(folder, _read_meta(folder), tokenizer)
+    prepared = _prepare_once(folder, fingerprint, fill, progress)
     _warn_of_overlap(prepared)
     return prepared
+
+
+def _prepare_once(folder: Path, fingerprint: str, fill: Callable[[Path], None], progress: bool) -> PreparedText:
+    """The text of `folder`, which `fill` writes if it does not exist or is damaged; of several processes, one does."""
+    remove_leftovers(folder.parent)
+    prepared, _ = _opened(folder, fingerprint)
+    if prepared is not None:
+        return prepared
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
+    make_folder(folder.parent)
+    with explained_errors(folder), locked(folder, f"which prepares {folder}"):
+        prepared, damage = _opened(folder, fingerprint)  # another process may have written it
+        if prepared is not None:
+            return prepared
+        if damage:
+            logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", folder, damage)
+        write_folder(folder, fill, lambda folder: _opened(folder, fingerprint)[0] is not None)
+        prepared, damage = _opened(folder, fingerprint)
+    if prepared is None:
+        raise OSError(f"{folder} was written and is damaged ({damage}); check the disk, or {REMEDY}")
+    if progress:
+        split, overlap = prepared.meta["split"], Overlap(**prepared.meta["overlap"])
+        print(f"validation is {split['val_share']:.1%} of the text ({split['rule']}); {overlap}", file=sys.stderr)
+    return prepared
+
+
+def _opened(folder: Path, fingerprint: str) -> tuple[PreparedText | None, str]:
+    """The verified text of `folder`; None if it does not exist, or is damaged, with what is wrong."""
+    if not os.path.lexists(folder):
+        return None, ""
+    try:
+        return PreparedText(folder, *open_verified(folder, fingerprint)), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def val_bytes(prepared: PreparedText, n_targets: int) -> int:
@@ -148,7 +169,7 @@ def _measured_split(source: Source, folder: Path, meta: dict[str, Any]) -> dict[
         ValueError: the overlap is larger than the source allows.
     """
     train, val = meta["counts"]["train"], meta["counts"]["val"]
-    tokens = np.memmap(folder / "tokens.bin", dtype=meta["dtype"], mode="r")
+    tokens = np.memmap(folder / TOKENS, dtype=meta["dtype"], mode="r")
     length = passage_length(val["bytes"] / val["tokens"])
     overlap = measure_overlap(tokens[: train["tokens"]], tokens[train["tokens"] :], meta["vocab_size"], length)
     if source.max_overlap is not None and overlap.share > source.max_overlap:
@@ -167,23 +188,6 @@ def _warn_of_overlap(prepared: PreparedText) -> None:
         logging.getLogger(__name__).warning("%s, so %s; for example %r", overlap, remedy, example)
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-
-
-def _is_complete(folder: Path, fingerprint: str) -> bool:
-    """Whether the folder has the fingerprint, a measured overlap, a tokenizer, and as many tokens as meta.json says."""
-    try:
-        meta = _read_meta(folder)
-        n_tokens = sum(meta["counts"][split]["tokens"] for split in ("train", "val"))
-        has_all_tokens = (folder / "tokens.bin").stat().st_size == n_tokens * np.dtype(meta["dtype"]).itemsize
-        is_measured = {"split", "overlap"} <= meta.keys()  # not in folders of version 0.1
-        has_tokenizer = (folder / "tokenizer.json").is_file()
-        return meta["fingerprint"] == fingerprint and is_measured and has_all_tokens and has_tokenizer
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def _training_texts(source: Source, config: TokenizerConfig, budget: int | None, progress: bool) -> Iterator[str]:
     """The text to train a tokenizer on."""
     n_characters = 0
@@ -198,33 +202,43 @@ def _training_texts(source: Source, config: TokenizerConfig, budget: int | None,
 
 def _write_tokens(
     source: Source, tokenizer: Tokenizer, eot: str, budgets: dict[Split, int | None], path: Path, progress: bool
-) -> dict[str, Any]:
-    """Writes both parts to `path` and returns their entries of meta.json."""
+) -> tuple[dict[str, Any], str]:
+    """Writes both parts to `path` and returns their entries of meta.json, and the sha256 of what it wrote."""
     vocab_size, eot_id = n_ids(tokenizer), tokenizer.token_to_id(eot)
     dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
-    counts = {}
+    counts, sha256 = {}, hashlib.sha256()
     with open(path, "wb") as file:
+
+        def write(content: bytes) -> None:
+            file.write(content)
+            sha256.update(content)
+
         for split, budget in budgets.items():
             unit = "token" if budget else "B"
             with _progress_bar(f"encoding the {split} part", unit, budget, progress) as bar:
-                encoded = _encoded(source.pieces(split), tokenizer, np.array([eot_id], dtype))
-                part = _write_part(encoded, tokenizer, file, budget, bar)
+                encoded = encoded_pieces(source.pieces(split), tokenizer, np.array([eot_id], dtype))
+                part = _write_part(encoded, tokenizer, write, budget, bar)
             if part.tokens == 0:
                 remedy = "give more text, or change data.val_fraction, data.val_path or data.val_split"
                 raise ValueError(f"data: the {split} part of {source.name} is empty; {remedy}")
             counts[split] = asdict(part)
-    return {"dtype": dtype.name, "vocab_size": vocab_size, "eot_id": eot_id, "counts": counts}
+    entries = {"dtype": dtype.name, "vocab_size": vocab_size, "eot_id": eot_id, "counts": counts}
+    return entries, sha256.hexdigest()
 
 
 def _write_part(
-    encoded: Iterable[tuple[Piece, np.ndarray]], tokenizer: Tokenizer, file: BinaryIO, budget: int | None, bar: tqdm
+    encoded: Iterable[tuple[Piece, np.ndarray]],
+    tokenizer: Tokenizer,
+    write: Callable[[bytes], None],
+    budget: int | None,
+    bar: tqdm,
 ) -> Counts:
     """Writes the ids of the pieces until these end or `budget` tokens are reached."""
     unknown_token = getattr(tokenizer.model, "unk_token", None)
     unknown_id = tokenizer.token_to_id(unknown_token) if unknown_token else None
     counts, unknown_characters, starts_document = Counts(), set(), True
     for piece, ids in encoded:
-        file.write(ids.tobytes())
+        write(ids.tobytes())
         if unknown_id is not None and (ids == unknown_id).any():
             counts.unknown += int((ids == unknown_id).sum())
             unknown_characters |= {char for char in set(piece.text) if tokenizer.token_to_id(char) is None}
@@ -242,42 +256,6 @@ def _write_part(
         message = "%d of %d tokens are unknown to the tokenizer, such as %s"
         logging.getLogger(__name__).warning(message, counts.unknown, counts.tokens, examples)
     return counts
-
-
-def _encoded(pieces: Iterable[Piece], tokenizer: Tokenizer, eot: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
-    """Every piece with its ids, in order, and `eot` (1,) after each document. Threads encode the next batches."""
-
-    def encode_texts(texts: list[str]) -> list[np.ndarray]:
-        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
-
-    def encode_batch(batch: list[Piece]) -> list[tuple[Piece, np.ndarray]]:
-        texts = zip(batch, encode([piece.text for piece in batch]), strict=True)
-        return [(piece, np.append(ids, eot[: piece.ends_document]).astype(eot.dtype)) for piece, ids in texts]
-
-    encode = WordEncoder(tokenizer) if splits_like_gpt2(tokenizer) else encode_texts
-    threads = min(os.cpu_count() or 1, MAX_THREADS)
-    pending: deque = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for batch in _batches(pieces):
-            pending.append(pool.submit(encode_batch, batch))
-            if len(pending) > threads:
-                yield from pending.popleft().result()
-        for encoded in pending:
-            yield from encoded.result()
-
-
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Groups pieces until a group has BATCH_SIZE characters."""
-    batch, size = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text)
-        if size >= BATCH_SIZE:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _progress_bar(title: str, unit: str, total: int | None, shown: bool) -> tqdm:

@@ -18,6 +18,8 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tril.data.tokenizer_json import MAX_BYTES, defect, read_tokenizer
+
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -76,7 +78,8 @@ class TokenizerConfig:
         if self.kind == "bpe":
             values |= {"vocab_size": self.vocab_size, "train_bytes": self.train_bytes}
         elif self.kind == "file":
-            values |= {"sha256": hashlib.sha256(self.json_file.read_bytes()).hexdigest()}
+            with self.json_file.open("rb") as file:
+                values |= {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
         elif self.kind == "hub":
             is_commit = COMMIT.fullmatch(self.revision)
             values |= {"path": self.path, "revision": self.revision if is_commit else self.json_file.parent.name}
@@ -87,15 +90,19 @@ class TokenizerConfig:
         """The tokenizer.json of kinds "file" and "hub"; a file of the hub lies in a folder named after its commit.
 
         Raises:
-            OSError: the hub cannot be reached, or has no such file.
+            OSError: the hub cannot be reached, or has no such file; or it is too large.
         """
         assert self.path is not None
-        if self.kind == "file":
-            return Path(self.path).expanduser()
+        path = Path(self.path).expanduser() if self.kind == "file" else self._downloaded(self.path)
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise _unreadable(self, ValueError(f"it has {size} bytes, more than {MAX_BYTES}"))
+        return path
+
+    def _downloaded(self, repository: str) -> Path:
         from huggingface_hub import hf_hub_download
 
         try:  # without network, the download of an earlier start is used
-            return Path(hf_hub_download(self.path, "tokenizer.json", revision=self.revision))
+            return Path(hf_hub_download(repository, "tokenizer.json", revision=self.revision))
         except Exception as error:  # network, server and library errors have no common base class
             raise _unreadable(self, error) from error
 
@@ -107,7 +114,7 @@ def build(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         texts: the training part; only kinds "bpe" and "char" read it.
 
     Raises:
-        ValueError: a loaded tokenizer has no end-of-text token.
+        ValueError: a loaded tokenizer has no end-of-text token, or would lose text.
         OSError: a tokenizer cannot be read, or the hub cannot be reached.
     """
     makers = {"char": _characters, "file": _existing, "hub": _existing}
@@ -115,8 +122,12 @@ def build(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def load(state: str) -> Tokenizer:
-    """The tokenizer from the output of `Tokenizer.to_str`, ready to encode documents."""
-    return _configured(Tokenizer.from_str(state))
+    """The tokenizer from the output of `Tokenizer.to_str`, ready to encode documents.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    return _configured(read_tokenizer(state))
 
 
 def n_ids(tokenizer: Tokenizer) -> int:
@@ -159,8 +170,9 @@ def _characters(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def _existing(config: TokenizerConfig, _: Iterable[str]) -> Tokenizer:
     path = config.json_file
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
+        content = path.read_text(encoding="utf-8")
+        tokenizer = read_tokenizer(content)
+    except (OSError, ValueError) as error:
         raise _unreadable(config, error) from error
     if tokenizer.token_to_id(config.eot) is None:
         special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
@@ -168,6 +180,8 @@ def _existing(config: TokenizerConfig, _: Iterable[str]) -> Tokenizer:
             f"data.tokenizer.eot={config.eot} is not a token of {config.path}; "
             f"its special tokens are {' '.join(special) or 'none'}"
         )
+    if problem := defect(tokenizer, content):
+        raise ValueError(f"data.tokenizer.path={config.path}: {problem}")
     return tokenizer
 
 

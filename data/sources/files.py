@@ -22,6 +22,7 @@ from tril.data.sources.base import (
     cut,
     digest_files,
     in_split,
+    printable,
 )
 from tril.data.sources.file_formats import (
     PARQUET,
@@ -149,7 +150,7 @@ class Files:
                 yield from read_text(file, start, end)
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{path} is not UTF-8 ({error.reason}); convert it, e.g. iconv -f latin1 -t utf-8"
+                    f"{printable(path)} is not UTF-8 ({error.reason}); convert it, e.g. iconv -f latin1 -t utf-8"
                 ) from error
 
     def _row_part(self, key: str, text: str, split: Split, plan: Plan | None) -> str:
@@ -170,9 +171,9 @@ class Files:
     def _rows(self, name: str, path: Path) -> Iterator[tuple[str, str]]:
         """(name, text) of every row of a table."""
         is_parquet = path.name.endswith(PARQUET)
-        rows = enumerate(parquet_rows(path, self.text_field), start=1) if is_parquet else json_rows(path)
+        rows = enumerate(parquet_rows(path, path, self.text_field), start=1) if is_parquet else json_rows(path)
         for number, row in rows:
-            text = row_text(row, self.text_field, f"{path}, {'row' if is_parquet else 'line'} {number}")
+            text = row_text(row, self.text_field, f"{printable(path)}, {'row' if is_parquet else 'line'} {number}")
             yield f"{name}:{number}", text
 
     @cached_property
@@ -228,4 +229,5 @@ def _damage(path: Path) -> Iterator[None]:
     try:
         yield
     except damage_errors(path) as error:
-        raise ValueError(f"{path} is damaged or incomplete ({error}); copy or create it again") from error
+        reason = printable(error)
+        raise ValueError(f"{printable(path)} is damaged or incomplete ({reason}); copy or create it again") from error

@@ -144,7 +144,7 @@ class Hub:
             raise ValueError(f"there is no split {split}, only {', '.join(map(str, files))}")
         for address in files[split]:
             with fsspec.open(address) as file:
-                yield from parquet_rows(file, self.text_field)
+                yield from parquet_rows(file, address, self.text_field)
 
     def _unreadable(self, error: Exception) -> OSError:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

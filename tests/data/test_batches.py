@@ -129,14 +129,43 @@ def test_resuming_continues_where_it_stopped():
         assert torch.equal(torch.cat(batches), torch.cat(expected[stop : stop + len(resumed)]))
 
 
-def test_ranks_share_the_batches_of_one():
-    one = list(TrainWindows(tokens(103), 4, batch_size=6, seed=2))
-    ranks = [list(TrainWindows(tokens(103), 4, batch_size=2, seed=2, rank=rank, world_size=3)) for rank in range(3)]
-    assert [len(batches) for batches in ranks] == [len(one)] * 3
-    for i, (inputs, targets) in enumerate(one):
-        for rank in range(3):
-            assert torch.equal(ranks[rank][i][0], inputs[rank::3])
-            assert torch.equal(ranks[rank][i][1], targets[rank::3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("n_tokens", [103, 122, 481])
+def test_a_step_has_the_same_windows_for_any_number_of_ranks(n_tokens, accumulate, world_size):
+    """Of a global batch of 60 windows, rank r has r, r + W, ..."""
+    size = 60
+    one = TrainWindows(tokens(n_tokens), 4, size, 2, accumulate=accumulate)
+    ranks = [
+        TrainWindows(tokens(n_tokens), 4, size // world_size, 2, rank, world_size, accumulate)
+        for rank in range(world_size)
+    ]
+    for _ in range(3):  # passes, over the ends of epochs
+        batches, shares = list(one), [list(loader) for loader in ranks]
+        assert len(batches) % accumulate == 0 and {len(share) for share in shares} == {len(batches)}
+        for i, batch in enumerate(batches):
+            for rank, share in enumerate(shares):
+                assert all(
+                    torch.equal(part, whole[rank::world_size]) for part, whole in zip(share[i], batch, strict=True)
+                )
+        assert {loader.consumed for loader in ranks} == {one.consumed}  # so that any number of ranks can resume
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("n_tokens", [29, 101, 102, 121])
+def test_every_target_is_used_once_per_epoch_over_all_ranks(n_tokens, batch_size, world_size):
+    """n epochs of n windows in batches of W * B: n * W * B windows are n batches per window of an epoch."""
+    loaders = [TrainWindows(tokens(n_tokens), 4, batch_size, 3, rank, world_size) for rank in range(world_size)]
+    n_windows, per_step = -(-(n_tokens - 1) // 4), batch_size * world_size
+    batches = []
+    while len(batches) < n_windows * world_size:  # n_windows steps of all ranks: per_step epochs
+        batches += [batch for step in zip(*loaders, strict=True) for batch in step]
+    first = batches[: n_windows * world_size]
+    assert counted(first) == sorted(per_step * list(range(101, 100 + n_tokens)))
+    whole = n_windows // per_step * world_size  # batches of the complete steps of the first epoch
+    seen = counted(first[:whole])
+    assert len(seen) == len(set(seen)) and len(seen) >= n_tokens - 1 - 4 * per_step
 
 
 def test_validation_literally():

@@ -1,5 +1,6 @@
 """Prepared tokens against literal arrays; reuse, atomicity, memory."""
 
+import errno
 import json
 import logging
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import run_python
+from tril.data import encoding
 from tril.data import prepare as module
 from tril.data.prepare import prepare
 from tril.data.sources.base import Piece
@@ -70,7 +72,7 @@ def test_batches_do_not_change_the_tokens(tmp_path, monkeypatch):
     source = Pieces(train=[Piece(text[i : i + 50], i % 100 == 0) for i in range(0, len(text), 50)])
     config = TokenizerConfig(vocab_size=270)
     whole = prepare(source, config, tmp_path / "a", progress=False).tokens("train")
-    monkeypatch.setattr(module, "BATCH_SIZE", 70)
+    monkeypatch.setattr(encoding, "BATCH_SIZE", 70)
     np.testing.assert_array_equal(prepare(source, config, tmp_path / "b", progress=False).tokens("train"), whole)
     tokenizer, expected = build(config, [piece.text for piece in source.train]), []
     for piece in source.train:
@@ -85,7 +87,7 @@ def test_budgets_stop_at_the_piece_that_reaches_them(tmp_path):
 
 
 def test_a_budget_stops_reading(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BATCH_SIZE", 1)
+    monkeypatch.setattr(encoding, "BATCH_SIZE", 1)
 
     class Endless(Pieces):
         def pieces(self, split):
@@ -162,7 +164,8 @@ def test_an_exception_while_writing_leaves_no_files(tmp_path):
         def pieces(self, split):
             yield from super().pieces(split)
             if split == "val":
-                assert len(list(tmp_path.iterdir())) == 1  # the temporary folder
+                names = sorted(path.name for path in tmp_path.iterdir())  # the lock and the temporary folder
+                assert len(names) == 2 and names[0].startswith(".pieces-") and names[1].startswith(".tmp-pieces-")
                 raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError, match="in the middle"):
@@ -170,7 +173,10 @@ def test_an_exception_while_writing_leaves_no_files(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_of_a_faster_process_is_kept(tmp_path):
+def test_the_folder_of_a_faster_process_is_kept(tmp_path, monkeypatch):
+    """On a file system without locks."""
+    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
+
     class Slower(Pieces):
         def pieces(self, split):
             if split == "val":
@@ -260,14 +266,14 @@ def test_a_full_disk_is_an_os_error_and_leaves_no_files(tmp_path, monkeypatch):
 
 PREPARE = """
 import sys
-from tril.data import prepare
+from tril.data import encoding, prepare
 from tril.data.sources import file_formats, files
 from tril.data.tokenizer import TokenizerConfig
 
 def peak():  # KiB; not ru_maxrss, which starts with the peak of the parent process
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 
-prepare.BATCH_SIZE = file_formats.PIECE_SIZE = 1 << 14
+encoding.BATCH_SIZE = file_formats.PIECE_SIZE = 1 << 14
 before = peak()
 prepare.prepare(files.Files(path=sys.argv[1]), TokenizerConfig(kind="byte"), sys.argv[2], progress=False)
 print(peak() - before)
