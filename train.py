@@ -3,28 +3,41 @@
 Settings are checked before anything expensive starts, so torch, Lightning and the data are imported late.
 """
 
+import contextlib
 import gc
 import hashlib
+import shutil
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.model.atomic_files import write_text
-from tril.model.runs import CHECKPOINTS, SWEEP
+from tril.model.atomic_files import remove_leftovers, write_text
+from tril.model.runs import BEST, CHECKPOINTS, LAST, SETTINGS, SUMMARY, SWEEP, run_folder
+from tril.model.training.errors import RankFailed
 from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
 from tril.scripts.common.build_trainer import build_trainer, fit
 from tril.scripts.common.cli import UserError, check_writable, command, entry, user_errors
 from tril.scripts.common.equal_flops import with_equal_flops
-from tril.scripts.common.resume import checkpoint_payload, choose_folder, resolve_resume
-from tril.scripts.common.run_config import check_config, choose_vocab_size, refuse_unused
-from tril.scripts.common.signals import StoppedError, stop_on_signals
+from tril.scripts.common.locks import lock_run
+from tril.scripts.common.ranks import process_rank, quiet_ranks
+from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume
+from tril.scripts.common.resume_checks import checkpoint_payload
+from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_unused
+from tril.scripts.common.signals import REQUEUE, StoppedError, StopRequest, requeue, stop_on_signals
+
+if TYPE_CHECKING:
+    from tril.data.datamodule import TextDataModule
+    from tril.model.gpt import GPT
+    from tril.model.training.callbacks.metrics import Metrics
 
 # Keys whose value is free text.
 TEXT_KEYS = ("resume", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")
+CONTINUED_FILES = ("csv/version_0/metrics.csv", "samples.txt", "windows_best.npz", f"{CHECKPOINTS}/{BEST}")
 
 OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_cache=True)
 
@@ -34,23 +47,44 @@ def main(cfg: DictConfig) -> float:
     if in_sweep():
         return run_job()
     folder = Path(cfg.output_dir)
+    quiet_ranks()
     try:
         check_single()
-        with stop_on_signals():
-            return train(cfg)["val/loss"]  # a Hydra sweeper minimizes it
+        with stop_on_signals() as stop:
+            return train(cfg, stop)["val/loss"]  # a Hydra sweeper minimizes it
     except (UserError, OmegaConfBaseException):
         remove_if_empty(folder)  # Hydra created it before the settings were checked
         raise
+    except RankFailed as error:
+        print(f"error: {error}; continue with {command('train')} resume={folder}", file=sys.stderr, flush=True)
+        sys.exit(1)
     except StoppedError as stopped:
         remove_if_empty(folder)
-        resumable = (folder / CHECKPOINTS / "last.ckpt").is_file()
+        resumable = (folder / CHECKPOINTS / LAST).is_file()
         remedy = f"continue with {command('train')} resume={folder}" if resumable else "there is no checkpoint yet"
-        print(f"stopped by {stopped.name} at step {stopped.step}; {remedy}", file=sys.stderr, flush=True)
+        if process_rank() == 0 and REQUEUE is not None and stopped.status == 128 + REQUEUE:
+            remedy += f"; {requeue()}"
+        if process_rank() == 0:
+            print(f"stopped by {stopped.name} at step {stopped.step}; {remedy}", file=sys.stderr, flush=True)
         sys.exit(stopped.status)
 
 
-def train(cfg: DictConfig) -> dict[str, float]:
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of."""
+
+    metrics: "Metrics"
+    trainer: Any  # lightning.Trainer
+    data: "TextDataModule"
+    model: "GPT"
+    payload: dict[str, Any]  # the "tril" entry of its checkpoints
+
+
+def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
     """One run from a composed configs/train.yaml. Its files are in `cfg.output_dir`.
+
+    Args:
+        stop: asks it to stop at the end of a step; None: nothing does.
 
     Returns:
         Last and best validation metrics.
@@ -59,83 +93,148 @@ def train(cfg: DictConfig) -> dict[str, float]:
         UserError: invalid settings, before the data are prepared and the model is built.
     """
     started = time.perf_counter()
-    with user_errors():
-        cfg, checkpoint = resolve_resume(cfg)
-        config = check_config(cfg)
-        # a sweep compares runs by their effective settings; its trials of +tune=lr are two folders deeper
-        if not any((folder / SWEEP).is_file() for folder in Path(cfg.output_dir).parents[:3]):
-            refuse_unused(config)
-        check_writable(Path(cfg.output_dir), "hydra.run.dir")
-        if checkpoint is None:  # a resumed run has its steps
-            cfg, config = with_equal_flops(cfg, config)
-    assert config.hardware is not None
+    with contextlib.ExitStack() as stack:
+        with user_errors():
+            cfg, resumed = resolve_resume(cfg)
+            config = check_config(cfg)
+            # a sweep compares runs by their effective settings; its trials of +tune=lr are two folders deeper
+            if not any((folder / SWEEP).is_file() for folder in Path(cfg.output_dir).parents[:3]):
+                refuse_unused(config)
+            check_writable(Path(cfg.output_dir), "hydra.run.dir")
+            if process_rank() == 0:
+                stack.enter_context(lock_run(Path(cfg.output_dir)))
+            if resumed is None:  # a resumed run has its steps
+                cfg, config = with_equal_flops(cfg, config)
+            parts = build_parts(cfg, config, resumed, stop or StopRequest(), started)
+        return run(cfg, config, resumed, parts)
 
+
+def build_parts(
+    cfg: DictConfig, config: RunConfig, resumed: Resumed | None, stop: StopRequest, started: float
+) -> Parts:
+    """Prepares the text and builds the parts of a run.
+
+    Raises:
+        ValueError: settings that do not fit the text, or the checkpoint of a resumed run.
+    """
     gc.disable()  # collections during the imports take a sixth of their time
     import torch
 
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
-    from tril.model.training import attention_kernels as kernels
     from tril.model.training.callbacks.metrics import Metrics
-    from tril.model.training.errors import RunRefused
-    from tril.model.training.hardware import configure_torch
-    from tril.model.training.module import TrainingModule
-    from tril.model.training.summary import describe, finish
+    from tril.model.training.out_of_memory import model_memory
+    from tril.model.training.strategies import ModelParallel, tensor_ranks
     from tril.model.training.width_scaling import scale_initial_values
 
     gc.enable()
-    with user_errors():
-        metrics = Metrics(config.tokens_per_step(), config.hardware.peak_flops, started)
-        trainer = build_trainer(cfg, config, metrics)
-        metrics.count_devices(trainer.world_size)
-        data = TextDataModule(**vars(config.data), context_length=config.model.context_length, seed=cfg.seed)
-        data.prepare_data()
-        for loader in (data.train_dataloader, data.val_dataloader):
-            loader()  # raises if the text is too short
-        vocab_size = choose_vocab_size(cfg.model.vocab_size, data.vocab_size)
-        torch.manual_seed(derive_seed(cfg.seed, "initialisation"))
-        model = GPT(replace(config.model, vocab_size=vocab_size))
-        if config.optim.scale_with_width:
-            scale_initial_values(model, config.optim.base)
-        payload = checkpoint_payload(model, data, checkpoint)
+    assert config.hardware is not None
+    metrics = Metrics(config.tokens_per_step(), config.hardware.peak_flops, started)
+    trainer = build_trainer(cfg, config, metrics, stop)
+    metrics.count_devices(trainer.world_size, trainer.world_size // tensor_ranks(trainer))
+    data = TextDataModule(**vars(config.data), context_length=config.model.context_length, seed=cfg.seed)
+    data.prepare_data()
+    for loader in (data.train_dataloader, data.val_dataloader):
+        loader()  # raises if the text is too short
+    vocab_size = choose_vocab_size(cfg.model.vocab_size, data.vocab_size)
+    torch.manual_seed(derive_seed(cfg.seed, "initialisation"))
+    divided = isinstance(trainer.strategy, ModelParallel)  # over processes, which fill their parts themselves
+    model_config = replace(config.model, vocab_size=vocab_size)
+    with model_memory(model_config), torch.device("meta" if divided else "cpu"):
+        model = GPT(model_config)
+    if config.optim.scale_with_width and not divided:
+        scale_initial_values(model, config.optim.base)
+    allowed = OmegaConf.to_object(cfg.allow_changes) if OmegaConf.is_config(cfg.allow_changes) else cfg.allow_changes
+    return Parts(metrics, trainer, data, model, checkpoint_payload(model, data, config, resumed, allowed))
 
+
+def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Parts) -> dict[str, float]:
+    """Trains the model and writes the summary."""
+    import torch
+
+    from tril.model.training import attention_kernels as kernels
+    from tril.model.training.callbacks.gradient_norms import GradientNorms
+    from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused
+    from tril.model.training.hardware import configure_torch
+    from tril.model.training.module import TrainingModule
+    from tril.model.training.out_of_memory import memory_errors
+    from tril.model.training.strategies import tensor_ranks
+    from tril.model.training.summary import describe, finish
+
+    hardware, data, model, metrics = config.hardware, parts.data, parts.model, parts.metrics
+    assert hardware is not None
     folder = Path(cfg.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = folder / "config.yaml"
-    before = settings.read_text(encoding="utf-8") if settings.is_file() else None
-    write_text(settings, OmegaConf.to_yaml(cfg, resolve=True))
-    torch.manual_seed(derive_seed(cfg.seed, "dropout"))
+    first = parts.trainer.is_global_zero
+    before = start_folder(folder, cfg, config, resumed) if first else None
+    data_rank = parts.trainer.global_rank // tensor_ranks(parts.trainer)
+    torch.manual_seed(derive_seed(cfg.seed, f"dropout/{data_rank}" if data_rank else "dropout"))
     module = TrainingModule(
         model,
         config.optim,
         total_steps=config.steps,
         val_bytes=data.val_bytes,
         val_documents=data.val_documents,
-        payload=payload,
-        compile=config.hardware.compile,
+        payload=parts.payload,
+        compile=hardware.compile,
         document_eot=data.document_eot,
     )
-    times = kernels.measure(model.config, data.batch_size, config.hardware, documents=data.document_mask)
-    print(describe(model, data.meta, config.hardware, config.steps, metrics.tokens_per_step, folder, times), flush=True)
-
-    configure_torch(config.hardware.accelerator)
+    times = kernels.measure(model.config, data.batch_size, hardware, documents=data.document_mask)
+    print(describe(model, data.meta, hardware, config.steps, metrics.tokens_per_step, folder, times), flush=True)
+    configure_torch(hardware.accelerator)
+    diverged = None
+    memory = memory_errors(parts.trainer, module, batch_size=data.batch_size, hardware=hardware)
     try:
-        with kernels.prefer(times):
-            fit(trainer, module, data, checkpoint, metrics)
+        with kernels.prefer(times), memory:
+            fit(parts.trainer, module, data, resumed, metrics)
     except RunRefused as error:
         if before is not None:  # a resumed run keeps its settings
-            write_text(settings, before)
+            write_text(folder / SETTINGS, before)
         raise UserError(str(error)) from error
-    return finish(
+    except OutOfMemory as error:
+        raise UserError(str(error)) from None
+    except NonFiniteError as error:  # of all processes
+        if not first:
+            sys.exit(2)
+        diverged = error
+    if not first:
+        return {"val/loss": metrics.val[-1]["loss"]}
+    results = finish(
         metrics,
         model,
         folder,
-        hardware=config.hardware,
+        hardware=hardware,
         seed=cfg.seed,
         data=data.meta | {"val_bytes_per_token": data.val_bytes_per_token},
         seconds=metrics.wall_seconds(),
         certificate=module.certificate,
+        gradients=GradientNorms.of(parts.trainer),
+        diverged=diverged,
     )
+    if diverged is not None:  # after the summary, by which a sweep sees a diverged run
+        raise UserError(str(diverged)) from diverged
+    return results
+
+
+def start_folder(folder: Path, cfg: DictConfig, config: RunConfig, resumed: Resumed | None) -> str | None:
+    """Writes config.yaml and removes what a killed process left; a run that goes on in a new folder takes its files.
+
+    Returns:
+        The config.yaml before; None without one.
+    """
+    for place in (folder, folder / CHECKPOINTS):
+        remove_leftovers(place)
+    if resumed is not None:
+        source = run_folder(resumed.path)
+        for name in CONTINUED_FILES if source.resolve() != folder.resolve() else ():
+            if (source / name).is_file() and not (folder / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, folder / name)
+        if resumed.step < config.steps:
+            (folder / SUMMARY).unlink(missing_ok=True)  # it marks a finished run
+    settings = folder / SETTINGS
+    before = settings.read_text(encoding="utf-8") if settings.is_file() else None
+    write_text(settings, OmegaConf.to_yaml(cfg, resolve=True))
+    return before
 
 
 def derive_seed(seed: int, purpose: str) -> int:

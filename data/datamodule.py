@@ -8,7 +8,7 @@ import torch
 from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
-from tril.data.batches import Array, TrainWindows, ValWindows, on_device
+from tril.data.batches import Array, Batch, TrainWindows, ValWindows, on_device
 from tril.data.prepare import PreparedText, prepare, val_bytes, val_bytes_per_token
 from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig
@@ -123,6 +123,10 @@ class TextDataModule(LightningDataModule):
     def val_dataloader(self) -> ValWindows:
         return ValWindows(self._tokens("val"), self.context_length, self.val_batch_size, *self._ranks())
 
+    def first_val_windows(self, n_windows: int) -> Batch:
+        """Inputs and targets (n, T) of the first validation windows, the same in every process."""
+        return next(iter(ValWindows(self._tokens("val"), self.context_length, n_windows)))
+
     def _tokens(self, split: Split) -> Array:
         """The tokens: memory-mapped, or copied to the trainer's GPU if they fit; the copy is made once."""
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
@@ -135,5 +139,6 @@ class TextDataModule(LightningDataModule):
         return self._resident[split]
 
     def _ranks(self) -> tuple[int, int]:
-        """Rank of this process, and their number."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        """Rank of this process among those with different batches, and their number."""
+        sizes = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None) if self.trainer else None
+        return (sizes["rank"], sizes["num_replicas"]) if sizes else (0, 1)

@@ -1,6 +1,7 @@
 """Every choice that defines a GPT, validated in one place."""
 
 import json
+import math
 from dataclasses import asdict, fields, replace
 from typing import Annotated, Literal, Self
 
@@ -11,7 +12,7 @@ from tril.model.norm import LAYERNORM_EPS, norm_kind
 from tril.model.rope import BASE
 from tril.model.validation import strict_settings
 
-Size = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1, lt=2**48)]  # far above any model, and below what overflows in a product of two
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
@@ -55,6 +56,8 @@ class GPTConfig:
         logit_softcap: c: logits become c * tanh(logits / c) (Gemma 2, 2024); None: off.
         init: initialization, see `tril.model.initialization.init_weights`.
         backend: see `tril.model.attention.attention`.
+        checkpoint_activations: training keeps the input of each block only, and computes the block again in the
+            backward pass: less memory for about a third more time, and the same gradients.
 
     Raises:
         ValueError: names every wrong value with its limit or the valid values.
@@ -68,7 +71,7 @@ class GPTConfig:
     n_kv_heads: Size | None = None
     head_dim: Size | None = None
     mlp: Literal["relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"] = "relu2"
-    mlp_ratio: Positive = 4.0
+    mlp_ratio: Annotated[float, Field(gt=0, lt=2**31)] = 4.0
     mlp_hidden: Size | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: Positive | None = None
@@ -86,6 +89,7 @@ class GPTConfig:
     logit_softcap: Positive | None = None
     init: Literal["zero_out", "gpt2"] = "zero_out"
     backend: Literal["stacked", "explicit", "fused", "flex"] = "fused"
+    checkpoint_activations: bool = False
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -105,7 +109,8 @@ class GPTConfig:
     def _attention_problems(self) -> list[str]:
         problems = []
         if self.head_dim is None and self.dim % self.n_heads:
-            divisors = [n for n in range(1, self.dim + 1) if self.dim % n == 0]
+            small = [n for n in range(1, math.isqrt(self.dim) + 1) if self.dim % n == 0]
+            divisors = {*small, *(self.dim // n for n in small)}
             nearest = sorted(sorted(divisors, key=lambda n: abs(n - self.n_heads))[:3])
             problems.append(
                 f"model.n_heads={self.n_heads} must divide model.dim={self.dim}; use {', '.join(map(str, nearest))}, "

@@ -3,86 +3,26 @@
 B batch, T queries, S keys, H heads, D head size, C width, V vocabulary, L layers.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tril.model.alibi import alibi_bias, alibi_slopes
-from tril.model.attention import MultiHeadAttention
+from tril.model.block import Block, block_norm, call_block
 from tril.model.config import GPTConfig
 from tril.model.flops import scored_keys
 from tril.model.initialization import init_weights, rng_state
 from tril.model.kv_cache import KVCache
-from tril.model.masks import last_row
 from tril.model.mlp import MLP
-from tril.model.norm import make_norm
 from tril.model.rope import rope_table
 
-__all__ = ["GPT", "MLP", "Block", "GPTConfig", "IGNORE"]
+__all__ = ["GPT", "MLP", "Block", "GPTConfig", "IGNORE", "call_block"]
 
 IGNORE = -100  # a target that is left out of the loss, torch's default in cross_entropy
-
-
-class Block(nn.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + FFN(norm(x)). A part that the config leaves out is None.
-
-    Args:
-        config: see `GPTConfig`.
-        cross: attend to a context between the two, x + attention(norm(x), context): the decoder block of an
-            encoder-decoder model (Vaswani et al. 2017, section 3.1). `GPT` has none.
-    """
-
-    def __init__(self, config: GPTConfig, *, cross: bool = False):
-        super().__init__()
-        has_attn, has_mlp = config.n_heads > 0, config.mlp != "none"
-        if cross and not has_attn:
-            raise ValueError("cross=True needs heads, and the config has none (n_heads=0); set n_heads")
-        mlp = {"kind": config.mlp, "bias": config.bias, "dropout": config.resid_dropout}
-        self.norm1 = block_norm(config) if has_attn else None
-        self.attn = make_attention(config) if has_attn else None
-        self.norm_cross = block_norm(config) if cross else None
-        self.cross_attn = make_attention(config) if cross else None
-        self.norm2 = block_norm(config) if has_mlp else None
-        self.mlp = MLP(config.dim, config.mlp_size, **mlp) if has_mlp else None
-
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        context: Tensor | None = None,
-        context_mask: Tensor | None = None,
-        last_only: bool = False,
-        **options,
-    ) -> Tensor:
-        """x (B, T, C) -> (B, T, C), with `last_only` (B, 1, C).
-
-        Args:
-            context: (B, S, C), for a block with cross=True; used without normalization.
-            context_mask: which part of the context is visible, broadcastable to (B, H, T, S); None: all of it.
-            last_only, **options: those of `MultiHeadAttention.forward`, for self-attention; not `need_weights`.
-
-        Raises:
-            ValueError: a context without cross=True, none with it, or a context_mask without a context.
-        """
-        if (context is None) != (self.cross_attn is None) or (context is None and context_mask is not None):
-            raise ValueError("context and Block(config, cross=True) need each other, and context_mask needs both")
-        out = x[:, -1:] if last_only else x
-        if self.attn is not None and self.norm1 is not None:
-            out = out + self.attn(self.norm1(x), last_only=last_only, **options)
-        if self.cross_attn is not None and self.norm_cross is not None:
-            context_mask = last_row(context_mask) if last_only else context_mask
-            out = out + self.cross_attn(self.norm_cross(out), context, mask=context_mask)
-        if self.mlp is not None and self.norm2 is not None:
-            out = out + self.mlp(self.norm2(out))
-        return out
-
-
-def call_block(block: Block, x: Tensor, **options) -> Tensor:
-    """Runs the block. One compiled version of this function serves every block (regional compilation,
-    https://docs.pytorch.org/tutorials/recipes/regional_compilation.html)."""
-    return block(x, **options)
 
 
 class GPT(nn.Module):
@@ -98,7 +38,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        state = rng_state()  # before the modules, whose shapes decide what they draw
+        self.init_seed = rng_state()  # before the modules, whose shapes decide what they draw
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.pos_embed = nn.Embedding(config.context_length, config.dim) if config.pos == "learned" else None
         self.embd_dropout = nn.Dropout(config.embd_dropout)
@@ -107,13 +47,18 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.embed.weight
+        self.make_tables()
+        init_weights(self, config, self.init_seed)
+
+    def make_tables(self) -> None:
+        """Registers what follows from the config, and is not in checkpoints, on torch's default device."""
+        config = self.config
         if config.pos == "rope":
             cos, sin = rope_table(config.context_length, config.head_size, base=config.rope_base)
             self.register_buffer("rope_cos", cos, persistent=False)  # (context_length, D/2); follows from the config
             self.register_buffer("rope_sin", sin, persistent=False)
         if config.pos == "alibi" and config.n_heads:
             self.register_buffer("alibi_slopes", alibi_slopes(config.n_heads), persistent=False)  # (H,)
-        init_weights(self, config, state)
 
     def forward(
         self,
@@ -180,6 +125,8 @@ class GPT(nn.Module):
             x = x + self.pos_embed(positions)
         x = self.embd_dropout(x)
         rope, bias = self._rope(positions), self._alibi(ids.shape[1], cache, cache_position)
+        if self.config.checkpoint_activations and torch.is_grad_enabled():  # the backward pass computes blocks again
+            run_block = functools.partial(checkpoint, run_block, use_reentrant=False)
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             x = run_block(
@@ -276,25 +223,3 @@ class GPT(nn.Module):
         if cache_position is None:
             return alibi_bias(self.alibi_slopes, n_queries, cache.length + n_queries)
         return alibi_bias(self.alibi_slopes, n_queries, cache.capacity, start=cache_position)
-
-
-def make_attention(config: GPTConfig) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.dim,
-        config.n_heads,
-        n_kv_heads=config.n_kv_heads,
-        head_dim=config.head_dim,
-        causal=config.causal,
-        window=config.window,
-        qkv_bias=config.bias if config.qkv_bias is None else config.qkv_bias,
-        out_bias=config.bias,
-        qk_norm=config.qk_norm,
-        norm_eps=config.norm_eps,
-        attn_dropout=config.attn_dropout,
-        resid_dropout=config.resid_dropout,
-        backend=config.backend,
-    )
-
-
-def block_norm(config: GPTConfig) -> nn.Module:
-    return make_norm(config.norm, config.dim, eps=config.norm_eps, bias=config.bias)

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 ROOTS = ("outputs", "multirun")
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"  # the folder in that of a run, with the next three files
+LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+SETTINGS = "config.yaml"  # written when a run starts
 SUMMARY = "summary.json"  # written last: a run with this file is finished
 FAILURE = "failed.json"  # how a run of a sweep failed
 SWEEP = "sweep.json"  # the runs of a sweep, in its folder
@@ -43,6 +45,18 @@ def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "las
             return path / name
     expected = " or ".join(names[: len(prefer)])
     raise FileNotFoundError(f"{path} contains no {expected}; name a checkpoint file or a run's folder")
+
+
+def newest_run() -> Path:
+    """The folder of the run below outputs/ and multirun/ that was started or resumed last, with or without checkpoint.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if not (files := [file for root in ROOTS for file in Path(root).rglob(SETTINGS)]):
+        roots = " or ".join(f"{root}/" for root in ROOTS)
+        raise FileNotFoundError(f"no run below {roots} of {Path.cwd()}; train first, or name the folder of a run")
+    return _newest(files).parent
 
 
 def find_sweep(path: str) -> Path:

@@ -48,9 +48,9 @@ class ControlConfig:
     unmasked: str | None
     windows: Annotated[int, Field(ge=2)]  # an interval needs two
     prompts: Annotated[list[str], Field(min_length=1)]
-    max_new_tokens: int
-    temperature: float
-    seed: int
+    max_new_tokens: Annotated[int, Field(ge=1)]
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    seed: Annotated[int, Field(ge=0, lt=2**64)]  # the range of torch.Generator
     out: str | None
 
 

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -32,7 +33,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 
 def to_seconds(text: object) -> float:
     """ "90s", "60m" or "1.5h" in seconds. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", str(text))
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", str(text))
     if not match or float(match[1]) == 0:
         raise ValueError(f"budget={text} must be a time, such as 90s, 60m or 2h")
     return float(match[1]) * UNITS[match[2]]
@@ -47,11 +48,11 @@ class Settings:
     common: str
     margin: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     budget: Annotated[float, BeforeValidator(to_seconds)]
-    max_seeds: Annotated[int, Field(ge=2)] | None
+    max_seeds: Annotated[int, Field(ge=2, le=10_000)] | None
     text: Literal["random", "fixed"]
     baseline_ref: str | None
     candidate_ref: str | None
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]  # half the range of torch.Generator, since later pairs add to it
     paired: bool
     quiet: bool
     out: str
@@ -61,20 +62,27 @@ class Settings:
 def main(cfg) -> None:
     with user_errors():
         settings = build(Settings, cfg)
-        root = writable(settings.out, "out")
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if settings.quiet else sys.stderr):
-        decision, report = judge(settings, root)
+        decision, report = judge(settings)
     from tril.scripts.trials.referee_page import sentence
 
     print(f"{sentence(decision)} {report}", flush=True)
     sys.exit(STATUS[decision.verdict or "undecided"])
 
 
-def judge(settings: Settings, root: Path) -> tuple["Decision", Path]:
+def judge(settings: Settings) -> tuple["Decision", Path]:
     """Trains pairs until there is a verdict; the decision and the report."""
     from tril.scripts.ablation.run_process import locked_if_free
 
-    arms = make_arms(settings, root)
+    is_new = not Path(settings.out).exists()
+    with user_errors():
+        root = writable(settings.out, "out")
+    try:
+        arms = make_arms(settings, root)
+    except UserError:
+        if is_new:  # it holds copies of the code
+            shutil.rmtree(root)
+        raise
     folder = root / comparison_key(arms, settings)
     folder.mkdir(exist_ok=True)
     with locked_if_free(folder) as lock:

@@ -45,7 +45,7 @@ class Settings:
     ckpt: str
     prompt: Annotated[list[str], BeforeValidator(_to_list)]
     prompt_file: str | None
-    n: Annotated[int, Field(ge=1)]
+    n: Annotated[int, Field(ge=1, le=10_000)]  # one batch
     stream: bool
     remove_heads: Any
     use_cache: bool

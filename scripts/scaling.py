@@ -83,8 +83,9 @@ def main(cfg) -> None:
 
 def read_settings(values: dict) -> Settings:
     """Raises ValueError for invalid settings."""
-    predict = values["predict"] if isinstance(values["predict"], dict) else {}
-    return build(Settings, values | {"predict": build(Predict, predict, "predict")})
+    predict = values.get("predict")
+    predict = build(Predict, predict if isinstance(predict, dict) else {}, "predict")
+    return build(Settings, values | {"predict": predict})
 
 
 if __name__ == "__main__":

@@ -110,10 +110,11 @@ def run_python(*arguments: str | Path, cwd: Path, **environment: str) -> subproc
     )
 
 
-def assert_refused(done: subprocess.CompletedProcess, message: str) -> None:
+def assert_refused(done: subprocess.CompletedProcess, *messages: str) -> None:
     """A user error: one line on stderr, exit status 2, and nothing on stdout."""
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert all(message in done.stderr for message in messages), done.stderr
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, roundings: float = 64) -> None:

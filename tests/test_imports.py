@@ -16,8 +16,10 @@ LAZY = (
 LIGHTNING = (  # where it may be imported; elsewhere, sampling and certifying would wait seconds for it
     "model.training.callbacks",
     "model.training.checkpointing",
+    "model.training.launcher",
     "model.training.loggers",
     "model.training.module",
+    "model.training.strategies",
     "data.datamodule",
     "scripts.benchmarks",
     "scripts.common.build_trainer",

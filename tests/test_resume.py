@@ -56,11 +56,10 @@ def interrupted_run(configure, folder):
         train_script.train(configure(folder=folder))
 
 
-def longer_run(configure, folder):
-    """One of 8 steps that is meant to have 16 now."""
-    train_script.train(configure(folder=folder.name))
-    settings = folder / "config.yaml"
-    settings.write_text(settings.read_text().replace("max_steps: 8", "max_steps: 16"))
+def half_run(configure, folder):
+    """8 of 16 steps."""
+    with interrupted():
+        train_script.train(configure("trainer.max_steps=16", "trainer.val_check_interval=8", folder=folder.name))
 
 
 @pytest.mark.parametrize("how", [shutil.copytree, shutil.move])
@@ -75,7 +74,7 @@ def test_a_folder_that_was_copied_or_moved_goes_on_by_itself(configure, tmp_path
 
 
 def test_a_moved_run_remembers_its_best_loss(configure, tmp_path, monkeypatch):
-    longer_run(configure, tmp_path / "old")
+    half_run(configure, tmp_path / "old")
     shutil.move(tmp_path / "old", tmp_path / "new")
     monkeypatch.setattr("tril.model.training.module.lr_factor", lambda *rest: 50.0)  # from here on it gets worse
     train_script.train(configure(f"resume={tmp_path / 'new'}", folder="new"))
@@ -85,7 +84,7 @@ def test_a_moved_run_remembers_its_best_loss(configure, tmp_path, monkeypatch):
 
 
 def test_a_run_may_go_on_in_another_folder(configure, tmp_path, monkeypatch):
-    longer_run(configure, tmp_path / "old")
+    half_run(configure, tmp_path / "old")
     before = files(tmp_path / "old")
     monkeypatch.setattr("tril.model.training.module.lr_factor", lambda *rest: 50.0)  # from here on it gets worse
     train_script.train(configure(f"resume={tmp_path / 'old'}", folder="fork"))
@@ -127,16 +126,27 @@ def test_command_line_trains_and_resumes_latest(tmp_path, text):
 
 
 def test_a_run_of_the_version_before_the_renamed_packages_resumes_to_the_bit(configure, tmp_path):
-    """Its config.yaml has other targets and no keys that came later."""
+    """Its config.yaml has other targets, callbacks that were replaced, and no keys that came later."""
     for folder in ("new", "old"):
         with interrupted():
             train_script.train(configure("model.resid_dropout=0.1", folder=folder))
     settings = tmp_path / "old" / "config.yaml"
-    text = settings.read_text()
-    for old, new in RENAMED.items():
-        text = text.replace(f"_target_: {new}\n", f"_target_: {old}\n")
-    assert "tril." not in text and "model.training.callbacks.Samples" in text
-    settings.write_text(text.replace("allow_targets: null\n", "").replace("causality:\n  allow_leak: false\n", ""))
+    content = yaml.safe_load(settings.read_text())
+    for later in ("allow_targets", "allow_changes", "causality", "checkpoint"):
+        del content[later]
+    content["logger"] = {"_target_": "lightning.pytorch.loggers.CSVLogger", "save_dir": str(tmp_path / "old")}
+    old_names = {new: old for old, new in RENAMED.items()}
+    for name, callback in list(content["callbacks"].items()):
+        if (old := old_names.get(callback["_target_"])) is None:
+            del content["callbacks"][name]
+        callback["_target_"] = old
+    content["callbacks"]["last"] = {
+        "_target_": "model.training.checkpoints.Checkpoint",
+        "dirpath": str(tmp_path / "old" / "checkpoints"),
+        "filename": "last",
+    }
+    settings.write_text(yaml.safe_dump(content))
+    assert "tril." not in settings.read_text() and "model.training.callbacks.Samples" in settings.read_text()
     results = [train_script.train(configure(f"resume={tmp_path / name}", folder=name)) for name in ("new", "old")]
     assert results[0] == results[1]
 
@@ -148,16 +158,25 @@ def as_of_an_earlier_version(config: dict) -> None:
     config["qk_norm"] = {"rmsnorm": True, "none": False}[config["qk_norm"]]
 
 
+def make_earlier(path: Path) -> None:
+    """Rewrites a checkpoint as the version before the checksums did, with the model of an earlier version."""
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["checksums"], checkpoint["tril"]["run"], checkpoint["tril"]["code"]
+    checkpoint["tril"]["format"] = 1
+    as_of_an_earlier_version(checkpoint["tril"]["config"])
+    torch.save(checkpoint, path)
+
+
 @pytest.mark.parametrize("qk_norm", ["rmsnorm", "none"])
 def test_a_run_of_the_version_before_the_kinds_of_qk_norm_resumes_to_the_bit(configure, tmp_path, qk_norm):
     for folder in ("new", "old"):
         with interrupted():
             train_script.train(configure(f"model.qk_norm={qk_norm}", folder=folder))
-    settings, last = tmp_path / "old" / "config.yaml", tmp_path / "old" / "checkpoints" / "last.ckpt"
-    content, checkpoint = yaml.safe_load(settings.read_text()), torch.load(last, weights_only=True)
-    as_of_an_earlier_version(content["model"]), as_of_an_earlier_version(checkpoint["tril"]["config"])
+    settings = tmp_path / "old" / "config.yaml"
+    content = yaml.safe_load(settings.read_text())
+    as_of_an_earlier_version(content["model"])
     settings.write_text(yaml.safe_dump(content))
-    torch.save(checkpoint, last)
+    make_earlier(tmp_path / "old" / "checkpoints" / "last.ckpt")
     results = [train_script.train(configure(f"resume={tmp_path / name}", folder=name)) for name in ("new", "old")]
     assert results[0] == results[1]
     weights = [torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("new", "old")]
@@ -167,22 +186,19 @@ def test_a_run_of_the_version_before_the_kinds_of_qk_norm_resumes_to_the_bit(con
 def test_an_earlier_run_keeps_the_values_of_the_keys_that_came_later(tmp_path, text):
     done = in_process(*TINY, f"data.path={text}", "hydra.run.dir=run", "trainer.max_steps=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    checkpoint = torch.load(last, weights_only=True)
-    as_of_an_earlier_version(checkpoint["tril"]["config"])
-    torch.save(checkpoint, last)
+    make_earlier(tmp_path / "run" / "checkpoints" / "last.ckpt")
     done = in_process("resume=run", "model.rope_base=500", cwd=tmp_path)
     assert_refused(done, "model.rope_base=500.0 must be 10000.0, as in ")
 
 
-def test_a_run_that_stopped_within_a_step_resumes_to_the_bit(configure, tmp_path):
-    """Validation after 5 batches of 2 windows, 4 batches a step: the checkpoint has the gradients of one batch."""
+def test_a_run_whose_validation_is_due_within_a_step_resumes_to_the_bit(configure, tmp_path):
+    """Validation after 5 batches, 4 batches a step: it waits for the end of the second step, as every checkpoint."""
     steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=4", "trainer.val_check_interval=5"]
     whole = train_script.train(configure(*steps, folder="whole"))
     with interrupted():
         train_script.train(configure(*steps, folder="half"))
     last = torch.load(tmp_path / "half" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert last["global_step"] == 1 and last["gradients"].keys() <= {name for name in last["state_dict"]}
+    assert last["global_step"] == 2 and last["lr_schedulers"][0]["last_epoch"] == 2
     assert train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half")) == whole
     weights = [
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]

@@ -214,7 +214,7 @@ def test_a_last_step_between_two_validations_is_validated_and_saved(configure, t
         (["model.causal=false"], "so its losses would be false; set causality.allow_leak=true if that is intended"),
         (["causality.allow_leak=maybe"], "causality.allow_leak='maybe' must be a valid boolean"),
         (["resume=nowhere"], "nowhere does not exist"),
-        (["trainer.gradient_clip_val=abc"], "trainer: `gradient_clip_val`"),
+        (["trainer.gradient_clip_val=abc"], "trainer.gradient_clip_val='abc' must be a valid number"),
         (["callbacks.progress.lines=0"], "callbacks.progress.lines=0 must be greater than or equal to 1"),
         (["logger=null"], "Config group override must be a string"),
         (["+callbacks.progress.line=2"], "callbacks.progress.line is unknown"),
@@ -232,9 +232,9 @@ def test_invalid_settings_end_in_one_line_and_leave_no_files(overrides, message,
     [
         (
             ["callbacks.samples.max_new_tokens=0"],
-            "callbacks.samples: max_new_tokens=0 must be .*; ~callbacks.samples removes it",
+            "callbacks.samples.max_new_tokens=0 must be greater than or equal to 1",
         ),
-        (["callbacks.samples.temperature=-1"], "callbacks.samples: .*temperature=-1"),
+        (["callbacks.samples.temperature=-1"], "callbacks.samples.temperature=-1 must be"),
         (["data.tokenizer.kind=char", "callbacks.samples.prompt='é'"], "callbacks.samples: the prompt has 'é'"),
     ],
     ids=str,
@@ -251,7 +251,7 @@ def test_null_removes_a_callback(configure, tmp_path):
 
 
 def test_the_command_refuses_in_one_line(tmp_path):
-    assert_refused(command_line("trainer.gradient_clip_val=abc", cwd=tmp_path), "trainer: `gradient_clip_val`")
+    assert_refused(command_line("trainer.gradient_clip_val=abc", cwd=tmp_path), "trainer.gradient_clip_val='abc'")
     assert not list(tmp_path.rglob("*.yaml"))
 
 

@@ -28,6 +28,9 @@ def _zero_or_large(temperature: float) -> float:
     return temperature
 
 
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_zero_or_large)]
+
+
 @dataclass(frozen=True, config=strict_settings())
 class SamplingConfig:
     """How the next token is chosen.
@@ -45,7 +48,7 @@ class SamplingConfig:
         pydantic.ValidationError: a value is out of range; a ValueError that lists every wrong value.
     """
 
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_zero_or_large)] = 0.8
+    temperature: Temperature = 0.8
     top_k: Annotated[int, Field(ge=1)] | None = 50
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -1,38 +1,101 @@
-"""Checkpoint files of a run: atomic writes, and folders that can be moved."""
+"""Checkpoint files of a run: written atomically, in a thread, and the one before is kept."""
 
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning_utilities.core.apply_func import apply_to_collection
 
-from tril.model.checkpoint import write
-from tril.model.runs import relocate
+from tril.model.checkpoint import read, write
+from tril.model.runs import LAST, PREVIOUS
 
 
-class WholeFiles(TorchCheckpointIO):
-    """Writes checkpoints atomically.
+class CheckpointFiles(TorchCheckpointIO):
+    """Writes checkpoints atomically, in a thread of its own.
 
-    Lightning writes to /tmp and moves the file. If that is another file system, moving is copying: a full disk or a
-    killed process replaces the previous checkpoint by a truncated one.
+    Training waits for a copy of the tensors only. last.ckpt becomes previous.ckpt when its successor is complete.
+    Lightning alone writes to /tmp and moves the file. If that is another file system, moving is copying: a full disk or
+    a killed process replaces the earlier checkpoint by a truncated one.
     """
 
-    def save_checkpoint(self, checkpoint: dict, path: str | Path, storage_options=None) -> None:
-        write(path, checkpoint)
+    def __init__(self) -> None:
+        self._writer: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
 
-    def load_checkpoint(self, path: str | Path, map_location=None, weights_only: bool | None = True) -> dict:
-        """Never unpickles code, whatever Lightning's default is."""
-        return torch.load(path, map_location=map_location or "cpu", weights_only=True)
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options=None) -> None:
+        """Copies the tensors and returns; waits for the checkpoint before.
+
+        Raises:
+            OSError: the checkpoint before could not be written.
+        """
+        copies: dict[tuple, torch.Tensor] = {}  # one of each, so that tied weights stay tied
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+            if key not in copies or not tensor.numel():
+                copies[key] = tensor.detach().to("cpu", copy=True)
+            return copies[key]
+
+        content = apply_to_collection(checkpoint, torch.Tensor, copied)
+        self.submit(lambda: write_and_rotate(Path(path), content))
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Runs `task` in the thread, after what was submitted before."""
+        self.wait()
+        self._writer = self._writer or ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending = self._writer.submit(task)
+
+    def wait(self) -> None:
+        """Returns when everything is written. Raises OSError if it could not be written."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def load_checkpoint(self, path: str | Path, map_location=None, weights_only: bool | None = True) -> dict[str, Any]:
+        """Verified, and without unpickling code, whatever Lightning's default is."""
+        return read(path, mmap=False)  # mapped tensors would change with the file
+
+    def teardown(self) -> None:
+        """At the end of a run, also of one that fails."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.shutdown(wait=True)
+        self.wait()
 
 
-class Checkpoint(ModelCheckpoint):
-    """ModelCheckpoint that remembers the best loss of a run whose folder was moved or copied.
+def write_and_rotate(path: Path, content: dict[str, Any]) -> None:
+    """Writes a checkpoint; a last.ckpt is complete before it replaces the one before, which becomes previous.ckpt.
 
-    Lightning drops it if the folder has another name. This class drops it only if the folder lacks the best checkpoint,
-    because the run continues in a new folder.
+    There are two complete checkpoints at every moment.
     """
+    if path.name != LAST:
+        return write(path, content)
+    new = _temporary(path)
+    try:
+        write(new, content)
+        if path.is_file():
+            link(path, path.with_name(PREVIOUS))
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        state = relocate(state_dict, state_dict["dirpath"], str(self.dirpath))
-        if Path(state["best_model_path"]).is_file():
-            super().load_state_dict(state)
+
+def link(source: Path, target: Path) -> None:
+    """Makes `target` the same file as `source`, atomically; a copy where the file system has no hard links."""
+    part = _temporary(target)
+    part.unlink(missing_ok=True)
+    try:
+        os.link(source, part)
+    except OSError:
+        shutil.copyfile(source, part)
+    os.replace(part, target)
+
+
+def _temporary(path: Path) -> Path:
+    """A name that `remove_leftovers` recognizes."""
+    return path.with_name(f".{path.name}-new.{os.getpid()}.part")

@@ -1,5 +1,25 @@
-"""Why a run does not start."""
+"""Why a run does not start, or ends early. Each message is one line."""
 
 
 class RunRefused(ValueError):
     """A setting turns out to be wrong with the built model and its tokenizer, before the first step."""
+
+
+class NonFiniteError(ValueError):
+    """The loss or a gradient of a step, or a validation loss, is not a finite number. The weights are those before.
+
+    Args:
+        step: the number of steps that were made.
+    """
+
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(message)
+        self.step = step
+
+
+class OutOfMemory(ValueError):
+    """The device's memory does not suffice; the message names settings that need less."""
+
+
+class RankFailed(RuntimeError):
+    """Another process of the run has ended, so this one cannot continue."""

@@ -21,8 +21,12 @@ from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_mask, split_documents
 from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
 from tril.model.training.optim import OptimConfig, build_optimizer
+from tril.model.training.parallel import shard, whole_copy
+from tril.model.training.random_states import random_states, restore_random_states
 from tril.model.training.schedule import lr_factor
+from tril.model.training.strategies import tensor_ranks
 from tril.model.training.validation_losses import ValidationLosses, in_order
+from tril.model.training.width_scaling import scale_initial_values
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 
@@ -68,8 +72,20 @@ class TrainingModule(LightningModule):
         self.val_nll = torch.empty(0)  # nats of each target of the last validation, (M,)
         self._val = ValidationLosses()
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
-        self._gradients: dict[str, Tensor] = {}  # of a checkpoint within a step, until training starts
-        self._micro_batches = 0  # accumulated since the last optimizer step
+        self._group_options: list[dict[str, Any]] = []  # of the optimizer's groups, as the config has them
+
+    def configure_model(self) -> None:
+        """Divides the model over the processes of trainer=fsdp and trainer=tp, once."""
+        mesh = self._device_mesh
+        if mesh is not None and self.model.embed.weight.is_meta:
+            shard(self.model, mesh, self.trainer.strategy.root_device)
+            if self.optim.scale_with_width:
+                scale_initial_values(self.model, self.optim.base)
+            self.nll = compiled_loss(self.model, self.compile_mode)
+
+    def whole_model(self) -> GPT | None:
+        """The model; of a divided one, a copy on rank 0's CPU, and None on the other ranks. All ranks must call it."""
+        return self.model if self._device_mesh is None else whole_copy(self.model)
 
     @property
     def certificate(self) -> dict[str, Any] | None:
@@ -81,17 +97,17 @@ class TrainingModule(LightningModule):
         assert self.certificate is None
         self._payload["causality"] = summary
 
-    def language_model(self) -> LanguageModel:
-        """The model with its tokenizer, for sampling."""
-        return LanguageModel(self.model, Tokenizer.from_str(self._payload["tokenizer"]), eot=self._payload["eot"])
+    def language_model(self) -> LanguageModel | None:
+        """The model with its tokenizer, for sampling; see `whole_model`."""
+        if (model := self.whole_model()) is None:
+            return None
+        return LanguageModel(model, Tokenizer.from_str(self._payload["tokenizer"]), eot=self._payload["eot"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a micro-batch, summed and divided by all its positions, ignored ones included.
 
         Thus every token of an epoch has the same weight, and micro-batches add up to one large batch.
         """
-        if self._trainer:
-            self._micro_batches = (batch_idx + 1) % self._trainer.accumulate_grad_batches
         _, targets = batch
         nll = self.losses(batch).sum()
         self._train_loss.add(nll.detach(), (targets != IGNORE).sum())
@@ -118,6 +134,7 @@ class TrainingModule(LightningModule):
         """Logs val/loss and val/bpb over all windows of all processes."""
         rows = self._val.take()
         rows = torch.as_tensor(self.all_gather(rows)).view(-1, *rows.shape)  # (ranks, N, T + 1)
+        rows = rows[:: tensor_ranks(self._trainer)]  # these ranks have the same windows
         self.val_windows, self.val_nll = in_order(rows)
         nats, targets = self.val_windows.sum(1).tolist()
         bits_per_byte = nats / math.log(2) / self.val_bytes(int(targets))
@@ -131,6 +148,7 @@ class TrainingModule(LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         """The optimizer with its schedule, per optimizer step."""
         optimizer = build_optimizer(self.model, self.optim)
+        self._group_options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps, self.optim.schedule))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -141,34 +159,33 @@ class TrainingModule(LightningModule):
         # Not self.device: after `fit` Lightning has moved the module to the CPU.
         device = self._trainer.strategy.root_device if self._trainer else self.device
         checkpoint["random_states"] = random_states(device)
-        if self._micro_batches:  # a validation between two micro-batches of a step
-            reduce = self.trainer.strategy.reduce
-            checkpoint["gradients"] = {
-                name: reduce(p.grad, reduce_op="mean") for name, p in self.named_parameters() if p.grad is not None
-            }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads what `on_save_checkpoint` added; checkpoints of older versions lack some of it."""
         self._train_loss.load_state_dict(checkpoint.get("train_loss", {}))
         self._random_states = checkpoint.get("random_states", {})
-        self._gradients = checkpoint.get("gradients", {})
 
     def on_train_start(self) -> None:
-        """Restores random states and accumulated gradients last, since what runs before may draw random numbers."""
-        for device, state in self._random_states.items():
-            torch.set_rng_state(state) if device == "cpu" else torch.get_device_module(device).set_rng_state(state)
-        for name, gradient in self._gradients.items():
-            parameter = self.get_parameter(name)
-            parameter.grad = gradient.to(parameter.device)
-        self._random_states, self._gradients = {}, {}
+        """Restores random states last, since what runs before may draw random numbers."""
+        restore_random_states(self._random_states)
+        self._random_states = {}
+        if self._group_options:
+            self._apply_group_options()
+
+    def _apply_group_options(self) -> None:
+        """Gives the groups the options of this run's config; those of a checkpoint came with the optimizer's state."""
+        [config] = self.trainer.lr_scheduler_configs
+        schedule = config.scheduler
+        assert isinstance(schedule, LambdaLR)
+        schedule.base_lrs = [options["lr"] for options in self._group_options]
+        factor = lr_factor(schedule.last_epoch, self.total_steps, self.optim.schedule)
+        for group, options in zip(schedule.optimizer.param_groups, self._group_options, strict=True):
+            group.update(options | {"initial_lr": options["lr"], "lr": options["lr"] * factor})
 
     def on_train_end(self) -> None:
-        """Drops the gradients, unless a step is incomplete and the last checkpoint needs them.
-
-        With CUDA graphs the last validation has overwritten them, and Lightning fails to move them to the CPU.
-        """
-        if not self._micro_batches:
-            self.zero_grad()
+        """Drops the gradients: with CUDA graphs the last validation has overwritten them, and Lightning fails to move
+        them to the CPU."""
+        self.zero_grad()
 
 
 def compiled_loss(model: GPT, mode: str | None) -> Callable[..., Tensor]:
@@ -179,14 +196,6 @@ def compiled_loss(model: GPT, mode: str | None) -> Callable[..., Tensor]:
     if mode == REGIONAL:
         return functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
     return torch.compile(model.nll, dynamic=False, mode=mode)
-
-
-def random_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's generators that a run on `device` uses."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        states[device.type] = torch.get_device_module(device.type).get_rng_state()
-    return states
 
 
 class Mean:

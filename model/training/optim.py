@@ -22,6 +22,7 @@ from torch.optim.adamw import adamw
 
 from tril.model.gpt import GPT
 from tril.model.training.hardware import has_bf16
+from tril.model.training.local_shards import gathered, local, local_gradients, part_of
 from tril.model.training.schedule import ScheduleConfig
 from tril.model.training.width_scaling import Base, lr_ratio, rate_factor
 from tril.model.validation import strict_settings
@@ -155,34 +156,39 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
     def _muon(self, params: list[Tensor], group: dict) -> None:
-        """One Muon step for parameters of one shape."""
-        grads = [p.grad for p in params if p.grad is not None]
+        """One Muon step for parameters of one shape. Matrices that are divided over ranks are gathered one by one."""
+        grads = local_gradients(params)
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        buffers = [local(self.state[p]["momentum_buffer"]) for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
         dtype = torch.bfloat16 if has_bf16(params[0].device.type) else torch.float32
-        directions = orthogonalize(torch.stack(updates).to(dtype), group["ns_steps"])
+        matrices = [gathered(update, p) for update, p in zip(updates, params, strict=True)]
+        directions = orthogonalize(torch.stack(matrices).to(dtype), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
         directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format).unbind()
         lr = group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape)
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(params, directions, alpha=-lr)
+        parts = [part_of(direction, p) for direction, p in zip(directions, params, strict=True)]
+        weights = [local(p) for p in params]
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, parts, alpha=-lr)
 
     def _adamw(self, params: list[Tensor], group: dict) -> None:
         for p in params:
             if "step" not in self.state[p]:  # the fused kernel reads the step on the device
                 step = torch.zeros((), dtype=torch.float32, device=p.device)
                 self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        averages, squares, steps = ([self.state[p][k] for p in params] for k in ("exp_avg", "exp_avg_sq", "step"))
-        grads = [p.grad for p in params if p.grad is not None]
+        averages, squares, steps = (
+            [local(self.state[p][k]) for p in params] for k in ("exp_avg", "exp_avg_sq", "step")
+        )
+        weights, grads = [local(p) for p in params], local_gradients(params)
         beta1, beta2 = group["betas"]
         options = {key: group[key] for key in ("lr", "weight_decay", "eps", "fused")}
         max_squares = []  # amsgrad only
         options |= {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
-        adamw(params, grads, averages, squares, max_squares, steps, **options)
+        adamw(weights, grads, averages, squares, max_squares, steps, **options)
 
 
 def _by_shape(params: list[Tensor]) -> list[list[Tensor]]:

@@ -5,18 +5,24 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tril.model.atomic_files import write_json
 from tril.model.gpt import GPT
 from tril.model.runs import SUMMARY
+from tril.model.training.callbacks.gradient_norms import GradientNorms
 from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import CUDA_GRAPHS, Hardware
 from tril.model.training.run_estimate import sizes
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 PACKAGE = Path(__file__).resolve().parents[2]
+SHOWN_STEPS = 10  # of a list of steps, in the table
 
 
 def describe(
@@ -62,6 +68,8 @@ def finish(
     data: dict[str, Any],
     seconds: float,
     certificate: dict[str, Any] | None,
+    gradients: GradientNorms | None = None,
+    diverged: NonFiniteError | None = None,
 ) -> dict[str, float]:
     """Writes loss.png, then summary.json, which marks the run as finished, and prints the summary.
 
@@ -69,11 +77,15 @@ def finish(
         data: meta.json of the prepared data, and val_bytes_per_token.
         seconds: duration of the run.
         certificate: summary of the run's causality certificate; None: the run has none.
+        gradients: the run's gradient norms; None: not measured.
+        diverged: why the run ended early. Its final losses are NaN, and no table is printed.
 
     Returns:
         Last and best validation metrics.
     """
-    last, best = metrics.val[-1], metrics.best()
+    nowhere = {"step": 0, "loss": math.nan, "bpb": math.nan}
+    best = metrics.best() if metrics.val else nowhere
+    last = metrics.val[-1] if diverged is None else nowhere | {"step": diverged.step}
     summary = {
         "final_val_loss": last["loss"],
         "final_val_bpb": last["bpb"],
@@ -96,16 +108,25 @@ def finish(
         "device": f"{hardware.device_name} ({hardware.accelerator})",
         "precision": hardware.precision,
         "threads": torch.get_num_threads() if hardware.accelerator == "cpu" else None,
+        "loss_spikes": None if gradients is None else counted([spike["step"] for spike in gradients.detector.spikes]),
+        "skipped_steps": None if gradients is None else counted(gradients.skipped),
+        "diverged": None if diverged is None else str(diverged),
         "causality": causality_label(certificate),
         "code": code_version(),
         "folder": str(folder),
         "sample_with": f"python scripts/sample.py ckpt={folder}",
     }
-    plot_losses(folder / "loss.png", metrics.train, metrics.val, metrics.tokens_per_step)
+    plot_losses(folder / "loss.png", metrics.train, metrics.val, metrics.tokens_per_step, gradients)
     write_json(folder / SUMMARY, summary)
-    print(f"\n{show(summary)}", flush=True)
+    if diverged is None:
+        print(f"\n{show(summary)}", flush=True)
     rows = {"": last, "best/": best}
     return {f"{prefix}val/{name}": row[name] for prefix, row in rows.items() for name in ("loss", "bpb")}
+
+
+def counted(steps: list[int]) -> dict[str, Any]:
+    """The entry of summary.json for a list of steps."""
+    return {"count": len(steps), "steps": steps}
 
 
 def causality_label(certificate: dict[str, Any] | None) -> str:
@@ -147,12 +168,16 @@ def peak_memory_bytes(accelerator: str) -> float:
 
 def show(summary: dict[str, Any]) -> str:
     """The summary as an aligned table."""
-    shown = {name.replace("_", " "): _format(value) for name, value in summary.items() if value is not None}
+    present = {name: value for name, value in summary.items() if value is not None and value != counted([])}
+    shown = {name.replace("_", " "): _format(value) for name, value in present.items()}
     width = max(map(len, shown))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in shown.items())
 
 
 def _format(value: object) -> str:
+    if isinstance(value, dict):  # of `counted`
+        steps, more = value["steps"][:SHOWN_STEPS], ", ..." if value["count"] > SHOWN_STEPS else ""
+        return f"{value['count']:,} at step {', '.join(f'{step:,}' for step in steps)}{more}"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
@@ -160,23 +185,56 @@ def _format(value: object) -> str:
     return str(value)
 
 
-def plot_losses(path: Path, train: list[dict], val: list[dict], tokens_per_step: int) -> None:
-    """Plots training and validation loss against tokens into a PNG. The rows are those of `Metrics`."""
+def plot_losses(
+    path: Path, train: list[dict], val: list[dict], tokens_per_step: int, gradients: GradientNorms | None = None
+) -> None:
+    """Plots losses with their spikes, and gradient norms if there are any, against tokens into a PNG.
+
+    Args:
+        train: rows of `Metrics`.
+        val: rows of `Metrics`.
+        gradients: the run's gradient norms; None: not measured.
+    """
     from matplotlib.figure import Figure  # not pyplot, which looks for a display
 
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
+    norms = gradients.rows if gradients is not None else []
+    figure = Figure(figsize=(7, 6.4 if norms else 4.2), layout="constrained")
+    panels = figure.subplots(1 + bool(norms), sharex=True, squeeze=False, height_ratios=[2, 1][: 1 + bool(norms)])[:, 0]
+    axes = panels[0]
     for rows, label, marker in ((train, "training", ""), (val, "validation", "o")):
-        tokens = [row["step"] * tokens_per_step for row in rows]
-        axes.plot(tokens, [row["loss"] for row in rows], lw=1, marker=marker, label=label)
+        axes.plot(tokens_of(rows, tokens_per_step), [row["loss"] for row in rows], lw=1, marker=marker, label=label)
     if val:
         best = min(val, key=lambda row: row["loss"])
         title = f"best validation loss {best['loss']:.4f} nats per token, {best['bpb']:.4f} bits per byte"
         axes.set_title(title, fontsize=10)
     losses = [row["loss"] for row in train + val if math.isfinite(row["loss"])]
     if losses:  # cut the fall from ln V, so that the later part is readable
-        axes.set_ylim(min(losses) - 0.1, min(max(losses), 2.5 * min(losses)) + 0.1)
-    axes.set(xlabel="tokens", ylabel="nats per token")
-    axes.grid(alpha=0.3)
+        margin = max(0.1, 0.01 * min(losses))
+        axes.set_ylim(min(losses) - margin, min(max(losses), 2.5 * min(losses)) + margin)
+    if gradients is not None and gradients.detector.spikes:
+        spikes, top = gradients.detector.spikes, axes.get_ylim()[1]
+        heights = [min(spike["loss"], top) for spike in spikes]  # at the upper edge if the spike is above it
+        style = {"color": "tab:red", "ls": "", "marker": "v", "clip_on": False, "label": "spike, one step"}
+        axes.plot(tokens_of(spikes, tokens_per_step), heights, **style)
+    axes.set(ylabel="nats per token")
+    if norms:
+        plot_norms(panels[1], norms, tokens_per_step)
+    panels[-1].set(xlabel="tokens")
     axes.legend()
+    for each in panels:
+        each.grid(alpha=0.3)
     figure.savefig(path, dpi=130)
+
+
+def plot_norms(axes: "Axes", rows: list[dict], tokens_per_step: int) -> None:
+    """Plots the gradient norms of `GradientNorms.rows`: of all parameters, and of each group of the optimizer."""
+    names = [name for name in rows[0] if name not in ("step", "total")]
+    for name in ["total", *names]:
+        style: dict[str, Any] = {"color": "black", "lw": 1.2} if name == "total" else {"lw": 0.8}
+        axes.plot(tokens_of(rows, tokens_per_step), [row[name] for row in rows], label=name, **style)
+    axes.set(ylabel="gradient norm", yscale="log")
+    axes.legend(ncols=5, fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
+
+
+def tokens_of(rows: list[dict], tokens_per_step: int) -> list[int]:
+    return [row["step"] * tokens_per_step for row in rows]

@@ -47,7 +47,7 @@ class Run:
         summary: the content of summary.json; None unless finished.
         planned: its entry of sweep.json; {} without one.
         curve: "step", "tokens", "seconds", "loss" and "bpb" of its validations, equally long; NaN if not logged.
-        last: windows of the last validation; None if not saved.
+        last: windows of the last validation; None if not saved, or if the run diverged after that validation.
         best: windows of the best validation; None if not saved.
         message: the error of a failed run.
     """
@@ -66,14 +66,16 @@ class Run:
 def read_run(folder: Path, seed: int, planned: Mapping[str, object] | None = None) -> Run:
     """Reads a run's folder in any state. Raises ValueError for a damaged file."""
     state = state_of(folder)
+    summary = read_summary(folder) if state == "finished" else None
+    stopped = summary is not None and summary.get("diverged") is not None
     return Run(
         folder,
         seed,
         state,
-        read_summary(folder) if state == "finished" else None,
+        summary,
         dict(planned or {}),
         read_curve(folder),
-        _read_windows(folder / "windows_last.npz"),
+        None if stopped else _read_windows(folder / "windows_last.npz"),
         _read_windows(folder / "windows_best.npz"),
         message=str(read_json(folder / FAILURE).get("message", "")) if state == "failed" else "",
     )

@@ -19,6 +19,7 @@ from tril.model.runs import CHECKPOINTS, FAILURE, state_of
 from tril.scripts.ablation.sweep_files import read_summary
 from tril.scripts.common.cli import quoted
 from tril.scripts.common.formats import clock
+from tril.scripts.common.locks import try_lock
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped
 LOCK_POLL_SECONDS = 0.5
@@ -61,7 +62,7 @@ def train_locked(
     print(f"start   {name}", flush=True)
     log = folder / "log.txt"
     status = spawn([*program, *arguments], log, lock)
-    if status == 0 and state_of(folder) == "finished":
+    if state_of(folder) == "finished":  # also if it diverged, which ends with a status of its own
         return report_finished(folder, name, "finished")
     if status in STOPPED:
         print(f"stopped {name} by a signal; start the same command again to continue", flush=True)
@@ -92,22 +93,6 @@ def locked_if_free(folder: Path) -> Iterator[TextIO | None]:
 
 def lock_file(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
-
-
-def try_lock(file: TextIO) -> bool:
-    """Locks the file until all its descriptors are closed; False if another process holds the lock."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def spawn(arguments: list[str], log: Path, lock: TextIO) -> int:

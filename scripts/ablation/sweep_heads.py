@@ -87,6 +87,9 @@ def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, 
             if planned.state != "finished":
                 remarks.append(f"{variant.label}, seed {planned.seed}, is {planned.state}: left out.")
                 continue
+            if planned.summary and planned.summary.get("diverged"):
+                remarks.append(f"{variant.label}, seed {planned.seed}, diverged: left out.")
+                continue
             run = read_run(find_checkpoint(planned.folder))
             evenly_spaced_windows(validation_tokens(run), windows, run.metadata["config"]["context_length"])
             runs.append((variant, planned.seed, run))

@@ -1,6 +1,5 @@
 """The lightning.Trainer of a run, with its callbacks and logger."""
 
-import inspect
 import logging
 import warnings
 from collections.abc import Collection
@@ -9,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, ListConfig
 
-from tril.model.runs import CHECKPOINTS
 from tril.scripts.common.cli import nearest, plain, task_overrides
+from tril.scripts.common.resume import Resumed
 from tril.scripts.common.run_config import RunConfig
-from tril.scripts.common.signals import StoppedError
+from tril.scripts.common.signals import StoppedError, StopRequest
 from tril.scripts.common.targets import instantiate
 
 if TYPE_CHECKING:
@@ -23,8 +22,11 @@ if TYPE_CHECKING:
     from tril.model.training.module import TrainingModule
 
 
-def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics") -> "Trainer":
+def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: StopRequest) -> "Trainer":
     """The Trainer; `metrics` is its first callback, since others read it.
+
+    Args:
+        stop: asks the run to stop at the end of a step.
 
     Raises:
         ValueError: an argument that Lightning, a callback or the logger refuses.
@@ -32,12 +34,18 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics") -> "Tr
     from lightning import Callback, Trainer
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from tril.model.training.checkpointing import WholeFiles
+    from tril.model.training.callbacks.checkpoints import Checkpoints
+    from tril.model.training.checkpointing import CheckpointFiles
+    from tril.model.training.strategies import check_parallel, make_strategy
+    from tril.model.training.trainer_config import TrainerConfig
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # no tips between our lines
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # no tips between our lines
+    warnings.filterwarnings("ignore", ".*all_gather is deprecated")  # between torch 2.13 and Lightning 2.6
+    warnings.filterwarnings("ignore", ".*sync_dist=True.*")  # validation losses are those of all processes already
     warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)  # between torch 2.13 and Lightning 2.6
     warnings.filterwarnings("ignore", ".*exists and is not empty")  # the folder of a resumed run
-    names = inspect.signature(Trainer.__init__).parameters
+    names = TrainerConfig.__dataclass_fields__
     for name in cfg.trainer:
         if name not in names:
             raise ValueError(f"there is no setting trainer.{name}{nearest(name, names, 'trainer.')}")
@@ -46,36 +54,57 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics") -> "Tr
     for name, callback in callbacks.items():
         if not isinstance(callback, Callback | None):
             raise ValueError(f"callbacks.{name}={callback} must be a callback with a _target_, or null; correct it")
+        check_file_name(name, callback, Path(cfg.output_dir))
+    checkpoints = Checkpoints(cfg.output_dir, config.checkpoint, stop)
     logger = instantiate(plain(cfg.logger), "logger", allowed)
+    if "id" in cfg.logger and cfg.logger.id is None:  # a resumed run keeps its identity at wandb
+        cfg.logger.id = logger.version
     assert config.hardware is not None
-    arguments: dict[str, Any] = {"plugins": [WholeFiles()]} | plain(cfg.trainer)
+    arguments: dict[str, Any] = {"plugins": [CheckpointFiles()]} | plain(cfg.trainer)
+    arguments.pop("tensor_parallel_size", None)
     arguments |= {
         "accelerator": config.hardware.accelerator,
         "precision": config.hardware.precision,
+        "strategy": make_strategy(config.trainer, cfg.trainer.devices),
         "default_root_dir": cfg.output_dir,
         "use_distributed_sampler": False,  # the data module gives each process its windows
         "logger": logger,
-        "callbacks": [metrics, *filter(None, callbacks.values())],
+        "callbacks": [metrics, *filter(None, callbacks.values()), checkpoints],
+        "val_check_interval": config.val_interval,
     }
     try:
-        return Trainer(**arguments)
+        trainer = Trainer(**arguments)
     except (MisconfigurationException, TypeError) as error:  # Lightning's message about a wrong argument
         raise ValueError(f"trainer: {error}") from error
+    check_parallel(trainer, config.model, config.hardware)
+    return trainer
+
+
+def check_file_name(name: str, callback: object, folder: Path) -> None:
+    """Raises ValueError if a ModelCheckpoint would write outside of the run's folder."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    if isinstance(callback, ModelCheckpoint):
+        file = Path(callback.dirpath or folder, callback.filename or "")
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"callbacks.{name} writes to {file}, which must be in the run's folder {folder}; correct it"
+            )
 
 
 def fit(
-    trainer: "Trainer", module: "TrainingModule", data: "TextDataModule", checkpoint: Path | None, metrics: "Metrics"
+    trainer: "Trainer", module: "TrainingModule", data: "TextDataModule", resumed: Resumed | None, metrics: "Metrics"
 ) -> None:
-    """Trains from the checkpoint or from the start. The run ends with a validation and its checkpoint."""
+    """Trains from the checkpoint or from the start. The run ends with a validation."""
+    from tril.model.training.loggers import RunLog
+
+    for logger in trainer.loggers:
+        if isinstance(logger, RunLog) and trainer.is_global_zero:
+            logger.start_after(None if resumed is None else resumed.step)
     try:
-        trainer.fit(module, data, ckpt_path=checkpoint)
-        if metrics.val and metrics.val[-1]["step"] == trainer.global_step:
-            return
-        trainer.validate(module, data, verbose=False)
-        folder = Path(trainer.default_root_dir) / CHECKPOINTS
-        trainer.save_checkpoint(folder / "last.ckpt")
-        if metrics.val[-1] == metrics.best():
-            trainer.save_checkpoint(folder / "best.ckpt")
+        trainer.fit(module, data, ckpt_path=None if resumed is None else resumed.path)
+        if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # no step was left
+            trainer.validate(module, data, verbose=False)
     except StoppedError as stopped:
         stopped.step = trainer.global_step
         raise
@@ -89,6 +118,6 @@ def allowed_targets(cfg: DictConfig) -> Collection[str]:
     overrides = task_overrides()
     if overrides and not any(override.lstrip("+").startswith("allow_targets=") for override in overrides):
         raise ValueError(f"allow_targets={targets} must be set on the command line, not in a file; remove it there")
-    if not isinstance(targets, ListConfig):
+    if not isinstance(targets, ListConfig) or not all(isinstance(target, str) for target in targets):
         raise ValueError(f"allow_targets={targets} must be a list, such as allow_targets=[package.module.Class]")
     return list(targets)

@@ -38,7 +38,8 @@ def message_of(error: Exception) -> str:
 
     from tril.model.validation import explain as explain_settings
 
-    return explain_settings(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+    text = explain_settings(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+    return printable(text)
 
 
 def entry(
@@ -76,7 +77,8 @@ def entry(
             if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
                 sys.stdout.reconfigure(errors="replace")
             if not {"-m", "--multirun"} & set(sys.argv):
-                sys.argv[1:] = [quoted(argument, text_keys) for argument in sys.argv[1:]]
+                sys.argv[1:] = of_the_resumed_run([quoted(argument, text_keys) for argument in sys.argv[1:]])
+            check_flags(config_name)
             try:
                 try:
                     return hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=config_name)(reported)()
@@ -99,8 +101,23 @@ def entry(
 
 def fail(message: object) -> None:
     """Prints the error in one line and exits with status 2."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr)
     sys.exit(2)
+
+
+def printable(text: str) -> str:
+    """The text with escapes for line ends and control characters."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def check_flags(config_name: str) -> None:
+    """Ends the process for wrong flags in one line; Hydra's own parser would print its usage as well."""
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.error = lambda message: fail(f"{message}; see {program()} --help")  # pyright: ignore[reportAttributeAccessIssue] it exits
+    if parser.parse_args().multirun and config_name != "train":
+        fail(f"-m starts a grid of training runs, which {program()} cannot; leave it out")
 
 
 def command(script: str) -> str:
@@ -184,6 +201,16 @@ def quoted(argument: str, text_keys: Collection[str]) -> str:
     return f"{key}='{text}'"
 
 
+def of_the_resumed_run(arguments: list[str]) -> list[str]:
+    """With resume=, Hydra accepts keys that its own composition lacks, such as data.path of a run with data=files."""
+    if not any(argument.startswith("resume=") for argument in arguments):
+        return arguments
+    return [
+        f"++{argument}" if re.match(r"\w+\.[\w.]+=", argument) and not argument.startswith("hydra.") else argument
+        for argument in arguments
+    ]
+
+
 def pick_device(name: str) -> str:
     """`name`, or the fastest available kind of device for "auto"."""
     import torch
@@ -215,6 +242,8 @@ def explain(error: Exception, config_name: str) -> str:
     if isinstance(error, MissingConfigException) and error.options:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         return f"there is no {group}={name}{nearest(name, error.options)}"
+    if isinstance(error, MissingConfigException):  # --config-name, whose search path has a line each
+        return str(error).splitlines()[0]
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         remedy = f"put quotes within quotes, \"{key}='...'\"" if value else "settings are written key=value"

@@ -46,7 +46,7 @@ def read_run(checkpoint: Path) -> Run:
     path = run_folder(checkpoint) / "config.yaml"
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist, so the data of {checkpoint} are unknown; name a run's folder")
-    content, settings = read(checkpoint), OmegaConf.load(path)
+    content, settings = read(checkpoint, entries=("tril", "global_step")), OmegaConf.load(path)
     assert isinstance(settings, DictConfig)
     return Run(checkpoint, plain(settings), content.get("global_step"), content["tril"])
 

@@ -1,53 +1,78 @@
-"""Continues a run: its settings, its checkpoint, and what must not have changed since."""
+"""Continues a run: finds its checkpoint and its settings."""
 
+import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from tril.model.runs import ROOTS, find_checkpoint, new_folder, relocate, run_folder
+from tril.model.runs import (
+    CHECKPOINTS,
+    LAST,
+    PREVIOUS,
+    ROOTS,
+    SETTINGS,
+    find_checkpoint,
+    new_folder,
+    newest_run,
+    relocate,
+    run_folder,
+)
 from tril.scripts.common.cli import task_overrides
+from tril.scripts.common.ranks import process_rank, shared_folder
 
-if TYPE_CHECKING:
-    from tril.data.datamodule import TextDataModule
-    from tril.model.gpt import GPT
+TOP_LEVEL_KEYS = ("resume", "seed", "compile", "output_dir", "allow_targets", "allow_changes")  # of the command line
+LIGHTNING_ENTRIES = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "global_step")
+LATER_GROUPS = ("causality", "checkpoint")  # groups of configs/train.yaml that run folders of older versions lack
+OLD_CHECKPOINTS = {"model.training.checkpoints.Checkpoint", "tril.model.training.checkpointing.Checkpoint"}
 
-CHANGEABLE_MODEL_KEYS = {"backend", "embd_dropout", "attn_dropout", "resid_dropout"}
-TOP_LEVEL_KEYS = ("resume", "seed", "compile", "output_dir", "allow_targets")  # of the command line
+
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that a run continues from: its file, and its content as `model.checkpoint.read` gives it."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps."""
+        return self.content["global_step"]
 
 
 def choose_folder(resume: str | None) -> str:
-    """Hydra's run folder: a new outputs/DATE/TIME, or the folder of the resumed run."""
+    """Hydra's run folder: a new outputs/DATE/TIME, or the folder of the resumed run; one for all processes."""
+    return shared_folder(lambda: _choose(resume), ROOTS[0])
+
+
+def _choose(resume: str | None) -> str:
     if resume is not None:
         try:
-            return str(run_folder(find_checkpoint(resume, prefer=("last",))))
+            return str(run_folder(_find(resume)))
         except FileNotFoundError:
             pass  # train() reports it in one line
     return str(new_folder(ROOTS[0]))
 
 
-def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
+def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Resumed | None]:
     """The settings of the run and the checkpoint that it starts from.
 
     With `resume` these are the settings in the run's folder, changed by the keys of the command line. Saved values are
     literal text, never interpolations, since the folder can come from somebody else.
 
     Raises:
-        ValueError: an override that replaces a whole group, or a damaged config.yaml.
+        ValueError: an override that replaces a whole group, or a damaged config.yaml or checkpoint.
         OSError: no checkpoint or no config.yaml.
     """
     if cfg.resume is None:
+        if cfg.get("allow_changes") is not None:
+            raise ValueError(f"allow_changes={cfg.allow_changes} has no effect without resume; leave it out")
         return cfg, None
-    checkpoint = find_checkpoint(cfg.resume, prefer=("last",))
-    path = run_folder(checkpoint) / "config.yaml"
-    saved = OmegaConf.to_container(OmegaConf.load(path))
-    if not isinstance(saved, dict) or not isinstance(saved.get("output_dir"), str):
-        raise ValueError(f"{path} does not have the settings of a run; restore it, or start a new run")
-    saved = relocate(saved, saved["output_dir"], cfg.output_dir)  # the folder may have been moved or copied
-    saved |= {"causality": saved.get("causality", OmegaConf.to_container(cfg.causality))}  # not in older versions
-    saved |= {"allow_targets": None}  # only the command line allows targets
-    merged = DictConfig(literal(saved))
+    found = _find(cfg.output_dir if process_rank() > 0 else cfg.resume)  # rank 0 has chosen
+    merged = DictConfig(literal(_saved_settings(cfg, run_folder(found) / SETTINGS)))
     for override in task_overrides():
         key = override.split("=")[0].lstrip("+~")
         if "." not in key and key not in TOP_LEVEL_KEYS:
@@ -60,7 +85,59 @@ def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Path | None]:
             value = OmegaConf.select(cfg, key)
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             OmegaConf.update(merged, key, literal(value), force_add=True)
-    return merged, checkpoint
+    return merged, _read(found, newest=cfg.resume == "latest")
+
+
+def _find(resume: str) -> Path:
+    if resume != "latest":
+        return find_checkpoint(resume, prefer=("last",))
+    path = newest_run() / CHECKPOINTS / LAST
+    if not path.is_file():
+        remedy = "start it again, or name the folder of another run"
+        raise FileNotFoundError(f"the newest run, {run_folder(path)}, has no checkpoint yet; {remedy}")
+    return path
+
+
+def _saved_settings(cfg: DictConfig, path: Path) -> dict:
+    """The content of a run's config.yaml, for its folder as it is now, with groups that came later from `cfg`."""
+    import yaml
+
+    try:
+        saved = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}); restore it") from error
+    if not isinstance(saved, dict) or not isinstance(saved.get("output_dir"), str):
+        raise ValueError(f"{path} does not have the settings of a run; restore it, or start a new run")
+    saved = relocate(saved, saved["output_dir"], cfg.output_dir)  # the folder may have been moved or copied
+    saved = {name: OmegaConf.to_container(cfg[name]) for name in LATER_GROUPS} | saved
+    saved |= {"allow_targets": None, "allow_changes": None}  # only the command line allows anything
+    if isinstance(callbacks := saved.get("callbacks"), dict):
+        targets = {name: value.get("_target_") for name, value in callbacks.items() if isinstance(value, dict)}
+        saved["callbacks"] = {name: x for name, x in callbacks.items() if targets.get(name) not in OLD_CHECKPOINTS}
+    return saved
+
+
+def _read(path: Path, *, newest: bool) -> Resumed:
+    """Reads and verifies a checkpoint; `newest`: where it is damaged, the one before takes its place."""
+    from tril.model.checkpoint import DamagedCheckpoint, read
+
+    try:
+        content = read(path)
+    except DamagedCheckpoint as error:
+        previous = path.with_name(PREVIOUS)
+        if not newest or path.name != LAST or not previous.is_file():
+            raise
+        content = read(previous)
+        logging.getLogger(__name__).warning("%s; continuing from %s", error, previous)
+        path = previous
+    missing = [name for name in LIGHTNING_ENTRIES if name not in content]
+    if missing:
+        cause = "it holds a model without the state of its training"
+        raise ValueError(f"{path} has no {', '.join(missing)}: {cause}; name the checkpoint of a run")
+    if "gradients" in content:
+        cause = "an earlier version wrote it within an optimizer step, which this version cannot continue"
+        raise ValueError(f"{path}: {cause}; use another checkpoint, or that version")
+    return Resumed(path, content)
 
 
 def literal(value: Any) -> Any:
@@ -70,30 +147,3 @@ def literal(value: Any) -> Any:
     if isinstance(value, list):
         return [literal(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
-
-
-def checkpoint_payload(model: "GPT", data: "TextDataModule", checkpoint: Path | None) -> dict[str, Any]:
-    """The "tril" entry of the run's checkpoints, see `model.checkpoint.payload`.
-
-    Raises:
-        ValueError: the model or the data differ from those of the resumed `checkpoint`.
-    """
-    from tril.model.checkpoint import payload, read
-    from tril.model.config import GPTConfig
-
-    new = payload(model, data.tokenizer, eot=data.tokenizer_config.eot, data=data.meta)
-    if checkpoint is None:
-        return new
-    old = read(checkpoint)["tril"]
-    # Through GPTConfig, since checkpoints of older versions lack fields and have other values of the same meaning.
-    for name, value in GPTConfig(**old["config"]).to_dict().items():
-        if name not in CHANGEABLE_MODEL_KEYS and new["config"][name] != value:
-            chosen = f"model.{name}={new['config'][name]}"
-            raise ValueError(f"{chosen} must be {value}, as in {checkpoint}; leave it out, or start a new run")
-    prints = [entry["data"]["fingerprint"] for entry in (new, old)]
-    if prints[0] != prints[1]:
-        cause = "the text, its split or its tokenizer changed; restore them, or start a new run"
-        raise ValueError(
-            f"the data (fingerprint {prints[0][:12]}) must be those of {checkpoint} ({prints[1][:12]}): {cause}"
-        )
-    return new

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from tril.scripts.common.cli import build, message_of, plain, task_overrides
+from tril.scripts.common.cli import CONFIGS, build, message_of, nearest, plain, task_overrides
 
 if TYPE_CHECKING:
     from tril.data.config import DataConfig
     from tril.model.config import GPTConfig
     from tril.model.training.hardware import Hardware
     from tril.model.training.optim import OptimConfig
-    from tril.model.training.trainer_config import TopLevelConfig, TrainerConfig
+    from tril.model.training.trainer_config import CheckpointConfig, TopLevelConfig, TrainerConfig
 
-GROUPS = ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "causality")
+GROUPS = ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "checkpoint", "causality")
+SINGLE = ("seed", "compile", "resume", "output_dir", "allow_changes", "allow_targets")
+KEYS = (*GROUPS, "logger", "sweep", "hydra", *SINGLE)
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class RunConfig:
     optim: "OptimConfig"
     data: "DataConfig"
     trainer: "TrainerConfig"
+    checkpoint: "CheckpointConfig"
     hardware: "Hardware | None"
 
     @property
@@ -39,6 +42,11 @@ class RunConfig:
     def accumulate(self) -> int:
         """Micro-batches per step."""
         return self.trainer.accumulate_grad_batches
+
+    @property
+    def val_interval(self) -> int:
+        """Micro-batches between two validations: whole steps, so that each validation has a checkpoint of its own."""
+        return -(-self.trainer.val_check_interval // self.accumulate) * self.accumulate
 
     def tokens_per_step(self) -> int:
         """Training tokens per step and device."""
@@ -76,10 +84,19 @@ def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
     from tril.model.training.hardware import select_hardware
     from tril.model.training.optim import OptimConfig
     from tril.model.training.schedule import ScheduleConfig
-    from tril.model.training.trainer_config import CausalityConfig, TopLevelConfig, TrainerConfig
+    from tril.model.training.trainer_config import (
+        CausalityConfig,
+        CheckpointConfig,
+        SweepConfig,
+        TopLevelConfig,
+        TrainerConfig,
+    )
 
     top = TopLevelConfig(seed=cfg.seed, compile=cfg.compile)
     build(CausalityConfig, cfg.causality, "causality")
+    if isinstance(cfg.get("sweep"), DictConfig):  # a benchmark has none
+        build(SweepConfig, cfg.sweep, "sweep")
+    checkpoint = build(CheckpointConfig, cfg.checkpoint, "checkpoint")
     checked = {
         field.name: cfg.trainer[field.name]  # raises if a required key is missing
         for field in dataclasses.fields(TrainerConfig)
@@ -93,7 +110,7 @@ def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
     model, optim, data = build(GPTConfig, model, "model"), build(OptimConfig, optim, "optim"), parse(plain(cfg.data))
     keep_compiled_code()  # sets the folder of compiled code, which torch reads when it looks for a compiler
     hardware = None if elsewhere else select_hardware(trainer.accelerator, trainer.precision, top.compile)
-    return RunConfig(top, model, optim, data, trainer, hardware)
+    return RunConfig(top, model, optim, data, trainer, checkpoint, hardware)
 
 
 def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
@@ -130,7 +147,13 @@ def refuse_unused(config: RunConfig, overrides: Sequence[str] | None = None) -> 
     from tril.model.training.optim import BASE_KEYS, MUON_KEYS
 
     model, overrides = config.model, task_overrides() if overrides is None else overrides
-    typed = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    typed = {key.lstrip("+"): value for key, _, value in (override.partition("=") for override in overrides)}
+    for name in (override.partition("=")[0].lstrip("+~").split(".")[0] for override in overrides if override[0] == "+"):
+        if name not in KEYS and "/" not in name and "@" not in name and not (CONFIGS / name).is_dir():  # or a new group
+            raise ValueError(f"there is no setting {name}{nearest(name, KEYS)}")
+    for key in ("sweep.skip_invalid", "sweep.new"):
+        if key in typed:
+            raise ValueError(f"{key}={typed[key]} has no effect on a single run; leave it out, or add -m for a grid")
     for name in MUON_KEYS if config.optim.kind == "adamw" else ():
         if (key := f"optim.{name}") in typed and getattr(config.optim, name) != getattr(config.optim.canonical(), name):
             raise ValueError(f"{key}={typed[key]} has no effect with optim.kind=adamw; leave it out, or use optim=muon")

@@ -19,7 +19,6 @@ RENAMED = {  # targets in run folders of older versions
     "model.training.callbacks.Samples": "tril.model.training.callbacks.samples.Samples",
     "model.training.callbacks.WindowLosses": "tril.model.training.callbacks.window_losses.WindowLosses",
     "model.training.causality.Causality": "tril.model.training.callbacks.causality_check.CausalityCheck",
-    "model.training.checkpoints.Checkpoint": "tril.model.training.checkpointing.Checkpoint",
     "model.training.heads.HeadMetrics": "tril.model.training.callbacks.head_metrics.HeadMetrics",
     "model.training.loggers.no_logger": "tril.model.training.loggers.no_logger",
     "model.training.loggers.wandb_logger": "tril.model.training.loggers.wandb_logger",

@@ -95,7 +95,9 @@ def test_the_experiment_differs_from_the_default_in_the_mask_only():
 
 
 def test_the_control_end_to_end(trained):
-    (trained / "outputs" / "unmasked" / "checkpoints" / "best.ckpt").write_bytes(b"")  # must not be read
+    best = trained / "outputs" / "unmasked" / "checkpoints" / "best.ckpt"
+    best.unlink()  # a link to last.ckpt
+    best.write_bytes(b"")  # must not be read
     before = set(trained.rglob("*"))
     result = run(trained, "masked=outputs/masked", "unmasked=outputs/unmasked", *OPTIONS)
     assert result.returncode == 0, result.stderr

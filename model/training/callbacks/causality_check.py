@@ -1,9 +1,12 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from lightning import Callback, Trainer
+from pydantic import validate_call
 from torch import Tensor
 
 from tril.model.atomic_files import write_json
@@ -13,8 +16,11 @@ from tril.model.causality.certificate import Certificate
 from tril.model.causality.checks import check_gradient, check_perturbation, check_rows
 from tril.model.causality.equivalence_checks import check_documents
 from tril.model.causality.subject import GPTSubject, Subject, randomize
+from tril.model.gpt import GPT
+from tril.model.stored_model import SkipInit
 from tril.model.training.errors import RunRefused
-from tril.model.training.module import TrainingModule
+from tril.model.training.module import TrainingModule, compiled_loss
+from tril.model.validation import strict_settings
 
 BUDGET = 5e10  # FLOPs of each of the two dependency matrices: a dozen positions of `nano`
 
@@ -38,22 +44,42 @@ class CausalityCheck(Callback):
         allow_leak: train a model that fails.
     """
 
+    @validate_call(config=strict_settings("callbacks.causality"))
     def __init__(self, folder: str | Path, allow_leak: bool = False):
         self.path, self.allow_leak = Path(folder) / "causality.json", allow_leak
 
+    def setup(self, trainer: Trainer, pl_module: TrainingModule, stage: str) -> None:
+        """Certifies a whole copy of a model that is about to be divided, on rank 0."""
+        if stage != "fit" or not pl_module.model.embed.weight.is_meta:
+            return
+        certificate = None
+        if trainer.is_global_zero:
+            with whole_weights(pl_module):
+                certificate = self._certify(trainer, pl_module)
+        certificate = trainer.strategy.broadcast(certificate)
+        assert certificate is not None
+        self._report(trainer, pl_module, certificate)
+
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if pl_module.certificate is None:
+            self._report(trainer, pl_module, self._certify(trainer, pl_module))
+
+    def _certify(self, trainer: Trainer, pl_module: TrainingModule) -> Certificate:
         weights = {name: p.detach().clone() for name, p in pl_module.model.named_parameters()}
         modes = {part: part.training for part in pl_module.modules()}
         randomize(pl_module.model, torch.Generator(pl_module.device).manual_seed(0))
         try:
             batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
-            certificate = short_certificate(pl_module, str(trainer.precision), batch_size)
+            return short_certificate(pl_module, str(trainer.precision), batch_size)
         finally:
             with torch.no_grad():
                 for name, p in pl_module.model.named_parameters():
                     p.copy_(weights[name])
             for part, training in modes.items():
                 part.training = training
+
+    def _report(self, trainer: Trainer, pl_module: TrainingModule, certificate: Certificate) -> None:
+        """Keeps the result; raises CausalityError if the model leaks and may not."""
         summary = certificate.summary()
         pl_module.set_certificate(summary)
         if trainer.is_global_zero:
@@ -63,6 +89,19 @@ class CausalityCheck(Callback):
             fails = f"fails ({summary['failed'][0]}), so the losses of this model would be false"
             remedy = f"see {self.path}, or set causality.allow_leak=true to train it anyway"
             raise CausalityError(f"the causality certificate {fails}; {remedy}")
+
+
+@contextlib.contextmanager
+def whole_weights(module: TrainingModule) -> Iterator[None]:
+    """In the block, the module has a model with weights of its own, of the same config."""
+    divided, nll = module.model, module.nll
+    with module.device, SkipInit():
+        module.model = GPT(divided.config)
+    module.nll = compiled_loss(module.model, module.compile_mode)
+    try:
+        yield
+    finally:
+        module.model, module.nll = divided, nll
 
 
 def short_certificate(module: TrainingModule, precision: str, batch_size: int) -> Certificate:

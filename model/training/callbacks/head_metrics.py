@@ -27,11 +27,12 @@ class HeadMetrics(Callback):
         self.windows = windows
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        model = pl_module.model
-        if not trainer.is_global_zero or model.config.n_heads == 0:
+        model = pl_module.whole_model() if pl_module.model.config.n_heads else None  # gathers a divided model
+        if model is None or not trainer.is_global_zero:
             return
-        ids, targets = next(iter(trainer.datamodule.val_dataloader()))  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        text = TokenWindows(ids[: self.windows], targets[: self.windows], pl_module.document_eot)
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        ids, targets = data.first_val_windows(self.windows)
+        text = TokenWindows(ids, targets, pl_module.document_eot)
         heads, _ = text_scores(model, text)
         names = [head_name(head) for head in all_heads(model.config)]
         metrics = {

@@ -1,5 +1,6 @@
 """Losses, throughput and MFU of a run."""
 
+import math
 import statistics
 import time
 
@@ -29,9 +30,9 @@ class Metrics(Callback):
         self._step, self._seconds = 0, 0.0  # of the last row of `train`
         self._started = started
 
-    def count_devices(self, n_devices: int) -> None:
-        """Scales tokens per step and peak FLOP/s from one device to `n_devices`."""
-        self.tokens_per_step *= n_devices
+    def count_devices(self, n_devices: int, n_batches: int) -> None:
+        """Scales peak FLOP/s from one device to `n_devices`, and tokens per step to the batches that they share."""
+        self.tokens_per_step *= n_batches
         self.peak_flops = self.peak_flops and self.peak_flops * n_devices
 
     @staticmethod
@@ -89,8 +90,8 @@ class Metrics(Callback):
             logger.log_metrics(metrics, step=trainer.global_step)
 
     def best(self) -> dict:
-        """The row of the lowest validation loss so far."""
-        return min(self.val, key=lambda row: row["loss"])
+        """The row of the lowest validation loss so far; NaN is above every number."""
+        return min(self.val, key=lambda row: (math.isnan(row["loss"]), row["loss"]))
 
     def tokens_per_second(self) -> float:
         """Median over the logged intervals, which excludes the warm-up; nan before the first."""

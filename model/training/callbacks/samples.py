@@ -1,43 +1,67 @@
 """Generates a sample of text after every validation."""
 
 from pathlib import Path
+from typing import Annotated, Any
 
 from lightning import Callback, Trainer
-from pydantic import ValidationError
+from pydantic import BeforeValidator, Field, validate_call
 from tqdm import tqdm
 
+from tril.model.generation.sampling import Temperature
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule
-from tril.model.validation import explain
+from tril.model.validation import strict_settings
+
+
+def _number_as_text(prompt: Any) -> Any:
+    """prompt=1 is parsed as a number."""
+    return str(prompt) if isinstance(prompt, int | float) else prompt
 
 
 class Samples(Callback):
     """Prints a short text after every validation and appends it to `folder`/samples.txt."""
 
+    @validate_call(config=strict_settings("callbacks.samples"))
     def __init__(
         self,
         folder: str | Path,
         *,
-        prompt: str = "",
-        max_new_tokens: int = 100,
-        temperature: float = 0.8,
-        seed: int = 0,
+        prompt: Annotated[str, BeforeValidator(_number_as_text)] = "",
+        max_new_tokens: Annotated[int, Field(ge=1)] = 100,
+        temperature: Temperature = 0.8,
+        seed: Annotated[int, Field(ge=0, lt=2**64)] = 0,
     ) -> None:
-        self.path, self.prompt = Path(folder) / "samples.txt", str(prompt)  # prompt=1 is parsed as a number
+        self.path, self.prompt = Path(folder) / "samples.txt", prompt
         self.options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+        self._size: int | None = None  # bytes of the file up to the checkpoint; None: an older version wrote that
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         try:
-            pl_module.language_model().stream(self.prompt, **self.options)  # checks the arguments only
+            if (lm := pl_module.language_model()) is not None:
+                lm.stream(self.prompt, **self.options)  # checks the arguments only
         except ValueError as error:
-            message = explain(error) if isinstance(error, ValidationError) else error
-            raise RunRefused(f"callbacks.samples: {message}; ~callbacks.samples removes it") from error
+            raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
+
+    def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        """Not earlier: with model_parallel, Lightning reads the checkpoint after `on_fit_start`."""
+        size = 0 if trainer.ckpt_path is None else self._size
+        if trainer.is_global_zero and self.path.is_file() and size is not None:
+            with self.path.open("r+b") as file:  # later samples come again
+                file.truncate(size)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        if not trainer.is_global_zero:
+        lm = pl_module.language_model()  # gathers a divided model
+        if lm is None or not trainer.is_global_zero:
             return
-        text = pl_module.language_model().generate(self.prompt, **self.options)
+        text = lm.generate(self.prompt, **self.options)
         text = f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n"
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        with self.path.open("ab") as file:
+            file.write(text.encode())
+            self._size = file.tell()
         tqdm.write(text)
+
+    def state_dict(self) -> dict[str, int | None]:
+        return {"size": self._size}
+
+    def load_state_dict(self, state: dict[str, int | None]) -> None:
+        self._size = state["size"]

@@ -13,9 +13,11 @@ from tril.model.training.callbacks.head_metrics import HeadMetrics
 def log_heads(model, batch, *, windows, document_eot=None) -> dict[str, float]:
     logged = {}
     logger = SimpleNamespace(log_metrics=lambda metrics, step: logged.update(metrics | {"step": step}))
-    data = SimpleNamespace(val_dataloader=lambda: [batch, None])
+    data = SimpleNamespace(first_val_windows=lambda n: tuple(part[:n] for part in batch))
     trainer = SimpleNamespace(is_global_zero=True, datamodule=data, loggers=[logger], global_step=7)
-    HeadMetrics(windows=windows).on_validation_end(trainer, SimpleNamespace(model=model, document_eot=document_eot))
+    HeadMetrics(windows=windows).on_validation_end(
+        trainer, SimpleNamespace(model=model, whole_model=lambda: model, document_eot=document_eot)
+    )
     return logged
 
 

@@ -150,26 +150,6 @@ def test_a_checkpoint_holds_the_random_numbers_and_the_loss_since_the_last_logge
     assert torch.equal(resumed.take_train_loss(), loss / batches(1)[0][1].numel())
 
 
-def test_a_checkpoint_within_a_step_holds_the_gradients_so_far(monkeypatch):
-    saved, resumed, checkpoint = module(), module(), {}
-    trainer = SimpleNamespace(accumulate_grad_batches=3, strategy=SimpleNamespace(root_device=torch.device("cpu")))
-    trainer.strategy.reduce = lambda gradient, reduce_op: gradient
-    saved.trainer = resumed.trainer = trainer
-    pair = batches(3)
-    for index in (0, 1):
-        saved.training_step(pair[index], index).backward()
-    saved.on_save_checkpoint(checkpoint)
-    saved.on_train_end()
-    resumed.on_load_checkpoint(checkpoint)
-    resumed.on_train_start()
-    for lm in (saved, resumed):
-        lm.training_step(pair[2], 2).backward()
-        assert lm._micro_batches == 0
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(saved.parameters(), resumed.parameters(), strict=True))
-    saved.on_save_checkpoint(after := {})
-    assert "gradients" in checkpoint and "gradients" not in after
-
-
 def test_a_run_has_one_certificate():
     lm, checkpoint = module(), {}
     assert lm.certificate is None

@@ -13,8 +13,9 @@ import pytest
 
 from tril.model.runs import new_folder, state_of
 from tril.scripts.ablation import run_process
-from tril.scripts.ablation.run_process import locked, train, try_lock
+from tril.scripts.ablation.run_process import locked, train
 from tril.scripts.ablation.sweep_job import time_left
+from tril.scripts.common.locks import try_lock
 
 PARENT = """
 import sys

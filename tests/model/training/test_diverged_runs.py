@@ -1,0 +1,108 @@
+"""A run that diverges or runs out of memory ends with one line and status 2, and keeps what it had."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runs import TINY, in_process, rows
+from tests.scripts.ablation.synthetic import sweep_of
+from tril.model.runs import state_of
+from tril.model.training.module import TrainingModule
+from tril.scripts.ablation import run_process
+from tril.scripts.ablation.comparisons import compare_with_baseline
+from tril.scripts.ablation.run_files import read_run
+from tril.scripts.ablation.sweep_heads import finished_runs
+
+
+def strict_json(path) -> dict:
+    def refuse(constant):
+        raise ValueError(constant)
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def run(tmp_path, text, *overrides):
+    return in_process(*TINY, f"data.path={text}", "hydra.run.dir=run", *overrides, cwd=tmp_path)
+
+
+def error_line(done) -> str:
+    """The last line; before it, the preparation of the text is reported."""
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and line.startswith("error: ") and "Traceback" not in done.stderr, done.stderr
+    return line
+
+
+def test_a_learning_rate_that_is_far_too_high_stops_the_run(tmp_path, text):
+    line = error_line(run(tmp_path, text, "optim.lr=1e9", "trainer.val_check_interval=1"))
+    assert "learning rates muon 0.0" in line and "decay 1e+09" in line and "lower optim.lr_scale" in line
+    summary = strict_json(tmp_path / "run" / "summary.json")
+    assert f"error: {summary['diverged']}" == line
+    assert summary["final_val_loss"] is None and summary["final_val_bpb"] is None
+    assert summary["steps"] < 8 and math.isfinite(summary["best_val_loss"])
+    best = torch.load(tmp_path / "run" / "checkpoints" / "best.ckpt", weights_only=True)
+    assert best["global_step"] == summary["best_step"]
+    assert all(value.isfinite().all() for value in best["state_dict"].values())
+    assert all(math.isfinite(float(row["val/loss"])) for row in rows(tmp_path / "run") if row["val/loss"])
+
+
+def test_a_stopped_run_continues_from_its_last_checkpoint_with_steps_skipped(tmp_path, text, monkeypatch):
+    step = TrainingModule.training_step
+    monkeypatch.setattr(
+        TrainingModule,
+        "training_step",
+        lambda self, batch, batch_idx: step(self, batch, batch_idx) * (math.nan if batch_idx == 5 else 1),
+    )
+    assert "step 6 is not finite: loss nan" in error_line(run(tmp_path, text))
+    done = in_process("resume=run", "callbacks.gradients.on_nonfinite=skip", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = strict_json(tmp_path / "run" / "summary.json")
+    assert summary["skipped_steps"] == {"count": 1, "steps": [6]} and summary["steps"] == 8
+    assert summary["diverged"] is None and "  skipped steps" in done.stdout and "1 at step 6\n" in done.stdout
+
+
+def test_a_failed_allocation_ends_the_run_in_one_line(tmp_path, text, monkeypatch):
+    step = TrainingModule.training_step
+
+    def training_step(self, batch, batch_idx):
+        return step(self, batch, batch_idx) + (torch.empty(10**15, dtype=torch.uint8).sum() if batch_idx == 5 else 0)
+
+    monkeypatch.setattr(TrainingModule, "training_step", training_step)
+    line = error_line(run(tmp_path, text))
+    assert line.startswith("error: out of memory at step 6 (asked for 1e+06 GB); lower data.batch_size=4 and raise ")
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_a_diverged_run_of_a_sweep_is_finished_without_a_loss(tmp_path, monkeypatch, capsys):
+    def spawn(arguments, log, lock):
+        summary = {"final_val_loss": None, "final_val_bpb": None, "seconds": 1.0, "diverged": "step 6 is not finite"}
+        (log.parent / "summary.json").write_text(json.dumps(summary))
+        return 2
+
+    monkeypatch.setattr(run_process, "spawn", spawn)
+    assert math.isnan(run_process.train(tmp_path / "run", [], "run"))
+    assert state_of(tmp_path / "run") == "finished" and not (tmp_path / "run" / "failed.json").exists()
+    assert "done    run finished: nan nats per token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_windows_of_an_earlier_validation_are_not_those_of_a_diverged_run(tmp_path, stopped):
+    """The run stopped after a validation with a good loss, whose windows are on disk."""
+    text = {"final_val_loss": None, "final_val_bpb": None, "diverged": "step 60 is not finite"} if stopped else {}
+    losses = {(1,): {0: 2.0, 1: 2.1}, (4,): {0: 3.0, 1: 3.1}}
+    sweep = sweep_of(tmp_path, losses, summary={(1,): text})
+    [folder] = (tmp_path / "sweep").glob("*n_heads=1,seed=0")
+    assert (folder / "windows_last.npz").is_file() and (read_run(folder, 0).last is None) == stopped
+    [found] = compare_with_baseline(sweep).values()
+    assert found.verdict == ("diverged" if stopped else "better")
+    assert np.isnan(found.difference.mean) == stopped
+
+
+def test_the_heads_of_a_diverged_run_are_left_out(tmp_path):
+    """It may have a checkpoint of before, or none."""
+    entries = {"final_val_loss": None, "diverged": "step 60 is not finite"}
+    sweep = sweep_of(tmp_path, {(1,): {0: 2.0}}, baseline=(1,), summary={(1,): entries})
+    with pytest.raises(ValueError, match="has no finished run.* n_heads=1, seed 0, diverged: left out."):
+        finished_runs(sweep, windows=1)
