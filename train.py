@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.atomic_files import remove_leftovers, write_text
-from tril.model.runs import BEST, CHECKPOINTS, LAST, SETTINGS, SUMMARY, SWEEP, run_folder
+from tril.model.runs import BEST, CHECKPOINTS, LAST, ROOTS, SETTINGS, SUMMARY, SWEEP, run_folder
 from tril.model.training.errors import RankFailed
 from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
 from tril.scripts.common.build_trainer import build_trainer, fit
@@ -46,6 +46,8 @@ OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_c
 def main(cfg: DictConfig) -> float:
     if in_sweep():
         return run_job()
+    if not isinstance(cfg.output_dir, str) or not cfg.output_dir:
+        raise UserError(f"output_dir={cfg.output_dir} is for saved runs; choose the folder with hydra.run.dir=FOLDER")
     folder = Path(cfg.output_dir)
     quiet_ranks()
     try:
@@ -243,9 +245,10 @@ def derive_seed(seed: int, purpose: str) -> int:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Removes the folder of a run, then the folder of its day, if they are empty."""
-    for path in (folder, folder.parent):
-        if path.is_dir() and not any(path.iterdir()):
+    """Removes the folder of a run if it is empty, and those above it that Hydra made below outputs/."""
+    for path in (folder, *folder.parents[:2]):
+        ours = path == folder or path.absolute().is_relative_to(Path(ROOTS[0]).absolute())
+        if ours and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 
 

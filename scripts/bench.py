@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from tril.scripts.benchmarks.bench_config import KEYS, PARTS, TEXTS, parse
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.common.cli import entry, plain, program, task_overrides, user_errors, writable
-from tril.scripts.common.run_config import RunConfig, check_config
+from tril.scripts.common.run_config import RunConfig, check_config, refuse_unused
 
 COMMAND = f"{program()} {shlex.join(sys.argv[1:])}".rstrip()  # as typed; Hydra's quotes are added later
 CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and unknown characters
@@ -46,6 +46,7 @@ def benchmark(cfg: DictConfig, overrides: list[str]) -> None:
             config = parse(cfg)
             cfg.output_dir = folder
             run_config = parse_run(cfg)  # imports torch, after a mistake in the keys above is reported
+            refuse_unused(run_config, overrides)
             out = writable(config.out or f"outputs/bench/{datetime.now():%Y-%m-%d-%H-%M-%S}", "out")
         try:
             run(Bench(config, run_config, plain(cfg), overrides, Path(folder)), out, load)

@@ -121,6 +121,8 @@ def removed(lm: "LanguageModel", names: str | list[str] | None) -> dict:
     """The option of `lm.generate` that removes the named heads; {} for None."""
     if names is None:
         return {}
+    if names == []:
+        raise ValueError("remove_heads=[] must name at least one head, such as [L0H0]; use null for none")
     from tril.model.heads.ablation import head_gate
 
     names = names if isinstance(names, list) else [names]

@@ -43,12 +43,13 @@ SETTINGS = {
     ],
     "by time": ["checkpoint.every_minutes=0.001", "trainer.max_steps=16", "model.pos=learned"],
 }
-KILLS = 5  # of each setting
 FAST = "accumulation divides neither validation nor epoch"
 
 
-@pytest.mark.parametrize("name", [FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS)])
-def test_a_killed_run_ends_as_if_it_had_never_been_killed(tmp_path, text, name):
+@pytest.mark.parametrize(
+    ("name", "n"), [(FAST, 2), *(pytest.param(name, 5, marks=pytest.mark.slow) for name in SETTINGS)]
+)
+def test_a_killed_run_ends_as_if_it_had_never_been_killed(tmp_path, text, name, n):
     """Half of the kills are at random times, the others within random calls of the functions that write or compute."""
     overrides = [*TINY, f"data.path={text}", *SETTINGS[name]]
     chance = random.Random(name)
@@ -59,7 +60,7 @@ def test_a_killed_run_ends_as_if_it_had_never_been_killed(tmp_path, text, name):
         seconds = time.monotonic() - started
         points = [(point, calls) for point, calls in json.loads(counts.read_text()).items()]
         n_kills, attempt = 0, 0
-        while n_kills < KILLS:
+        while n_kills < n:
             if attempt % 2:
                 end = kills.kill_after(chance.uniform(0, seconds))
             else:
@@ -69,7 +70,7 @@ def test_a_killed_run_ends_as_if_it_had_never_been_killed(tmp_path, text, name):
             assert status in (0, -signal.SIGKILL), log(killed)
             n_kills += status != 0
             attempt += 1
-            if status == 0 and n_kills < KILLS:  # it ended before the moment of the kill
+            if status == 0 and n_kills < n:  # it ended before the moment of the kill
                 shutil.rmtree(killed)
         if status != 0:
             assert kills.run([*overrides, "data.cache_dir=cache2"], killed) == 0, log(killed)

@@ -26,7 +26,8 @@ class RunLog(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> "RowWriter":
-        self._experiment = self._experiment or RowWriter(self.log_dir)
+        if not isinstance(self._experiment, RowWriter):
+            self._experiment = RowWriter(self.log_dir)
         return self._experiment
 
     def start_after(self, step: int | None) -> None:

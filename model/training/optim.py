@@ -72,7 +72,7 @@ class OptimConfig:
     muon_weight_decay: NotNegative = 0.0
     momentum: Fraction = 0.9
     nesterov: bool = True
-    ns_steps: Annotated[int, Field(ge=1)] = 5
+    ns_steps: Annotated[int, Field(ge=1, le=100)] = 5
     adjust_lr: Literal["original", "match_rms_adamw"] = "original"
     scale_with_width: bool = False
     base_width: Size = 192

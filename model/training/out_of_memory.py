@@ -27,7 +27,7 @@ ASKED = re.compile(r"allocate ([\d.,]+ ?(?:bytes|[KMGT]i?B))")
 # Memory of a process relative to the bytes of its tensors. glibc's heap is fragmented: 1.6 to 2.3, measured on Linux
 # for three models and batches of 2 to 32 windows. For CUDA's caching allocator it is an allowance.
 ALLOCATOR_FACTOR = {"cpu": 2.0, "cuda": 1.1}
-TRAINED_ALONE = ("SingleDeviceStrategy", "DDPStrategy")  # each device has the whole model
+TRAINED_ALONE = ("SingleDeviceStrategy", "DDP")  # each device has the whole model
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ class TrainerConfig:
     def _check_devices(cls, devices: Any) -> Any:
         numbers = devices if isinstance(devices, list) else [devices]
         limit = 0 if isinstance(devices, list) else 1
-        if devices == "auto" or numbers and all(type(n) is int and limit <= n < 2**16 for n in numbers):
+        if devices in ("auto", -1) or numbers and all(type(n) is int and limit <= n < 2**16 for n in numbers):
             return devices
         raise ValueError(f"trainer.devices={devices} must be a number of devices, a list of their numbers, or auto")
 

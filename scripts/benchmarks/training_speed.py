@@ -28,7 +28,8 @@ from tril.scripts.benchmarks import timing, versus
 from tril.scripts.benchmarks.machine import reset_peak_memory
 from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
 from tril.scripts.common.build_trainer import build_trainer
-from tril.scripts.common.cli import UserError, user_errors
+from tril.scripts.common.cli import user_errors
+from tril.scripts.common.signals import StopRequest
 
 CLIP = {None: clip_grad_norm_, "norm": clip_grad_norm_, "value": clip_grad_value_}  # by gradient_clip_algorithm
 
@@ -126,7 +127,7 @@ def lightning_seconds(bench: Bench, module: TrainingModule, windows: TrainWindow
     cfg = OmegaConf.create(bench.cfg | {"callbacks": callbacks, "trainer": bench.cfg["trainer"] | trainer_settings})
     metrics = Metrics(bench.run_config.tokens_per_step(), bench.hardware.peak_flops)
     with user_errors():
-        trainer = build_trainer(cfg, bench.run_config, metrics)
+        trainer = build_trainer(cfg, bench.run_config, metrics, StopRequest())
     timer = timing.StepTimer(bench.device)
 
     def mark_step(trainer, module, outputs, batch, batch_idx: int) -> None:
@@ -169,11 +170,7 @@ def new_windows(bench: Bench) -> TrainWindows:
 
 
 class BareLoop:
-    """Runs optimizer steps of the module with a new optimizer: batch, forward, backward, clipping, optimizer, schedule.
-
-    Raises:
-        UserError: trainer.gradient_clip_algorithm is unknown.
-    """
+    """Runs optimizer steps of the module with a new optimizer: batch, forward, backward, clipping, update, schedule."""
 
     def __init__(self, module: TrainingModule, windows: TrainWindows, bench: Bench):
         self.device, self.precision = bench.device, bench.hardware.precision
@@ -185,8 +182,6 @@ class BareLoop:
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.precision == "16-mixed")
         algorithm = bench.cfg["trainer"].get("gradient_clip_algorithm")
-        if algorithm not in CLIP:
-            raise UserError(f"trainer.gradient_clip_algorithm={algorithm} must be norm or value")
         self.clip, self.clip_grad = bench.cfg["trainer"]["gradient_clip_val"], CLIP[algorithm]
         self.accumulate = bench.run_config.accumulate
         self.batches = itertools.chain.from_iterable(itertools.repeat(windows))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
 
-CHANGEABLE_MODEL_KEYS = {"backend", "embd_dropout", "attn_dropout", "resid_dropout"}
+CHANGEABLE_MODEL_KEYS = {"backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout"}
 FIXED_KEYS = {"optim.kind", "optim.scale_with_width", "optim.base_width", "optim.base_head_dim"}  # optimizer groups
 CHANGES = ("code", "torch")  # values of allow_changes
 PACKAGE = Path(__file__).resolve().parents[2]

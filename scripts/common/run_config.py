@@ -109,7 +109,9 @@ def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
         model["vocab_size"] = 1
     model, optim, data = build(GPTConfig, model, "model"), build(OptimConfig, optim, "optim"), parse(plain(cfg.data))
     keep_compiled_code()  # sets the folder of compiled code, which torch reads when it looks for a compiler
-    hardware = None if elsewhere else select_hardware(trainer.accelerator, trainer.precision, top.compile)
+    divided = trainer.strategy == "model_parallel"  # which does not compile
+    compile = False if divided and top.compile == "auto" else top.compile
+    hardware = None if elsewhere else select_hardware(trainer.accelerator, trainer.precision, compile)
     return RunConfig(top, model, optim, data, trainer, checkpoint, hardware)
 
 

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from tril.scripts.common.ranks import process_rank
+
 REQUEUE = getattr(signal, "SIGUSR1", None)  # Slurm sends it before the time limit, with #SBATCH --signal=USR1@120
 
 
@@ -69,7 +71,7 @@ class StopRequest:
         self.signum = signum
         if not self._deferred:
             self.finish()
-        if signum == signal.SIGINT and os.environ.get("LOCAL_RANK", "0") == "0":
+        if signum == signal.SIGINT and process_rank() == 0:
             print("the run stops after this step; Ctrl-C again stops it at once", file=sys.stderr, flush=True)
 
 

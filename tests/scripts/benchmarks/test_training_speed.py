@@ -12,7 +12,6 @@ from tril.data.batches import TrainWindows
 from tril.scripts.benchmarks import timing, training_speed
 from tril.scripts.benchmarks.starting import STEP_LINE
 from tril.scripts.benchmarks.training_speed import BareLoop, new_module, new_windows
-from tril.scripts.common.cli import UserError
 
 OUTSIDE = "outside the module (%), "
 
@@ -123,9 +122,3 @@ def test_windows_have_the_type_of_train_py_and_the_whole_vocabulary(make_bench):
     assert len(windows) == 25 * 3  # one epoch is as long as a repetition
     assert windows.tokens.max() == 256 and windows.tokens.min() == 0
     assert all(part.shape == (2, 16) for part in next(iter(windows)))
-
-
-def test_an_unknown_clipping_algorithm(make_bench):
-    bench = make_bench("+trainer.gradient_clip_algorithm=hard")
-    with pytest.raises(UserError, match="^trainer.gradient_clip_algorithm=hard must be norm or value$"):
-        BareLoop(new_module(bench), new_windows(bench), bench)
