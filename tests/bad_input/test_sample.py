@@ -83,34 +83,13 @@ SAMPLE = [
         "seed=18446744073709551616 must be less than 18446744073709551616",
     ),
     (("ckpt=FILES/tiny.ckpt", "seed=1.0"), "seed=1.0 must be a valid integer"),
-    (
-        ("ckpt=FILES/tiny.ckpt", "remove_heads=L9H0"),
-        "the model has no head 'L9H0'; with ",
-    ),
-    (
-        ("ckpt=FILES/tiny.ckpt", "remove_heads=L0H9"),
-        "the model has no head 'L0H9'; with ",
-    ),
-    (
-        ("ckpt=FILES/tiny.ckpt", "remove_heads=x"),
-        "the model has no head 'x'; with ",
-    ),
-    (
-        ("ckpt=FILES/tiny.ckpt", "remove_heads=3"),
-        "the model has no head '3'; with ",
-    ),
-    (
-        ("ckpt=FILES/tiny.ckpt", "remove_heads=true"),
-        "the model has no head 'True'; with ",
-    ),
-    (
-        ("ckpt=FILES/tiny.ckpt", "remove_heads=''"),
-        "the model has no head ''; with ",
-    ),
-    (
-        ("ckpt=FILES/tiny.ckpt", "remove_heads={}"),
-        "the model has no head '{}'; with ",
-    ),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads=L9H0"), "the model has no head 'L9H0'; with "),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads=L0H9"), "the model has no head 'L0H9'; with "),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads=x"), "the model has no head 'x'; with "),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads=3"), "the model has no head '3'; with "),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads=true"), "the model has no head 'True'; with "),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads=''"), "the model has no head ''; with "),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads={}"), "the model has no head '{}'; with "),
     (("ckpt=FILES/tiny.ckpt", "prompt=[]"), "prompt=[] must be a text or a list of texts; quote numbers in a list"),
     (("ckpt=FILES/tiny.ckpt", "prompt=null"), "prompt=None must be a text or a list of texts; quote numbers in a list"),
     (("ckpt=FILES/tiny.ckpt", "prompt=[1]"), "prompt=[1] must be a text or a list of texts; quote numbers in a list"),
