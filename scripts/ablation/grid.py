@@ -180,7 +180,10 @@ def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *,
         print("\n".join([f"{len(rejected)} of {len(every)} runs are left out:", *lines]), flush=True)
         return
     remedy = "correct them, or leave them out with sweep.skip_invalid=true" if runs else "correct them"
-    raise UserError("\n".join([f"{len(rejected)} of {len(every)} runs of the grid are invalid; {remedy}", *lines]))
+    error = UserError(f"{len(rejected)} of {len(every)} runs of the grid are invalid; {remedy}")
+    for line in lines:
+        error.add_note(line)
+    raise error
 
 
 def name_runs(runs: Sequence[PlannedRun]) -> list[str]:

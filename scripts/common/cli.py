@@ -20,7 +20,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 class UserError(ValueError):
-    """A mistake in what the user typed. Its message is one line: value, limit, remedy."""
+    """A mistake in what the user typed. Its message is one line: value, limit, remedy. Notes list parts of a grid."""
 
 
 @contextlib.contextmanager
@@ -100,8 +100,10 @@ def entry(
 
 
 def fail(message: object) -> None:
-    """Prints the error in one line and exits with status 2."""
+    """Prints the error in one line, its notes in lines of their own, and exits with status 2."""
     print(f"error: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr)
+    for note in getattr(message, "__notes__", ()):
+        print(printable(note), file=sys.stderr)
     sys.exit(2)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "checkpoint", "causality")
 SINGLE = ("seed", "compile", "resume", "output_dir", "allow_changes", "allow_targets")
-KEYS = (*GROUPS, "logger", "sweep", "hydra", *SINGLE)
+KEYS = (*GROUPS, "logger", "sweep", "hydra", "equal_flops", *SINGLE)
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,6 @@ def test_compiling_without_a_compiler_is_refused(folder):
     [
         ("null", None),
         ("L1H0", [[1, 1, 1, 1], [0, 1, 1, 1]]),
-        ("[]", [[1] * 4] * 2),
         ("[L0H0, L0H3]", [[0, 1, 1, 0], [1] * 4]),
     ],
 )
