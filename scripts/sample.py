@@ -69,6 +69,8 @@ def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():  # before torch, which takes a second to import
         options = {key: cfg.pop(key) for key in GENERATION_KEYS if key in cfg}
+        if options.get("stop") == []:
+            raise ValueError("stop=[] must be a text, or a list of at least one; use null for none")
         settings = build(Settings, cfg)
         prompts, path = settings.prompts(), find_checkpoint(settings.ckpt)
     keep_compiled_code()

@@ -243,8 +243,6 @@ class Detokenizer:
 
 def _stop_strings(stop: str | Sequence[str] | None) -> list[str]:
     stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
-    if stop is not None and not stops:
-        raise ValueError("stop=[] must be a text, or a list of at least one; use null for none")
     for text in stops:
         if not isinstance(text, str) or not text:
             raise ValueError(f"stop={text!r} must be a text of at least one character; use null for none")
