@@ -9,20 +9,20 @@ import json
 import os
 import pkgutil
 import random
+import shutil
 import signal
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
 
-from tests.runs import composed
+from tests.runs import TINY, composed
 from tril import train
 
 POINTS = (  # functions within which a run is killed
@@ -148,17 +148,6 @@ def tear(before: dict[Path, int], chance: random.Random) -> None:
             os.truncate(path, before[path] + chance.randrange(grown))
 
 
-@contextmanager
-def in_folder(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 def outcome(folder: Path) -> dict[str, object]:
     """All that a run leaves, without times: its checkpoints, metrics, samples, losses of windows and summary."""
     found: dict[str, object] = {}
@@ -201,3 +190,47 @@ def differences(found, expected, where: str = "") -> list[str]:
         pairs = enumerate(zip(found, expected, strict=True))
         return [place for i, (x, y) in pairs for place in differences(x, y, f"{where}/{i}")]
     return [] if found == expected else [where]
+
+
+def check(text: str, n: int, name: str, overrides: list[str]) -> list[str]:
+    """Kills one run `n` times and compares it with one that was not killed; returns where they differ.
+
+    Half of the kills are at random times, the others within random calls of the functions of POINTS.
+    """
+    overrides = [*TINY, f"data.path={text}", *overrides]
+    chance, whole, killed, counts = (
+        random.Random(name),
+        Path("whole").resolve(),
+        Path("killed").resolve(),
+        Path("counts"),
+    )
+    started = time.monotonic()
+    assert run([*overrides, "data.cache_dir=cache1"], whole, count_calls(counts)) == 0, log(whole)
+    seconds = time.monotonic() - started
+    points = list(json.loads(counts.read_text()).items())
+    n_kills, attempt, status = 0, 0, 0
+    while n_kills < n:
+        if attempt % 2:
+            end = kill_after(chance.uniform(0, seconds))
+        else:
+            point, calls = chance.choice(points)
+            end = kill_within(point, chance.randint(1, calls), seed=attempt)
+        status = run([*overrides, "data.cache_dir=cache2"], killed, end)
+        assert status in (0, -signal.SIGKILL), log(killed)
+        n_kills += status != 0
+        attempt += 1
+        if status == 0 and n_kills < n:  # it ended before the moment of the kill
+            shutil.rmtree(killed)
+    if status != 0:
+        assert run([*overrides, "data.cache_dir=cache2"], killed) == 0, log(killed)
+    return differences(outcome(killed), outcome(whole))
+
+
+def log(folder: Path) -> str:
+    return (folder.parent / f"{folder.name}.log").read_text()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = check(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    assert found == [], found

@@ -1,16 +1,13 @@
 """A run that is killed at random moments and resumed ends with the same files, to the bit."""
 
-import json
 import os
-import random
-import shutil
-import signal
-import time
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests import kills
-from tests.runs import TINY
+ROOT = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs are forked")
 
@@ -50,33 +47,8 @@ FAST = "accumulation divides neither validation nor epoch"
     ("name", "n"), [(FAST, 2), *(pytest.param(name, 5, marks=pytest.mark.slow) for name in SETTINGS)]
 )
 def test_a_killed_run_ends_as_if_it_had_never_been_killed(tmp_path, text, name, n):
-    """Half of the kills are at random times, the others within random calls of the functions that write or compute."""
-    overrides = [*TINY, f"data.path={text}", *SETTINGS[name]]
-    chance = random.Random(name)
-    whole, killed, counts = tmp_path / "whole", tmp_path / "killed", tmp_path / "counts.json"
-    with kills.in_folder(tmp_path):
-        started = time.monotonic()
-        assert kills.run([*overrides, "data.cache_dir=cache1"], whole, kills.count_calls(counts)) == 0, log(whole)
-        seconds = time.monotonic() - started
-        points = [(point, calls) for point, calls in json.loads(counts.read_text()).items()]
-        n_kills, attempt = 0, 0
-        while n_kills < n:
-            if attempt % 2:
-                end = kills.kill_after(chance.uniform(0, seconds))
-            else:
-                point, calls = chance.choice(points)
-                end = kills.kill_within(point, chance.randint(1, calls), seed=attempt)
-            status = kills.run([*overrides, "data.cache_dir=cache2"], killed, end)
-            assert status in (0, -signal.SIGKILL), log(killed)
-            n_kills += status != 0
-            attempt += 1
-            if status == 0 and n_kills < n:  # it ended before the moment of the kill
-                shutil.rmtree(killed)
-        if status != 0:
-            assert kills.run([*overrides, "data.cache_dir=cache2"], killed) == 0, log(killed)
-        expected, found = kills.outcome(whole), kills.outcome(killed)
-    assert kills.differences(found, expected) == []
-
-
-def log(folder):
-    return (folder.parent / f"{folder.name}.log").read_text()
+    """A process of its own forks the runs: a fork of one with threads, as pytest's workers are, may wait for ever."""
+    program = [sys.executable, "-m", "tests.kills", text, str(n), name, *SETTINGS[name]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
