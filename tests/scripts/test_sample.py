@@ -261,11 +261,7 @@ def test_compiling_without_a_compiler_is_refused(folder):
 
 @pytest.mark.parametrize(
     ("argument", "gate"),
-    [
-        ("null", None),
-        ("L1H0", [[1, 1, 1, 1], [0, 1, 1, 1]]),
-        ("[L0H0, L0H3]", [[0, 1, 1, 0], [1] * 4]),
-    ],
+    [("null", None), ("L1H0", [[1, 1, 1, 1], [0, 1, 1, 1]]), ("[L0H0, L0H3]", [[0, 1, 1, 0], [1] * 4])],
 )
 def test_the_gate_of_a_sample(argument, gate):
     options = removed(language_model(), settings(f"remove_heads={argument}")["remove_heads"])
