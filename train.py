@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
     from tril.model.training.callbacks.metrics import Metrics
+    from tril.model.training.module import TrainingModule
 
 # Keys whose value is free text.
 TEXT_KEYS = ("resume", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")
@@ -152,15 +153,11 @@ def build_parts(
 
 def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Parts) -> dict[str, float]:
     """Trains the model and writes the summary."""
-    import torch
-
     from tril.model.training import attention_kernels as kernels
     from tril.model.training.callbacks.gradient_norms import GradientNorms
     from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused
     from tril.model.training.hardware import configure_torch
-    from tril.model.training.module import TrainingModule
     from tril.model.training.out_of_memory import memory_errors
-    from tril.model.training.strategies import tensor_ranks
     from tril.model.training.summary import describe, finish
 
     hardware, data, model, metrics = config.hardware, parts.data, parts.model, parts.metrics
@@ -168,18 +165,7 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
     folder = Path(cfg.output_dir)
     first = parts.trainer.is_global_zero
     before = start_folder(folder, cfg, config, resumed) if first else None
-    data_rank = parts.trainer.global_rank // tensor_ranks(parts.trainer)
-    torch.manual_seed(derive_seed(cfg.seed, f"dropout/{data_rank}" if data_rank else "dropout"))
-    module = TrainingModule(
-        model,
-        config.optim,
-        total_steps=config.steps,
-        val_bytes=data.val_bytes,
-        val_documents=data.val_documents,
-        payload=parts.payload,
-        compile=hardware.compile,
-        document_eot=data.document_eot,
-    )
+    module = build_module(cfg, config, parts)
     times = kernels.measure(model.config, data.batch_size, hardware, documents=data.document_mask)
     print(describe(model, data.meta, hardware, config.steps, metrics.tokens_per_step, folder, times), flush=True)
     configure_torch(hardware.accelerator)
@@ -215,6 +201,28 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
     if diverged is not None:  # after the summary, by which a sweep sees a diverged run
         raise UserError(str(diverged)) from diverged
     return results
+
+
+def build_module(cfg: DictConfig, config: RunConfig, parts: Parts) -> "TrainingModule":
+    """The LightningModule, after which dropout draws from its own stream, another one on each data rank."""
+    import torch
+
+    from tril.model.training.module import TrainingModule
+    from tril.model.training.strategies import tensor_ranks
+
+    assert config.hardware is not None
+    data_rank = parts.trainer.global_rank // tensor_ranks(parts.trainer)
+    torch.manual_seed(derive_seed(cfg.seed, f"dropout/{data_rank}" if data_rank else "dropout"))
+    return TrainingModule(
+        parts.model,
+        config.optim,
+        total_steps=config.steps,
+        val_bytes=parts.data.val_bytes,
+        val_documents=parts.data.val_documents,
+        payload=parts.payload,
+        compile=config.hardware.compile,
+        document_eot=parts.data.document_eot,
+    )
 
 
 def start_folder(folder: Path, cfg: DictConfig, config: RunConfig, resumed: Resumed | None) -> str | None:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 POLL_SECONDS = 0.1
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # of a file system without locks
@@ -69,7 +69,7 @@ def _acquired(path: Path) -> contextlib.ExitStack | None:
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_open(path))
         try:
-            if not _try_lock(file) or not _is_at(file, path):
+            if not try_lock(file) or not _is_at(file, path):
                 return None
         except OSError:
             _remove(path)
@@ -102,8 +102,12 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _try_lock(file: BinaryIO) -> bool:
-    """Locks the file until it is closed; False if another process holds the lock."""
+def try_lock(file: IO) -> bool:
+    """Locks the file until all its descriptors are closed; False if another process holds the lock.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
     try:
         if sys.platform == "win32":
             import msvcrt

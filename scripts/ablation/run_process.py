@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from tril.data.cache_locks import try_lock
 from tril.model.atomic_files import write_json
 from tril.model.runs import CHECKPOINTS, FAILURE, state_of
 from tril.scripts.ablation.sweep_files import read_summary
 from tril.scripts.common.cli import quoted
 from tril.scripts.common.formats import clock
-from tril.scripts.common.locks import try_lock
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped
 LOCK_POLL_SECONDS = 0.5

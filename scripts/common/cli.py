@@ -38,8 +38,7 @@ def message_of(error: Exception) -> str:
 
     from tril.model.validation import explain as explain_settings
 
-    text = explain_settings(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
-    return printable(text)
+    return explain_settings(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
 
 
 def entry(

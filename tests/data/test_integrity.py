@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.data.damages import DAMAGES, META, TOKENIZER, TOKENS, flip
+from tests.data.sources import random_damage
 from tril.data import integrity
 from tril.data.prepare import prepare
 from tril.data.sources.base import Piece
@@ -167,18 +168,6 @@ def test_seeded_random_damage(intact, folder):
     outcomes = []
     for i in range(60):
         path = folder / (TOKENS, META, TOKENIZER, integrity.VERIFIED)[i % 4]
-        data = bytearray(path.read_bytes())
-        for _ in range(random.integers(1, 4)):
-            at, end = sorted(random.integers(0, len(data) + 1, 2))
-            match random.integers(4):
-                case 0:
-                    data[at : at + 1] = bytes([random.integers(256)])
-                case 1:
-                    del data[at:end]
-                case 2:
-                    data[at:at] = random.bytes(random.integers(1, 20))
-                case 3:
-                    data += data[at:end]
-        path.write_bytes(bytes(data))
+        path.write_bytes(random_damage.damaged(path.read_bytes(), random))
         outcomes.append(outcome(folder.parent, expected))
     assert set(outcomes) == {"same"}

@@ -62,21 +62,21 @@ class Checkpoints(Checkpoint):
             trainer.should_stop = True  # Lightning then validates, while it still has the state of the loaders
         if loop._should_check_val_fx(trainer.fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType] set by fit
             return
-        stopping = _any_process(trainer, self._stop.requested)
-        if stopping or self._is_due(trainer):
-            self.save(trainer)
-        if stopping:
-            self._stop.finish()
+        if _any_process(trainer, self._stop.requested or self._is_due(trainer)):  # all take part in a checkpoint
+            self._save_and_stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        if trainer.state.fn != TrainerFn.FITTING:  # its checkpoint would lack the state of the loaders
-            return
-        self.save(trainer)
-        if _any_process(trainer, self._stop.requested):
-            self._stop.finish()
+        if trainer.state.fn == TrainerFn.FITTING:  # otherwise a checkpoint would lack the state of the loaders
+            self._save_and_stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._stop.at_once()
+
+    def _save_and_stop(self, trainer: Trainer) -> None:
+        """Writes the checkpoints, and ends the run if one of its processes is to stop."""
+        self.save(trainer)
+        if _any_process(trainer, self._stop.requested):
+            self._stop.finish()
 
     def save(self, trainer: Trainer) -> None:
         """Writes last.ckpt, and links best.ckpt to it if the model was validated in this step and is the best one."""
@@ -92,12 +92,10 @@ class Checkpoints(Checkpoint):
             files.submit(lambda: link(self.folder / LAST, self.folder / BEST))
 
     def _is_due(self, trainer: Trainer) -> bool:
+        """Whether an interval has passed; the clocks of the processes differ."""
         minutes, steps = self.config.every_minutes, self.config.every_n_steps
-        if minutes is not None:
-            passed = time.monotonic() - self._saved_at >= 60 * minutes
-            if _any_process(trainer, passed):  # their clocks differ, and all of them take part in a checkpoint
-                return True
-        return steps is not None and trainer.global_step % steps == 0
+        by_time = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+        return by_time or (steps is not None and trainer.global_step % steps == 0)
 
 
 def _any_process(trainer: Trainer, decision: bool) -> bool:

@@ -11,11 +11,11 @@ import time
 
 import pytest
 
+from tril.data.cache_locks import try_lock
 from tril.model.runs import new_folder, state_of
 from tril.scripts.ablation import run_process
 from tril.scripts.ablation.run_process import locked, train
 from tril.scripts.ablation.sweep_job import time_left
-from tril.scripts.common.locks import try_lock
 
 PARENT = """
 import sys
