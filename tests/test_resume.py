@@ -26,6 +26,28 @@ def test_resumed_run_equals_the_uninterrupted_one(configure, tmp_path):
     assert resumed == pytest.approx(whole, rel=1e-6)
 
 
+def test_rows_and_samples_after_the_checkpoint_are_written_once(configure, tmp_path):
+    """The process was killed after it had logged step 6, sampled, and begun another row."""
+    train_script.train(configure(folder="whole"))
+    with interrupted():
+        train_script.train(configure(folder="half"))
+    half = tmp_path / "half"
+    with (half / "samples.txt").open("a") as samples:
+        samples.write("--- sample at step 6 ---\nlost")
+    log = half / "csv" / "version_0" / "metrics.csv"
+    with log.open() as file:
+        columns = file.readline().rstrip("\n").split(",")
+    with log.open("a") as file:
+        file.write(",".join("6" if name == "step" else "9.0" for name in columns) + "\n9.0,9")
+    train_script.train(configure(f"resume={half}", folder="half"))
+    assert (half / "samples.txt").read_bytes() == (tmp_path / "whole" / "samples.txt").read_bytes()
+    names = ("step", "train/loss", "val/loss", "grad_norm/total", "heads/entropy/L0H0")
+    expected, found = (
+        [[row[name] for name in names] for row in rows(tmp_path / folder)] for folder in ("whole", "half")
+    )
+    assert found == expected and len(found) > 6
+
+
 def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, tmp_path, text):
     train_script.train(configure())
     longer = train_script.train(configure(f"resume={tmp_path / 'run'}", folder="run"))

@@ -206,14 +206,30 @@ def test_a_lock_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_callback_does_not_write_outside_of_the_folder(run, tmp_path):
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("callbacks.samples.folder", "/tmp"),
+        ("callbacks.windows.folder", "outputs/../../x"),
+        ("logger.save_dir", "/etc"),
+        ("logger.name", "../../x"),
+    ],
+)
+def test_a_saved_path_outside_of_the_folder_is_refused(run, tmp_path, key, value):
     settings = tmp_path / run / "config.yaml"
     content = yaml.safe_load(settings.read_text())
-    content["callbacks"]["mine"] = {
-        "_target_": "lightning.pytorch.callbacks.ModelCheckpoint",
-        "filename": "../../../../x",
-    }
+    *parents, last = key.split(".")
+    group = content
+    for name in parents:
+        group = group[name]
+    group[last] = value
     settings.write_text(yaml.safe_dump(content))
-    assert_refused(
-        resume(run, tmp_path, "trainer.max_steps=6"), "callbacks.mine writes to ", "must be in the run's folder"
-    )
+    done = resume(run, tmp_path, "trainer.max_steps=6")
+    assert_refused(done, f"the saved {key}={value} is outside of the run's folder ", f"type {key}={value} if you trust")
+    assert resume(run, tmp_path, "trainer.max_steps=6", f"{key}=.").returncode == 0
+
+
+def test_a_callback_does_not_write_outside_of_the_folder(tmp_path, text):
+    target = "+callbacks.mine._target_=lightning.pytorch.callbacks.ModelCheckpoint"
+    done = in_process(*TINY, f"data.path={text}", target, "+callbacks.mine.filename=../../../../x", cwd=tmp_path)
+    assert_refused(done, "callbacks.mine writes to ", "must be in the run's folder")

@@ -21,12 +21,13 @@ from tril.model.runs import (
     relocate,
     run_folder,
 )
-from tril.scripts.common.cli import task_overrides
+from tril.scripts.common.cli import flatten, plain, task_overrides
 from tril.scripts.common.ranks import process_rank, shared_folder
 
 TOP_LEVEL_KEYS = ("resume", "seed", "compile", "output_dir", "allow_targets", "allow_changes")  # of the command line
 LIGHTNING_ENTRIES = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "global_step")
 LATER_GROUPS = ("causality", "checkpoint")  # groups of configs/train.yaml that run folders of older versions lack
+FOLDER_KEYS, NAME_KEYS = ("folder", "dirpath", "save_dir"), ("filename", "name")  # of callbacks and loggers
 OLD_CHECKPOINTS = {"model.training.checkpoints.Checkpoint", "tril.model.training.checkpointing.Checkpoint"}
 
 
@@ -85,6 +86,7 @@ def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Resumed | None]:
             value = OmegaConf.select(cfg, key)
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             OmegaConf.update(merged, key, literal(value), force_add=True)
+    _check_places(plain(merged), Path(cfg.output_dir))
     return merged, _read(found, newest=cfg.resume == "latest")
 
 
@@ -115,6 +117,19 @@ def _saved_settings(cfg: DictConfig, path: Path) -> dict:
         targets = {name: value.get("_target_") for name, value in callbacks.items() if isinstance(value, dict)}
         saved["callbacks"] = {name: x for name, x in callbacks.items() if targets.get(name) not in OLD_CHECKPOINTS}
     return saved
+
+
+def _check_places(settings: dict, folder: Path) -> None:
+    """Raises ValueError if a saved callback or logger would write outside of the run's folder, unless that is typed."""
+    typed = {override.split("=")[0].lstrip("+") for override in task_overrides()}
+    for key, value in flatten({name: settings.get(name) for name in ("callbacks", "logger")}).items():
+        kind = key.rpartition(".")[2]
+        if key in typed or not isinstance(value, str) or kind not in (*FOLDER_KEYS, *NAME_KEYS):
+            continue
+        place = Path(value) if kind in FOLDER_KEYS else folder / value
+        if not place.resolve().is_relative_to(folder.resolve()):
+            allow = f"type {key}={value} if you trust it"
+            raise ValueError(f"the saved {key}={value} is outside of the run's folder {folder}; {allow}")
 
 
 def _read(path: Path, *, newest: bool) -> Resumed:
