@@ -232,5 +232,7 @@ def log(folder: Path) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    found = check(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    folder, text, n, name, *overrides = sys.argv[1:]
+    os.chdir(folder)
+    found = check(text, int(n), name, overrides)
     assert found == [], found

@@ -48,7 +48,6 @@ FAST = "accumulation divides neither validation nor epoch"
 )
 def test_a_killed_run_ends_as_if_it_had_never_been_killed(tmp_path, text, name, n):
     """A process of its own forks the runs: a fork of one with threads, as pytest's workers are, may wait for ever."""
-    program = [sys.executable, "-m", "tests.kills", text, str(n), name, *SETTINGS[name]]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    program = [sys.executable, "-m", "tests.kills", str(tmp_path), text, str(n), name, *SETTINGS[name]]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
