@@ -2,13 +2,17 @@
 
 Fits L(N, D) = E + A / N^alpha + B / D^beta to the finished runs of a sweep (python train.py -m +ablation=scaling
 seed=0,1), tests that form, compares its predictions of held-out runs with naive baselines, and extrapolates to larger
-models. All keys: configs/scaling.yaml. Writes scaling.md, scaling.json and scaling.png.
+models. All keys: configs/scaling.yaml. Writes scaling.md, scaling.json and scaling.png. With publish=FOLDER it writes
+scaling.md, scaling.png and runs.tar.xz, from which dir=FOLDER computes the same page again.
 """
 
+import contextlib
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -17,9 +21,14 @@ from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_sweep
 from tril.model.validation import strict_settings
 from tril.scripts.ablation.sweep_files import SweepDir
-from tril.scripts.common.cli import build, entry, plain, user_errors, writable
+from tril.scripts.common.cli import build, entry, plain, task_overrides, user_errors, writable
 
-TEXT_KEYS = ("dir", "out")
+if TYPE_CHECKING:
+    from tril.scripts.ablation.results import Sweep
+    from tril.scripts.ablation.scaling_law import Points
+
+TEXT_KEYS = ("dir", "out", "publish")
+PLACES = ("dir", "out", "publish")  # the other settings are published with the page
 
 Numbers = list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 Size = Literal["parameters_without_embeddings", "parameters"]  # what counts as N
@@ -44,41 +53,77 @@ class Settings:
     resamples: Annotated[int, Field(ge=40)]  # the interval leaves out one in forty at each end
     seed: Annotated[int, Field(ge=0)]
     out: str | None
+    publish: str | None
 
 
 @entry("scaling", TEXT_KEYS)
 def main(cfg) -> None:
     with user_errors():
         settings = read_settings(plain(cfg))
-        sweep_folder = find_sweep(settings.dir)
+        if settings.out is not None and settings.publish is not None:
+            raise ValueError(f"out={settings.out} excludes publish={settings.publish}; use one of them")
+        source = find_sweep(settings.dir)
     # OpenBLAS would split matrices of five columns among threads, which wait for each other on a busy machine
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # numpy takes a moment to import: the errors above are reported before
-    from tril.scripts.ablation.goodness_of_fit import check_form
+    from tril.scripts.ablation.published_sweep import ARCHIVE, opened, pack
     from tril.scripts.ablation.results import read_sweep
+    from tril.scripts.ablation.scaling_law import points_of
+
+    with contextlib.ExitStack() as unpacked:
+        with user_errors():
+            sweep_folder, published = unpacked.enter_context(opened(source))
+            settings = with_published(plain(cfg), published)
+            sweep = read_sweep(sweep_folder)
+            points = points_of(sweep, settings.size)
+            place = settings.publish or settings.out or (source.parent if source.is_file() else source)
+            folder = writable(place, "out" if settings.publish is None else "publish")
+            if settings.publish is not None:
+                request = {key: value for key, value in asdict(settings).items() if key not in PLACES}
+                pack(sweep, folder / ARCHIVE, request)
+                # the page is computed from the archive, so that both are the same by construction
+                sweep_folder, published = unpacked.enter_context(opened(folder / ARCHIVE))
+                sweep = read_sweep(sweep_folder)
+                points = points_of(sweep, settings.size)
+        write_page(sweep, points, settings, folder, published=bool(published))
+
+
+def write_page(sweep: "Sweep", points: "Points", settings: Settings, folder: Path, *, published: bool) -> None:
+    """Fits the law, writes and prints the page.
+
+    Args:
+        published: without scaling.json, which repeats the page's figures.
+    """
+    from tril.scripts.ablation.goodness_of_fit import check_form
     from tril.scripts.ablation.scaling_findings import findings
-    from tril.scripts.ablation.scaling_law import fit, points_of
+    from tril.scripts.ablation.scaling_law import fit
     from tril.scripts.ablation.scaling_plots import plot_law
     from tril.scripts.ablation.scaling_predictions import resample
     from tril.scripts.ablation.templates import render
 
-    with user_errors():
-        sweep = read_sweep(sweep_folder)
-        points = points_of(sweep, settings.size)
-        folder = writable(settings.out or sweep_folder, "out")
     law = fit(points)
     form = check_form(points, law)
     times = 0 if form.rejected else settings.resamples  # an interval would assume that the form is right
     more = f"and {times} noisy copies of them" if times else "without intervals: their form is rejected"
     print(f"fitting {len(points)} points, {more}", file=sys.stderr, flush=True)
     resamples = resample(points, law, form.noise, times, settings.seed)
-    used = {key: value for key, value in asdict(settings).items() if key not in ("dir", "out")}
-    found = findings(used, sweep, points, law, form, resamples)
+    used = {key: value for key, value in asdict(settings).items() if key not in PLACES}
+    found = findings(used, sweep, points, law, form, resamples, published=published)
     text = render("scaling.md.jinja", **found)
-    write_json(folder / "scaling.json", found)
+    files = ["scaling.md", "scaling.png"]
+    if not published:
+        write_json(folder / "scaling.json", found)
+        files.insert(1, "scaling.json")
     write_text(folder / "scaling.md", text)
     plot_law(folder / "scaling.png", points, law, resamples)
-    print(f"{text}\n{folder}: scaling.md, scaling.json, scaling.png", flush=True)
+    print(f"{text}\n{folder}: {', '.join(files)}", flush=True)
+
+
+def with_published(values: dict, published: Mapping[str, object]) -> Settings:
+    """The typed settings, and for the others those of the published page where there is one."""
+    typed = {override.lstrip("+").partition("=")[0].partition(".")[0] for override in task_overrides()}
+    names = Settings.__dataclass_fields__.keys() - typed
+    return read_settings(values | {key: value for key, value in published.items() if key in names})
 
 
 def read_settings(values: dict) -> Settings:

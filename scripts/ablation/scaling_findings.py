@@ -25,7 +25,16 @@ BETTER = 0.9  # an error is smaller if it is at most this share of the other; er
 Errors = dict[str, dict[str, dict[str, float] | None]]  # held out -> method -> error
 
 
-def findings(settings: dict, sweep: Sweep, points: Points, law: Law, form: FormTests, resamples: Sequence[Law]) -> dict:
+def findings(
+    settings: dict,
+    sweep: Sweep,
+    points: Points,
+    law: Law,
+    form: FormTests,
+    resamples: Sequence[Law],
+    *,
+    published: bool = False,
+) -> dict:
     """All results. Losses are in nats per token.
 
     Args:
@@ -35,6 +44,7 @@ def findings(settings: dict, sweep: Sweep, points: Points, law: Law, form: FormT
         law: fitted to them.
         form: the tests of its form.
         resamples: for the intervals, which are None without them.
+        published: the page lies next to the archive of its runs.
     """
     per_bpb = math.log(2) * sweep.summaries[0]["val_bytes_per_token"]
     held_out = predict_held_out(points)
@@ -54,6 +64,8 @@ def findings(settings: dict, sweep: Sweep, points: Points, law: Law, form: FormT
     at_bounds = sum(bool(each.bounds) for each in resamples) / len(resamples) if resamples else 0.0
     return {
         "sweep": str(sweep.folder),
+        "published": published,
+        "commands": [stage["command"] for stage in (sweep.index or {}).get("stages", ())],
         "settings": settings,
         "shortcomings": shortcomings(points, law, form, errors),
         "unfinished": [f"{run.folder.name} ({run.state})" for run in sweep.runs if run.state != "finished"],

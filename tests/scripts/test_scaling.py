@@ -4,6 +4,7 @@ import json
 import math
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import yaml
@@ -172,3 +173,43 @@ def test_settings_of_a_run_are_complete_without_the_grid():
     cfg = plain(composed("+ablation=scaling", "shape=5x224", "steps=100", "output_dir=."))
     assert GPTConfig(**cfg["model"] | {"vocab_size": 1}).n_heads == 7
     assert (cfg["trainer"]["max_steps"], cfg["trainer"]["val_check_interval"]) == (100, 100)
+
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "scaling"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [PUBLISHED, PUBLISHED / "runs.tar.xz"], ids=["folder", "archive"])
+def test_published_page_can_be_computed_again(source, tmp_path):
+    """If the text changes, `python scripts/scaling.py dir=docs/scaling publish=docs/scaling` publishes it again."""
+    said = call(main, f"dir={source}", "out=again", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    again, published = ((folder / "scaling.md").read_text() for folder in (tmp_path / "again", PUBLISHED))
+    number = re.compile(r"\d+(?:\.\d+)?(?:e[+-]\d+)?")
+    assert number.sub("", again) == number.sub("", published)
+    for one, other in zip(number.findall(again), number.findall(published), strict=True):
+        assert float(one) == pytest.approx(float(other), rel=0, abs=last_digit(other)), (one, other)
+
+
+def last_digit(number):
+    """One unit of the last digit: the fit differs by roundings between processors."""
+    digits, _, power = number.partition("e")
+    return 1.001 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+
+
+def test_a_published_page_is_computed_from_its_archive(tmp_path):
+    """With the settings of the archive; typed ones replace them."""
+    law_sweep(tmp_path / "sweep", points_from(LAW))
+    options = "predict.flops=[10]", "size=parameters", "resamples=40"
+    said = call(main, "dir=sweep", "publish=page", *options, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    page = tmp_path / "page"
+    assert {path.name for path in page.iterdir()} == {"scaling.md", "scaling.png", "runs.tar.xz"}
+    text = (page / "scaling.md").read_text()
+    assert str(tmp_path) not in text and "N all parameters" in text
+    said = call(main, "dir=page", "out=again", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert (tmp_path / "again" / "scaling.md").read_text() == text
+    said = call(main, "dir=page", "size=parameters_without_embeddings", "out=other", cwd=tmp_path)
+    assert said.returncode == 0 and "N parameters without" in (tmp_path / "other" / "scaling.md").read_text()
+    assert_refused(call(main, "dir=page", "out=a", "publish=b", cwd=tmp_path), "out=a excludes publish=b; use one")

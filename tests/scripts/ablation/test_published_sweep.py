@@ -81,7 +81,7 @@ def contents(archive: Path) -> dict[str, bytes | None]:
         return {member.name: file.read() if (file := tar.extractfile(member)) else None for member in tar}
 
 
-DOCS = sorted((Path(__file__).resolve().parents[3] / "docs").rglob(ARCHIVE))
+DOCS = sorted((Path(__file__).resolve().parents[3] / "docs").glob(f"ablation*/{ARCHIVE}"))
 
 
 @pytest.mark.parametrize("archive", [*DOCS, None], ids=lambda path: "synthetic" if path is None else path.parent.name)

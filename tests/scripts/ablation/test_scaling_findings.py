@@ -164,6 +164,7 @@ def variants(found: dict) -> list[dict]:
             predictions=[prediction | {"naive": prediction["naive"] | {"log-linear step": float("nan")}}],
             other_sizes={"parameters": found["other_sizes"]["parameters"] | {"interaction": None}},
         ),
+        found | {"published": True, "commands": ["python train.py -m a=1"]},
     ]
 
 
