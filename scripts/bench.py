@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 import tempfile
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -19,10 +18,10 @@ from omegaconf import DictConfig
 from tril.scripts.benchmarks.bench_config import KEYS, PARTS, TEXTS, parse
 from tril.scripts.benchmarks.section import Bench, Section
 from tril.scripts.common.cli import entry, plain, program, task_overrides, user_errors, writable
-from tril.scripts.common.run_config import RunConfig, check_config, refuse_unused
+from tril.scripts.common.known_vocabulary import parse_run
+from tril.scripts.common.run_config import refuse_unused
 
 COMMAND = f"{program()} {shlex.join(sys.argv[1:])}".rstrip()  # as typed; Hydra's quotes are added later
-CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and unknown characters
 
 
 @entry("bench", TEXTS)
@@ -53,21 +52,6 @@ def benchmark(cfg: DictConfig, overrides: list[str]) -> None:
         finally:
             if not any(out.iterdir()):
                 out.rmdir()
-
-
-def parse_run(cfg: DictConfig) -> RunConfig:
-    """The checked settings of train.py, with the vocabulary size that the tokenizer will have if none is chosen."""
-    config = check_config(cfg)
-    if cfg.model.vocab_size is not None:
-        return config
-    tokenizer = config.data.tokenizer
-    if tokenizer.kind == "hub":
-        raise ValueError("model.vocab_size=null needs a local tokenizer; set it, as in model.vocab_size=50304")
-    from tril.data.tokenizer import build, n_ids
-
-    sizes = {"bpe": tokenizer.vocab_size, "char": CHARACTERS}
-    size = sizes.get(tokenizer.kind) or n_ids(build(tokenizer, ()))
-    return replace(config, model=replace(config.model, vocab_size=size))
 
 
 def is_for_training(override: str) -> bool:

@@ -2,7 +2,8 @@
 
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
 (call=package.module:function vocab_size=V context_length=T). All keys: configs/certify.yaml. Prints a table, and writes
-all figures and a plot into a folder. Exit status 0: certified; 1: not certified; 2: wrong settings.
+all figures and a plot into a folder. Exit status 0: certified; 1: not certified; 2: wrong settings; 3: the model raises
+an exception or returns no logits; 4: certified, but a leak of the size of rounding would pass too.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.cache import keep_compiled_code
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.validation import strict_settings
-from tril.scripts.common.cli import build, entry, pick_device, task_overrides, user_errors, writable
+from tril.scripts.common.cli import UserError, build, entry, fail, pick_device, task_overrides, user_errors, writable
 
 KINDS = ("ckpt", "hf", "call")
 TEXTS = (*KINDS, "out")  # keys whose value is text as it was typed
@@ -64,17 +65,32 @@ def main(cfg) -> None:
     from tril.model.causality.certificate import certify
     from tril.model.training.hardware import keep_freed_memory
 
-    with user_errors():
+    with model_errors(), user_errors():
         device = pick_device(settings.device)
         name, cases = subject(settings, checkpoint, device)
         default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", Path(name).name.replace(":", "-"))
         folder = writable(settings.out or default, "out")
     if device == "cpu":
         keep_freed_memory()
-    with user_errors() if settings.hf is not None else contextlib.nullcontext():  # its own code may fail in any case
+    with model_errors():  # its own code may fail in any case
         certificate = certify(name, cases, progress=lambda case: print(case, file=sys.stderr, flush=True))
     report(certificate, folder)
-    sys.exit(0 if certificate.passed else 1)
+    sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
+
+
+@contextlib.contextmanager
+def model_errors() -> Iterator[None]:
+    """Ends the command with status 3 and one line if the model under test fails."""
+    from tril.model.causality.grids.first_call import ModelError
+
+    try:
+        yield
+    except UserError as error:
+        if not isinstance(error.__cause__, ModelError):
+            raise
+        fail(error, status=3)
+    except ModelError as error:
+        fail(error, status=3)
 
 
 def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tuple[str, Iterator]:
@@ -115,18 +131,13 @@ def chosen(group: str) -> str:
 
 
 def report(certificate, folder: Path) -> None:
-    """Prints the table and the first failure of each check; writes causality.json and causality.png."""
+    """Prints the certificate; writes causality.json and causality.png."""
     from tril.model.atomic_files import write_json
     from tril.model.causality.plot import plot
 
     write_json(folder / "causality.json", certificate.to_dict())
     plot(folder / "causality.png", certificate)
-    print(f"{certificate.table()}\n")
-    for check, failures in certificate.failures().items():
-        first = failures[0]
-        print(f"FAILED  {check}: {first.where}\n        {first.case}, length {first.length}; {len(failures)} failures")
-    verdict = "sees no future, and all of its past" if certificate.passed else "is NOT certified"
-    print(f"{certificate.subject} {verdict}: {len(certificate.results)} checks in {certificate.seconds:.0f} s")
+    print(certificate)
     print(f"{folder}: causality.json, causality.png", flush=True)
 
 

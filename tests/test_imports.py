@@ -113,7 +113,9 @@ def test_packages_are_kept_apart(path):
             shared = within(target, "scripts.common") or within(target, "scripts.ablation")
             of_bench = name == "scripts.bench" or within(name, "scripts.benchmarks")
             of_referee = name == "scripts.referee" or within(name, "scripts.trials")
-            assert shared or of_bench or (of_referee and within(target, "scripts.trials")), where
+            of_plan = name == "scripts.plan" or within(name, "scripts.planning")
+            own = (of_referee and within(target, "scripts.trials")) or (of_plan and within(target, "scripts.planning"))
+            assert shared or of_bench or own, where
         assert not within(target, "train") and library != "tests", where
         if library == "lightning":
             assert any(within(name, owner) for owner in LIGHTNING), where

@@ -15,6 +15,25 @@ from tril.scripts.common.command import COMMANDS
 ROOT = CONFIGS.parent
 PAGES = (".html", ".css", ".js", ".jinja")
 FOREIGN = "raise RuntimeError('this is not the model that was meant')\n"
+PROJECT = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, leaks):
+        super().__init__()
+        self.embed, self.head, self.leaks = torch.nn.Embedding(9, 8), torch.nn.Linear(8, 9), leaks
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.head(x.flip(1).cumsum(1).flip(1) if self.leaks else x.cumsum(1))
+"""
+TESTS = """
+import model
+def test_causal(assert_causal):
+    assert_causal(model.Model(False), vocab_size=9, context_length=16)
+def test_leak(assert_causal):
+    assert_causal(model.Model(True), vocab_size=9, context_length=16)
+def test_pytest_rewrites_assertions_here_and_not_in_the_model():  # which has the name of a folder of Tril
+    assert "@pytest_ar" in globals() and "@pytest_ar" not in vars(model)
+"""
 TINY = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=16"]
 RUN = [
     "data=files",
@@ -109,6 +128,18 @@ def test_a_wheel_trains_samples_and_certifies_next_to_a_foreign_model(tril):
     assert text.startswith("line") and len(text) > len("line")
     tril("certify", *TINY, "model.context_length=9", "device=cpu", "out=proof")
     assert (tril.folder / "proof" / "causality.json").is_file()
+
+
+def test_a_wheel_gives_pytest_the_fixture_in_a_project_of_ten_lines(tril, tmp_path):
+    (tmp_path / "model.py").write_text(PROJECT)
+    (tmp_path / "test_model.py").write_text(TESTS)
+    command = [tril.python, "-m", "pytest", "--rootdir=.", "--causal-report=report.html"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 1 and "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert "query 0 changes with key 1" in done.stdout
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 models tested: 1 certified, 1 not certified." in page
+    assert page.index("<h2>test_model.py::test_leak") < page.index("<h2>test_model.py::test_causal")
 
 
 def test_the_wheel_holds_every_module_config_and_page(wheel):

@@ -3,14 +3,19 @@
 B batch, T positions, V vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tril.model.causality.receptive_field import positions_to_test
 from tril.model.causality.subject import Subject
+from tril.model.causality.texts import Texts
 from tril.model.generation.generate import inference
 
 ODD_LENGTH = 37  # not a multiple of any block size
@@ -20,6 +25,14 @@ EOT = 0  # end-of-text token of the document checks; it occurs nowhere else in a
 # measures that difference in float64 on its own model; twice the sum of both leaves room for other inputs than the
 # measured one.
 SLACK = 4
+UNITS = 16  # units in the last place of the largest logit: the rounding of a function that does not run in float64
+FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # relative to that of float32
+FLOAT64_SLACK = 1000  # some inputs round worse than the measured one; leaks are far larger still
+# A function that differs more from its float64 twin is another function there, and its bound would hide a leak.
+MAX_RELATIVE_ROUNDING, MAX_RELATIVE_LOW_PRECISION = 1e-3, 0.1
+MAX_RELATIVE_NOISE = 1e-4  # of the largest logit: two runs of one input that differ more are not repeatable
+LONGEST_REDRAW_BUDGET, REDRAW_BUDGET = 5e10, 4e9  # FLOPs of the replaced texts at the longest length, at another one
+MAX_ROWS = 512  # texts that are replaced at one length
 MIN_POSITIONS = 8  # positions tested at one length, at any cost
 MAX_LOGITS = 1 << 25  # elements in memory at once: 0.13 GB of float32
 
@@ -30,6 +43,15 @@ def lengths_to_test(context_length: int, windows: Iterable[int | None] = ()) -> 
     return sorted({min(n, context_length) for n in (1, 2, ODD_LENGTH, *around, context_length)})
 
 
+def structural_lengths(longest: int) -> list[int]:
+    """Lengths at which implementations change: small ones, multiples of 8 and 64 and their neighbours, and others."""
+    blocks = [
+        n * size + side for size, n_max in ((8, 6), (64, 8), (512, 8)) for n in range(n_max + 1) for side in (-1, 0, 1)
+    ]
+    others = (2, 3, 5, 24, 37, 72, 100, 113, 144, 150, 300)
+    return sorted({n for n in (*blocks, *others, longest - 1, longest) if 1 <= n <= longest})
+
+
 @dataclass(frozen=True)
 class Result:
     """Result of one check of one case at one length.
@@ -38,6 +60,8 @@ class Result:
         worst: the largest value that should be 0, or the smallest that should not be.
         tested: number of pairs of positions, or of logits.
         where: the first failure in words; empty if the check passed.
+        query, key: positions of the first failure, where it has them; `layer` and `head` for attention weights.
+        place: name of the submodule whose input is clean and whose output is not.
     """
 
     check: str
@@ -48,6 +72,11 @@ class Result:
     bound: float
     tested: int
     where: str = ""
+    query: int | None = None
+    key: int | None = None
+    layer: int | None = None
+    head: int | None = None
+    place: str = ""
 
 
 @dataclass
@@ -61,7 +90,13 @@ class Case:
         equivalence: compare decoding, padding and packed documents with the full pass.
         dependencies: at the longest length, (T, T) each, NaN where not tested.
         batch_size: of every pass; None: what fits into memory.
+        redrawn: further lengths at which all hidden tokens are replaced, or cut off.
+        rows: texts at each length; None: what the budget allows.
+        inexact: a hidden token has changed a logit, if only by rounding.
+        maps: test single pairs of positions too.
         rounding: None: measured on first use.
+        noise: largest difference between two runs of the same input.
+        undecided: a difference that may be rounding or a small leak.
     """
 
     subject: Subject
@@ -73,7 +108,17 @@ class Case:
     dependencies: dict[str, Tensor] = field(default_factory=dict)
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
     batch_size: int | None = None
+    redrawn: Sequence[int] = ()
+    rows: int | None = None
+    inexact: bool = False
+    maps: bool = True
     rounding: float | None = None
+    noise: float = 0.0
+    float32_rounding: float | None = None
+    undecided: str = ""
+
+    def __post_init__(self) -> None:
+        self.texts = Texts(self.subject.vocab_size, self.subject.special, self.generator)
 
     @property
     def name(self) -> str:
@@ -84,6 +129,15 @@ class Case:
         cost = 6 * self.subject.n_parameters() * length  # FLOPs of one forward and backward pass
         limit = length if length * cost <= self.budget else max(MIN_POSITIONS, int(self.budget / cost))
         return positions_to_test(length, limit, self.generator).to(self.subject.device)
+
+    def redrawn_rows(self, length: int) -> int:
+        """Number of queries whose hidden tokens are replaced at this length."""
+        longest = length == max(self.lengths)
+        cost = 4 * self.subject.n_parameters() * length  # FLOPs of two forward passes
+        affordable = int((LONGEST_REDRAW_BUDGET if longest else REDRAW_BUDGET) / cost) if cost else MAX_ROWS
+        if math.isinf(self.budget):
+            return length
+        return max(2, min(length, affordable, MAX_ROWS if longest else MAX_ROWS // 8))
 
     def rows_per_batch(self, length: int, limit: int) -> int:
         """Rows of a batch that fit into memory, and on a CPU into its caches."""
@@ -101,6 +155,55 @@ class Case:
         n = self.subject.vocab_size - 1
         return (ids - 1 + torch.randint(1, n, ids.shape, generator=self.generator).to(ids.device)) % n + 1
 
+    def queries(self, visible: Tensor, limit: int) -> Tensor:
+        """At most `limit` queries with hidden keys; `visible` is bool (T, T)."""
+        length = len(visible)
+        chosen = positions_to_test(length, limit, self.generator)
+        return chosen[~visible.cpu()[chosen].all(-1)]
+
+    @property
+    def trains(self) -> bool:
+        """Whether passes record gradients: torch has other kernels for training."""
+        module = self.subject.module
+        return module is not None and module.training and self.subject.differentiable
+
+    @functools.cached_property
+    def float64(self) -> Subject | None:
+        """The same function in float64, where it runs in float64."""
+        try:
+            exact = self.subject.plain().in_float64()
+            if exact is None or not exact(self.random_tokens(1, max(self.lengths))).isfinite().all():
+                return None
+        except Exception as error:  # code of other projects may raise anything
+            self.subject.note = (
+                f"float64 is left out ({one_line(error.__cause__ or error)}); bounds follow from float32"
+            )
+            return None
+        return exact
+
+    def judge(
+        self, change: Callable[[Subject], Tensor], measured: Tensor, *, exact: bool
+    ) -> tuple[float, float, Subject]:
+        """How far logits differ that should be equal, how far they may, and the subject that shows it.
+
+        Differences of rounding size are computed again in float64, where a leak stays and rounding disappears.
+
+        Args:
+            change: the difference of two computations by a subject.
+            measured: the same of the subject of this case.
+            exact: equal to the bit, up to the noise of the subject.
+        """
+        worst = measured.abs().max().item()
+        if exact or worst == 0:
+            return worst, SLACK * self.noise, self.subject
+        if self.float64 is not None:
+            precise, limit = change(self.float64).abs().max().item(), self.float64_bound()
+            if not precise <= limit:
+                return precise, limit, self.float64
+        elif worst <= self.bound():
+            self.undecided = f"outputs differ by {worst:.1g}, which may be rounding: the model does not run in float64"
+        return worst, self.bound(), self.subject
+
     def hidden_bound(self, noise: float) -> float:
         """How far logits may change with a hidden token.
 
@@ -117,26 +220,45 @@ class Case:
             self.rounding = self.measured_rounding()
         return SLACK * self.rounding
 
+    def float64_bound(self) -> float:
+        """The same bound in float64, with room for the inputs on which roundings are larger."""
+        if self.float32_rounding is None:
+            self.measured_rounding()
+        assert self.float32_rounding is not None
+        return FLOAT64_SLACK * FLOAT64_ROUNDING * self.float32_rounding
+
     def measured_rounding(self) -> float:
         """Largest difference between the logits and those of float64, in evaluation mode.
 
-        Without float64: the largest difference between the logits of one input at several batch sizes.
+        Without float64, and at least: a few units in the last place of the largest logit. It is limited, because a
+        function that differs more from its float64 twin is another function there.
         """
         subject, ids = self.subject, self.random_tokens(1, max(self.lengths))
+        twin = self.float64  # made outside of inference mode, since gradients of it are computed too
         with inference(list(subject.module.modules()) if subject.module else []):
             plain = subject.plain()
-            exact = plain.float64_logits(ids)
-            if exact is not None:
-                return (plain(ids).to(exact.device).double() - exact).abs().max().item()
-            logits = subject(ids)
-            floor = torch.finfo(logits.dtype).eps * logits.abs().max().item()
-            return max([floor, *((subject(ids.expand(n, -1)) - logits).abs().max().item() for n in (1, 2, 5))])
+            logits = plain(ids)
+            scale = logits.abs().max().item()
+            self.float32_rounding = torch.finfo(torch.float32).eps * scale
+            if twin is None:
+                return UNITS * torch.finfo(logits.dtype).eps * scale
+        with inference(list(twin.module.modules()) if twin.module else []):
+            rounding = (logits.to(twin.device).double() - twin(ids)).abs().max().item()
+        low = subject.precision not in ("32-true", "64-true")
+        return min(rounding, (MAX_RELATIVE_LOW_PRECISION if low else MAX_RELATIVE_ROUNDING) * scale)
 
-    def result(self, check: str, length: int, worst: float, bound: float, tested: int, where: str) -> Result:
-        """A result that fails if `where` says so."""
-        return Result(check, self.name, length, not where, worst, bound, tested, where)
+    def result(
+        self, check: str, length: int, worst: float, bound: float, tested: int, where: str, **leak: Any
+    ) -> Result:
+        """A result that fails if `where` says so; `leak` are further fields of it."""
+        return Result(check, self.name, length, not where, worst, bound, tested, where, **leak)
 
 
 def first_true(wrong: Tensor) -> list[int]:
     """Index of the first True; empty if there is none."""
     return torch.nonzero(wrong)[:1].flatten().tolist()
+
+
+def one_line(error: BaseException) -> str:
+    """The exception in at most 200 characters."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")

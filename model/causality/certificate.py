@@ -20,15 +20,22 @@ from tril.model.causality.case import Case, Result
 from tril.model.causality.checks import run_checks
 
 CHECKS = {
-    "no future": "no logit depends on a hidden token, by changed tokens or by gradients",
+    "repeatable": "two runs of one text agree, and so does a text alone and in a batch",
+    "no future": "no logit depends on a hidden token, by replaced and cut off texts, by changed tokens or by gradients",
     "all of the past": "every visible position has a gradient",
     "attention": "no weight on a hidden key; softmax(q k / sqrt(D) + bias) on the others",
     "reference": "logits = those of the explicit backend, computed by matrix products",
     "decoding": "full pass = chunks with the cache = last position of a chunk = steps of constant shape = left padding",
     "rows": "no sample of a batch changes another",
     "documents": "packed documents = each of them alone",
+    "shift": "no target stands among its inputs at its own position or before",
+    "targets": "a loss depends on no other target, and exp(-loss) of all tokens adds up to at most 1",
+    "pipeline canary": f"trained with the real batches on random tokens, it predicts none ({Z:g} standard errors)",
+    "overlap": "at most 1 % of the validation tokens lie in passages of the training text",
     "canary": f"trained on random tokens, it does not predict fresh ones ({Z:g} standard errors)",
 }
+OF_LOSSES = ("shift", "targets", "pipeline canary", "overlap")  # only certify_loss runs them
+TRAINING = {"dropout=True", "training=True"}  # labels of cases in training mode
 
 
 @dataclass
@@ -39,6 +46,7 @@ class Certificate:
         dependencies: "gradient" and "perturbation" of the first case, (T, T) each, NaN where not tested.
         allowed: bool (T, T), the expected dependencies of that case.
         notes: limitations of the measurement, one line each.
+        undecided: what passed, but would also pass with a leak of the size of rounding.
     """
 
     subject: str
@@ -47,6 +55,7 @@ class Certificate:
     allowed: Tensor | None = None
     canary: Canary | None = None
     notes: list[str] = field(default_factory=list)
+    undecided: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @contextlib.contextmanager
@@ -70,6 +79,31 @@ class Certificate:
         counts = Counter(result.check for result in self.results)
         return {name: counts[name] for name in CHECKS if counts[name]}
 
+    def scope(self) -> str:
+        """What was tested, in words; the certificate says nothing about other lengths and modes."""
+        cases = [set(result.case.split()) for result in self.results]
+        precisions = sorted({label.partition("=")[2] for labels in cases for label in labels if "precision=" in label})
+        lengths = sorted({result.length for result in self.results})
+        modes = ["evaluation mode", *["training mode"] * any(labels & TRAINING for labels in cases)]
+        return f"lengths {lengths[0]} to {lengths[-1]} ({len(lengths)} of them); {', '.join(precisions + modes)}"
+
+    def verdict(self) -> str:
+        """One sentence."""
+        if not self.passed:
+            return f"{self.subject} is NOT certified"
+        passed = f"{self.subject} sees no future, and all of its past"
+        return f"{passed}, as far as rounding allows to tell" if self.undecided else passed
+
+    def __str__(self) -> str:
+        """The table, the first failure of each check, and the verdict."""
+        lines = [f"{self.table()}\n"]
+        for check, failures in self.failures().items():
+            first = failures[0]
+            lines.append(f"FAILED  {check}: {first.where}")
+            lines.append(f"        {first.case}, length {first.length}; {len(failures)} failures")
+        tested = f"{len(self.results)} checks in {self.seconds:.0f} s; {self.scope()}" if self.results else "no checks"
+        return "\n".join([*lines, f"{self.verdict()}: {tested}"])
+
     def summary(self) -> dict:
         """Plain values for a checkpoint. Older checkpoints hold the same keys."""
         first = [results[0] for results in self.failures().values()]
@@ -87,7 +121,7 @@ class Certificate:
         versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
         canary = None if self.canary is None else asdict(self.canary) | {"margin": self.canary.margin}
         results = [asdict(result) for result in self.results]
-        details = {"canary": canary, "notes": self.notes, "versions": versions, "results": results}
+        details = {"canary": canary, "notes": [*self.notes, *self.undecided], "versions": versions, "results": results}
         return {"subject": self.subject} | self.summary() | details
 
     def table(self) -> str:
@@ -95,6 +129,8 @@ class Certificate:
         lines = [f"{'check':<16} {'runs':>5} {'failed':>6} {'compared':>12}  {'worst (of bound)':<22} what"]
         for name, what in CHECKS.items():
             results = [r for r in self.results if r.check == name]
+            if not results and name in OF_LOSSES:
+                continue
             if not results:
                 lines.append(f"{name:<16} {'-':>5} {'-':>6} {'-':>12}  {'not applicable':<22} {what}")
                 continue
@@ -107,7 +143,7 @@ class Certificate:
         if self.canary is not None:
             loss = f"loss {self.canary.loss:.4f} ± {self.canary.error:.4f} nats per token"
             lines.append(f"canary: {loss}; no causal model is expected below {self.canary.bound:.4f}")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"note: {note}" for note in (*self.notes, *self.undecided))])
 
 
 def certify(subject: str, cases: Iterable[Case], *, progress: Callable[[str], None] = lambda name: None) -> Certificate:
@@ -126,11 +162,13 @@ def certify(subject: str, cases: Iterable[Case], *, progress: Callable[[str], No
             if number == 0:
                 certificate.dependencies = case.dependencies
                 certificate.allowed = case.subject.visible(case.lengths[-1])
-                if case.subject.differentiable:  # a subject without gradients cannot be trained
+                # A subject without gradients cannot be trained, and a pattern that shows targets allows any loss.
+                if case.subject.differentiable and not certificate.allowed.triu(1).any():
                     test = certificate.canary = canary(case.subject)
                     loss = f"loss {test.loss:.4f} on random tokens, but a causal model has at least {test.bound:.4f}"
                     where = "" if test.passed else loss
                     certificate.results.append(case.result("canary", test.length, test.below, Z, test.n_tokens, where))
-            if case.subject.note and case.subject.note not in certificate.notes:
-                certificate.notes.append(case.subject.note)
+            for found, lines in ((case.subject.note, certificate.notes), (case.undecided, certificate.undecided)):
+                if found and found not in lines:
+                    lines.append(found)
     return certificate

@@ -6,6 +6,7 @@ B batch, T positions, V vocabulary.
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,16 +14,19 @@ from torch import Tensor
 from tril.model.causality.attention_check import check_attention
 from tril.model.causality.case import ODD_LENGTH, Case, Result, first_true
 from tril.model.causality.equivalence_checks import check_decoding, check_documents, check_reference
-from tril.model.causality.receptive_field import (
-    dependencies_by_gradient,
-    dependencies_by_perturbation,
-    first_leaking_block,
-)
+from tril.model.causality.receptive_field import dependencies_by_gradient, dependencies_by_perturbation
+from tril.model.causality.redraw_checks import check_lengths, check_redrawn, check_repeatable
+from tril.model.causality.traces import Pass, first_difference, in_words
 
 
 def run_checks(case: Case) -> Iterator[Result]:
-    """All checks that the subject allows, at all lengths of the case."""
-    for length in case.lengths:
+    """All checks that the subject allows, at all lengths of the case; the cheapest and strictest first."""
+    yield from check_repeatable(case, case.lengths[-1])
+    redrawn = sorted({*case.redrawn, case.lengths[-1]})
+    yield from check_redrawn(case, redrawn)
+    if case.redrawn:
+        yield from check_lengths(case, redrawn)
+    for length in case.lengths if case.maps else ():
         ids = case.random_tokens(length)
         yield from check_perturbation(case, ids)
         yield from check_gradient(case, ids)
@@ -40,15 +44,21 @@ def check_perturbation(case: Case, ids: Tensor) -> Iterator[Result]:
     """No future: a changed token changes no logit that may not depend on it."""
     subject, length = case.subject, len(ids)
     columns, changed = case.positions(length), case.other_tokens(ids)
-    training = subject.differentiable and subject.module is not None and subject.module.training
-    with torch.set_grad_enabled(training):  # torch has other kernels for training
+    with torch.set_grad_enabled(case.trains):
         batch_size = case.rows_per_batch(length, len(columns))
         effect, noise = dependencies_by_perturbation(subject, ids, columns, changed, batch_size)  # (T, n)
 
-    def describe(query: int, key: int) -> str:
-        where = f"query {query} changes with key {key}{_window(key, query)}"
-        blocks = subject.blocks()
-        return f"{where}, {_layer(first_leaking_block(subject, blocks, ids, changed, key, query))}" if blocks else where
+    def describe(query: int, key: int) -> dict[str, Any]:
+        other = ids.clone()
+        other[key] = changed[key]
+        with torch.set_grad_enabled(case.trains):
+            effect = (subject(ids[None]) - subject(other[None])).detach()[0, query]  # (V,)
+        if not effect.any():
+            return {"check": "rows", "where": f"query {query} changes with key {key} of another row"}
+        passes = [Pass(lambda x=x: subject(x[None]), query, length) for x in (ids, other)]
+        place = first_difference(subject.module, *passes, exact=not bound)
+        where = f"query {query} changes with key {key}{_window(key, query)}{in_words(place)}"
+        return {"where": f"by perturbation: {where}", "query": query, "key": key, "place": place or ""}
 
     # The past is tested by gradients where there are any, which rounding does not hide.
     past = case.full_past and not subject.differentiable and subject.precision in ("32-true", "64-true")
@@ -67,8 +77,9 @@ def check_gradient(case: Case, ids: Tensor) -> Iterator[Result]:
     if size is None:
         return
 
-    def describe(query: int, key: int) -> str:
-        return f"query {query} has a gradient with respect to key {key}{_window(key, query)}"
+    def describe(query: int, key: int) -> dict[str, Any]:
+        where = f"by gradient: query {query} has a gradient with respect to key {key}{_window(key, query)}"
+        return {"where": where, "query": query, "key": key}
 
     yield from _judge(case, "gradient", size, rows, torch.arange(length), 0.0, describe, case.full_past)
 
@@ -80,7 +91,7 @@ def _judge(
     queries: Tensor,
     keys: Tensor,
     bound: float,
-    describe: Callable[[int, int], str],
+    describe: Callable[[int, int], dict[str, Any]],
     past: bool,
 ) -> Iterator[Result]:
     """Compares measured dependencies (queries, keys) with the expected ones, and keeps them in the case."""
@@ -91,10 +102,10 @@ def _judge(
     case.dependencies[method] = matrix.float()
     allowed = case.subject.visible(length)
     hidden, visible = tested & ~allowed, tested & allowed
-    leak = first_true(hidden & ~(matrix <= bound))
-    where = f"by {method}: {describe(*leak)}" if leak else ""
+    first = first_true(hidden & ~(matrix <= bound))
+    leak = {"check": "no future", "where": ""} | (describe(*first) if first else {})
     worst = matrix[hidden].max().item() if hidden.any() else 0.0
-    yield case.result("no future", length, worst, bound, int(hidden.sum()), where)
+    yield case.result(leak.pop("check"), length, worst, bound, int(hidden.sum()), **leak)
     if past:
         missing = first_true(visible & ~(matrix > 0))
         where = "query {} does not depend on key {}".format(*missing) if missing else ""
@@ -124,7 +135,3 @@ def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
 
 def _window(key: int, query: int) -> str:
     return "" if key > query else " outside the window"
-
-
-def _layer(layer: int | None) -> str:
-    return "after the layers" if layer is None else "before the layers" if layer < 0 else f"first in layer {layer}"

@@ -3,7 +3,6 @@
 T positions, V vocabulary, C width. A dependency matrix is (T, T): row = output position, column = input position.
 """
 
-import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
@@ -112,33 +111,3 @@ def removed_at_exit(hooks: Sequence) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@torch.no_grad()
-def first_leaking_block(
-    run: Run, blocks: Sequence[nn.Module], ids: Tensor, changed: Tensor, key: int, query: int
-) -> int | None:
-    """The first layer whose output at `query` changes with the token at `key`.
-
-    Returns:
-        The index of the layer, -1 where the input of the first layer already changes, None where no layer changes.
-    """
-    states: dict[int, list[Tensor]] = collections.defaultdict(list)  # layer -> (C,) of each of the two runs
-
-    def keep(layer: int, values: object) -> None:
-        candidates = values if isinstance(values, tuple | list) else (values,)
-        # (1, T, C)
-        hidden = [x for x in candidates if isinstance(x, Tensor) and x.dim() == 3 and x.shape[1] == len(ids)]
-        states[layer] += [x[0, query] for x in hidden[:1]]
-
-    def keep_input(_, args, kwargs):
-        keep(-1, (*args, *kwargs.values()))
-
-    hooks = [blocks[0].register_forward_pre_hook(keep_input, with_kwargs=True)]
-    hooks += [b.register_forward_hook(lambda _, __, out, i=i: keep(i, out)) for i, b in enumerate(blocks)]
-    perturbed = ids.clone()
-    perturbed[key] = changed[key]
-    with removed_at_exit(hooks):
-        for batch in (ids[None], perturbed[None]):
-            run(batch)
-    return min((i for i, (before, after) in states.items() if not torch.equal(before, after)), default=None)

@@ -5,6 +5,7 @@ B batch, T positions, V vocabulary, L layers.
 
 import contextlib
 import copy
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeVar
@@ -49,7 +50,9 @@ class Subject:
         windows: number of positions that each layer sees, its own included (None: all); the expectation of the
             certificate.
         exact: hidden tokens do not even change the rounding, as where their weight is 0. False for a Fourier transform.
+        special: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
         note: a limitation of the measurement, which the certificate states.
+        stochastic: a pass has drawn random numbers, so passes of different shapes cannot be compared.
     """
 
     run: Callable[..., Tensor]
@@ -61,10 +64,13 @@ class Subject:
     precision: str = "32-true"
     device: torch.device = torch.device("cpu")
     exact: bool = False
+    special: Sequence[int] = ()
     note: str = ""
+    stochastic: bool = field(default=False, init=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, V), float32 or float64."""
+        ids = ids.to(self.device)
         return self._call(lambda: self.run(ids))
 
     @property
@@ -99,18 +105,8 @@ class Subject:
         """The attention modules whose weights can be read while the model runs over `length` positions."""
         return ()
 
-    def blocks(self) -> Sequence[nn.Module]:
-        """The layers, in order: the longest list of modules."""
-        modules = self.module.modules() if self.module else ()
-        return max((list(m) for m in modules if isinstance(m, nn.ModuleList)), key=len, default=[])
-
     def in_float64(self) -> "Subject | None":
         """The same function in float64; None for a plain function."""
-
-    def float64_logits(self, ids: Tensor) -> Tensor | None:
-        """Logits of `in_float64`, on a device that has float64."""
-        exact = self.in_float64()
-        return None if exact is None else exact(ids.to(exact.device))
 
     def plain(self) -> "Subject":
         """The same function at the same precision, without special kernels."""
@@ -128,7 +124,9 @@ class Subject:
         # Lightning disables autocast's cache too; with another setting the compiler would make another graph.
         autocast = torch.autocast(self.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext()
         with same_random_numbers(self.device), autocast:
+            before = random_state(self.device)
             logits = run()
+            self.stochastic |= before != random_state(self.device)
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -202,9 +200,6 @@ class GPTSubject(Subject):
         formula = score_formula(self.model.config, length)
         return [ProbedLayer(f"layer {i}", attn, self.visible(length, i), formula) for i, attn in enumerate(layers)]
 
-    def blocks(self) -> Sequence[nn.Module]:
-        return list(self.model.blocks)
-
     def plain(self) -> "GPTSubject":
         return GPTSubject(use_explicit_backend(copy.deepcopy(self.model)), precision=self.precision)
 
@@ -250,13 +245,31 @@ def left_padding(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, Tensor]:
     return columns >= shift, (columns - shift).clamp(min=0)
 
 
+def random_state(device: torch.device) -> bytes:
+    """State of the generator of `device`."""
+    on_cpu = device.type in ("cpu", "meta")
+    state = torch.default_generator.get_state() if on_cpu else torch.get_device_module(device).get_rng_state(device)
+    return ctypes.string_at(state.data_ptr(), state.numel())  # no operation of torch, which fake tensors would refuse
+
+
 @contextlib.contextmanager
 def same_random_numbers(device: torch.device) -> Iterator[None]:
-    """Seeds all generators of `device` and restores their state afterwards."""
-    devices = [] if device.type == "cpu" else [device.index or 0]
-    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
-        torch.manual_seed(SEED)
+    """Seeds the generators of the CPU and of `device`, and restores their state afterwards."""
+    if device.type == "meta":  # draws nothing
         yield
+        return
+    cpu, on_device = torch.default_generator, contextlib.nullcontext()  # torch.manual_seed takes 1 ms
+    state = cpu.get_state()
+    if device.type != "cpu":
+        on_device = torch.random.fork_rng([device.index or 0], device_type=device.type)
+    try:
+        with on_device:
+            cpu.manual_seed(SEED)
+            if device.type != "cpu":
+                torch.get_device_module(device).manual_seed(SEED)
+            yield
+    finally:
+        cpu.set_state(state)
 
 
 @torch.no_grad()

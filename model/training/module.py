@@ -93,8 +93,7 @@ class TrainingModule(LightningModule):
         return self._payload.get("causality")
 
     def set_certificate(self, summary: dict[str, Any]) -> None:
-        """Adds the summary of the causality certificate to every checkpoint. A run has one certificate."""
-        assert self.certificate is None
+        """Adds the summary of the causality certificate to every checkpoint from now on."""
         self._payload["causality"] = summary
 
     def language_model(self) -> LanguageModel | None:

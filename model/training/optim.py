@@ -151,7 +151,7 @@ class MuonAdamW(torch.optim.Optimizer):
             if group["kind"] == "adamw":
                 self._adamw(params, group)
             else:
-                for same in _by_shape(params):
+                for same in by_shape(params):
                     self._muon(same, group)
         return loss
 
@@ -191,7 +191,8 @@ class MuonAdamW(torch.optim.Optimizer):
         adamw(weights, grads, averages, squares, max_squares, steps, **options)
 
 
-def _by_shape(params: list[Tensor]) -> list[list[Tensor]]:
+def by_shape(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The parameters whose updates one batch orthogonalizes."""
     groups: dict[tuple, list[Tensor]] = defaultdict(list)
     for p in params:
         groups[p.shape, p.dtype, p.device].append(p)

@@ -1,13 +1,9 @@
-"""Turns a failed allocation into one line: what was asked for, and the largest batch that would fit.
-
-The memory of a step is measured on tensors without content, so that it needs none.
-"""
+"""Turns a failed allocation into one line: what was asked for, and the largest batch that would fit."""
 
 import contextlib
 import gc
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +11,7 @@ import torch
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.errors import OutOfMemory
 from tril.model.training.hardware import Hardware
-from tril.model.training.optim import OptimConfig, build_optimizer
-from tril.model.training.run_estimate import AUTOCAST
+from tril.model.training.step_memory import ALLOCATOR_FACTOR, available_bytes, largest_batch, n_bytes, step_bytes
 
 if TYPE_CHECKING:
     from tril.model.training.module import TrainingModule
@@ -24,9 +19,6 @@ if TYPE_CHECKING:
 # torch's CPU allocator (Linux and macOS, then Windows) and MPS; on CUDA it has an exception of its own.
 MESSAGES = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|MPS backend out of memory")
 ASKED = re.compile(r"allocate ([\d.,]+ ?(?:bytes|[KMGT]i?B))")
-# Memory of a process relative to the bytes of its tensors. glibc's heap is fragmented: 1.6 to 2.3, measured on Linux
-# for three models and batches of 2 to 32 windows. For CUDA's caching allocator it is an allowance.
-ALLOCATOR_FACTOR = {"cpu": 2.0, "cuda": 1.1}
 TRAINED_ALONE = ("SingleDeviceStrategy", "DDP")  # each device has the whole model
 
 
@@ -64,8 +56,7 @@ def memory_errors(trainer: Any, module: "TrainingModule", *, batch_size: int, ha
     if budget is None or needed is None or needed[0] <= budget:  # unknown, or the estimate is too low
         same = f"raise trainer.accumulate_grad_batches={batches} by the same factor"
         raise OutOfMemory(f"{where}; lower data.batch_size={batch_size} and {same}, or lower model.context_length")
-    per_window = (needed[1] - needed[0]) / batch_size
-    fits = min(int(batch_size - (needed[0] - budget) / per_window), batch_size - 1)
+    fits = min(largest_batch((needed[0], needed[1]), batch_size, budget), batch_size - 1)
     need = f"data.batch_size={batch_size} windows of {length:,} tokens need about {needed[0] / 1e9:.3g} GB"
     raise OutOfMemory(f"{where}: {need} of {budget / 1e9:.3g} GB; {remedy(batch_size, fits, batches)}")
 
@@ -109,68 +100,9 @@ def asked_for(error: BaseException) -> str:
     return f" (asked for {size})"
 
 
-def step_bytes(
-    config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware, *, accumulate: bool = False
-) -> int:
-    """Peak bytes of all tensors in a training step that is not compiled: weights, gradients, optimizer, activations.
-
-    Args:
-        accumulate: the gradients of an earlier micro-batch are kept.
-    """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    autocast = {"dtype": AUTOCAST.get(hardware.precision), "enabled": hardware.precision in AUTOCAST}
-    with FakeTensorMode(), torch.random.fork_rng([]):
-        weights = torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32
-        with torch.device(hardware.accelerator), default_dtype(weights):
-            model = GPT(config)
-            ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
-        optimizer, tracker = build_optimizer(model, optim), MemTracker()
-        tracker.track_external(model, optimizer)
-        with tracker:
-            for _ in range(2):  # the first step creates the optimizer's state
-                with torch.autocast(hardware.accelerator, **autocast):
-                    loss = model.nll(ids, ids).mean()
-                if not accumulate:
-                    optimizer.zero_grad()  # Lightning does it after the forward pass
-                loss.backward()
-                optimizer.step()
-                tracker.reset_mod_stats()
-        peaks = tracker.get_tracker_snapshot("peak")
-    return max(of_device["Total"] for of_device in peaks.values())
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Creates the modules of the block with weights of this dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def device_bytes(module: "TrainingModule", accelerator: str) -> int | None:
     """Bytes that tensors of this process can take on the device, before training starts; None: unknown."""
-    if accelerator == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-        return free + torch.cuda.memory_reserved()
-    status = Path("/proc/self/status")
-    if accelerator != "cpu" or not status.is_file():
-        return None
-    import resource
-
-    meminfo = Path("/proc/meminfo").read_text()
-    available = kilobytes("MemAvailable", meminfo)
-    if available is not None and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-        available = min(available, limit - (kilobytes("VmSize", status.read_text()) or 0))
-    held = sum(each.untyped_storage().nbytes() for each in {id(p): p for p in module.parameters()}.values())
-    return None if available is None else available + held
-
-
-def kilobytes(name: str, text: str) -> int | None:
-    """Bytes of a line `name: N kB` of a file in /proc."""
-    match = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
+    available = available_bytes(accelerator)
+    if available is None or accelerator == "cuda":
+        return available
+    return available + n_bytes(module.parameters())

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from tril.model.config import GPTConfig
+from tril.model.training.division import check_division
 from tril.model.training.hardware import Hardware
 from tril.model.training.launcher import Launcher
 from tril.model.training.parallel import FULL, place_gradients
@@ -151,17 +152,4 @@ def check_parallel(trainer: Trainer, model: GPTConfig, hardware: Hardware) -> No
     check_processes(trainer)
     if not isinstance(trainer.strategy, ModelParallel):
         return
-    world_size, ranks = trainer.world_size, tensor_ranks(trainer)
-    if world_size % ranks:
-        sizes = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
-        limit = f"must divide {world_size}, the devices of the run; use {sizes}"
-        raise ValueError(f"trainer.tensor_parallel_size={ranks} {limit}")
-    parts = {"model.n_heads": model.n_heads, "model.n_kv_heads": model.kv_heads, "model.mlp_hidden": model.mlp_size}
-    for name, count in parts.items():
-        if count % ranks:
-            raise ValueError(f"trainer.tensor_parallel_size={ranks} must divide {name}={count}; change one of them")
-    if ranks > 1 and model.attn_dropout > 0:  # their random numbers are equal, as the residual stream needs
-        dropped = f"model.attn_dropout={model.attn_dropout} would drop the same weights in the heads of each rank"
-        raise ValueError(f"{dropped}; set it to 0, or trainer.tensor_parallel_size to 1")
-    if hardware.compile is not None:
-        raise ValueError("trainer.strategy=model_parallel does not compile; set compile=false")
+    check_division(model, trainer.world_size, tensor_ranks(trainer), hardware.compile)

@@ -98,12 +98,12 @@ def entry(
     return decorate
 
 
-def fail(message: object) -> None:
-    """Prints the error in one line, its notes in lines of their own, and exits with status 2."""
+def fail(message: object, status: int = 2) -> None:
+    """Prints the error in one line, its notes in lines of their own, and exits."""
     print(f"error: {printable(' '.join(str(message).splitlines()))}", file=sys.stderr)
     for note in getattr(message, "__notes__", ()):
         print(printable(note), file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 def printable(text: str) -> str:

@@ -11,9 +11,11 @@ COMMANDS = {
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",
     "certify": "test that a model sees no future and all of its past",
+    "corpus": "score checkers of causality on a corpus of leaking and correct models",
     "control": "compare a run with the same run without the causal mask",
     "scaling": "fit the loss against parameters and tokens",
     "referee": "judge a change: better, worse, equal or undecided",
+    "plan": "memory, FLOPs and time of a run before it starts",
     "bench": "measure speed and memory on this machine",
 }
 

@@ -18,6 +18,7 @@ EXPENSIVE = {  # what each command does with settings that it accepts
     "certify": "tril.model.causality.certificate.certify",
     "referee": "tril.scripts.referee.train_pairs",
     "bench": "tril.scripts.bench.run",
+    "plan": "tril.scripts.plan.here",
 }
 
 

@@ -1,18 +1,18 @@
 """The grid of any Python callable from ids to logits, of which nothing but its output is known.
 
-A function is tested by changed tokens; an `nn.Module` also by gradients, with random weights, in training mode and by
-the canary test.
+A function is tested by changed and by shortened texts; an `nn.Module` also by gradients, with random weights, in
+training mode, in bf16 and by the canary test.
 
 B batch, T positions, V vocabulary.
 """
 
 import copy
-import functools
 import math
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -22,14 +22,18 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from tril.model.causality.case import MAX_LENGTH, ODD_LENGTH, Case, lengths_to_test
-from tril.model.causality.grids.first_call import check_calls, checked_logits
+from tril.model.causality.case import FLOAT64_ROUNDING, ODD_LENGTH, Case, lengths_to_test, structural_lengths
+from tril.model.causality.grids.first_call import ModelError, check_calls
 from tril.model.causality.grids.gpt_grid import LARGE_BUDGET, SMALL_BUDGET
-from tril.model.causality.receptive_field import embeddings_as_leaves
-from tril.model.causality.subject import Subject, float64_device, randomize
+from tril.model.causality.grids.module_subject import ModuleSubject
+from tril.model.causality.subject import randomize
 from tril.model.validation import strict_settings
 
-FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # relative to that of float32
+LONGEST = 1024  # positions tested at most; fewer where a pass takes longer than PASS_SECONDS
+PASS_SECONDS = 0.03  # of the budget of 10 s
+VARIANT_ROWS = 48  # texts at each length in other modes
+CALLS = 600  # of the module, after which it is tested again: a mask may come off later
+FEW = (2, 8, 16, 37, 64, 65, 128)  # lengths tested in other modes than the first
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -48,87 +52,164 @@ class Sizes:
     receptive_field: Annotated[int, Field(ge=0)] | None = None
 
 
-class CallableSubject(Subject):
-    """The callable named by `spec`, with its logits checked."""
-
-    def __init__(self, spec: str, function: Callable, *, vocab_size: int, precision: str = "32-true", **options):
-        module = function if isinstance(function, nn.Module) else None
-        # A bound method instead of a closure, so that a deep copy runs the copied module.
-        super().__init__(self._logits, vocab_size=vocab_size, module=module, precision=precision, **options)
-        self.spec, self.function, self.options = spec, function, options
-
-    def _logits(self, ids: Tensor) -> Tensor:
-        with torch.backends.cudnn.flags(enabled=False):  # cuDNN's RNNs have no backward in evaluation mode
-            return checked_logits(f"call={self.spec}", self.function(ids), ids, self.vocab_size)
-
-    @functools.cached_property
-    def differentiable(self) -> bool:
-        """False for a function, and for a module that looks up no token in an `nn.Embedding`."""
-        if self.module is None:
-            return False
-        shape = (2, min(2, self.context_length))  # a norm over a single number has no variance
-        ids = torch.ones(shape, dtype=torch.long, device=self.device)
-        with embeddings_as_leaves(self.module, ids) as leaves:
-            self(ids)
-        return bool(leaves)
-
-    def in_float64(self) -> "CallableSubject | None":
-        if self.module is None:
-            return None
-        options = self.options | {"vocab_size": self.vocab_size, "device": float64_device(self.device)}
-        return CallableSubject(self.spec, self._float64_copy(self.module), precision="64-true", **options)
-
-
 def callable_cases(spec: str, sizes: Sizes, *, device: str = "cpu", exhaustive: bool = False) -> Iterator[Case]:
-    """The grid of a function from ids (B, T) int64 to logits (B, T, V).
-
-    A function has no gradient, so a dependency that is smaller than its rounding is not found.
+    """The grid of the function that `spec` names; arguments as in `module_cases`.
 
     Args:
         spec: package.module:function, a function or an `nn.Module` instance; also searched in the working directory.
+    """
+    return module_cases(f"call={spec}", load(spec), **vars(sizes), device=device, exhaustive=exhaustive)
+
+
+def module_cases(
+    name: str,
+    function: Callable,
+    *,
+    vocab_size: int,
+    context_length: int,
+    receptive_field: int | None = None,
+    expected: Callable[[int], Tensor] | None = None,
+    special: Sequence[int] = (),
+    device: str | torch.device = "cpu",
+    exhaustive: bool = False,
+    seconds: float = 10.0,
+) -> Iterator[Case]:
+    """The grid of a function from ids (B, T) int64 to logits (B, T, V).
+
+    Args:
+        function: it is not changed; a module is copied.
         exhaustive: test every pair of positions in every case, at any cost.
+        seconds: about what the grid may take; longer contexts and larger models are tested at fewer positions.
 
     Raises:
-        ValueError: before the first case, for a callable that cannot be certified.
+        ValueError: before the first case, for a callable that cannot be called or returns no logits.
     """
-    function, longest = load(spec), min(MAX_LENGTH, sizes.context_length)
-    lengths = lengths_to_test(longest)
+    note = ""
+    if isinstance(function, torch._dynamo.OptimizedModule):
+        function, note = function._orig_mod, "the module is tested without its compiled code"
     if isinstance(function, nn.Module):
         function = copy.deepcopy(function).to(device).eval()
-    subject = CallableSubject(
-        spec,
+    subject = ModuleSubject(
+        name,
         function,
-        vocab_size=sizes.vocab_size,
-        context_length=sizes.context_length,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        receptive_field=receptive_field,
+        expected=expected,
+        special=special,
         device=torch.device(device),
-        windows=(None if sizes.receptive_field is None else sizes.receptive_field + 1,),
+        note=note,
     )
-    check_calls(f"call={spec}", subject, longest)
-    if exact := subject.in_float64():
-        check_calls(f"call={spec}, its parameters in float64,", exact, longest)
+    longest = affordable_length(subject, min(LONGEST, context_length), seconds)
 
-    def case(subject: Subject, lengths: list[int], budget: float = SMALL_BUDGET, **labels: object) -> Case:
+    def case(
+        subject: ModuleSubject,
+        lengths: Sequence[int],
+        redrawn: Sequence[int],
+        *,
+        budget: float = SMALL_BUDGET,
+        maps: bool = True,
+        rows: int | None = None,
+        equivalence: bool = False,
+        **labels: object,
+    ) -> Case:
         labels |= {"precision": subject.precision}
         full_past = subject.module is None or subject.precision == "64-true"
-        budget = math.inf if exhaustive else budget
-        return Case(subject, labels, lengths, budget=budget, full_past=full_past, equivalence=False)
+        budget = math.inf if exhaustive else budget * seconds / 10
+        options = {"full_past": full_past, "equivalence": equivalence, "maps": maps, "rows": rows}
+        return Case(subject, labels, lengths, budget=budget, redrawn=[n for n in redrawn if n in every], **options)
+
+    every = working_lengths(subject, structural_lengths(longest))
+    lengths = [n for n in lengths_to_test(longest) if n in every]
 
     def cases() -> Iterator[Case]:
         if subject.module is None:
-            yield case(subject, lengths, LARGE_BUDGET)
+            yield case(subject, lengths, every, budget=LARGE_BUDGET)
             return
-        yield case(subject, lengths, LARGE_BUDGET, weights="own")
-        random, training = copy.deepcopy(subject), copy.deepcopy(subject)
-        assert random.module is not None and training.module is not None
-        randomize(random.module.cpu(), torch.Generator().manual_seed(0)).to(device)
-        rounding, exact = case(random, lengths).measured_rounding(), random.in_float64()
-        if exact and math.isfinite(rounding):  # some modules return NaN with random weights
-            # In float64, because a recurrence forgets so fast that float32 shows no effect of the far past.
-            yield replace(case(exact, lengths, weights="random"), rounding=rounding * FLOAT64_ROUNDING)
-        training.module.train()
-        yield case(training, [min(ODD_LENGTH, longest)], weights="own", training=True)
+        own = case(subject, lengths, every, budget=LARGE_BUDGET, equivalence=True, weights="own")
+        yield own
+        for label, other in variants(subject):
+            other.exact = not own.inexact  # then lower precision is no reason for a difference either
+            if not working_lengths(other, [longest]):
+                subject.note = other.note  # such as a module that names float32, in bf16
+                continue
+            yield case(other, [longest], FEW, maps=False, rows=VARIANT_ROWS, weights="own", **label)
+        started = time.perf_counter()
+        while subject.calls < CALLS and time.perf_counter() - started < seconds / 10:
+            subject(torch.zeros(1, lengths[0], dtype=torch.long))
+        yield case(subject, [longest], (), maps=False, rows=VARIANT_ROWS, weights="own", calls=subject.calls)
+        yield from random_case(case, subject, lengths)
 
     return cases()
+
+
+def random_case(case: Callable[..., Case], subject: ModuleSubject, lengths: Sequence[int]) -> Iterator[Case]:
+    """With random weights in float64: zeros hide leaks, and a recurrence forgets so fast that float32 shows nothing."""
+    random = copy.deepcopy(subject)
+    assert random.module is not None
+    randomize(random.module.cpu(), torch.Generator().manual_seed(0)).to(subject.device)
+    measured = case(random, lengths, ())
+    rounding, exact = measured.measured_rounding(), measured.float64
+    if isinstance(exact, ModuleSubject) and math.isfinite(rounding):  # some modules return NaN with random weights
+        yield replace(case(exact, lengths, FEW, weights="random"), rounding=rounding * FLOAT64_ROUNDING)
+
+
+def variants(subject: ModuleSubject) -> Iterator[tuple[dict[str, object], ModuleSubject]]:
+    """The same weights in other modes: training, without buffers of zeros, in bf16."""
+
+    def copied() -> ModuleSubject:
+        other = copy.deepcopy(subject)
+        assert other.module is not None
+        other.module.eval()
+        return other
+
+    training = copied()
+    training.module.train()
+    yield {"training": True}, training
+    gated = copied()
+    zeros = [b for b in gated.module.buffers() if b.is_floating_point() and not b.any()]
+    if zeros:  # a factor that is still 0 hides what it is multiplied with
+        for buffer in zeros:
+            buffer.fill_(1.0)
+        yield {"buffers": "1 for 0"}, gated
+    low = copied()
+    low.module.to(torch.bfloat16)
+    low.precision = "bf16-true"
+    yield {}, low
+    autocast = copied()
+    autocast.precision = "bf16-mixed"
+    yield {}, autocast
+
+
+def working_lengths(subject: ModuleSubject, lengths: Sequence[int]) -> list[int]:
+    """The lengths at which the function returns logits; the subject's note names the others."""
+    working, failed = [], {}
+    for length in lengths:
+        try:
+            with torch.no_grad():
+                subject(torch.zeros(2, length, dtype=torch.long))
+            working.append(length)
+        except ModelError as error:
+            failed[length] = str(error)
+    if failed:
+        some = ", ".join(map(str, list(failed)[:8])) + (", ..." if len(failed) > 8 else "")
+        mode = "" if subject.precision == "32-true" else f" in {subject.precision}"
+        note = f"lengths {some}{mode} are left out, where {next(iter(failed.values()))}"
+        subject.note = f"{subject.note}; {note}" if subject.note else note
+    return working
+
+
+def affordable_length(subject: ModuleSubject, longest: int, seconds: float) -> int:
+    """The longest texts to test within `seconds`."""
+    check_calls(subject.name, subject, longest)
+    while True:
+        ids = torch.zeros(1, longest, dtype=torch.long)
+        started = time.perf_counter()
+        with torch.no_grad():
+            subject(ids)
+        if time.perf_counter() - started <= PASS_SECONDS * seconds / 10 or longest <= ODD_LENGTH:
+            return longest
+        longest = max(ODD_LENGTH, longest // 2)
 
 
 def load(spec: str) -> Callable:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tril.model.attention import BACKENDS
 from tril.model.attention_flex import MIN_HEAD_DIM
-from tril.model.causality.case import ODD_LENGTH, Case, lengths_to_test
+from tril.model.causality.case import ODD_LENGTH, Case, lengths_to_test, structural_lengths
 from tril.model.causality.subject import GPTSubject, attention_layers, randomize
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
@@ -77,6 +77,7 @@ def gpt_cases(
             budget=math.inf if exhaustive else LARGE_BUDGET if first else SMALL_BUDGET,
             full_past=kind in ("random", "trained") and not training,
             equivalence=plain,
+            redrawn=structural_lengths(config.context_length) if first else (),
         )
 
     yield case("random" if weights is None else weights_kind, precisions[0], first=True)

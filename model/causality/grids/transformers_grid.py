@@ -7,20 +7,20 @@ B batch, T positions, S keys, H heads, V vocabulary.
 """
 
 import copy
-import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tril.model.causality.case import MAX_LENGTH, ODD_LENGTH, Case, lengths_to_test
-from tril.model.causality.grids.first_call import WrongLogits, check_calls, checked_logits, one_line
+from tril.model.causality.case import MAX_LENGTH, ODD_LENGTH, Case, lengths_to_test, structural_lengths
+from tril.model.causality.grids.first_call import check_calls
 from tril.model.causality.grids.gpt_grid import DROPOUT, LARGE_BUDGET, PRECISIONS, SHARPENING, SMALL_BUDGET
+from tril.model.causality.grids.module_subject import ModuleSubject
 from tril.model.causality.grids.transformers_loading import build, load
-from tril.model.causality.subject import Subject, left_padding, randomize
+from tril.model.causality.subject import randomize
 
 ATTENTIONS = ("eager", "sdpa")
 # Names of the modules that make queries and keys. A norm after a projection would undo its scale, so norms come first.
@@ -30,68 +30,30 @@ QUERY_KEY_MODULES = (
 )
 
 
-class TransformersSubject(Subject):
+class TransformersSubject(ModuleSubject):
     """A causal language model of `transformers`, with its cache and attention mask, and without documents."""
 
-    def __init__(self, model: nn.Module, *, precision: str = "32-true"):
-        self.model: Any = model
-        config = self.model.config.get_text_config(decoder=True)
+    def __init__(self, model: Any, *, precision: str = "32-true"):
+        config = model.config.get_text_config(decoder=True)
         super().__init__(
-            self._logits,  # a bound method instead of a closure, so that a deep copy runs the copied model
+            type(model).__name__,
+            model,
             vocab_size=config.vocab_size,
             context_length=context_length(config),
-            module=model,
-            windows=windows(config),
             precision=precision,
-            device=self.model.device,
+            device=model.device,
+            special=special_ids(config),
         )
-
-    def _logits(self, ids: Tensor, **inputs) -> Tensor:
-        return self._logits_of(self.model(input_ids=ids, **{"use_cache": False} | inputs), ids)
-
-    def _logits_of(self, output: Any, ids: Tensor) -> Tensor:
-        """Of an output object, or of a tuple, where the logits come first."""
-        logits = getattr(output, "logits", output[0] if isinstance(output, tuple) and output else output)
-        return checked_logits(type(self.model).__name__, logits, ids, self.vocab_size)
-
-    def _call(self, run: Callable[[], Tensor]) -> Tensor:
-        try:
-            return super()._call(run)
-        except WrongLogits:
-            raise
-        except Exception as error:  # the model may raise anything
-            raise ValueError(f"{type(self.model).__name__} ends in {one_line(error)}") from error
-
-    def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
-        logits, cache = [], None
-
-        def decode_chunks() -> Tensor:
-            nonlocal cache
-            for part in ids.split(list(sizes), dim=1):
-                output = self.model(input_ids=part, past_key_values=cache, use_cache=True)
-                cache = getattr(output, "past_key_values", None)
-                logits.append(self._logits_of(output, part))
-            return torch.cat(logits, dim=1)
-
-        decoded = self._call(decode_chunks) if self._takes("past_key_values") else None
-        return None if cache is None else decoded
-
-    def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
-        if not self._takes("attention_mask"):
-            return None
-        visible, positions = left_padding(ids, padding)
-        inputs = {"attention_mask": visible.long()}  # (B, T), 0 = masked
-        if self._takes("position_ids"):
-            inputs["position_ids"] = positions
-        return self._call(lambda: self._logits(ids, **inputs))
+        self.windows = windows(config)
 
     def attention_weights(self, ids: Tensor) -> Sequence[Tensor] | None:
-        if self.model.config._attn_implementation != "eager":
+        model: Any = self.function
+        if model.config._attn_implementation != "eager":
             return None  # the others do not compute them separately
         weights = []
 
         def run() -> Tensor:
-            output = self.model(input_ids=ids, use_cache=False, output_attentions=True)
+            output = self._output(ids, output_attentions=True)
             weights.extend(getattr(output, "attentions", None) or ())  # (B, H, T, S) each
             return self._logits_of(output, ids)
 
@@ -100,23 +62,12 @@ class TransformersSubject(Subject):
         square = all(x is not None and x.shape[-2:] == (ids.shape[1],) * 2 for x in weights)
         return weights if square and len(weights) == len(self.windows) else None
 
-    def in_float64(self) -> "TransformersSubject":
-        model: Any = self._float64_copy(self.model)
+    def in_float64(self) -> ModuleSubject:
+        twin = super().in_float64()
+        model: Any = twin.function
         if hasattr(model, "set_experts_implementation") and model._can_set_experts_implementation():
             model.set_experts_implementation("eager")  # the grouped kernels of experts have no float64
-        return TransformersSubject(model, precision="64-true")
-
-    def float64_logits(self, ids: Tensor) -> Tensor | None:
-        """None for a model that fails in float64, such as one with constants of float32; `note` says why."""
-        try:
-            return super().float64_logits(ids)
-        except Exception as error:  # the model may raise anything
-            reason = one_line(error.__cause__ or error)
-            self.note = f"float64 is left out ({reason}); bounds are differences between runs of the same input"
-            return None
-
-    def _takes(self, name: str) -> bool:
-        return name in inspect.signature(self.model.forward).parameters
+        return twin
 
 
 def transformers_cases(
@@ -157,6 +108,7 @@ def transformers_cases(
             budget=math.inf if exhaustive else LARGE_BUDGET if first else SMALL_BUDGET,
             full_past=plain and sees_whole_past(text),
             equivalence=plain,
+            redrawn=structural_lengths(longest) if first else (),
         )
 
     def cases() -> Iterator[Case]:
@@ -176,6 +128,13 @@ def windows(config: Any) -> list[int | None]:
     window = (getattr(config, "sliding_window", None) or None) if getattr(config, "use_sliding_window", True) else None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def special_ids(config: Any) -> list[int]:
+    """Ids of the config that have a meaning of their own, such as end-of-text."""
+    values = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
+    ids = [i for value in values for i in (value if isinstance(value, list) else [value])]
+    return [i for i in ids if isinstance(i, int) and 0 <= i < config.vocab_size]
 
 
 def sees_whole_past(config: Any) -> bool:

@@ -8,13 +8,15 @@ import torch
 from lightning import Callback, Trainer
 from pydantic import validate_call
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tril.model.atomic_files import write_json
 from tril.model.causality.attention_check import check_attention
-from tril.model.causality.case import Case
+from tril.model.causality.case import Case, Result
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.checks import check_gradient, check_perturbation, check_rows
 from tril.model.causality.equivalence_checks import check_documents
+from tril.model.causality.redraw_checks import check_redrawn
 from tril.model.causality.subject import GPTSubject, Subject, randomize
 from tril.model.gpt import GPT
 from tril.model.stored_model import SkipInit
@@ -35,7 +37,8 @@ class CausalityCheck(Callback):
     Changed tokens go through the loss of a whole training batch in training mode; gradients and attention weights
     through the uncompiled model. A sample of positions is tested (`positions_to_test`), with random weights, since the
     zeros of an initial model hide every leak. The weights are restored exactly, and the run's random numbers are not
-    consumed.
+    consumed. At every validation the trained weights are tested with one batch of replaced tokens, and with more at the
+    last one: a mask may come off later.
 
     Every checkpoint holds the summary; `folder`/causality.json holds all figures.
 
@@ -47,6 +50,8 @@ class CausalityCheck(Callback):
     @validate_call(config=strict_settings("callbacks.causality"))
     def __init__(self, folder: str | Path, allow_leak: bool = False):
         self.path, self.allow_leak = Path(folder) / "causality.json", allow_leak
+        self.certificate: Certificate | None = None
+        self.before: list[Result] = []  # training
 
     def setup(self, trainer: Trainer, pl_module: TrainingModule, stage: str) -> None:
         """Certifies a whole copy of a model that is about to be divided, on rank 0."""
@@ -64,27 +69,42 @@ class CausalityCheck(Callback):
         if pl_module.certificate is None:
             self._report(trainer, pl_module, self._certify(trainer, pl_module))
 
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        """Tests the trained weights; a divided model is tested before training only."""
+        divided = isinstance(pl_module.model.embed.weight, DTensor)
+        if trainer.sanity_checking or self.certificate is None or divided or trainer.state.fn != "fit":
+            return
+        batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        rows = None if trainer.global_step >= trainer.max_steps > 0 else batch_size
+        with self.certificate.timed(), restored_modes(pl_module):
+            later = list(check_weights(pl_module, str(trainer.precision), batch_size, rows))
+        self.certificate.results = self.before + later
+        self._report(trainer, pl_module, self.certificate, quiet=all(result.passed for result in later))
+
     def _certify(self, trainer: Trainer, pl_module: TrainingModule) -> Certificate:
         weights = {name: p.detach().clone() for name, p in pl_module.model.named_parameters()}
-        modes = {part: part.training for part in pl_module.modules()}
         randomize(pl_module.model, torch.Generator(pl_module.device).manual_seed(0))
         try:
             batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
-            return short_certificate(pl_module, str(trainer.precision), batch_size)
+            with restored_modes(pl_module):
+                return short_certificate(pl_module, str(trainer.precision), batch_size)
         finally:
             with torch.no_grad():
                 for name, p in pl_module.model.named_parameters():
                     p.copy_(weights[name])
-            for part, training in modes.items():
-                part.training = training
 
-    def _report(self, trainer: Trainer, pl_module: TrainingModule, certificate: Certificate) -> None:
+    def _report(
+        self, trainer: Trainer, pl_module: TrainingModule, certificate: Certificate, *, quiet: bool = False
+    ) -> None:
         """Keeps the result; raises CausalityError if the model leaks and may not."""
+        if self.certificate is None:
+            self.certificate, self.before = certificate, certificate.results
         summary = certificate.summary()
         pl_module.set_certificate(summary)
         if trainer.is_global_zero:
             write_json(self.path, certificate.to_dict())
-            print(certificate.line(), flush=True)
+            if not quiet:
+                print(certificate.line(), flush=True)
         if not certificate.passed and not self.allow_leak:
             fails = f"fails ({summary['failed'][0]}), so the losses of this model would be false"
             remedy = f"see {self.path}, or set causality.allow_leak=true to train it anyway"
@@ -122,8 +142,38 @@ def short_certificate(module: TrainingModule, precision: str, batch_size: int) -
         subject = loss_subject(module, precision, batch_size)
         loss = Case(subject, labels | {"of": "loss"}, lengths, BUDGET, batch_size=batch_size)
         certificate.results += check_perturbation(loss, ids[0])
+        certificate.results += check_redrawn(loss, lengths, batch_size)
         certificate.results += check_rows(loss, ids)
     return certificate
+
+
+def check_weights(module: TrainingModule, precision: str, batch_size: int, rows: int | None) -> Iterator[Result]:
+    """Replaced texts through the model and through the loss of a training step, with the current weights.
+
+    Args:
+        rows: number of texts; None: as many as the budget of a case allows.
+    """
+    config = module.model.config
+    labels: dict[str, object] = {"weights": "own", "backend": config.backend, "precision": precision}
+    lengths = [config.context_length]
+    module.model.eval()
+    model = Case(GPTSubject(module.model, precision=precision), labels | {"of": "model"}, lengths, BUDGET)
+    yield from check_redrawn(model, lengths, rows)
+    module.train()
+    subject = loss_subject(module, precision, batch_size)
+    loss = Case(subject, labels | {"of": "loss"}, lengths, BUDGET, batch_size=batch_size)
+    yield from check_redrawn(loss, lengths, rows)
+
+
+@contextlib.contextmanager
+def restored_modes(module: torch.nn.Module) -> Iterator[None]:
+    """Restores the mode of every submodule after the block."""
+    modes = {part: part.training for part in module.modules()}
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def loss_subject(module: TrainingModule, precision: str, batch_size: int) -> Subject:

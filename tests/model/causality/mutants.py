@@ -22,7 +22,7 @@ SHAPE = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_he
 TINY = SHAPE | {"backend": "explicit"}
 # Shared by the mutants that rotary positions or a shorter context would hide.
 LEARNED = {"pos": "learned", "context_length": 64}
-NEXT = {"no future": "query 0 changes with key 1, first in layer 0", "attention": "layer 0, head 0, query 0, key 1:"}
+NEXT = {"no future": "query 0 changes with key 1, first in blocks.0", "attention": "layer 0, head 0, query 0, key 1:"}
 
 
 @dataclass(frozen=True)

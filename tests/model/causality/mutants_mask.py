@@ -114,7 +114,7 @@ def leak_at_every_chunk_boundary(patch):
 @mutant(
     "no future",
     "attention",
-    where={"no future": "query 31 changes with key 32, first in layer 0", "attention": "query 31, key 32:"},
+    where={"no future": "query 31 changes with key 32, first in blocks.0", "attention": "query 31, key 32:"},
 )
 def leak_at_one_boundary(patch):
     rule(patch, lambda query, key: (key <= query) | ((query == 31) & (key == 32)))
@@ -141,7 +141,7 @@ def mask_on_the_first_head_only(patch):
 
 
 @mutant(
-    "no future", "attention", where={"no future": "first in layer 1", "attention": "layer 1, head 2, query 0, key 1:"}
+    "no future", "attention", where={"no future": "first in blocks.1", "attention": "layer 1, head 2, query 0, key 1:"}
 )
 def leak_in_one_head_of_one_layer(patch):
     def leaky(q, k, v, masking, dropout_p):

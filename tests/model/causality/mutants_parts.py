@@ -121,7 +121,7 @@ def context_seen_causally(patch):
     with_arguments(patch, changed)
 
 
-@mutant("no future", where={"no future": "query 5 changes with key 6, first in layer 0"}, part="cross-attention")
+@mutant("no future", where={"no future": "query 5 changes with key 6, first in blocks.0"}, part="cross-attention")
 def stream_taken_for_the_context(patch):
     def changed(original, self, query, key, value, options):
         return original(self, query, None if key is None else query.clone(), value, **options)

@@ -103,7 +103,7 @@ def repeated_token_announced(patch):
     patch.setattr(torch.nn.Embedding, "forward", changed)
 
 
-@mutant("no future", where={"no future": "by perturbation: query 0 changes with key 1, first in layer 0"})
+@mutant("no future", where={"no future": "by perturbation: query 0 changes with key 1, first in blocks.0"})
 def detached_leak(patch):
     stream(patch, lambda x: x + 0.01 * next_token(x.detach()))
 
@@ -132,12 +132,12 @@ def keys_and_values_from_the_next_token(patch):
     patch.setattr(MultiHeadAttention, "__init__", init)
 
 
-@mutant("no future", where={"no future": "query 0 changes with key 1, before the layers"})
+@mutant("no future", where={"no future": "query 0 changes with key 1, first in embed"})
 def convolution_over_the_embeddings(patch):
     stream(patch, lambda x: x + next_token(x), torch.nn.Embedding)
 
 
-@mutant("no future", where={"no future": "query 0 changes with key 1, after the layers"})
+@mutant("no future", where={"no future": "query 0 changes with key 1, first in the code of the model itself"})
 def leak_after_the_layers(patch):
     original = GPT.logits
     patch.setattr(GPT, "logits", lambda self, x: original(self, x + next_token(x)))

@@ -166,6 +166,7 @@ class Part:
     def cases(self, config: GPTConfig, **options) -> Iterator[Case]:
         for case in gpt_cases(config, build=self.build, subject=self.subject, **options):
             case.lengths = [n for n in case.lengths if n >= self.shortest]
+            case.redrawn = [n for n in case.redrawn if n >= self.shortest]
             yield case
 
 

@@ -1,5 +1,6 @@
 """Functions and modules with the expected dependencies, or with others: each defect fails its check."""
 
+import re
 import sys
 
 import pytest
@@ -117,6 +118,10 @@ def a_pair(ids):
     return average(ids), None
 
 
+def a_pair_without_logits(ids):
+    return None, average(ids)
+
+
 def log_of_zero(ids):
     return one_hot(ids).log()
 
@@ -130,6 +135,9 @@ def certificate(name, **settings):
     return certify(name, callable_cases(f"{__name__}:{name}", sizes))
 
 
+DEPENDENCY = {"repeatable", "no future", "all of the past", "rows"}
+
+
 def failed(measured):
     return {result.check for result in measured.results if not result.passed}
 
@@ -141,6 +149,7 @@ def failed(measured):
     "name, receptive_field, failures",
     [
         ("average", None, set()),
+        ("a_pair", None, set()),
         ("with_dropout", None, set()),
         ("last_four", 3, set()),
         ("last_four", None, {"all of the past"}),
@@ -149,32 +158,29 @@ def failed(measured):
         ("reversed_cumsum", None, {"no future", "all of the past"}),
         ("off_by_one", None, {"no future", "all of the past"}),
         ("block_mean", None, {"no future"}),
-        ("against_the_batch", None, {"no future", "rows"}),  # each row of a batch tests another changed token
+        ("against_the_batch", None, {"repeatable", "rows"}),  # it is not reported as a leak of the future
     ],
 )
 def test_functions(name, receptive_field, failures):
     measured = certificate(name, receptive_field=receptive_field)
     assert failed(measured) == failures
-    assert measured.checks().keys() == {"no future", "all of the past", "rows"} and measured.passed == (not failures)
+    assert measured.checks().keys() == DEPENDENCY and measured.passed == (not failures)
 
 
 def test_the_first_leak_is_named():
     failures = certificate("block_mean").failures()["no future"]
-    assert [(result.length, result.where.partition(",")[0]) for result in failures] == [
-        (length, "by perturbation: query 0 changes with key 1") for length in (2, 37, T)
-    ]
+    assert {(result.query, result.key) for result in failures} == {(0, 1)}
+    assert all("query 0 changes with key 1" in each.where or "if the text ends" in each.where for each in failures)
     wider = certificate("last_four", receptive_field=2)
-    assert "query 3 changes with key 0 outside the window" in wider.failures()["no future"][0].where
+    assert any("query 3 changes with key 0 outside the window" in r.where for r in wider.failures()["no future"])
 
 
-@pytest.mark.parametrize(
-    "context_length, lengths", [(1, [1]), (5, [1, 2, 5]), (37, [1, 2, 37]), (300, [1, 2, 37, 256])]
-)
-def test_no_length_exceeds_the_context(context_length, lengths):
+@pytest.mark.parametrize("context_length, longest", [(1, 1), (5, 5), (37, 37), (300, 300)])
+def test_no_length_exceeds_the_context(context_length, longest):
     measured = certificate("average", context_length=context_length)
-    assert [result.length for result in measured.results if result.check == "no future"] == lengths
+    assert max(result.length for result in measured.results) == longest
     assert measured.passed and torch.equal(
-        measured.dependencies["perturbation"] > 0, torch.ones(lengths[-1], lengths[-1]).tril().bool()
+        measured.dependencies["perturbation"] > 0, torch.ones(longest, longest).tril().bool()
     )
 
 
@@ -186,25 +192,31 @@ def test_no_length_exceeds_the_context(context_length, lengths):
     [
         pytest.param("gru", {"context_length": 256}, set(), marks=pytest.mark.slow),
         ("forgetful", {"context_length": 256}, set()),
+        ("single", {"receptive_field": 0}, set()),  # it names float32
         ("zeros", {}, set()),  # only random weights show its dependencies
         ("convolution", {"receptive_field": 3}, set()),
         ("convolution", {}, {"all of the past"}),
         ("convolution", {"receptive_field": 2}, {"no future"}),
         ("gru_both_ways", {}, {"no future", "canary"}),
-        ("gru_with_batchnorm", {}, {"no future", "rows"}),
+        ("gru_with_batchnorm", {}, {"repeatable", "no future", "rows"}),
     ],
 )
 def test_modules(name, settings, failures):
     measured = certificate(name, **settings)
     assert failed(measured) == failures
-    by_gradient = name != "convolution"
-    assert measured.checks().keys() == {"no future", "all of the past", "rows"} | ({"canary"} if by_gradient else set())
+    by_gradient = name not in ("convolution", "single")
+    assert measured.checks().keys() == DEPENDENCY | ({"canary"} if by_gradient else set())
     kinds = [
         "weights=own precision=32-true",
-        "weights=random precision=64-true",
         "weights=own training=True precision=32-true",
+        *(["weights=own buffers=1 for 0 precision=32-true"] if "norm" in name else []),
+        *(["weights=own precision=bf16-true"] if name != "single" else []),
+        "weights=own precision=bf16-mixed",
+        "weights=own calls=N precision=32-true",
+        "weights=random precision=64-true",
     ]
-    assert list(dict.fromkeys(result.case for result in measured.results)) == kinds
+    cases = [re.sub(r"calls=\d+", "calls=N", result.case) for result in measured.results]
+    assert list(dict.fromkeys(cases)) == kinds
     assert set(measured.dependencies) == {"perturbation"} | ({"gradient"} if by_gradient else set())
 
 
@@ -227,8 +239,12 @@ def test_exhaustive_sets_an_infinite_budget():
     cases = list(callable_cases(f"{__name__}:gru_with_batchnorm", Sizes(V, T), exhaustive=True))
     assert [(case.budget, case.subject.differentiable, case.subject.module.training) for case in cases] == [
         (torch.inf, True, False),
-        (torch.inf, True, False),
         (torch.inf, True, True),
+        (torch.inf, True, False),  # buffers, the running mean among them
+        (torch.inf, True, False),  # bf16
+        (torch.inf, True, False),  # autocast
+        (torch.inf, True, False),  # after more calls
+        (torch.inf, True, False),  # random weights
     ]
 
 
@@ -253,19 +269,14 @@ def test_exhaustive_sets_an_infinite_budget():
         (
             f"{__name__}:no_vocabulary",
             {},
-            r"must return floats (B, T, V) = (1, 1, 17) for ids (1, 1), and returned torch.float32 (1, 1)",
+            r"must return floats (B, T, V) = (2, 64, 17) for ids (2, 64), and returned torch.float32 (2, 64)",
         ),
-        (f"{__name__}:one_more", {}, "(1, 1, 17) for ids (1, 1), and returned torch.float32 (1, 2, 17)"),
-        (f"{__name__}:gru", {"vocab_size": 16}, "(1, 1, 16) for ids (1, 1), and returned torch.float32 (1, 1, 17)"),
-        (f"{__name__}:whole_numbers", {}, "and returned torch.int64 (1, 1, 17)"),
-        (f"{__name__}:a_pair", {}, "and returned tuple"),
+        (f"{__name__}:one_more", {}, "(2, 64, 17) for ids (2, 64), and returned torch.float32 (2, 65, 17)"),
+        (f"{__name__}:gru", {"vocab_size": 16}, "(2, 64, 16) for ids (2, 64), and returned torch.float32 (2, 64, 17)"),
+        (f"{__name__}:whole_numbers", {}, "and returned torch.int64 (2, 64, 17)"),
+        (f"{__name__}:a_pair_without_logits", {}, "and returned NoneType"),
         (f"{__name__}:log_of_zero", {}, "returns nan or infinite logits"),
         (f"{__name__}:table_too_short", {}, "with ids (2, 64) below 17 ends in IndexError: index 10 is out of bounds"),
-        (
-            f"{__name__}:single",
-            {},
-            "its parameters in float64, with ids (1, 1) below 17 ends in RuntimeError: mat1 and mat2 must have",
-        ),
         (f"{__name__}:average", {"vocab_size": 2}, "vocab_size=2 must be greater than or equal to 3"),
         (f"{__name__}:average", {"vocab_size": None}, "vocab_size=null must be a valid integer"),
         (f"{__name__}:average", {"context_length": 0}, "context_length=0 must be greater than or equal to 1"),

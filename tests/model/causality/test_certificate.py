@@ -79,7 +79,7 @@ def test_a_model_without_mask_fails_every_check_that_can_detect_it():
     assert {"no future", "attention", "decoding", "canary"} <= set(certificate.failures())
     assert {"rows", "documents", "all of the past"}.isdisjoint(certificate.failures())  # these hold without a mask
     assert certificate.failures()["attention"][0].where.startswith("layer 0, head 0, query 0, key 1: weight")
-    assert "query 0 changes with key 1, first in layer 0" in certificate.failures()["no future"][0].where
+    assert "query 0 changes with key 1, first in blocks.0" in certificate.failures()["no future"][0].where
     assert certificate.summary()["failed"][0].startswith("attention: layer 0, head 0, query 0, key 1")
     assert "FAILS: attention: layer 0" in certificate.line()
     assert json.loads(json.dumps(certificate.to_dict(), allow_nan=False))["passed"] is False

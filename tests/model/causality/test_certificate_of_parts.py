@@ -62,7 +62,9 @@ def test_a_layer_that_mixes_positions_without_attention_is_caught(leak, where, m
     certificate = certify("leak", gpt_cases(GPTConfig(**TINY, n_heads=0), **ONE))
     failures = certificate.failures()["no future"]
     assert any(result.where == f"by gradient: {where}" for result in failures)
-    assert any(result.where.startswith("by perturbation") and "first in layer 0" in result.where for result in failures)
+    assert any(
+        result.where.startswith("by perturbation") and "first in blocks.0" in result.where for result in failures
+    )
 
 
 def test_a_block_that_loses_its_own_token_fails(monkeypatch):

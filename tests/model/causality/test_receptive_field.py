@@ -11,7 +11,6 @@ from tril.model.causality.receptive_field import (
     dependencies_by_gradient,
     dependencies_by_perturbation,
     expected_dependencies,
-    first_leaking_block,
     positions_to_test,
 )
 
@@ -100,12 +99,3 @@ def test_long_inputs_are_sampled_at_their_ends_at_block_edges_and_at_random():
         assert {0, 1, 1022, 1023} <= set(chosen)
     assert {127, 128, 255, 256, 63, 64, 15, 16} <= set(positions_to_test(300, 100, generator).tolist())
     assert set(positions_to_test(1024, 24, generator).tolist()) != set(positions_to_test(1024, 24, generator).tolist())
-
-
-def test_first_leaking_block_is_the_layer_that_mixes_positions():
-    model = tiny_gpt(n_layers=3)
-    ids = torch.randint(V, (T,))
-    changed = (ids + 1) % V
-    assert first_leaking_block(model, model.blocks, ids, changed, key=5, query=2) is None
-    model.blocks[1].attn.causal = False
-    assert first_leaking_block(model, model.blocks, ids, changed, key=5, query=2) == 1

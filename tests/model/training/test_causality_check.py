@@ -165,3 +165,51 @@ def test_a_leaking_model_is_refused_unless_allowed(tmp_path):
     start(CausalityCheck(tmp_path, allow_leak=True), module)
     assert module.certificate["passed"] is False
     assert json.loads((tmp_path / "causality.json").read_text())["passed"] is False
+
+
+def validated(callback, module, step, *, fn="fit"):
+    """The call that Lightning makes after a validation."""
+    trainer = SimpleNamespace(
+        precision="32-true",
+        datamodule=SimpleNamespace(batch_size=4),
+        is_global_zero=True,
+        sanity_checking=False,
+        global_step=step,
+        max_steps=8,
+        state=SimpleNamespace(fn=fn),
+    )
+    callback.on_validation_end(trainer, module)
+
+
+@pytest.mark.parametrize("step", [4, 8])
+def test_a_mask_that_comes_off_while_training_stops_the_run_at_the_next_validation(tmp_path, step, capsys):
+    module = module_of(backend="explicit")
+    randomize(module.model)  # as after some steps: the zeros of an initial model hide a leak
+    callback = CausalityCheck(tmp_path)
+    start(callback, module)
+    capsys.readouterr()
+    validated(callback, module, 4)
+    assert module.certificate["passed"] is True and capsys.readouterr().out == ""
+    module.model.blocks[1].attn.causal = False
+    with pytest.raises(CausalityError, match=r"first in blocks\.1\.attn; weights=own .* of=model"):
+        validated(callback, module, step)
+    assert module.certificate["passed"] is False
+    assert json.loads((tmp_path / "causality.json").read_text())["passed"] is False
+
+
+def test_validations_test_the_current_weights_and_change_nothing(tmp_path):
+    module = module_of(attn_dropout=0.1)
+    callback = CausalityCheck(tmp_path)
+    start(callback, module)
+    counts = module.certificate["checks"]["no future"]
+    modes = [part.training for part in module.modules()]
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    for step in (2, 4, 8):
+        validated(callback, module, step)
+        assert module.certificate["checks"]["no future"] == counts + 2  # the model, and the loss
+    assert torch.equal(torch.rand(3), expected)
+    assert [part.training for part in module.modules()] == modes
+    validated(callback, module, 8, fn="validate")
+    assert module.certificate["passed"]

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import run_python
 from tests.model.training.tiny_fits import new_model, new_module
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.training import out_of_memory
 from tril.model.training.errors import OutOfMemory
 from tril.model.training.hardware import Hardware
-from tril.model.training.optim import OptimConfig
-from tril.model.training.out_of_memory import asked_for, is_out_of_memory, memory_errors, model_memory, step_bytes
+from tril.model.training.out_of_memory import asked_for, is_out_of_memory, memory_errors, model_memory
 
 CPU = Hardware("cpu", "32-true", None, "a machine", None)
 CUDA_MESSAGE = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB"
@@ -103,44 +101,3 @@ def test_a_model_that_does_not_fit():
         GPT(config)
     assert "80,000,000,000,032 parameters take 3.2e+05 GB" in str(caught.value)
     assert str(caught.value).endswith("; lower model.dim or model.n_layers")
-
-
-def test_the_bytes_of_a_step_of_an_embedding_are_those_of_its_logits():
-    """At the peak, logits and log-probabilities (B, T, V), and the gradient of one of them."""
-    config = GPTConfig(vocab_size=1000, context_length=64, dim=4, **TABLE)
-    found = step_bytes(config, OptimConfig(kind="adamw"), 16, CPU)
-    assert found == pytest.approx(3 * 4 * 16 * 64 * 1000, rel=0.1)
-
-
-MEASURE = """
-import re, sys
-from pathlib import Path
-import torch
-from tril.model.gpt import GPT, GPTConfig
-from tril.model.training.optim import OptimConfig, build_optimizer
-
-def read(name):
-    return 1024 * int(re.search(name + r":\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
-
-model = GPT(GPTConfig(vocab_size=2048, n_layers=4, dim=128, n_heads=4, context_length=256))
-optimizer = build_optimizer(model, OptimConfig())
-weight = torch.ones(64, 64, requires_grad=True)
-(weight @ weight).sum().backward()  # loads the libraries
-before = read("VmRSS") - sum(p.nbytes for p in model.parameters())
-ids = torch.randint(2048, (16, 256))
-for _ in range(3):
-    loss = model.nll(ids, ids).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-print(read("VmHWM") - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_bytes_of_a_step_are_those_measured(tmp_path):
-    """Each large tensor is mapped on its own, so that the heap is not fragmented (6 s)."""
-    done = run_python("-c", MEASURE, cwd=tmp_path, MALLOC_MMAP_THRESHOLD_="65536")
-    config = GPTConfig(vocab_size=2048, n_layers=4, dim=128, n_heads=4, context_length=256)
-    assert step_bytes(config, OptimConfig(), 16, CPU) == pytest.approx(int(done.stdout), rel=0.1)

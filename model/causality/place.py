@@ -1,0 +1,69 @@
+"""Where a leak is: the query, the key that it depends on, and the submodule.
+
+B batch, T positions, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tril.model.causality.case import Case
+from tril.model.causality.subject import Subject
+from tril.model.causality.traces import Pass, first_difference, in_words
+
+
+def find_place(
+    case: Case, subject: Subject, ids: Tensor, changed: Tensor, compared: Tensor, limit: float
+) -> tuple[str, dict]:
+    """The first leak in words, and its parts for a `Result`.
+
+    Args:
+        subject: that of the case, or its float64 twin where only that shows the leak.
+        ids, changed: two batches (B, T) whose compared outputs should be equal.
+        compared: bool (B, T).
+        limit: how far the logits may differ.
+    """
+    effect = _effect(case, subject, ids, changed) * compared  # (B, T)
+    row = int(effect.amax(1).argmax())
+    one, other, outputs = ids[row : row + 1], changed[row : row + 1], compared[row : row + 1]
+    alone = _effect(case, subject, one, other) * outputs
+    if len(ids) > 1 and not alone.max() > limit:
+        rest = changed.clone()
+        rest[row] = ids[row]
+        if (_effect(case, subject, ids, rest)[row].max() > limit).item():
+            return f"row {row} changes with the other rows of its batch", {"check": "rows"}
+        return f"row {row} changes with its hidden tokens in a batch of {len(ids)} only", {}
+    query = int((alone[0] > limit).nonzero()[0]) if (alone > limit).any() else int(outputs[0].nonzero()[0])
+    different = (one != other)[0].nonzero().flatten()
+    keys = smallest_cause(
+        different, lambda keys: bool((_effect(case, subject, one, _mixed(one, other, keys))[0, query] > limit).item())
+    )
+    passes = [Pass(lambda x=x: subject(x), query, x.shape[1]) for x in (one, _mixed(one, other, keys))]
+    place = first_difference(subject.module, *passes, exact=not limit)
+    at = f"key {int(keys[0])}" if len(keys) == 1 else f"keys {int(keys.min())} to {int(keys.max())} together"
+    where = f"query {query} changes with {at}{in_words(place)}"
+    return where, {"query": query, "key": int(keys[0]), "place": place or ""}
+
+
+def _effect(case: Case, subject: Subject, ids: Tensor, changed: Tensor) -> Tensor:
+    """(B, T), nan as infinity."""
+    with torch.set_grad_enabled(case.trains):
+        return (subject(changed) - subject(ids)).detach().abs().amax(-1).nan_to_num(nan=torch.inf)
+
+
+def _mixed(ids: Tensor, changed: Tensor, keys: Tensor) -> Tensor:
+    mixed = ids.clone()
+    mixed[:, keys] = changed[:, keys]
+    return mixed
+
+
+def smallest_cause(keys: Tensor, leaks: Callable[[Tensor], bool]) -> Tensor:
+    """Halves the changed positions for as long as one half alone still leaks."""
+    while len(keys) > 1:
+        half = len(keys) // 2
+        part = next((part for part in (keys[:half], keys[half:]) if leaks(part)), None)
+        if part is None:
+            break
+        keys = part
+    return keys
