@@ -59,7 +59,7 @@ def certify(
     Raises:
         ValueError: invalid arguments. `ModelError`, a ValueError: the model raises an exception, or returns no logits.
     """
-    name = name or getattr(model, "__qualname__", type(model).__name__)
+    name = name or str(getattr(model, "__qualname__", type(model).__name__))
     if isinstance(model, GPT):
         where = device or model.embed.weight.device
         return run_cases(name, gpt_cases(model.config, model.state_dict(), device=str(where), exhaustive=exhaustive))

@@ -28,13 +28,15 @@ CHECKS = {
     "decoding": "full pass = chunks with the cache = last position of a chunk = steps of constant shape = left padding",
     "rows": "no sample of a batch changes another",
     "documents": "packed documents = each of them alone",
+    "canary": f"trained on random tokens, it does not predict fresh ones ({Z:g} standard errors)",
+}
+LOSS_CHECKS = {  # of certify_loss
     "shift": "no target stands among its inputs at its own position or before",
     "targets": "a loss depends on no other target, and exp(-loss) of all tokens adds up to at most 1",
     "pipeline canary": f"trained with the real batches on random tokens, it predicts none ({Z:g} standard errors)",
     "overlap": "at most 1 % of the validation tokens lie in passages of the training text",
-    "canary": f"trained on random tokens, it does not predict fresh ones ({Z:g} standard errors)",
 }
-OF_LOSSES = ("shift", "targets", "pipeline canary", "overlap")  # only certify_loss runs them
+ALL_CHECKS = CHECKS | LOSS_CHECKS
 TRAINING = {"dropout=True", "training=True"}  # labels of cases in training mode
 
 
@@ -71,13 +73,13 @@ class Certificate:
     def failures(self) -> dict[str, list[Result]]:
         """Failed results by check; attention first, because it alone names layer and head."""
         failed = [result for result in self.results if not result.passed]
-        by_check = {name: [r for r in failed if r.check == name] for name in ("attention", *CHECKS)}
+        by_check = {name: [r for r in failed if r.check == name] for name in ("attention", *ALL_CHECKS)}
         return {name: results for name, results in by_check.items() if results}
 
     def checks(self) -> dict[str, int]:
         """Number of results of each check, in the order of CHECKS."""
         counts = Counter(result.check for result in self.results)
-        return {name: counts[name] for name in CHECKS if counts[name]}
+        return {name: counts[name] for name in ALL_CHECKS if counts[name]}
 
     def scope(self) -> str:
         """What was tested, in words; the certificate says nothing about other lengths and modes."""
@@ -127,9 +129,9 @@ class Certificate:
     def table(self) -> str:
         """One line per check: number of results, compared pairs or logits, the worst figure and its bound."""
         lines = [f"{'check':<16} {'runs':>5} {'failed':>6} {'compared':>12}  {'worst (of bound)':<22} what"]
-        for name, what in CHECKS.items():
+        for name, what in ALL_CHECKS.items():
             results = [r for r in self.results if r.check == name]
-            if not results and name in OF_LOSSES:
+            if not results and name in LOSS_CHECKS:
                 continue
             if not results:
                 lines.append(f"{name:<16} {'-':>5} {'-':>6} {'-':>12}  {'not applicable':<22} {what}")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tril.model.causality.case import Case
+from tril.model.causality.case import Case, largest_change
 from tril.model.causality.subject import Subject
 from tril.model.causality.traces import Pass, first_difference, in_words
 
@@ -47,9 +47,9 @@ def find_place(
 
 
 def _effect(case: Case, subject: Subject, ids: Tensor, changed: Tensor) -> Tensor:
-    """(B, T), nan as infinity."""
+    """(B, T)."""
     with torch.set_grad_enabled(case.trains):
-        return (subject(changed) - subject(ids)).detach().abs().amax(-1).nan_to_num(nan=torch.inf)
+        return largest_change(subject(changed), subject(ids))
 
 
 def _mixed(ids: Tensor, changed: Tensor, keys: Tensor) -> Tensor:

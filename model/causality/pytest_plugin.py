@@ -91,13 +91,13 @@ def assert_causal(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 def describe(certificate) -> dict:
     """What the report shows of a certificate, as plain values, which pytest-xdist can send."""
-    from tril.model.causality.certificate import CHECKS, OF_LOSSES
+    from tril.model.causality.certificate import ALL_CHECKS, CHECKS
 
     checks = []
     for name in certificate.checks():
         results = [result for result in certificate.results if result.check == name]
         failed, compared = sum(not r.passed for r in results), sum(r.tested for r in results)
-        row = {"name": name, "what": CHECKS[name], "runs": len(results), "failed": failed, "compared": compared}
+        row = {"name": name, "what": ALL_CHECKS[name], "runs": len(results), "failed": failed, "compared": compared}
         checks.append(row)
     lengths: dict[str, set[int]] = {}
     for result in certificate.results:
@@ -111,7 +111,7 @@ def describe(certificate) -> dict:
         "seconds": float(certificate.seconds),
         "failed": list(map(str, values["failed"])),
         "checks": checks,
-        "not_applicable": [name for name in CHECKS if name not in (*certificate.checks(), *OF_LOSSES)],
+        "not_applicable": [name for name in CHECKS if name not in certificate.checks()],
         "cases": [{"case": case, "lengths": in_words(sorted(found))} for case, found in lengths.items()],
         "notes": list(map(str, values["notes"])),
         "versions": values["versions"],

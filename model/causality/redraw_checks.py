@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tril.model.causality.case import MAX_RELATIVE_NOISE, Case, Result
+from tril.model.causality.case import MAX_RELATIVE_NOISE, Case, Result, largest_change
 from tril.model.causality.place import find_place
 from tril.model.causality.subject import Subject
 from tril.model.causality.traces import Pass, first_difference, in_words
@@ -24,7 +24,8 @@ def check_repeatable(case: Case, length: int) -> Iterator[Result]:
     """Two runs of one input give the same logits, alone and in a batch, up to rounding."""
     ids = case.texts.draw(5, length).to(case.subject.device)
     logits, again = case.subject(ids), case.subject(ids)
-    bound = MAX_RELATIVE_NOISE * logits.abs().max().item()
+    case.scale = logits.abs().max().item()
+    bound = MAX_RELATIVE_NOISE * case.scale
     case.noise = (logits - again).abs().max().item()
     where = "" if case.noise <= bound else f"two runs of the same input differ by {case.noise:.2g}"
     yield case.result("repeatable", length, case.noise, bound, logits.numel(), where)
@@ -78,8 +79,8 @@ def _changes(case: Case, ids: Tensor, changed: Tensor, compared: Tensor) -> tupl
     """Largest change of the logits at the compared outputs (B, T), as `Case.judge` returns it."""
 
     def change(subject: Subject) -> Tensor:
-        difference = (subject(changed) - subject(ids)).detach().abs().amax(-1)  # (B, T)
-        return difference.nan_to_num(nan=torch.inf)[compared.to(difference.device)]
+        difference = largest_change(subject(changed), subject(ids))  # (B, T)
+        return difference[compared.to(difference.device)]
 
     with torch.set_grad_enabled(case.trains):
         measured = change(case.subject)

@@ -11,14 +11,14 @@ def tril(entry: Entry) -> Finding:
     """The certificate of Tril; of a pipeline or a text, that of the loss."""
     from tril.model.causality import certify, certify_loss
 
+    built: Any = entry.build()
     if entry.interface in ("pipeline", "data"):
-        built: Any = entry.build()
         if entry.interface == "data":
             return Finding(not certify_loss(train=built[0], validation=built[1]).passed)
         losses = certify_loss(built.losses, built.batches, model=built.model, vocab_size=entry.vocab_size)
         return Finding(not losses.passed)
     certificate = certify(
-        entry.build(),
+        built,
         name=entry.name,
         vocab_size=entry.vocab_size,
         context_length=entry.context_length,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -154,29 +154,28 @@ def random_case(case: Callable[..., Case], subject: ModuleSubject, lengths: Sequ
         yield replace(case(exact, lengths, FEW, weights="random"), rounding=rounding * FLOAT64_ROUNDING)
 
 
-def variants(subject: ModuleSubject) -> Iterator[tuple[dict[str, object], ModuleSubject]]:
+def variants(subject: ModuleSubject) -> Iterator[tuple[dict[str, Any], ModuleSubject]]:
     """The same weights in other modes: training, without buffers of zeros, in bf16."""
 
-    def copied() -> ModuleSubject:
+    def copied() -> tuple[ModuleSubject, nn.Module]:
         other = copy.deepcopy(subject)
         assert other.module is not None
-        other.module.eval()
-        return other
+        return other, other.module.eval()
 
-    training = copied()
-    training.module.train()
+    training, module = copied()
+    module.train()
     yield {"training": True}, training
-    gated = copied()
-    zeros = [b for b in gated.module.buffers() if b.is_floating_point() and not b.any()]
+    gated, module = copied()
+    zeros = [b for b in module.buffers() if b.is_floating_point() and not b.any()]
     if zeros:  # a factor that is still 0 hides what it is multiplied with
         for buffer in zeros:
             buffer.fill_(1.0)
         yield {"buffers": "1 for 0"}, gated
-    low = copied()
-    low.module.to(torch.bfloat16)
+    low, module = copied()
+    module.to(torch.bfloat16)
     low.precision = "bf16-true"
     yield {}, low
-    autocast = copied()
+    autocast, _ = copied()
     autocast.precision = "bf16-mixed"
     yield {}, autocast
 

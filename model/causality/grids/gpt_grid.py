@@ -21,7 +21,8 @@ OTHER_WINDOW = 16  # tested in addition to a config without a window
 FLEX_CPU_LENGTH = 130  # longest input of flex on a CPU: more than one of its blocks of 128
 DROPOUT = 0.2  # in the cases in training mode
 SHARPENING = 100.0  # factor on q and k, which makes scores of 10^4
-LARGE_BUDGET, SMALL_BUDGET = 3e12, 2e10  # FLOPs of one dependency matrix: of the first case, and of each other one
+OTHER_ROWS = 8  # texts that are replaced in each case but the first
+LARGE_BUDGET, SMALL_BUDGET = 3e12, 5e9  # FLOPs of one dependency matrix: of the first case, and of each other one
 
 
 def gpt_cases(
@@ -78,6 +79,7 @@ def gpt_cases(
             full_past=kind in ("random", "trained") and not training,
             equivalence=plain,
             redrawn=structural_lengths(config.context_length) if first else (),
+            rows=None if first or exhaustive else OTHER_ROWS,
         )
 
     yield case("random" if weights is None else weights_kind, precisions[0], first=True)
