@@ -81,7 +81,7 @@ def main(cfg) -> None:
 @contextlib.contextmanager
 def model_errors() -> Iterator[None]:
     """Ends the command with status 3 and one line if the model under test fails."""
-    from tril.model.causality.grids.first_call import ModelError
+    from tril.model.causality.case import ModelError
 
     try:
         yield

@@ -43,6 +43,10 @@ def lengths_to_test(context_length: int, windows: Iterable[int | None] = ()) -> 
     return sorted({min(n, context_length) for n in (1, 2, ODD_LENGTH, *around, context_length)})
 
 
+class ModelError(ValueError):
+    """The model under test raises an exception; its own is the cause."""
+
+
 def structural_lengths(longest: int) -> list[int]:
     """Lengths at which implementations change: small ones, multiples of 8 and 64 and their neighbours, and others."""
     blocks = [

@@ -4,7 +4,6 @@ B batch, T positions, V vocabulary.
 """
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tril.model.causality.attention_check import check_attention
-from tril.model.causality.case import ODD_LENGTH, Case, Result, first_true
+from tril.model.causality.case import ODD_LENGTH, Case, Result, first_true, largest_change
 from tril.model.causality.equivalence_checks import check_decoding, check_documents, check_reference
+from tril.model.causality.place import place_of_rows
 from tril.model.causality.receptive_field import dependencies_by_gradient, dependencies_by_perturbation
 from tril.model.causality.redraw_checks import check_lengths, check_redrawn, check_repeatable
 from tril.model.causality.subject import Subject
@@ -141,18 +141,26 @@ def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
     round. Any two rows differ in some bit, so every pair is tested.
     """
     subject, (n, length) = case.subject, ids.shape
-    numbers, worst, where = torch.arange(n), 0.0, ""
+    numbers, worst, where, found = torch.arange(n), 0.0, "", (ids, 0)
     with torch.no_grad():
         same, again, changed = subject(ids), subject(ids), case.other_tokens(ids)
-        bound = case.hidden_bound((same - again).abs().max().item())
+        bound = case.hidden_bound(largest_change(same, again).max().item())
         for bit, side in itertools.product(range((n - 1).bit_length()), (0, 1)):
             changing = ((numbers >> bit) & 1 == side).to(ids.device)
-            effect = (subject(torch.where(changing[:, None], changed, ids)) - same).abs().amax((1, 2))  # (B,)
+            effect = largest_change(subject(torch.where(changing[:, None], changed, ids)), same).amax(1)  # (B,)
             effect = effect.masked_fill(changing, 0)
-            row = int(effect.argmax())  # argmax prefers NaN
-            if not (effect[row] <= worst or math.isnan(worst)):
+            row = int(effect.argmax())
+            if effect[row] > worst:
                 worst, where = effect[row].item(), f"row {row} changes with rows {numbers[changing.cpu()].tolist()}"
-    yield case.result("rows", length, worst, bound, n * (n - 1) * length, "" if worst <= bound else where)
+                found = torch.where(changing[:, None], changed, ids), row
+        place = None
+        if not worst <= bound:
+            other, row = found
+            query = int(largest_change(subject(other), same)[row].argmax())
+            place = place_of_rows(subject, ids, other, row, query)
+            where += in_words(place)
+    where = "" if worst <= bound else where
+    yield case.result("rows", length, worst, bound, n * (n - 1) * length, where, place=place or "")
 
 
 def _window(key: int, query: int) -> str:

@@ -5,12 +5,15 @@ B batch, T positions, V vocabulary.
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tril.model.causality.attention_check import check_attention
 from tril.model.causality.case import EOT, Case, Result, first_true
+from tril.model.causality.place import place_in_chunk
+from tril.model.causality.traces import in_words
 
 
 @torch.no_grad()
@@ -24,7 +27,12 @@ def check_decoding(case: Case, ids: Tensor) -> Iterator[Result]:
     for how, chunks in (chunkings | {"random chunks": sizes}).items():
         logits = subject.decode(ids, chunks)
         if logits is not None:
-            yield _compare(case, "decoding", how, logits, full)
+            result = _compare(case, "decoding", how, logits, full)
+            if not result.passed:
+                row, query = first_true(~((logits - full).abs().amax(-1) <= result.bound))
+                place = place_in_chunk(subject, ids, chunks, row, query)
+                result = replace(result, query=query, place=place or "", where=result.where + in_words(place))
+            yield result
     ends, n_prompt = (torch.tensor(sizes).cumsum(0) - 1).tolist(), length // 2
     if (last := subject.decode_last(ids, sizes)) is not None:
         yield from check_attention(case, ids[0], lambda subject, ids: subject.decode(ids, sizes))

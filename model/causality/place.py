@@ -3,7 +3,8 @@
 B batch, T positions, V vocabulary.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,8 +32,11 @@ def find_place(
     if len(ids) > 1 and not alone.max() > limit:
         rest = changed.clone()
         rest[row] = ids[row]
-        if (_effect(case, subject, ids, rest)[row].max() > limit).item():
-            return f"row {row} changes with the other rows of its batch", {"check": "rows"}
+        by_others = _effect(case, subject, ids, rest)[row]  # (T,)
+        if (by_others.max() > limit).item():
+            place = place_of_rows(subject, ids, rest, row, int(by_others.argmax()))
+            where = f"row {row} changes with the other rows of its batch{in_words(place)}"
+            return where, {"check": "rows", "place": place or ""}
         return f"row {row} changes with its hidden tokens in a batch of {len(ids)} only", {}
     query = int((alone[0] > limit).nonzero()[0]) if (alone > limit).any() else int(outputs[0].nonzero()[0])
     different = (one != other)[0].nonzero().flatten()
@@ -44,6 +48,33 @@ def find_place(
     at = f"key {int(keys[0])}" if len(keys) == 1 else f"keys {int(keys.min())} to {int(keys.max())} together"
     where = f"query {query} changes with {at}{in_words(place)}"
     return where, {"query": query, "key": int(keys[0]), "place": place or ""}
+
+
+def place_of_rows(subject: Subject, ids: Tensor, changed: Tensor, row: int, query: int) -> str | None:
+    """The submodule in which an output begins to differ between two batches (B, T) that have its row in common."""
+    length = ids.shape[1]
+    passes = [
+        Pass(lambda batch=batch: subject(batch), query, length, row=row, rows=len(ids)) for batch in (ids, changed)
+    ]
+    return first_difference(subject.module, *passes, exact=True)
+
+
+def place_of_batch(subject: Subject, ids: Tensor, query: int) -> str | None:
+    """The submodule in which the first of several texts (B, T) begins to differ from the same text alone."""
+    length = ids.shape[1]
+    together = Pass(lambda: subject(ids), query, length, row=0, rows=len(ids))
+    return first_difference(subject.module, together, Pass(lambda: subject(ids[:1]), query, length), exact=False)
+
+
+def place_in_chunk(subject: Subject, ids: Tensor, sizes: Sequence[int], row: int, query: int) -> str | None:
+    """The submodule in which decoding texts (B, T) in chunks begins to differ from the full pass."""
+    ends = list(itertools.accumulate(sizes))
+    call = next(i for i, end in enumerate(ends) if end > query)
+    local, part = query - (ends[call] - sizes[call]), {"row": row, "rows": len(ids)}
+    full = Pass(lambda: subject(ids), query, ids.shape[1], **part)
+    return first_difference(
+        subject.module, full, Pass(lambda: subject.decode(ids, sizes), local, sizes[call], call, **part), exact=False
+    )
 
 
 def _effect(case: Case, subject: Subject, ids: Tensor, changed: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tril.model.causality.case import MAX_RELATIVE_NOISE, Case, Result, largest_change
-from tril.model.causality.place import find_place
+from tril.model.causality.case import MAX_RELATIVE_NOISE, Case, ModelError, Result, largest_change
+from tril.model.causality.place import find_place, place_of_batch
 from tril.model.causality.subject import Subject
 from tril.model.causality.traces import Pass, first_difference, in_words
 
@@ -22,22 +22,25 @@ BATCH_SIZES = (1, 5, 2, 8, 3, 16)  # taken in turn; a leak may depend on the bat
 @torch.no_grad()
 def check_repeatable(case: Case, length: int) -> Iterator[Result]:
     """Two runs of one input give the same logits, alone and in a batch, up to rounding."""
-    ids = case.texts.draw(5, length).to(case.subject.device)
+    ids = case.texts.draw(3, length).to(case.subject.device)
     logits, again = case.subject(ids), case.subject(ids)
-    case.scale = logits.abs().max().item()
+    case.scale = logits.nan_to_num().abs().max().item()
     bound = MAX_RELATIVE_NOISE * case.scale
-    case.noise = (logits - again).abs().max().item()
+    case.noise = largest_change(logits, again).max().item()
     where = "" if case.noise <= bound else f"two runs of the same input differ by {case.noise:.2g}"
     yield case.result("repeatable", length, case.noise, bound, logits.numel(), where)
     if case.subject.stochastic:
         return
 
     def change(subject: Subject) -> Tensor:
-        return subject(ids)[:1] - subject(ids[:1])
+        return largest_change(subject(ids)[:1], subject(ids[:1]))  # (1, T)
 
     difference, bound, _ = case.judge(change, change(case.subject), exact=False)
-    where = "" if difference <= bound else f"a text alone and in a batch of {len(ids)} differ by {difference:.2g}"
-    yield case.result("repeatable", length, difference, bound, logits[0].numel(), where)
+    where, place = "", None
+    if not difference <= bound:
+        place = place_of_batch(case.subject, ids, int(change(case.subject)[0].argmax()))
+        where = f"a text alone and in a batch of {len(ids)} differ by {difference:.2g}{in_words(place)}"
+    yield case.result("repeatable", length, difference, bound, logits[0].numel(), where, place=place or "")
 
 
 @torch.no_grad()
@@ -108,7 +111,10 @@ def check_lengths(case: Case, lengths: Sequence[int]) -> Iterator[Result]:
             continue
         compared = ~visible[:length, length:].any(-1)  # (n,)
         row = slice(number % len(ids), number % len(ids) + 1)
-        short = (subject(ids[row, :length]) - full[row, :length]).abs().amax(-1)[0]  # (n,)
+        try:
+            short = (subject(ids[row, :length]) - full[row, :length]).abs().amax(-1)[0]  # (n,)
+        except ModelError:  # such as statistics of a single number
+            continue
         short = short.nan_to_num(nan=torch.inf).cpu() * compared
         tested += int(compared.sum())
         if not short.max() <= bound and not where:

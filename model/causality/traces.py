@@ -4,6 +4,7 @@ B batch, T positions.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -23,12 +24,15 @@ class Pass:
     Attributes:
         run: calls the model; all of its calls count, where several chunks are decoded.
         query: the position that is compared, in the call over `length` positions with number `call`.
+        row: of a batch of `rows`, the only one that is compared; None: all.
     """
 
     run: Callable[[], object]
     query: int
     length: int
     call: int = 0
+    row: int | None = None
+    rows: int = 1
 
 
 @torch.no_grad()
@@ -43,17 +47,32 @@ def first_difference(module: nn.Module | None, one: Pass, other: Pass, *, exact:
     """
     if module is None or isinstance(module, torch.jit.ScriptModule):
         return None
-    traces = [_Trace(each).events_of(module) for each in (one, other)]
+    before, after = (_numbered(_Trace(each).events_of(module)) for each in (one, other))
     active: list[str] = []
-    for (name, kind, before), (again, _, after) in zip(*traces, strict=False):
-        pairs = [(a, b) for a, b in zip(before, after, strict=False) if a.shape == b.shape]
-        if name != again or not all(_equal(a, b, exact) for a, b in pairs):
-            return name if kind == "out" else active[-1] if active else ""
+    for (name, kind, number), values in before.items():
+        if (name, kind, number) not in after:  # decoding may call other submodules than the full pass
+            continue
+        pairs = [(a, b) for a, b in zip(values, after[name, kind, number], strict=False) if a.shape == b.shape]
+        if not all(_equal(a, b, exact) for a, b in pairs):
+            owner = name.rpartition(".")[0]
+            caller = active[-1] if active else ""
+            skipped = owner.startswith(caller) and not isinstance(module.get_submodule(owner), nn.ModuleList)
+            return name if kind == "out" else owner if skipped else caller
         if kind == "in":
             active.append(name)
         elif active:
             active.pop()
     return None
+
+
+def _numbered(events: list[tuple[str, str, list[Tensor]]]) -> dict[tuple[str, str, int], list[Tensor]]:
+    """The events by name, kind, and how often this name and kind came before."""
+    seen: Counter[tuple[str, str]] = Counter()
+    numbered = {}
+    for name, kind, values in events:
+        numbered[name, kind, seen[name, kind]] = values
+        seen[name, kind] += 1
+    return numbered
 
 
 def in_words(place: str | None) -> str:
@@ -90,7 +109,9 @@ class _Trace:
 
     def _at_query(self, x: Tensor) -> Tensor | None:
         """What belongs to the query; None for a tensor without positions."""
-        length, query = self.of.length, self.of.query
+        length, query, row = self.of.length, self.of.query, self.of.row
+        if row is not None and x.dim() and x.shape[0] == self.of.rows:
+            x = x[row : row + 1]
         dims = [d for d, size in enumerate(x.shape) if size == length]
         if not dims:
             return None

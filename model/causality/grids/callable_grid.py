@@ -22,11 +22,19 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from tril.model.causality.case import FLOAT64_ROUNDING, ODD_LENGTH, Case, lengths_to_test, structural_lengths
-from tril.model.causality.grids.first_call import ModelError, check_calls
+from tril.model.causality.case import (
+    FLOAT64_ROUNDING,
+    ODD_LENGTH,
+    Case,
+    ModelError,
+    lengths_to_test,
+    structural_lengths,
+)
+from tril.model.causality.grids.first_call import check_calls
 from tril.model.causality.grids.gpt_grid import LARGE_BUDGET, SMALL_BUDGET
 from tril.model.causality.grids.module_subject import ModuleSubject
 from tril.model.causality.subject import randomize
+from tril.model.causality.texts import Texts
 from tril.model.validation import strict_settings
 
 LONGEST = 1024  # positions tested at most; fewer where a pass takes longer than PASS_SECONDS
@@ -130,7 +138,7 @@ def module_cases(
         yield own
         for label, other in variants(subject):
             other.exact = not own.inexact  # then lower precision is no reason for a difference either
-            if not working_lengths(other, [longest]):
+            if not working_lengths(other, [longest]) or not is_finite(other, longest):
                 subject.note = other.note  # such as a module that names float32, in bf16
                 continue
             yield case(other, [longest], FEW, maps=False, rows=VARIANT_ROWS, weights="own", **label)
@@ -186,7 +194,7 @@ def working_lengths(subject: ModuleSubject, lengths: Sequence[int]) -> list[int]
     for length in lengths:
         try:
             with torch.no_grad():
-                subject(torch.zeros(2, length, dtype=torch.long))
+                subject(torch.zeros(1, length, dtype=torch.long))
             working.append(length)
         except ModelError as error:
             failed[length] = str(error)
@@ -196,6 +204,15 @@ def working_lengths(subject: ModuleSubject, lengths: Sequence[int]) -> list[int]
         note = f"lengths {some}{mode} are left out, where {next(iter(failed.values()))}"
         subject.note = f"{subject.note}; {note}" if subject.note else note
     return working
+
+
+@torch.no_grad()
+def is_finite(subject: ModuleSubject, length: int) -> bool:
+    """Whether random texts of this length have finite logits; the subject's note says if not."""
+    finite = bool(subject(Texts(subject.vocab_size).draw(16, length)).isfinite().all())
+    if not finite:
+        subject.note = f"{subject.precision} is left out, where some logits are not finite"
+    return finite
 
 
 def affordable_length(subject: ModuleSubject, longest: int, seconds: float) -> int:

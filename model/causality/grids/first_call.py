@@ -6,12 +6,8 @@ B batch, T positions, V vocabulary.
 import torch
 from torch import Tensor
 
-from tril.model.causality.case import one_line
+from tril.model.causality.case import ModelError, one_line
 from tril.model.causality.subject import Subject
-
-
-class ModelError(ValueError):
-    """The model under test raises an exception; its own is the cause."""
 
 
 class WrongLogits(ModelError):

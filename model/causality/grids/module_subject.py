@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tril.model.causality.case import one_line
+from tril.model.causality.case import ModelError, one_line
 from tril.model.causality.float64_mode import Float64Mode
-from tril.model.causality.grids.first_call import ModelError, WrongLogits, checked_logits
+from tril.model.causality.grids.first_call import WrongLogits, checked_logits
 from tril.model.causality.receptive_field import embeddings_as_leaves
 from tril.model.causality.subject import Subject, float64_device, left_padding
 

@@ -15,7 +15,7 @@ from tril.model.kv_cache import KVCache, LayerCache
 END = 0  # end-of-text in the certificate's documents
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "})
+@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"})
 def rotary_offset_forgotten_in_decoding(patch):
     rope = GPT._rope
     patch.setattr(
@@ -23,13 +23,13 @@ def rotary_offset_forgotten_in_decoding(patch):
     )
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "})
+@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"})
 def rotary_offset_one_too_small_in_decoding(patch):
     rope = GPT._rope
     patch.setattr(GPT, "_rope", lambda self, p: rope(self, p if p.dim() > 1 else p - p[0].clamp(max=1)))
 
 
-@mutant("decoding", where={"decoding": "chunks of 1: row 0, position 0 "}, **LEARNED)
+@mutant("decoding", where={"decoding": "chunks of 1: row 0, position 0[ ,]"}, **LEARNED)
 def positions_counted_from_the_end(patch):
     """Leaks the number of later tokens, not the tokens."""
     original = GPT.hidden
@@ -42,12 +42,12 @@ def positions_counted_from_the_end(patch):
     patch.setattr(GPT, "hidden", changed)
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "})
+@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"})
 def cache_not_advanced(patch):
     patch.setattr(KVCache, "advance", lambda self, n_positions: None)
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 0 "})
+@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 0[ ,]"})
 def cache_with_unwritten_positions(patch):
     update = LayerCache.update
 
@@ -58,7 +58,7 @@ def cache_with_unwritten_positions(patch):
     patch.setattr(LayerCache, "update", changed)
 
 
-@mutant("decoding", where={"decoding": "chunks of 1: row 0, position 0 "})
+@mutant("decoding", where={"decoding": "chunks of 1: row 0, position 0[ ,]"})
 def cache_of_another_row(patch):
     update = LayerCache.update
     patch.setattr(LayerCache, "update", lambda self, k, v: tuple(x.roll(1, 0) for x in update(self, k, v)))
@@ -87,7 +87,7 @@ def last_position_without_the_others(patch):
     patch.setattr(Block, "forward", changed)
 
 
-@mutant("decoding", where={"decoding": "left-padded by [1-9][0-9]* tokens: row ., position 0 "})
+@mutant("decoding", where={"decoding": "left-padded by [1-9][0-9]* tokens: row ., position 0[ ,]"})
 def padding_seen(patch):
     for module in (masks, subject):
         patch.setattr(module, "padding_mask", lambda visible: torch.ones_like(visible)[:, None, None])
@@ -99,7 +99,7 @@ def positions_of_padding_and_documents_ignored(patch):
     patch.setattr(GPT, "hidden", lambda self, ids, **options: original(self, ids, **{**options, "positions": None}))
 
 
-@mutant("documents", where={"documents": "the document at [1-9][0-9]*: row 0, position 0 "})
+@mutant("documents", where={"documents": "the document at [1-9][0-9]*: row 0, position 0[ ,]"})
 def document_boundary_ignored(patch):
     for module in (masks, subject):
         patch.setattr(
@@ -107,7 +107,7 @@ def document_boundary_ignored(patch):
         )
 
 
-@mutant("documents", where={"documents": "the document at [1-9][0-9]*: row 0, position 0 "})
+@mutant("documents", where={"documents": "the document at [1-9][0-9]*: row 0, position 0[ ,]"})
 def end_of_text_in_the_previous_document(patch):
     original = masks.document_mask
     for module in (masks, subject):

@@ -40,7 +40,7 @@ def bias_added_before_the_scale(patch):
     kernel(patch, changed)
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "}, **ALIBI)
+@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"}, **ALIBI)
 def bias_of_the_newest_keys_in_the_first_columns(patch):
     original = gpt.alibi_bias
 
@@ -50,13 +50,13 @@ def bias_of_the_newest_keys_in_the_first_columns(patch):
     patch.setattr(gpt, "alibi_bias", changed)
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1 "}, **ALIBI)
+@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"}, **ALIBI)
 def alibi_counted_from_the_start_of_the_chunk(patch):
     original = gpt.alibi_bias
     patch.setattr(gpt, "alibi_bias", lambda *sizes, start=None: original(*sizes, start=torch.tensor([0])))
 
 
-@mutant("decoding", where={"decoding": "steps of constant shape: row 0, position 18 "}, **ALIBI)
+@mutant("decoding", where={"decoding": "steps of constant shape: row 0, position 18[ ,]"}, **ALIBI)
 def alibi_without_the_position_of_the_step(patch):
     original = gpt.alibi_bias
 
@@ -79,7 +79,7 @@ def last_position_with_the_bias_of_the_first(patch):
 @mutant(
     "decoding",
     "documents",
-    where={"decoding": "left-padded by 18 tokens: row 1, position 1 ", "documents": "at 0: row 0, position 1 "},
+    where={"decoding": "left-padded by 18 tokens: row 1, position 1[ ,]", "documents": "at 0: row 0, position 1 "},
     **ALIBI,
 )
 def bias_dropped_with_a_mask(patch):

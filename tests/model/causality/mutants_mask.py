@@ -43,7 +43,7 @@ def mask_transposed(patch):
     rule(patch, lambda query, key: key >= query)
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 7: row 0, position 7 "}, backend="fused")
+@mutant("decoding", "attention", where={"decoding": "chunks of 7: row 0, position 7[ ,]"}, backend="fused")
 def wrong_corner_under_a_cache(patch):
     """torch's is_causal aligns the first query with the first key."""
 
@@ -55,7 +55,7 @@ def wrong_corner_under_a_cache(patch):
     kernel(patch, changed, "fused")
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 7: row 0, position 7 "})
+@mutant("decoding", "attention", where={"decoding": "chunks of 7: row 0, position 7[ ,]"})
 def no_mask_inside_a_chunk(patch):
     causal_if(patch, lambda q, k, dropout_p: q.shape[2] == k.shape[2])
 
@@ -101,7 +101,7 @@ def window_forgotten_with_a_mask(patch):
     patch.setattr(attention, "visible_keys", lambda *sizes, **options: original(*sizes, **{**options, "window": None}))
 
 
-@mutant("decoding", "documents", where={"documents": "the document at 0: row 0, position 0 "})
+@mutant("decoding", "documents", where={"documents": "the document at 0: row 0, position 0[ ,]"})
 def future_seen_with_a_mask(patch):
     patch.setattr(attention, "visible_keys", lambda n_queries, n_keys, *, mask, **options: attention.as_boolean(mask))
 

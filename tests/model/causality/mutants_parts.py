@@ -37,7 +37,7 @@ def values_sliced_by_the_size_of_keys(patch):
     kernel(patch, changed)
 
 
-@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 0 "}, part="larger values")
+@mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 0[ ,]"}, part="larger values")
 def cached_values_cut_to_the_size_of_keys(patch):
     update = LayerCache.update
 
@@ -137,7 +137,7 @@ def context_of_another_row(patch):
     with_arguments(patch, changed)
 
 
-@mutant("reference", where={"reference": "row 0, position 0 "}, part="shards")
+@mutant("reference", where={"reference": "row 0, position 0[ ,]"}, part="shards")
 def shards_that_overlap(patch):
     """Rank 1 begins one head too early: it computes a head of rank 0 again, and its own last head is missing."""
     keep = sharding._keep
@@ -172,7 +172,7 @@ def keys_of_rank_0_in_every_rank(patch):
     change_shard(patch, changed)
 
 
-@mutant("reference", where={"reference": "row 0, position 0 "}, part="shards")
+@mutant("reference", where={"reference": "row 0, position 0[ ,]"}, part="shards")
 def output_bias_of_every_rank(patch):
     def changed(original, attn, rank, world_size):
         shard = original(attn, rank, world_size)

@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.conftest import tiny_gpt
 from tril.model.causality import assert_causal, certify, corpus
+from tril.model.causality.case import ModelError
 from tril.model.causality.float64_mode import Float64Mode
-from tril.model.causality.grids.first_call import ModelError
 from tril.model.causality.texts import Texts
 
 V, T = 13, 24
