@@ -166,7 +166,7 @@ def outcome(folder: Path) -> dict[str, object]:
             found[f"windows_{name}.npz"] = {key: arrays[key].tobytes() for key in arrays}
     summary = json.loads((folder / "summary.json").read_text())
     found["summary.json"] = {k: v for k, v in without_times(summary).items() if k not in ("folder", "sample_with")}
-    found["files"] = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    found["files"] = {str(path.relative_to(folder)): "present" for path in folder.rglob("*") if path.is_file()}
     return found
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.certificate import certify as run_cases
 from tril.model.causality.grids.callable_grid import Sizes, module_cases
-from tril.model.causality.grids.gpt_grid import gpt_cases
+from tril.model.causality.receptive_field import expected_dependencies
+from tril.model.causality.subject import attention_windows
 from tril.model.gpt import GPT
 from tril.model.validation import explain
 
@@ -35,8 +36,8 @@ def certify(
 ) -> Certificate:
     """Tests that no output of a model depends on the future, and that each depends on all of its past.
 
-    The model is not changed: a module is copied, and the random state is restored. A `GPT` of Tril gets its own grid of
-    backends, precisions and decoding.
+    The model is not changed: a module is copied, and the random state is restored. Of a `GPT` of Tril, this instance is
+    tested as it is, with the windows of its config; `scripts/certify.py` tests its config on all backends.
 
     Args:
         model: an `nn.Module` or a function from ids (B, T) int64 to logits (B, T, V); the logits may also be the first
@@ -60,9 +61,6 @@ def certify(
         ValueError: invalid arguments. `ModelError`, a ValueError: the model raises an exception, or returns no logits.
     """
     name = name or str(getattr(model, "__qualname__", type(model).__name__))
-    if isinstance(model, GPT):
-        where = device or model.embed.weight.device
-        return run_cases(name, gpt_cases(model.config, model.state_dict(), device=str(where), exhaustive=exhaustive))
     sizes = {"vocab_size": vocab_size, "context_length": context_length, "receptive_field": receptive_field}
     for key, names in CONFIG_NAMES.items():
         if sizes[key] is None:
@@ -71,13 +69,20 @@ def certify(
         checked = Sizes(**sizes)  # pyright: ignore[reportArgumentType] None is refused with a message
     except ValidationError as error:
         raise ValueError(explain(error)) from error
+    pattern = _pattern(expected, checked.context_length)
+    if pattern is None and receptive_field is None and isinstance(model, GPT):
+        windows = attention_windows(model.config)
+
+        def pattern(length: int) -> Tensor:
+            return expected_dependencies(length, windows)
+
     return run_cases(
         name,
         module_cases(
             name,
             model,
             **vars(checked),
-            expected=_pattern(expected, checked.context_length),
+            expected=pattern,
             special=special_ids,
             device=device or _device_of(model),
             exhaustive=exhaustive,

@@ -31,10 +31,6 @@ CERTIFY = [
     ),
     (("call=os:getcwd", "vocab_size=3", "context_length=-4"), "context_length=-4 must be greater than or equal to 1"),
     (("call=os:getcwd", "vocab_size=true", "context_length=4"), "vocab_size=true must be a valid integer"),
-    (
-        ("call=os:getcwd", "vocab_size=3", "context_length=4", "receptive_field=0"),
-        "call=os:getcwd with ids (1, 1) below 3 ends in TypeError: posix.getcwd() takes no",
-    ),
     (("call=os:getcwd", "vocab_size=3"), "context_length=null must be a valid integer"),
     ("call=:", "vocab_size=null must be a valid integer; context_length=null must be a valid integer"),
     ("call=a:b:c", "vocab_size=null must be a valid integer; context_length=null must be a valid integer"),

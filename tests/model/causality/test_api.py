@@ -121,8 +121,8 @@ FIRST = {(entry.family, entry.leaks): entry.name for entry in reversed(ENTRIES.v
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FIRST.values())
-def test_one_entry_of_each_family_of_the_corpus_is_judged_right(name):
+@pytest.mark.parametrize("name", sorted(FIRST.values())[::3])  # `python scripts/corpus.py` judges all
+def test_entries_of_the_corpus_are_judged_right(name):
     entry = ENTRIES[name]
     certificate = certify(
         entry.build(), vocab_size=entry.vocab_size, context_length=entry.context_length, expected=entry.expected
