@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 # Keys whose value is free text.
 TEXT_KEYS = ("resume", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")
-CONTINUED_FILES = ("csv/version_0/metrics.csv", "samples.txt", "windows_best.npz", f"{CHECKPOINTS}/{BEST}")
+METRICS = "csv/version_0/metrics.csv"
+CONTINUED_FILES = (METRICS, "samples.txt", "windows_best.npz", f"{CHECKPOINTS}/{BEST}")
 
 OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_cache=True)
 
@@ -231,7 +232,7 @@ def start_folder(folder: Path, cfg: DictConfig, config: RunConfig, resumed: Resu
     Returns:
         The config.yaml before; None without one.
     """
-    for place in (folder, folder / CHECKPOINTS):
+    for place in (folder, folder / CHECKPOINTS, (folder / METRICS).parent):
         remove_leftovers(place)
     if resumed is not None:
         source = run_folder(resumed.path)

@@ -135,6 +135,22 @@ def test_what_resuming_refuses_is_not_kept(tmp_path, text):
     assert step_of(tmp_path / "run" / "checkpoints" / "last.ckpt") == 10
 
 
+def test_temporary_files_of_a_killed_process_are_removed_at_the_next_start(tmp_path, text):
+    first = in_process(*TINY, f"data.path={text}", "trainer.max_steps=4", "hydra.run.dir=run", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    folder, process = tmp_path / "run", 2**31 - 2  # no process has this id
+    names = [
+        f".causality.json.{process}.part",
+        f"checkpoints/.last.ckpt-new.{process}.part",
+        f"csv/version_0/.metrics.csv.{process}.part",
+    ]
+    for name in names:
+        (folder / name).write_text("half")
+    done = in_process("resume=run", "trainer.max_steps=8", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert list(folder.rglob("*.part")) == []
+
+
 def test_command_line_trains_and_resumes_latest(tmp_path, text):
     tiny = [*TINY, f"data.path={text}"]
     first = in_process(*tiny, cwd=tmp_path)
