@@ -3,6 +3,7 @@
 B batch, T positions, V vocabulary.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,9 +73,7 @@ def certify(
     pattern = _pattern(expected, checked.context_length)
     if pattern is None and receptive_field is None and isinstance(model, GPT):
         windows = attention_windows(model.config)
-
-        def pattern(length: int) -> Tensor:
-            return expected_dependencies(length, windows)
+        pattern = functools.partial(expected_dependencies, windows=windows)
 
     return run_cases(
         name,
