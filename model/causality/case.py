@@ -240,8 +240,8 @@ class Case:
     def measured_rounding(self) -> float:
         """Largest difference between the logits and those of float64, in evaluation mode.
 
-        Without float64, and at least: a few units in the last place of the largest logit. It is limited, because a
-        function that differs more from its float64 twin is another function there.
+        Without float64: a few units in the last place of the largest logit. It is limited, because a function that
+        differs more from its float64 twin is another function there.
         """
         subject, ids = self.subject, self.random_tokens(1, max(self.lengths))
         twin = self.float64  # made outside of inference mode, since gradients of it are computed too

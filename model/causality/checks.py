@@ -16,7 +16,6 @@ from tril.model.causality.equivalence_checks import check_decoding, check_docume
 from tril.model.causality.place import place_of_rows
 from tril.model.causality.receptive_field import dependencies_by_gradient, dependencies_by_perturbation
 from tril.model.causality.redraw_checks import check_lengths, check_redrawn, check_repeatable
-from tril.model.causality.subject import Subject
 from tril.model.causality.traces import Pass, first_difference, in_words
 
 RELATIVE_GRADIENT = 1e-10  # of the largest gradient in float64: its rounding
@@ -81,9 +80,8 @@ def check_gradient(case: Case, ids: Tensor) -> Iterator[Result]:
         return
     bound = 0.0
     hidden = ~subject.visible(length)[rows.cpu()]
-    if not subject.exact and (size.cpu() * hidden).any() and isinstance(case.float64, Subject):
+    if not subject.exact and (size.cpu() * hidden).any() and (twin := case.float64) is not None:
         # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells from a leak.
-        twin = case.float64
         assert twin.module is not None
         size = dependencies_by_gradient(twin, twin.module, ids, rows, batch_size, case.generator)
         assert size is not None
