@@ -151,6 +151,6 @@ def fully_masked_rows_not_zeroed(patch):
     patch.setattr(attention, "open_fully_masked_rows", lambda mask: (original(mask)[0], torch.tensor(False)))
 
 
-@mutant("no future", "attention", "rows", "decoding", "documents", part="learned bias")
+@mutant("no future", "attention", "decoding", "documents", part="learned bias")
 def nan_in_rows_that_the_bias_hides(patch):
     patch.setattr(attention, "open_fully_masked_rows", lambda mask: (mask, torch.tensor(False)))

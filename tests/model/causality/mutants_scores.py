@@ -73,7 +73,6 @@ def finite_mask_value_added(patch):
     "all of the past",
     "attention",
     "decoding",
-    "rows",
     "canary",
     where={"attention": "layer 0, head 0, query 0, key 0:"},
 )
