@@ -5,7 +5,8 @@
      "checksums": {"tensors": {path: sha256}, "rest": sha256}, ...}
 
 Training writes it through Lightning, which adds the state for resuming, and adds "causality", the certificate of the
-run, to "tril". `save` writes these entries only. `read` verifies the checksums, see `tril.model.checksums`.
+run, to "tril"; `tril.model.binding` says what that belongs to. `save` writes these entries only. `read` verifies the
+checksums, see `tril.model.checksums`.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from tril.model.atomic_files import atomic_path
+from tril.model.binding import add_weights
 from tril.model.checksums import checksums
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
@@ -65,7 +67,11 @@ def load(path: str | Path = "latest", device: torch.device | str = "cpu") -> Lan
         ValueError: the file is not a checkpoint, or its parts do not match.
     """
     path = find_checkpoint(path)
-    content = read(path, entries=("state_dict", "tril"))
+    return language_model(path, read(path, entries=("state_dict", "tril")), device)
+
+
+def language_model(path: Path, content: dict[str, Any], device: torch.device | str = "cpu") -> LanguageModel:
+    """The model and the tokenizer of what `read` returned for `path`; raises ValueError if its parts do not match."""
     entry = content["tril"]
     try:
         model = build(entry["config"], content["state_dict"], device)
@@ -83,7 +89,7 @@ def save(path: str | Path, lm: LanguageModel, **data) -> None:
 
 
 def write(path: str | Path, content: dict[str, Any]) -> None:
-    """Writes `content` and its checksums with `torch.save`, atomically.
+    """Writes `content` and its checksums with `torch.save`, atomically; a new certificate gets the weights' hash.
 
     Args:
         content: plain containers and values, and dense tensors. Nothing may change it meanwhile: the checksums are
@@ -95,7 +101,9 @@ def write(path: str | Path, content: dict[str, Any]) -> None:
     """
     path = Path(path)
     values = {key: value for key, value in content.items() if key != CHECKSUMS}
-    complete = values | {CHECKSUMS: checksums(values)}
+    tensors = checksums(values)["tensors"]
+    values = add_weights(values, tensors)
+    complete = values | {CHECKSUMS: {"tensors": tensors, "rest": checksums(values, ())["rest"]}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as part, part.open("wb") as file:

@@ -2,8 +2,10 @@
 
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
 (call=package.module:function vocab_size=V context_length=T). All keys: configs/certify.yaml. Prints a table, and writes
-all figures and a plot into a folder. Exit status 0: certified; 1: not certified; 2: wrong settings; 3: the model raises
-an exception or returns no logits; 4: certified, but a leak of the size of rounding would pass too.
+all figures and a plot into a folder. Of a checkpoint it first says whether the certificate that the file holds belongs
+to these weights, config, data and code. Exit status, of the certificate computed now: 0: certified; 1: not certified;
+2: wrong settings; 3: the model raises an exception or returns no logits; 4: certified, but a leak of the size of
+rounding would pass too.
 """
 
 import contextlib
@@ -63,18 +65,21 @@ def main(cfg) -> None:
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # intended on a CPU
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.causality.certificate import certify
+    from tril.model.checkpoint import one_line
     from tril.model.training.hardware import keep_freed_memory
 
     with model_errors(), user_errors():
         device = pick_device(settings.device)
-        name, cases = subject(settings, checkpoint, device)
+        name, cases, origin = subject(settings, checkpoint, device)
         default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", Path(name).name.replace(":", "-"))
         folder = writable(settings.out or default, "out")
     if device == "cpu":
         keep_freed_memory()
+    if origin:
+        print(f"stored certificate: {one_line(origin['stored_certificate']['text'])}", flush=True)
     with model_errors():  # its own code may fail in any case
         certificate = certify(name, cases, progress=lambda case: print(case, file=sys.stderr, flush=True))
-    report(certificate, folder)
+    report(certificate, origin, folder)
     sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
 
 
@@ -93,18 +98,18 @@ def model_errors() -> Iterator[None]:
         fail(error, status=3)
 
 
-def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tuple[str, Iterator]:
-    """The name of the model, and the cases of its grid."""
+def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tuple[str, Iterator, dict]:
+    """The name of the model, the cases of its grid, and what causality.json says about a checkpoint."""
     options = {"device": device, "exhaustive": settings.exhaustive}
     if settings.hf is not None:
         from tril.model.causality.grids.transformers_grid import transformers_cases
 
-        return settings.hf, transformers_cases(settings.hf, **options)
+        return settings.hf, transformers_cases(settings.hf, **options), {}
     if settings.call is not None:
         from tril.model.causality.grids.callable_grid import Sizes, callable_cases
 
         sizes = Sizes(**{key: getattr(settings, key) for key in SIZES})
-        return settings.call, callable_cases(settings.call, sizes, **options)
+        return settings.call, callable_cases(settings.call, sizes, **options), {}
     from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_cases
     from tril.model.config import GPTConfig
 
@@ -114,13 +119,17 @@ def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tu
         check_compiler(device)
     options["compile"] = settings.compile
     if checkpoint is not None:
-        from tril.model.checkpoint import load
+        from tril.model.binding import compare, describe_checkpoint
+        from tril.model.checkpoint import language_model, read
 
-        model = load(checkpoint).model
-        return str(checkpoint), gpt_cases(model.config, model.state_dict(), **options)
+        content = read(checkpoint, entries=("state_dict", "tril", "global_step"))
+        model = language_model(checkpoint, content).model
+        found = describe_checkpoint(content, model.config.to_dict())
+        origin = {"of": found, "stored_certificate": compare(content["tril"].get("causality"), found)}
+        return str(checkpoint), gpt_cases(model.config, model.state_dict(), **options), origin
     vocab_size = settings.model["vocab_size"] or FRESH_VOCABULARY
     config = build(GPTConfig, settings.model | {"vocab_size": vocab_size}, "model")
-    return chosen("model"), gpt_cases(config, **options)
+    return chosen("model"), gpt_cases(config, **options), {}
 
 
 def chosen(group: str) -> str:
@@ -130,12 +139,12 @@ def chosen(group: str) -> str:
     return HydraConfig.get().runtime.choices[group]
 
 
-def report(certificate, folder: Path) -> None:
+def report(certificate, origin: dict, folder: Path) -> None:
     """Prints the certificate; writes causality.json and causality.png."""
     from tril.model.atomic_files import write_json
     from tril.model.causality.plot import plot
 
-    write_json(folder / "causality.json", certificate.to_dict())
+    write_json(folder / "causality.json", certificate.to_dict() | origin)
     plot(folder / "causality.png", certificate)
     print(certificate)
     print(f"{folder}: causality.json, causality.png", flush=True)

@@ -67,11 +67,13 @@ def _compare(
         names: of the layers; their numbers by default.
     """
     worst, bound, where = 0.0, 0.0, ""
+    leak: dict[str, int] = {}
     for layer, (weights, (correct, margin)) in enumerate(zip(used, expected, strict=True)):
         difference = (weights.to(correct.device).to(correct.dtype) - correct).abs()
         if (wrong := first_true(~(difference <= margin))) and not where:
             name, (head, query, key) = names[layer] if names else f"layer {layer}", wrong
+            leak = {"layer": layer, "head": head, "query": query, "key": key}
             where = f"{name}, head {head}, query {query}, key {key}: weight {weights[head, query, key]:.2g}"
             where += remark.format(correct[head, query, key])
         worst, bound = max(worst, difference.max().item()), max(bound, margin.max().item())
-    return case.result("attention", length, worst, bound, tested, where)
+    return case.result("attention", length, worst, bound, tested, where, **leak)

@@ -61,7 +61,7 @@ def canary(
     """
     generator = torch.Generator().manual_seed(seed)
     n_kinds, length = min(KINDS, subject.vocab_size), min(LENGTH, subject.context_length)
-    kinds = torch.randperm(subject.vocab_size, generator=generator)[:n_kinds]
+    kinds = torch.randperm(subject.vocab_size, generator=generator)[:n_kinds].to(subject.device)
     subject = copy.deepcopy(subject)
     assert subject.module is not None, "a plain function cannot be trained"
     model = randomize(subject.module, torch.Generator(subject.device).manual_seed(seed)).train()
@@ -69,11 +69,12 @@ def canary(
         steps = 120 if subject.n_parameters() < 1e6 else 60
 
     def random_texts(batch_size: int) -> Tensor:
-        return kinds[torch.randint(n_kinds, (batch_size, length + 1), generator=generator)].to(subject.device)
+        """Numbers of kinds, (B, T + 1)."""
+        return torch.randint(n_kinds, (batch_size, length + 1), generator=generator).to(subject.device)
 
-    def losses(ids: Tensor) -> Tensor:
-        logits = subject.run(ids[:, :-1]).float()
-        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    def losses(texts: Tensor) -> Tensor:
+        logits = subject.run(kinds[texts[:, :-1]])[..., kinds].float()  # the bound holds for the kinds alone, too
+        return F.cross_entropy(logits.flatten(0, 1), texts[:, 1:].flatten(), reduction="none")
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     with same_random_numbers(subject.device):  # for dropout

@@ -27,6 +27,7 @@ EOT = 0  # end-of-text token of the document checks; it occurs nowhere else in a
 SLACK = 4
 UNITS = 16  # units in the last place of the largest logit: the rounding of a function that does not run in float64
 FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # relative to that of float32
+ROUNDED_TEXTS = 4  # whose rounding is measured
 FLOAT64_SLACK = 1000  # some inputs round worse than the measured one; leaks are far larger still
 # A function that differs more from its float64 twin is another function there, and its bound would hide a leak.
 MAX_RELATIVE_ROUNDING, MAX_RELATIVE_LOW_PRECISION = 1e-3, 0.1
@@ -95,10 +96,13 @@ class Case:
         dependencies: at the longest length, (T, T) each, NaN where not tested.
         batch_size: of every pass; None: what fits into memory.
         redrawn: further lengths at which all hidden tokens are replaced, or cut off.
-        rows: texts at each length; None: what the budget allows.
+        rows: texts at each length, at most.
         inexact: a hidden token has changed a logit, if only by rounding.
-        maps: test single pairs of positions too.
-        rounding: None: measured on first use.
+        maps: test pairs of positions too.
+        single_tokens: change tokens one by one too, where gradients show the same pairs.
+        generation: compare generated tokens with a loop of full passes.
+        rounding: None: measured on first use; `float32_rounding` is that of the largest logit, and `known_rounding`
+            that of the logits in float32, 0 where it is not measured.
         noise: largest difference between two runs of the same input; `scale` is the largest logit of them.
         undecided: a difference that may be rounding or a small leak.
     """
@@ -113,13 +117,16 @@ class Case:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
     batch_size: int | None = None
     redrawn: Sequence[int] = ()
-    rows: int | None = None
+    rows: int = MAX_ROWS
     inexact: bool = False
     scale: float = 0.0
     maps: bool = True
+    single_tokens: bool = True
+    generation: bool = False
     rounding: float | None = None
     noise: float = 0.0
     float32_rounding: float | None = None
+    known_rounding: float = 0.0
     undecided: str = ""
 
     def __post_init__(self) -> None:
@@ -131,18 +138,18 @@ class Case:
 
     def positions(self, length: int) -> Tensor:
         """The positions whose dependencies are tested at this length."""
-        cost = 6 * self.subject.n_parameters() * length  # FLOPs of one forward and backward pass
+        cost = 3 * self.subject.cost(length)  # FLOPs of one forward and backward pass
         limit = length if length * cost <= self.budget else max(MIN_POSITIONS, int(self.budget / cost))
         return positions_to_test(length, limit, self.generator).to(self.subject.device)
 
     def redrawn_rows(self, length: int) -> int:
         """Number of queries whose hidden tokens are replaced at this length."""
         longest = length == max(self.lengths)
-        cost = 4 * self.subject.n_parameters() * length  # FLOPs of two forward passes
+        cost = 2 * self.subject.cost(length)  # FLOPs of two forward passes
         affordable = int((LONGEST_REDRAW_BUDGET if longest else REDRAW_BUDGET) / cost) if cost else MAX_ROWS
         if math.isinf(self.budget):
             return length
-        return max(2, min(length, affordable, MAX_ROWS if longest else MAX_ROWS // 8))
+        return max(2, min(length, affordable, self.rows, MAX_ROWS if longest else MAX_ROWS // 8))
 
     def rows_per_batch(self, length: int, limit: int) -> int:
         """Rows of a batch that fit into memory, and on a CPU into its caches."""
@@ -169,8 +176,7 @@ class Case:
     @property
     def trains(self) -> bool:
         """Whether passes record gradients: torch has other kernels for training."""
-        module = self.subject.module
-        return module is not None and module.training and self.subject.differentiable
+        return self.subject.differentiable and self.subject.module is not None and self.subject.module.training
 
     @functools.cached_property
     def float64(self) -> Subject | None:
@@ -180,9 +186,8 @@ class Case:
             if exact is None or not exact(self.random_tokens(1, max(self.lengths))).isfinite().all():
                 return None
         except Exception as error:  # code of other projects may raise anything
-            self.subject.note = (
-                f"float64 is left out ({one_line(error.__cause__ or error)}); bounds follow from float32"
-            )
+            reason = one_line(error.__cause__ or error)
+            self.subject.note = f"float64 is left out ({reason}); bounds follow from float32"
             return None
         return exact
 
@@ -220,9 +225,20 @@ class Case:
         return self.exact_bound(noise) if self.subject.exact else self.bound()
 
     def exact_bound(self, noise: float) -> float:
-        """How far equal computations may differ; some bf16 kernels of other projects' models sum by batch."""
-        low = self.subject.precision not in ("32-true", "64-true") and not isinstance(self.subject, GPTSubject)
-        return max(SLACK * noise, 2 * torch.finfo(torch.bfloat16).eps * self.scale if low else 0.0)
+        """How far equal computations may differ; in low precision, those of experts round by the other tokens."""
+        if noise or self.subject.precision in ("32-true", "64-true") or not self.mixes_rounding:
+            return SLACK * noise
+        return 2 * torch.finfo(torch.bfloat16).eps * self.scale
+
+    @functools.cached_property
+    def mixes_rounding(self) -> bool:
+        """Whether other rows of a batch change the logits of a text, if only by rounding."""
+        ids = self.texts.draw(4, max(self.lengths)).to(self.subject.device)
+        with torch.set_grad_enabled(self.trains):
+            alone = self.subject(ids)[0]
+            others = [self.texts.draw(*ids.shape).to(ids.device) for _ in range(4)]
+            changed = [self.subject(torch.cat([ids[:1], rows[1:]]))[0] for rows in others]
+        return any(not torch.equal(alone, logits) for logits in changed)
 
     def bound(self) -> float:
         """How far two computations of the same logits by different steps may differ."""
@@ -235,7 +251,7 @@ class Case:
         if self.float32_rounding is None:
             self.measured_rounding()
         assert self.float32_rounding is not None
-        return FLOAT64_SLACK * FLOAT64_ROUNDING * self.float32_rounding
+        return FLOAT64_ROUNDING * max(FLOAT64_SLACK * self.float32_rounding, 10 * SLACK * self.known_rounding)
 
     def measured_rounding(self) -> float:
         """Largest difference between the logits and those of float64, in evaluation mode.
@@ -243,7 +259,7 @@ class Case:
         Without float64: a few units in the last place of the largest logit. It is limited, because a function that
         differs more from its float64 twin is another function there.
         """
-        subject, ids = self.subject, self.random_tokens(1, max(self.lengths))
+        subject, ids = self.subject, self.random_tokens(ROUNDED_TEXTS, max(self.lengths))
         twin = self.float64  # made outside of inference mode, since gradients of it are computed too
         with inference(list(subject.module.modules()) if subject.module else []):
             plain = subject.plain()
@@ -255,6 +271,8 @@ class Case:
         with inference(list(twin.module.modules()) if twin.module else []):
             rounding = (logits.to(twin.device).double() - twin(ids)).abs().max().item()
         low = subject.precision not in ("32-true", "64-true")
+        if not low:
+            self.known_rounding = min(rounding, MAX_RELATIVE_ROUNDING * scale)
         return min(rounding, (MAX_RELATIVE_LOW_PRECISION if low else MAX_RELATIVE_ROUNDING) * scale)
 
     def result(
@@ -266,6 +284,8 @@ class Case:
 
 def largest_change(a: Tensor, b: Tensor) -> Tensor:
     """Largest difference of two logits (B, T, V) at each output, (B, T); nan in both is none, in one it is infinite."""
+    if torch.equal(a, b):  # one pass over the memory instead of ten; false for nan
+        return a.new_zeros(a.shape[:-1])
     both = a.isnan() & b.isnan()
     return (a - b).detach().abs().masked_fill(both, 0.0).nan_to_num(nan=torch.inf).amax(-1)
 

@@ -6,6 +6,7 @@ documents are compared with the full pass at the level of logits.
 """
 
 import contextlib
+import itertools
 import platform
 import time
 from collections import Counter
@@ -25,7 +26,9 @@ CHECKS = {
     "all of the past": "every visible position has a gradient",
     "attention": "no weight on a hidden key; softmax(q k / sqrt(D) + bias) on the others",
     "reference": "logits = those of the explicit backend, computed by matrix products",
-    "decoding": "full pass = chunks with the cache = last position of a chunk = steps of constant shape = left padding",
+    "decoding": "full pass = chunks with the cache = last position of a chunk = steps of constant shape",
+    "padding": "left-padded texts have the logits of the texts alone, for any padding tokens",
+    "generation": "generated tokens = those of a loop of full passes, cached, uncached and past the context length",
     "rows": "no sample of a batch changes another",
     "documents": "packed documents = each of them alone",
     "canary": f"trained on random tokens, it does not predict fresh ones ({Z:g} standard errors)",
@@ -70,11 +73,15 @@ class Certificate:
     def passed(self) -> bool:
         return bool(self.results) and all(result.passed for result in self.results)
 
-    def failures(self) -> dict[str, list[Result]]:
-        """Failed results by check; attention first, because it alone names layer and head."""
-        failed = [result for result in self.results if not result.passed]
-        by_check = {name: [r for r in failed if r.check == name] for name in ("attention", *ALL_CHECKS)}
-        return {name: results for name, results in by_check.items() if results}
+    @property
+    def failures(self) -> list[Result]:
+        """Failed results; those of attention first, because it alone names layer and head."""
+        order = ["attention", *ALL_CHECKS]
+        return sorted((r for r in self.results if not r.passed), key=lambda result: order.index(result.check))
+
+    def failures_by_check(self) -> dict[str, list[Result]]:
+        """The same by check."""
+        return {name: list(failed) for name, failed in itertools.groupby(self.failures, lambda result: result.check)}
 
     def checks(self) -> dict[str, int]:
         """Number of results of each check, in the order of CHECKS."""
@@ -92,14 +99,14 @@ class Certificate:
     def verdict(self) -> str:
         """One sentence."""
         if not self.passed:
-            return f"{self.subject} is NOT certified"
+            return f"{self.subject} is NOT certified ({', '.join(self.failures_by_check()) or 'nothing was tested'})"
         passed = f"{self.subject} sees no future, and all of its past"
         return f"{passed}, as far as rounding allows to tell" if self.undecided else passed
 
     def __str__(self) -> str:
         """The table, the first failure of each check, and the verdict."""
         lines = [f"{self.table()}\n"]
-        for check, failures in self.failures().items():
+        for check, failures in self.failures_by_check().items():
             first = failures[0]
             lines.append(f"FAILED  {check}: {first.where}")
             lines.append(f"        {first.case}, length {first.length}; {len(failures)} failures")
@@ -108,7 +115,7 @@ class Certificate:
 
     def summary(self) -> dict:
         """Plain values for a checkpoint. Older checkpoints hold the same keys."""
-        first = [results[0] for results in self.failures().values()]
+        first = [results[0] for results in self.failures_by_check().values()]
         failed = [f"{result.check}: {result.where}; {result.case}, length {result.length}" for result in first]
         return {"passed": self.passed, "checks": self.checks(), "failed": failed, "seconds": round(self.seconds, 2)}
 

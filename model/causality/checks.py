@@ -13,6 +13,7 @@ from torch import Tensor
 from tril.model.causality.attention_check import check_attention
 from tril.model.causality.case import ODD_LENGTH, Case, Result, first_true, largest_change
 from tril.model.causality.equivalence_checks import check_decoding, check_documents, check_reference
+from tril.model.causality.generation_checks import check_generation
 from tril.model.causality.place import place_of_rows
 from tril.model.causality.receptive_field import dependencies_by_gradient, dependencies_by_perturbation
 from tril.model.causality.redraw_checks import check_lengths, check_redrawn, check_repeatable
@@ -30,7 +31,8 @@ def run_checks(case: Case) -> Iterator[Result]:
         yield from check_lengths(case, redrawn)
     for length in case.lengths if case.maps else ():
         ids = case.random_tokens(length)
-        yield from check_perturbation(case, ids)
+        if case.single_tokens or not case.subject.differentiable:
+            yield from check_perturbation(case, ids)
         yield from check_gradient(case, ids)
         yield from check_attention(case, ids, lambda subject, ids: subject(ids))
     minimum = max([ODD_LENGTH - 1, *(w for w in case.subject.windows if w)])  # a window must hide something
@@ -40,6 +42,8 @@ def run_checks(case: Case) -> Iterator[Result]:
         yield from check_reference(case, ids)
         yield from check_decoding(case, ids)
         yield from check_documents(case, ids)
+    if case.generation:
+        yield from check_generation(case)
 
 
 def check_perturbation(case: Case, ids: Tensor) -> Iterator[Result]:

@@ -18,7 +18,7 @@ from tril.model.causality.traces import in_words
 
 @torch.no_grad()
 def check_decoding(case: Case, ids: Tensor) -> Iterator[Result]:
-    """Decoding ids (B, T) in chunks of any size, and left-padded, gives the logits of the full pass."""
+    """Decoding ids (B, T) in chunks of any size gives the logits of the full pass, and so does padding on the left."""
     subject, (n, length) = case.subject, ids.shape
     cuts = sorted((torch.randperm(length - 1, generator=case.generator)[: length // 8] + 1).tolist())
     sizes = [b - a for a, b in itertools.pairwise([0, *cuts, length])]
@@ -59,10 +59,10 @@ def check_padding(case: Case, ids: Tensor, full: Tensor, padding: Sequence[int])
     bound = case.hidden_bound(noise)
     for row, p in enumerate(padding):
         one, how = slice(row, row + 1), f"left-padded by {p} tokens"
-        yield _compare(case, "decoding", how, logits[one, p:], full[one, : length - p], row=row)
+        yield _compare(case, "padding", how, logits[one, p:], full[one, : length - p], row=row)
         if p:
             how += ", with other padding tokens"
-            yield _compare(case, "decoding", how, other[one, p:], logits[one, p:], bound, row=row)
+            yield _compare(case, "padding", how, other[one, p:], logits[one, p:], bound, row=row)
 
 
 @torch.no_grad()

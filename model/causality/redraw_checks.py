@@ -55,7 +55,7 @@ def check_redrawn(case: Case, lengths: Sequence[int], rows: int | None = None) -
     turn = 0
     for length in lengths:
         visible = case.subject.visible(length).to(case.subject.device)
-        queries = case.queries(visible, rows or case.rows or case.redrawn_rows(length))
+        queries = case.queries(visible, rows or case.redrawn_rows(length))
         worst, bound, tested, where = 0.0, 0.0, 0, ""
         leak: dict[str, Any] = {}
         while len(queries):

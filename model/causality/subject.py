@@ -23,6 +23,7 @@ from tril.model.masks import document_mask, padding_mask, split_documents
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # the other precisions run without it
 Module = TypeVar("Module", bound=nn.Module)
+FLOPS = 5e10  # of one core of a CPU in a second, about
 SEED = 1  # for dropout: all runs of a subject drop the same units, so that two runs differ in their input only
 
 
@@ -53,6 +54,7 @@ class Subject:
         special: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
         note: a limitation of the measurement, which the certificate states.
         stochastic: a pass has drawn random numbers, so passes of different shapes cannot be compared.
+        seconds_per_token: measured time of a pass; 0: not measured.
     """
 
     run: Callable[..., Tensor]
@@ -67,6 +69,7 @@ class Subject:
     special: Sequence[int] = ()
     note: str = ""
     stochastic: bool = field(default=False, init=False)
+    seconds_per_token: float = field(default=0.0, init=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, V), float32 or float64."""
@@ -114,6 +117,10 @@ class Subject:
 
     def n_parameters(self) -> int:
         return sum(p.numel() for p in self.module.parameters()) if self.module else 0
+
+    def cost(self, length: int) -> float:
+        """FLOPs of a forward pass of one text, or as many as take the time of it where that is longer."""
+        return length * max(2 * self.n_parameters(), self.seconds_per_token * FLOPS)
 
     def _float64_copy(self, module: Module) -> Module:
         return copy.deepcopy(module).to(float64_device(self.device)).double()

@@ -46,6 +46,7 @@ def generate_ids(
     first: Tensor | None = None,
     head_gate: Tensor | None = None,
     compile: bool = False,
+    step: Callable[..., Tensor] | None = None,
 ) -> Iterator[Tensor]:
     """Continues each prompt.
 
@@ -64,6 +65,7 @@ def generate_ids(
         head_gate: see `GPT.forward`.
         compile: compile the step after the prompt; needs the cache. It takes seconds to a minute for each combination
             of model, number of prompts and sampling filters; the temperature may change.
+        step: instead of a compiled step; such as `decode_step`, the function that is compiled, to test it.
 
     Yields:
         The new ids (B,) of each step, on the CPU.
@@ -82,7 +84,13 @@ def generate_ids(
     generator = torch.Generator(device)
     generator.seed() if seed is None else generator.manual_seed(seed)
     rows = Rows(
-        model, prompts, max_new_tokens=max_new_tokens, use_cache=use_cache, head_gate=head_gate, compile=compile
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        use_cache=use_cache,
+        head_gate=head_gate,
+        compile=compile,
+        step=step,
     )
     seen = None if sampling.repetition_penalty == 1 else _seen(prompts, vocab_size, device)
     choice = Choice.of(sampling, len(prompts), vocab_size, device, seen)
@@ -152,6 +160,7 @@ class Rows:
         use_cache: bool = True,
         head_gate: Tensor | None = None,
         compile: bool = False,
+        step: Callable[..., Tensor] | None = None,
     ):
         self.model, self.head_gate, self.limit = model, head_gate, model.config.context_length
         self.modules = list(model.modules())  # listed once: it takes a tenth of a small model's step
@@ -163,13 +172,13 @@ class Rows:
         self.ids[:, : self.length] = torch.tensor([[0] * n + row for n, row in zip(padding, kept, strict=True)])
         self._pad(padding)
         # No position follows the last token. A compiled step has one capacity for all lengths.
-        capacity = self.limit if compile else min(self.limit, self.length + max_new_tokens - 1)
+        capacity = self.limit if compile or step else min(self.limit, self.length + max_new_tokens - 1)
         self.cache = model.new_cache(len(prompts), capacity) if use_cache and model.config.causal else None
-        self.step = None
+        self.compiled, self.step = compile, step if self.cache is not None else None
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
         if compile and self.cache is not None:
             self.step = compiled_step(device.type)
             mark_static(self.cache)
-            self.position = torch.zeros(1, dtype=torch.long, device=device)
 
     def logits(self) -> Tensor:
         """(B, V), for the next token of each row."""
@@ -199,7 +208,7 @@ class Rows:
         ids, shift = self.ids[:, start : self.length], None if self.visible is None else self.shift
         with skip_guard_eval() if self.guards_checked else contextlib.nullcontext():
             out = self.step(self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate, choice)
-        self.guards_checked = True
+        self.guards_checked = self.compiled
         return out
 
     def append(self, ids: Tensor) -> None:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from tril.model.binding import describe
 from tril.model.compilation import raise_recompile_limit
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, IGNORE, call_block
@@ -68,6 +69,7 @@ class TrainingModule(LightningModule):
         self.nll = compiled_loss(model, compile)
         self.val_windows = torch.empty(2, 0)  # nats and number of targets of each window of the last validation
         self._payload = dict(payload)
+        self._certified: dict[str, Any] = {}  # config, data and code of the certificate
         self._train_loss = Mean()
         self.val_nll = torch.empty(0)  # nats of each target of the last validation, (M,)
         self._val = ValidationLosses()
@@ -95,6 +97,8 @@ class TrainingModule(LightningModule):
     def set_certificate(self, summary: dict[str, Any]) -> None:
         """Adds the summary of the causality certificate to every checkpoint from now on."""
         self._payload["causality"] = summary
+        data = self._payload.get("data", {}).get("fingerprint")
+        self._certified = describe(self.model.config.to_dict(), data=data)  # not later: source files may change
 
     def language_model(self) -> LanguageModel | None:
         """The model with its tokenizer, for sampling; see `whole_model`."""
@@ -154,6 +158,9 @@ class TrainingModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what sampling and an exact continuation need."""
         checkpoint["tril"] = dict(self._payload)
+        if self.certificate is not None:  # the file gets the hash of the weights when it is written
+            of = self._certified | {"step": checkpoint.get("global_step")}
+            checkpoint["tril"]["causality"] = self.certificate | {"of": of}
         checkpoint["train_loss"] = self._train_loss.state_dict()
         # Not self.device: after `fit` Lightning has moved the module to the CPU.
         device = self._trainer.strategy.root_device if self._trainer else self.device

@@ -1,8 +1,6 @@
 """What must not have changed since the checkpoint that a run continues."""
 
 import dataclasses
-import functools
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 CHANGEABLE_MODEL_KEYS = {"backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout"}
 FIXED_KEYS = {"optim.kind", "optim.scale_with_width", "optim.base_width", "optim.base_head_dim"}  # optimizer groups
 CHANGES = ("code", "torch")  # values of allow_changes
-PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def checkpoint_payload(
@@ -57,13 +54,11 @@ def run_settings(config: RunConfig) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
 
 
-@functools.cache
 def source_fingerprint() -> str:
     """sha256 of the source files that decide a run's results: train.py, model/ and data/."""
-    digest = hashlib.sha256()
-    for path in sorted([PACKAGE / "train.py", *PACKAGE.glob("model/**/*.py"), *PACKAGE.glob("data/**/*.py")]):
-        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    from tril.model.binding import sources_sha256
+
+    return sources_sha256("train.py", "model/**/*.py", "data/**/*.py")
 
 
 def _check_model(new: dict[str, Any], old: dict[str, Any], path: Path) -> None:

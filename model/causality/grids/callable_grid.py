@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from tril.model.causality.case import (
     FLOAT64_ROUNDING,
+    MAX_ROWS,
     ODD_LENGTH,
     Case,
     ModelError,
@@ -31,14 +32,15 @@ from tril.model.causality.case import (
     structural_lengths,
 )
 from tril.model.causality.grids.first_call import check_calls
-from tril.model.causality.grids.gpt_grid import LARGE_BUDGET, SMALL_BUDGET
+from tril.model.causality.grids.gpt_grid import SMALL_BUDGET
 from tril.model.causality.grids.module_subject import ModuleSubject
-from tril.model.causality.subject import randomize
+from tril.model.causality.subject import FLOPS, randomize
 from tril.model.causality.texts import Texts
 from tril.model.validation import strict_settings
 
 LONGEST = 1024  # positions tested at most; fewer where a pass takes longer than PASS_SECONDS
-PASS_SECONDS = 0.03  # of the budget of 10 s
+PASS_SECONDS = 0.05  # of the budget of 10 s
+OWN_BUDGET = 3 * FLOPS  # of each dependency matrix of the first case: 3 s of the budget of 10 s
 VARIANT_ROWS = 48  # texts at each length in other modes
 CALLS = 600  # of the module, after which it is tested again: a mask may come off later
 FEW = (2, 8, 16, 37, 64, 65, 128)  # lengths tested in other modes than the first
@@ -117,7 +119,7 @@ def module_cases(
         *,
         budget: float = SMALL_BUDGET,
         maps: bool = True,
-        rows: int | None = None,
+        rows: int = MAX_ROWS,
         equivalence: bool = False,
         **labels: object,
     ) -> Case:
@@ -132,9 +134,9 @@ def module_cases(
 
     def cases() -> Iterator[Case]:
         if subject.module is None:
-            yield case(subject, lengths, every, budget=LARGE_BUDGET)
+            yield case(subject, lengths, every, budget=OWN_BUDGET)
             return
-        own = case(subject, lengths, every, budget=LARGE_BUDGET, equivalence=True, weights="own")
+        own = case(subject, lengths, every, budget=OWN_BUDGET, equivalence=True, weights="own")
         yield own
         for label, other in variants(subject):
             other.exact = not own.inexact  # then lower precision is no reason for a difference either
@@ -216,16 +218,20 @@ def is_finite(subject: ModuleSubject, length: int) -> bool:
 
 
 def affordable_length(subject: ModuleSubject, longest: int, seconds: float) -> int:
-    """The longest texts to test within `seconds`."""
+    """The longest texts to test within `seconds`; the subject keeps the time of a pass."""
     check_calls(subject.name, subject, longest)
-    while True:
-        ids = torch.zeros(1, longest, dtype=torch.long)
-        started = time.perf_counter()
-        with torch.no_grad():
-            subject(ids)
-        if time.perf_counter() - started <= PASS_SECONDS * seconds / 10 or longest <= ODD_LENGTH:
-            return longest
+    limit = PASS_SECONDS * seconds / 10
+
+    @torch.no_grad()
+    def time_of_a_text(rows: int) -> float:
+        ids, started = torch.zeros(rows, longest, dtype=torch.long), time.perf_counter()
+        subject(ids)
+        return (time.perf_counter() - started) / rows
+
+    while (taken := time_of_a_text(1)) > limit and longest > ODD_LENGTH:
         longest = max(ODD_LENGTH, longest // 2)
+    subject.seconds_per_token = (time_of_a_text(8) if taken < limit / 4 else taken) / longest
+    return longest
 
 
 def load(spec: str) -> Callable:

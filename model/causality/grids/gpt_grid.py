@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tril.model.attention import BACKENDS
 from tril.model.attention_flex import MIN_HEAD_DIM
-from tril.model.causality.case import ODD_LENGTH, Case, lengths_to_test, structural_lengths
+from tril.model.causality.case import MAX_ROWS, ODD_LENGTH, Case, lengths_to_test, structural_lengths
 from tril.model.causality.subject import GPTSubject, attention_layers, randomize
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
@@ -19,6 +19,7 @@ PRECISIONS = ("32-true", "bf16-mixed")
 FRESH_VOCABULARY = 128  # of a fresh model, which needs no tokenizer: the checks are about positions
 OTHER_WINDOW = 16  # tested in addition to a config without a window
 FLEX_CPU_LENGTH = 130  # longest input of flex on a CPU: more than one of its blocks of 128
+FLEX_CPU_ODD_LENGTH = OTHER_WINDOW + 1  # instead of `ODD_LENGTH`: without compilation, each pass takes 50 ms
 DROPOUT = 0.2  # in the cases in training mode
 SHARPENING = 100.0  # factor on q and k, which makes scores of 10^4
 OTHER_ROWS = 8  # texts that are replaced in each case but the first
@@ -66,11 +67,17 @@ def gpt_cases(
         labels = {"weights": kind, "backend": changed.backend, "precision": precision, "window": changed.window}
         labels |= {name: True for name, on in (("dropout", training), ("compiled", compiled)) if on}
         plain = kind in ("random", "trained") and not (training or compiled)
-        lengths = [min(ODD_LENGTH, config.context_length)]
-        if first or plain and kind == "random":
-            lengths = lengths_to_test(config.context_length, [changed.window])
+        windowed = (
+            plain and precision == precisions[0] and changes == {"backend": config.backend, "window": OTHER_WINDOW}
+        )
+        longest, odd, redrawn = config.context_length, ODD_LENGTH, []
         if changed.backend == "flex" and device == "cpu":
-            lengths = sorted({min(n, FLEX_CPU_LENGTH) for n in lengths})
+            longest, odd = min(longest, FLEX_CPU_LENGTH), FLEX_CPU_ODD_LENGTH
+        lengths = [min(odd, longest)]
+        if first or plain and kind == "random":
+            lengths, redrawn = lengths_to_test(longest, [changed.window]), [longest]
+            if not (first or exhaustive):  # the longest texts are replaced as a whole, and not token by token
+                lengths = [n for n in lengths if n <= odd]
         return Case(
             subject(model.to(device).train(training), precision=precision, compile=compiled),
             labels,
@@ -78,8 +85,10 @@ def gpt_cases(
             budget=math.inf if exhaustive else LARGE_BUDGET if first else SMALL_BUDGET,
             full_past=kind in ("random", "trained") and not training,
             equivalence=plain,
-            redrawn=structural_lengths(config.context_length) if first else (),
-            rows=None if first or exhaustive else OTHER_ROWS,
+            redrawn=structural_lengths(longest) if first else redrawn,
+            rows=MAX_ROWS if first or exhaustive else OTHER_ROWS,
+            single_tokens=first or exhaustive,
+            generation=first or windowed,
         )
 
     yield case("random" if weights is None else weights_kind, precisions[0], first=True)

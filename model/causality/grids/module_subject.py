@@ -17,14 +17,17 @@ from tril.model.causality.case import ModelError, one_line
 from tril.model.causality.float64_mode import Float64Mode
 from tril.model.causality.grids.first_call import WrongLogits, checked_logits
 from tril.model.causality.receptive_field import embeddings_as_leaves
-from tril.model.causality.subject import Subject, float64_device, left_padding
+from tril.model.causality.subject import Subject, float64_device, left_padding, same_random_numbers
+
+NO_DECODING = "decoding with the cache is left out"
 
 
 class ModuleSubject(Subject):
     """Any callable from ids to logits.
 
     The logits are a tensor, the first element of a tuple, the entry or the attribute `logits`. A module may take
-    `attention_mask`, `position_ids`, `past_key_values` and `use_cache`, as those of `transformers` do.
+    `attention_mask`, `position_ids`, `past_key_values` and `use_cache`, as those of `transformers` do, and `targets`,
+    without which that of nanoGPT returns the last position only.
 
     Args:
         name: in messages.
@@ -77,16 +80,35 @@ class ModuleSubject(Subject):
             inputs["attention_mask"] = torch.ones_like(ids)
         if "use_cache" in self.parameters:
             inputs = {"use_cache": False} | inputs
+        if self.last_position_only:
+            inputs["targets"] = torch.zeros_like(ids)
         # cuDNN's RNNs have no backward in evaluation mode. A copy of the ids, which the function may change.
         with torch.backends.cudnn.flags(enabled=False), Float64Mode() if self.twin else contextlib.nullcontext():
             return self.function(ids.clone(), **inputs)
 
+    @functools.cached_property
+    def last_position_only(self) -> bool:
+        """Whether the function returns the logits of all positions only when it gets targets, as nanoGPT's does."""
+        ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+        if "targets" not in self.parameters or self.context_length < ids.numel():
+            return False
+        with torch.no_grad(), same_random_numbers(self.device):
+            try:
+                logits = self._logits_in(self.function(ids))
+            except Exception:  # the first call of a check says why
+                return False
+        return isinstance(logits, Tensor) and logits.shape[:2] == (1, 1)
+
     def _logits_of(self, output: Any, ids: Tensor) -> Tensor:
+        return checked_logits(self.name, self._logits_in(output), ids, self.vocab_size)
+
+    @staticmethod
+    def _logits_in(output: Any) -> Any:
         if isinstance(output, Mapping) and "logits" in output:
             output = output["logits"]
         elif isinstance(output, tuple) and output and not hasattr(output, "logits"):
             output = output[0]
-        return checked_logits(self.name, getattr(output, "logits", output), ids, self.vocab_size)
+        return getattr(output, "logits", output)
 
     @functools.cached_property
     def differentiable(self) -> bool:
@@ -112,17 +134,27 @@ class ModuleSubject(Subject):
                 logits.append(self._logits_of(output, part))
             return torch.cat(logits, dim=1)
 
-        takes_cache = self.module is not None and {"past_key_values", "use_cache"} <= self.parameters
-        decoded = self._call(decode_chunks) if takes_cache else None
+        if self.module is None or not {"past_key_values", "use_cache"} <= self.parameters:
+            return None
+        try:
+            decoded = self._call(decode_chunks)
+        except ModelError as error:  # the full pass works, and can be certified
+            self.add_note(f"{NO_DECODING}, where {error}")
+            return None
         return None if cache is None else decoded
 
-    def padded(self, ids: Tensor, padding: Sequence[int]) -> Tensor | None:
+    def add_note(self, note: str) -> None:
+        """Adds a limitation of the measurement to those that the certificate states."""
+        if note not in self.note:
+            self.note = f"{self.note}; {note}" if self.note else note
+
+    def padded(self, ids: Tensor, padding: Sequence[int], first_position: int = 0) -> Tensor | None:
         if self.module is None or "attention_mask" not in self.parameters:
             return None
         visible, positions = left_padding(ids, padding)
         inputs = {"attention_mask": visible.long()}  # (B, T), 0 = masked
         if "position_ids" in self.parameters:
-            inputs["position_ids"] = positions
+            inputs["position_ids"] = positions + first_position * visible
         return self._call(lambda: self._logits(ids, **inputs))
 
     @functools.cached_property

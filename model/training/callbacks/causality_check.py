@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning import Callback, Trainer
@@ -40,7 +41,8 @@ class CausalityCheck(Callback):
     consumed. At every validation the trained weights are tested with one batch of replaced tokens, and with more at the
     last one: a mask may come off later.
 
-    Every checkpoint holds the summary; `folder`/causality.json holds all figures.
+    Every checkpoint holds the summary and what it belongs to (`tril.model.binding`); `folder`/causality.json holds all
+    figures.
 
     Args:
         folder: of the run.
@@ -79,7 +81,8 @@ class CausalityCheck(Callback):
         with self.certificate.timed(), restored_modes(pl_module):
             later = list(check_weights(pl_module, str(trainer.precision), batch_size, rows))
         self.certificate.results = self.before + later
-        self._report(trainer, pl_module, self.certificate, quiet=all(result.passed for result in later))
+        quiet = all(result.passed for result in later)
+        self._report(trainer, pl_module, self.certificate, step=trainer.global_step, quiet=quiet)
 
     def _certify(self, trainer: Trainer, pl_module: TrainingModule) -> Certificate:
         weights = {name: p.detach().clone() for name, p in pl_module.model.named_parameters()}
@@ -94,15 +97,26 @@ class CausalityCheck(Callback):
                     p.copy_(weights[name])
 
     def _report(
-        self, trainer: Trainer, pl_module: TrainingModule, certificate: Certificate, *, quiet: bool = False
+        self,
+        trainer: Trainer,
+        pl_module: TrainingModule,
+        certificate: Certificate,
+        *,
+        step: int | None = None,
+        quiet: bool = False,
     ) -> None:
-        """Keeps the result; raises CausalityError if the model leaks and may not."""
+        """Keeps the result; raises CausalityError if the model leaks and may not.
+
+        Args:
+            step: of the weights that were tested; None: random ones.
+        """
         if self.certificate is None:
             self.certificate, self.before = certificate, certificate.results
-        summary = certificate.summary()
+        tested: dict[str, Any] = {"certified_at_step": step}
+        summary = certificate.summary() | tested
         pl_module.set_certificate(summary)
         if trainer.is_global_zero:
-            write_json(self.path, certificate.to_dict())
+            write_json(self.path, certificate.to_dict() | tested)
             if not quiet:
                 print(certificate.line(), flush=True)
         if not certificate.passed and not self.allow_leak:

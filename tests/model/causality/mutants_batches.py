@@ -87,7 +87,7 @@ def last_position_without_the_others(patch):
     patch.setattr(Block, "forward", changed)
 
 
-@mutant("decoding", where={"decoding": "left-padded by [1-9][0-9]* tokens: row ., position 0[ ,]"})
+@mutant("padding", where={"padding": "left-padded by [1-9][0-9]* tokens: row ., position 0[ ,]"})
 def padding_seen(patch):
     for module in (masks, subject):
         patch.setattr(module, "padding_mask", lambda visible: torch.ones_like(visible)[:, None, None])
@@ -142,8 +142,8 @@ def leak_in_a_batch_of_one(patch):
 
 @mutant(
     "documents",
-    "decoding",
-    where={"documents": "with other documents changed: row 0", "decoding": "with other padding tokens: row"},
+    "padding",
+    where={"documents": "with other documents changed: row 0", "padding": "with other padding tokens: row"},
 )
 def small_trace_of_hidden_tokens(patch):
     """Causal, and smaller than the rounding of sums in another order, but a hidden token may not change a bit."""

@@ -77,9 +77,9 @@ def last_position_with_the_bias_of_the_first(patch):
 
 
 @mutant(
-    "decoding",
+    "padding",
     "documents",
-    where={"decoding": "left-padded by 18 tokens: row 1, position 1[ ,]", "documents": "at 0: row 0, position 1 "},
+    where={"padding": "left-padded by 18 tokens: row 1, position 1[ ,]", "documents": "at 0: row 0, position 1 "},
     **ALIBI,
 )
 def bias_dropped_with_a_mask(patch):

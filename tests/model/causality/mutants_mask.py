@@ -95,13 +95,13 @@ def window_forgotten_under_a_cache(patch):
     kernel(patch, changed)
 
 
-@mutant("decoding", "documents", window=10)
+@mutant("padding", "documents", window=10)
 def window_forgotten_with_a_mask(patch):
     original = attention.visible_keys
     patch.setattr(attention, "visible_keys", lambda *sizes, **options: original(*sizes, **{**options, "window": None}))
 
 
-@mutant("decoding", "documents", where={"documents": "the document at 0: row 0, position 0[ ,]"})
+@mutant("padding", "documents", where={"documents": "the document at 0: row 0, position 0[ ,]"})
 def future_seen_with_a_mask(patch):
     patch.setattr(attention, "visible_keys", lambda n_queries, n_keys, *, mask, **options: attention.as_boolean(mask))
 

@@ -82,7 +82,7 @@ def nan_in_the_first_row(patch):
     softmax(patch, lambda products, visible, root: masked(products / root, visible).softmax(-1))
 
 
-@mutant("decoding", where={"decoding": "left-padded by [1-9][0-9]* tokens: row ., position 0[ ,]"})
+@mutant("padding", where={"padding": "left-padded by [1-9][0-9]* tokens: row ., position 0[ ,]"})
 def nan_in_fully_masked_rows_of_padding(patch):
     """NaN spreads through the values of the next layer: a weight of 0 times NaN is NaN."""
     softmax(patch, lambda products, visible, root: masked(products / root, visible).softmax(-1))

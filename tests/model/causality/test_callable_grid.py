@@ -168,11 +168,13 @@ def test_functions(name, receptive_field, failures):
 
 
 def test_the_first_leak_is_named():
-    failures = certificate("block_mean").failures()["no future"]
+    failures = certificate("block_mean").failures_by_check()["no future"]
     assert {(result.query, result.key) for result in failures} == {(0, 1)}
     assert all("query 0 changes with key 1" in each.where or "if the text ends" in each.where for each in failures)
     wider = certificate("last_four", receptive_field=2)
-    assert any("query 3 changes with key 0 outside the window" in r.where for r in wider.failures()["no future"])
+    assert any(
+        "query 3 changes with key 0 outside the window" in r.where for r in wider.failures_by_check()["no future"]
+    )
 
 
 @pytest.mark.parametrize("context_length, longest", [(1, 1), (5, 5), (37, 37), (300, 300)])

@@ -39,7 +39,7 @@ TINY = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_hea
 def test_causal_models_are_certified(choices, backends):
     config = GPTConfig(**TINY | choices)
     certificate = certify("tiny", gpt_cases(config, backends=backends))
-    assert certificate.passed, certificate.failures()
+    assert certificate.passed, certificate.failures_by_check()
     assert set(certificate.checks()) == set(CHECKS)
     wanted = {1, min(2, config.context_length), min(37, config.context_length), config.context_length}
     assert wanted <= {result.length for result in certificate.results}
@@ -50,7 +50,7 @@ def test_causal_models_are_certified(choices, backends):
 def test_every_backend_is_certified(backends):
     config = GPTConfig(**TINY | {"context_length": 9})
     certificate = certify("tiny", gpt_cases(config, precisions=("32-true",), backends=backends))
-    assert certificate.passed, certificate.failures()
+    assert certificate.passed, certificate.failures_by_check()
     words = {word for result in certificate.results[1:] for word in result.case.split()}
     assert {f"backend={name}" for name in backends} <= words
 
@@ -76,10 +76,14 @@ def test_a_model_without_mask_fails_every_check_that_can_detect_it():
     config = GPTConfig(**TINY | {"causal": False})
     certificate = certify("no mask", gpt_cases(config, precisions=("32-true",), backends=("explicit",)))
     assert not certificate.passed
-    assert {"no future", "attention", "decoding", "canary"} <= set(certificate.failures())
-    assert {"rows", "documents", "all of the past"}.isdisjoint(certificate.failures())  # these hold without a mask
-    assert certificate.failures()["attention"][0].where.startswith("layer 0, head 0, query 0, key 1: weight")
-    assert "query 0 changes with key 1, first in blocks.0" in certificate.failures()["no future"][0].where
+    assert {"no future", "attention", "padding", "canary"} <= set(certificate.failures_by_check())
+    assert {"rows", "documents", "all of the past"}.isdisjoint(
+        certificate.failures_by_check()
+    )  # these hold without a mask
+    first = certificate.failures_by_check()["attention"][0]
+    assert first.where.startswith("layer 0, head 0, query 0, key 1: weight")
+    assert (first.layer, first.head, first.query, first.key) == (0, 0, 0, 1)
+    assert "query 0 changes with key 1, first in blocks.0" in certificate.failures_by_check()["no future"][0].where
     assert certificate.summary()["failed"][0].startswith("attention: layer 0, head 0, query 0, key 1")
     assert "FAILS: attention: layer 0" in certificate.line()
     assert json.loads(json.dumps(certificate.to_dict(), allow_nan=False))["passed"] is False
@@ -113,7 +117,7 @@ def test_long_contexts_are_sampled_unless_the_budget_is_infinite():
 def test_bounds_are_the_measured_rounding():
     case = Case(GPTSubject(tiny_gpt()), {}, [12], budget=math.inf)
     generator = torch.Generator().set_state(case.generator.get_state())
-    plain, ids = case.subject.plain(), torch.randint(1, 31, (1, 12), generator=generator)
+    plain, ids = case.subject.plain(), torch.randint(1, 31, (4, 12), generator=generator)
     with torch.no_grad():
         rounding = (plain(ids).double() - plain.in_float64()(ids)).abs().max().item()
     assert plain.module.config.backend == "fused" and plain.module.blocks[0].attn.backend == "explicit"
@@ -148,7 +152,7 @@ class PrefixLM(GPTSubject):
 def test_a_prefix_language_model_is_certified_as_one(backend, expected_prefix, failures):
     subject = PrefixLM(tiny_gpt(causal=False, backend=backend), prefix=4, expected_prefix=expected_prefix)
     certificate = Certificate("prefix", list(run_checks(Case(subject, {}, [9], math.inf, equivalence=False))))
-    assert set(certificate.failures()) == failures
+    assert set(certificate.failures_by_check()) == failures
 
 
 def test_sharp_scores_exceed_a_finite_mask():

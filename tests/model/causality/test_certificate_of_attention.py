@@ -39,7 +39,7 @@ def certificate(part, *, context_length, **options):
 @pytest.mark.parametrize("backend", ["fused", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_other_parts_are_certified_on_every_backend(name, backend):
     measured = certificate(PARTS[name], context_length=9, precisions=("32-true",), backends=(backend,))
-    assert measured.passed, measured.failures()
+    assert measured.passed, measured.failures_by_check()
     assert set(measured.checks()) == set(CHECKS) - MISSING.get(name, set())
 
 
@@ -47,7 +47,7 @@ def test_other_parts_are_certified_on_every_backend(name, backend):
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_parts_are_certified_on_the_whole_grid(name):
     measured = certificate(PARTS[name], context_length=40, backends=TRAINABLE)
-    assert measured.passed, measured.failures()
+    assert measured.passed, measured.failures_by_check()
 
 
 CHOICES = {
@@ -72,7 +72,7 @@ CHOICES = {
 def test_every_setting_of_attention_is_certified(choices, backends, precisions):
     config = GPTConfig(**TINY | {"context_length": 24} | choices)
     measured = certify("setting", gpt_cases(config, backends=backends, precisions=precisions, compile=True))
-    assert measured.passed, measured.failures()
+    assert measured.passed, measured.failures_by_check()
     assert set(measured.checks()) == set(CHECKS)
 
 
@@ -86,7 +86,7 @@ def test_the_compiled_model_and_compiled_decoding_are_certified(name, monkeypatc
     cases = [case for case in part.cases(GPTConfig(**TINY | choices), **options) if case.labels["weights"] == "random"]
     assert sum(case.subject.compiled for case in cases) == 1
     measured = certify("compiled", cases)
-    assert measured.passed, measured.failures()
+    assert measured.passed, measured.failures_by_check()
 
 
 def test_sharp_scores_exceed_alibi_and_a_finite_mask():

@@ -20,7 +20,7 @@ ONE = {"precisions": ("32-true",), "backends": ("explicit",)}
 )
 def test_a_model_without_attention_depends_on_its_own_token_only(choices):
     certificate = certify("no attention", gpt_cases(GPTConfig(**TINY, n_heads=0, **choices), precisions=("32-true",)))
-    assert certificate.passed, certificate.failures()
+    assert certificate.passed, certificate.failures_by_check()
     assert set(certificate.checks()) == set(CHECKS) - {"attention"}
     assert "attention" not in certificate.line()
     for name in ("gradient", "perturbation"):
@@ -41,7 +41,7 @@ def test_a_trained_model_is_certified_with_its_own_weights_too():
 
 def test_a_model_without_ffn_is_certified_like_any_other():
     certificate = certify("no FFN", gpt_cases(GPTConfig(**TINY, n_heads=4, mlp="none"), **ONE))
-    assert certificate.passed, certificate.failures()
+    assert certificate.passed, certificate.failures_by_check()
     assert set(certificate.checks()) == set(CHECKS)
 
 
@@ -60,7 +60,7 @@ def test_a_layer_that_mixes_positions_without_attention_is_caught(leak, where, m
     forward = Block.forward
     monkeypatch.setattr(Block, "forward", lambda self, x, **kwargs: forward(self, leak(x), **kwargs))
     certificate = certify("leak", gpt_cases(GPTConfig(**TINY, n_heads=0), **ONE))
-    failures = certificate.failures()["no future"]
+    failures = certificate.failures_by_check()["no future"]
     assert any(result.where == f"by gradient: {where}" for result in failures)
     assert any(
         result.where.startswith("by perturbation") and "first in blocks.0" in result.where for result in failures
@@ -72,7 +72,7 @@ def test_a_block_that_loses_its_own_token_fails(monkeypatch):
         Block, "forward", lambda self, x, *, last_only, **kwargs: torch.zeros_like(x[:, -1:] if last_only else x)
     )
     certificate = certify("lost token", gpt_cases(GPTConfig(**TINY, n_heads=0), **ONE))
-    assert "all of the past" in certificate.failures()
+    assert "all of the past" in certificate.failures_by_check()
 
 
 def test_expected_windows_of_each_layer():

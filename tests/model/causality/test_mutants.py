@@ -9,6 +9,7 @@ import torch
 from tests.model.causality import (
     mutants_batches,
     mutants_bias,
+    mutants_generation,
     mutants_mask,
     mutants_parts,
     mutants_paths,
@@ -17,12 +18,16 @@ from tests.model.causality import (
 )
 from tests.model.causality.mutants import CATALOGUE
 from tests.model.causality.parts import PARTS
+from tests.model.generation.test_generate import forced
 from tril.model.causality.canary import canary
 from tril.model.causality.case import EOT, Case
 from tril.model.causality.certificate import certify
 from tril.model.causality.checks import check_perturbation, run_checks
+from tril.model.causality.generation_checks import MODES
 from tril.model.causality.grids.gpt_grid import sharpen
 from tril.model.causality.subject import GPTSubject, attention_layers, randomize
+from tril.model.generation.generate import generate_ids
+from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT
 
 MODULES = (  # which fill the catalogue
@@ -33,6 +38,7 @@ MODULES = (  # which fill the catalogue
     mutants_parts,
     mutants_stream,
     mutants_paths,
+    mutants_generation,
 )
 GRIDS = {mutant.grid: name for name, mutant in reversed(CATALOGUE.items())}  # named by the first of its mutants
 
@@ -47,7 +53,7 @@ def no_compilation(monkeypatch):
 
 
 def test_the_catalogue_is_complete():
-    assert len(CATALOGUE) == 101
+    assert len(CATALOGUE) == 107
     assert {apply.__module__ for apply in (m.apply for m in CATALOGUE.values())} == {m.__name__ for m in MODULES}
 
 
@@ -85,6 +91,8 @@ def outputs(grid):
         yield from (torch.compile(subject.model)(ids), subject.decode(ids, sizes), subject.decode_last(ids, sizes))
         yield subject.decode_steps(ids, ids.shape[1] - 3)
         yield from (subject.padded(ids, [0, 5, 9]), subject.packed(ids, EOT))
+        if type(subject) is GPTSubject:
+            yield from generated(subject.model, ids)
     if subject.differentiable:
         subject.model.train()
         for attn in attention_layers(subject.model):
@@ -93,6 +101,16 @@ def outputs(grid):
     sharpen(subject.model.eval())
     with torch.no_grad():
         yield subject(ids)
+
+
+def generated(model, ids):
+    """Logits of each mode past the context length, and sampled tokens; all from the tokens in `ids`."""
+    ids, length = ids.flatten().tolist(), model.config.context_length
+    prompts = [ids[:n] for n in (1, length // 2, length - 1, length + 1)]
+    new = [ids[row : row + 5] for row in range(4)]
+    for options in MODES.values():
+        yield forced(model, prompts, new, **options)
+    yield torch.stack(list(generate_ids(model, prompts, max_new_tokens=5, sampling=SamplingConfig(), seed=0)))
 
 
 def same(before, after):

@@ -93,7 +93,7 @@ def failed(measured):
 def test_families_pass_with_random_weights(family, described):
     measured = certify(family, transformers_cases(described(family), precisions=("32-true",)))
     assert measured.passed, measured.summary()["failed"]
-    assert measured.checks().keys() == DEPENDENCY | {"all of the past", "attention", "decoding", "canary"}
+    assert measured.checks().keys() == DEPENDENCY | {"all of the past", "attention", "decoding", "padding", "canary"}
     ran = {}
     for result in measured.results[1:]:
         ran.setdefault(result.case, set()).add(result.check)
@@ -102,7 +102,8 @@ def test_families_pass_with_random_weights(family, described):
     for attention in attentions:
         seen = {"attention"} if attention == "eager" else set()
         name = f"attention={attention} precision=32-true"
-        assert ran.pop(f"weights=random {name}") - {"canary"} == DEPENDENCY | {"all of the past", "decoding"} | seen
+        equal = {"all of the past", "decoding", "padding"}
+        assert ran.pop(f"weights=random {name}") - {"canary"} == DEPENDENCY | equal | seen
         assert ran.pop(f"weights=initial {name}") == ran.pop(f"weights=sharp {name}") == DEPENDENCY | seen
         assert ran.pop(f"weights=random {name} dropout=True") == DEPENDENCY | seen
     assert not ran and own == f"weights=random attention={attentions[-1]} precision=32-true"
@@ -134,7 +135,8 @@ def test_a_saved_folder_passes_in_all_precisions_with_its_own_weights(trained, c
         "repeatable": 13 * 2 + 4,  # with dropout, a text alone is not compared with itself in a batch
         "no future": 2 * (9 * 4 + 8) + 16 + len(structural_lengths(T)) + 1,  # texts replaced in each case, and cut off
         "all of the past": 9 * 4,
-        "decoding": 9 * 8,
+        "decoding": 9 * 3,
+        "padding": 9 * 5,
         "rows": 17,
         "canary": 1,
     }
@@ -173,8 +175,8 @@ def test_bidirectional_attention_fails_in_every_case(described, monkeypatch):
         lambda **choices: mask(**choices, or_mask_function=lambda b, h, q, k: k >= 0),
     )
     measured = certify("qwen3", transformers_cases(described("qwen3"), precisions=("32-true",)))
-    failures = measured.failures()
-    assert list(failures) == ["attention", "no future", "decoding", "canary"]
+    failures = measured.failures_by_check()
+    assert list(failures) == ["attention", "no future", "decoding", "padding", "canary"]
     assert failures["attention"][0].where.startswith("layer 0, head 0, query 0, key 1: weight ")
     assert failures["no future"][0].where == "query 0 changes with key 1, first in model.layers.0.self_attn"
     cases = {result.case.removesuffix(" precision=32-true") for result in failures["no future"]}
@@ -241,7 +243,7 @@ def test_a_wrong_cache_fails_decoding_only(trained, monkeypatch):
     assert failed(measured) == {"decoding"} and wrong == {"chunks of 1", "chunks of 7", "random chunks"}
 
 
-def test_visible_padding_fails_decoding_only(trained, monkeypatch):
+def test_visible_padding_fails_padding_only(trained, monkeypatch):
     mask = modeling_gpt2.create_causal_mask
 
     def blind(*, attention_mask, **choices):
@@ -252,7 +254,7 @@ def test_visible_padding_fails_decoding_only(trained, monkeypatch):
         transformers_cases(str(trained[0]), precisions=("32-true",)), weights="trained", attention="eager"
     )
     wrong = [result.where for result in measured if not result.passed]
-    assert failed(measured) == {"decoding"} and [where.split()[2] for where in wrong] == ["18", "18", "36", "36"]
+    assert failed(measured) == {"padding"} and [where.split()[2] for where in wrong] == ["18", "18", "36", "36"]
 
 
 def test_a_copy_of_a_subject_runs_the_copied_model(trained):

@@ -42,7 +42,7 @@ def certificate_of(module, precision="32-true") -> Certificate:
 )
 def test_causal_models_pass(choices, precision):
     certificate = certificate_of(module_of(**choices), precision)
-    assert certificate.passed, certificate.failures()
+    assert certificate.passed, certificate.failures_by_check()
     assert set(certificate.checks()) == {"no future", "all of the past", "attention", "rows"}
 
 
@@ -52,7 +52,7 @@ def test_documents_are_checked_where_they_are_separate(monkeypatch):
     monkeypatch.setattr(
         "tril.model.causality.subject.document_mask", lambda documents: torch.ones(1, 1, 1, 1, dtype=torch.bool)
     )
-    assert list(certificate_of(module_of(document_eot=EOT)).failures()) == ["documents"]
+    assert list(certificate_of(module_of(document_eot=EOT)).failures_by_check()) == ["documents"]
 
 
 def leaking_block(forward):
@@ -92,7 +92,7 @@ def without_the_first_key(n_queries, n_keys, **_):
 )
 def test_mutants_fail_the_named_check(mutate, check, monkeypatch):
     mutate(monkeypatch)
-    assert check in certificate_of(module_of(backend="explicit")).failures()
+    assert check in certificate_of(module_of(backend="explicit")).failures_by_check()
 
 
 def test_a_leak_of_the_loss_only_is_found():
@@ -100,7 +100,7 @@ def test_a_leak_of_the_loss_only_is_found():
     module = module_of()
     nll = module.nll
     module.nll = lambda ids, targets, **kwargs: nll(ids, targets, **kwargs) + 0.01 * ids.float().mean(1, keepdim=True)
-    failures = certificate_of(module).failures()
+    failures = certificate_of(module).failures_by_check()
     assert list(failures) == ["no future"] and "of=loss" in failures["no future"][0].case
 
 

@@ -1,0 +1,77 @@
+"""The certificate that a run stores in its checkpoints, and what scripts/certify.py says about it."""
+
+import json
+from functools import partial
+
+import pytest
+
+from tests.calls import call
+from tests.model.test_binding import verdict
+from tests.runs import in_process, interrupted
+from tril import train as train_script
+from tril.model.causality import certificate
+from tril.model.causality.grids import gpt_grid
+from tril.model.checkpoint import read, write
+from tril.model.training import checkpointing
+from tril.scripts.certify import main
+
+
+@pytest.fixture
+def every_verdict(monkeypatch):
+    """The verdict on each checkpoint that a run writes, by its step."""
+    verdicts, original = {}, checkpointing.write_and_rotate
+
+    def changed(path, content):
+        original(path, content)
+        verdicts[content["global_step"]] = verdict(path)["text"]
+
+    monkeypatch.setattr(checkpointing, "write_and_rotate", changed)
+    return verdicts
+
+
+def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp_path, every_verdict):
+    """Also when the run goes on in a new process, with another backend."""
+    steps = ["checkpoint.every_n_steps=3", "callbacks.samples=null"]
+    with interrupted():
+        train_script.train(configure(*steps))
+    untested = "does not belong to this file: the weights are of step {}, which it did not test"
+    belongs = "belongs to these weights, config, data and code"
+    assert every_verdict == {
+        3: f"passed before training, with random weights; {untested.format(3)}",
+        4: f"passed at step 4; {belongs}",
+    }
+    every_verdict.clear()
+    resumed = in_process("resume=run", "model.backend=explicit", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert every_verdict == {
+        6: f"passed before training, with random weights; {untested.format(6)}",
+        8: f"passed at step 8; {belongs}",
+    }
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert read(checkpoints / "last.ckpt")["tril"]["causality"]["of"]["settings"]["backend"] == "explicit"
+    assert read(checkpoints / "last.ckpt")["tril"]["causality"]["certified_at_step"] == 8
+
+
+def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tmp_path, monkeypatch):
+    small = {"precisions": ("32-true",), "backends": ("fused",)}
+    monkeypatch.setattr(gpt_grid, "gpt_cases", partial(gpt_grid.gpt_cases, **small))
+    monkeypatch.setattr(certificate, "canary", partial(certificate.canary, steps=5))
+    train_script.train(configure("callbacks.samples=null"))
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    stored = read(last)["tril"]["causality"]
+
+    def certified(path, out):
+        done = call(main, f"ckpt={path}", "device=cpu", f"out={out}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[0], json.loads((tmp_path / out / "causality.json").read_text())
+
+    line, written = certified(last, "first")
+    assert line == "stored certificate: passed at step 8; belongs to these weights, config, data and code"
+    assert written["of"] == stored["of"] and written["passed"] and written["stored_certificate"]["belongs"]
+    content = read(last, mmap=False)
+    content["tril"]["config"]["window"] = 7
+    write(tmp_path / "changed.ckpt", content)
+    line, written = certified("changed.ckpt", "second")
+    assert line == ("stored certificate: passed at step 8; does not belong to this file: model.window=7 was None")
+    assert written["stored_certificate"]["differs"] == ["model.window=7 was None"]
+    assert written["of"]["settings"]["window"] == 7 and written["of"]["weights"] == stored["of"]["weights"]
