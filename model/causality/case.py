@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tril.model.causality.receptive_field import positions_to_test
-from tril.model.causality.subject import GPTSubject, Subject
+from tril.model.causality.subject import Subject
 from tril.model.causality.texts import Texts
 from tril.model.generation.generate import inference
 
@@ -283,7 +283,7 @@ class Case:
 
 
 def largest_change(a: Tensor, b: Tensor) -> Tensor:
-    """Largest difference of two logits (B, T, V) at each output, (B, T); nan in both is none, in one it is infinite."""
+    """Largest difference of logits (..., V) at each output, (...); nan in both is none, nan in one is infinite."""
     if torch.equal(a, b):  # one pass over the memory instead of ten; false for nan
         return a.new_zeros(a.shape[:-1])
     both = a.isnan() & b.isnan()

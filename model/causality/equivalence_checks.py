@@ -25,14 +25,7 @@ def check_decoding(case: Case, ids: Tensor) -> Iterator[Result]:
     chunkings = {f"chunks of {n}": [min(n, length - start) for start in range(0, length, n)] for n in (1, 7)}
     full = subject(ids)
     for how, chunks in (chunkings | {"random chunks": sizes}).items():
-        logits = subject.decode(ids, chunks)
-        if logits is not None:
-            result = _compare(case, "decoding", how, logits, full)
-            if not result.passed:
-                row, query = first_true(~((logits - full).abs().amax(-1) <= result.bound))
-                place = place_in_chunk(subject, ids, chunks, row, query)
-                result = replace(result, query=query, place=place or "", where=result.where + in_words(place))
-            yield result
+        yield from _decode(case, ids, full, how, chunks)
     ends, n_prompt = (torch.tensor(sizes).cumsum(0) - 1).tolist(), length // 2
     if (last := subject.decode_last(ids, sizes)) is not None:
         yield from check_attention(case, ids[0], lambda subject, ids: subject.decode(ids, sizes))
@@ -41,6 +34,25 @@ def check_decoding(case: Case, ids: Tensor) -> Iterator[Result]:
         positions, how = range(n_prompt, length), "steps of constant shape"
         yield _compare(case, "decoding", how, steps, full[:, n_prompt:], positions=positions)
     yield from check_padding(case, ids, full, [0, length // 2, length - 1][:n])
+
+
+@torch.no_grad()
+def check_steps(case: Case, ids: Tensor) -> Iterator[Result]:
+    """Decoding ids (B, T) token by token, which never sees a later one, gives the logits of the full pass."""
+    yield from _decode(case, ids, case.subject(ids), "chunks of 1", [1] * ids.shape[1])
+
+
+def _decode(case: Case, ids: Tensor, full: Tensor, how: str, chunks: Sequence[int]) -> Iterator[Result]:
+    """Compares the logits of decoding in chunks with those of the full pass."""
+    logits = case.subject.decode(ids, chunks)
+    if logits is None:
+        return
+    result = _compare(case, "decoding", how, logits, full)
+    if not result.passed:
+        row, query = first_true(~((logits - full).abs().amax(-1) <= result.bound))
+        place = place_in_chunk(case.subject, ids, chunks, row, query)
+        result = replace(result, query=query, place=place or "", where=result.where + in_words(place))
+    yield result
 
 
 def check_padding(case: Case, ids: Tensor, full: Tensor, padding: Sequence[int]) -> Iterator[Result]:

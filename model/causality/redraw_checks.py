@@ -82,8 +82,8 @@ def _changes(case: Case, ids: Tensor, changed: Tensor, compared: Tensor) -> tupl
     """Largest change of the logits at the compared outputs (B, T), as `Case.judge` returns it."""
 
     def change(subject: Subject) -> Tensor:
-        difference = largest_change(subject(changed), subject(ids))  # (B, T)
-        return difference[compared.to(difference.device)]
+        chosen = compared.to(subject.device)
+        return largest_change(subject(changed)[chosen], subject(ids)[chosen])  # (compared outputs,)
 
     with torch.set_grad_enabled(case.trains):
         measured = change(case.subject)

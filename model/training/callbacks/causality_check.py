@@ -16,7 +16,7 @@ from tril.model.causality.attention_check import check_attention
 from tril.model.causality.case import Case, Result
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.checks import check_gradient, check_perturbation, check_rows
-from tril.model.causality.equivalence_checks import check_documents
+from tril.model.causality.equivalence_checks import check_documents, check_steps
 from tril.model.causality.redraw_checks import check_redrawn
 from tril.model.causality.subject import GPTSubject, Subject, randomize
 from tril.model.gpt import GPT
@@ -79,7 +79,7 @@ class CausalityCheck(Callback):
         batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
         rows = None if trainer.global_step >= trainer.max_steps > 0 else batch_size
         with self.certificate.timed(), restored_modes(pl_module):
-            later = list(check_weights(pl_module, str(trainer.precision), batch_size, rows))
+            later = list(check_weights(pl_module, str(trainer.precision), batch_size, rows, trainer.global_step))
         self.certificate.results = self.before + later
         quiet = all(result.passed for result in later)
         self._report(trainer, pl_module, self.certificate, step=trainer.global_step, quiet=quiet)
@@ -149,6 +149,8 @@ def short_certificate(module: TrainingModule, precision: str, batch_size: int) -
         ids = model.random_tokens(batch_size, config.context_length)
         certificate.results += check_gradient(model, ids[0])
         certificate.results += check_attention(model, ids[0], lambda subject, ids: subject(ids))
+        if certificate.passed:  # decoding assumes a causal model
+            certificate.results += check_every_position(module, ids[:1])
         if module.document_eot is not None:
             certificate.results += check_documents(model, ids[:1])
         module.train()
@@ -161,21 +163,39 @@ def short_certificate(module: TrainingModule, precision: str, batch_size: int) -
     return certificate
 
 
-def check_weights(module: TrainingModule, precision: str, batch_size: int, rows: int | None) -> Iterator[Result]:
+def check_every_position(module: TrainingModule, ids: Tensor) -> Iterator[Result]:
+    """Decodes ids (1, T) token by token, in float32, where the smallest leak of any position shows."""
+    config = module.model.config
+    labels: dict[str, object] = {"backend": config.backend, "precision": "32-true", "of": "model"}
+    yield from check_steps(Case(GPTSubject(module.model), labels, [config.context_length], BUDGET), ids)
+
+
+def check_weights(
+    module: TrainingModule, precision: str, batch_size: int, rows: int | None, seed: int
+) -> Iterator[Result]:
     """Replaced texts through the model and through the loss of a training step, with the current weights.
 
     Args:
-        rows: number of texts; None: as many as the budget of a case allows.
+        rows: number of texts; None: as many as the budget of a case allows, and every position is tested once.
+        seed: of the texts and of the positions from which they are replaced.
     """
+
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
+
     config = module.model.config
     labels: dict[str, object] = {"weights": "own", "backend": config.backend, "precision": precision}
     lengths = [config.context_length]
     module.model.eval()
-    model = Case(GPTSubject(module.model, precision=precision), labels | {"of": "model"}, lengths, BUDGET)
-    yield from check_redrawn(model, lengths, rows)
+    subject = GPTSubject(module.model, precision=precision)
+    model = Case(subject, labels | {"of": "model"}, lengths, BUDGET, generator=generator())
+    redrawn = list(check_redrawn(model, lengths, rows))
+    yield from redrawn
+    if rows is None and all(result.passed for result in redrawn):
+        yield from check_every_position(module, model.random_tokens(1, config.context_length))
     module.train()
     subject = loss_subject(module, precision, batch_size)
-    loss = Case(subject, labels | {"of": "loss"}, lengths, BUDGET, batch_size=batch_size)
+    loss = Case(subject, labels | {"of": "loss"}, lengths, BUDGET, batch_size=batch_size, generator=generator())
     yield from check_redrawn(loss, lengths, rows)
 
 

@@ -5,12 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lightning import Trainer
 
 from tests.conftest import randomize
 from tril.model.causality.certificate import Certificate
 from tril.model.gpt import GPT, Block, GPTConfig
-from tril.model.training.callbacks.causality_check import CausalityCheck, CausalityError, short_certificate
+from tril.model.training.callbacks import causality_check
+from tril.model.training.callbacks.causality_check import (
+    CausalityCheck,
+    CausalityError,
+    check_weights,
+    short_certificate,
+)
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
@@ -43,7 +50,7 @@ def certificate_of(module, precision="32-true") -> Certificate:
 def test_causal_models_pass(choices, precision):
     certificate = certificate_of(module_of(**choices), precision)
     assert certificate.passed, certificate.failures_by_check()
-    assert set(certificate.checks()) == {"no future", "all of the past", "attention", "rows"}
+    assert set(certificate.checks()) == {"no future", "all of the past", "attention", "decoding", "rows"}
 
 
 def test_documents_are_checked_where_they_are_separate(monkeypatch):
@@ -93,6 +100,41 @@ def without_the_first_key(n_queries, n_keys, **_):
 def test_mutants_fail_the_named_check(mutate, check, monkeypatch):
     mutate(monkeypatch)
     assert check in certificate_of(module_of(backend="explicit")).failures_by_check()
+
+
+def leak_at(position):
+    """The output at one position sees the next token, and no other output sees a later one."""
+    forward = Block.forward
+
+    def leaky(self, x, **kwargs):
+        x = forward(self, x, **kwargs)
+        if x.shape[1] <= position + 1:
+            return x
+        return x + 0.01 * F.one_hot(torch.tensor(position), x.shape[1])[:, None] * x[:, position + 1 : position + 2]
+
+    return leaky
+
+
+@pytest.mark.parametrize("position", [13, 27, 36])
+def test_a_leak_at_one_position_is_found_though_a_sample_of_positions_is_tested(position, monkeypatch):
+    monkeypatch.setattr(causality_check, "BUDGET", 1e4)  # eight positions
+    monkeypatch.setattr(Block, "forward", leak_at(position))
+    failures = certificate_of(module_of()).failures_by_check()
+    assert f"position {position}" in failures["decoding"][0].where
+
+
+def test_every_validation_tests_other_positions():
+    module = module_of()
+    randomize(module.model)
+    nll = module.nll
+
+    def leaking(ids, targets, **kwargs):
+        losses = nll(ids, targets, **kwargs)
+        return losses + 0.01 * F.one_hot(torch.tensor(21), 40) * ids[:, 22:23]
+
+    module.nll = leaking
+    found = [any(not r.passed for r in check_weights(module, "32-true", 8, 8, seed)) for seed in range(60)]
+    assert 1 <= sum(found) < 60
 
 
 def test_a_leak_of_the_loss_only_is_found():
@@ -151,7 +193,7 @@ def test_weights_modes_and_random_numbers_are_restored(tmp_path, capsys):
     assert module.certificate["passed"] is True
     assert json.loads((tmp_path / "causality.json").read_text())["checks"] == module.certificate["checks"]
     assert capsys.readouterr().out.startswith(
-        "causal  sees no future (no future, all of the past, attention, rows); certified in "
+        "causal  sees no future (no future, all of the past, attention, decoding, rows); certified in "
     )
 
 
