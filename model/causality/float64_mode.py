@@ -19,6 +19,8 @@ class Float64Mode(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name in ("__get__", "__set__", "__setitem__") or (name.endswith("_") and not name.endswith("__")):
             return func(*args, **kwargs)
+        if name in ("float", "half", "bfloat16"):  # these methods take no dtype
+            return args[0].double()
         return tree_map(_raised, func(*tree_map(_raised, args), **tree_map(_raised, kwargs)))
 
 

@@ -11,6 +11,7 @@ COMMANDS = {
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",
     "certify": "test that a model sees no future and all of its past",
+    "certify_transformers": "certify every causal language model class of transformers",
     "corpus": "score checkers of causality on a corpus of leaking and correct models",
     "control": "compare a run with the same run without the causal mask",
     "scaling": "fit the loss against parameters and tokens",
@@ -39,7 +40,7 @@ def main() -> None:
 
 def usage() -> str:
     """The text of `tril --help`."""
-    lines = [f"  tril {name:<9} {description}" for name, description in COMMANDS.items()]
+    lines = [f"  tril {name:<20} {description}" for name, description in COMMANDS.items()]
     return "\n".join(
         ["Usage: tril COMMAND [key=value ...]", "", *lines, "", "tril COMMAND --help lists the keys of a command."]
     )

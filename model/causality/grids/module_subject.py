@@ -19,7 +19,8 @@ from tril.model.causality.grids.first_call import WrongLogits, checked_logits
 from tril.model.causality.receptive_field import embeddings_as_leaves
 from tril.model.causality.subject import Subject, float64_device, left_padding, same_random_numbers
 
-NO_DECODING = "decoding with the cache is left out"
+CACHES = ("past_key_values", "cache_params", "state")  # names of the cache as an argument and in the output
+NO_DECODING, NO_PADDING = "decoding with the cache is left out", "left padding is left out"
 
 
 class ModuleSubject(Subject):
@@ -112,39 +113,43 @@ class ModuleSubject(Subject):
 
     @functools.cached_property
     def differentiable(self) -> bool:
-        """False for a function, and for a module that looks up no token in an `nn.Embedding`."""
+        """False for a function, and for a module that looks up no token in an `nn.Embedding` or has no backward."""
         if self.module is None:
             return False
         shape = (2, min(2, self.context_length))  # a norm over a single number has no variance
         ids = torch.ones(shape, dtype=torch.long, device=self.device)
         with embeddings_as_leaves(self.module, ids) as leaves, torch.enable_grad():
             try:
-                return self(ids).requires_grad and bool(leaves)
+                logits = self(ids)
+                if logits.requires_grad and leaves:  # Reformer's backward raises an exception in evaluation mode
+                    torch.autograd.grad(logits.sum(), leaves, allow_unused=True)
+                return logits.requires_grad and bool(leaves)
             except Exception:  # a module that fails at this length; others tell why
                 return False
 
     def decode(self, ids: Tensor, sizes: Sequence[int]) -> Tensor | None:
+        name = next((name for name in CACHES if name in self.parameters), "")
+        if self.module is None or not name or not {"use_cache", "kwargs"} & self.parameters:
+            return None
         logits, cache = [], None
 
         def decode_chunks() -> Tensor:
             nonlocal cache
             for part in ids.split(list(sizes), dim=1):
-                output = self._output(part, past_key_values=cache, use_cache=True)
-                cache = getattr(output, "past_key_values", None)
+                output = self._output(part, use_cache=True, **{name: cache})
+                cache = getattr(output, name, None)
                 logits.append(self._logits_of(output, part))
             return torch.cat(logits, dim=1)
 
-        if self.module is None or not {"past_key_values", "use_cache"} <= self.parameters:
-            return None
-        try:
-            decoded = self._call(decode_chunks)
-        except ModelError as error:  # the full pass works, and can be certified
-            self.add_note(f"{NO_DECODING}, where {error}")
-            return None
+        decoded = self._if_it_works(decode_chunks, NO_DECODING)
         return None if cache is None else decoded
 
-    def add_note(self, note: str) -> None:
-        """Adds a limitation of the measurement to those that the certificate states."""
+    def _if_it_works(self, run: Callable[[], Tensor], otherwise: str) -> Tensor | None:
+        """The full pass can be certified without it, so an exception is a limitation that the certificate states."""
+        try:
+            return self._call(run)
+        except ModelError as error:
+            note = f"{otherwise}, where {error}"
         if note not in self.note:
             self.note = f"{self.note}; {note}" if self.note else note
 
@@ -155,7 +160,7 @@ class ModuleSubject(Subject):
         inputs = {"attention_mask": visible.long()}  # (B, T), 0 = masked
         if "position_ids" in self.parameters:
             inputs["position_ids"] = positions + first_position * visible
-        return self._call(lambda: self._logits(ids, **inputs))
+        return self._if_it_works(lambda: self._logits(ids, **inputs), NO_PADDING)
 
     @functools.cached_property
     def parameters(self) -> set[str]:

@@ -33,17 +33,24 @@ def load(name: str, seed: int) -> tuple[str, Any]:
     if not path.exists() and (name.endswith(".json") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)):
         raise FileNotFoundError(f"{key} does not exist; {remedy}")
     try:
-        import transformers
+        import transformers  # noqa: F401
     except ImportError as error:
         raise ValueError(f"{key} needs the library transformers; pip install transformers") from error
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    quiet()
     try:
         return _load(name, seed)
     except Exception as error:  # transformers raises many kinds, with many lines
         what = "cannot be loaded" if path.exists() else "does not exist here, and cannot be loaded from the hub"
         raise ValueError(textwrap.shorten(f"{key} {what}: {error}", 300, placeholder=" ...")) from error
+
+
+def quiet() -> None:
+    """`transformers` prints errors only, and no progress bars."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 def _load(name: str, seed: int) -> tuple[str, Any]:
@@ -64,11 +71,12 @@ def _load(name: str, seed: int) -> tuple[str, Any]:
     return "trained", model
 
 
-def build(config: Any, seed: int, attention: str | None = None) -> Any:
+def build(config: Any, seed: int, attention: str | None = None, model_class: Any = None) -> Any:
     """A new model in float32 and evaluation mode, whose initial weights are a function of the seed.
 
     Args:
         attention: its attention implementation; None: the default of `transformers`.
+        model_class: None: the one of the config.
     """
     import transformers
 
@@ -76,4 +84,5 @@ def build(config: Any, seed: int, attention: str | None = None) -> Any:
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         config = copy.deepcopy(config)
-        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options).eval()
+        create = transformers.AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
+        return create(config, dtype=torch.float32, **options).eval()

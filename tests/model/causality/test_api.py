@@ -131,6 +131,13 @@ def test_float64_reaches_code_that_names_float32():
     assert value.dtype == torch.float64 and abs(value.item() - exact) < 1e-13 < abs(total(x).item() - exact)
 
 
+def test_float64_reaches_methods_that_take_no_dtype():
+    x = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with Float64Mode():
+        same = [x.float(), x.half(), x.bfloat16()]
+    assert all(torch.equal(x, y) and y.dtype == torch.float64 for y in same)
+
+
 def test_texts_differ_everywhere_and_contain_the_whole_vocabulary():
     texts = Texts(100, special=(50,))
     seen, repeated = set(), 0
