@@ -23,6 +23,7 @@ from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
 from tril.scripts.common.build_trainer import build_trainer, fit
 from tril.scripts.common.cli import UserError, check_writable, command, entry, user_errors
 from tril.scripts.common.equal_flops import with_equal_flops
+from tril.scripts.common.init_from import Start, check_start, resolve_init
 from tril.scripts.common.locks import lock_run
 from tril.scripts.common.ranks import process_rank, quiet_ranks
 from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from tril.model.training.module import TrainingModule
 
 # Keys whose value is free text.
-TEXT_KEYS = ("resume", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")
+TEXT_KEYS = ("resume", "init_from", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")
 METRICS = "csv/version_0/metrics.csv"
 CONTINUED_FILES = (METRICS, "samples.txt", "windows_best.npz", f"{CHECKPOINTS}/{BEST}")
 
@@ -100,7 +101,11 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         with user_errors():
             cfg, resumed = resolve_resume(cfg)
+            cfg, start = resolve_init(cfg)
+            if start is not None:
+                stack.callback(start.discard_unused)
             config = check_config(cfg)
+            check_start(start, config)
             # a sweep compares runs by their effective settings; its trials of +tune=lr are two folders deeper
             if not any((folder / SWEEP).is_file() for folder in Path(cfg.output_dir).parents[:3]):
                 refuse_unused(config)
@@ -109,12 +114,18 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
                 stack.enter_context(lock_run(Path(cfg.output_dir)))
             if resumed is None:  # a resumed run has its steps
                 cfg, config = with_equal_flops(cfg, config)
-            parts = build_parts(cfg, config, resumed, stop or StopRequest(), started)
+            parts = build_parts(cfg, config, resumed, stop or StopRequest(), started, start)
+            del start  # its weights are in the model
         return run(cfg, config, resumed, parts)
 
 
 def build_parts(
-    cfg: DictConfig, config: RunConfig, resumed: Resumed | None, stop: StopRequest, started: float
+    cfg: DictConfig,
+    config: RunConfig,
+    resumed: Resumed | None,
+    stop: StopRequest,
+    started: float,
+    start: Start | None = None,
 ) -> Parts:
     """Prepares the text and builds the parts of a run.
 
@@ -148,8 +159,11 @@ def build_parts(
         model = GPT(model_config)
     if config.optim.scale_with_width and not divided:
         scale_initial_values(model, config.optim.base)
+    if start is not None:
+        model.load_state_dict(start.lm.model.state_dict())
     allowed = OmegaConf.to_object(cfg.allow_changes) if OmegaConf.is_config(cfg.allow_changes) else cfg.allow_changes
-    return Parts(metrics, trainer, data, model, checkpoint_payload(model, data, config, resumed, allowed))
+    payload = checkpoint_payload(model, data, config, resumed, allowed, lineage=start and start.lineage)
+    return Parts(metrics, trainer, data, model, payload)
 
 
 def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Parts) -> dict[str, float]:
@@ -163,8 +177,7 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
 
     hardware, data, model, metrics = config.hardware, parts.data, parts.model, parts.metrics
     assert hardware is not None
-    folder = Path(cfg.output_dir)
-    first = parts.trainer.is_global_zero
+    folder, first = Path(cfg.output_dir), parts.trainer.is_global_zero
     before = start_folder(folder, cfg, config, resumed) if first else None
     module = build_module(cfg, config, parts)
     times = kernels.measure(model.config, data.batch_size, hardware, documents=data.document_mask)
@@ -198,6 +211,7 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
         certificate=module.certificate,
         gradients=GradientNorms.of(parts.trainer),
         diverged=diverged,
+        lineage=parts.payload.get("init_from"),
     )
     if diverged is not None:  # after the summary, by which a sweep sees a diverged run
         raise UserError(str(diverged)) from diverged

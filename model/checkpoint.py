@@ -30,7 +30,7 @@ from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
 from tril.model.runs import find_checkpoint
 from tril.model.stored_model import PREFIX, build
-from tril.model.stored_tokenizer import check_tokenizer
+from tril.model.stored_tokenizer import load_tokenizer
 from tril.model.validation import explain
 
 FORMAT = 2  # of the "tril" entry. A file of format 1 has no checksums; a format with others needs another key for them
@@ -75,7 +75,7 @@ def language_model(path: Path, content: dict[str, Any], device: torch.device | s
     entry = content["tril"]
     try:
         model = build(entry["config"], content["state_dict"], device)
-        tokenizer = _tokenizer(entry["tokenizer"], model.config.vocab_size)
+        tokenizer = load_tokenizer(entry["tokenizer"], model.config.vocab_size)
         return LanguageModel(model.eval(), tokenizer, entry["eot"])
     except ValueError as error:
         message = explain(error) if isinstance(error, ValidationError) else str(error)
@@ -205,16 +205,6 @@ def _check_entries(path: Path, content: dict[str, Any]) -> None:
     missing = [key for key, kind in REQUIRED.items() if not isinstance(entry.get(key), kind)]
     if missing:
         raise ValueError(f"{path} has no {', '.join(missing)} in its tril entry; it is damaged, use another file")
-
-
-def _tokenizer(text: str, n_rows: int) -> Tokenizer:
-    check_tokenizer(text, n_rows)
-    try:
-        return Tokenizer.from_str(text)
-    except BaseException as error:  # the library raises plain Exceptions, and PanicException, which is not one
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ValueError(f"its tokenizer cannot be read ({error}); it is damaged, use another file") from error
 
 
 def _reason(error: Exception) -> str:

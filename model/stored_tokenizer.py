@@ -7,6 +7,8 @@ know without an error.
 import json
 from typing import Any
 
+from tokenizers import Tokenizer
+
 MAX_CHARACTERS = 200_000_000  # the largest published tokenizers have 40 million
 
 
@@ -30,6 +32,21 @@ def check_tokenizer(text: str, n_rows: int) -> None:
         raise ValueError("its tokenizer is nested too deeply; it is damaged, use another file") from error
     if problem:
         raise ValueError(problem)
+
+
+def load_tokenizer(text: str, n_rows: int) -> Tokenizer:
+    """The tokenizer of a text that `check_tokenizer` accepts.
+
+    Raises:
+        ValueError: as `check_tokenizer`, or the library cannot read it.
+    """
+    check_tokenizer(text, n_rows)
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # the library raises plain Exceptions, and PanicException, which is not one
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"its tokenizer cannot be read ({error}); it is damaged, use another file") from error
 
 
 def _problem(tokenizer: dict, n_rows: int) -> str | None:

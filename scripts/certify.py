@@ -103,8 +103,11 @@ def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tu
     options = {"device": device, "exhaustive": settings.exhaustive}
     if settings.hf is not None:
         from tril.model.causality.grids.transformers_grid import transformers_cases
+        from tril.model.interop.hf_folder import stored_certificate
 
-        return settings.hf, transformers_cases(settings.hf, **options), {}
+        stored = stored_certificate(Path(settings.hf))  # of an exported folder
+        origin = {} if stored is None else {"stored_certificate": stored}
+        return settings.hf, transformers_cases(settings.hf, **options), origin
     if settings.call is not None:
         from tril.model.causality.grids.callable_grid import Sizes, callable_cases
 

@@ -100,7 +100,7 @@ def test_dropout_does_not_affect_initialization_and_order(configure, monkeypatch
     monkeypatch.setattr(
         train_script,
         "checkpoint_payload",
-        lambda model, *rest: (seen.append(model.embed.weight.clone()), original(model, *rest))[1],
+        lambda model, *rest, **more: (seen.append(model.embed.weight.clone()), original(model, *rest, **more))[1],
     )
     for folder, dropout in (("plain", 0.0), ("dropout", 0.3)):
         train_script.train(

@@ -70,6 +70,7 @@ def finish(
     certificate: dict[str, Any] | None,
     gradients: GradientNorms | None = None,
     diverged: NonFiniteError | None = None,
+    lineage: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Writes loss.png, then summary.json, which marks the run as finished, and prints the summary.
 
@@ -79,6 +80,7 @@ def finish(
         certificate: summary of the run's causality certificate; None: the run has none.
         gradients: the run's gradient norms; None: not measured.
         diverged: why the run ended early. Its final losses are NaN, and no table is printed.
+        lineage: "source", "weights" and "step" of the model that the run started from; None: from random weights.
 
     Returns:
         Last and best validation metrics.
@@ -112,6 +114,9 @@ def finish(
         "skipped_steps": None if gradients is None else counted(gradients.skipped),
         "diverged": None if diverged is None else str(diverged),
         "causality": causality_label(certificate),
+        "init_from": None if lineage is None else lineage["source"],
+        "init_from_weights": None if lineage is None else lineage["weights"],
+        "init_from_step": None if lineage is None else lineage["step"],
         "code": code_version(),
         "folder": str(folder),
         "sample_with": f"python scripts/sample.py ckpt={folder}",

@@ -8,6 +8,7 @@ from importlib.metadata import version
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
     "sample": "continue a prompt",
+    "export": "write a model as a folder of Hugging Face transformers",
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",
     "certify": "test that a model sees no future and all of its past",

@@ -20,12 +20,19 @@ CHANGES = ("code", "torch")  # values of allow_changes
 
 
 def checkpoint_payload(
-    model: "GPT", data: "TextDataModule", config: RunConfig, resumed: Resumed | None, allowed: object = None
+    model: "GPT",
+    data: "TextDataModule",
+    config: RunConfig,
+    resumed: Resumed | None,
+    allowed: object = None,
+    *,
+    lineage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The "tril" entry of the run's checkpoints: that of `model.checkpoint.payload`, "run" and "code".
+    """The "tril" entry of the run's checkpoints: that of `model.checkpoint.payload`, "run" and "code", and "init_from".
 
     Args:
         allowed: the value of allow_changes.
+        lineage: the source of the initial weights, see `tril.scripts.common.init_from`; a resumed run keeps its own.
 
     Raises:
         ValueError: model, data, settings or code differ from those of the resumed checkpoint.
@@ -41,7 +48,8 @@ def checkpoint_payload(
         _check_shapes(model.state_dict(), resumed.content["state_dict"], path)
         _check_run(new["run"], old.get("run", {}), path)
         _check_versions(new, old, allowed, path)
-    return new
+        lineage = old.get("init_from")
+    return new if lineage is None else new | {"init_from": lineage}
 
 
 def run_settings(config: RunConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tril.model.training.trainer_config import CheckpointConfig, TopLevelConfig, TrainerConfig
 
 GROUPS = ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "checkpoint", "causality")
-SINGLE = ("seed", "compile", "resume", "output_dir", "allow_changes", "allow_targets")
+SINGLE = ("seed", "compile", "resume", "init_from", "output_dir", "allow_changes", "allow_targets")
 KEYS = (*GROUPS, "logger", "sweep", "hydra", "equal_flops", *SINGLE)
 
 
@@ -66,6 +66,8 @@ def check_config(cfg: DictConfig, *, elsewhere: bool = False) -> RunConfig:
     """
     from pydantic import ValidationError
 
+    if cfg.get("init_from") is not None:  # a single run has applied it already
+        raise ValueError(f"init_from={cfg.init_from} is for a single run of train.py; leave it out here")
     for name in GROUPS:
         if not isinstance(group := OmegaConf.select(cfg, name), DictConfig):
             raise ValueError(f"{name}={group} must be a group of settings; change one, such as {name}.KEY=VALUE")

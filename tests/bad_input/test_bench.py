@@ -58,7 +58,7 @@ BENCH = [
     ("compile=maybe", "compile=maybe must be 'auto', True, False, 'default', 'reduce-overhead',"),
     ("model.dim=0", "model.dim=0 must be greater than or equal to 1"),
     ("model.dim=true", "model.dim=true must be a valid integer"),
-    ("model=nothing", "there is no model=nothing; choose one of base, gpt2, nano, small"),
+    ("model=nothing", "there is no model=nothing; choose one of base, gpt2, llama, nano, qwen3, small"),
     ("optim.lr=0", "optim.lr=0 must be greater than 0"),
     ("trainer.precision=x", "trainer.precision=x must be 'auto', '32-true', 'bf16-mixed', 'bf16-true' or"),
     ("trainer.devices=x", "trainer.devices=x must be a number of devices, a list of their numbers, or auto"),

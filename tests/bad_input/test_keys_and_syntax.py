@@ -82,7 +82,7 @@ TRAIN = [
     ("model/dim=3", "there is no setting model/dim; did you mean model.dim?"),
     ("model@x=nano", "Could not override 'model@x'.: Did you mean to override model?"),
     ("seed=1 seed=2", "cannot read 'seed=1 seed=2'; put quotes within quotes, \"seed='...'\""),
-    (("model=nano", "model=nothing"), "there is no model=nothing; choose one of base, gpt2, nano, small"),
+    (("model=nano", "model=nothing"), "there is no model=nothing; choose one of base, gpt2, llama, nano, qwen3, small"),
     ("hydra.run.dir=null", "Error merging override hydra.run.dir=null"),
     ("hydra.run.dir=FILES/text.txt", "[Errno 17] File exists: 'FILES/text.txt'; choose another folder"),
     ("hydra.run.dir=FILES/text.txt/x", "[Errno 20] Not a directory: 'FILES/text.txt/x'; choose another folder"),

@@ -48,7 +48,7 @@ CERTIFY = [
     ("out=[]", "out=[] must be a valid string"),
     ("out=\x00", "embedded null byte"),
     ("model=null", "Config group override must be a string or a list. Got NoneType"),
-    ("model=nothing", "there is no model=nothing; choose one of base, gpt2, nano, small"),
+    ("model=nothing", "there is no model=nothing; choose one of base, gpt2, llama, nano, qwen3, small"),
     ("model.dim=0", "model.dim=0 must be greater than or equal to 1"),
     ("model.vocab_size=-1", "model.vocab_size=-1 must be greater than or equal to 1"),
     ("model.vocab_size=true", "model.vocab_size=true must be a valid integer"),

@@ -51,7 +51,10 @@ REFEREE = [
     ("common=seed=3", "common: seed=3 cannot be set for an arm; set the first seed with seed=N, outside of"),
     ("candidate=model.n_head=3", "candidate: there is no setting model.n_head; did you mean model.n_heads?"),
     ("candidate=model.n_heads=5", "candidate: model.n_heads=5 must divide model.dim=192; use 3, 4, 6, another dim, or"),
-    ("candidate=model=nothing", "candidate: there is no model=nothing; choose one of base, gpt2, nano, small"),
+    (
+        "candidate=model=nothing",
+        "candidate: there is no model=nothing; choose one of base, gpt2, llama, nano, qwen3, small",
+    ),
     ("candidate=optim.lr=0", "candidate: optim.lr=0 must be greater than 0"),
     ("candidate=x", "candidate: cannot read 'x'; settings are written key=value"),
     ("candidate=model.dim=32,64", "candidate: Ambiguous value for argument 'model.dim=32,64': 1. To use it as a list,"),

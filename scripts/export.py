@@ -1,0 +1,140 @@
+"""Writes a model as a folder of Hugging Face transformers:  python scripts/export.py ckpt=latest to=hf out=FOLDER
+
+The folder is for AutoModelForCausalLM and AutoTokenizer, without custom code: a GPT-2, Llama or Qwen3 class,
+safetensors, the tokenizer, a model card, and certificate.json with the stored causality certificate and the sha256 of
+each tensor. Before it gets its name, `transformers` loads it, and its logits and greedy text are compared with those of
+Tril. All keys: configs/export.yaml. Exit status: 0: written; 1: transformers computes something else, and nothing is
+written; 2: wrong settings, or a model that no class expresses.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from tril.model.runs import SUMMARY, find_checkpoint, run_folder
+from tril.model.validation import strict_settings
+from tril.scripts.common.cli import build, check_writable, entry, fail, user_errors
+
+if TYPE_CHECKING:
+    from tril.model.generation.language_model import LanguageModel
+
+TEXT_KEYS = ("ckpt", "out")
+
+
+@dataclass(frozen=True, config=strict_settings())
+class ExportConfig:
+    """Settings, as in configs/export.yaml."""
+
+    ckpt: str
+    to: Literal["hf"]
+    out: str | None
+    license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=60)] | None
+
+
+@entry("export", TEXT_KEYS)
+def main(cfg) -> None:
+    with user_errors():
+        settings = build(ExportConfig, cfg)
+        checkpoint, folder = find_checkpoint(settings.ckpt), new_folder(settings.out)
+    # Importing torch takes a second, so wrong settings are reported before.
+    from tril.model.checkpoint import language_model, read
+    from tril.model.interop.hf_check import difference, require_transformers
+
+    with user_errors():
+        require_transformers()
+        content = read(checkpoint, entries=("state_dict", "tril", "global_step"))
+        lm = language_model(checkpoint, content)
+        with temporary_sibling(folder) as part:
+            name = write(part, lm, content, checkpoint, settings.license, folder.name)
+            problem = difference(part, lm)
+            if problem is None:
+                part.replace(folder)
+    if problem is not None:
+        fail(f"{checkpoint} was not exported: in transformers {problem}", status=1)
+    print(f"{folder}: {name}, equal to {checkpoint} in logits and greedy text", flush=True)
+
+
+def new_folder(out: str | None) -> Path:
+    """The folder to write.
+
+    Raises:
+        ValueError: none is named.
+        OSError: it cannot be written, or is not empty.
+    """
+    if out is None:
+        raise ValueError("out is missing; name a new folder with out=FOLDER")
+    folder = Path(os.path.expanduser(out)).absolute()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(f"out={out} exists and is not an empty folder; name a new one")
+    check_writable(folder.parent, "out")
+    return folder
+
+
+@contextlib.contextmanager
+def temporary_sibling(folder: Path) -> Iterator[Path]:
+    """A new folder next to `folder`, which is removed at the end unless the block has renamed it to `folder`.
+
+    Raises:
+        OSError: the block could not write, with a remedy.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of an earlier process with this id
+    part.mkdir()
+    try:
+        if sys.platform == "win32" and folder.is_dir():  # which does not rename over an empty folder
+            folder.rmdir()
+        yield part
+    except OSError as error:
+        reason = (error.strerror or str(error)).replace(str(part), str(folder))
+        raise OSError(
+            f"cannot write {folder} ({reason}); free space, or choose another folder with out=FOLDER"
+        ) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def write(
+    part: Path, lm: "LanguageModel", content: dict[str, Any], checkpoint: Path, license: str | None, name: str
+) -> str:
+    """Writes all files of the folder `name` into `part`; returns the class of the model."""
+    from tril.model.atomic_files import write_json, write_text
+    from tril.model.binding import compare, describe_checkpoint
+    from tril.model.interop.hf_folder import class_name, write_hf
+    from tril.model.interop.model_card import CERTIFICATE, certificate, model_card
+
+    tensors, entry = write_hf(part, lm), content["tril"]
+    comparison = compare(entry.get("causality"), describe_checkpoint(content, lm.config.to_dict()))
+    write_json(part / CERTIFICATE, certificate(tensors, entry.get("causality"), comparison))
+    card = model_card(
+        name,
+        lm,
+        class_name=class_name(lm),
+        entry=entry,
+        step=content.get("global_step"),
+        summary=summary_of(checkpoint),
+        verdict=comparison["text"],
+        license=license,
+    )
+    write_text(part / "README.md", card)
+    return class_name(lm)
+
+
+def summary_of(checkpoint: Path) -> dict[str, Any]:
+    """summary.json of the run of a checkpoint; {} without one that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        summary = json.loads((run_folder(checkpoint) / SUMMARY).read_text(encoding="utf-8"))
+        return summary if isinstance(summary, dict) else {}
+    return {}
+
+
+if __name__ == "__main__":
+    main()

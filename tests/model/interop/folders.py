@@ -1,0 +1,92 @@
+"""Folders that `transformers` writes, with random weights, for the tests of their import."""
+
+import functools
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from tril.model.causality.grids.transformers_loading import quiet
+
+V, T = 264, 20  # rows of the embedding, seven more than the tokenizer has ids; context
+EOT = "<|endoftext|>"
+IDS = {"vocab_size": V, "eos_token_id": 256, "bos_token_id": 256}
+GPT2 = IDS | {"n_positions": T, "n_layer": 2, "n_embd": 32, "n_head": 4}
+MODERN = IDS | {
+    "max_position_embeddings": T,
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 44,
+}
+GROUPED = MODERN | {"num_key_value_heads": 2}
+MODELS = {
+    "GPT-2": (GPT2LMHeadModel, GPT2Config, GPT2),
+    "GPT-2, untied, exact gelu": (
+        GPT2LMHeadModel,
+        GPT2Config,
+        GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": 50, "layer_norm_epsilon": 0.1},
+    ),
+    "Llama, grouped and untied": (LlamaForCausalLM, LlamaConfig, GROUPED | {"rope_theta": 50.0, "rms_norm_eps": 0.1}),
+    "Llama, biases and wide heads": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        MODERN | {"attention_bias": True, "mlp_bias": True, "head_dim": 10},
+    ),
+    "SmolLM": (LlamaForCausalLM, LlamaConfig, GROUPED | {"tie_word_embeddings": True}),
+    "Qwen3": (Qwen3ForCausalLM, Qwen3Config, GROUPED | {"head_dim": 16, "rope_theta": 1e6}),
+    "Qwen3, tied and windowed": (
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        GROUPED
+        | {
+            "head_dim": 6,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 0,
+        },
+    ),
+}
+
+
+def byte_tokenizer(*extra_tokens: str) -> Tokenizer:
+    """One token for each byte, and the end-of-text token with the id 256."""
+    vocabulary = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (EOT, *extra_tokens)])
+    return tokenizer
+
+
+@functools.cache
+def reference(name: str):
+    """A model of MODELS in which every parameter is random, biases and gains too."""
+    quiet()
+    model_class, config_class, values = MODELS[name]
+    model = model_class(config_class(**values)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.5, generator=generator)
+    return model
+
+
+def folder_of(name: str, folder: Path, **options) -> Path:
+    """Writes a model of MODELS and a tokenizer; options are those of save_pretrained."""
+    reference(name).save_pretrained(folder, **options)
+    (folder / "tokenizer.json").write_text(byte_tokenizer().to_str(), encoding="utf-8")
+    return folder
+
+
+def change_json(path: Path, **values) -> None:
+    """Replaces values of a JSON file; the value DROP removes the key."""
+    content = {} if not path.exists() else json.loads(path.read_text(encoding="utf-8"))
+    content = {key: value for key, value in (content | values).items() if value is not DROP}
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+DROP = object()

@@ -1,0 +1,173 @@
+"""init_from=: a new run from the weights, the config and the tokenizer of another model."""
+
+import json
+import re
+
+import pytest
+import torch
+import yaml
+
+from tests.calls import call
+from tests.conftest import assert_refused, tiny_gpt
+from tests.model.interop.folders import EOT, byte_tokenizer, folder_of
+from tests.runs import composed, in_process
+from tril.model.binding import describe_checkpoint
+from tril.model.checkpoint import load, read, save
+from tril.model.generation.language_model import LanguageModel
+from tril.model.interop.hf_folder import read_hf
+
+RUN = [  # without keys of the model and the tokenizer, which are the source's
+    "data=files",
+    "data.batch_size=4",
+    "trainer.max_steps=4",
+    "trainer.val_check_interval=2",
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "optim.schedule.warmup_steps=2",
+    "callbacks.samples.max_new_tokens=8",
+    "hydra.run.dir=run",
+]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A checkpoint with a tokenizer of its own, biases, and rows that no token has."""
+    path = tmp_path / "source.ckpt"
+    model = tiny_gpt(vocab_size=264, context_length=32, n_kv_heads=2, bias=True, attn_dropout=0.1)
+    save(path, LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
+    return path
+
+
+@pytest.fixture
+def hf(tmp_path):
+    return folder_of("SmolLM", tmp_path / "hf")
+
+
+def train(tmp_path, text, *arguments):
+    return in_process(*RUN, f"data.path={text}", *arguments, cwd=tmp_path)
+
+
+def weights_at_start(tmp_path, text, monkeypatch, *arguments):
+    """The weights that the optimizer gets."""
+    from tril.model.training.module import TrainingModule
+
+    found = {}
+
+    def keep(module):
+        found.update({name: tensor.clone() for name, tensor in module.model.state_dict().items()})
+
+    monkeypatch.setattr(TrainingModule, "on_train_start", keep, raising=False)
+    done = train(tmp_path, text, *arguments)
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "hf"])
+def test_the_run_starts_from_the_weights(tmp_path, text, source, hf, monkeypatch, kind):
+    value, lm = (f"hf:{hf}", read_hf(hf)) if kind == "hf" else (source, load(source))
+    found = weights_at_start(tmp_path, text, monkeypatch, f"init_from={value}", "model.attn_dropout=0.25")
+    expected = lm.model.state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    trained = load(tmp_path / "run")
+    assert trained.config.to_dict() == lm.config.to_dict() | {"attn_dropout": 0.25}
+    assert trained.tokenizer.to_str() == lm.tokenizer.to_str() and trained.eot == EOT
+
+
+def test_lineage_settings_and_data(tmp_path, text, source):
+    done = train(tmp_path, text, f"init_from={source}")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    content = read(source, entries=("state_dict", "tril"))
+    digest = describe_checkpoint(content, load(source).config.to_dict())["weights"]
+    lineage = {"source": str(source), "weights": digest, "step": None}
+    entry = read(run / "checkpoints" / "last.ckpt")["tril"]
+    assert entry["init_from"] == lineage and entry["causality"]["passed"] is True
+    summary = json.loads((run / "summary.json").read_text())
+    assert [summary[f"init_from{suffix}"] for suffix in ("", "_weights", "_step")] == list(lineage.values())
+    assert re.search(rf"\n  init from +{re.escape(str(source))}\n", done.stdout)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    [file] = run.glob("tokenizer-*.json")
+    assert settings["init_from"] is None and settings["data"]["tokenizer"]["path"] == str(file)
+    assert settings["model"] == load(source).config.to_dict()
+    # A byte is a token, and each document has an end.
+    assert entry["data"]["vocab_size"] == 257 and entry["data"]["tokenizer"]["kind"] == "file"
+    counts = entry["data"]["counts"]["train"]
+    assert counts["tokens"] == counts["bytes"] + counts["documents"]
+
+
+@pytest.mark.slow
+def test_resuming_needs_no_source(tmp_path, text, source):
+    """The run is stopped after two of four steps; the source is gone when it goes on."""
+    first = train(tmp_path, text, f"init_from={source}", "trainer.max_steps=2")
+    assert first.returncode == 0, first.stderr
+    lineage = read(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["init_from"]
+    source.unlink()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    done = in_process("resume=moved", "trainer.max_steps=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = read(tmp_path / "moved" / "checkpoints" / "last.ckpt")
+    assert content["global_step"] == 4 and content["tril"]["init_from"] == lineage
+    assert json.loads((tmp_path / "moved" / "summary.json").read_text())["init_from_weights"] == lineage["weights"]
+
+
+@pytest.mark.slow
+def test_a_run_can_start_from_a_run_that_did(tmp_path, text, source):
+    assert train(tmp_path, text, f"init_from={source}").returncode == 0
+    done = train(tmp_path, text, "init_from=run/checkpoints/last.ckpt", "hydra.run.dir=second")
+    assert done.returncode == 0, done.stderr
+    content = read(tmp_path / "second" / "checkpoints" / "last.ckpt")
+    first = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    assert content["tril"]["init_from"]["source"] == str(first) and content["tril"]["init_from"]["step"] == 4
+    assert load(tmp_path / "second").tokenizer.to_str() == load(source).tokenizer.to_str()
+    from tril.scripts.sample import main
+
+    done = call(main, "ckpt=second", "prompt=line 1", "max_new_tokens=4", cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("line 1")
+
+
+REFUSED = [
+    (["model.n_layers=3"], "has another model: model.n_layers=3 must be 2; leave them out"),
+    (["model.n_layers=4"], "model.n_layers=4 must be 2"),  # typed, though it is the default
+    (["model.dim=64", "model.pos=alibi"], "model.dim=64 must be 32; model.pos=alibi must be rope"),
+    (["model=qwen3"], "model.mlp=swiglu must be relu2"),
+    (["model.vocab_size=300"], "model.vocab_size=300 must be 264"),
+    (["data.tokenizer.vocab_size=300"], "data.tokenizer.vocab_size=300 contradicts init_from="),
+    (["trainer=tp"], "init_from needs whole weights in each process"),
+    (["optim.scale_with_width=true"], "optim.scale_with_width=true scales initial values"),
+    (["optim.lr=-1"], "optim.lr=-1"),
+    (["init_from=nothing"], "nothing does not exist"),
+    (["init_from=hf:nothing"], "nothing is not a folder"),
+    (["init_from=text.txt"], "text.txt"),
+    (["init_from="], "init_from="),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=str)
+def test_refused_and_nothing_is_left(tmp_path, text, source, arguments, message):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert_refused(
+        train(tmp_path, text, *([f"init_from={source}"] * ("init_from" not in arguments[0])), *arguments), message
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_equal_values_in_another_form_are_accepted(tmp_path, source, text):
+    from tril.scripts.common.init_from import resolve_init
+
+    keys = ["data=files", f"data.path={text}", f"init_from={source}", f"output_dir={tmp_path / 'run'}"]
+    cfg, start = resolve_init(
+        composed(*keys, "model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit", base=[])
+    )
+    assert start is not None and start.lineage["source"] == str(source)
+    assert cfg.model == load(source).config.to_dict() | {"backend": "explicit"}
+    with pytest.raises(ValueError, match="model.head_dim=16 must be None"):
+        resolve_init(composed(*keys, "model.head_dim=16", base=[]))
+
+
+@pytest.mark.slow
+def test_not_with_resume_and_not_in_a_grid(tmp_path, text, source):
+    assert train(tmp_path, text, f"init_from={source}", "trainer.max_steps=2").returncode == 0
+    done = in_process("resume=run", f"init_from={source}", cwd=tmp_path)
+    assert_refused(done, "cannot be combined with resume")
+    done = in_process("-m", *RUN[:-1], f"data.path={text}", f"init_from={source}", "seed=0,1", cwd=tmp_path)
+    assert done.returncode == 2 and "is for a single run of train.py; leave it out here" in done.stderr
