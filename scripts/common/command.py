@@ -9,6 +9,8 @@ COMMANDS = {
     "train": "train a model, or a grid of them with -m",
     "sample": "continue a prompt",
     "export": "write a model as a folder of Hugging Face transformers",
+    "evaluate": "loss, bits per byte, accuracy and calibration of a checkpoint on a text",
+    "score": "bits of every token of a text",
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",
     "certify": "test that a model sees no future and all of its past",

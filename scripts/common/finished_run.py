@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from tril.data.prepare import PreparedText
     from tril.model.heads.attention_maps import TokenWindows
     from tril.model.text_clusters import TextClusters
 
@@ -51,11 +52,11 @@ def read_run(checkpoint: Path) -> Run:
     return Run(checkpoint, plain(settings), content.get("global_step"), content["tril"])
 
 
-def validation_tokens(run: Run) -> np.ndarray:
-    """Token ids of the validation part, (number of tokens,).
+def validation_text(run: Run) -> PreparedText:
+    """The text of a run.
 
     Raises:
-        ValueError: the text is not the text of the run.
+        ValueError: it has changed since.
     """
     from tril.data.config import parse
 
@@ -66,7 +67,12 @@ def validation_tokens(run: Run) -> np.ndarray:
             f"the text has changed since the run (fingerprint {fingerprint[:12]} instead of {expected[:12]}); "
             "restore it, or train again"
         )
-    return prepared.tokens("val")
+    return prepared
+
+
+def validation_tokens(run: Run) -> np.ndarray:
+    """Token ids of the validation part, (number of tokens,). Raises as `validation_text`."""
+    return validation_text(run).tokens("val")
 
 
 def evenly_spaced_windows(tokens: np.ndarray, n: int, length: int) -> tuple[np.ndarray, Tensor, Tensor]:

@@ -1,0 +1,198 @@
+"""Evaluates checkpoints on a text, and compares two of them by documents."""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tril.scripts.common.evaluated_text import EvaluatedText, same_tokenizer
+from tril.scripts.common.finished_run import Run
+
+if TYPE_CHECKING:
+    from tril.model.evaluation.evaluation_figures import ScoredText
+    from tril.model.generation.language_model import LanguageModel
+
+CODE = "stdlib"  # the source whose text is Python
+SAMPLING = {"max_new_tokens": 256, "temperature": 0.8, "top_k": 50}  # as scripts/sample.py
+SAMPLES_PER_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint that is evaluated."""
+
+    run: Run
+    lm: LanguageModel
+
+    @classmethod
+    def of(cls, run: Run, device: str) -> Subject:
+        """Loads the model.
+
+        Raises:
+            ValueError: it has no causal mask, so that its losses use the tokens that they predict.
+        """
+        from tril.model.checkpoint import load
+
+        lm = load(run.checkpoint, device)
+        if not lm.config.causal:
+            cause = "has model.causal=false, so its losses use the tokens that they predict"
+            raise ValueError(f"{run.checkpoint} {cause}; name a run with the causal mask")
+        lm.tokenizer.encode_special_tokens = True  # a text that contains <|endoftext|> is one text
+        return cls(run, lm)
+
+    @property
+    def length(self) -> int:
+        return self.lm.config.context_length
+
+    @property
+    def document_eot(self) -> int | None:
+        """As in training."""
+        return self.lm.eot_id if self.run.settings.get("data", {}).get("document_mask") else None
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "checkpoint": os.path.relpath(self.run.checkpoint),
+            "steps": self.run.steps,
+            "parameters": self.lm.model.n_parameters(),
+            "document_mask": self.document_eot is not None,
+        }
+
+    def check_samples_code(self, n: int) -> None:
+        """Raises ValueError unless the model was trained on Python code."""
+        source = self.run.settings.get("data", {}).get("source")
+        if source != CODE:
+            raise ValueError(f"samples={n} needs a model of Python code, a run with data={CODE}; leave it out")
+
+    def parsing_samples(self, n: int) -> dict[str, Any]:
+        """The share of n samples, each from the start of a text, that parse as Python."""
+        from tril.model.evaluation.minimal_pairs import wilson
+
+        texts = []
+        for seed, first in enumerate(range(0, n, SAMPLES_PER_BATCH)):
+            texts += self.lm.generate([""] * min(SAMPLES_PER_BATCH, n - first), seed=seed, **SAMPLING)
+        parsed = sum(map(parses, texts))
+        remark = "a sample without a statement does not count as parsed; one that reaches max_new_tokens is cut there"
+        return {"n": n, "parsed": parsed, "share": wilson(parsed, n), "sampling": SAMPLING, "remark": remark}
+
+
+def parses(code: str) -> bool:
+    """Whether a text is Python code with at least one statement."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd literals, such as "\\d"
+        try:
+            return bool(ast.parse(code).body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes; too many nested brackets
+            return False
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A text as scored by a model in one kind of windows."""
+
+    name: str
+    scored: ScoredText
+    length: int
+    stride: int
+    windows: int
+    of_windows: int
+
+    def report(self) -> dict[str, Any]:
+        """The entry of evaluation.json."""
+        from tril.model.evaluation.evaluation_figures import N_BINS, calibration, figures, loss_by_position
+
+        clusters = self.scored.clusters
+        return {
+            "name": self.name,
+            "context_length": self.length,
+            "stride": self.stride,
+            "windows": self.windows,
+            "of_windows": self.of_windows,
+            "targets": len(self.scored.cluster),
+            "bytes": round(float(self.scored.bytes.sum())),
+            "observations": {"unit": clusters.unit, "described": clusters.describe()} | clusters.counts(),
+            "figures": figures(self.scored),
+            "calibration_bins": f"{N_BINS} of equal width of the probability of the most probable token",
+            "calibration": calibration(self.scored),
+            "positions": loss_by_position(self.scored),
+        }
+
+
+def check_stride(subjects: Sequence[Subject], stride: int | None) -> None:
+    """Raises ValueError for a stride that would leave out tokens."""
+    for subject in subjects:
+        if stride is not None and stride > subject.length:
+            limit = f"the context length of {subject.run.checkpoint}, {subject.length}"
+            raise ValueError(f"stride={stride} exceeds {limit}; lower it")
+
+
+def evaluate(
+    subject: Subject, text: EvaluatedText, limit: int | None, stride: int | None, log: Callable[[str], None]
+) -> dict[str, Evaluation]:
+    """Scores the text in non-overlapping windows, and with a stride also in sliding ones."""
+    from tril.model.evaluation.evaluation_figures import scored_text
+    from tril.model.evaluation.target_scores import score_targets, window_starts
+
+    length, lm, n_targets = subject.length, subject.lm, len(text.tokens) - 1
+    protocols = {"non_overlapping": ("non-overlapping windows", length)}
+    if stride is not None:
+        protocols["sliding"] = (f"sliding windows, stride {stride}", stride)
+    found = {}
+    for key, (name, step) in protocols.items():
+        starts, total = window_starts(n_targets, length, step, limit), len(window_starts(n_targets, length, step))
+        log(f"{subject.run.checkpoint}: {name}, {len(starts):,} of {length} tokens")
+        scores = score_targets(lm.model, text.tokens, starts, step, document_eot=subject.document_eot)
+        scored = scored_text(scores, text.tokens, length, lm.tokenizer, lm.eot_id, text.n_bytes)
+        found[key] = Evaluation(name, scored, length, step, len(starts), total)
+    return found
+
+
+def check_comparable(subjects: Sequence[Subject], texts: Sequence[EvaluatedText], limit: int | None) -> None:
+    """Raises ValueError if the losses of two checkpoints cannot be paired."""
+    from tril.model.intervals import MIN_DOCUMENTS
+
+    (a, b), pair = subjects, " and ".join(str(subject.run.checkpoint) for subject in subjects)
+    if same_tokenizer(a.run, b.run):
+        if limit is not None and a.length != b.length:
+            cause = f"other windows of the two context lengths, {a.length} and {b.length}"
+            raise ValueError(f"limit={limit} would choose {cause}; leave it out")
+        return
+    if limit is not None:
+        raise ValueError(f"limit={limit} would choose other text for the two tokenizers of {pair}; leave it out")
+    if texts[0].n_bytes != texts[1].n_bytes:
+        sizes = f"{texts[0].n_bytes:,} and {texts[1].n_bytes:,} bytes"
+        cause = f"the budget of tokens gives the two tokenizers of {pair} other texts"
+        raise ValueError(f"{cause}, {sizes}; give data= without data.val_token_budget and data.token_budget")
+    documents = [text.n_documents(subject.lm.eot_id) for text, subject in zip(texts, subjects, strict=True)]
+    if documents[0] != documents[1] or documents[0] < MIN_DOCUMENTS:
+        found = f"the text has {documents[0]}, with the other one {documents[1]}"
+        raise ValueError(
+            f"{pair} have other tokenizers, so only documents can be paired, at least {MIN_DOCUMENTS}; {found}; "
+            "give a text of more documents"
+        )
+
+
+def compare(
+    subjects: Sequence[Subject], evaluations: Sequence[dict[str, Evaluation]]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """The losses of the second checkpoint minus those of the first, paired by cluster, for each kind of windows."""
+    import torch
+
+    from tril.model.evaluation.evaluation_figures import verdict
+
+    equal_tokens, found = same_tokenizer(subjects[0].run, subjects[1].run), {}
+    for name in evaluations[0]:
+        a, b = (evaluation[name].scored for evaluation in evaluations)
+        # With equal tokens the targets are the same, so both have the clusters of a, whatever their context lengths.
+        nats = (a if equal_tokens else b).sums(b.scores.nll) - a.sums(a.scores.nll)  # (G,)
+        assert not equal_tokens or (a.scores.inputs == b.scores.inputs).all()
+        differences = {"nats per token": a.clusters.mean(torch.from_numpy(nats))} if equal_tokens else {}
+        differences["bits per byte"] = a.bits_per_byte(nats)
+        found[name] = {
+            unit: {"difference": mean.interval(), "other_is": verdict(mean.interval())}
+            for unit, mean in differences.items()
+        }
+    return found
