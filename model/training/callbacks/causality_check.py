@@ -9,6 +9,7 @@ import torch
 from lightning import Callback, Trainer
 from pydantic import validate_call
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tril.model.atomic_files import write_json
@@ -73,8 +74,7 @@ class CausalityCheck(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Tests the trained weights; a divided model is tested before training only."""
-        divided = isinstance(pl_module.model.embed.weight, DTensor)
-        if trainer.sanity_checking or self.certificate is None or divided or trainer.state.fn != "fit":
+        if trainer.sanity_checking or self.certificate is None or trainer.state.fn != "fit" or is_divided(pl_module):
             return
         batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
         rows = None if trainer.global_step >= trainer.max_steps > 0 else batch_size
@@ -123,6 +123,13 @@ class CausalityCheck(Callback):
             fails = f"fails ({summary['failed'][0]}), so the losses of this model would be false"
             remedy = f"see {self.path}, or set causality.allow_leak=true to train it anyway"
             raise CausalityError(f"the causality certificate {fails}; {remedy}")
+
+
+def is_divided(module: torch.nn.Module) -> bool:
+    """Whether processes share the weights; FSDP gathers those of some modules between two passes."""
+    return any(isinstance(p, DTensor) for p in module.parameters()) or any(
+        isinstance(part, FSDPModule) for part in module.modules()
+    )
 
 
 @contextlib.contextmanager
