@@ -27,7 +27,7 @@ EOT = 0  # end-of-text token of the document checks; it occurs nowhere else in a
 SLACK = 4
 UNITS = 16  # units in the last place of the largest logit: the rounding of a function that does not run in float64
 FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # relative to that of float32
-ROUNDED_TEXTS = 4  # whose rounding is measured
+ROUNDED_TEXTS = 4  # whose rounding is measured, at most
 FLOAT64_SLACK = 1000  # some inputs round worse than the measured one; leaks are far larger still
 # A function that differs more from its float64 twin is another function there, and its bound would hide a leak.
 MAX_RELATIVE_ROUNDING, MAX_RELATIVE_LOW_PRECISION = 1e-3, 0.1
@@ -169,8 +169,7 @@ class Case:
 
     def queries(self, visible: Tensor, limit: int) -> Tensor:
         """At most `limit` queries with hidden keys; `visible` is bool (T, T)."""
-        length = len(visible)
-        chosen = positions_to_test(length, limit, self.generator)
+        chosen = positions_to_test(len(visible), limit, self.generator)
         return chosen[~visible.cpu()[chosen].all(-1)]
 
     @property
@@ -259,7 +258,8 @@ class Case:
         Without float64: a few units in the last place of the largest logit. It is limited, because a function that
         differs more from its float64 twin is another function there.
         """
-        subject, ids = self.subject, self.random_tokens(ROUNDED_TEXTS, max(self.lengths))
+        subject, length = self.subject, max(self.lengths)
+        ids = self.random_tokens(min(ROUNDED_TEXTS, self.rows_per_batch(length, ROUNDED_TEXTS)), length)
         twin = self.float64  # made outside of inference mode, since gradients of it are computed too
         with inference(list(subject.module.modules()) if subject.module else []):
             plain = subject.plain()

@@ -132,6 +132,8 @@ def module_cases(
     every = working_lengths(subject, structural_lengths(longest))
     lengths = [n for n in lengths_to_test(longest) if n in every]
 
+    short = [n for n in lengths if n in (ODD_LENGTH, longest)]  # rows are compared at the first, texts at the longest
+
     def cases() -> Iterator[Case]:
         if subject.module is None:
             yield case(subject, lengths, every, budget=OWN_BUDGET)
@@ -143,11 +145,11 @@ def module_cases(
             if not working_lengths(other, [longest]) or not is_finite(other, longest):
                 subject.note = other.note  # such as a module that names float32, in bf16
                 continue
-            yield case(other, [longest], FEW, maps=False, rows=VARIANT_ROWS, weights="own", **label)
+            yield case(other, short, FEW, maps=False, rows=VARIANT_ROWS, weights="own", **label)
         started = time.perf_counter()
         while subject.calls < CALLS and time.perf_counter() - started < seconds / 10:
             subject(torch.zeros(1, lengths[0], dtype=torch.long))
-        yield case(subject, [longest], (), maps=False, rows=VARIANT_ROWS, weights="own", calls=subject.calls)
+        yield case(subject, short, (), maps=False, rows=VARIANT_ROWS, weights="own", calls=subject.calls)
         yield from random_case(case, subject, lengths)
 
     return cases()
