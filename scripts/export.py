@@ -1,10 +1,11 @@
-"""Writes a model as a folder of Hugging Face transformers:  python scripts/export.py ckpt=latest to=hf out=FOLDER
+"""Writes a model for other programs:  python scripts/export.py ckpt=latest to=hf out=FOLDER   or  to=gguf out=FILE.gguf
 
 The folder is for AutoModelForCausalLM and AutoTokenizer, without custom code: a GPT-2, Llama or Qwen3 class,
 safetensors, the tokenizer, a model card, and certificate.json with the stored causality certificate and the sha256 of
 each tensor. Before it gets its name, `transformers` loads it, and its logits and greedy text are compared with those of
-Tril. All keys: configs/export.yaml. Exit status: 0: written; 1: transformers computes something else, and nothing is
-written; 2: wrong settings, or a model that no class expresses.
+Tril. The file is for llama.cpp; every tensor of it is read back and compared. All keys: configs/export.yaml. Exit
+status: 0: written; 1: the comparison fails, and nothing is written; 2: wrong settings, or a model that the format does
+not express.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ class ExportConfig:
     """Settings, as in configs/export.yaml."""
 
     ckpt: str
-    to: Literal["hf"]
+    to: Literal["hf", "gguf"]
     out: str | None
     license: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=60)] | None
 
@@ -43,7 +44,45 @@ class ExportConfig:
 def main(cfg) -> None:
     with user_errors():
         settings = build(ExportConfig, cfg)
-        checkpoint, folder = find_checkpoint(settings.ckpt), new_folder(settings.out)
+        checkpoint = find_checkpoint(settings.ckpt)
+    if settings.to == "gguf":
+        export_gguf(settings, checkpoint)
+    else:
+        export_hf(settings, checkpoint)
+
+
+def export_gguf(settings: ExportConfig, checkpoint: Path) -> None:
+    """Writes a GGUF file."""
+    with user_errors():
+        file = new_file(settings.out)
+        if settings.license is not None:
+            raise ValueError(f"license={settings.license} is for to=hf, whose folder has a model card; leave it out")
+    from tril.model.atomic_files import atomic_path
+    from tril.model.checkpoint import load
+    from tril.model.interop.gguf_file import difference, require_gguf, write_gguf
+
+    try:
+        with user_errors():
+            require_gguf()
+            lm = load(checkpoint)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(file) as part:
+                write_gguf(part, lm, file.stem)
+                if (problem := difference(part, lm)) is not None:
+                    raise DiffersError(problem)
+    except DiffersError as error:
+        fail(f"{checkpoint} was not exported: the file has {error}", status=1)
+    print(f"{file}: GGUF in float32, every tensor equal to {checkpoint}", flush=True)
+
+
+class DiffersError(Exception):
+    """What was written is not the model."""
+
+
+def export_hf(settings: ExportConfig, checkpoint: Path) -> None:
+    """Writes a folder of `transformers`."""
+    with user_errors():
+        folder = new_folder(settings.out)
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.checkpoint import language_model, read
     from tril.model.interop.hf_check import difference, require_transformers
@@ -60,6 +99,22 @@ def main(cfg) -> None:
     if problem is not None:
         fail(f"{checkpoint} was not exported: in transformers {problem}", status=1)
     print(f"{folder}: {name}, equal to {checkpoint} in logits and greedy text", flush=True)
+
+
+def new_file(out: str | None) -> Path:
+    """The GGUF file to write.
+
+    Raises:
+        ValueError: none is named, or it has another ending.
+        OSError: it cannot be written, or exists.
+    """
+    if out is None or not out.endswith(".gguf"):
+        raise ValueError(f"out={'null' if out is None else out} must be a new file with the ending .gguf")
+    file = Path(os.path.expanduser(out)).absolute()
+    if file.exists():
+        raise FileExistsError(f"out={out} exists; name a new file")
+    check_writable(file.parent, "out")
+    return file
 
 
 def new_folder(out: str | None) -> Path:

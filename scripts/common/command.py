@@ -8,7 +8,7 @@ from importlib.metadata import version
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
     "sample": "continue a prompt",
-    "export": "write a model as a folder of Hugging Face transformers",
+    "export": "write a model for Hugging Face transformers or llama.cpp",
     "evaluate": "loss, bits per byte, accuracy and calibration of a checkpoint on a text",
     "score": "bits of every token of a text",
     "heads": "measure, remove and draw the attention heads of a model",

@@ -73,7 +73,7 @@ def test_an_empty_folder_is_filled_and_a_full_one_is_refused(tmp_path, checkpoin
     ("arguments", "message"),
     [
         ([], "out is missing; name a new folder with out=FOLDER"),
-        (["out=new", "to=onnx"], "to=onnx must be 'hf'"),
+        (["out=new", "to=onnx"], "to=onnx must be 'hf' or 'gguf'"),
         (["out=new", "license=MIT license"], "license="),
         (["out=runs/model.ckpt"], "out=runs/model.ckpt exists and is not an empty folder"),
         (["out=runs/model.ckpt/below"], "cannot write to"),

@@ -17,9 +17,18 @@ from tril.model.gpt import GPTConfig
 pytestmark = pytest.mark.usefixtures("short_canary")
 SLOW = ("explicit", "stacked", "flex")  # the certificate of the fused backend compares it with the explicit one
 OTHERS = {name: part for name, part in PARTS.items() if name}
-# Checks that a kind of model does not have: those of packed documents.
-MISSING = {"cross-attention": {"documents"}, "cross-attention after alibi": {"documents"}}
-
+# Checks that a kind of model does not have: text generation gives it no second argument, mask or bias.
+CROSS = {"documents", "padding", "generation"}
+MISSING = {
+    "two arguments": {"decoding", "generation"},
+    "three arguments": {"decoding", "generation"},
+    "additive mask": {"decoding"},
+    "learned bias": {"generation"},
+    "cross-attention": CROSS,
+    "cross-attention after alibi": CROSS,
+    "shards": {"generation"},
+    "shards with alibi": {"generation"},
+}
 
 COMPILE = torch.compile
 
