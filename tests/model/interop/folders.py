@@ -89,4 +89,11 @@ def change_json(path: Path, **values) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-DROP = object()
+class _Drop:
+    """Its name is part of the names of tests, which must be the same in all processes of xdist."""
+
+    def __repr__(self) -> str:
+        return "DROP"
+
+
+DROP = _Drop()
