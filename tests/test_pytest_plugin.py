@@ -105,7 +105,7 @@ def test_the_report_shows_every_certificate_with_failures_first(failed):
     assert "RuntimeError: <b>no kernel</b>" in error
     assert "certified" in causal and "not certified" not in causal and "First failure" not in causal
     assert re.search(r"in \d+\.\d s", causal) and "length 1, 2, 8, 16" in causal and "torch 2." in causal
-    assert "Not applicable: attention, reference, decoding, documents." in causal
+    assert "Not applicable: attention, reference, decoding, padding, generation, documents." in causal
     assert "evaluation mode, training mode" in causal
     assert (
         "3 models tested: 1 certified, 1 not certified, 1 no verdict." in page and "pytest ended with status 1" in page
