@@ -77,7 +77,7 @@ def gpt_cases(
         if first or plain and kind == "random":
             lengths, redrawn = lengths_to_test(longest, [changed.window]), [longest]
             if not (first or exhaustive):  # the longest texts are replaced as a whole, and not token by token
-                lengths = [n for n in lengths if n <= odd]
+                lengths = [n for n in lengths if n <= max(odd, (changed.window or 0) + 1)]
         return Case(
             subject(model.to(device).train(training), precision=precision, compile=compiled),
             labels,

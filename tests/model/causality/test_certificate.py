@@ -104,6 +104,13 @@ def test_the_dependencies_of_the_first_case_are_complete_and_plotted(tmp_path):
     assert len(edges(expected_dependencies(40, [None]))) == 1
 
 
+def test_every_backend_has_a_length_at_which_a_long_window_hides_something():
+    config = GPTConfig(**TINY | {"context_length": 128, "window": 64})
+    windows = [case for case in gpt_cases(config) if case.labels["weights"] == "random" and case.equivalence]
+    assert {case.labels["backend"] for case in windows} == {"explicit", "stacked", "fused", "flex"}
+    assert all(65 in case.lengths for case in windows)
+
+
 def test_long_contexts_are_sampled_unless_the_budget_is_infinite():
     case = Case(GPTSubject(tiny_gpt(context_length=400)), {}, [400], budget=1e9)
     cost = 6 * case.subject.n_parameters() * 400

@@ -123,6 +123,12 @@ def test_a_leak_at_one_position_is_found_though_a_sample_of_positions_is_tested(
     assert f"position {position}" in failures["decoding"][0].where
 
 
+def test_a_large_model_is_not_decoded_token_by_token(monkeypatch):
+    module = module_of()
+    monkeypatch.setattr(causality_check, "EVERY_POSITION_BUDGET", 2 * module.model.n_parameters() * 40 - 1)
+    assert "decoding" not in certificate_of(module).checks()
+
+
 def test_every_validation_tests_other_positions():
     module = module_of()
     randomize(module.model)
