@@ -1,5 +1,6 @@
 """The LightningDataModule: prepares the text once, and its training batches continue exactly after a checkpoint."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,12 @@ class TextDataModule(LightningDataModule):
 
     def val_dataloader(self) -> ValWindows:
         return ValWindows(self._tokens("val"), self.context_length, self.val_batch_size, *self._ranks())
+
+    def windows_of(self, tokens: torch.Tensor) -> dict[str, Iterable[Batch]]:
+        """Training and validation windows of another text (N,), as those of this process; for tests of both."""
+        ids, length, ranks = tokens.numpy(), self.context_length, self._ranks()
+        train = TrainWindows(ids, length, self.batch_size, self.seed, *ranks)
+        return {"train": train, "val": ValWindows(ids, length, self.val_batch_size, *ranks)}
 
     def first_val_windows(self, n_windows: int) -> Batch:
         """Inputs and targets (n, T) of the first validation windows, the same in every process."""

@@ -3,16 +3,17 @@
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
 (call=package.module:function vocab_size=V context_length=T). All keys: configs/certify.yaml. Prints a table, and writes
 all figures and a plot into a folder. Of a checkpoint it first says whether the certificate that the file holds belongs
-to these weights, config, data and code. Exit status, of the certificate computed now: 0: certified; 1: not certified;
-2: wrong settings; 3: the model raises an exception or returns no logits; 4: certified, but a leak of the size of
-rounding would pass too.
+to these weights, config, data and code, and it also certifies the loss and the windows of the run. Exit status, of the
+certificate computed now: 0: certified; 1: not certified; 2: wrong settings; 3: the model raises an exception or returns
+no logits; 4: certified, but a leak of the size of rounding would pass too.
 """
 
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
@@ -21,6 +22,9 @@ from tril.data.cache import keep_compiled_code
 from tril.model.runs import find_checkpoint, run_folder
 from tril.model.validation import strict_settings
 from tril.scripts.common.cli import UserError, build, entry, fail, pick_device, task_overrides, user_errors, writable
+
+if TYPE_CHECKING:
+    from tril.model.causality.certificate import Certificate
 
 KINDS = ("ckpt", "hf", "call")
 TEXTS = (*KINDS, "out")  # keys whose value is text as it was typed
@@ -70,7 +74,7 @@ def main(cfg) -> None:
 
     with model_errors(), user_errors():
         device = pick_device(settings.device)
-        name, cases, origin = subject(settings, checkpoint, device)
+        name, cases, origin, pipeline = subject(settings, checkpoint, device)
         default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", Path(name).name.replace(":", "-"))
         folder = writable(settings.out or default, "out")
     if device == "cpu":
@@ -79,6 +83,9 @@ def main(cfg) -> None:
         print(f"stored certificate: {one_line(origin['stored_certificate']['text'])}", flush=True)
     with model_errors():  # its own code may fail in any case
         certificate = certify(name, cases, progress=lambda case: print(case, file=sys.stderr, flush=True))
+        if pipeline is not None:
+            print("loss and windows of the run", file=sys.stderr, flush=True)
+            certificate.add(pipeline())
     report(certificate, origin, folder)
     sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
 
@@ -98,8 +105,12 @@ def model_errors() -> Iterator[None]:
         fail(error, status=3)
 
 
-def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tuple[str, Iterator, dict]:
-    """The name of the model, the cases of its grid, and what causality.json says about a checkpoint."""
+def subject(
+    settings: CertifyConfig, checkpoint: Path | None, device: str
+) -> tuple[str, Iterator, dict, Callable[[], "Certificate"] | None]:
+    """The name of the model, the cases of its grid, and of a checkpoint what causality.json says about it and the
+    certificate of its loss and windows.
+    """
     options = {"device": device, "exhaustive": settings.exhaustive}
     if settings.hf is not None:
         from tril.model.causality.grids.transformers_grid import transformers_cases
@@ -107,12 +118,12 @@ def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tu
 
         stored = stored_certificate(Path(settings.hf))  # of an exported folder
         origin = {} if stored is None else {"stored_certificate": stored}
-        return settings.hf, transformers_cases(settings.hf, **options), origin
+        return settings.hf, transformers_cases(settings.hf, **options), origin, None
     if settings.call is not None:
         from tril.model.causality.grids.callable_grid import Sizes, callable_cases
 
         sizes = Sizes(**{key: getattr(settings, key) for key in SIZES})
-        return settings.call, callable_cases(settings.call, sizes, **options), {}
+        return settings.call, callable_cases(settings.call, sizes, **options), {}, None
     from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_cases
     from tril.model.config import GPTConfig
 
@@ -124,15 +135,17 @@ def subject(settings: CertifyConfig, checkpoint: Path | None, device: str) -> tu
     if checkpoint is not None:
         from tril.model.binding import compare, describe_checkpoint
         from tril.model.checkpoint import language_model, read
+        from tril.scripts.common.run_pipeline import certify_pipeline
 
         content = read(checkpoint, entries=("state_dict", "tril", "global_step"))
         model = language_model(checkpoint, content).model
         found = describe_checkpoint(content, model.config.to_dict())
         origin = {"of": found, "stored_certificate": compare(content["tril"].get("causality"), found)}
-        return str(checkpoint), gpt_cases(model.config, model.state_dict(), **options), origin
+        cases = gpt_cases(model.config, model.state_dict(), **options)
+        return str(checkpoint), cases, origin, lambda: certify_pipeline(model.to(device), content["tril"])
     vocab_size = settings.model["vocab_size"] or FRESH_VOCABULARY
     config = build(GPTConfig, settings.model | {"vocab_size": vocab_size}, "model")
-    return chosen("model"), gpt_cases(config, **options), {}
+    return chosen("model"), gpt_cases(config, **options), {}, None
 
 
 def chosen(group: str) -> str:

@@ -68,6 +68,7 @@ def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tm
     line, written = certified(last, "first")
     assert line == "stored certificate: passed at step 8; belongs to these weights, config, data and code"
     assert written["of"] == stored["of"] and written["passed"] and written["stored_certificate"]["belongs"]
+    assert {"shift", "targets", "pipeline canary"} <= written["checks"].keys()
     content = read(last, mmap=False)
     content["tril"]["config"]["window"] = 7
     write(tmp_path / "changed.ckpt", content)

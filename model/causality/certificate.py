@@ -69,6 +69,12 @@ class Certificate:
         yield
         self.seconds += time.perf_counter() - started
 
+    def add(self, other: "Certificate") -> None:
+        """Takes the results and the notes of another certificate."""
+        self.results += other.results
+        self.notes += other.notes
+        self.seconds += other.seconds
+
     @property
     def passed(self) -> bool:
         return bool(self.results) and all(result.passed for result in self.results)

@@ -6,7 +6,6 @@
 B batch, T positions, N tokens of a text, V vocabulary, K kinds of random tokens.
 """
 
-import contextlib
 import itertools
 import math
 import time
@@ -32,12 +31,8 @@ from tril.model.causality.case import Result, first_true, one_line
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.loss_probe import Losses, LossProbe, mode_name, modes, per_target, restored
 from tril.model.causality.subject import randomize, same_random_numbers
+from tril.model.causality.target_checks import check_targets, logits_of
 
-SUM_ROUNDING, LOW_PRECISION_SUM_ROUNDING = 1e-4, 0.05  # of a sum of probabilities that should be 1
-MAX_SUMMED = 512  # tokens of the vocabulary, each of which takes a pass; a larger vocabulary is sampled
-MAX_FLOPS = 2e11  # of these passes
-SAMPLES = 64  # passes of the estimate
-MAX_DRAWN = 1 << 24  # probabilities in memory at once
 TRAINING_SECONDS = 20.0  # of the canary
 FRESH_TOKENS = 4096
 LR = 3e-3
@@ -146,12 +141,6 @@ def vocab_size_of(model: nn.Module | None) -> int:
     return logits.shape[-1]
 
 
-def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """(B, T, V), also of a model that returns them as `.logits`."""
-    out = model(inputs)
-    return getattr(out, "logits", out)
-
-
 def shift_of_pipeline(certificate: Certificate, batches: Batches, tokens: Tensor | None, vocab_size: int) -> Result:
     """The result of "shift" by distinct tokens, or by rows where the pipeline refuses them."""
     try:
@@ -161,72 +150,6 @@ def shift_of_pipeline(certificate: Certificate, batches: Batches, tokens: Tensor
         note = f"shift: by rows, because batches(distinct ids) raised {one_line(error)}"
     certificate.notes += [note] if note else []
     return result
-
-
-def check_targets(probe: LossProbe) -> list[Result]:
-    """A loss depends on no other target, and is that of a distribution."""
-    worst, tested, where, query = 0.0, 0, "", None
-    for tokens in probe.replacements(probe.targets):
-        chosen = (torch.rand(tokens.shape, generator=probe.generator) < 0.5).to(tokens.device) & probe.counted
-        change = (probe(probe.inputs, torch.where(chosen, tokens, probe.targets)) - probe.base).abs()
-        change = change.masked_fill(~probe.counted | chosen, 0.0)
-        worst, tested = max(worst, change.max().nan_to_num(torch.inf).item()), tested + int(chosen.sum())
-        if not where and not change.max() <= probe.bound:
-            row, query = first_true(~(change <= probe.bound))
-            size = f"by {change[row, query].item():.2g} nats"
-            where = f"the loss at position {query} of row {row} changes {size} when other targets are replaced"
-    others = probe.result("targets", worst, probe.bound, tested, where, query)
-    n_parameters = sum(p.numel() for p in probe.model.parameters()) if probe.model else 0
-    cheap = 2 * n_parameters * probe.vocab_size * probe.inputs.numel() <= MAX_FLOPS
-    return [others, summed(probe) if cheap and probe.vocab_size <= MAX_SUMMED else sampled(probe)]
-
-
-def summed(probe: LossProbe) -> Result:
-    """The probabilities of all tokens as the target of a position add up to at most 1."""
-    total = torch.zeros(probe.targets.shape, dtype=torch.float64, device=probe.device)
-    for token in range(probe.vocab_size):
-        losses = probe(probe.inputs, torch.where(probe.counted, token, probe.targets))
-        if not losses[probe.counted].any() and probe.ignored in (None, token):
-            probe.ignored = token
-        else:
-            total += (-losses).exp()
-    above = (total - 1).masked_fill(~probe.counted, 0.0)
-    bound, worst = LOW_PRECISION_SUM_ROUNDING if probe.low_precision else SUM_ROUNDING, above.max().item()
-    if worst <= bound:
-        return probe.result("targets", worst, bound, total.numel() * probe.vocab_size, "")
-    row, query = first_true(~(above <= bound))
-    which = f"the probabilities exp(-loss) of all {probe.vocab_size} tokens at position {query} of row {row}"
-    where = f"{which} add up to {total[row, query].item():.4f}, not 1: the loss depends on its own target"
-    return probe.result("targets", worst, bound, total.numel() * probe.vocab_size, where, query=query)
-
-
-def sampled(probe: LossProbe) -> Result:
-    """An estimate of the same sum over random positions: the mean of exp(-loss) / q over targets drawn from q.
-
-    The mean is that sum for any q. Half of q is uniform, and half follows the logits of the model where it gives them.
-    """
-    at = probe.counted.flatten().nonzero()[:, 0]
-    chosen = torch.randperm(len(at), generator=probe.generator)[: max(1, MAX_DRAWN // probe.vocab_size)]
-    at = at[chosen.to(at.device)]  # (P,) positions
-    q = torch.full((len(at), probe.vocab_size), 1 / probe.vocab_size, dtype=torch.float64, device=probe.device)
-    with contextlib.suppress(Exception), same_random_numbers(probe.device), torch.no_grad():
-        assert probe.model is not None  # without logits, and of a model that needs other arguments, q is uniform
-        logits = logits_of(probe.model, probe.inputs).flatten(0, 1)[at, : probe.vocab_size]
-        q = (q + logits.double().softmax(-1)) / 2
-    ratios, ignored = [], set()
-    samples = torch.multinomial(q.cpu(), SAMPLES, replacement=True, generator=probe.generator).to(q.device)
-    for drawn in samples.split(1, dim=1):  # (P, 1)
-        targets = probe.targets.flatten().scatter(0, at, drawn[:, 0]).view_as(probe.targets)
-        losses = probe(probe.inputs, targets).flatten()[at]
-        ratio, zero = (-losses).exp() / q.gather(1, drawn)[:, 0], losses == 0
-        ignored |= set(drawn[zero, 0].tolist())
-        ratios.append(torch.stack([ratio.mean(), ratio.masked_fill(zero, 0).mean()]))
-    means = torch.stack(ratios)[:, int(len(ignored) == 1)]  # (SAMPLES,); a single token without loss is ignored
-    total, error = means.mean().item(), means.std().item() / SAMPLES**0.5
-    bound = Z * error + (LOW_PRECISION_SUM_ROUNDING if probe.low_precision else SUM_ROUNDING)
-    which = f"the probabilities exp(-loss) of all {probe.vocab_size} tokens, estimated from {SAMPLES} passes,"
-    where = f"{which} add up to {total:.4f} ± {error:.4f}, not 1: the loss depends on its own target"
-    return probe.result("targets", total - 1, bound, SAMPLES * len(at), "" if total - 1 <= bound else where)
 
 
 def check_future(probe: LossProbe) -> list[Result]:
@@ -249,10 +172,13 @@ def check_future(probe: LossProbe) -> list[Result]:
     return [probe.result("no future", worst, probe.bound, tested, where, query, key)]
 
 
-def check_canary(probe: LossProbe, batches: Batches, steps: int) -> list[Result]:
+def check_canary(probe: LossProbe, batches: Batches, steps: int, n_fresh: int = FRESH_TOKENS) -> list[Result]:
     """Trains the model through the pipeline on random tokens; its loss on fresh ones may not be below ln K.
 
     Targets that the pipeline inserts are left out.
+
+    Args:
+        n_fresh: fresh tokens in each mode, at least.
 
     Raises:
         RuntimeError: the losses have no gradient, or no batch has a random token as a target.
@@ -288,7 +214,7 @@ def check_canary(probe: LossProbe, batches: Batches, steps: int) -> list[Result]
             model.train(training)
             parts: list[Tensor] = []
             with torch.set_grad_enabled(training):
-                while sum(map(len, parts)) < FRESH_TOKENS:
+                while sum(map(len, parts)) < n_fresh:
                     parts.append(losses().detach())
             fresh = torch.cat(parts).double()
             error = fresh.std().item() / len(fresh) ** 0.5

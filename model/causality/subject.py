@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tril.model.attention import MultiHeadAttention
+from tril.model.autocast import autocast
 from tril.model.causality.attention_formula import ScoreFormula, expected_alibi
 from tril.model.causality.receptive_field import expected_dependencies
 from tril.model.config import GPTConfig
@@ -21,7 +22,6 @@ from tril.model.generation.step import decode_step
 from tril.model.gpt import GPT
 from tril.model.masks import document_mask, padding_mask, split_documents
 
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # the other precisions run without it
 Module = TypeVar("Module", bound=nn.Module)
 FLOPS = 5e10  # of one core of a CPU in a second, about
 SEED = 1  # for dropout: all runs of a subject drop the same units, so that two runs differ in their input only
@@ -127,10 +127,7 @@ class Subject:
 
     def _call(self, run: Callable[[], Tensor]) -> Tensor:
         """Runs in the subject's precision, with the same random numbers every time."""
-        dtype = AUTOCAST.get(self.precision)
-        # Lightning disables autocast's cache too; with another setting the compiler would make another graph.
-        autocast = torch.autocast(self.device.type, dtype, cache_enabled=False) if dtype else contextlib.nullcontext()
-        with same_random_numbers(self.device), autocast:
+        with same_random_numbers(self.device), autocast(self.device, self.precision):
             before = random_state(self.device)
             logits = run()
             self.stochastic |= before != random_state(self.device)

@@ -10,9 +10,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tril.model.attention import attention
+from tril.model.autocast import AUTOCAST
 from tril.model.config import GPTConfig
 from tril.model.training.hardware import Hardware
-from tril.model.training.run_estimate import AUTOCAST, seconds
+from tril.model.training.run_estimate import seconds
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -127,11 +127,15 @@ class TrainingModule(LightningModule):
         inputs, targets = batch
         # Regional compilation is for training only: validation would be another compilation.
         nll = self.model.nll if self.compile_mode == REGIONAL and not self.training else self.nll
+        return nll(inputs, targets, **self.separate_documents(inputs))
+
+    def separate_documents(self, inputs: Tensor) -> dict[str, Tensor]:
+        """The mask and the positions that separate the documents of each window, if there is a `document_eot`."""
         if self.document_eot is None:
-            return nll(inputs, targets)
+            return {}
         # The last token of a document predicts the token that opens the next one, so no target needs another document.
         documents, positions = split_documents(inputs, self.document_eot)  # (B, T) each
-        return nll(inputs, targets, mask=document_mask(documents), positions=positions)
+        return {"mask": document_mask(documents), "positions": positions}
 
     def on_validation_epoch_end(self) -> None:
         """Logs val/loss and val/bpb over all windows of all processes."""

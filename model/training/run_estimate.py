@@ -1,17 +1,16 @@
 """Estimates how long a run takes on this machine, from a few timed steps."""
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from tril.model.autocast import autocast
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.hardware import Hardware
 from tril.model.training.optim import OptimConfig, build_optimizer
 
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 MAX_BATCH = 8  # windows in a timed step; larger batches are assumed to take as long per window
 REPEATS = 2  # timed repetitions, after one for warm-up
 OVERHEAD_SECONDS = 8.0  # of a run besides its steps: imports, causality check, checkpoints, plot
@@ -45,10 +44,9 @@ def _measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: H
         ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
     model.to(torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32)
     optimizer = build_optimizer(model, optim)
-    dtype = AUTOCAST.get(hardware.precision)
 
     def loss() -> torch.Tensor:
-        with torch.autocast(hardware.accelerator, dtype) if dtype else contextlib.nullcontext():
+        with autocast(torch.device(hardware.accelerator), hardware.precision):
             return model.nll(ids, ids).mean()
 
     train, val = seconds(lambda: loss().backward(), hardware), seconds(torch.no_grad()(loss), hardware)

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from tril.model.autocast import AUTOCAST
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.hardware import Hardware
 from tril.model.training.optim import OptimConfig, build_optimizer
-from tril.model.training.run_estimate import AUTOCAST
 
 # Memory of a process relative to the bytes of its tensors. glibc's heap is fragmented: 1.6 to 2.3, measured on Linux
 # for three models and batches of 2 to 32 windows. For CUDA's caching allocator it is an allowance.

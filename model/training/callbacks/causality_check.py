@@ -22,6 +22,7 @@ from tril.model.causality.redraw_checks import check_redrawn
 from tril.model.causality.subject import GPTSubject, Subject, randomize
 from tril.model.gpt import GPT
 from tril.model.stored_model import SkipInit
+from tril.model.training.callbacks.pipeline_check import check_pipeline
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule, compiled_loss
 from tril.model.validation import strict_settings
@@ -91,8 +92,13 @@ class CausalityCheck(Callback):
         randomize(pl_module.model, torch.Generator(pl_module.device).manual_seed(0))
         try:
             batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
+            windows = trainer.datamodule.windows_of  # pyright: ignore[reportAttributeAccessIssue]
+            precision = str(trainer.precision)
             with restored_modes(pl_module):
-                return short_certificate(pl_module, str(trainer.precision), batch_size)
+                certificate = short_certificate(pl_module, precision, batch_size)
+                with certificate.timed():
+                    certificate.results += check_pipeline(pl_module, precision, windows, batch_size)
+                return certificate
         finally:
             with torch.no_grad():
                 for name, p in pl_module.model.named_parameters():

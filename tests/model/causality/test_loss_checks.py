@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tril.model.causality import corpus, loss_checks
+from tril.model.causality import corpus, target_checks
 from tril.model.causality.loss_checks import certify_loss
 
 V, B, T = 11, 4, 16
@@ -103,7 +103,7 @@ def test_only_the_canary_sees_targets_that_reach_the_loss_by_another_way():
 @pytest.mark.parametrize("max_summed", [512, 1], ids=["summed", "sampled"])
 @pytest.mark.parametrize(("total", "passes"), [(1.0, True), (0.5, True), (2.0, False)])
 def test_the_probabilities_of_all_targets_add_up_to_a_known_sum(total, passes, max_summed, monkeypatch):
-    monkeypatch.setattr(loss_checks, "MAX_SUMMED", max_summed)
+    monkeypatch.setattr(target_checks, "MAX_SUMMED", max_summed)
     certificate = certify_loss(lambda x, y: uniform(x, y) - math.log(total), [batch()], vocab_size=V)
     figures = [result.worst for result in certificate.results if result.check == "targets"]
     assert figures[0] == 0 and figures[1] == pytest.approx(total - 1, abs=1e-6)
@@ -112,7 +112,7 @@ def test_the_probabilities_of_all_targets_add_up_to_a_known_sum(total, passes, m
 
 @pytest.mark.parametrize("max_summed", [512, 1], ids=["summed", "sampled"])
 def test_one_token_may_be_ignored_and_two_may_not(max_summed, monkeypatch):
-    monkeypatch.setattr(loss_checks, "MAX_SUMMED", max_summed)
+    monkeypatch.setattr(target_checks, "MAX_SUMMED", max_summed)
     assert certify_loss(lambda x, y: uniform(x, y) * (y != 5), [batch()], vocab_size=V).passed
     two = certify_loss(lambda x, y: uniform(x, y) * (y != 5) * (y != 6), [batch()], vocab_size=V)
     assert failed(two) == {"targets"}

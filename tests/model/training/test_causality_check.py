@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from lightning import Trainer
 
 from tests.conftest import randomize
+from tril.data.batches import TrainWindows, ValWindows
 from tril.model.causality.certificate import Certificate
 from tril.model.gpt import GPT, Block, GPTConfig
 from tril.model.training.callbacks import causality_check
@@ -176,9 +177,20 @@ def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypa
     assert len(graphs) == 1  # the certificate compiled no other graph
 
 
+class TinyData:
+    """The part of a TextDataModule that the callback uses."""
+
+    batch_size = 4
+
+    @staticmethod
+    def windows_of(tokens):
+        ids = tokens.numpy()
+        return {"train": TrainWindows(ids, 40, 4, seed=0), "val": ValWindows(ids, 40, 4)}
+
+
 def start(callback, module):
     """The call that Lightning makes before the first step."""
-    trainer = SimpleNamespace(precision="32-true", datamodule=SimpleNamespace(batch_size=4), is_global_zero=True)
+    trainer = SimpleNamespace(precision="32-true", datamodule=TinyData, is_global_zero=True)
     callback.on_fit_start(trainer, module)
 
 
@@ -199,7 +211,8 @@ def test_weights_modes_and_random_numbers_are_restored(tmp_path, capsys):
     assert module.certificate["passed"] is True
     assert json.loads((tmp_path / "causality.json").read_text())["checks"] == module.certificate["checks"]
     assert capsys.readouterr().out.startswith(
-        "causal  sees no future (no future, all of the past, attention, decoding, rows); certified in "
+        "causal  sees no future (repeatable, no future, all of the past, attention, decoding, rows, shift, targets, "
+        "pipeline canary); certified in "
     )
 
 
@@ -219,7 +232,7 @@ def validated(callback, module, step, *, fn="fit"):
     """The call that Lightning makes after a validation."""
     trainer = SimpleNamespace(
         precision="32-true",
-        datamodule=SimpleNamespace(batch_size=4),
+        datamodule=TinyData,
         is_global_zero=True,
         sanity_checking=False,
         global_step=step,

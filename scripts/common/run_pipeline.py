@@ -1,0 +1,54 @@
+"""The certificate of the loss and the windows of a run, for scripts/certify.py ckpt=..."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tril.data.batches import Batch, TrainWindows, ValWindows
+from tril.model.causality.batch_checks import check_shift
+from tril.model.causality.loss_checks import certify_loss
+from tril.model.masks import document_mask, split_documents
+
+if TYPE_CHECKING:
+    from tril.model.causality.certificate import Certificate
+    from tril.model.gpt import GPT
+
+MAX_FLOPS = 2e12  # of all passes: 40 s on a CPU
+PASSES = 400  # with 64 of the estimate of "targets" in each of four modes
+MIN_LENGTH = 16  # of a window
+
+
+def certify_pipeline(model: "GPT", origin: dict[str, Any]) -> "Certificate":
+    """The loss of each target, over the windows of training and validation, one in each batch; see `certify_loss`.
+
+    Args:
+        model: on the device of the test; its weights are the same afterwards. The windows of a large one are shorter
+            than its context.
+        origin: the "tril" entry of the run's checkpoint.
+    """
+    config, run = model.config, origin.get("run", {})
+    length = max(MIN_LENGTH, int(MAX_FLOPS / PASSES / (2 * model.n_parameters())))
+    length, device = min(length, config.context_length), model.embed.weight.device
+    document_eot = origin["data"].get("eot_id") if run.get("data.document_mask") else None
+
+    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+        if document_eot is None:
+            return model.nll(inputs, targets)
+        documents, positions = split_documents(inputs, document_eot)
+        return model.nll(inputs, targets, mask=document_mask(documents), positions=positions)
+
+    def training(tokens: Tensor, _: torch.Generator) -> Iterable[Batch]:
+        enough = len(tokens) > length + 1  # else `certify_loss` gives a longer text
+        return TrainWindows(tokens.numpy(), length, 1, run.get("seed", 0)) if enough else ()
+
+    def validation(tokens: Tensor, _: torch.Generator) -> Iterable[Batch]:
+        return ValWindows(tokens.numpy(), length, 1)
+
+    with torch.device(device):
+        certificate = certify_loss(losses, training, model=model, vocab_size=config.vocab_size)
+    with certificate.timed():
+        result, _ = check_shift(validation, config.vocab_size)
+        certificate.results.append(result)
+    return certificate
