@@ -129,7 +129,7 @@ class TrainingModule(LightningModule):
         nll = self.model.nll if self.compile_mode == REGIONAL and not self.training else self.nll
         return nll(inputs, targets, **self.separate_documents(inputs))
 
-    def separate_documents(self, inputs: Tensor) -> dict[str, Tensor]:
+    def separate_documents(self, inputs: Tensor) -> dict[str, Any]:
         """The mask and the positions that separate the documents of each window, if there is a `document_eot`."""
         if self.document_eot is None:
             return {}

@@ -50,7 +50,8 @@ def check_losses(module: TrainingModule, precision: str, batch_size: int) -> Ite
     """
     config = module.model.config
     generator = torch.Generator().manual_seed(0)
-    texts = torch.randint(config.vocab_size, (2, batch_size, config.context_length), generator=generator)
+    shape = (2, batch_size, config.context_length)
+    ids, answers = torch.randint(config.vocab_size, shape, generator=generator)
     compiled, dropout = module.nll, max(config.embd_dropout, config.attn_dropout, config.resid_dropout) > 0
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ def check_losses(module: TrainingModule, precision: str, batch_size: int) -> Ite
         module.train(training)
         module.nll = compiled if training else module.model.nll
         rows = batch_size if training and module.compile_mode else 1  # a compiled loss is for one shape
-        probe = LossProbe(losses, *texts[:, :rows], config.vocab_size, module.model)
+        probe = LossProbe(losses, ids[:rows], answers[:rows], config.vocab_size, module.model)
         probe.case = f"precision={precision} of=loss training={training}"
         yield probe.measure()
         yield check_other_targets(probe, itertools.islice(probe.replacements(probe.targets), 1))
