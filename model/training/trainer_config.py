@@ -3,6 +3,7 @@
 import re
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
@@ -10,6 +11,11 @@ from tril.model.training.hardware import Accelerator, Compile, Precision
 from tril.model.validation import strict_settings
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
+PRECISIONS = {  # Lightning's and other short names
+    "32": "32-true", "fp32": "32-true", "float32": "32-true",
+    "16": "16-mixed", "fp16": "16-mixed", "float16": "16-mixed",
+    "bf16": "bf16-mixed", "bfloat16": "bf16-mixed",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -73,6 +79,18 @@ class TrainerConfig:
     benchmark: bool | None = None
     detect_anomaly: bool = False
     profiler: Literal["simple", "advanced", "pytorch"] | None = None
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _common_name(cls, precision: Any) -> Any:
+        return PRECISIONS.get(str(precision), precision)
+
+    @field_validator("accelerator", mode="before")
+    @classmethod
+    def _kind_of_gpu(cls, accelerator: Any) -> Any:
+        if accelerator != "gpu":
+            return accelerator
+        return "mps" if torch.backends.mps.is_available() else "cuda"
 
     @field_validator("max_time")
     @classmethod

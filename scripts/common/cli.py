@@ -16,7 +16,10 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from tril.scripts.common.known_names import MULTIRUN, arranged, meant
+
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+READ_TEXT = ("train", "evaluate")  # programs for which data.path=FILE means data=files
 
 
 class UserError(ValueError):
@@ -75,7 +78,8 @@ def entry(
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its exceptions instead of printing them
             if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
                 sys.stdout.reconfigure(errors="replace")
-            if not {"-m", "--multirun"} & set(sys.argv):
+            sys.argv[1:] = arranged(sys.argv[1:], reads_text=config_name in READ_TEXT)
+            if not MULTIRUN & set(sys.argv):
                 sys.argv[1:] = of_the_resumed_run([quoted(argument, text_keys) for argument in sys.argv[1:]])
             check_flags(config_name)
             try:
@@ -115,8 +119,17 @@ def check_flags(config_name: str) -> None:
     """Ends the process for wrong flags in one line; Hydra's own parser would print its usage as well."""
     from hydra._internal.utils import get_args_parser
 
+    def error(message: str) -> None:
+        dashed = re.search(r" --?([A-Za-z][\w.-]*)(?:[= ](\S+))?", message) if "unrecognized" in message else None
+        key = dashed[1].replace("-", "_") if dashed else ""
+        known = meant(key, list(_setting_names(config_name))) if dashed else None
+        if dashed is None or not (known or dashed[2]):
+            fail(f"{message}; see {program()} --help")
+        else:
+            fail(f"{dashed[0].strip()}: settings have no dashes; write {known or key}={dashed[2] or 'VALUE'}")
+
     parser = get_args_parser()
-    parser.error = lambda message: fail(f"{message}; see {program()} --help")  # pyright: ignore[reportAttributeAccessIssue] it exits
+    parser.error = error  # pyright: ignore[reportAttributeAccessIssue] it exits
     if parser.parse_args().multirun and config_name != "train":
         fail(f"-m starts a grid of training runs, which {program()} cannot; leave it out")
 
@@ -251,9 +264,13 @@ def explain(error: Exception, config_name: str) -> str:
         return f"cannot read {error.override!r}; {remedy}"
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigKeyError | AttributeError):
-        key = getattr(cause, "full_key", None) or str(error).split("'")[1]
-        close = difflib.get_close_matches(key, _setting_names(config_name), n=1)
+        key, settings = getattr(cause, "full_key", None) or str(error).split("'")[1], list(_setting_names(config_name))
+        close = [known] if (known := meant(key, settings)) else difflib.get_close_matches(key, settings, n=1)
         return f"there is no setting {key}; " + (f"did you mean {close[0]}?" if close else f"see {program()} --help")
+    if grid := re.match(r"Ambiguous value for argument '(.*?)=(.*)'", str(error)):
+        key, value = grid.groups()
+        several = f"; add -m for a grid of runs, or write a list as {key}=[{value}]" if config_name == "train" else ""
+        return f"{key}={value} has several values{several or '; give one'}"
     if isinstance(error, ConfigKeyError | ConfigAttributeError):  # read by our code after `~key` removed it
         return f"{error.full_key} is missing and required; leave out ~{error.full_key}, or set {error.full_key}=VALUE"
     if isinstance(error, OSError):  # Hydra could not create the run's folder

@@ -59,7 +59,7 @@ CERTIFY = [
     ("~ckpt", "Could not delete from config. 'ckpt' does not exist."),
     ("seed=1", "there is no setting seed; see python script.py --help"),
     ("-m", "-m starts a grid of training runs, which python script.py cannot; leave it out"),
-    ("model.dim=32,64", "Ambiguous value for argument 'model.dim=32,64': 1. To use it as a list, use"),
+    ("model.dim=32,64", "model.dim=32,64 has several values; give one"),
     (("ckpt=FILES/tiny.ckpt", "model=nano"), "ckpt=FILES/tiny.ckpt and model=nano name several models; keep one"),
     (
         ("ckpt=FILES/tiny.ckpt", "call=os:getcwd", "vocab_size=3", "context_length=4"),

@@ -57,7 +57,7 @@ REFEREE = [
     ),
     ("candidate=optim.lr=0", "candidate: optim.lr=0 must be greater than 0"),
     ("candidate=x", "candidate: cannot read 'x'; settings are written key=value"),
-    ("candidate=model.dim=32,64", "candidate: Ambiguous value for argument 'model.dim=32,64': 1. To use it as a list,"),
+    ("candidate=model.dim=32,64", "candidate: model.dim=32,64 has several values"),
     (
         "candidate=trainer.devices=x",
         "candidate: trainer.devices=x must be a number of devices, a list of their numbers,",

@@ -126,7 +126,7 @@ SAMPLE = [
         ("ckpt=FILES/tiny.ckpt", "+n=2"),
         "Could not append to config. An item is already at 'n'.: Either remove + prefix:",
     ),
-    (("ckpt=FILES/tiny.ckpt", "n=1,2"), "Ambiguous value for argument 'n=1,2': 1. To use it as a list, use"),
+    (("ckpt=FILES/tiny.ckpt", "n=1,2"), "n=1,2 has several values; give one"),
     (("ckpt=FILES/tiny.ckpt", "model.dim=3"), "there is no setting model; see python script.py --help"),
     (
         ("ckpt=FILES/tiny.ckpt", "model=nano"),

@@ -47,7 +47,7 @@ TRAIN = [
     ("trainer.num_nodes=x", "trainer.num_nodes='x' must be a valid integer"),
     ("trainer.tensor_parallel_size=0", "trainer.tensor_parallel_size=0 must be greater than or equal to 1"),
     ("trainer.precision=x", "trainer.precision=x must be 'auto', '32-true', 'bf16-mixed', 'bf16-true' or"),
-    ("trainer.precision=16", "trainer.precision=16 must be 'auto', '32-true', 'bf16-mixed', 'bf16-true' or"),
+    ("trainer.precision=16", "trainer.precision=16-mixed needs trainer.accelerator=cuda, not cpu; use auto or 32-true"),
     ("trainer.precision=null", "trainer.precision=null must be 'auto', '32-true', 'bf16-mixed', 'bf16-true' or"),
     ("trainer.precision=true", "trainer.precision=true must be 'auto', '32-true', 'bf16-mixed', 'bf16-true' or"),
     ("trainer.precision=64", "trainer.precision=64 must be 'auto', '32-true', 'bf16-mixed', 'bf16-true' or"),
