@@ -1,8 +1,17 @@
-"""Trains a model: python train.py [experiment=NAME] [key=value ...]
+"""Trains a small causal language model:  python train.py [key=value ...]
 
-Settings are checked before anything expensive starts, so torch, Lightning and the data are imported late.
+python train.py                                    the standard library, a 2.6 M parameter model
+python train.py experiment=NAME                    a complete recipe
+python train.py data.path="notes/*.md"             your own text
+python train.py model.n_heads=8 model.dim=256      any key below
+python train.py -m model.n_heads=1,2,4 seed=0,1    a grid; the same command continues it
+python train.py -m +ablation=heads seed=0,1,2      a ready grid; +tune=lr: with the best learning rate of each
+python train.py -m hydra/sweeper=optuna ...        a search with Optuna, see docs/ablations.md
+python train.py resume=latest                      continue the last run
+python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
+# Settings are checked before anything expensive starts, so torch, Lightning and the data are imported late.
 import contextlib
 import gc
 import hashlib

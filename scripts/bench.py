@@ -1,8 +1,11 @@
 """Times a model on this machine:  python scripts/bench.py what=[train,outside] model=small
 
-Everything that train.py can train can be timed. All keys: configs/bench.yaml. The tables go to stdout; bench.md,
-bench.json (with the values of every repetition) and bench.png go to a folder. vs="python train.py ..." compares with
-another program.
+Everything that train.py can train can be timed. The tables go to stdout; bench.md, bench.json (with the values of every
+repetition) and bench.png go to a folder.
+
+  python scripts/bench.py                                    everything, with the default model
+  python scripts/bench.py what=[train,outside] model=small   the speed of training, and what Lightning costs
+  python scripts/bench.py what=train vs="python train.py --device=cpu" vs_dir=FOLDER   compared with another program
 """
 
 import importlib

@@ -1,11 +1,11 @@
 """Certifies that a model sees no future, and all of its past:  python scripts/certify.py ckpt=latest
 
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
-(call=package.module:function vocab_size=V context_length=T). All keys: configs/certify.yaml. Prints a table, and writes
-all figures and a plot into a folder. Of a checkpoint it first says whether the certificate that the file holds belongs
-to these weights, config, data and code, and it also certifies the loss and the windows of the run. Exit status, of the
-certificate computed now: 0: certified; 1: not certified; 2: wrong settings; 3: the model raises an exception or returns
-no logits; 4: certified, but a leak of the size of rounding would pass too.
+(call=package.module:function vocab_size=V context_length=T). Prints a table, and writes all figures and a plot into a
+folder. Of a checkpoint it first says whether the certificate that the file holds belongs to these weights, config, data
+and code, and it also certifies the loss and the windows of the run. Exit status, of the certificate computed now: 0:
+certified; 1: not certified; 2: wrong settings; 3: the model raises an exception or returns no logits; 4: certified, but
+a leak of the size of rounding would pass too.
 """
 
 import contextlib

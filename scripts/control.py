@@ -1,8 +1,7 @@
 """Shows what the causal mask does:  python scripts/control.py masked=outputs/DATE/TIME unmasked=outputs/DATE/TIME
 
 Takes a run with the mask and the same run without it. Measures the loss that each reports in one pass over a text, and
-its loss when it sees the prefix alone. All keys: configs/control.yaml. Prints a table; writes control.json, control.md
-and control.png.
+its loss when it sees the prefix alone. Prints a table; writes control.json, control.md and control.png.
 """
 
 import json

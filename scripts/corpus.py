@@ -1,7 +1,7 @@
 """Scores checkers of causality on the corpus of leaking and of correct models:  python scripts/corpus.py
 
 Prints, for each checker, how many leaks it catches, how often it names the right place, its false alarms, and its time.
-With out=FOLDER it writes corpus.md, with a table by family and all wrong verdicts. All keys: configs/corpus.yaml.
+With out=FOLDER it writes corpus.md, with a table by family and all wrong verdicts.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Measures a checkpoint on a text:  python scripts/evaluate.py ckpt=latest [data=files data.path=FILE]
 
 Loss, perplexity, bits per byte, accuracy and calibration with their intervals over documents; by default on the
-validation part of the run. other=CHECKPOINT compares two checkpoints, pairs=FILE.jsonl measures minimal pairs. All
-keys: configs/evaluate.yaml. Prints a table; writes evaluation.json and evaluation.png.
+validation part of the run. other=CHECKPOINT compares two checkpoints, pairs=FILE.jsonl measures minimal pairs. Prints a
+table; writes evaluation.json and evaluation.png.
 """
 
 import json

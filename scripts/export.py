@@ -3,9 +3,8 @@
 The folder is for AutoModelForCausalLM and AutoTokenizer, without custom code: a GPT-2, Llama or Qwen3 class,
 safetensors, the tokenizer, a model card, and certificate.json with the stored causality certificate and the sha256 of
 each tensor. Before it gets its name, `transformers` loads it, and its logits and greedy text are compared with those of
-Tril. The file is for llama.cpp; every tensor of it is read back and compared. All keys: configs/export.yaml. Exit
-status: 0: written; 1: the comparison fails, and nothing is written; 2: wrong settings, or a model that the format does
-not express.
+Tril. The file is for llama.cpp; every tensor of it is read back and compared. Exit status: 0: written; 1: the
+comparison fails, and nothing is written; 2: wrong settings, or a model that the format does not express.
 """
 
 import contextlib

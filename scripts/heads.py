@@ -1,8 +1,8 @@
 """What the heads of a trained model do, and how the loss changes without them:  python scripts/heads.py ckpt=latest
 
 Removes every head alone and then one after another, scores what each attends to, and draws the attention maps of a
-text. All keys: configs/heads.yaml. The tables go to stdout. heads.csv, removal.csv, heads.json, heads.png,
-removal.png, attention.png and the page attention.html go to a folder.
+text. The tables go to stdout. heads.csv, removal.csv, heads.json, heads.png, removal.png, attention.png and the page
+attention.html go to a folder.
 
 All of that describes one trained model. For a configuration, name a sweep with several seeds:  python scripts/heads.py
 dir=multirun/DATE/TIME  removes the heads of each run and averages over seeds what is comparable. heads.csv,

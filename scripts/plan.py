@@ -1,7 +1,11 @@
 """Plans a training run before it starts:  python scripts/plan.py model=small trainer=fsdp data.batch_size=16
 
 Memory of one device by its parts, FLOPs, tokens, the time on this machine from a few timed steps, the largest
-data.batch_size, and a projection to many GPUs with its assumptions. All keys: configs/plan.yaml. Nothing is written.
+data.batch_size, and a projection to many GPUs with its assumptions. Nothing is written.
+
+  python scripts/plan.py model=small data.batch_size=16               this machine, and DDP on many GPUs
+  python scripts/plan.py model=gpt2 trainer=fsdp time=false           FSDP2, without timed steps
+  python scripts/plan.py trainer=tp gpus=[2,4] gpu=A100 gpu_memory=40 link=300   tensor parallelism
 """
 
 import sys

@@ -2,7 +2,7 @@
 
 Trains both in turn with one seed after another, and stops as soon as the difference is known: better, worse, equal
 within the margin, or undecided when the budget is spent. The exit status is 0 (better), 1 (worse or equal), 3
-(undecided) or 2 (wrong input). All keys: configs/referee.yaml. The same command continues a comparison.
+(undecided) or 2 (wrong input). The same command continues a comparison.
 """
 
 import contextlib

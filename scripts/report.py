@@ -1,9 +1,9 @@
 """Reports the results of a sweep:  python scripts/report.py dir=multirun/DATE/TIME
 
-The sweep may still be running. All keys: configs/report.yaml. Prints the main table; report.md and report.html (one
-file) contain everything; results.csv has a row for each variant and runs.csv one for each run, both with all digits.
-With publish=FOLDER it writes the report for others, without report.html, and next to it runs.tar.xz, from which
-dir=FOLDER computes the same report again.
+The sweep may still be running. Prints the main table; report.md and report.html (one file) contain everything;
+results.csv has a row for each variant and runs.csv one for each run, both with all digits. With publish=FOLDER it
+writes the report for others, without report.html, and next to it runs.tar.xz, from which dir=FOLDER computes the same
+report again.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """Samples text from a checkpoint:  python scripts/sample.py ckpt=latest prompt="def " temperature=0.8 n=3
 
-All keys: configs/sample.yaml. The text goes to stdout, everything else to stderr.
+The text goes to stdout, everything else to stderr.
 """
 
 import itertools

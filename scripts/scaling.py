@@ -2,8 +2,8 @@
 
 Fits L(N, D) = E + A / N^alpha + B / D^beta to the finished runs of a sweep (python train.py -m +ablation=scaling
 seed=0,1), tests that form, compares its predictions of held-out runs with naive baselines, and extrapolates to larger
-models. All keys: configs/scaling.yaml. Writes scaling.md, scaling.json and scaling.png. With publish=FOLDER it writes
-scaling.md, scaling.png and runs.tar.xz, from which dir=FOLDER computes the same page again.
+models. Writes scaling.md, scaling.json and scaling.png. With publish=FOLDER it writes scaling.md, scaling.png and
+runs.tar.xz, from which dir=FOLDER computes the same page again.
 """
 
 import contextlib

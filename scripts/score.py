@@ -1,7 +1,6 @@
 """What each token of a text costs a model, in bits:  python scripts/score.py ckpt=latest text="def main():"
 
-The sum is the size of the text as coded by the model. All keys: configs/score.yaml. Prints a table; writes score.json
-and the page score.html.
+The sum is the size of the text as coded by the model. Prints a table; writes score.json and the page score.html.
 """
 
 import math

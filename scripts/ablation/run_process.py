@@ -18,7 +18,7 @@ from tril.data.cache_locks import try_lock
 from tril.model.atomic_files import write_json
 from tril.model.runs import CHECKPOINTS, FAILURE, state_of
 from tril.scripts.ablation.sweep_files import read_summary
-from tril.scripts.common.cli import quoted
+from tril.scripts.common.arguments import quoted
 from tril.scripts.common.formats import clock
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped

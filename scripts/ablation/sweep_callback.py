@@ -22,7 +22,8 @@ from tril.scripts.ablation import grid
 from tril.scripts.ablation.sweep_files import TUNE, read_json
 from tril.scripts.ablation.tune_plan import TuningPlan, check_tune, tune_entry
 from tril.scripts.ablation.tune_settings import TuneConfig, read_tune
-from tril.scripts.common.cli import UserError, command, fail, quoted, user_errors
+from tril.scripts.common.arguments import quoted
+from tril.scripts.common.cli import UserError, command, fail, user_errors
 from tril.scripts.common.formats import clock
 
 LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine

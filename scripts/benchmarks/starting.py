@@ -16,7 +16,8 @@ from tril.scripts.benchmarks import processes
 from tril.scripts.benchmarks.decoding import random_model
 from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
 from tril.scripts.benchmarks.timing import interleaved, spread
-from tril.scripts.common.cli import UserError, quoted, user_errors
+from tril.scripts.common.arguments import quoted
+from tril.scripts.common.cli import UserError, user_errors
 from tril.scripts.common.run_config import choose_vocab_size
 
 STEP_LINE = b"step "  # how a line of callbacks.progress begins

@@ -17,12 +17,12 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from tril.data.batches import TrainWindows, on_device
 from tril.data.prepare import MAX_UINT16_VOCAB
+from tril.model.autocast import AUTOCAST
 from tril.model.gpt import GPT
 from tril.model.training import attention_kernels as kernels
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import mfu
 from tril.model.training.module import TrainingModule
-from tril.model.training.run_estimate import AUTOCAST
 from tril.model.training.summary import peak_memory_bytes
 from tril.scripts.benchmarks import timing, versus
 from tril.scripts.benchmarks.machine import reset_peak_memory

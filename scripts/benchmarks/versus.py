@@ -11,7 +11,8 @@ from tril.scripts.benchmarks.bench_config import COUNT, BenchConfig
 from tril.scripts.benchmarks.processes import TRAIN, last_line, run, split_command
 from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
 from tril.scripts.benchmarks.timing import interleaved, paired_ratio
-from tril.scripts.common.cli import UserError, quoted, user_errors
+from tril.scripts.common.arguments import quoted
+from tril.scripts.common.cli import UserError, user_errors
 
 SHORT, LONG = 64, 64 + 512  # new tokens in the two calls of vs_sample; the difference of their times counts
 RATIO = "tokens/s, tril / other, {}"  # columns of `paired_ratio`

@@ -16,7 +16,9 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from tril.scripts.common.known_names import MULTIRUN, arranged, meant
+from tril.scripts.common.arguments import MULTIRUN, arranged, of_the_resumed_run, quoted
+from tril.scripts.common.help_text import help_text
+from tril.scripts.common.known_names import meant
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 READ_TEXT = ("train", "evaluate")  # programs for which data.path=FILE means data=files
@@ -81,6 +83,8 @@ def entry(
             sys.argv[1:] = arranged(sys.argv[1:], reads_text=config_name in READ_TEXT)
             if not MULTIRUN & set(sys.argv):
                 sys.argv[1:] = of_the_resumed_run([quoted(argument, text_keys) for argument in sys.argv[1:]])
+            if {"-h", "--help"} & set(sys.argv):
+                return print_help(config_name, sys.modules[task.__module__].__doc__ or "")
             check_flags(config_name)
             try:
                 try:
@@ -132,6 +136,25 @@ def check_flags(config_name: str) -> None:
     parser.error = error  # pyright: ignore[reportAttributeAccessIssue] it exits
     if parser.parse_args().multirun and config_name != "train":
         fail(f"-m starts a grid of training runs, which {program()} cannot; leave it out")
+
+
+def print_help(config_name: str, description: str) -> None:
+    """Prints the help for the settings that are typed with --help, such as those of model=small."""
+    overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            cfg = hydra.compose(config_name, overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        return fail(explain(error, config_name))
+    choices = {k: v for k, v in cfg.hydra.runtime.choices.items() if "/" not in k and (CONFIGS / k).is_dir()}
+    tree = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(tree, dict)
+    try:
+        print(help_text(description, CONFIGS, config_name, tree, choices), flush=True)
+    except BrokenPipeError:  # `--help | head`
+        drop_output()
+        sys.exit(141)  # 128 + SIGPIPE
 
 
 def command(script: str) -> str:
@@ -196,33 +219,6 @@ def build(cls: type, cfg: DictConfig | dict, where: str = ""):
         if key not in cls.__dataclass_fields__:
             raise ValueError(f"there is no setting {prefix}{key}{nearest(key, cls.__dataclass_fields__, prefix)}")
     return cls(**values)
-
-
-def quoted(argument: str, text_keys: Collection[str]) -> str:
-    """Quotes the value of a command line argument whose key is one of `text_keys`.
-
-    Hydra's grammar would strip the space of `prompt=def ` and reject `prompt=print(x`. A value that needs the grammar
-    (null, a list, a quoted text) stays unchanged.
-    """
-    key, equals, text = argument.partition("=")
-    has_grammar = re.fullmatch(r"""null|\[.*\]|(["'])(\\.|(?!\1).)*\1""", text, re.DOTALL)
-    if key not in text_keys or not equals or has_grammar:
-        return argument
-    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
-    text = re.sub(
-        r"(\\*)('|\Z)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text
-    )  # no end of the quotes
-    return f"{key}='{text}'"
-
-
-def of_the_resumed_run(arguments: list[str]) -> list[str]:
-    """With resume=, Hydra accepts keys that its own composition lacks, such as data.path of a run with data=files."""
-    if not any(argument.startswith("resume=") for argument in arguments):
-        return arguments
-    return [
-        f"++{argument}" if re.match(r"\w+\.[\w.]+=", argument) and not argument.startswith("hydra.") else argument
-        for argument in arguments
-    ]
 
 
 def pick_device(name: str) -> str:

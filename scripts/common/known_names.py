@@ -62,7 +62,6 @@ SETTINGS = {
     "top_k": "topk",
     "top_p": "topp",
 }
-MULTIRUN = {"-m", "--multirun"}
 KNOWN = {name: setting for setting, names in SETTINGS.items() for name in names.split()}
 
 
@@ -75,16 +74,3 @@ def meant(key: str, settings: Collection[str]) -> str | None:
     name = key.rpartition(".")[2].replace("-", "_").lower()
     setting = KNOWN.get(name)
     return setting if setting in settings and setting != key else None
-
-
-def arranged(arguments: list[str], *, reads_text: bool) -> list[str]:
-    """The command line with -m first, as Hydra's parser needs it, and with data=files where only its path is given.
-
-    Args:
-        reads_text: the program has the config group `data`.
-    """
-    flags = [argument for argument in arguments if argument in MULTIRUN]
-    settings = [argument for argument in arguments if argument not in MULTIRUN]
-    keys = {argument.partition("=")[0].lstrip("+") for argument in settings}
-    own_text = reads_text and "data.path" in keys and not keys & {"data", "experiment", "resume"}
-    return flags[:1] + ["data=files"] * own_text + settings

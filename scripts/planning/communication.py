@@ -4,8 +4,8 @@ Of n ranks and a tensor of S bytes, a ring sends (n - 1) / n S per rank to gathe
 much to all-reduce it (Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002).
 """
 
+from tril.model.autocast import AUTOCAST
 from tril.model.training.optim import param_groups
-from tril.model.training.run_estimate import AUTOCAST
 from tril.scripts.planning.rank_memory import RankModel
 
 

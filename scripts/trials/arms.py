@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.scripts.ablation import grid
-from tril.scripts.common.cli import explain, message_of, quoted
+from tril.scripts.common.arguments import quoted
+from tril.scripts.common.cli import explain, message_of
 from tril.scripts.common.run_config import check_config, refuse_unused
 from tril.scripts.trials.source_tree import SourceTree
 

@@ -17,7 +17,7 @@ from tests.scripts.ablation.synthetic import write_sweep
 from tril.scripts.ablation.comparisons import compare_with_baseline
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.templates import escape, printable
-from tril.scripts.common.cli import quoted
+from tril.scripts.common.arguments import quoted
 from tril.scripts.common.tables import csv_text
 from tril.scripts.report import TEXT_KEYS, find_sweep, main, results, run_rows
 

@@ -17,7 +17,8 @@ from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import language_model
 from tril.data.cache import resolve_cache_dir
 from tril.model.checkpoint import load, save
-from tril.scripts.common.cli import CONFIGS, build, message_of, pick_device, plain, quoted
+from tril.scripts.common.arguments import quoted
+from tril.scripts.common.cli import CONFIGS, build, message_of, pick_device, plain
 from tril.scripts.sample import GENERATION_KEYS, TEXT_KEYS, Settings, compiles, main, removed, sample, show
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"

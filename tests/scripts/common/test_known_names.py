@@ -9,7 +9,8 @@ from tril import train
 from tril.model.training.trainer_config import TrainerConfig
 from tril.scripts import sample
 from tril.scripts.common import cli
-from tril.scripts.common.known_names import KNOWN, SETTINGS, arranged, meant
+from tril.scripts.common.arguments import arranged
+from tril.scripts.common.known_names import KNOWN, SETTINGS, meant
 
 MEANT = {
     "block_size": "model.context_length",
