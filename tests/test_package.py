@@ -147,6 +147,7 @@ def test_the_wheel_holds_every_module_config_and_page(wheel):
 
     packed = set(zipfile.ZipFile(wheel).namelist())
     sources = [path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    sources += [ROOT / "py.typed"]  # type checkers read the annotations of the package
     sources += [path for folder in ("model", "scripts") for path in (ROOT / folder).rglob("*") if path.suffix in PAGES]
     sources += [*(ROOT / "configs").rglob("*.yaml"), ROOT / "train.py"]
     missing = {f"tril/{path.relative_to(ROOT).as_posix()}" for path in sources} - packed
