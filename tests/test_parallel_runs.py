@@ -14,6 +14,8 @@ from tests.ranks import run_ranks
 from tests.runs import rows
 from tril.model.checkpoint import load, read
 
+pytestmark = pytest.mark.xdist_group("parallel_runs")  # one process of pytest-xdist has the costly fixture
+
 # Rates of a small model: at those of the default model it is chaotic, and repeats of one process differ by 1e-4 when
 # their sums have another order.
 SETTINGS = ["optim.lr_scale=0.1", "data.val_batch_size=5", "trainer.log_every_n_steps=5"]

@@ -17,6 +17,8 @@ from tests.runs import composed
 from tril import train as train_script
 from tril.scripts.heads import main
 
+pytestmark = pytest.mark.xdist_group("heads_sweep")  # one process of pytest-xdist has the costly fixture
+
 FILES = ["heads.csv", "averages.csv", "heads.json", "layers.png", "ranks.png", "removal.png"]
 METHODS = ("zero", "mean")
 OPTIONS = ["windows=8", "device=cpu"]

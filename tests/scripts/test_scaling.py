@@ -19,6 +19,8 @@ from tril.scripts.common.cli import CONFIGS, message_of, plain
 from tril.scripts.common.run_config import check_config
 from tril.scripts.scaling import main, read_settings
 
+pytestmark = pytest.mark.xdist_group("scaling")  # one process of pytest-xdist has the costly fixture
+
 LAW = Law(2.0, 50.0, 3000.0, 0.3, 0.55)
 SETTINGS = {
     key: value

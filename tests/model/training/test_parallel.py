@@ -7,6 +7,8 @@ import pytest
 from tests.model.training.divided_models import CASES
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.xdist_group("parallel")  # one process of pytest-xdist has the costly fixture
+
 LAYOUTS = {"fsdp": (2, 1), "tp": (2, 2), "fsdp and tp": (4, 2)}  # processes, and tensor ranks among them
 LIMIT = 1e-5  # relative to the largest element: sums in another order, 100 roundings of float32
 
