@@ -28,13 +28,16 @@ def on_device(tokens: np.ndarray, device: torch.device | str) -> torch.Tensor:
     return resident
 
 
-def gather(tokens: Array, windows: Array, context_length: int, offset: int = 0) -> Batch:
+def gather(
+    tokens: Array, windows: Array, context_length: int, offset: int = 0, is_target: Array | None = None
+) -> Batch:
     """The windows with the given numbers; window i has the inputs at offset + iT ... offset + iT + T - 1, modulo M.
 
     Args:
         tokens: (M + 1,) ids.
         windows: (B,) numbers, an array or tensor like `tokens`. Targets of a window beyond the M-th, not counting the
             offset, are IGNORE.
+        is_target: (M + 1,) bool, like `tokens`; targets where it is False are IGNORE. None: all are targets.
 
     Returns:
         inputs and targets, int64 (B, T), on the device of the tokens; a target is the token after its input, or IGNORE.
@@ -44,7 +47,8 @@ def gather(tokens: Array, windows: Array, context_length: int, offset: int = 0) 
         unshifted = windows[:, None] * context_length + np.arange(context_length)  # (B, T)
         positions = (unshifted + offset) % n_targets
         inputs = tokens[positions].astype(np.int64)
-        targets = np.where(unshifted < n_targets, tokens[positions + 1].astype(np.int64), IGNORE)
+        counts = unshifted < n_targets if is_target is None else (unshifted < n_targets) & is_target[positions + 1]
+        targets = np.where(counts, tokens[positions + 1].astype(np.int64), IGNORE)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
     arange = torch.arange(context_length, device=tokens.device)
     unshifted = torch.as_tensor(windows)[:, None] * context_length + arange  # (B, T)
@@ -52,7 +56,8 @@ def gather(tokens: Array, windows: Array, context_length: int, offset: int = 0) 
     inputs, targets = tokens[positions].long(), tokens[positions + 1].long()
     if tokens.dtype == torch.int16:
         inputs, targets = inputs & 0xFFFF, targets & 0xFFFF
-    return inputs, targets.masked_fill(unshifted >= n_targets, IGNORE)
+    ignored = unshifted >= n_targets if is_target is None else (unshifted >= n_targets) | ~is_target[positions + 1]
+    return inputs, targets.masked_fill(ignored, IGNORE)
 
 
 def _like(tokens: Array, numbers: np.ndarray) -> Array:
@@ -71,6 +76,7 @@ class TrainWindows:
         tokens: (M + 1,) ids, typically memory-mapped; a tensor of `on_device` gives the same batches on its device.
         batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
         accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
+        is_target: see `gather`.
 
     Raises:
         ValueError: fewer than context_length + 1 tokens.
@@ -85,6 +91,7 @@ class TrainWindows:
         rank: int = 0,
         world_size: int = 1,
         accumulate: int = 1,
+        is_target: Array | None = None,
     ) -> None:
         if len(tokens) <= context_length:
             raise ValueError(
@@ -93,6 +100,7 @@ class TrainWindows:
             )
         self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
         self.seed, self.rank, self.world_size, self.accumulate = seed, rank, world_size, accumulate
+        self.is_target = is_target
         self.n_windows = -(-(len(tokens) - 1) // context_length)
         self.consumed = 0  # windows of all ranks
         self._epoch: tuple[int, int, Array] | None = None
@@ -122,7 +130,7 @@ class TrainWindows:
             epoch, first = divmod(indices.start, self.n_windows)
             offset, order = self._shuffle(epoch)
             windows = order[first :: indices.step][: len(indices)]  # to the end of this epoch at most
-            parts.append(gather(self.tokens, windows, self.context_length, offset))
+            parts.append(gather(self.tokens, windows, self.context_length, offset, self.is_target))
             indices = indices[len(windows) :]
         if len(parts) == 1:
             return parts[0]
@@ -148,13 +156,21 @@ class ValWindows:
         ValueError: fewer than 2 tokens.
     """
 
-    def __init__(self, tokens: Array, context_length: int, batch_size: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        tokens: Array,
+        context_length: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        is_target: Array | None = None,
+    ) -> None:
         if len(tokens) < 2:
             raise ValueError(
                 f"the validation part has {len(tokens)} tokens, at least 2 are needed; raise data.val_fraction"
             )
         self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.is_target = rank, world_size, is_target
         self.n_windows = -(-(len(tokens) - 1) // context_length)
 
     def __len__(self) -> int:
@@ -165,4 +181,5 @@ class ValWindows:
             self.tokens, np.arange(self.rank, len(self) * self.batch_size * self.world_size, self.world_size)
         )
         for start in range(0, len(windows), self.batch_size):
-            yield gather(self.tokens, windows[start : start + self.batch_size], self.context_length)
+            part = windows[start : start + self.batch_size]
+            yield gather(self.tokens, part, self.context_length, is_target=self.is_target)

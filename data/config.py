@@ -6,10 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.prepare import PreparedText, prepare
+from tril.data.prepare import prepare
+from tril.data.prepared import PreparedText
 from tril.data.sources.base import SETTINGS
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
@@ -50,6 +51,13 @@ class DataConfig:
         if cache_dir and Path(cache_dir).expanduser().is_file():
             raise ValueError(f"data.cache_dir={cache_dir} is a file; give a folder")
         return cache_dir
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> "DataConfig":
+        if self.document_mask and getattr(self.source, "is_chat", False):
+            cause = "separates documents at end-of-text tokens, which conversations contain"
+            raise ValueError(f"data.document_mask=true {cause}; set it to false with data.format=chat")
+        return self
 
     def prepare(self) -> PreparedText:
         """The prepared text, see `data.prepare.prepare`."""

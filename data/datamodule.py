@@ -10,7 +10,8 @@ from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
 from tril.data.batches import Array, Batch, TrainWindows, ValWindows, on_device
-from tril.data.prepare import PreparedText, prepare, val_bytes, val_bytes_per_token
+from tril.data.prepare import prepare
+from tril.data.prepared import PreparedText, val_bytes, val_bytes_per_token
 from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig
 
@@ -55,7 +56,7 @@ class TextDataModule(LightningDataModule):
         self.cache_dir, self.seed, self.document_mask = cache_dir, seed, document_mask
         self.token_budget, self.val_token_budget = token_budget, val_token_budget
         self._packed: PreparedText | None = None
-        self._resident: dict[str, Array] = {}
+        self._resident: dict[str, tuple[Array, Array | None]] = {}
         self._val_bytes: tuple[int, int] | None = None  # number of targets, and their bytes
 
     def prepare_data(self) -> None:
@@ -106,10 +107,12 @@ class TextDataModule(LightningDataModule):
     def val_documents(self, n_targets: int) -> np.ndarray:
         """The document of each of the first `n_targets` validation targets, counted from 0: (n_targets,).
 
-        A target belongs to the document of its input, and the end-of-text token to the document that it starts.
+        A target belongs to the document of its input, see `PreparedText.documents`.
         """
-        inputs = self.packed.tokens("val")[:n_targets]
-        return np.cumsum(inputs == self.meta["eot_id"])
+        targets = self.packed.targets("val")
+        if targets is None:
+            return self.packed.documents("val")[:n_targets]
+        return self.packed.documents("val")[:-1][targets[1:]][:n_targets]
 
     @property
     def val_bytes_per_token(self) -> float:
@@ -118,11 +121,14 @@ class TextDataModule(LightningDataModule):
 
     def train_dataloader(self) -> TrainWindows:
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        tokens, (rank, world_size) = self._tokens("train"), self._ranks()
-        return TrainWindows(tokens, self.context_length, self.batch_size, self.seed, rank, world_size, accumulate)
+        (tokens, is_target), ranks = self._tokens("train"), self._ranks()
+        return TrainWindows(
+            tokens, self.context_length, self.batch_size, self.seed, *ranks, accumulate, is_target=is_target
+        )
 
     def val_dataloader(self) -> ValWindows:
-        return ValWindows(self._tokens("val"), self.context_length, self.val_batch_size, *self._ranks())
+        tokens, is_target = self._tokens("val")
+        return ValWindows(tokens, self.context_length, self.val_batch_size, *self._ranks(), is_target=is_target)
 
     def windows_of(self, tokens: torch.Tensor) -> dict[str, Iterable[Batch]]:
         """Training and validation windows of another text (N,), as those of this process; for tests of both."""
@@ -131,18 +137,21 @@ class TextDataModule(LightningDataModule):
         return {"train": train, "val": ValWindows(ids, length, self.val_batch_size, *ranks)}
 
     def first_val_windows(self, n_windows: int) -> Batch:
-        """Inputs and targets (n, T) of the first validation windows, the same in every process."""
-        return next(iter(ValWindows(self._tokens("val"), self.context_length, n_windows)))
+        """Inputs and targets (n, T) of the first validation windows, the same in every process; of a chat, all tokens
+        are targets."""
+        return next(iter(ValWindows(self._tokens("val")[0], self.context_length, n_windows)))
 
-    def _tokens(self, split: Split) -> Array:
-        """The tokens: memory-mapped, or copied to the trainer's GPU if they fit; the copy is made once."""
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        if device.type != "cuda":
-            return self.packed.tokens(split)
+    def _tokens(self, split: Split) -> tuple[Array, Array | None]:
+        """The tokens and which are targets: memory-mapped, or copied to the trainer's GPU, once, if they fit."""
         if split not in self._resident:
-            tokens = self.packed.tokens(split)
-            fits = tokens.nbytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]
-            self._resident[split] = on_device(tokens, device) if fits else tokens
+            device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+            tokens, targets = self.packed.tokens(split), self.packed.targets(split)
+            if device.type != "cuda":
+                return tokens, targets
+            if tokens.nbytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
+                tokens = on_device(tokens, device)
+                targets = None if targets is None else torch.from_numpy(targets).to(device)
+            self._resident[split] = tokens, targets
         return self._resident[split]
 
     def _ranks(self) -> tuple[int, int]:

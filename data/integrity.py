@@ -1,8 +1,9 @@
 """Whether a prepared folder still is what `data.prepare` wrote: checksums of its files.
 
-meta.json holds the sha256 of tokens.bin, of tokenizer.json and of its own values. Both JSON files are verified at every
-start. tokens.bin may be large: its content is read at the first start, after a change of its size or of one of its
-times, and REREAD_DAYS after it was last read, since a failing disk changes bits without changing the times.
+meta.json holds the sha256 of tokens.bin, of flags.bin where there is one, of tokenizer.json and of its own values. All
+but tokens.bin are verified at every start. tokens.bin may be large: its content is read at the first start, after a
+change of its size or of one of its times, and REREAD_DAYS after it was last read, since a failing disk changes bits
+without changing the times.
 verified.json records that; it can be deleted. Checksums detect damage, not forgery.
 """
 
@@ -20,19 +21,20 @@ from tril.data.tokenizer import load
 from tril.data.tokenizer_json import MAX_BYTES as MAX_TOKENIZER_BYTES
 
 TOKENS, TOKENIZER, META, VERIFIED = "tokens.bin", "tokenizer.json", "meta.json", "verified.json"
+FLAGS = "flags.bin"  # of a chat: a byte of `encoding.TARGET` and `encoding.OPENS` for each token
 DTYPES = ("uint16", "uint32")
 MAX_META_BYTES = 1 << 24
 REREAD_DAYS = 30
 
 
-def write_meta(folder: Path, meta: dict[str, Any], tokens_sha256: str) -> None:
+def write_meta(folder: Path, meta: dict[str, Any], sha256: dict[str, str]) -> None:
     """Writes meta.json with the checksums of the folder, in which tokenizer.json exists.
 
     Args:
-        tokens_sha256: computed from the tokens in memory, so that it does not cover up what the disk did to them.
+        sha256: of tokens.bin and flags.bin, computed in memory, so that it does not cover up what the disk did to them.
     """
     tokenizer_sha256 = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
-    checksums = {TOKENS: tokens_sha256, TOKENIZER: tokenizer_sha256, META: values_sha256(meta)}
+    checksums = {**sha256, TOKENIZER: tokenizer_sha256, META: values_sha256(meta)}
     (folder / META).write_text(json.dumps({**meta, "sha256": checksums}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -53,6 +55,8 @@ def open_verified(folder: Path, fingerprint: str) -> tuple[dict[str, Any], Token
         sha256 = meta["sha256"]
         n_tokens = sum(meta["counts"][split]["tokens"] for split in ("train", "val"))
         _verify_tokens(folder, sha256[TOKENS], n_tokens * np.dtype(meta["dtype"]).itemsize)
+        if "targets" in meta:
+            _verify_flags(folder / FLAGS, sha256[FLAGS], n_tokens)
         content = _read(folder / TOKENIZER, MAX_TOKENIZER_BYTES)
         if hashlib.sha256(content).hexdigest() != sha256[TOKENIZER]:
             raise ValueError(f"{TOKENIZER} does not match its checksum")
@@ -110,6 +114,12 @@ def _verify_tokens(folder: Path, sha256: str, size: int) -> None:
     with contextlib.suppress(OSError):  # a cache that cannot be written is verified at every start
         (folder / VERIFIED).unlink(missing_ok=True)
         (folder / VERIFIED).write_text(json.dumps({**state, "time": time.time()}), encoding="utf-8")
+
+
+def _verify_flags(path: Path, sha256: str, size: int) -> None:
+    """At every start: chats are small."""
+    if hashlib.sha256(content := _read(path, size)).hexdigest() != sha256 or len(content) != size:
+        raise ValueError(f"{path.name} does not match its checksum")
 
 
 def _was_read(path: Path, state: dict[str, Any]) -> bool:

@@ -126,7 +126,7 @@ def comparable(run: Run) -> dict[str, object]:
 
 def describe(run: Run, windows, sampling: dict) -> dict:
     """How the figures are measured, and what both sides have in common."""
-    from tril.data.prepare import val_bytes_per_token
+    from tril.data.prepared import val_bytes_per_token
 
     meta, (numbers, text, clusters) = run.metadata["data"], windows
     return {

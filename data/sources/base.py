@@ -6,7 +6,7 @@ that memory stays flat.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -21,11 +21,22 @@ SPLIT_VERSION = 2  # in fingerprints, incremented when sources assign documents 
 HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 
+class Turn(NamedTuple):
+    """A part of a conversation, with special tokens as text, and whether its tokens are targets."""
+
+    text: str
+    is_target: bool
+
+
 class Piece(NamedTuple):
-    """Some text, and whether its document ends with it."""
+    """Some text, and whether its document ends with it.
+
+    A conversation is one piece with `turns`: (end-of-text token, all special tokens) -> what to encode in its place.
+    """
 
     text: str
     ends_document: bool
+    turns: Callable[[str, Collection[str]], list[Turn]] | None = None
 
 
 class Source(Protocol):
@@ -36,6 +47,8 @@ class Source(Protocol):
     pieces: the text of one part, always in the same order.
     split_rule: how the text is split, for the user; available after `pieces` has been read.
     max_overlap: `data.prepare` refuses a larger share of validation that occurs in training; None: it warns.
+
+    A source whose pieces have `turns` also has `is_chat`, which is True.
     """
 
     @property

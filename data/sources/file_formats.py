@@ -26,8 +26,9 @@ TOO_LONG = f"has more than {MAX_ROW_BYTES} bytes; split it, or write the text to
 FIELD_EXAMPLES = 20
 
 
-def find(key: str, pattern: str | None) -> list[Path]:
-    """The files that `pattern`, the setting data.`key`, matches: a file, a folder or a glob. Sorted.
+def find(key: str, pattern: str | None, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """The files with one of `suffixes` that `pattern`, the setting data.`key`, matches: a file, a folder or a glob.
+    Sorted.
 
     Raises:
         ValueError: no pattern, or it matches an unsupported file.
@@ -37,15 +38,15 @@ def find(key: str, pattern: str | None) -> list[Path]:
         raise ValueError(f"data.{key} is missing; give a file, a folder or a glob, such as data.{key}='texts/**/*.txt'")
     path, setting = Path(pattern).expanduser(), f"data.{key}={printable(pattern)}"
     if path.is_dir():
-        matches = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES)]
+        matches = [file for file in path.rglob("*") if file.name.endswith(suffixes)]
     else:
         matches = [path] if path.is_file() else map(Path, _glob(path))
     files = sorted({match for match in matches if match.is_file()})  # no pipes or devices
     if not files:
-        raise OSError(f"{setting} matches no file; supported are {' '.join(SUFFIXES)}")
+        raise OSError(f"{setting} matches no file; supported are {' '.join(suffixes)}")
     for file in files:
-        if not file.name.endswith(SUFFIXES):
-            raise ValueError(f"{setting} matches {printable(file)}; supported are {' '.join(SUFFIXES)}")
+        if not file.name.endswith(suffixes):
+            raise ValueError(f"{setting} matches {printable(file)}; supported are {' '.join(suffixes)}")
     return files
 
 

@@ -20,6 +20,7 @@ from tril.model.compilation import raise_recompile_limit
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_mask, split_documents
+from tril.model.training.errors import RunRefused
 from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
 from tril.model.training.optim import OptimConfig, build_optimizer
 from tril.model.training.parallel import shard, whole_copy
@@ -109,7 +110,8 @@ class TrainingModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a micro-batch, summed and divided by all its positions, ignored ones included.
 
-        Thus every token of an epoch has the same weight, and micro-batches add up to one large batch.
+        Thus every target of an epoch has the same weight, micro-batches and ranks add up to one large batch, and a
+        batch without targets (of a chat) has the loss 0. What is logged is the mean over targets.
         """
         _, targets = batch
         nll = self.losses(batch).sum()
@@ -144,6 +146,8 @@ class TrainingModule(LightningModule):
         rows = rows[:: tensor_ranks(self._trainer)]  # these ranks have the same windows
         self.val_windows, self.val_nll = in_order(rows)
         nats, targets = self.val_windows.sum(1).tolist()
+        if not targets:
+            raise RunRefused("the validated batches have no targets; raise or leave out trainer.limit_val_batches")
         bits_per_byte = nats / math.log(2) / self.val_bytes(int(targets))
         # `Metrics` writes them to the loggers: Lightning would log them under the step before.
         self.log_dict({"val/loss": nats / targets, "val/bpb": bits_per_byte}, logger=False)
@@ -229,4 +233,4 @@ class Mean:
         sums = [torch.as_tensor(n, dtype=torch.float32, device=module.device) for n in (self.total, self.count)]
         total, count = torch.as_tensor(module.all_gather(torch.stack(sums))).view(-1, 2).sum(0)
         self.total, self.count = 0.0, 0
-        return total / count
+        return total / count.clamp(min=1)  # no targets: 0

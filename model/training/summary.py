@@ -42,6 +42,7 @@ def describe(
         kernel_times: milliseconds by attention kernel, see `attention_kernels.measure`.
     """
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
+    answers = f" ({sum(meta['targets'].values()):,} of them in answers)" if "targets" in meta else ""
     threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
     graphs = " with CUDA graphs" if hardware.compile == CUDA_GRAPHS else ""
     compiled = f", compiled{graphs} (the first step takes a while)" if hardware.compile else ""
@@ -49,7 +50,7 @@ def describe(
     return (
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
         f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token\n"
-        f"data    {meta['source']['kind']}: {train:,} training tokens, {val:,} validation tokens, "
+        f"data    {meta['source']['kind']}: {train:,} training tokens, {val:,} validation tokens{answers}, "
         f"vocabulary {meta['vocab_size']:,}\n"
         f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M ({total / train:.2f} epochs) "
         f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}"

@@ -1,9 +1,13 @@
 """The validation losses of one pass, kept on the device. B batch, N windows, T context length, W ranks, M targets."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from tril.model.gpt import IGNORE
+
+NO_TARGET = -math.inf  # in place of the loss of an ignored target, which no target has
 
 
 class ValidationLosses:
@@ -19,8 +23,9 @@ class ValidationLosses:
 
     def add(self, nll: Tensor, targets: Tensor) -> None:
         """Adds a batch of windows: nll (B, T) in nats, 0 where the target is IGNORE; targets (B, T)."""
-        counts = (targets != IGNORE).sum(1, keepdim=True)  # (B, 1)
-        rows = torch.cat([nll.float(), counts.float()], 1)  # (B, T + 1)
+        ignored = targets == IGNORE
+        counts = (~ignored).sum(1, keepdim=True)  # (B, 1)
+        rows = torch.cat([nll.float().masked_fill(ignored, NO_TARGET), counts.float()], 1)  # (B, T + 1)
         if self._rows is None:
             self._rows, self._n = rows.new_empty(4 * len(rows), rows.shape[1]), 0
         if self._n + len(rows) > len(self._rows):
@@ -48,5 +53,6 @@ def in_order(rows: Tensor) -> tuple[Tensor, Tensor]:
     rows = rows.transpose(0, 1).flatten(0, 1).cpu()  # (N * W, T + 1)
     rows = rows[rows[:, -1] > 0]
     nll, counts = rows[:, :-1], rows[:, -1].double()
-    windows = torch.stack([nll.double().sum(1), counts])
-    return windows, nll.flatten()[: int(counts.sum())]  # only the last window has ignored targets, at its end
+    is_target = nll != NO_TARGET
+    windows = torch.stack([nll.double().masked_fill(~is_target, 0).sum(1), counts])
+    return windows, nll[is_target]

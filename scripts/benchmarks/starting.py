@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tril.data.prepare import PreparedText
+from tril.data.prepared import PreparedText
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import find_checkpoint

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tril.data.config import DataConfig
-    from tril.data.prepare import PreparedText
+    from tril.data.prepared import PreparedText
     from tril.data.sources.base import Split
 
 Part = Literal["val", "all"]
@@ -81,6 +81,8 @@ def parse_data(data: dict[str, Any] | None, part: Part) -> DataConfig | None:
             raise ValueError(f"{override} has no effect: the checkpoint decides it; leave it out")
     from tril.data.config import parse
 
+    if data.get("format") == "chat":
+        raise ValueError("data.format=chat has no effect: whole texts are scored, and not answers; leave it out")
     return parse(data)
 
 

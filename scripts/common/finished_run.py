@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from tril.data.prepare import PreparedText
+    from tril.data.prepared import PreparedText
     from tril.model.heads.attention_maps import TokenWindows
     from tril.model.text_clusters import TextClusters
 
@@ -60,6 +60,9 @@ def validation_text(run: Run) -> PreparedText:
     """
     from tril.data.config import parse
 
+    if "targets" in run.metadata["data"]:
+        cause = "was trained on the answers of conversations (data.format=chat), and this command scores whole texts"
+        raise ValueError(f"{run.checkpoint} {cause}; its val/loss and val/bpb are in summary.json")
     prepared = parse(run.settings["data"]).prepare()
     fingerprint, expected = prepared.meta["fingerprint"], run.metadata["data"]["fingerprint"]
     if fingerprint != expected:

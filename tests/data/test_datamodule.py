@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from tril.data import datamodule
 from tril.data.batches import on_device
 from tril.data.datamodule import TextDataModule
+from tril.data.prepared import PreparedText
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 
@@ -151,10 +152,13 @@ def test_prepared_once(make_data, monkeypatch):
     assert data.vocab_size == 257
 
 
-def test_documents_of_the_validation_targets(make_data):
+def test_documents_of_the_validation_targets(make_data, tmp_path):
     """The end-of-text token is the last target of one document and the first input of the next."""
     data = make_data()
-    tokens = np.array([120, 121, 256, 122, 256, 117, 118, 119, 256])  # x y | z | u v w |
-    data._packed = SimpleNamespace(tokens=lambda split: tokens, meta={"eot_id": 256})
+    np.array([120, 121, 256, 122, 256, 117, 118, 119, 256], np.uint16).tofile(
+        tmp_path / "tokens.bin"
+    )  # xy, z, uvw
+    meta = {"eot_id": 256, "dtype": "uint16", "counts": {"train": {"tokens": 0}}}
+    data._packed = PreparedText(tmp_path, meta, data.tokenizer)
     assert data.val_documents(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
     assert data.val_documents(3).tolist() == [0, 0, 1]

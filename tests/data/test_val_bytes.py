@@ -7,7 +7,8 @@ import pytest
 
 from tests.data.test_prepare import Pieces
 from tril import train as train_script
-from tril.data.prepare import prepare, val_bytes
+from tril.data.prepare import prepare
+from tril.data.prepared import val_bytes
 from tril.data.sources.base import Piece
 from tril.data.tokenizer import TokenizerConfig
 
@@ -16,7 +17,7 @@ WORDS = [Piece("some words here and there " * 20, True), Piece("1 2 3 4 " * 30, 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
 def test_bytes_of_a_part_are_those_of_its_tokens(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr("tril.data.prepare.DECODED_TOKENS", 7)
+    monkeypatch.setattr("tril.data.prepared.DECODED_TOKENS", 7)
     train = [Piece("".join(sorted(set("".join(piece.text for piece in WORDS)))) * 9, True), *WORDS]
     tokenizer = TokenizerConfig(kind=kind, **({"vocab_size": 300} if kind == "bpe" else {}))
     prepared = prepare(Pieces(train=train, val=WORDS), tokenizer, tmp_path, progress=False)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from tqdm import tqdm
 
+from tril.model.gpt import IGNORE
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.local_shards import local
@@ -81,12 +82,14 @@ class GradientNorms(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: TrainingModule, optimizer: Optimizer) -> None:
         assert self._loss is not None
-        loss, norms = self._measure(trainer, self._loss)
+        targets = [(batch[1] != IGNORE).float().mean() for _, batch in self._batches]  # shares of the positions
+        (loss, share), norms = self._measure(trainer, torch.stack([self._loss, torch.stack(targets).mean()]))
         batches, self._batches, self._loss = self._batches, [], None
         finite = math.isfinite(sum(norms.values()))
         if math.isfinite(loss) and (finite or scaler_of(trainer)):
             self._norms = norms if finite else None
-            self.detector.add(trainer.global_step + 1, loss)
+            if share:  # the loss of a step is divided by all positions, see `TrainingModule.training_step`
+                self.detector.add(trainer.global_step + 1, loss / share)
         else:
             self._refuse(trainer, pl_module, optimizer, batches, loss, norms)
 
@@ -123,18 +126,19 @@ class GradientNorms(Callback):
         self.rows, self.skipped = list(state["rows"]), list(state["skipped"])
         self.detector.load_state_dict(state["detector"])
 
-    def _measure(self, trainer: Trainer, loss: Tensor) -> tuple[float, dict[str, float]]:
-        """The loss of the step and the norm of each parameter's gradient, of all processes together."""
+    def _measure(self, trainer: Trainer, means: Tensor) -> tuple[tuple[float, float], dict[str, float]]:
+        """The means (2,), loss of the step and share of targets, and the norm of each parameter's gradient, of all
+        processes together."""
         named = [(name, parameter.grad) for _, name, parameter in self._parameters if parameter.grad is not None]
         gradients = [gradient for _, gradient in named]
         if trainer.world_size > 1:
-            loss, norms = trainer.strategy.reduce(loss, reduce_op="mean"), sharded_norms(gradients)
+            means, norms = trainer.strategy.reduce(means, reduce_op="mean"), sharded_norms(gradients)
         else:
             norms = torch._foreach_norm(gradients, 2, torch.float32)
-        *values, loss_value = torch.stack([*norms, loss]).tolist()  # the one transfer from the device
+        *values, loss, share = torch.cat([torch.stack(norms), means]).tolist()  # the one transfer from the device
         if scaler := scaler_of(trainer):
-            loss_value /= scaler.get_scale()
-        return loss_value, dict(zip((name for name, _ in named), values, strict=True))
+            loss /= scaler.get_scale()
+        return (loss, share), dict(zip((name for name, _ in named), values, strict=True))
 
     def _refuse(
         self,

@@ -27,8 +27,8 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_rows_of_both_splits(folder, streaming):
     hub = Hub(repo=folder, streaming=streaming)
-    assert [tuple(piece) for piece in hub.pieces("train")] == [(text, True) for text in TEXTS["train"][:300]]
-    assert [tuple(piece) for piece in hub.pieces("val")] == [("val one", True), ("val two", True)]
+    assert [piece[:2] for piece in hub.pieces("train")] == [(text, True) for text in TEXTS["train"][:300]]
+    assert [piece[:2] for piece in hub.pieces("val")] == [("val one", True), ("val two", True)]
     assert hub.name == "some-stories"
 
 

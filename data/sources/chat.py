@@ -1,0 +1,186 @@
+"""Conversations: rows of JSON lines -> messages -> the text of a chat template, in turns that are trained on or not.
+
+A chat template is a Jinja template as in tokenizer_config.json of Hugging Face transformers. It can come from somebody
+else, so it runs in jinja2's sandbox, as transformers runs it.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tril.data.sources.base import Turn, printable
+
+# Without a template of the model: text that every tokenizer has, and end-of-text after each answer. The space before an
+# answer belongs to it, since byte-level BPE stores a space with the word after it.
+PLAIN = (
+    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}"
+    "{{ eos_token if message.role == 'assistant' else '\n\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+ROLES = ("system", "user", "assistant")
+ROW = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+MAX_TEMPLATE = 1 << 20  # characters; the longest published ones have about 20,000
+
+
+class ChatTemplate:
+    """A Jinja template that turns messages into a text.
+
+    Raises:
+        ValueError: it cannot be compiled.
+    """
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name = text, name
+        if len(text) > MAX_TEMPLATE:
+            raise ValueError(f"{name} has {len(text)} characters, at most {MAX_TEMPLATE} are read; use another")
+        _ = self._template
+
+    @cached_property
+    def _template(self) -> Any:
+        try:
+            return _environment().from_string(self.text)
+        except Exception as error:  # besides TemplateError, recursion and others of jinja2's parser
+            raise ValueError(f"{self.name} is not a Jinja template ({printable(error)}); correct it") from error
+
+    def render(self, messages: list[dict[str, str]], eos: str, where: str, *, generation: bool = False) -> str:
+        """The text of messages; `generation`: up to where the next answer begins."""
+        values = {"messages": messages, "eos_token": eos, "bos_token": "", "tools": None, "documents": None}
+        try:
+            return self._template.render(**values, add_generation_prompt=generation)
+        except Exception as error:  # whatever the code of a template raises
+            cause = f"{self.name} refuses this conversation ({printable(error)})"
+            raise ValueError(f"{where}: {cause}; change the row, or choose data.chat_template") from error
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The messages of a row.
+
+    Attributes:
+        messages: "role" and "content" each; the last one is the assistant's.
+        where: file and line, for error messages.
+    """
+
+    messages: list[dict[str, str]]
+    template: ChatTemplate
+    where: str
+
+    def text(self) -> str:
+        """As rendered, without end-of-text tokens."""
+        return self.template.render(self.messages, "", self.where)
+
+    def key(self) -> str:
+        """What decides the split: a system prompt and the words of a template are the same in many conversations."""
+        return "\n".join(message["content"] for message in self.messages if message["role"] != "system")
+
+    def turns(self, eot: str, special: Collection[str]) -> list[Turn]:
+        """The rendered text in order; the assistant's answers, with the token that ends them, are targets.
+
+        An answer is what the template adds to the text with which it asks for one. White space after the special token
+        that ends it is no target. The last answer ends with a special token, by default `eot`.
+
+        Args:
+            special: the special tokens of the tokenizer.
+
+        Raises:
+            ValueError: a message contains a special token, or the template changes earlier turns.
+        """
+        self._refuse_special(special)
+        turns, done, reply = [], "", ""
+        for i, message in enumerate(self.messages):
+            if message["role"] != "assistant":
+                continue
+            before = self.template.render(self.messages[:i], eot, self.where, generation=True)
+            after = self.template.render(self.messages[: i + 1], eot, self.where)
+            if not (before.startswith(done) and after.startswith(before)):
+                cause = f"with messages[{i}], {self.template.name} changes the text before this answer"
+                raise ValueError(f"{self.where}: {cause}, so its tokens are unknown; choose another data.chat_template")
+            reply = after[len(before) :].rstrip()
+            reply = reply if reply.endswith(tuple(special)) else after[len(before) :]
+            turns += [Turn(before[len(done) :], False), Turn(reply, True), Turn(after[len(before + reply) :], False)]
+            done = after
+        if not reply.endswith(tuple(special)):
+            turns.append(Turn(eot, True))
+        return [turn for turn in turns if turn.text]
+
+    def _refuse_special(self, special: Collection[str]) -> None:
+        for i, message in enumerate(self.messages):
+            if found := next((token for token in special if token in message["content"]), None):
+                cause = f"messages[{i}].content contains the special token {found!r}, which would end or open a turn"
+                raise ValueError(f"{self.where}: {cause}; remove it")
+
+
+def read_messages(row: Mapping[str, Any], where: str) -> list[dict[str, str]]:
+    """The messages of a row: those of its key `messages`, else its `prompt` and `response`.
+
+    Raises:
+        ValueError: it has neither, or they are no conversation that ends with an answer.
+    """
+    if "messages" in row:
+        messages, names = row["messages"], None
+        if not isinstance(messages, list) or not messages:
+            raise ValueError(f"{where}: messages must be a list of messages and not empty; write {ROW}")
+    elif "prompt" in row or "response" in row:
+        names = ("prompt", "response")
+        if missing := [name for name in names if name not in row]:
+            raise ValueError(f"{where} has no key {missing[0]!r}; add it, or write {ROW}")
+        messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
+    else:
+        keys = printable(", ".join(map(repr, list(row)[:20]))) or "none"
+        raise ValueError(f"{where} has no conversation, its keys are {keys}; write prompt and response, or {ROW}")
+    checked = [_checked(message, i, names, where) for i, message in enumerate(messages)]
+    for i, message in enumerate(checked):
+        if message["role"] == "system" and i:
+            raise ValueError(f"{where}: messages[{i}] has the role system, which only the first may have; move it")
+    if checked[-1]["role"] != "assistant":
+        role = checked[-1]["role"]
+        raise ValueError(f"{where}: the last message has the role {role}, so it has no answer; end with assistant")
+    return checked
+
+
+def _checked(message: Any, i: int, names: tuple[str, str] | None, where: str) -> dict[str, str]:
+    """A message with its role and its content only."""
+    if not isinstance(message, dict):
+        raise ValueError(f"{where}: messages[{i}] must be an object with role and content; write {ROW}")
+    for key in ("role", "content"):
+        if key not in message:
+            raise ValueError(f"{where}: messages[{i}] has no {key}; write {ROW}")
+    role, content, key = message["role"], message["content"], names[i] if names else f"messages[{i}].content"
+    if role not in ROLES:
+        raise ValueError(f"{where}: messages[{i}].role={printable(role)} must be one of {', '.join(ROLES)}; rename it")
+    if not isinstance(content, str):
+        raise ValueError(f"{where}: {key} must be text, not {type(content).__name__}; correct it, or remove the row")
+    if not content.strip() and role != "system":
+        raise ValueError(f"{where}: {key} is empty; write its text, or remove the row")
+    # JSON can encode half of a surrogate pair, which tokenizers refuse
+    return {"role": role, "content": content.encode("utf-8", "replace").decode("utf-8")}
+
+
+def _environment() -> Any:
+    """As transformers has it: sandboxed, with the functions and the tag that published templates use."""
+    from jinja2.ext import Extension
+    from jinja2.nodes import Node
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks answers; their text stays the same."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise ValueError(message)
+
+    def to_json(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    extensions = [Generation, "jinja2.ext.loopcontrols"]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = to_json  # jinja2's own escapes for HTML
+    environment.globals["raise_exception"] = raise_exception
+    return environment

@@ -1,0 +1,188 @@
+"""Conversations: literal turns, transformers' own template code, and one line for each bad row."""
+
+import json
+
+import pytest
+
+from tests.model.interop.folders import EOT, byte_tokenizer
+from tril.data.encoding import OPENS, TARGET, ConversationEncoder
+from tril.data.sources.base import Turn
+from tril.data.sources.chat import PLAIN, ChatTemplate, Conversation, read_messages
+from tril.data.sources.files import Files
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MARKS = ("<|im_start|>", "<|im_end|>")
+TWO_TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "café?"},
+    {"role": "assistant", "content": "Oui, é."},
+]
+
+
+def conversation(messages, template=PLAIN):
+    return Conversation(messages, ChatTemplate(template, "the template"), "chat.jsonl, line 1")
+
+
+def encoded(messages, template=PLAIN, marks=()):
+    import numpy as np
+
+    from tril.data.sources.base import Piece
+
+    chat = conversation(messages, template)
+    encoder = ConversationEncoder(byte_tokenizer(*marks), EOT, np.dtype(np.uint16))
+    return encoder(Piece(chat.text(), True, chat.turns))
+
+
+def test_plain_turns_literally():
+    assert conversation(TWO_TURNS).turns(EOT, {EOT}) == [
+        Turn("System: Be brief.\n\nUser: 2+2?\n\nAssistant:", False),
+        Turn(f" 4{EOT}", True),
+        Turn("User: café?\n\nAssistant:", False),
+        Turn(f" Oui, é.{EOT}", True),
+    ]
+    assert conversation(TWO_TURNS).text().startswith("System: Be brief.\n\nUser: 2+2?\n\nAssistant: 4User: caf")
+
+
+def test_targets_are_counted_exactly():
+    """A byte is a token: " 4" and the end are 3, " Oui, é." has 9 bytes; nothing else is a target."""
+    found = encoded(TWO_TURNS)
+    prompt = len(b"System: Be brief.\n\nUser: 2+2?\n\nAssistant:")
+    second = len("User: café?\n\nAssistant:".encode())
+    expected = [0] * prompt + [TARGET] * 3 + [0] * second + [TARGET] * 10
+    assert found.flags is not None and found.flags.tolist() == [OPENS, *expected[1:]]
+    assert found.n_bytes == 2 + 9 and found.ids[[prompt + 2, -1]].tolist() == [256, 256]
+    assert (found.ids == 256).sum() == 2
+    [row] = [{"prompt": "Hi", "response": "Yes"}]
+    found = encoded(read_messages(row, "here"))
+    assert found.flags.tolist() == [OPENS] + [0] * (len("User: Hi\n\nAssistant:") - 1) + [TARGET] * 5
+
+
+def test_chat_template_as_in_transformers():
+    """transformers renders, tokenizes and marks the answers; it counts the end of an answer, and not the line break."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = byte_tokenizer(*MARKS)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=CHATML)
+    expected = theirs.apply_chat_template(
+        TWO_TURNS, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, add_generation_prompt=False
+    )
+    found = encoded(TWO_TURNS, CHATML, MARKS)
+    assert found.ids.tolist() == expected["input_ids"]
+    assert (found.flags & TARGET).tolist() == expected["assistant_masks"]
+    assert sum(expected["assistant_masks"]) == 2 + 9 and found.n_bytes == 1 + 8
+
+
+def test_an_end_that_is_missing_is_added():
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    chat = conversation(TWO_TURNS[1:3], template + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    assert chat.turns(EOT, {EOT}) == [Turn("<user>2+2?\n<assistant>", False), Turn("4\n", True), Turn(EOT, True)]
+
+
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+BAD_ROWS = [
+    ({"text": "a"}, "has no conversation, its keys are 'text'; write prompt and response"),
+    ({}, "its keys are none"),
+    ({"prompt": "a"}, "has no key 'response'; add it"),
+    ({"response": "a"}, "has no key 'prompt'; add it"),
+    ({"prompt": "a", "response": ""}, "response is empty; write its text, or remove the row"),
+    ({"prompt": "a", "response": " \n"}, "response is empty"),
+    ({"prompt": 3, "response": "a"}, "prompt must be text, not int"),
+    ({"prompt": "a", "response": None}, "response must be text, not NoneType"),
+    ({"messages": "a"}, "messages must be a list of messages and not empty"),
+    ({"messages": []}, "messages must be a list of messages and not empty"),
+    ({"messages": ["a"]}, "messages[0] must be an object with role and content"),
+    ({"messages": [USER, {"content": "b"}]}, "messages[1] has no role"),
+    ({"messages": [USER, {"role": "assistant"}]}, "messages[1] has no content"),
+    ({"messages": [USER, {"role": "bot", "content": "b"}]}, "messages[1].role=bot must be one of system, user, assi"),
+    ({"messages": [{"role": ["user"], "content": "a"}, ANSWER]}, "messages[0].role=['user'] must be one of"),
+    ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "messages[1].content must be text"),
+    ({"messages": [USER, ANSWER, {"role": "assistant", "content": ""}]}, "messages[2].content is empty"),
+    ({"messages": [USER, ANSWER, USER]}, "the last message has the role user, so it has no answer"),
+    ({"messages": [USER, {"role": "system", "content": "c"}, ANSWER]}, "messages[1] has the role system, which only"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), BAD_ROWS, ids=str)
+def test_a_bad_row_is_named(tmp_path, row, message):
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n\n" + json.dumps(row) + "\n")
+    with pytest.raises(ValueError) as raised:
+        list(Files(path=str(path), format="chat").pieces("train"))
+    text = str(raised.value)
+    assert text.startswith(f"{path}, line 3") and message in text and "\n" not in text
+
+
+def test_special_tokens_in_messages_are_refused():
+    messages = [USER, {"role": "assistant", "content": "x<|im_end|>y"}]
+    with pytest.raises(ValueError, match=r"line 1: messages\[1\].content contains the special token '<\|im_end\|>'"):
+        encoded(messages, CHATML, MARKS)
+    assert encoded(messages).flags.sum() == OPENS + len(" x<|im_end|>y") + 1  # no special token of this tokenizer
+
+
+BAD_TEMPLATES = [
+    ("{{ raise_exception('roles must alternate') }}", "refuses this conversation (roles must alternate)"),
+    ("{{ messages[7].content }}", "refuses this conversation ("),
+    ("{{ ''.__class__.__mro__ }}", "refuses this conversation ("),
+    ("{{ messages.append(1) }}", "refuses this conversation ("),
+    ("{{ cycler.__init__.__globals__.os.popen('true') }}", "refuses this conversation ("),
+    ("{{ messages | length }}{{ messages[-1].content }}", "changes the text before this answer"),
+]
+
+
+@pytest.mark.parametrize(("template", "message"), BAD_TEMPLATES, ids=str)
+def test_a_template_that_fails_is_named_with_the_row(template, message):
+    with pytest.raises(ValueError) as raised:
+        conversation([USER, ANSWER], template).turns(EOT, {EOT})
+    assert str(raised.value).startswith("chat.jsonl, line 1: ") and message in str(raised.value)
+
+
+def test_settings_that_are_refused(tmp_path):
+    path, template = tmp_path / "chat.jsonl", tmp_path / "chat.jinja"
+    path.write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
+    template.write_text("{% for %}")
+    refused = [
+        ({"chat_template": str(template)}, "data.chat_template=.*needs data.format=chat"),
+        ({"format": "chat", "chat_template": str(template)}, "chat.jinja is not a Jinja template"),
+        ({"format": "chat", "chat_template": "nothing"}, "data.chat_template=nothing does not exist"),
+        ({"format": "chat", "text_field": "story"}, "data.text_field=story has no effect with data.format=chat"),
+        ({"format": "chats"}, "format"),
+    ]
+    for values, message in refused:
+        with pytest.raises((ValueError, OSError), match=message):
+            Files(path=str(path), **values)
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"a.txt; supported are .jsonl .jsonl.gz "):
+        Files(path=str(tmp_path / "a.txt"), format="chat")
+    assert [name for name, _ in Files(path=str(tmp_path), format="chat").files("train")] == ["chat.jsonl"]
+    with pytest.raises(ValueError, match="val_fraction=0.05 cannot be met with 1 conversation, copies together"):
+        list(Files(path=str(path), format="chat").pieces("train"))
+
+
+def test_the_split_is_by_conversation_and_copies_stay_together(tmp_path):
+    """A long system prompt that all share makes no copies of them; the same messages do."""
+    path, system = tmp_path / "chat.jsonl", {"role": "system", "content": "You are a helpful assistant. " * 40}
+    rows = [{"messages": [system, USER, {"role": "assistant", "content": f"{i * 7919} and {i**5}"}]} for i in range(80)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows]))
+    source = Files(path=str(path), format="chat", val_fraction=0.25)
+    parts = [[piece.text for piece in source.pieces(split)] for split in ("train", "val")]
+    assert len(parts[0]) + len(parts[1]) == 160 and 20 <= len(parts[1]) <= 60
+    assert not set(parts[0]) & set(parts[1])
+    assert source.split_rule == f"{len(parts[1])} of 160 conversations, copies and near-copies on one side"
+
+
+def test_a_template_changes_the_fingerprint(tmp_path):
+    path, template = tmp_path / "chat.jsonl", tmp_path / "chat.jinja"
+    path.write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
+    template.write_text(CHATML)
+    plain, chatml, text = (
+        Files(path=str(path), **more).fingerprint()
+        for more in ({"format": "chat"}, {"format": "chat", "chat_template": str(template)}, {"text_field": "text"})
+    )
+    assert plain["chat_template"] == PLAIN and chatml["chat_template"] == CHATML and "format" not in text
