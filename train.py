@@ -34,6 +34,7 @@ from tril.scripts.common.cli import UserError, check_writable, command, entry, u
 from tril.scripts.common.equal_flops import with_equal_flops
 from tril.scripts.common.init_from import Start, check_start, resolve_init
 from tril.scripts.common.locks import lock_run
+from tril.scripts.common.old_text import OldText
 from tril.scripts.common.ranks import process_rank, quiet_ranks
 from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume
 from tril.scripts.common.resume_checks import checkpoint_payload
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from tril.model.training.module import TrainingModule
 
 # Keys whose value is free text.
-TEXT_KEYS = ("resume", "init_from", "data.path", "data.val_path", "data.repo", "callbacks.samples.prompt")
+DATA_KEYS = ("data.path", "data.val_path", "data.old_path", "data.chat_template", "data.repo")
+TEXT_KEYS = ("resume", "init_from", *DATA_KEYS, "callbacks.samples.prompt")
 METRICS = "csv/version_0/metrics.csv"
 CONTINUED_FILES = (METRICS, "samples.txt", "windows_best.npz", f"{CHECKPOINTS}/{BEST}")
 
@@ -92,6 +94,7 @@ class Parts:
     data: "TextDataModule"
     model: "GPT"
     payload: dict[str, Any]  # the "tril" entry of its checkpoints
+    old_text: OldText | None
 
 
 def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
@@ -114,7 +117,7 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
             if start is not None:
                 stack.callback(start.discard_unused)
             config = check_config(cfg)
-            check_start(start, config)
+            check_start(start, config, resumes=resumed is not None)
             # a sweep compares runs by their effective settings; its trials of +tune=lr are two folders deeper
             if not any((folder / SWEEP).is_file() for folder in Path(cfg.output_dir).parents[:3]):
                 refuse_unused(config)
@@ -145,6 +148,7 @@ def build_parts(
     import torch
 
     from tril.data.datamodule import TextDataModule
+    from tril.model.generation.language_model import LanguageModel
     from tril.model.gpt import GPT
     from tril.model.training.callbacks.metrics import Metrics
     from tril.model.training.out_of_memory import model_memory
@@ -156,7 +160,8 @@ def build_parts(
     metrics = Metrics(config.tokens_per_step(), config.hardware.peak_flops, started)
     trainer = build_trainer(cfg, config, metrics, stop)
     metrics.count_devices(trainer.world_size, trainer.world_size // tensor_ranks(trainer))
-    data = TextDataModule(**vars(config.data), context_length=config.model.context_length, seed=cfg.seed)
+    settings = {key: value for key, value in vars(config.data).items() if key != "old_path"}
+    data = TextDataModule(**settings, context_length=config.model.context_length, seed=cfg.seed)
     data.prepare_data()
     for loader in (data.train_dataloader, data.val_dataloader):
         loader()  # raises if the text is too short
@@ -168,16 +173,23 @@ def build_parts(
         model = GPT(model_config)
     if config.optim.scale_with_width and not divided:
         scale_initial_values(model, config.optim.base)
+    old_text, lineage = OldText.of(config), start and start.lineage
     if start is not None:
-        model.load_state_dict(start.lm.model.state_dict())
+        start.load_into(model)
+        if old_text is not None and trainer.is_global_zero:
+            lineage = {**start.lineage, "old_text": old_text.score(LanguageModel(model, data.tokenizer, start.lm.eot))}
     allowed = OmegaConf.to_object(cfg.allow_changes) if OmegaConf.is_config(cfg.allow_changes) else cfg.allow_changes
-    payload = checkpoint_payload(model, data, config, resumed, allowed, lineage=start and start.lineage)
-    return Parts(metrics, trainer, data, model, payload)
+    payload = checkpoint_payload(model, data, config, resumed, allowed, lineage=lineage)
+    if resumed is not None and old_text is not None:
+        old_text.check_resumed(payload.get("init_from"))
+    return Parts(metrics, trainer, data, model, payload, old_text)
 
 
 def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Parts) -> dict[str, float]:
     """Trains the model and writes the summary."""
+    from tril.model.checkpoint import load
     from tril.model.training import attention_kernels as kernels
+    from tril.model.training.callbacks.early_stop import EarlyStop
     from tril.model.training.callbacks.gradient_norms import GradientNorms
     from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused
     from tril.model.training.hardware import configure_torch
@@ -220,7 +232,9 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
         certificate=module.certificate,
         gradients=GradientNorms.of(parts.trainer),
         diverged=diverged,
+        stopped_early=EarlyStop.reason(parts.trainer),
         lineage=parts.payload.get("init_from"),
+        old_after=None if parts.old_text is None or diverged else parts.old_text.score(load(folder)),
     )
     if diverged is not None:  # after the summary, by which a sweep sees a diverged run
         raise UserError(str(diverged)) from diverged

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.prepare import prepare
 from tril.data.prepared import PreparedText
 from tril.data.sources.base import SETTINGS
+from tril.data.sources.file_formats import find
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose
@@ -34,6 +35,7 @@ class DataConfig:
         token_budget: training tokens to prepare; None prepares all.
         val_token_budget: validation tokens to prepare; None prepares all.
         document_mask: documents in the same window do not attend to each other, and positions restart in each.
+        old_path: text files, on which a run that starts from another model reports its loss before and after.
     """
 
     source: StandardLibrary | Prose | SingleText | Files | Hub
@@ -44,6 +46,7 @@ class DataConfig:
     token_budget: Count | None = None
     val_token_budget: Count | None = None
     document_mask: bool = False
+    old_path: str | None = None
 
     @field_validator("cache_dir")
     @classmethod
@@ -51,6 +54,13 @@ class DataConfig:
         if cache_dir and Path(cache_dir).expanduser().is_file():
             raise ValueError(f"data.cache_dir={cache_dir} is a file; give a folder")
         return cache_dir
+
+    @field_validator("old_path")
+    @classmethod
+    def _check_old_path(cls, path: str | None) -> str | None:
+        if path is not None:
+            find("old_path", path)
+        return path
 
     @model_validator(mode="after")
     def _check_chat(self) -> "DataConfig":

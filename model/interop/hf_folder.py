@@ -38,7 +38,7 @@ def read_hf(folder: str | Path) -> LanguageModel:
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; name one that save_pretrained of transformers wrote")
-    values = _read_json(folder / CONFIG)
+    values = read_json(folder / CONFIG)
     try:
         config = from_hf(values)
     except ValueError as error:
@@ -98,7 +98,7 @@ def stored_certificate(folder: Path) -> dict[str, Any] | None:
     """
     if not (folder / CERTIFICATE).is_file():
         return None
-    stored = _read_json(folder / CERTIFICATE)
+    stored = read_json(folder / CERTIFICATE)
     causality, expected = stored.get("causality"), stored.get("sha256")
     passed = causality.get("passed") if isinstance(causality, dict) else None
     if not isinstance(passed, bool) or not isinstance(expected, dict):
@@ -170,7 +170,7 @@ def _weight_files(folder: Path) -> dict[str, list[str]]:
             cause = f"has its weights in {pickles[0]}, a pickle, which can run any code when it is loaded"
             raise ValueError(f"{folder} {cause}; {CONVERT}, which writes {WEIGHTS}")
         raise FileNotFoundError(f"{folder} has no {WEIGHTS} and no {INDEX}; name a folder with weights")
-    places = _read_json(folder / INDEX).get("weight_map")
+    places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ValueError(f"{folder / INDEX} has no weight_map; copy the folder again")
     files: dict[str, list[str]] = {}
@@ -204,11 +204,11 @@ def _eot(folder: Path, values: dict[str, Any]) -> Any:
     if type(eot) is int:
         return eot
     path = folder / TOKENIZER_CONFIG
-    eot = _read_json(path).get("eos_token") if path.is_file() else None
+    eot = read_json(path).get("eos_token") if path.is_file() else None
     return eot.get("content") if isinstance(eot, dict) else eot
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}; name a folder that save_pretrained wrote")
     try:

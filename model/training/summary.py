@@ -71,7 +71,9 @@ def finish(
     certificate: dict[str, Any] | None,
     gradients: GradientNorms | None = None,
     diverged: NonFiniteError | None = None,
+    stopped_early: str | None = None,
     lineage: dict[str, Any] | None = None,
+    old_after: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Writes loss.png, then summary.json, which marks the run as finished, and prints the summary.
 
@@ -81,7 +83,10 @@ def finish(
         certificate: summary of the run's causality certificate; None: the run has none.
         gradients: the run's gradient norms; None: not measured.
         diverged: why the run ended early. Its final losses are NaN, and no table is printed.
-        lineage: "source", "weights" and "step" of the model that the run started from; None: from random weights.
+        stopped_early: why the run made fewer steps than planned; None: it did not, or max_time stopped it.
+        lineage: "source", "weights" and "step" of the model that the run started from, and "old_text", its scores on a
+            text of before; None: from random weights.
+        old_after: the scores on that text after training, "loss" and "bpb".
 
     Returns:
         Last and best validation metrics.
@@ -114,10 +119,12 @@ def finish(
         "loss_spikes": None if gradients is None else counted([spike["step"] for spike in gradients.detector.spikes]),
         "skipped_steps": None if gradients is None else counted(gradients.skipped),
         "diverged": None if diverged is None else str(diverged),
+        "stopped_early": stopped_early,
         "causality": causality_label(certificate),
         "init_from": None if lineage is None else lineage["source"],
         "init_from_weights": None if lineage is None else lineage["weights"],
         "init_from_step": None if lineage is None else lineage["step"],
+        **old_losses((lineage or {}).get("old_text"), old_after),
         "code": code_version(),
         "folder": str(folder),
         "sample_with": f"python scripts/sample.py ckpt={folder}",
@@ -128,6 +135,12 @@ def finish(
         print(f"\n{show(summary)}", flush=True)
     rows = {"": last, "best/": best}
     return {f"{prefix}val/{name}": row[name] for prefix, row in rows.items() for name in ("loss", "bpb")}
+
+
+def old_losses(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, float | None]:
+    """The entries of summary.json for the losses on a text of before; all None if they were not measured."""
+    named = {"before": before or {}, "after": after or {}}
+    return {f"old_{key}_{when}": scores.get(key) for key in ("loss", "bpb") for when, scores in named.items()}
 
 
 def counted(steps: list[int]) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
         "default_root_dir": cfg.output_dir,
         "use_distributed_sampler": False,  # the data module gives each process its windows
         "logger": logger,
-        "callbacks": [metrics, *filter(None, callbacks.values()), checkpoints],
+        # whether the run stops is decided first, so that the others know their last validation
+        "callbacks": [metrics, *sorted(filter(None, callbacks.values()), key=does_not_stop), checkpoints],
         "val_check_interval": config.val_interval,
     }
     try:
@@ -78,6 +79,12 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
         raise ValueError(f"trainer: {error}") from error
     check_parallel(trainer, config.model, config.hardware)
     return trainer
+
+
+def does_not_stop(callback: object) -> bool:
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    return not isinstance(callback, EarlyStopping)
 
 
 def check_file_name(name: str, callback: object, folder: Path) -> None:

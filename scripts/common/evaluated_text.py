@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tril.data.sources.base import Split
 
 Part = Literal["val", "all"]
-UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask")  # keys of data: without effect here
+UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask", "old_path")  # keys of data: without effect here
 SPLIT = {"val_fraction", "split"}  # entries of a source's fingerprint that only split its text
 
 

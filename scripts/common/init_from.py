@@ -11,17 +11,20 @@ from omegaconf import DictConfig, OmegaConf
 from tril.model.atomic_files import write_text
 from tril.model.runs import SETTINGS, find_checkpoint
 from tril.scripts.common.cli import plain, task_overrides
+from tril.scripts.common.ranks import process_rank
 from tril.scripts.common.resume import literal
 from tril.scripts.common.run_config import RunConfig
 
 if TYPE_CHECKING:
     from tril.model.config import GPTConfig
     from tril.model.generation.language_model import LanguageModel
+    from tril.model.gpt import GPT
 
 KEY = "init_from"
 HF = "hf:"  # before the folder of Hugging Face transformers
 FREE = ("embd_dropout", "attn_dropout", "resid_dropout", "backend", "checkpoint_activations")  # for training only
-TOKENIZER = "data.tokenizer"
+TOKENIZER, TEMPLATE = "data.tokenizer", "data.chat_template"
+ROWS = ("embed.weight", "head.weight")  # of the vocabulary; with tied embeddings one tensor of two names
 
 
 @dataclass(frozen=True)
@@ -32,19 +35,48 @@ class Start:
         lm: model and tokenizer of the source.
         lineage: "source", the path; "weights", their sha256 as in the certificate of a checkpoint; "step", the
             optimizer steps of the source, None: unknown.
-        tokenizer: the file in the run's folder.
-        is_new: whether this process created that file.
+        new_files: those that this process created in the run's folder.
     """
 
     lm: "LanguageModel"
     lineage: dict[str, Any]
-    tokenizer: Path
-    is_new: bool
+    new_files: list[Path]
 
     def discard_unused(self) -> None:
-        """Removes the tokenizer of a run that was refused before it wrote its settings."""
-        if self.is_new and not (self.tokenizer.parent / SETTINGS).is_file():
-            self.tokenizer.unlink(missing_ok=True)
+        """Removes the files of a run that was refused before it wrote its settings."""
+        for file in self.new_files:
+            if not (file.parent / SETTINGS).is_file():
+                file.unlink(missing_ok=True)
+
+    def keep(self, folder: str, name: str, suffix: str, text: str) -> str:
+        """Writes `text` into the run's folder, so that resuming needs no source, and returns the path."""
+        # the name is that of the content: never another one's
+        file = Path(folder) / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.{suffix}"
+        if not file.exists():
+            self.new_files.append(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, text)
+        return str(file)
+
+    def load_into(self, model: "GPT") -> None:
+        """Copies the weights. New rows of the embedding and of the head are the mean of the rows that tokens have.
+
+        Thus the logit of a new row is the mean of the others, and its probability at most the mean probability; a row
+        of random values could get most of it (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language
+        Models").
+        """
+        import torch
+
+        state, n_ids = self.lm.model.state_dict(), self.lm.n_ids
+        old, new = self.lm.config.vocab_size, model.config.vocab_size
+        if new > old:
+            for name in ROWS:
+                mean = state[name][:n_ids].mean(0, keepdim=True)  # (1, C)
+                state[name] = torch.cat([state[name], mean.expand(new - old, -1)])  # (V, C)
+            if process_rank() == 0:
+                rows = f"{new - old:,} new rows are the mean of the {n_ids:,} rows of tokens"
+                print(f"model.vocab_size={new:,} from {old:,}: {rows}; no token uses them")
+        model.load_state_dict(state)
 
 
 def resolve_init(cfg: DictConfig) -> tuple[DictConfig, Start | None]:
@@ -57,31 +89,37 @@ def resolve_init(cfg: DictConfig) -> tuple[DictConfig, Start | None]:
     source = cfg.get(KEY)
     if source is None:
         return cfg, None
-    if not isinstance(source, str) or not source:
-        raise ValueError(f"{KEY}={source} must be a checkpoint, the folder of a run, or {HF}FOLDER")
-    lm, path, step = _load(source)
+    if not isinstance(source, str) or not source:  # experiment=finetune has an empty one
+        raise ValueError(f"{KEY}={source} must be a checkpoint, the folder of a run, or {HF}FOLDER; add {KEY}=RUN")
+    lm, path, step, template = _load(source)
     typed = {override.partition("=")[0].lstrip("+~"): override for override in task_overrides()}
     for key, override in typed.items():
         if key == TOKENIZER or key.startswith(f"{TOKENIZER}."):
             raise ValueError(f"{override} contradicts {KEY}={source}, whose tokenizer the run takes over; leave it out")
     values = _model_values(plain(cfg.model), lm.config, typed, source)
-    text = lm.tokenizer.to_str(pretty=True)
-    name = f"tokenizer-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"  # never another one's
-    file = Path(cfg.output_dir) / name
-    start = Start(lm, _lineage(lm, path, step), file, is_new=not file.exists())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, text)
+    start = Start(lm, _lineage(lm, path, step), [])
+    tokenizer = start.keep(cfg.output_dir, "tokenizer", "json", lm.tokenizer.to_str(pretty=True))
     changes = {"model": values, KEY: None}
     merged = OmegaConf.merge(cfg, changes, {"data": {"tokenizer": {"kind": "file"}}})
     assert isinstance(merged, DictConfig)
-    for key, value in (("path", str(file)), ("eot", lm.eot)):
-        OmegaConf.update(merged, f"{TOKENIZER}.{key}", literal(value), force_add=True)
+    chosen = {f"{TOKENIZER}.path": tokenizer, f"{TOKENIZER}.eot": lm.eot}
+    if template is not None and cfg.data.get("format") == "chat" and cfg.data.get("chat_template") is None:
+        chosen[TEMPLATE] = start.keep(cfg.output_dir, "chat", "jinja", template)
+    for key, value in chosen.items():
+        OmegaConf.update(merged, key, literal(value), force_add=True)
     return merged, start
 
 
-def check_start(start: Start | None, config: RunConfig) -> None:
-    """Raises ValueError for settings of training that do not go with a source."""
+def check_start(start: Start | None, config: RunConfig, *, resumes: bool = False) -> None:
+    """Raises ValueError for settings that do not go with a source, or without one.
+
+    Args:
+        resumes: the run continues one, which may have had a source.
+    """
     if start is None:
+        if config.data.old_path is not None and not resumes:
+            cause = "is the text of the model that a run starts from"
+            raise ValueError(f"data.old_path={config.data.old_path} {cause}; add {KEY}=RUN, or leave it out")
         return
     if config.trainer.strategy == "model_parallel":
         raise ValueError(f"{KEY} needs whole weights in each process; use trainer=default or trainer=ddp")
@@ -90,18 +128,23 @@ def check_start(start: Start | None, config: RunConfig) -> None:
         raise ValueError(f"optim.scale_with_width=true {cause}; set it to false with {KEY}")
 
 
-def _load(source: str) -> tuple["LanguageModel", Path, int | None]:
+def _load(source: str) -> tuple["LanguageModel", Path, int | None, str | None]:
+    """The model, its path, its optimizer steps and its chat template."""
     if source.startswith(HF):
+        from tril.model.interop.hf_chat import chat_template
         from tril.model.interop.hf_folder import read_hf
 
         folder = Path(source.removeprefix(HF)).expanduser()
-        return read_hf(folder), folder, None
+        return read_hf(folder), folder, None, chat_template(folder)
     path = find_checkpoint(source)
     from tril.model.checkpoint import language_model, read
 
     content = read(path, entries=("state_dict", "tril", "global_step"))
     step = content.get("global_step")
-    return language_model(path, content), path, step if type(step) is int else None
+    data = content["tril"].get("data", {}).get("source", {})
+    template = data.get("chat_template") if isinstance(data, dict) else None
+    step = step if type(step) is int else None
+    return language_model(path, content), path, step, template if isinstance(template, str) else None
 
 
 def _lineage(lm: "LanguageModel", path: Path, step: int | None) -> dict[str, Any]:
@@ -134,6 +177,10 @@ def _model_values(
             continue
         if name in FREE:
             values[name] = value
+        elif name == "vocab_size" and type(value) is int and value > config.vocab_size:
+            values[name] = value
+        elif name == "vocab_size" and type(value) is int and value < config.vocab_size:
+            wrong.append(f"model.vocab_size={value} must be at least {config.vocab_size}")
         elif not _is_same(config, name, value):
             wrong.append(f"model.{name}={value} must be {values[name]}")
     if wrong:

@@ -155,9 +155,7 @@ def test_prepared_once(make_data, monkeypatch):
 def test_documents_of_the_validation_targets(make_data, tmp_path):
     """The end-of-text token is the last target of one document and the first input of the next."""
     data = make_data()
-    np.array([120, 121, 256, 122, 256, 117, 118, 119, 256], np.uint16).tofile(
-        tmp_path / "tokens.bin"
-    )  # xy, z, uvw
+    np.array([120, 121, 256, 122, 256, 117, 118, 119, 256], np.uint16).tofile(tmp_path / "tokens.bin")  # xy, z, uvw
     meta = {"eot_id": 256, "dtype": "uint16", "counts": {"train": {"tokens": 0}}}
     data._packed = PreparedText(tmp_path, meta, data.tokenizer)
     assert data.val_documents(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]

@@ -80,7 +80,8 @@ class CausalityCheck(Callback):
         if trainer.sanity_checking or self.certificate is None or trainer.state.fn != "fit" or is_divided(pl_module):
             return
         batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        rows = None if trainer.global_step >= trainer.max_steps > 0 else batch_size
+        is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
+        rows = None if is_last else batch_size
         with self.certificate.timed(), restored_modes(pl_module):
             later = list(check_weights(pl_module, str(trainer.precision), batch_size, rows, trainer.global_step))
         self.certificate.results = self.before + later

@@ -1,0 +1,82 @@
+"""`data.old_path=...`: the loss on a text of before, at the start and at the end of a run with `init_from`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tril.scripts.common.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from tril.data.prepared import PreparedText
+    from tril.model.generation.language_model import LanguageModel
+
+MAX_READ = 1 << 20  # tokens of the text from its beginning, so that it is prepared in seconds
+MAX_SCORED = 1 << 16  # tokens of evenly spaced windows among them: seconds on a CPU
+KEY = "data.old_path"
+
+
+@dataclass(frozen=True)
+class OldText:
+    """A text in the tokens of the run, and how its loss is computed.
+
+    Attributes:
+        device: of the model while it scores.
+        document_mask: as in training.
+    """
+
+    text: PreparedText
+    path: str
+    device: str
+    document_mask: bool
+
+    @classmethod
+    def of(cls, config: RunConfig) -> OldText | None:
+        """Reads the text of the setting; None without it.
+
+        Raises:
+            ValueError: it has fewer than 2 tokens.
+            OSError: it cannot be read.
+        """
+        if config.data.old_path is None:
+            return None
+        from tril.data.prepare import prepare
+        from tril.data.sources.files import Files
+        from tril.data.sources.whole_text import WholeText
+
+        assert config.hardware is not None
+        budgets = {"token_budget": 1, "val_token_budget": MAX_READ}
+        source = WholeText(Files(path=config.data.old_path))
+        text = prepare(source, config.data.tokenizer, config.data.cache_dir, progress=False, **budgets)
+        if len(tokens := text.tokens("val")) < 2:
+            raise ValueError(f"{KEY}={config.data.old_path} has {len(tokens)} tokens, at least 2 are needed")
+        return cls(text, config.data.old_path, config.hardware.accelerator, config.data.document_mask)
+
+    def score(self, lm: LanguageModel) -> dict[str, Any]:
+        """Loss in nats per token and bits per byte in non-overlapping windows, in float32, and what was scored.
+
+        The model is on the CPU before and after.
+        """
+        from tril.model.evaluation.evaluation_figures import scored_text
+        from tril.model.evaluation.target_scores import score_targets, window_starts
+
+        length, tokens = lm.config.context_length, self.text.tokens("val")
+        starts = window_starts(len(tokens) - 1, length, length, max(2, MAX_SCORED // length))
+        eot = lm.eot_id if self.document_mask else None
+        lm.model.to(self.device)
+        scores = score_targets(lm.model, tokens, starts, length, document_eot=eot)
+        lm.model.to("cpu")
+        n_bytes = self.text.meta["counts"]["val"]["bytes"]
+        scored = scored_text(scores, tokens, length, lm.tokenizer, lm.eot_id, n_bytes)
+        nats = float(scores.nll.sum(dtype="float64"))
+        figures = {"loss": nats / len(scores.nll), "bpb": nats / math.log(2) / float(scored.bytes.sum())}
+        return figures | {"targets": len(scores.nll), "text": self.text.meta["fingerprint"]}
+
+    def check_resumed(self, lineage: dict[str, Any] | None) -> None:
+        """Raises ValueError if the loss on this text at the start of a resumed run is unknown."""
+        before = (lineage or {}).get("old_text")
+        if before is None:
+            raise ValueError(f"{KEY}={self.path} was not set when the run started from its source; leave it out")
+        if before["text"] != self.text.meta["fingerprint"]:
+            raise ValueError(f"{KEY}={self.path} has changed since the run started; restore it, or set {KEY}=null")
