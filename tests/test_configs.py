@@ -9,8 +9,12 @@ import torch
 import yaml
 
 from tests import runs
+from tests.conftest import tiny_gpt
+from tests.model.interop.folders import EOT, byte_tokenizer
 from tril import train as train_script
 from tril.data.config import SOURCES, parse
+from tril.model.checkpoint import save
+from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, GPTConfig
 from tril.scripts.common.cli import CONFIGS, plain
 
@@ -66,6 +70,16 @@ def test_trainer_keys_are_lightnings():
     assert set(composed().trainer) - ours <= set(inspect.signature(Trainer.__init__).parameters)
 
 
+def source_of(name, folder):
+    """The keys of an experiment that starts from another model."""
+    if name != "finetune":
+        return []
+    model = tiny_gpt(vocab_size=264, context_length=32)
+    save(folder / "source.ckpt", LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
+    keys = ("n_layers", "dim", "n_heads", "context_length", "vocab_size")
+    return [f"init_from={folder / 'source.ckpt'}", *(f"model.{key}={getattr(model.config, key)}" for key in keys)]
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -94,6 +108,7 @@ def test_every_experiment_runs_a_step(name, options, tmp_path):
         f"output_dir={tmp_path / 'run'}",
         "logger=none",
         *options,
+        *source_of(name, tmp_path),
     )
     assert train_script.train(cfg)["val/loss"] > 0
     assert not list((tmp_path / "run").rglob("metrics.csv"))  # logger=none

@@ -125,12 +125,39 @@ def test_a_run_can_start_from_a_run_that_did(tmp_path, text, source):
     assert done.returncode == 0 and done.stdout.startswith("line 1")
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_larger_vocabulary_gets_rows_of_the_mean(tmp_path, text, monkeypatch, tied):
+    """The mean of the 257 rows of tokens, without those that no token has."""
+    path = tmp_path / "source.ckpt"
+    model = tiny_gpt(vocab_size=264, context_length=32, tie_embeddings=tied)
+    with torch.no_grad():
+        model.embed.weight[257:] = 50
+        model.head.weight[257:] = 50
+    save(path, LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = weights_at_start(tmp_path, text, monkeypatch, f"init_from={path}", "model.vocab_size=272")
+    for name, before in expected.items():
+        if name in ("embed.weight", "head.weight"):
+            rows = [before[:, c][:257].double().mean().item() for c in range(before.shape[1])]
+            for row in found[name][264:]:
+                assert row.tolist() == pytest.approx(rows, abs=1e-6)
+        assert torch.equal(found[name][: len(before)], before)
+    assert found["embed.weight"].shape == (272, 32)
+    lm = load(tmp_path / "run")
+    assert lm.config.vocab_size == 272 and lm.n_ids == 257
+
+
+def test_a_larger_vocabulary_is_named(tmp_path, text, source):
+    done = train(tmp_path, text, f"init_from={source}", "model.vocab_size=272")
+    assert "model.vocab_size=272 from 264: 8 new rows are the mean of the 257 rows of tokens" in done.stdout
+
+
 REFUSED = [
     (["model.n_layers=3"], "has another model: model.n_layers=3 must be 2; leave them out"),
     (["model.n_layers=4"], "model.n_layers=4 must be 2"),  # typed, though it is the default
     (["model.dim=64", "model.pos=alibi"], "model.dim=64 must be 32; model.pos=alibi must be rope"),
     (["model=qwen3"], "model.mlp=swiglu must be relu2"),
-    (["model.vocab_size=300"], "model.vocab_size=300 must be 264"),
+    (["model.vocab_size=263"], "model.vocab_size=263 must be at least 264"),
     (["data.tokenizer.vocab_size=300"], "data.tokenizer.vocab_size=300 contradicts init_from="),
     (["trainer=tp"], "init_from needs whole weights in each process"),
     (["optim.scale_with_width=true"], "optim.scale_with_width=true scales initial values"),

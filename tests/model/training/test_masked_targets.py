@@ -1,0 +1,98 @@
+"""Training on some targets only: the weight of each target, batches without targets, and the losses of validation."""
+
+import math
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from tests.model.training import tiny_fits
+from tests.model.training.test_module import T, V, batches, module
+from tril.model.gpt import IGNORE
+from tril.model.training.callbacks.gradient_norms import GradientNorms
+from tril.model.training.errors import RunRefused
+from tril.model.training.validation_losses import ValidationLosses, in_order
+
+
+def masked(n, seed=0, share=0.3):
+    """Batches in which a `share` of the targets counts; of the second batch none."""
+    found = []
+    for i, (inputs, targets) in enumerate(batches(n, seed)):
+        counts = torch.rand(targets.shape, generator=torch.Generator().manual_seed(seed + i)) < share * (i != 1)
+        found.append((inputs, targets.masked_fill(~counts, IGNORE)))
+    return found
+
+
+def test_a_batch_without_targets_has_the_loss_0_and_a_zero_gradient():
+    lm = module()
+    [(inputs, targets)] = batches(1)
+    loss = lm.training_step((inputs, torch.full_like(targets, IGNORE)), 0)
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is None or (p.grad == 0).all() for p in lm.model.parameters())
+    lm.all_gather = lambda x: x
+    assert lm.take_train_loss().item() == 0
+
+
+def test_every_target_has_the_same_weight_over_micro_batches():
+    """The sum over three micro-batches, one without targets, is the gradient of all targets in one batch."""
+    data = masked(3)
+    whole = [torch.cat(parts) for parts in zip(*data, strict=True)]
+    gradients = []
+    for parts in (data, [whole]):
+        lm = module()
+        SGD(lm.model.parameters()).zero_grad()
+        for part in parts:
+            (lm.training_step(tuple(part), 0) / len(parts)).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in lm.model.parameters()]))
+    n_targets = int((whole[1] != IGNORE).sum())
+    assert 10 < n_targets < 40
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+    expected = module()
+    log_p = expected.model(whole[0]).log_softmax(-1)
+    counted = [-log_p[b, t, whole[1][b, t]] for b in range(12) for t in range(T) if whole[1][b, t] != IGNORE]
+    (sum(counted) / (12 * T)).backward()
+    gradient = torch.cat([p.grad.flatten() for p in expected.model.parameters()])
+    torch.testing.assert_close(gradients[0], gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_validation_losses_of_targets_anywhere_in_a_window():
+    losses, data = ValidationLosses(), masked(3)
+    expected, windows = [], []
+    for i, (_, targets) in enumerate(data):
+        nll = torch.arange(targets.numel(), dtype=torch.float32).view(targets.shape) + 100 * i
+        nll = nll.masked_fill(targets == IGNORE, 0)
+        losses.add(nll, targets)
+        for row, of_row in zip(nll.tolist(), targets.tolist(), strict=True):
+            kept = [value for value, target in zip(row, of_row, strict=True) if target != IGNORE]
+            expected += kept
+            windows += [(sum(kept), len(kept))] if kept else []
+    found, every = in_order(losses.take()[None])
+    assert every.tolist() == expected and list(zip(*found.tolist(), strict=True)) == windows
+    assert not any(map(math.isinf, every.tolist()))
+
+
+def test_validation_without_targets_is_refused(monkeypatch):
+    lm = module()
+    monkeypatch.setattr(lm, "all_gather", lambda x: x)
+    [(inputs, targets)] = batches(1)
+    with torch.no_grad():
+        lm.validation_step((inputs, torch.full_like(targets, IGNORE)), 0)
+    with pytest.raises(RunRefused, match="no targets; raise or leave out trainer.limit_val_batches"):
+        lm.on_validation_epoch_end()
+
+
+def test_the_share_of_targets_is_no_spike(monkeypatch):
+    """The detector gets the mean over targets, and no loss of a step without any."""
+    data = [(inputs.clone(), targets.clone()) for inputs, targets in tiny_fits.batches()]
+    shares = [12, 0, 5, 1, 12, 7, 3, 2]  # targets of each row
+    for (_, targets), share in zip(data, shares, strict=True):
+        targets[:, share:] = IGNORE
+    monkeypatch.setattr(tiny_fits, "batches", lambda n=None: data[:n])
+    callback, lm, seen = GradientNorms(), tiny_fits.new_module(tiny_fits.new_model()), []
+    callback.detector.add = lambda step, loss: seen.append((step, loss))
+    with torch.no_grad():
+        first = lm.losses(data[0]).mean().item()
+    tiny_fits.fit(lm, callback, limit_val_batches=0)
+    assert [step for step, _ in seen] == [1, 3, 4, 5, 6, 7, 8] and seen[0][1] == pytest.approx(first, rel=1e-5)
+    assert all(0.5 * math.log(V) < loss < 2 * math.log(V) for _, loss in seen)  # not a part of it

@@ -1,0 +1,213 @@
+"""experiment=finetune and data.old_path: stopping early, its resumption, and the loss on the text of before."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from tests.calls import call
+from tests.conftest import assert_refused, tiny_gpt
+from tests.model.interop.folders import EOT, byte_tokenizer
+from tests.runs import in_process, rows
+from tril.model.checkpoint import load, read, save
+from tril.model.generation.language_model import LanguageModel
+from tril.model.runs import find_checkpoint
+
+RUN = [
+    "experiment=finetune",
+    "init_from=source.ckpt",
+    "data=files",
+    "data.batch_size=4",
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "callbacks.samples.max_new_tokens=4",
+    "hydra.run.dir=run",
+]
+T = 32
+
+
+@pytest.fixture
+def source(tmp_path):
+    torch.manual_seed(0)
+    model = tiny_gpt(vocab_size=264, context_length=T, n_kv_heads=2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 0.3
+    path = tmp_path / "source.ckpt"
+    save(path, LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
+    return path
+
+
+@pytest.fixture
+def small_text(tmp_path):
+    """Random digits to train on, and letters to validate on: the validation loss rises soon."""
+    random = np.random.default_rng(0)
+    (tmp_path / "train.txt").write_text("".join(map(str, random.integers(0, 10, 400))))
+    (tmp_path / "val.txt").write_text("".join(map(chr, random.integers(97, 123, 200))))
+    return [f"data.path={tmp_path / 'train.txt'}", f"data.val_path={tmp_path / 'val.txt'}"]
+
+
+STOPPING = ["optim.lr=0.02", "trainer.val_check_interval=3", "callbacks.early_stop.patience=3"]
+STOPPING += ["optim.schedule.warmup_steps=2"]
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_without_init_from_it_is_refused(tmp_path, text):
+    done = in_process("experiment=finetune", "data=files", f"data.path={text}", cwd=tmp_path)
+    assert_refused(done, "init_from= must be a checkpoint, the folder of a run, or hf:FOLDER; add init_from=RUN")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_it_stops_early_says_why_and_keeps_the_best(tmp_path, source, small_text):
+    done = in_process(*RUN, *small_text, *STOPPING, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run, val = (
+        tmp_path / "run",
+        [(int(row["step"]), float(row["val/loss"])) for row in rows(tmp_path / "run") if row["val/loss"]],
+    )
+    summary = summary_of(run)
+    best = min(val, key=lambda row: row[1])
+    assert [step for step, _ in val] == [3 * (i + 1) for i in range(len(val))] and len(val) < 40  # each once
+    assert val[-4] == best  # three validations without a lower loss
+    assert (summary["steps"], summary["best_step"]) == (val[-1][0], best[0])
+    reason = (
+        f"at step {val[-1][0]} of 400: val/loss is not below {best[1]:.4f}, that of step {best[0]}, in 3 validations"
+    )
+    assert summary["stopped_early"].startswith(reason)
+    assert re.search(rf"\n  stopped early +{re.escape(reason)}", done.stdout)
+    steps = {name: read(run / "checkpoints" / f"{name}.ckpt")["global_step"] for name in ("last", "best")}
+    assert steps == {"last": val[-1][0], "best": best[0]}
+    assert find_checkpoint(run).name == "best.ckpt"  # what is sampled
+    certificate = json.loads((run / "causality.json").read_text())
+    assert certificate["certified_at_step"] == val[-1][0]
+    assert [result["check"] for result in certificate["results"]].count("decoding") == 2  # before, and the last one
+    # A resumed run makes no step and says the same; with more patience it goes on.
+    again = in_process("resume=run", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert summary_of(run)["stopped_early"] == summary["stopped_early"] and summary_of(run)["steps"] == val[-1][0]
+    more = in_process("resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
+    later = summary_of(run)
+    assert later["steps"] > val[-1][0] and "in 5 validations" in later["stopped_early"]
+
+
+@pytest.mark.slow
+def test_a_run_that_improves_makes_all_steps(tmp_path, source, text):
+    done = in_process(*RUN, f"data.path={text}", "trainer.max_steps=8", *STOPPING, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = summary_of(tmp_path / "run")
+    assert summary["stopped_early"] is None and summary["steps"] == 8
+
+
+def mean_loss(path, ids):
+    """Non-overlapping windows, one at a time: nats per target and their number."""
+    lm = load(path)
+    nats, count = 0.0, 0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, T):
+            part = ids[start : start + T + 1]
+            log_p = lm.model(torch.tensor([part[:-1]])).double().log_softmax(-1)[0]
+            nats -= sum(log_p[i, target].item() for i, target in enumerate(part[1:]))
+            count += len(part) - 1
+    return nats / count, count
+
+
+def test_the_loss_on_the_old_text_before_and_after(tmp_path, source, small_text):
+    """Two files, all of both, in the order of their names; a byte is a token."""
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "b.txt").write_text("é" * 70 + "second")
+    (old / "a.md").write_text("first text " * 40)
+    contents = [(old / name).read_bytes() for name in ("a.md", "b.txt")]
+    tokenizer = byte_tokenizer()
+    ids = [i for content in contents for i in [*tokenizer.encode(content.decode()).ids, 256]]
+    done = in_process(*RUN, *small_text, *STOPPING, "trainer.max_steps=6", f"data.old_path={old}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary, run = summary_of(tmp_path / "run"), tmp_path / "run"
+    for when, path in (("before", source), ("after", run / "checkpoints" / "best.ckpt")):
+        loss, count = mean_loss(path, ids)
+        assert summary[f"old_loss_{when}"] == pytest.approx(loss, rel=1e-5)
+        bpb = loss * count / math.log(2) / sum(map(len, contents))
+        assert summary[f"old_bpb_{when}"] == pytest.approx(bpb, rel=1e-5)
+    assert abs(summary["old_loss_after"] - summary["old_loss_before"]) > 0.01
+    assert re.search(r"\n  old loss before +\d.*\n  old loss after +\d.*\n  old bpb before", done.stdout)
+    # A resumed run keeps the loss of the start, for which it needs the same text.
+    (old / "c.txt").write_text("more")
+    done = in_process("resume=run", "trainer.max_steps=9", cwd=tmp_path)
+    assert_refused(done, "has changed since the run started; restore it, or set data.old_path=null")
+    (old / "c.txt").unlink()
+    done = in_process("resume=run", "trainer.max_steps=9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert summary_of(run)["old_loss_before"] == summary["old_loss_before"] and summary_of(run)["steps"] == 9
+
+
+def test_a_large_old_text_is_scored_in_part(tmp_path, monkeypatch):
+    from tests.runs import composed
+    from tril.data.tokenizer import TokenizerConfig
+    from tril.scripts.common import old_text
+    from tril.scripts.common.run_config import check_config
+
+    monkeypatch.setattr(old_text, "MAX_READ", 5000)
+    monkeypatch.setattr(old_text, "MAX_SCORED", 10 * T)
+    (tmp_path / "old.txt").write_text("some words\n" * 200_000)
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    config = check_config(
+        composed(
+            f"data.path={tmp_path}",
+            f"data.old_path={tmp_path / 'old.txt'}",
+            "data.cache_dir=" + str(tmp_path / "cache"),
+        )
+    )
+    object.__setattr__(config.data, "tokenizer", TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json")))
+    text = old_text.OldText.of(config)
+    lm = LanguageModel(tiny_gpt(vocab_size=264, context_length=T), byte_tokenizer(), EOT)
+    scores = text.score(lm)
+    assert 9 * T < scores["targets"] <= 10 * T  # the last window is shorter
+    assert scores["bpb"] == pytest.approx(scores["loss"] / math.log(2), rel=1e-6)  # a byte is a token
+    assert len(text.text.tokens("val")) < 300_000  # the piece that reaches the limit ends it
+
+
+REFUSED = [
+    (["data.old_path=nothing.txt", "init_from=source.ckpt"], "data.old_path=nothing.txt matches no file"),
+    (
+        ["data.old_path=text.txt"],
+        "data.old_path=text.txt is the text of the model that a run starts from; add init_from",
+    ),
+    (
+        ["init_from=source.ckpt", "experiment=finetune", "callbacks.early_stop.patience=0"],
+        "callbacks.early_stop.patience=0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=str)
+def test_refused(tmp_path, text, source, arguments, message):
+    done = in_process("data=files", f"data.path={text}", "trainer.accelerator=cpu", *arguments, cwd=tmp_path)
+    assert_refused(done, message)
+
+
+@pytest.mark.slow
+def test_an_old_text_must_be_there_from_the_start(tmp_path, text, source):
+    assert (
+        in_process(
+            *RUN, f"data.path={text}", "trainer.max_steps=2", "optim.schedule.warmup_steps=0", cwd=tmp_path
+        ).returncode
+        == 0
+    )
+    done = in_process("resume=run", "trainer.max_steps=4", f"data.old_path={text}", cwd=tmp_path)
+    assert_refused(done, "was not set when the run started from its source; leave it out")
+
+
+def test_sampling_the_newest_run_takes_its_best_checkpoint(tmp_path, source, small_text):
+    done = in_process(*RUN[:-1], *small_text, *STOPPING, "trainer.max_steps=15", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    from tril.scripts.sample import main
+
+    done = call(main, "ckpt=latest", "prompt=1", "max_new_tokens=2", "device=cpu", cwd=tmp_path)
+    assert done.returncode == 0 and "checkpoints/best.ckpt" in done.stderr
