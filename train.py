@@ -34,7 +34,7 @@ from tril.scripts.common.cli import UserError, check_writable, command, entry, u
 from tril.scripts.common.equal_flops import with_equal_flops
 from tril.scripts.common.init_from import Start, check_start, resolve_init
 from tril.scripts.common.locks import lock_run
-from tril.scripts.common.old_text import OldText
+from tril.scripts.common.old_text import OldText, lineage_of
 from tril.scripts.common.ranks import process_rank, quiet_ranks
 from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume
 from tril.scripts.common.resume_checks import checkpoint_payload
@@ -148,7 +148,6 @@ def build_parts(
     import torch
 
     from tril.data.datamodule import TextDataModule
-    from tril.model.generation.language_model import LanguageModel
     from tril.model.gpt import GPT
     from tril.model.training.callbacks.metrics import Metrics
     from tril.model.training.out_of_memory import model_memory
@@ -160,8 +159,7 @@ def build_parts(
     metrics = Metrics(config.tokens_per_step(), config.hardware.peak_flops, started)
     trainer = build_trainer(cfg, config, metrics, stop)
     metrics.count_devices(trainer.world_size, trainer.world_size // tensor_ranks(trainer))
-    settings = {key: value for key, value in vars(config.data).items() if key != "old_path"}
-    data = TextDataModule(**settings, context_length=config.model.context_length, seed=cfg.seed)
+    data = TextDataModule(**config.data.loading(), context_length=config.model.context_length, seed=cfg.seed)
     data.prepare_data()
     for loader in (data.train_dataloader, data.val_dataloader):
         loader()  # raises if the text is too short
@@ -173,13 +171,11 @@ def build_parts(
         model = GPT(model_config)
     if config.optim.scale_with_width and not divided:
         scale_initial_values(model, config.optim.base)
-    old_text, lineage = OldText.of(config), start and start.lineage
     if start is not None:
         start.load_into(model)
-        if old_text is not None and trainer.is_global_zero:
-            lineage = {**start.lineage, "old_text": old_text.score(LanguageModel(model, data.tokenizer, start.lm.eot))}
+    old_text = OldText.of(config)
     allowed = OmegaConf.to_object(cfg.allow_changes) if OmegaConf.is_config(cfg.allow_changes) else cfg.allow_changes
-    payload = checkpoint_payload(model, data, config, resumed, allowed, lineage=lineage)
+    payload = checkpoint_payload(model, data, config, resumed, allowed, lineage=lineage_of(start, old_text, model))
     if resumed is not None and old_text is not None:
         old_text.check_resumed(payload.get("init_from"))
     return Parts(metrics, trainer, data, model, payload, old_text)

@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, config=SETTINGS)
 class DataConfig:
-    """The arguments of `TextDataModule` below `data:`.
+    """The settings below `data:`: arguments of `TextDataModule`, and `old_path`.
 
     Args:
         batch_size: windows per device and step.
@@ -68,6 +68,10 @@ class DataConfig:
             cause = "separates documents at end-of-text tokens, which conversations contain"
             raise ValueError(f"data.document_mask=true {cause}; set it to false with data.format=chat")
         return self
+
+    def loading(self) -> dict[str, Any]:
+        """The arguments of `TextDataModule`."""
+        return {name: value for name, value in vars(self).items() if name != "old_path"}
 
     def prepare(self) -> PreparedText:
         """The prepared text, see `data.prepare.prepare`."""

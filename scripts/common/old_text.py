@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tril.scripts.common.ranks import process_rank
 from tril.scripts.common.run_config import RunConfig
 
 if TYPE_CHECKING:
     from tril.data.prepared import PreparedText
     from tril.model.generation.language_model import LanguageModel
+    from tril.model.gpt import GPT
+    from tril.scripts.common.init_from import Start
 
 MAX_READ = 1 << 20  # tokens of the text from its beginning, so that it is prepared in seconds
 MAX_SCORED = 1 << 16  # tokens of evenly spaced windows among them: seconds on a CPU
@@ -80,3 +83,13 @@ class OldText:
             raise ValueError(f"{KEY}={self.path} was not set when the run started from its source; leave it out")
         if before["text"] != self.text.meta["fingerprint"]:
             raise ValueError(f"{KEY}={self.path} has changed since the run started; restore it, or set {KEY}=null")
+
+
+def lineage_of(start: Start | None, old_text: OldText | None, model: GPT) -> dict[str, Any] | None:
+    """The source of a run, with the scores of `model` before its first step; None without a source."""
+    if start is None or old_text is None or process_rank() > 0:  # rank 0 writes the checkpoints
+        return start and start.lineage
+    from tril.model.generation.language_model import LanguageModel
+
+    lm = LanguageModel(model, start.lm.tokenizer, start.lm.eot)
+    return start.lineage | {"old_text": old_text.score(lm)}

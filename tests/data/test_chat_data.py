@@ -55,8 +55,7 @@ def settings(tmp_path):
 
 def datamodule(settings):
     config = parse(settings)
-    arguments = {name: value for name, value in vars(config).items() if name != "old_path"}
-    return TextDataModule(**arguments, context_length=T)
+    return TextDataModule(**config.loading(), context_length=T)
 
 
 def test_tokens_targets_and_counts(settings):
