@@ -237,6 +237,7 @@ def validated(callback, module, step, *, fn="fit"):
         sanity_checking=False,
         global_step=step,
         max_steps=8,
+        should_stop=False,
         state=SimpleNamespace(fn=fn),
     )
     callback.on_validation_end(trainer, module)
