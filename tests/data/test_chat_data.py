@@ -86,6 +86,8 @@ def test_validation_bytes_and_documents_are_those_of_the_answers(settings):
     assert data.val_bytes(two) == val_bytes(data.packed, two) == len(answers[0]) + len(answers[1])
     assert data.val_bytes(two - 1) == data.val_bytes(two)  # the end-of-text token has no bytes
     assert data.val_documents(two + 2).tolist() == [0] * (len(answers[0]) + 1) + [1] * (len(answers[1]) + 1) + [2, 2]
+    every = [number for number, answer in enumerate(answers) for _ in range(len(answer) + 1)]
+    assert data.val_documents(10**9).tolist() == every
 
 
 def test_batches_have_each_target_once_and_no_other(settings):
