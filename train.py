@@ -39,6 +39,7 @@ from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume
 from tril.scripts.common.resume_checks import checkpoint_payload
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_unused
 from tril.scripts.common.signals import REQUEUE, StoppedError, StopRequest, requeue, stop_on_signals
+from tril.scripts.common.source_limit import with_source_limit
 
 if TYPE_CHECKING:
     from tril.data.datamodule import TextDataModule
@@ -123,6 +124,9 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
                 stack.enter_context(lock_run(Path(cfg.output_dir)))
             if resumed is None:  # a resumed run has its steps
                 cfg, config = with_equal_flops(cfg, config)
+            cfg, config, remark = with_source_limit(cfg, config, resumed)
+            if remark:
+                print(remark, flush=True)
             parts = build_parts(cfg, config, resumed, stop or StopRequest(), started, start)
             del start  # its weights are in the model
         return run(cfg, config, resumed, parts)

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.prepare import PreparedText, prepare
+from tril.data.mixture import SINGLE, Mixture, PreparedMixture, prepare_source
+from tril.data.prepare import PreparedText
 from tril.data.sources.base import SETTINGS
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
@@ -18,7 +19,7 @@ from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
 
-SOURCES = {"stdlib": StandardLibrary, "prose": Prose, "shakespeare": SingleText, "files": Files, "hub": Hub}
+SOURCES = SINGLE | {Mixture.name: Mixture}
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -30,12 +31,12 @@ class DataConfig:
         batch_size: windows per device and step.
         val_batch_size: None takes `batch_size`.
         cache_dir: folder of prepared data, see `data.cache.resolve_cache_dir`.
-        token_budget: training tokens to prepare; None prepares all.
-        val_token_budget: validation tokens to prepare; None prepares all.
+        token_budget: training tokens to prepare, of a mixture from each source; None prepares all.
+        val_token_budget: validation tokens to prepare, likewise.
         document_mask: documents in the same window do not attend to each other, and positions restart in each.
     """
 
-    source: StandardLibrary | Prose | SingleText | Files | Hub
+    source: StandardLibrary | Prose | SingleText | Files | Hub | Mixture
     tokenizer: TokenizerConfig
     batch_size: Count
     val_batch_size: Count | None = None
@@ -51,10 +52,10 @@ class DataConfig:
             raise ValueError(f"data.cache_dir={cache_dir} is a file; give a folder")
         return cache_dir
 
-    def prepare(self) -> PreparedText:
-        """The prepared text, see `data.prepare.prepare`."""
-        budget, val_budget = self.token_budget, self.val_token_budget
-        return prepare(self.source, self.tokenizer, self.cache_dir, token_budget=budget, val_token_budget=val_budget)
+    def prepare(self) -> PreparedText | PreparedMixture:
+        """The prepared text, see `data.mixture.prepare_source`."""
+        budgets = {"token_budget": self.token_budget, "val_token_budget": self.val_token_budget}
+        return prepare_source(self.source, self.tokenizer, self.cache_dir, **budgets)
 
 
 def parse(mapping: Mapping[str, Any]) -> DataConfig:

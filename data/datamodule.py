@@ -1,6 +1,7 @@
 """The LightningDataModule: prepares the text once, and its training batches continue exactly after a checkpoint."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
 from tril.data.batches import Array, Batch, TrainWindows, ValWindows, on_device
-from tril.data.prepare import PreparedText, prepare, val_bytes, val_bytes_per_token
+from tril.data.mixture import Mixture, PreparedMixture, prepare_source
+from tril.data.mixture_windows import MixtureWindows
+from tril.data.prepare import PreparedText, val_bytes
 from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig
 
@@ -24,8 +27,11 @@ class TextDataModule(LightningDataModule):
     `configure_optimizers`: Lightning would create the loader before it reads the checkpoint and lose the state.
     On a GPU with enough memory, tokens are copied to it and batches are made there.
 
+    A mixture has a validation loader for each source, so that no window crosses two of them, and a limit of Lightning
+    on validation batches is one for each.
+
     Args:
-        source: the text.
+        source: the text, or a mixture of several.
         tokenizer: its tokenizer.
         context_length: tokens per window T.
         batch_size: training windows per device and micro-batch B.
@@ -38,7 +44,7 @@ class TextDataModule(LightningDataModule):
     def __init__(
         self,
         *,
-        source: Source,
+        source: Source | Mixture,
         tokenizer: TokenizerConfig,
         context_length: int,
         batch_size: int,
@@ -54,14 +60,14 @@ class TextDataModule(LightningDataModule):
         self.batch_size, self.val_batch_size = batch_size, val_batch_size or batch_size
         self.cache_dir, self.seed, self.document_mask = cache_dir, seed, document_mask
         self.token_budget, self.val_token_budget = token_budget, val_token_budget
-        self._packed: PreparedText | None = None
-        self._resident: dict[str, Array] = {}
-        self._val_bytes: tuple[int, int] | None = None  # number of targets, and their bytes
+        self._packed: PreparedText | PreparedMixture | None = None
+        self._resident: dict[Split, list[Array]] = {}
+        self._val_bytes: dict[str, tuple[int, int]] = {}  # of each source: number of targets, and their bytes
 
     def prepare_data(self) -> None:
         """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
         if self._packed is None:
-            self._packed = prepare(
+            self._packed = prepare_source(
                 self.source,
                 self.tokenizer_config,
                 self.cache_dir,
@@ -73,11 +79,16 @@ class TextDataModule(LightningDataModule):
         self.prepare_data()
 
     @property
-    def packed(self) -> PreparedText:
+    def packed(self) -> PreparedText | PreparedMixture:
         """The prepared text; prepares it on the first call."""
         self.prepare_data()
         assert self._packed is not None
         return self._packed
+
+    @property
+    def texts(self) -> dict[str, PreparedText]:
+        """The prepared text of each source of a mixture; a single text has the name ""."""
+        return self.packed.texts
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -97,53 +108,75 @@ class TextDataModule(LightningDataModule):
         """Id of the token that opens a document if `document_mask`; None: a window is one text."""
         return self.meta["eot_id"] if self.document_mask else None
 
-    def val_bytes(self, n_targets: int) -> int:
-        """See `data.prepare.val_bytes`; the last result is kept, since each validation asks for the same part."""
-        if self._val_bytes is None or self._val_bytes[0] != n_targets:
-            self._val_bytes = n_targets, val_bytes(self.packed, n_targets)
-        return self._val_bytes[1]
+    @property
+    def val_bytes(self) -> dict[str, Callable[[int], int]]:
+        """For each source the UTF-8 bytes of its first n validation targets, given n, see `data.prepare.val_bytes`."""
+        return {name: partial(self._bytes_of, name) for name in self.texts}
 
-    def val_documents(self, n_targets: int) -> np.ndarray:
-        """The document of each of the first `n_targets` validation targets, counted from 0: (n_targets,).
+    def _bytes_of(self, name: str, n_targets: int) -> int:
+        """The last result is kept, since each validation asks for the same part."""
+        if self._val_bytes.get(name, (None,))[0] != n_targets:
+            self._val_bytes[name] = n_targets, val_bytes(self.texts[name], n_targets)
+        return self._val_bytes[name][1]
+
+    def val_documents(self, *n_targets: int) -> np.ndarray:
+        """The document of each of the first validation targets, n of each source: (sum of n,), counted from 0.
 
         A target belongs to the document of its input, and the end-of-text token to the document that it starts.
         """
-        inputs = self.packed.tokens("val")[:n_targets]
-        return np.cumsum(inputs == self.meta["eot_id"])
+        parts, first = [], 0
+        for text, n in zip(self.texts.values(), n_targets, strict=True):
+            parts.append(first + np.cumsum(text.tokens("val")[:n] == self.meta["eot_id"]))
+            first = parts[-1][-1] + 1
+        return np.concatenate(parts)
 
     @property
     def val_bytes_per_token(self) -> float:
-        """See `data.prepare.val_bytes_per_token`."""
-        return val_bytes_per_token(self.meta)
+        """UTF-8 bytes of the validation text per predicted token; the first token of a source is not predicted."""
+        counts = [text.meta["counts"]["val"] for text in self.texts.values()]
+        return sum(part["bytes"] for part in counts) / sum(part["tokens"] - 1 for part in counts)
 
-    def train_dataloader(self) -> TrainWindows:
-        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        tokens, (rank, world_size) = self._tokens("train"), self._ranks()
-        return TrainWindows(tokens, self.context_length, self.batch_size, self.seed, rank, world_size, accumulate)
+    def train_dataloader(self) -> TrainWindows | MixtureWindows:
+        return self._train_windows(self._tokens("train"), self.trainer.accumulate_grad_batches if self.trainer else 1)
 
-    def val_dataloader(self) -> ValWindows:
-        return ValWindows(self._tokens("val"), self.context_length, self.val_batch_size, *self._ranks())
+    def val_dataloader(self) -> ValWindows | list[ValWindows]:
+        place = (self.context_length, self.val_batch_size, *self._ranks())
+        loaders = [ValWindows(tokens, *place) for tokens in self._tokens("val")]
+        return loaders if isinstance(self.source, Mixture) else loaders[0]
 
     def windows_of(self, tokens: torch.Tensor) -> dict[str, Iterable[Batch]]:
         """Training and validation windows of another text (N,), as those of this process; for tests of both."""
         ids, length, ranks = tokens.numpy(), self.context_length, self._ranks()
-        train = TrainWindows(ids, length, self.batch_size, self.seed, *ranks)
+        train = self._train_windows([ids] * len(self.texts))
         return {"train": train, "val": ValWindows(ids, length, self.val_batch_size, *ranks)}
 
     def first_val_windows(self, n_windows: int) -> Batch:
-        """Inputs and targets (n, T) of the first validation windows, the same in every process."""
-        return next(iter(ValWindows(self._tokens("val"), self.context_length, n_windows)))
+        """Inputs and targets (n, T) of the first validation windows, the same in every process.
 
-    def _tokens(self, split: Split) -> Array:
-        """The tokens: memory-mapped, or copied to the trainer's GPU if they fit; the copy is made once."""
+        Of a mixture about the same number of each source, of the first ones in the order of their names.
+        """
+        texts = self._tokens("val")
+        each = -(-n_windows // len(texts))
+        batches = [next(iter(ValWindows(tokens, self.context_length, each))) for tokens in texts]
+        inputs, targets = (torch.cat(part)[:n_windows] for part in zip(*batches, strict=True))
+        return inputs, targets
+
+    def _train_windows(self, tokens: list[Array], accumulate: int = 1) -> TrainWindows | MixtureWindows:
+        common = (self.context_length, self.batch_size, self.seed, *self._ranks(), accumulate)
+        if isinstance(self.source, Mixture):
+            return MixtureWindows(tokens, [member.count for member in self.source.members.values()], *common)
+        return TrainWindows(tokens[0], *common)
+
+    def _tokens(self, split: Split) -> list[Array]:
+        """The tokens of each source: memory-mapped, or copied to the trainer's GPU if all fit; they are copied once."""
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        if device.type != "cuda":
-            return self.packed.tokens(split)
-        if split not in self._resident:
-            tokens = self.packed.tokens(split)
-            fits = tokens.nbytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]
-            self._resident[split] = on_device(tokens, device) if fits else tokens
-        return self._resident[split]
+        if device.type == "cuda" and split in self._resident:
+            return self._resident[split]
+        tokens: list[Array] = [text.tokens(split) for text in self.texts.values()]
+        if device.type == "cuda":
+            fit = sum(text.nbytes for text in tokens) <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]
+            self._resident[split] = tokens = [on_device(text, device) for text in tokens] if fit else tokens
+        return tokens
 
     def _ranks(self) -> tuple[int, int]:
         """Rank of this process among those with different batches, and their number."""

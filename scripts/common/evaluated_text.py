@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Part = Literal["val", "all"]
 UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask")  # keys of data: without effect here
+MIXTURE = "mixture"  # the source that is several texts
 SPLIT = {"val_fraction", "split"}  # entries of a source's fingerprint that only split its text
 
 
@@ -81,7 +82,10 @@ def parse_data(data: dict[str, Any] | None, part: Part) -> DataConfig | None:
             raise ValueError(f"{override} has no effect: the checkpoint decides it; leave it out")
     from tril.data.config import parse
 
-    return parse(data)
+    config = parse(data)
+    if config.source.name == MIXTURE:
+        raise ValueError("data=mixture has several texts; evaluate one of its sources, such as data=stdlib")
+    return config
 
 
 def read_text(data: DataConfig | None, part: Part, owner: Run, reader: Run) -> EvaluatedText:
@@ -91,6 +95,10 @@ def read_text(data: DataConfig | None, part: Part, owner: Run, reader: Run) -> E
         data: None: the validation part of `owner`.
         part: of `data`.
     """
+    if data is None and owner.settings["data"].get("source") == MIXTURE:
+        sources = f"the mixture of {', '.join(owner.settings['data']['sources'])}"
+        remedy = "evaluate one of them, such as data=stdlib, or data=files data.path=PATH"
+        raise ValueError(f"{owner.checkpoint} was trained on {sources}; {remedy}")
     if data is None and same_tokenizer(owner, reader):
         return _text(validation_text(owner), ("val",), "the validation part of the run")
     if data is None:
@@ -123,10 +131,16 @@ def _prepare(data: DataConfig, part: Part, reader: Run) -> PreparedText:
 
 
 def _may_overlap(prepared: PreparedText, part: Part, reader: Run) -> bool:
-    """Whether it is the text of the checkpoint, and not its validation part."""
-    trained = reader.metadata["data"].get("source", {})
-    texts = [{key: source[key] for key in source.keys() - SPLIT} for source in (prepared.meta["source"], trained)]
-    return texts[0] == texts[1] and (part == "all" or prepared.meta["source"] != trained)
+    """Whether it is a text of the checkpoint, and not its validation part."""
+    source, trained = prepared.meta["source"], reader.metadata["data"].get("source", {})
+    sources = trained["sources"].values() if trained.get("kind") == MIXTURE else [trained]
+    same = [each for each in sources if _whole(each) == _whole(source)]
+    return bool(same) and (part == "all" or source not in same)
+
+
+def _whole(source: dict[str, Any]) -> dict[str, Any]:
+    """A source's fingerprint without its split."""
+    return {key: value for key, value in source.items() if key not in SPLIT}
 
 
 def _text(prepared: PreparedText, splits: tuple[Split, ...], name: str) -> EvaluatedText:

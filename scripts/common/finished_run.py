@@ -56,11 +56,15 @@ def validation_text(run: Run) -> PreparedText:
     """The text of a run.
 
     Raises:
-        ValueError: it has changed since.
+        ValueError: it has changed since, or it is a mixture.
     """
     from tril.data.config import parse
+    from tril.data.prepare import PreparedText
 
     prepared = parse(run.settings["data"]).prepare()
+    if not isinstance(prepared, PreparedText):
+        texts = f"the validation parts of its sources, {', '.join(prepared.texts)}, are separate texts"
+        raise ValueError(f"{run.checkpoint} was trained on a mixture: {texts}; name a run on one text")
     fingerprint, expected = prepared.meta["fingerprint"], run.metadata["data"]["fingerprint"]
     if fingerprint != expected:
         raise ValueError(

@@ -48,6 +48,23 @@ class RunConfig:
         """Micro-batches between two validations: whole steps, so that each validation has a checkpoint of its own."""
         return -(-self.trainer.val_check_interval // self.accumulate) * self.accumulate
 
+    @property
+    def devices(self) -> int:
+        """Devices of the run as configured; Lightning counts a CPU as one."""
+        import torch
+
+        devices, nodes = self.trainer.devices, self.trainer.num_nodes
+        if devices in ("auto", -1):
+            devices = torch.cuda.device_count() if self.hardware and self.hardware.accelerator == "cuda" else 1
+        return nodes * (len(devices) if isinstance(devices, list) else devices)
+
+    @property
+    def data_ranks(self) -> int:
+        """Processes, or groups of tensor ranks, that each have batches of their own."""
+        if self.trainer.strategy != "model_parallel":
+            return self.devices
+        return max(1, self.devices // (self.trainer.tensor_parallel_size or self.devices))
+
     def tokens_per_step(self) -> int:
         """Training tokens per step and device."""
         return self.data.batch_size * self.model.context_length * self.accumulate

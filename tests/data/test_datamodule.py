@@ -155,6 +155,7 @@ def test_documents_of_the_validation_targets(make_data):
     """The end-of-text token is the last target of one document and the first input of the next."""
     data = make_data()
     tokens = np.array([120, 121, 256, 122, 256, 117, 118, 119, 256])  # x y | z | u v w |
-    data._packed = SimpleNamespace(tokens=lambda split: tokens, meta={"eot_id": 256})
+    text = SimpleNamespace(tokens=lambda split: tokens, meta={"eot_id": 256})
+    data._packed = SimpleNamespace(texts={"": text}, meta=text.meta)
     assert data.val_documents(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
     assert data.val_documents(3).tolist() == [0, 0, 1]
