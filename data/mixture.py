@@ -87,7 +87,8 @@ class Mixture:
                 raise ValueError(f"data.sources: the name {name!r} must be a text, such as in {EXAMPLE}")
             is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
             if not is_number or not math.isfinite(weight) or weight <= 0:
-                raise ValueError(f"data.sources: the weight {weight} of {printable(name)} must be a number above 0")
+                needs = "must be a number above 0, such as 0.3"
+                raise ValueError(f"data.sources: the weight {weight} of {printable(name)} {needs}; change it")
         names = sorted(weights)
         counts = block_counts([weights[name] for name in names])
         members = {}
@@ -208,7 +209,8 @@ def prepare_source(
 
 def block_counts(weights: list[float]) -> list[int]:
     """Windows of each source in a block: in proportion to the weights, by largest remainder."""
-    exact = np.array(weights) / sum(weights) * BLOCK
+    relative = np.array(weights, float) / max(weights)  # a sum of the weights themselves could overflow
+    exact = relative / relative.sum() * BLOCK
     counts = np.floor(exact).astype(int)
     by_remainder = np.argsort(counts - exact, kind="stable")  # the largest remainder first
     counts[by_remainder[: BLOCK - counts.sum()]] += 1

@@ -1,6 +1,7 @@
 """The checked settings of a run."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -172,6 +173,9 @@ def refuse_unused(config: RunConfig, overrides: Sequence[str] | None = None) -> 
     for name in (override.partition("=")[0].lstrip("+~").split(".")[0] for override in overrides if override[0] == "+"):
         if name not in KEYS and "/" not in name and "@" not in name and not (CONFIGS / name).is_dir():  # or a new group
             raise ValueError(f"there is no setting {name}{nearest(name, KEYS)}")
+    names = re.findall(r"[{,]\s*([^:,{}]+?)\s*:", typed.get("data.sources", ""))
+    if twice := [name for name in names if names.count(name) > 1]:  # of which Hydra keeps the last
+        raise ValueError(f"data.sources={typed['data.sources']} has {twice[0]} twice; leave out one of them")
     for key in ("sweep.skip_invalid", "sweep.new"):
         if key in typed:
             raise ValueError(f"{key}={typed[key]} has no effect on a single run; leave it out, or add -m for a grid")
