@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tril.data.batches import Array, Batch, TrainWindows, ValWindows, on_device
 from tril.data.mixture import Mixture, PreparedMixture, prepare_source
 from tril.data.mixture_windows import MixtureWindows
-from tril.data.prepare import PreparedText, val_bytes
+from tril.data.prepare import PreparedText, val_bytes, val_bytes_per_token
 from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig
 
@@ -132,9 +132,8 @@ class TextDataModule(LightningDataModule):
 
     @property
     def val_bytes_per_token(self) -> float:
-        """UTF-8 bytes of the validation text per predicted token; the first token of a source is not predicted."""
-        counts = [text.meta["counts"]["val"] for text in self.texts.values()]
-        return sum(part["bytes"] for part in counts) / sum(part["tokens"] - 1 for part in counts)
+        """See `data.prepare.val_bytes_per_token`."""
+        return val_bytes_per_token(self.meta)
 
     def train_dataloader(self) -> TrainWindows | MixtureWindows:
         return self._train_windows(self._tokens("train"), self.trainer.accumulate_grad_batches if self.trainer else 1)

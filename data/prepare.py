@@ -164,7 +164,8 @@ def val_bytes(prepared: PreparedText, n_targets: int) -> int:
 def val_bytes_per_token(meta: dict[str, Any]) -> float:
     """UTF-8 bytes of the validation part per predicted token, which converts nats per token into bits per byte."""
     counts = meta["counts"]["val"]
-    return counts["bytes"] / (counts["tokens"] - 1)  # the first token is not predicted
+    n_texts = len(meta.get("sources", ())) or 1  # of a mixture
+    return counts["bytes"] / (counts["tokens"] - n_texts)  # the first token of a text is not predicted
 
 
 def _measured_split(source: Source, folder: Path, meta: dict[str, Any]) -> dict[str, Any]:

@@ -231,9 +231,15 @@ def test_evaluate_measures_one_source_as_the_run_did(folder):
 
 
 @pytest.mark.slow
-def test_heads_refuses_the_run_in_one_line(folder):
-    refused = call(heads.main, "ckpt=run", cwd=folder, TRIL_CACHE=str(folder / "cache"))
-    assert_refused(refused, "was trained on a mixture", "docs, other.txt, are separate texts; name a run on one text")
+def test_heads_are_measured_on_windows_of_all_sources(folder):
+    """All whole windows: their loss is the mean over those of the run's own validation."""
+    with np.load(folder / "run" / "windows_last.npz") as windows:
+        whole = windows["targets"] == T
+        loss = windows["nll"][whole].sum() / windows["targets"][whole].sum()
+    arguments = ["ckpt=run/checkpoints/last.ckpt", f"windows={whole.sum()}", f"out={folder / 'heads'}"]
+    done = call(heads.main, *arguments, cwd=folder, TRIL_CACHE=str(folder / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "heads" / "heads.json").read_text())["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow

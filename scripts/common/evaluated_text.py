@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tril.model.runs import SETTINGS, run_folder
 from tril.scripts.common.cli import task_overrides
-from tril.scripts.common.finished_run import Run, read_run, validation_text
+from tril.scripts.common.finished_run import Run, prepared_text, read_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,11 +100,12 @@ def read_text(data: DataConfig | None, part: Part, owner: Run, reader: Run) -> E
         remedy = "evaluate one of them, such as data=stdlib, or data=files data.path=PATH"
         raise ValueError(f"{owner.checkpoint} was trained on {sources}; {remedy}")
     if data is None and same_tokenizer(owner, reader):
-        return _text(validation_text(owner), ("val",), "the validation part of the run")
+        [prepared] = prepared_text(owner).texts.values()
+        return _text(prepared, ("val",), "the validation part of the run")
     if data is None:
         from tril.data.config import parse
 
-        validation_text(owner)  # raises if the text has changed since
+        prepared_text(owner)  # raises if the text has changed since
         data, name = parse(owner.settings["data"]), "the validation part of the run"
     else:
         name = f"the {'whole text' if part == 'all' else 'validation part'} of data.source={data.source.name}"
