@@ -73,7 +73,7 @@ def parse(mapping: Mapping[str, Any]) -> DataConfig:
         raise ValueError(f"data.source={kind} must be one of {', '.join(SOURCES)}")
     source = SOURCES[kind]
     _refuse_unknown("data.", mapping, DataConfig, source)
-    values = _select(mapping, DataConfig) | {"source": source(**_select(mapping, source))}
+    values: dict[str, Any] = _select(mapping, DataConfig) | {"source": source(**_select(mapping, source))}
     if "tokenizer" in mapping:
         tokenizer = mapping["tokenizer"]
         if not isinstance(tokenizer, Mapping):

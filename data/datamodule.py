@@ -171,11 +171,12 @@ class TextDataModule(LightningDataModule):
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if device.type == "cuda" and split in self._resident:
             return self._resident[split]
-        tokens: list[Array] = [text.tokens(split) for text in self.texts.values()]
-        if device.type == "cuda":
-            fit = sum(text.nbytes for text in tokens) <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]
-            self._resident[split] = tokens = [on_device(text, device) for text in tokens] if fit else tokens
-        return tokens
+        tokens = [text.tokens(split) for text in self.texts.values()]
+        if device.type != "cuda":
+            return [*tokens]
+        fit = sum(text.nbytes for text in tokens) <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]
+        self._resident[split] = [on_device(text, device) for text in tokens] if fit else [*tokens]
+        return self._resident[split]
 
     def _ranks(self) -> tuple[int, int]:
         """Rank of this process among those with different batches, and their number."""

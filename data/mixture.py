@@ -108,17 +108,22 @@ class Mixture:
         return {name: member.count / BLOCK for name, member in self.members.items()}
 
     def prepare(
-        self, tokenizer: TokenizerConfig, cache_dir: str | Path | None, **budgets: int | None
+        self,
+        tokenizer: TokenizerConfig,
+        cache_dir: str | Path | None,
+        *,
+        token_budget: int | None,
+        val_token_budget: int | None,
     ) -> "PreparedMixture":
         """Trains or loads the common tokenizer, and prepares every source with it, see `prepare.prepare`.
 
         Args:
-            budgets: `token_budget` and `val_token_budget` of each source; None: those of its data group.
+            token_budget: of each source, as `val_token_budget`; None: that of its data group.
         """
         _check_different({name: member.source.fingerprint() for name, member in self.members.items()})
         members = self.members.values()
-        token_budgets = [budgets.get("token_budget") or member.budgets["train"] for member in members]
-        val_budgets = [budgets.get("val_token_budget") or member.budgets["val"] for member in members]
+        token_budgets = [token_budget or member.budgets["train"] for member in members]
+        val_budgets = [val_token_budget or member.budgets["val"] for member in members]
         common = self._common_tokenizer(tokenizer, cache_dir, token_budgets)
         texts = [
             prepare(member.source, common, cache_dir, token_budget=budget, val_token_budget=val_budget)
@@ -199,12 +204,17 @@ class PreparedMixture:
 
 
 def prepare_source(
-    source: Source | Mixture, tokenizer: TokenizerConfig, cache_dir: str | Path | None, **budgets: int | None
+    source: Source | Mixture,
+    tokenizer: TokenizerConfig,
+    cache_dir: str | Path | None,
+    *,
+    token_budget: int | None,
+    val_token_budget: int | None,
 ) -> PreparedText | PreparedMixture:
     """`prepare.prepare` of one text, or `Mixture.prepare`."""
     if isinstance(source, Mixture):
-        return source.prepare(tokenizer, cache_dir, **budgets)
-    return prepare(source, tokenizer, cache_dir, **budgets)
+        return source.prepare(tokenizer, cache_dir, token_budget=token_budget, val_token_budget=val_token_budget)
+    return prepare(source, tokenizer, cache_dir, token_budget=token_budget, val_token_budget=val_token_budget)
 
 
 def block_counts(weights: list[float]) -> list[int]:

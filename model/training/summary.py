@@ -117,9 +117,9 @@ def finish(
     Returns:
         Last and best validation metrics.
     """
-    nowhere = {"step": 0, "loss": math.nan, "bpb": math.nan}
+    nowhere: dict[str, Any] = {"step": 0, "loss": math.nan, "bpb": math.nan}
     best = metrics.best() if metrics.val else nowhere
-    last = metrics.val[-1] if diverged is None else nowhere | {"step": diverged.step}
+    last: dict[str, Any] = metrics.val[-1] if diverged is None else nowhere | {"step": diverged.step}
     summary = {
         "final_val_loss": last["loss"],
         "final_val_bpb": last["bpb"],
@@ -160,7 +160,7 @@ def finish(
         print(f"\n{show(summary)}", flush=True)
     results = {}
     for prefix, row in (("", last), ("best/", best)):
-        for source, values in {"": row, **row.get("sources", {})}.items():
+        for source, values in [("", row), *row.get("sources", {}).items()]:
             loss, bpb = val_names(source)
             results |= {prefix + loss: values["loss"], prefix + bpb: values["bpb"]}
     return results

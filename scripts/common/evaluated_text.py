@@ -119,9 +119,11 @@ def same_tokenizer(a: Run, b: Run) -> bool:
 
 
 def _prepare(data: DataConfig, part: Part, reader: Run) -> PreparedText:
+    from tril.data.mixture import Mixture
     from tril.data.prepare import prepare
     from tril.data.tokenizer import TokenizerConfig
 
+    assert not isinstance(data.source, Mixture)  # refused before
     budget = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
