@@ -150,6 +150,7 @@ def test_other_weights_and_other_text_are_refused_when_a_run_is_resumed(configur
     original = saved.read_text()
     saved.write_text(original.replace("docs: 0.75", "docs: 0.5"))
     message = r"data.sources={'docs': 0.667, 'other.txt': 0.333} must be {'docs': 0.75, 'other.txt': 0.25}, as in "
+    message += ".*; leave it out, or start a new run"
     with pytest.raises(UserError, match=message):
         train_script.train(configure(f"resume={tmp_path / 'run'}"))
     saved.write_text(original.replace("docs: 0.75", "docs/1*: 0.75"))

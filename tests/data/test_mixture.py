@@ -8,6 +8,7 @@ import yaml
 
 from tril.data import mixture
 from tril.data.config import parse
+from tril.data.datamodule import TextDataModule
 from tril.data.mixture import GROUPS, Mixture, PreparedMixture, block_counts
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
@@ -137,6 +138,21 @@ def test_the_meta_of_all_sources(texts):
     assert {name: source["share"] for name, source in found.meta["sources"].items()} == {"a.txt": 0.75, "b.txt": 0.25}
     assert [source["fingerprint"] for source in found.meta["sources"].values()] == [p["fingerprint"] for p in parts]
     json.dumps(found.meta)
+
+
+def test_the_data_module_gives_the_windows_of_all_sources(texts):
+    """Training in their shares, validation in a loader for each; its first windows are of both."""
+    for name, char in (("a.txt", "a"), ("b.txt", "b")):
+        (texts / name).write_text(char * 3000)
+    source, tokenizer = Mixture(sources={"b.txt": 1, "a.txt": 3}), TokenizerConfig(kind="char")
+    data = TextDataModule(source=source, tokenizer=tokenizer, context_length=16, batch_size=1000, cache_dir="cache")
+    ids = [data.tokenizer.token_to_id(char) for char in "ab"]
+    inputs, _ = next(iter(data.train_dataloader()))
+    assert [(inputs == i).all(1).sum().item() for i in ids] == [750, 250]
+    loaders = data.val_dataloader()
+    assert [{*next(iter(loader))[0][:8].flatten().tolist()} for loader in loaders] == [{ids[0]}, {ids[1]}]
+    assert data.first_val_windows(4)[0][:, 0].tolist() == [ids[0], ids[0], ids[1], ids[1]]
+    assert data.first_val_windows(3)[0][:, 0].tolist() == [ids[0], ids[0], ids[1]]
 
 
 def test_an_unchanged_source_is_prepared_once(texts, monkeypatch):
