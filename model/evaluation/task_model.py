@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
@@ -66,7 +65,7 @@ class TaskModel:
         for i, request in enumerate(requests):  # a batch has the same options
             groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(i)
         size = max(1, TOKENS_PER_BATCH // self.lm.config.context_length)
-        with tqdm(total=len(requests), desc="generated", disable=disable_tqdm or None) as bar:
+        with _progress(len(requests), "generated", disable_tqdm) as bar:
             for rows in groups.values():
                 options = generation_options(requests[rows[0]].args[1])
                 rows.sort(key=lambda i: -len(requests[i].args[0]))  # little padding
@@ -97,10 +96,7 @@ class TaskModel:
         rows = [(i, *window) for i, pair in enumerate(pairs) for window in windows(*pair, length)]
         rows.sort(key=lambda row: -len(row[1]))  # a batch has texts of similar length, and the longest comes first
         totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
-        with (
-            inference(list(self.lm.model.modules())),
-            tqdm(total=len(rows), desc="scored windows", disable=disable_tqdm or None) as bar,
-        ):
+        with inference(list(self.lm.model.modules())), _progress(len(rows), "scored windows", disable_tqdm) as bar:
             while rows:
                 size = max(1, TOKENS_PER_BATCH // len(rows[0][1]))
                 batch, rows = rows[:size], rows[size:]
@@ -164,6 +160,13 @@ def generation_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         supported = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))
         raise ValueError(f"generation_kwargs.{unknown[0]} of a task is not supported; use {supported}")
     return options | values | ({} if is_random else {"temperature": 0.0})
+
+
+def _progress(total: int, name: str, is_off: bool) -> Any:
+    """A bar, which is shown on terminals only."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc=name, disable=is_off or None)
 
 
 def _batches(rows: list[int], size: int) -> list[list[int]]:

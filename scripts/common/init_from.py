@@ -15,11 +15,14 @@ from tril.scripts.common.resume import literal
 from tril.scripts.common.run_config import RunConfig
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from tril.model.config import GPTConfig
     from tril.model.generation.language_model import LanguageModel
 
 KEY = "init_from"
 HF = "hf:"  # before the folder of Hugging Face transformers
+NANOGPT = "nanogpt:"  # before a ckpt.pt of nanoGPT
 FREE = ("embd_dropout", "attn_dropout", "resid_dropout", "backend", "checkpoint_activations")  # for training only
 TOKENIZER = "data.tokenizer"
 
@@ -58,12 +61,9 @@ def resolve_init(cfg: DictConfig) -> tuple[DictConfig, Start | None]:
     if source is None:
         return cfg, None
     if not isinstance(source, str) or not source:
-        raise ValueError(f"{KEY}={source} must be a checkpoint, the folder of a run, or {HF}FOLDER")
-    lm, path, step = _load(source)
+        raise ValueError(f"{KEY}={source} must be a checkpoint, the folder of a run, {HF}FOLDER or {NANOGPT}FILE")
     typed = {override.partition("=")[0].lstrip("+~"): override for override in task_overrides()}
-    for key, override in typed.items():
-        if key == TOKENIZER or key.startswith(f"{TOKENIZER}."):
-            raise ValueError(f"{override} contradicts {KEY}={source}, whose tokenizer the run takes over; leave it out")
+    lm, path, step = _load(source, cfg, typed)
     values = _model_values(plain(cfg.model), lm.config, typed, source)
     text = lm.tokenizer.to_str(pretty=True)
     name = f"tokenizer-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"  # never another one's
@@ -90,7 +90,17 @@ def check_start(start: Start | None, config: RunConfig) -> None:
         raise ValueError(f"optim.scale_with_width=true {cause}; set it to false with {KEY}")
 
 
-def _load(source: str) -> tuple["LanguageModel", Path, int | None]:
+def _load(source: str, cfg: DictConfig, typed: Mapping[str, str]) -> tuple["LanguageModel", Path, int | None]:
+    """The source, its path, and its optimizer steps."""
+    if source.startswith(NANOGPT):
+        from tril.model.interop.nanogpt import read_nanogpt
+
+        checkpoint = read_nanogpt(Path(source.removeprefix(NANOGPT)).expanduser())
+        if checkpoint.meta is None:  # the user names the tokenizer
+            return checkpoint.language_model(*_chosen_tokenizer(cfg, source)), checkpoint.path, checkpoint.step
+        _refuse_tokenizer(typed, source)
+        return checkpoint.language_model(), checkpoint.path, checkpoint.step
+    _refuse_tokenizer(typed, source)
     if source.startswith(HF):
         from tril.model.interop.hf_folder import read_hf
 
@@ -102,6 +112,29 @@ def _load(source: str) -> tuple["LanguageModel", Path, int | None]:
     content = read(path, entries=("state_dict", "tril", "global_step"))
     step = content.get("global_step")
     return language_model(path, content), path, step if type(step) is int else None
+
+
+def _refuse_tokenizer(typed: Mapping[str, str], source: str) -> None:
+    for key, override in typed.items():
+        if key == TOKENIZER or key.startswith(f"{TOKENIZER}."):
+            raise ValueError(f"{override} contradicts {KEY}={source}, whose tokenizer the run takes over; leave it out")
+
+
+def _chosen_tokenizer(cfg: DictConfig, source: str) -> tuple["Tokenizer", str]:
+    """The tokenizer of data.tokenizer, and its end-of-text token.
+
+    Raises:
+        ValueError: it would be trained on the new text.
+        OSError: it cannot be read.
+    """
+    from tril.data.tokenizer import TokenizerConfig, build
+
+    settings = TokenizerConfig(**plain(cfg.data.tokenizer))
+    if settings.kind not in ("file", "hub"):
+        cause = f"{KEY}={source} has no meta.pkl, so its tokens are those of GPT-2"
+        remedy = f"{TOKENIZER}.kind=file {TOKENIZER}.path=tokenizer.json"
+        raise ValueError(f"{cause}; name its tokenizer with {remedy}, or kind=hub path=openai-community/gpt2")
+    return build(settings, ()), settings.eot
 
 
 def _lineage(lm: "LanguageModel", path: Path, step: int | None) -> dict[str, Any]:
