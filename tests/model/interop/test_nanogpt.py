@@ -79,6 +79,7 @@ def test_the_character_table_is_found_in_the_data_of_nanogpt(tmp_path, monkeypat
 
 @pytest.mark.parametrize("dataset", ["../secret", "..", "", None, 7])
 def test_the_data_set_is_a_name(tmp_path, dataset):
+    (tmp_path / "nano" / "data").mkdir(parents=True)
     for folder in ("data", "secret", ".", "data/secret"):
         write_meta(tmp_path / folder / "meta.pkl", CHARACTERS)
     path = write_checkpoint(tmp_path / "nano" / "out" / "ckpt.pt", reference(36), dataset=dataset)
