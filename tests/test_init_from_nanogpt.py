@@ -1,6 +1,5 @@
 """init_from=nanogpt:FILE: a run that starts from a checkpoint of nanoGPT, its tokenizer, and its certificate."""
 
-import pytest
 import torch
 import yaml
 
@@ -40,19 +39,6 @@ def test_a_model_of_characters_is_trained_and_certified(tmp_path, text, monkeypa
 
     done = call(main, "ckpt=run", "prompt=line 1", "max_new_tokens=4", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("line 1")
-
-
-@pytest.mark.slow
-def test_the_trained_model_is_certified_again(tmp_path, text):
-    from tril.scripts.certify import main
-
-    characters = characters_of_the_text(text)
-    path = write_checkpoint(tmp_path / "nano" / "ckpt.pt", reference(len(characters)))
-    write_meta(tmp_path / "nano" / "meta.pkl", characters)
-    done = train(tmp_path, text, f"init_from=nanogpt:{path}", "trainer.max_steps=2")
-    assert done.returncode == 0, done.stderr
-    done = call(main, "ckpt=run", "device=cpu", cwd=tmp_path)
-    assert done.returncode == 0 and "stored certificate: passed" in done.stdout
 
 
 def test_without_a_table_the_user_names_the_tokenizer(tmp_path, text):
