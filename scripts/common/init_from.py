@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel
 
 KEY = "init_from"
-HF = "hf:"  # before the folder of Hugging Face transformers
+HF = "hf:"  # before the folder of Hugging Face transformers, or the name of a model on the hub
 NANOGPT = "nanogpt:"  # before a ckpt.pt of nanoGPT
 FREE = ("embd_dropout", "attn_dropout", "resid_dropout", "backend", "checkpoint_activations")  # for training only
 TOKENIZER = "data.tokenizer"
@@ -33,8 +33,8 @@ class Start:
 
     Attributes:
         lm: model and tokenizer of the source.
-        lineage: "source", the path; "weights", their sha256 as in the certificate of a checkpoint; "step", the
-            optimizer steps of the source, None: unknown.
+        lineage: "source", the path or hf:ORG/NAME@COMMIT; "weights", their sha256 as in the certificate of a
+            checkpoint; "step", the optimizer steps of the source, None: unknown.
         tokenizer: the file in the run's folder.
         is_new: whether this process created that file.
     """
@@ -61,14 +61,16 @@ def resolve_init(cfg: DictConfig) -> tuple[DictConfig, Start | None]:
     if source is None:
         return cfg, None
     if not isinstance(source, str) or not source:
-        raise ValueError(f"{KEY}={source} must be a checkpoint, the folder of a run, {HF}FOLDER or {NANOGPT}FILE")
+        raise ValueError(
+            f"{KEY}={source} must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
+        )
     typed = {override.partition("=")[0].lstrip("+~"): override for override in task_overrides()}
-    lm, path, step = _load(source, cfg, typed)
+    lm, origin, step = _load(source, cfg, typed)
     values = _model_values(plain(cfg.model), lm.config, typed, source)
     text = lm.tokenizer.to_str(pretty=True)
     name = f"tokenizer-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"  # never another one's
     file = Path(cfg.output_dir) / name
-    start = Start(lm, _lineage(lm, path, step), file, is_new=not file.exists())
+    start = Start(lm, _lineage(lm, origin, step), file, is_new=not file.exists())
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, text)
     changes = {"model": values, KEY: None}
@@ -90,28 +92,37 @@ def check_start(start: Start | None, config: RunConfig) -> None:
         raise ValueError(f"optim.scale_with_width=true {cause}; set it to false with {KEY}")
 
 
-def _load(source: str, cfg: DictConfig, typed: Mapping[str, str]) -> tuple["LanguageModel", Path, int | None]:
-    """The source, its path, and its optimizer steps."""
+def _load(source: str, cfg: DictConfig, typed: Mapping[str, str]) -> tuple["LanguageModel", str, int | None]:
+    """The source, its path or its name on the hub, and its optimizer steps."""
     if source.startswith(NANOGPT):
         from tril.model.interop.nanogpt import read_nanogpt
 
         checkpoint = read_nanogpt(Path(source.removeprefix(NANOGPT)).expanduser())
+        origin = str(checkpoint.path.absolute())
         if checkpoint.meta is None:  # the user names the tokenizer
-            return checkpoint.language_model(*_chosen_tokenizer(cfg, source)), checkpoint.path, checkpoint.step
+            return checkpoint.language_model(*_chosen_tokenizer(cfg, source)), origin, checkpoint.step
         _refuse_tokenizer(typed, source)
-        return checkpoint.language_model(), checkpoint.path, checkpoint.step
+        return checkpoint.language_model(), origin, checkpoint.step
     _refuse_tokenizer(typed, source)
     if source.startswith(HF):
-        from tril.model.interop.hf_folder import read_hf
-
-        folder = Path(source.removeprefix(HF)).expanduser()
-        return read_hf(folder), folder, None
+        return _load_hf(source.removeprefix(HF))
     path = find_checkpoint(source)
     from tril.model.checkpoint import language_model, read
 
     content = read(path, entries=("state_dict", "tril", "global_step"))
     step = content.get("global_step")
-    return language_model(path, content), path, step if type(step) is int else None
+    return language_model(path, content), str(path.absolute()), step if type(step) is int else None
+
+
+def _load_hf(name: str) -> tuple["LanguageModel", str, None]:
+    from tril.model.interop.hf_download import download, is_hub_name
+    from tril.model.interop.hf_folder import read_hf
+
+    if is_hub_name(name):
+        folder, commit = download(name)
+        return read_hf(folder), f"{HF}{commit}", None
+    folder = Path(name).expanduser()
+    return read_hf(folder), str(folder.absolute()), None
 
 
 def _refuse_tokenizer(typed: Mapping[str, str], source: str) -> None:
@@ -137,14 +148,14 @@ def _chosen_tokenizer(cfg: DictConfig, source: str) -> tuple["Tokenizer", str]:
     return build(settings, ()), settings.eot
 
 
-def _lineage(lm: "LanguageModel", path: Path, step: int | None) -> dict[str, Any]:
+def _lineage(lm: "LanguageModel", origin: str, step: int | None) -> dict[str, Any]:
     from tril.model.binding import weights_sha256
     from tril.model.checksums import checksums
     from tril.model.stored_model import PREFIX
 
     state = {PREFIX + name: tensor for name, tensor in lm.model.state_dict().items()}
     digest = weights_sha256(state, checksums({"state_dict": state})["tensors"])
-    return {"source": str(path.absolute()), "weights": digest, "step": step}
+    return {"source": origin, "weights": digest, "step": step}
 
 
 def _model_values(
