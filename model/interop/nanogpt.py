@@ -169,7 +169,7 @@ def characters_of(path: Path) -> list[str]:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{path} cannot be read ({reason}); write it again with prepare.py of nanoGPT") from error
     table = content.get("itos") if isinstance(content, dict) else None
-    characters = [table.get(i) for i in range(len(table))] if isinstance(table, dict) else []
+    characters: list[Any] = [table.get(i) for i in range(len(table))] if isinstance(table, dict) else []
     is_table = all(type(c) is str and len(c) == 1 and not "\ud800" <= c <= "\udfff" for c in characters)
     if not characters or not is_table or len(set(characters)) < len(characters):
         raise ValueError(f"{path} has no table itos of distinct characters with the ids 0, 1, ...; use another file")
