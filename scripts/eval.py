@@ -1,8 +1,8 @@
 """Runs tasks of lm-evaluation-harness on a checkpoint:  python scripts/eval.py ckpt=latest tasks=NAME[,NAME]
 
 The package `lm_eval` (pip install "tril[eval]") has the tasks, downloads their data and computes their metrics; the
-checkpoint answers their requests. include_path=FOLDER adds tasks of your own. All keys: configs/eval.yaml. Prints a
-table; writes the results as JSON. scripts/evaluate.py measures a text, without lm_eval.
+checkpoint answers their requests. include_path=FOLDER adds tasks of your own. Prints a table; writes the results as
+JSON. scripts/evaluate.py measures a text, without lm_eval.
 """
 
 import difflib
