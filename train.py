@@ -6,12 +6,10 @@ python train.py data.path="notes/*.md"             your own text
 python train.py model.n_heads=8 model.dim=256      any key below
 python train.py -m model.n_heads=1,2,4 seed=0,1    a grid; the same command continues it
 python train.py -m +ablation=heads seed=0,1,2      a ready grid; +tune=lr: with the best learning rate of each
-python train.py -m hydra/sweeper=optuna ...        a search with Optuna, see docs/ablations.md
 python train.py resume=latest                      continue the last run
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
-# Settings are checked before anything expensive starts, so torch, Lightning and the data are imported late.
 import contextlib
 import gc
 import hashlib
@@ -40,8 +38,9 @@ from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume
 from tril.scripts.common.resume_checks import checkpoint_payload
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_unused
 from tril.scripts.common.signals import REQUEUE, StoppedError, StopRequest, requeue, stop_on_signals
+from tril.scripts.common.source_limit import with_source_limit
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported late, since settings are checked before anything expensive starts
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
     from tril.model.training.callbacks.metrics import Metrics
@@ -126,6 +125,9 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
                 stack.enter_context(lock_run(Path(cfg.output_dir)))
             if resumed is None:  # a resumed run has its steps
                 cfg, config = with_equal_flops(cfg, config)
+            cfg, config, remark = with_source_limit(cfg, config, resumed)
+            if remark:
+                print(remark, flush=True)
             parts = build_parts(cfg, config, resumed, stop or StopRequest(), started, start)
             del start  # its weights are in the model
         return run(cfg, config, resumed, parts)

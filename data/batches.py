@@ -3,6 +3,7 @@
 Letters: B windows in a batch, T context length, M targets (tokens but the first), n = ceil(M / T) windows, W ranks.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,7 +30,7 @@ def on_device(tokens: np.ndarray, device: torch.device | str) -> torch.Tensor:
 
 
 def gather(
-    tokens: Array, windows: Array, context_length: int, offset: int = 0, is_target: Array | None = None
+    tokens: Array, windows: Array, context_length: int, offset: int | Array = 0, is_target: Array | None = None
 ) -> Batch:
     """The windows with the given numbers; window i has the inputs at offset + iT ... offset + iT + T - 1, modulo M.
 
@@ -37,6 +38,7 @@ def gather(
         tokens: (M + 1,) ids.
         windows: (B,) numbers, an array or tensor like `tokens`. Targets of a window beyond the M-th, not counting the
             offset, are IGNORE.
+        offset: one for all windows, or (B, 1).
         is_target: (M + 1,) bool, like `tokens`; targets where it is False are IGNORE. None: all are targets.
 
     Returns:
@@ -60,22 +62,87 @@ def gather(
     return inputs, targets.masked_fill(ignored, IGNORE)
 
 
-def _like(tokens: Array, numbers: np.ndarray) -> Array:
+def like(tokens: Array, numbers: np.ndarray) -> Array:
     """`numbers` on the device of `tokens`."""
     return numbers if isinstance(tokens, np.ndarray) else torch.from_numpy(numbers).to(tokens.device)
 
 
-class TrainWindows:
-    """Training batches: a function of (seed, epoch, index) whose state is one counter.
+class EndlessWindows(ABC):
+    """Batches cut from an endless sequence of windows, hence always full; the state is one counter.
 
-    In every epoch over the tokens the windows start from a new offset and have a new order, so that each of the M
-    targets occurs exactly once. Batches are cut from the endless sequence of epochs, hence always full. One pass over
-    this object yields len(self) batches and starts where the last one stopped.
+    One pass over this object yields len(self) batches and starts where the last one stopped.
+
+    Args:
+        n_windows: of one pass, rounded down to complete optimizer steps.
+        batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
+        accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
+    """
+
+    def __init__(self, n_windows: int, batch_size: int, rank: int, world_size: int, accumulate: int) -> None:
+        self.n_windows, self.batch_size = n_windows, batch_size
+        self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
+        self.consumed = 0  # windows of all ranks
+
+    def __len__(self) -> int:
+        """The batches of the complete optimizer steps in one pass, at least of one step."""
+        step = self.batch_size * self.world_size * self.accumulate  # windows
+        return max(1, self.n_windows // step) * self.accumulate
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            start = self.consumed
+            # Counted before the yield: a checkpoint written during the batch resumes with the next one.
+            self.consumed += self.batch_size * self.world_size
+            yield self._batch(range(start + self.rank, self.consumed, self.world_size))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.consumed = state["consumed"]
+
+    @abstractmethod
+    def _batch(self, indices: range) -> Batch:
+        """The B windows at `indices` of the endless sequence."""
+
+
+class WindowOrder:
+    """The windows of one text in the endless sequence of its epochs: a function of (seed, epoch, index).
+
+    In every epoch the windows start from a new offset and have a new order, so that each of the M targets occurs
+    exactly once.
+
+    Args:
+        n_tokens: M + 1.
+
+    Raises:
+        ValueError: fewer than context_length + 1 tokens.
+    """
+
+    def __init__(self, n_tokens: int, context_length: int, seed: int) -> None:
+        if n_tokens <= context_length:
+            raise ValueError(
+                f"the training part has {n_tokens} tokens, a window needs context_length + 1 = "
+                f"{context_length + 1}; give more text or lower context_length"
+            )
+        self.n_targets, self.seed = n_tokens - 1, seed
+        self.n_windows = -(-self.n_targets // context_length)
+        self._epoch: tuple[int, int, np.ndarray] | None = None
+
+    def epoch(self, epoch: int) -> tuple[int, np.ndarray]:
+        """The offset and the order (n,) of one epoch; caches the last one."""
+        if self._epoch is None or self._epoch[0] != epoch:
+            random = np.random.default_rng([self.seed, epoch])
+            self._epoch = epoch, int(random.integers(self.n_targets)), random.permutation(self.n_windows)
+        return self._epoch[1:]
+
+
+class TrainWindows(EndlessWindows):
+    """Training batches of one text in the order of `WindowOrder`; a batch may hold the end of an epoch and the next.
 
     Args:
         tokens: (M + 1,) ids, typically memory-mapped; a tensor of `on_device` gives the same batches on its device.
-        batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
-        accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
+        batch_size, rank, world_size, accumulate: see `EndlessWindows`.
         is_target: see `gather`.
 
     Raises:
@@ -93,38 +160,13 @@ class TrainWindows:
         accumulate: int = 1,
         is_target: Array | None = None,
     ) -> None:
-        if len(tokens) <= context_length:
-            raise ValueError(
-                f"the training part has {len(tokens)} tokens, a window needs context_length + 1 = "
-                f"{context_length + 1}; give more text or lower context_length"
-            )
-        self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
-        self.seed, self.rank, self.world_size, self.accumulate = seed, rank, world_size, accumulate
-        self.is_target = is_target
-        self.n_windows = -(-(len(tokens) - 1) // context_length)
-        self.consumed = 0  # windows of all ranks
+        self._order = WindowOrder(len(tokens), context_length, seed)
+        super().__init__(self._order.n_windows, batch_size, rank, world_size, accumulate)
+        self.tokens, self.context_length, self.is_target = tokens, context_length, is_target
         self._epoch: tuple[int, int, Array] | None = None
 
-    def __len__(self) -> int:
-        """The batches of the complete optimizer steps in one epoch, at least of one step."""
-        step = self.batch_size * self.world_size * self.accumulate  # windows
-        return max(1, self.n_windows // step) * self.accumulate
-
-    def __iter__(self) -> Iterator[Batch]:
-        for _ in range(len(self)):
-            start = self.consumed
-            # Counted before the yield: a checkpoint written during the batch resumes with the next one.
-            self.consumed += self.batch_size * self.world_size
-            yield self._batch(range(start + self.rank, self.consumed, self.world_size))
-
-    def state_dict(self) -> dict[str, int]:
-        return {"consumed": self.consumed}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.consumed = state["consumed"]
-
     def _batch(self, indices: range) -> Batch:
-        """The B windows at `indices` of the endless sequence, from one or more epochs."""
+        """From one or more epochs."""
         parts = []
         while indices:
             epoch, first = divmod(indices.start, self.n_windows)
@@ -138,11 +180,10 @@ class TrainWindows:
         return inputs, targets
 
     def _shuffle(self, epoch: int) -> tuple[int, Array]:
-        """The offset and the order (n,) of one epoch; caches the last one."""
+        """The offset and the order (n,) of one epoch, on the device of the tokens; copies each epoch once."""
         if self._epoch is None or self._epoch[0] != epoch:
-            random = np.random.default_rng([self.seed, epoch])
-            offset, order = int(random.integers(len(self.tokens) - 1)), random.permutation(self.n_windows)
-            self._epoch = epoch, offset, _like(self.tokens, order)
+            offset, order = self._order.epoch(epoch)
+            self._epoch = epoch, offset, like(self.tokens, order)
         return self._epoch[1:]
 
 
@@ -177,7 +218,7 @@ class ValWindows:
         return -(-self.n_windows // (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
-        windows = _like(
+        windows = like(
             self.tokens, np.arange(self.rank, len(self) * self.batch_size * self.world_size, self.world_size)
         )
         for start in range(0, len(windows), self.batch_size):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.prepare import prepare
+from tril.data.mixture import SINGLE, Mixture, PreparedMixture, prepare_source
 from tril.data.prepared import PreparedText
 from tril.data.sources.base import SETTINGS
 from tril.data.sources.file_formats import find
@@ -20,7 +20,7 @@ from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
 
-SOURCES = {"stdlib": StandardLibrary, "prose": Prose, "shakespeare": SingleText, "files": Files, "hub": Hub}
+SOURCES = SINGLE | {Mixture.name: Mixture}
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -32,13 +32,13 @@ class DataConfig:
         batch_size: windows per device and step.
         val_batch_size: None takes `batch_size`.
         cache_dir: folder of prepared data, see `data.cache.resolve_cache_dir`.
-        token_budget: training tokens to prepare; None prepares all.
-        val_token_budget: validation tokens to prepare; None prepares all.
+        token_budget: training tokens to prepare, of a mixture from each source; None prepares all.
+        val_token_budget: validation tokens to prepare, likewise.
         document_mask: documents in the same window do not attend to each other, and positions restart in each.
         old_path: text files, on which a run that starts from another model reports its loss before and after.
     """
 
-    source: StandardLibrary | Prose | SingleText | Files | Hub
+    source: StandardLibrary | Prose | SingleText | Files | Hub | Mixture
     tokenizer: TokenizerConfig
     batch_size: Count
     val_batch_size: Count | None = None
@@ -73,10 +73,10 @@ class DataConfig:
         """The arguments of `TextDataModule`."""
         return {name: value for name, value in vars(self).items() if name != "old_path"}
 
-    def prepare(self) -> PreparedText:
-        """The prepared text, see `data.prepare.prepare`."""
-        budget, val_budget = self.token_budget, self.val_token_budget
-        return prepare(self.source, self.tokenizer, self.cache_dir, token_budget=budget, val_token_budget=val_budget)
+    def prepare(self) -> PreparedText | PreparedMixture:
+        """The prepared text, see `data.mixture.prepare_source`."""
+        budgets = {"token_budget": self.token_budget, "val_token_budget": self.val_token_budget}
+        return prepare_source(self.source, self.tokenizer, self.cache_dir, **budgets)
 
 
 def parse(mapping: Mapping[str, Any]) -> DataConfig:
@@ -94,7 +94,7 @@ def parse(mapping: Mapping[str, Any]) -> DataConfig:
         raise ValueError(f"data.source={kind} must be one of {', '.join(SOURCES)}")
     source = SOURCES[kind]
     _refuse_unknown("data.", mapping, DataConfig, source)
-    values = _select(mapping, DataConfig) | {"source": source(**_select(mapping, source))}
+    values: dict[str, Any] = _select(mapping, DataConfig) | {"source": source(**_select(mapping, source))}
     if "tokenizer" in mapping:
         tokenizer = mapping["tokenizer"]
         if not isinstance(tokenizer, Mapping):

@@ -81,7 +81,7 @@ def prepare(
     folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
 
     def fill(part: Path) -> None:
-        tokenizer = build(tokenizer_config, _training_texts(source, tokenizer_config, token_budget, progress))
+        tokenizer = build(tokenizer_config, training_texts(source, tokenizer_config, token_budget, progress))
         # not tokenizer.save, which raises a bare Exception if the disk is full
         (part / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         sizes, sha256 = _write_tokens(source, tokenizer, tokenizer_config.eot, budgets, part, progress)
@@ -155,7 +155,7 @@ def _warn_of_overlap(prepared: PreparedText) -> None:
         logging.getLogger(__name__).warning("%s, so %s; for example %r", overlap, remedy, example)
 
 
-def _training_texts(source: Source, config: TokenizerConfig, budget: int | None, progress: bool) -> Iterator[str]:
+def training_texts(source: Source, config: TokenizerConfig, budget: int | None, progress: bool) -> Iterator[str]:
     """The text to train a tokenizer on."""
     n_characters = 0
     with _progress_bar("reading text for the tokenizer", "B", None, progress) as bar:

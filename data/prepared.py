@@ -22,6 +22,11 @@ class PreparedText:
     meta: dict[str, Any]
     tokenizer: Tokenizer
 
+    @property
+    def texts(self) -> dict[str, "PreparedText"]:
+        """This text alone, as `PreparedMixture.texts` has several."""
+        return {"": self}
+
     def tokens(self, split: Split) -> np.ndarray:
         """Token ids of one part, (number of tokens,), memory-mapped and read-only, in the dtype of the file."""
         both = np.memmap(self.folder / TOKENS, dtype=self.meta["dtype"], mode="r")
@@ -79,5 +84,6 @@ def val_bytes_per_token(meta: dict[str, Any]) -> float:
 
 
 def n_predicted(meta: dict[str, Any], split: Split) -> int:
-    """Targets of one part: all tokens but the first, of a chat those of the answers."""
-    return meta["targets"][split] if "targets" in meta else meta["counts"][split]["tokens"] - 1
+    """Targets of one part: all tokens but the first of each text of a mixture, of a chat those of the answers."""
+    n_texts = len(meta.get("sources", ())) or 1
+    return meta["targets"][split] if "targets" in meta else meta["counts"][split]["tokens"] - n_texts

@@ -154,7 +154,7 @@ def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_first_bytes(texts, config.train_bytes) if is_bpe else (), trainer)
+    tokenizer.train_from_iterator(first_bytes(texts, config.train_bytes) if is_bpe else (), trainer)
     return tokenizer
 
 
@@ -192,7 +192,7 @@ def _unreadable(config: TokenizerConfig, error: Exception) -> OSError:
     return OSError(f"cannot read a tokenizer from data.tokenizer.path={config.path} ({reason}); {remedy}")
 
 
-def _first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:
+def first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:
     for text in texts:
         yield text[:limit]
         limit -= len(text.encode())

@@ -146,13 +146,7 @@ def read(path: str | Path, *, entries: Collection[str] | None = None, mmap: bool
         ValueError: it is not a checkpoint of Tril, or has another format.
     """
     path = Path(path)
-    try:
-        _check_archive(path)
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # of any kind: the file decides what torch.load meets
-        if isinstance(error, OSError) and error.filename is not None:  # no such file, or no permission
-            raise
-        raise DamagedCheckpoint(path, f"is not a checkpoint, or is truncated{_reason(error)}") from error
+    content = load_plain(path, mmap=mmap)
     if not isinstance(content, dict) or not content.keys() & {CHECKSUMS, "tril"}:
         raise ValueError(f"{path} has no state_dict and tril entries; use a .ckpt file that train.py wrote")
     stored = content.pop(CHECKSUMS, None)
@@ -160,6 +154,22 @@ def read(path: str | Path, *, entries: Collection[str] | None = None, mmap: bool
         raise DamagedCheckpoint(path, f"is damaged: {problem}")
     _check_entries(path, content)
     return {key: value for key, value in content.items() if entries is None or key in entries}
+
+
+def load_plain(path: Path, *, mmap: bool = True) -> Any:
+    """What `torch.load` reads from a file that can run no code; its values are not verified.
+
+    Raises:
+        OSError: the file cannot be read.
+        DamagedCheckpoint: it is not a checkpoint of torch.
+    """
+    try:
+        _check_archive(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:  # of any kind: the file decides what torch.load meets
+        if isinstance(error, OSError) and error.filename is not None:  # no such file, or no permission
+            raise
+        raise DamagedCheckpoint(path, f"is not a checkpoint, or is truncated{_reason(error)}") from error
 
 
 def _check_archive(path: Path) -> None:

@@ -94,9 +94,9 @@ def describe_model(settings: Settings, checkpoint: Path, device: str) -> None:
         run, lm = read_run(checkpoint), load(checkpoint, device)
         if (problem := obstacle(lm.model)) is not None:
             raise ValueError(f"{checkpoint} {problem}; name another run")
-        tokens = validation_tokens(run)
-        numbers, text, clusters = sample_windows(run, tokens, settings.windows, lm.eot_id)
-        shown = prompt_ids(lm, tokens, settings.prompt)
+        texts = validation_tokens(run)
+        numbers, text, clusters = sample_windows(run, texts, settings.windows, lm.eot_id)
+        shown = prompt_ids(lm, texts[0], settings.prompt)
         folder = writable(settings.out or run_folder(checkpoint) / "heads", "out")
     log(f"{checkpoint} on {device}: removing heads, {len(text.ids)} windows of {text.ids.shape[1]} tokens")
     ablation = ablate(lm.model, text, clusters)

@@ -32,9 +32,9 @@ def main(cfg: DictConfig) -> None:
         run = parse_run(cfg)  # imports torch, after a mistake in the keys above is reported
         typed = [override for override in task_overrides() if override.partition("=")[0].lstrip("+~") not in KEYS]
         refuse_unused(run, typed)
-        from tril.scripts.planning.process_grid import devices_of, grid_of
+        from tril.scripts.planning.process_grid import grid_of
 
-        grid = grid_of(run, devices_of(run))
+        grid = grid_of(run, run.devices)
     from tril.scripts.planning.projection import memory_hardware
     from tril.scripts.planning.rank_memory import RankModel
 

@@ -60,6 +60,8 @@ def test_data_configs_parse(path, tmp_path):
     values = yaml.safe_load(path.read_text())
     if values["source"] == "files":
         values["path"] = str(tmp_path / "text.txt")
+    if values["source"] == "mixture":
+        values["sources"] = {"stdlib": 1, str(tmp_path / "text.txt"): 1}
     assert isinstance(parse(values).source, SOURCES[values["source"]])
 
 

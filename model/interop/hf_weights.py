@@ -173,4 +173,4 @@ def _check_shapes(stored: Mapping[str, Stored], found: Mapping[str, Shape], tied
     ]
     if problems:
         more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ValueError(f"the weights do not match config.json ({'; '.join(problems[:3])}{more})")
+        raise ValueError(f"the weights do not match the config ({'; '.join(problems[:3])}{more})")

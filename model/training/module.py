@@ -5,7 +5,7 @@ B batch, T context length.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,10 @@ class TrainingModule(LightningModule):
         model: the GPT.
         optim: optimizer and schedule.
         total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
-        val_bytes: the UTF-8 bytes of the first n validation targets, given n; for bits per byte.
-        val_documents: the documents of the first n validation targets, counted from 0, (n,), given n; None: the losses
-            of documents are not kept.
+        val_bytes: the UTF-8 bytes of the first n validation targets, given n; for bits per byte. For data of several
+            sources, which have a validation loader each, this function of every source by its name.
+        val_documents: the documents of the first n validation targets, counted from 0, (n,), given n of each source;
+            None: the losses of documents are not kept.
         payload: the "tril" entry of a checkpoint, see `model.checkpoint.payload`; the module adds the certificate.
         compile: torch.compile's mode for the loss; "regional": one block is compiled, for training only, which takes a
             fraction of the time; None: not compiled. Parameter names do not change.
@@ -56,8 +57,8 @@ class TrainingModule(LightningModule):
         optim: OptimConfig,
         *,
         total_steps: int,
-        val_bytes: Callable[[int], float],
-        val_documents: Callable[[int], np.ndarray] | None = None,
+        val_bytes: Callable[[int], float] | Mapping[str, Callable[[int], float]],
+        val_documents: Callable[..., np.ndarray] | None = None,
         payload: dict[str, Any],
         compile: str | None = None,
         document_eot: int | None = None,
@@ -65,7 +66,8 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.model = model
         self.optim, self.total_steps = optim, total_steps
-        self.val_bytes, self.val_documents, self.document_eot = val_bytes, val_documents, document_eot
+        self.val_bytes = val_bytes if isinstance(val_bytes, Mapping) else {"": val_bytes}
+        self.val_documents, self.document_eot = val_documents, document_eot
         self.compile_mode = compile
         self.nll = compiled_loss(model, compile)
         self.val_windows = torch.empty(2, 0)  # nats and number of targets of each window of the last validation
@@ -73,7 +75,8 @@ class TrainingModule(LightningModule):
         self._certified: dict[str, Any] = {}  # config, data and code of the certificate
         self._train_loss = Mean()
         self.val_nll = torch.empty(0)  # nats of each target of the last validation, (M,)
-        self._val = ValidationLosses()
+        self.val_targets: list[int] = []  # of each source in the last validation
+        self._val = [ValidationLosses() for _ in self.val_bytes]
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
         self._group_options: list[dict[str, Any]] = []  # of the optimizer's groups, as the config has them
 
@@ -118,9 +121,14 @@ class TrainingModule(LightningModule):
         self._train_loss.add(nll.detach(), (targets != IGNORE).sum())
         return nll / targets.numel()
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    @property
+    def sources(self) -> list[str]:
+        """The names of several sources, whose validation losses are logged too; of one source none."""
+        return list(self.val_bytes) if len(self.val_bytes) > 1 else []
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Collects the loss of every target."""
-        self._val.add(self.losses(batch), batch[1])
+        self._val[dataloader_idx].add(self.losses(batch), batch[1])
 
     def losses(self, batch: Batch) -> Tensor:
         """Loss of each target in nats (B, T), as in `GPT.nll`. With CUDA graphs the next call overwrites them."""
@@ -140,17 +148,26 @@ class TrainingModule(LightningModule):
         return {"mask": document_mask(documents), "positions": positions}
 
     def on_validation_epoch_end(self) -> None:
-        """Logs val/loss and val/bpb over all windows of all processes."""
-        rows = self._val.take()
-        rows = torch.as_tensor(self.all_gather(rows)).view(-1, *rows.shape)  # (ranks, N, T + 1)
-        rows = rows[:: tensor_ranks(self._trainer)]  # these ranks have the same windows
-        self.val_windows, self.val_nll = in_order(rows)
-        nats, targets = self.val_windows.sum(1).tolist()
-        if not targets:
+        """Logs val/loss and val/bpb over all windows of all processes, and those of each of several sources."""
+        parts = [self._gathered(losses) for losses in self._val]
+        self.val_windows, self.val_nll = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+        sums = [windows.sum(1).tolist() for windows, _ in parts]  # nats and targets of each source
+        self.val_targets = [int(targets) for _, targets in sums]
+        if not all(self.val_targets):
             raise RunRefused("the validated batches have no targets; raise or leave out trainer.limit_val_batches")
-        bits_per_byte = nats / math.log(2) / self.val_bytes(int(targets))
-        # `Metrics` writes them to the loggers: Lightning would log them under the step before.
-        self.log_dict({"val/loss": nats / targets, "val/bpb": bits_per_byte}, logger=False)
+        sizes = [count(n) for count, n in zip(self.val_bytes.values(), self.val_targets, strict=True)]
+        rows = {"": (*self.val_windows.sum(1).tolist(), sum(sizes))}
+        rows |= {name: (*sums[i], sizes[i]) for i, name in enumerate(self.sources)}
+        for source, (nats, targets, size) in rows.items():
+            loss, bpb = val_names(source)
+            # `Metrics` writes them to the loggers: Lightning would log them under the step before.
+            self.log_dict({loss: nats / targets, bpb: nats / math.log(2) / size}, logger=False)
+
+    def _gathered(self, losses: ValidationLosses) -> tuple[Tensor, Tensor]:
+        """The result of `in_order` for the rows of all processes."""
+        rows = losses.take()
+        rows = torch.as_tensor(self.all_gather(rows)).view(-1, *rows.shape)  # (ranks, N, T + 1)
+        return in_order(rows[:: tensor_ranks(self._trainer)])  # these ranks have the same windows
 
     def take_train_loss(self) -> Tensor:
         """Mean loss in nats per token since the last call. Reading it at every step would make a GPU wait."""
@@ -200,6 +217,12 @@ class TrainingModule(LightningModule):
         """Drops the gradients: with CUDA graphs the last validation has overwritten them, and Lightning fails to move
         them to the CPU."""
         self.zero_grad()
+
+
+def val_names(source: str) -> tuple[str, str]:
+    """The names of loss and bits per byte of a source; "": those of the whole validation."""
+    prefix = f"val/{source}/" if source else "val/"
+    return f"{prefix}loss", f"{prefix}bpb"
 
 
 def compiled_loss(model: GPT, mode: str | None) -> Callable[..., Tensor]:

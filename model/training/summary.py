@@ -16,6 +16,7 @@ from tril.model.training.callbacks.gradient_norms import GradientNorms
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import CUDA_GRAPHS, Hardware
+from tril.model.training.module import val_names
 from tril.model.training.run_estimate import sizes
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def describe(
     folder: Path,
     kernel_times: dict[str, float] | None = None,
 ) -> str:
-    """The four lines printed before a run.
+    """The four lines printed before a run, and one for each source of a mixture.
 
     Args:
-        meta: meta.json of the prepared data.
+        meta: meta.json of the prepared data, or what `data.mixture.PreparedMixture` has of several.
         steps: optimizer steps of the run.
         kernel_times: milliseconds by attention kernel, see `attention_kernels.measure`.
     """
@@ -47,16 +48,47 @@ def describe(
     graphs = " with CUDA graphs" if hardware.compile == CUDA_GRAPHS else ""
     compiled = f", compiled{graphs} (the first step takes a while)" if hardware.compile else ""
     kernels = ", ".join(f"{name} {ms:.2f} ms" for name, ms in (kernel_times or {}).items())
+    mixed = "".join(f"        {name}: {text}\n" for name, text in source_texts(meta, total).items())
     return (
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
         f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token\n"
         f"data    {meta['source']['kind']}: {train:,} training tokens, {val:,} validation tokens{answers}, "
-        f"vocabulary {meta['vocab_size']:,}\n"
-        f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M ({total / train:.2f} epochs) "
+        f"vocabulary {meta['vocab_size']:,}\n{mixed}"
+        f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M "
+        f"{'' if mixed else f'({total / train:.2f} epochs) '}"
         f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}"
         f"{f', attention kernels: {kernels}' if kernels else ''}\n"
         f"folder  {folder}"
     )
+
+
+def source_texts(meta: dict[str, Any], tokens: int) -> dict[str, str]:
+    """For each source of a mixture its share, its size, and how often a run of `tokens` training tokens reads it."""
+    texts = {}
+    for name, source in meta.get("sources", {}).items():
+        train, val = (source["counts"][split]["tokens"] for split in ("train", "val"))
+        epochs = source["share"] * tokens / train
+        share = f"{source['share']:.1%} of the tokens"
+        texts[name] = f"{share}, {train:,} training tokens ({epochs:.2f} epochs), {val:,} validation tokens"
+    return texts
+
+
+def source_figures(meta: dict[str, Any], tokens: int, last: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
+    """For each source of a mixture its entry of summary.json.
+
+    Args:
+        tokens: training tokens of the run.
+        last: row of `Metrics`, as `best`; a run that diverged has no sources in the last one.
+    """
+    figures = {}
+    for name, source in meta.get("sources", {}).items():
+        train = source["counts"]["train"]["tokens"]
+        entry = {"share": source["share"], "training_tokens": train, "epochs": source["share"] * tokens / train}
+        for prefix, row in (("final", last), ("best", best)):
+            losses = row.get("sources", {}).get(name, {"loss": math.nan, "bpb": math.nan})
+            entry |= {f"{prefix}_val_{key}": value for key, value in losses.items()}
+        figures[name] = entry
+    return figures
 
 
 def finish(
@@ -91,9 +123,9 @@ def finish(
     Returns:
         Last and best validation metrics.
     """
-    nowhere = {"step": 0, "loss": math.nan, "bpb": math.nan}
+    nowhere: dict[str, Any] = {"step": 0, "loss": math.nan, "bpb": math.nan}
     best = metrics.best() if metrics.val else nowhere
-    last = metrics.val[-1] if diverged is None else nowhere | {"step": diverged.step}
+    last: dict[str, Any] = metrics.val[-1] if diverged is None else nowhere | {"step": diverged.step}
     summary = {
         "final_val_loss": last["loss"],
         "final_val_bpb": last["bpb"],
@@ -112,6 +144,7 @@ def finish(
         "training_text_tokens": data["counts"]["train"]["tokens"],
         "val_bytes_per_token": data["val_bytes_per_token"],
         "data_fingerprint": data["fingerprint"],
+        "sources": source_figures(data, last["step"] * metrics.tokens_per_step, last, best) or None,
         "seed": seed,
         "device": f"{hardware.device_name} ({hardware.accelerator})",
         "precision": hardware.precision,
@@ -133,8 +166,12 @@ def finish(
     write_json(folder / SUMMARY, summary)
     if diverged is None:
         print(f"\n{show(summary)}", flush=True)
-    rows = {"": last, "best/": best}
-    return {f"{prefix}val/{name}": row[name] for prefix, row in rows.items() for name in ("loss", "bpb")}
+    results = {}
+    for prefix, row in (("", last), ("best/", best)):
+        for source, values in [("", row), *row.get("sources", {}).items()]:
+            loss, bpb = val_names(source)
+            results |= {prefix + loss: values["loss"], prefix + bpb: values["bpb"]}
+    return results
 
 
 def old_losses(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, float | None]:
@@ -188,6 +225,9 @@ def peak_memory_bytes(accelerator: str) -> float:
 def show(summary: dict[str, Any]) -> str:
     """The summary as an aligned table."""
     present = {name: value for name, value in summary.items() if value is not None and value != counted([])}
+    for name, source in present.pop("sources", {}).items():
+        losses = f"{source['final_val_loss']:.5g} nats per token, {source['final_val_bpb']:.5g} bits per byte"
+        present[f"source {name}"] = f"{source['share']:.1%}, {source['epochs']:.2f} epochs; final val {losses}"
     shown = {name.replace("_", " "): _format(value) for name, value in present.items()}
     width = max(map(len, shown))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in shown.items())

@@ -18,6 +18,7 @@ from tril.scripts.common.cli import UserError, explain, message_of, plain
 from tril.scripts.common.equal_flops import with_equal_flops
 from tril.scripts.common.formats import clock
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size
+from tril.scripts.common.source_limit import with_source_limit
 from tril.scripts.common.tables import plain_table
 
 # the settings that decide what a run computes
@@ -236,12 +237,13 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     speeds, estimated, rejected = {}, [], []
     for run in runs:
         try:
-            run.cfg, run.config = with_equal_flops(run.cfg, run.config)
+            run.cfg, run.config, _ = with_source_limit(*with_equal_flops(run.cfg, run.config))
             config, data = run.config, run.config.data
             assert config.hardware is not None  # only runs on this machine are estimated
-            prepared = data.prepare()
-            TrainWindows(prepared.tokens("train"), config.model.context_length, data.batch_size, run.cfg.seed)
-            val_windows = ValWindows(prepared.tokens("val"), config.model.context_length, data.batch_size).n_windows
+            prepared, length, val_windows = data.prepare(), config.model.context_length, 0
+            for text in prepared.texts.values():
+                TrainWindows(text.tokens("train"), length, data.batch_size, run.cfg.seed)
+                val_windows += ValWindows(text.tokens("val"), length, data.batch_size).n_windows
             model = replace(
                 config.model, vocab_size=choose_vocab_size(run.cfg.model.vocab_size, prepared.meta["vocab_size"])
             )

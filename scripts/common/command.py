@@ -10,6 +10,7 @@ COMMANDS = {
     "sample": "continue a prompt",
     "export": "write a model for Hugging Face transformers or llama.cpp",
     "evaluate": "loss, bits per byte, accuracy and calibration of a checkpoint on a text",
+    "eval": "tasks of lm-evaluation-harness on a checkpoint",
     "score": "bits of every token of a text",
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",

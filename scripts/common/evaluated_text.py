@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tril.model.runs import SETTINGS, run_folder
 from tril.scripts.common.cli import task_overrides
-from tril.scripts.common.finished_run import Run, read_run, validation_text
+from tril.scripts.common.finished_run import Run, prepared_text, read_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Part = Literal["val", "all"]
 UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask", "old_path")  # keys of data: without effect here
+MIXTURE = "mixture"  # the source that is several texts
 SPLIT = {"val_fraction", "split"}  # entries of a source's fingerprint that only split its text
 
 
@@ -83,7 +84,10 @@ def parse_data(data: dict[str, Any] | None, part: Part) -> DataConfig | None:
 
     if data.get("format") == "chat":
         raise ValueError("data.format=chat has no effect: whole texts are scored, and not answers; leave it out")
-    return parse(data)
+    config = parse(data)
+    if config.source.name == MIXTURE:
+        raise ValueError("data=mixture has several texts; evaluate one of its sources, such as data=stdlib")
+    return config
 
 
 def read_text(data: DataConfig | None, part: Part, owner: Run, reader: Run) -> EvaluatedText:
@@ -93,12 +97,17 @@ def read_text(data: DataConfig | None, part: Part, owner: Run, reader: Run) -> E
         data: None: the validation part of `owner`.
         part: of `data`.
     """
+    if data is None and owner.settings["data"].get("source") == MIXTURE:
+        sources = f"the mixture of {', '.join(owner.settings['data']['sources'])}"
+        remedy = "evaluate one of them, such as data=stdlib, or data=files data.path=PATH"
+        raise ValueError(f"{owner.checkpoint} was trained on {sources}; {remedy}")
     if data is None and same_tokenizer(owner, reader):
-        return _text(validation_text(owner), ("val",), "the validation part of the run")
+        [prepared] = prepared_text(owner).texts.values()
+        return _text(prepared, ("val",), "the validation part of the run")
     if data is None:
         from tril.data.config import parse
 
-        validation_text(owner)  # raises if the text has changed since
+        prepared_text(owner)  # raises if the text has changed since
         data, name = parse(owner.settings["data"]), "the validation part of the run"
     else:
         name = f"the {'whole text' if part == 'all' else 'validation part'} of data.source={data.source.name}"
@@ -112,9 +121,11 @@ def same_tokenizer(a: Run, b: Run) -> bool:
 
 
 def _prepare(data: DataConfig, part: Part, reader: Run) -> PreparedText:
+    from tril.data.mixture import Mixture
     from tril.data.prepare import prepare
     from tril.data.tokenizer import TokenizerConfig
 
+    assert not isinstance(data.source, Mixture)  # refused before
     budget = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
@@ -125,10 +136,16 @@ def _prepare(data: DataConfig, part: Part, reader: Run) -> PreparedText:
 
 
 def _may_overlap(prepared: PreparedText, part: Part, reader: Run) -> bool:
-    """Whether it is the text of the checkpoint, and not its validation part."""
-    trained = reader.metadata["data"].get("source", {})
-    texts = [{key: source[key] for key in source.keys() - SPLIT} for source in (prepared.meta["source"], trained)]
-    return texts[0] == texts[1] and (part == "all" or prepared.meta["source"] != trained)
+    """Whether it is a text of the checkpoint, and not its validation part."""
+    source, trained = prepared.meta["source"], reader.metadata["data"].get("source", {})
+    sources = trained["sources"].values() if trained.get("kind") == MIXTURE else [trained]
+    same = [each for each in sources if _whole(each) == _whole(source)]
+    return bool(same) and (part == "all" or source not in same)
+
+
+def _whole(source: dict[str, Any]) -> dict[str, Any]:
+    """A source's fingerprint without its split."""
+    return {key: value for key, value in source.items() if key not in SPLIT}
 
 
 def _text(prepared: PreparedText, splits: tuple[Split, ...], name: str) -> EvaluatedText:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from tril.data.mixture import PreparedMixture
     from tril.data.prepared import PreparedText
     from tril.model.heads.attention_maps import TokenWindows
     from tril.model.text_clusters import TextClusters
@@ -52,8 +54,8 @@ def read_run(checkpoint: Path) -> Run:
     return Run(checkpoint, plain(settings), content.get("global_step"), content["tril"])
 
 
-def validation_text(run: Run) -> PreparedText:
-    """The text of a run.
+def prepared_text(run: Run) -> PreparedText | PreparedMixture:
+    """The text of a run, or those of its mixture.
 
     Raises:
         ValueError: it has changed since.
@@ -73,43 +75,66 @@ def validation_text(run: Run) -> PreparedText:
     return prepared
 
 
-def validation_tokens(run: Run) -> np.ndarray:
-    """Token ids of the validation part, (number of tokens,). Raises as `validation_text`."""
-    return validation_text(run).tokens("val")
+def validation_tokens(run: Run) -> list[np.ndarray]:
+    """Token ids of the validation part of each source, (number of tokens,); one without a mixture.
+
+    Raises:
+        ValueError: the text has changed since the run.
+    """
+    return [text.tokens("val") for text in prepared_text(run).texts.values()]
 
 
-def evenly_spaced_windows(tokens: np.ndarray, n: int, length: int) -> tuple[np.ndarray, Tensor, Tensor]:
-    """Picks n whole windows, evenly spaced from the first to the last one.
+def evenly_spaced_windows(texts: Sequence[np.ndarray], n: int, length: int) -> tuple[np.ndarray, Tensor, Tensor]:
+    """Picks n whole windows, evenly spaced from the first one of the first text to the last one of the last text.
 
     Args:
-        tokens: (number of tokens,) ids.
+        texts: (number of tokens,) ids of each.
         n: number of windows N, at least 2.
         length: tokens T of a window.
 
     Returns:
-        The numbers of the windows (N,), their inputs (N, T) and their targets (N, T).
+        The numbers of the windows (N,), counted through all texts, their inputs (N, T) and their targets (N, T).
 
     Raises:
         ValueError: there are fewer than n whole windows.
     """
     import numpy as np
+    import torch
 
     from tril.data.batches import gather
 
-    available = (len(tokens) - 1) // length
+    available = sum(whole_windows(text, length) for text in texts)
     if n > available:
         limit = f"the {available} whole windows of {length} tokens in the validation part"
         raise ValueError(f"windows={n} exceeds {limit}; lower it")
     numbers = np.arange(n) * (available - 1) // (n - 1)
-    return numbers, *gather(tokens, numbers, length)
+    parts = [gather(text, own, length) for text, own in zip(texts, numbers_in(texts, numbers, length), strict=True)]
+    inputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
+    return numbers, inputs, targets
 
 
-def sample_windows(run: Run, tokens: np.ndarray, n: int, eot_id: int) -> tuple[np.ndarray, TokenWindows, TextClusters]:
+def whole_windows(text: np.ndarray, length: int) -> int:
+    return (len(text) - 1) // length
+
+
+def numbers_in(texts: Sequence[np.ndarray], numbers: np.ndarray, length: int) -> list[np.ndarray]:
+    """The windows `numbers`, sorted and counted through all texts, as windows of each text."""
+    parts, first = [], 0
+    for text in texts:
+        own = numbers - first
+        parts.append(own[(own >= 0) & (own < whole_windows(text, length))])
+        first += whole_windows(text, length)
+    return parts
+
+
+def sample_windows(
+    run: Run, texts: Sequence[np.ndarray], n: int, eot_id: int
+) -> tuple[np.ndarray, TokenWindows, TextClusters]:
     """Picks windows with `evenly_spaced_windows`.
 
     Args:
         run: it says how long a window is, and whether its documents are separate.
-        tokens: (number of tokens,) ids.
+        texts: (number of tokens,) ids of each.
         n: number of windows N.
         eot_id: of the token that opens a document.
 
@@ -120,21 +145,26 @@ def sample_windows(run: Run, tokens: np.ndarray, n: int, eot_id: int) -> tuple[n
     from tril.model.text_clusters import TextClusters
 
     length = run.metadata["config"]["context_length"]
-    numbers, ids, targets = evenly_spaced_windows(tokens, n, length)
-    clusters = TextClusters.of(documents_of_windows(tokens, numbers, length, eot_id), targets)
+    numbers, ids, targets = evenly_spaced_windows(texts, n, length)
+    clusters = TextClusters.of(documents_of_windows(texts, numbers, length, eot_id), targets)
     return numbers, TokenWindows(ids, targets, eot_id if run.settings["data"].get("document_mask") else None), clusters
 
 
-def documents_of_windows(tokens: np.ndarray, numbers: np.ndarray, length: int, eot_id: int) -> Tensor:
+def documents_of_windows(texts: Sequence[np.ndarray], numbers: np.ndarray, length: int, eot_id: int) -> Tensor:
     """The document of each input of some windows, (N, T) int64; a document opens with the end-of-text token.
 
     Args:
-        tokens: (number of tokens,) ids.
+        texts: (number of tokens,) ids of each.
         numbers: (N,), of the windows, as from `evenly_spaced_windows`.
         length: tokens T of a window.
     """
     import numpy as np
     import torch
 
-    positions = numbers[:, None] * length + np.arange(length)  # (N, T)
-    return torch.from_numpy(np.cumsum(tokens == eot_id)[positions])
+    parts, first = [], 0
+    for text, own in zip(texts, numbers_in(texts, numbers, length), strict=True):
+        positions = own[:, None] * length + np.arange(length)  # (N, T)
+        documents = first + np.cumsum(text == eot_id)
+        parts.append(documents[positions])
+        first = documents[-1] + 1  # no document is in two texts
+    return torch.from_numpy(np.concatenate(parts))

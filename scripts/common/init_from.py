@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from tril.model.atomic_files import write_text
-from tril.model.runs import SETTINGS, find_checkpoint
+from tril.model.runs import SETTINGS
 from tril.scripts.common.cli import plain, task_overrides
+from tril.scripts.common.init_sources import HF, KEY, NANOGPT, TOKENIZER, load_source
 from tril.scripts.common.ranks import process_rank
 from tril.scripts.common.resume import literal
 from tril.scripts.common.run_config import RunConfig
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel
     from tril.model.gpt import GPT
 
-KEY = "init_from"
-HF = "hf:"  # before the folder of Hugging Face transformers
 FREE = ("embd_dropout", "attn_dropout", "resid_dropout", "backend", "checkpoint_activations")  # for training only
-TOKENIZER, TEMPLATE = "data.tokenizer", "data.chat_template"
+TEMPLATE = "data.chat_template"
 ROWS = ("embed.weight", "head.weight")  # of the vocabulary; with tied embeddings one tensor of two names
 
 
@@ -33,8 +32,8 @@ class Start:
 
     Attributes:
         lm: model and tokenizer of the source.
-        lineage: "source", the path; "weights", their sha256 as in the certificate of a checkpoint; "step", the
-            optimizer steps of the source, None: unknown.
+        lineage: "source", the path or hf:ORG/NAME@COMMIT; "weights", their sha256 as in the certificate of a
+            checkpoint; "step", the optimizer steps of the source, None: unknown.
         new_files: those that this process created in the run's folder.
     """
 
@@ -90,14 +89,13 @@ def resolve_init(cfg: DictConfig) -> tuple[DictConfig, Start | None]:
     if source is None:
         return cfg, None
     if not isinstance(source, str) or not source:  # experiment=finetune has an empty one
-        raise ValueError(f"{KEY}={source} must be a checkpoint, the folder of a run, or {HF}FOLDER; add {KEY}=RUN")
-    lm, path, step, template = _load(source)
+        valid = f"must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
+        raise ValueError(f"{KEY}={source} {valid}; add {KEY}=RUN")
     typed = {override.partition("=")[0].lstrip("+~"): override for override in task_overrides()}
-    for key, override in typed.items():
-        if key == TOKENIZER or key.startswith(f"{TOKENIZER}."):
-            raise ValueError(f"{override} contradicts {KEY}={source}, whose tokenizer the run takes over; leave it out")
+    found = load_source(source, cfg, typed)
+    lm, template = found.lm, found.template
     values = _model_values(plain(cfg.model), lm.config, typed, source)
-    start = Start(lm, _lineage(lm, path, step), [])
+    start = Start(lm, _lineage(lm, found.origin, found.step), [])
     tokenizer = start.keep(cfg.output_dir, "tokenizer", "json", lm.tokenizer.to_str(pretty=True))
     changes = {"model": values, KEY: None}
     merged = OmegaConf.merge(cfg, changes, {"data": {"tokenizer": {"kind": "file"}}})
@@ -128,33 +126,14 @@ def check_start(start: Start | None, config: RunConfig, *, resumes: bool = False
         raise ValueError(f"optim.scale_with_width=true {cause}; set it to false with {KEY}")
 
 
-def _load(source: str) -> tuple["LanguageModel", Path, int | None, str | None]:
-    """The model, its path, its optimizer steps and its chat template."""
-    if source.startswith(HF):
-        from tril.model.interop.hf_chat import chat_template
-        from tril.model.interop.hf_folder import read_hf
-
-        folder = Path(source.removeprefix(HF)).expanduser()
-        return read_hf(folder), folder, None, chat_template(folder)
-    path = find_checkpoint(source)
-    from tril.model.checkpoint import language_model, read
-
-    content = read(path, entries=("state_dict", "tril", "global_step"))
-    step = content.get("global_step")
-    data = content["tril"].get("data", {}).get("source", {})
-    template = data.get("chat_template") if isinstance(data, dict) else None
-    step = step if type(step) is int else None
-    return language_model(path, content), path, step, template if isinstance(template, str) else None
-
-
-def _lineage(lm: "LanguageModel", path: Path, step: int | None) -> dict[str, Any]:
+def _lineage(lm: "LanguageModel", origin: str, step: int | None) -> dict[str, Any]:
     from tril.model.binding import weights_sha256
     from tril.model.checksums import checksums
     from tril.model.stored_model import PREFIX
 
     state = {PREFIX + name: tensor for name, tensor in lm.model.state_dict().items()}
     digest = weights_sha256(state, checksums({"state_dict": state})["tensors"])
-    return {"source": str(path.absolute()), "weights": digest, "step": step}
+    return {"source": origin, "weights": digest, "step": step}
 
 
 def _model_values(

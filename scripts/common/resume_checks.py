@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 CHANGEABLE_MODEL_KEYS = {"backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout"}
 FIXED_KEYS = {"optim.kind", "optim.scale_with_width", "optim.base_width", "optim.base_head_dim"}  # optimizer groups
+FIXED_KEYS |= {"data.sources"}  # another mixture would give the windows of the data order another meaning
 CHANGES = ("code", "torch")  # values of allow_changes
 
 
@@ -54,11 +55,15 @@ def checkpoint_payload(
 
 def run_settings(config: RunConfig) -> dict[str, Any]:
     """The settings that decide the steps of a run, apart from the model: dotted keys, plain values."""
+    from tril.data.mixture import Mixture
+
     trainer, data = config.trainer, config.data
     settings = flatten({"optim": dataclasses.asdict(config.optim)})
     settings |= {f"trainer.{name}": getattr(trainer, name) for name in ("max_steps", "accumulate_grad_batches")}
     settings |= {f"data.{name}": getattr(data, name) for name in ("batch_size", "document_mask")}
     settings |= {"seed": config.top.seed}
+    if isinstance(data.source, Mixture):
+        settings |= {"data.sources": data.source.shares}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
 
 

@@ -1,6 +1,7 @@
 """The checked settings of a run."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +48,23 @@ class RunConfig:
     def val_interval(self) -> int:
         """Micro-batches between two validations: whole steps, so that each validation has a checkpoint of its own."""
         return -(-self.trainer.val_check_interval // self.accumulate) * self.accumulate
+
+    @property
+    def devices(self) -> int:
+        """Devices of the run as configured; Lightning counts a CPU as one."""
+        import torch
+
+        devices, nodes = self.trainer.devices, self.trainer.num_nodes
+        if devices in ("auto", -1):
+            devices = torch.cuda.device_count() if self.hardware and self.hardware.accelerator == "cuda" else 1
+        return nodes * (len(devices) if isinstance(devices, list) else devices)
+
+    @property
+    def data_ranks(self) -> int:
+        """Processes, or groups of tensor ranks, that each have batches of their own."""
+        if self.trainer.strategy != "model_parallel":
+            return self.devices
+        return max(1, self.devices // (self.trainer.tensor_parallel_size or self.devices))
 
     def tokens_per_step(self) -> int:
         """Training tokens per step and device."""
@@ -155,6 +173,9 @@ def refuse_unused(config: RunConfig, overrides: Sequence[str] | None = None) -> 
     for name in (override.partition("=")[0].lstrip("+~").split(".")[0] for override in overrides if override[0] == "+"):
         if name not in KEYS and "/" not in name and "@" not in name and not (CONFIGS / name).is_dir():  # or a new group
             raise ValueError(f"there is no setting {name}{nearest(name, KEYS)}")
+    names = re.findall(r"[{,]\s*([^:,{}]+?)\s*:", typed.get("data.sources", ""))
+    if twice := [name for name in names if names.count(name) > 1]:  # of which Hydra keeps the last
+        raise ValueError(f"data.sources={typed['data.sources']} has {twice[0]} twice; leave out one of them")
     for key in ("sweep.skip_invalid", "sweep.new"):
         if key in typed:
             raise ValueError(f"{key}={typed[key]} has no effect on a single run; leave it out, or add -m for a grid")

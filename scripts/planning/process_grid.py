@@ -40,13 +40,3 @@ def grid_of(run: RunConfig, world_size: int) -> ProcessGrid:
     tensor_ranks = run.trainer.tensor_parallel_size or world_size
     check_division(run.model, world_size, tensor_ranks, None if run.hardware is None else run.hardware.compile)
     return ProcessGrid(world_size // tensor_ranks, tensor_ranks, sharded=True)
-
-
-def devices_of(run: RunConfig) -> int:
-    """Devices of the run as configured; Lightning counts a CPU as one."""
-    import torch
-
-    devices, nodes = run.trainer.devices, run.trainer.num_nodes
-    if devices in ("auto", -1):
-        devices = torch.cuda.device_count() if run.hardware and run.hardware.accelerator == "cuda" else 1
-    return nodes * (len(devices) if isinstance(devices, list) else devices)

@@ -80,11 +80,11 @@ def test_validation_bytes_and_documents_are_those_of_the_answers(settings):
     data = datamodule(settings)
     answers = [f" {answer}".encode() for _, answer in VAL]
     total = sum(map(len, answers))
-    assert data.val_bytes(total + len(VAL)) == data.val_bytes(10**9) == total
+    assert data.val_bytes[""](total + len(VAL)) == data.val_bytes[""](10**9) == total
     assert data.val_bytes_per_token == total / (total + len(VAL))
     two = len(answers[0]) + 1 + len(answers[1]) + 1  # with their end-of-text tokens
-    assert data.val_bytes(two) == val_bytes(data.packed, two) == len(answers[0]) + len(answers[1])
-    assert data.val_bytes(two - 1) == data.val_bytes(two)  # the end-of-text token has no bytes
+    assert data.val_bytes[""](two) == val_bytes(data.packed, two) == len(answers[0]) + len(answers[1])
+    assert data.val_bytes[""](two - 1) == data.val_bytes[""](two)  # the end-of-text token has no bytes
     assert data.val_documents(two + 2).tolist() == [0] * (len(answers[0]) + 1) + [1] * (len(answers[1]) + 1) + [2, 2]
     every = [number for number, answer in enumerate(answers) for _ in range(len(answer) + 1)]
     assert data.val_documents(10**9).tolist() == every

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tril.data.config import SOURCES, DataConfig, parse
+from tril.data.mixture import Mixture
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose
@@ -28,12 +29,14 @@ def changed(name="stdlib", tokenizer=None, **values):
 
 def test_shipped_yamls_give_these_sources(tmp_path):
     (tmp_path / "a.txt").write_text("x")
-    parsed = {name: parse(changed(name, **({"path": str(tmp_path)} if name == "files" else {}))) for name in YAMLS}
+    needed = {"files": {"path": str(tmp_path)}, "mixture": {"sources": {"stdlib": 0.7, str(tmp_path): 0.3}}}
+    parsed = {name: parse(changed(name, **needed.get(name, {}))) for name in YAMLS}
     assert {name: settings.source for name, settings in parsed.items()} == {
         "stdlib": StandardLibrary(),
         "prose": Prose(),
         "shakespeare": SingleText(),
         "files": Files(path=str(tmp_path)),
+        "mixture": Mixture(sources=needed["mixture"]["sources"]),
         "tinystories": Hub(repo="roneneldan/TinyStories"),
         "wikitext103": Hub(repo="Salesforce/wikitext", config="wikitext-103-raw-v1", row_ends_document=False),
         "fineweb_edu": Hub(

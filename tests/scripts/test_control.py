@@ -106,7 +106,8 @@ def test_the_control_end_to_end(trained):
     assert (out / "control.png").read_bytes().startswith(b"\x89PNG")
 
     report = json.loads((out / "control.json").read_text())
-    val = torch.tensor(validation_tokens(read_run(trained / "outputs/masked/checkpoints/last.ckpt")).astype(int))
+    [val] = validation_tokens(read_run(trained / "outputs/masked/checkpoints/last.ckpt"))
+    val = torch.tensor(val.astype(int))
     counts = json.loads(next((trained / "cache").glob("*/meta.json")).read_text())["counts"]["val"]
     text = load(trained / "outputs" / "masked" / "checkpoints" / "last.ckpt").tokenizer.decode(val.tolist())
     assert text == (trained / "text.txt").read_text()[-counts["characters"] :]

@@ -105,7 +105,8 @@ def validation_tokens(folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIL_CACHE", str(folder / "cache"))
-        return torch.from_numpy(tokens(read_run(folder / "run" / "checkpoints" / "last.ckpt")).astype(np.int64))
+        [text] = tokens(read_run(folder / "run" / "checkpoints" / "last.ckpt"))
+        return torch.from_numpy(text.astype(np.int64))
 
 
 def test_a_uniform_model_on_a_whole_text(trained):

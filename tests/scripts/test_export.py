@@ -140,8 +140,10 @@ def test_an_interrupted_export_leaves_nothing(tmp_path, checkpoint, monkeypatch)
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["gpt2", "llama", "qwen3"])
 def test_a_run_of_a_preset(tmp_path, text, preset):
-    """Train 40 steps, export, load with transformers, import again."""
+    """Train 40 steps, export, load with transformers, import again, certify."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tril.scripts import certify
 
     sizes = ["model.vocab_size=320", "trainer.max_steps=40", "trainer.val_check_interval=20", "hydra.run.dir=run"]
     done = in_process(*TINY, f"model={preset}", f"data.path={text}", *sizes, cwd=tmp_path)
@@ -162,3 +164,8 @@ def test_a_run_of_a_preset(tmp_path, text, preset):
     assert f"| bits per byte | {summary['best_val_bpb']:.4f} |" in card
     assert "| causality certificate | passed at step " in card
     assert json.loads((tmp_path / "hf" / "certificate.json").read_text())["stored_certificate"]["belongs"] is True
+    back, state = read_hf(tmp_path / "hf").model.state_dict(), lm.model.state_dict()
+    assert back.keys() == state.keys() and all(torch.equal(back[name], state[name]) for name in state)
+    if preset != "gpt2":  # tests/test_round_trip.py certifies one
+        done = call(certify.main, "hf=hf", "device=cpu", cwd=tmp_path)
+        assert done.returncode == 0 and "stored certificate: passed; belongs to these weights" in done.stdout

@@ -96,7 +96,8 @@ def test_heads_end_to_end(trained, run, lm):
     )
     assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("heads", "removal", "attention"))
 
-    content, tokens = json.loads((out / "heads.json").read_text()), torch.tensor(validation_tokens(run).astype(int))
+    [tokens] = validation_tokens(run)
+    content, tokens = json.loads((out / "heads.json").read_text()), torch.tensor(tokens.astype(int))
     last = (len(tokens) - 1) // T - 1
     numbers = [i * last // 9 for i in range(10)]
     assert content["windows"] == {"of": "the validation part", "length": T, "numbers": numbers}
@@ -224,10 +225,10 @@ def test_the_maps_know_all_ids_of_a_tokenizer_with_gaps(tmp_path, monkeypatch):
 
 
 def test_documents_are_kept_apart_where_the_run_kept_them_apart(run):
-    tokens = validation_tokens(run)
-    assert sample_windows(run, tokens, 3, eot_id=7)[1].document_eot == 7
+    [tokens] = validation_tokens(run)
+    assert sample_windows(run, [tokens], 3, eot_id=7)[1].document_eot == 7
     free = replace(run, settings=run.settings | {"data": run.settings["data"] | {"document_mask": False}})
-    numbers, text, _ = sample_windows(free, tokens, 3, eot_id=7)
+    numbers, text, _ = sample_windows(free, [tokens], 3, eot_id=7)
     assert text.document_eot is None and text.ids.shape == (3, T)
     assert torch.equal(text.targets[1], torch.tensor(tokens[numbers[1] * T + 1 : numbers[1] * T + T + 1].astype(int)))
 

@@ -7,7 +7,7 @@ import time
 from lightning import Callback, Trainer
 
 from tril.model.training.hardware import mfu
-from tril.model.training.module import TrainingModule
+from tril.model.training.module import TrainingModule, val_names
 
 
 class Metrics(Callback):
@@ -25,7 +25,7 @@ class Metrics(Callback):
         self.tokens_per_step, self.peak_flops = tokens_per_step, peak_flops
         self.flops_per_token = 0.0  # as the MFU counts them; set by on_fit_start
         self.train: list[dict] = []  # step, loss, tokens_per_second
-        self.val: list[dict] = []  # step, loss, bpb
+        self.val: list[dict] = []  # step, loss, bpb; of several sources also sources: name -> loss, bpb
         self._clock = Stopwatch()  # runs during training
         self._step, self._seconds = 0, 0.0  # of the last row of `train`
         self._started = started
@@ -69,8 +69,14 @@ class Metrics(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         step = trainer.global_step
-        metrics = {name: trainer.callback_metrics[name].item() for name in ("val/loss", "val/bpb")}
-        self.val.append({"step": step, "loss": metrics["val/loss"], "bpb": metrics["val/bpb"]})
+        rows, metrics = {}, {}
+        for source in ("", *pl_module.sources):
+            names = val_names(source)
+            values = [trainer.callback_metrics[name].item() for name in names]
+            rows[source] = dict(zip(("loss", "bpb"), values, strict=True))
+            metrics |= zip(names, values, strict=True)
+        row = {"step": step, **rows.pop("")}
+        self.val.append(row | {"sources": rows} if rows else row)
         self.write(trainer, metrics | self.spent(step))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:

@@ -59,6 +59,8 @@ class Progress(Callback):
             row = Metrics.of(trainer).val[-1]
             losses = f"{row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte"
             tqdm.write(f"step {row['step']:>6,}  validation: {losses}")
+            for name, part in row.get("sources", {}).items():
+                tqdm.write(f"{'':13}{part['loss']:.4f} nats per token, {part['bpb']:.4f} bits per byte: {name}")
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if self._bar is not None:

@@ -17,6 +17,7 @@ class WindowLosses(Callback):
     windows_last.npz and windows_best.npz hold `step`, `context_length`, and for each window in the order of the text
     `nll` (nats, summed over its targets) and `targets` (their number); `document_nll` and `document_targets` are the
     same for each document. A target belongs to the document of its input. Data without documents have no such arrays.
+    Of several sources, the windows and documents of each follow those of the one before, in the order of their names.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -40,5 +41,5 @@ def document_losses(module: TrainingModule) -> dict[str, np.ndarray]:
     if module.val_documents is None:
         return {}
     nll = module.val_nll.numpy()  # (M,)
-    documents = module.val_documents(len(nll))  # (M,)
+    documents = module.val_documents(*module.val_targets)  # (M,)
     return {"document_nll": np.bincount(documents, nll), "document_targets": np.bincount(documents)}

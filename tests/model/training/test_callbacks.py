@@ -81,6 +81,7 @@ def test_window_losses_of_the_last_and_of_the_best_validation(tmp_path):
             val_windows=torch.tensor([[loss * 4, loss * 2], [4, 2]], dtype=torch.float64),
             val_nll=torch.tensor([1.0, 2, 3, 4, 5, 6]) * loss,
             val_documents=lambda n: np.array([0, 0, 0, 1, 1, 3])[:n],  # document 2 has no token
+            val_targets=[6],
             model=SimpleNamespace(config=SimpleNamespace(context_length=4)),
         )
         keep.on_validation_end(trainer, module)

@@ -102,7 +102,7 @@ def test_validation_keeps_the_loss_of_every_window_in_the_order_of_the_text(monk
     for process, rows in ((lm, [0, 2]), (other, [1, 3])):
         with torch.no_grad():
             process.validation_step((inputs[rows], targets[rows]), 0)
-    other_rows = other._val.take()
+    other_rows = other._val[0].take()
     monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
     monkeypatch.setattr(lm, "all_gather", lambda rows: torch.stack([rows, other_rows]))
     lm.on_validation_epoch_end()
@@ -120,7 +120,7 @@ def test_no_step_waits_for_the_device():
         on_meta.training_step(batch, i).backward()
         with torch.no_grad():
             on_meta.validation_step(batch, i)
-    rows = on_meta._val.take()
+    rows = on_meta._val[0].take()
     assert (rows.device.type, *rows.shape) == ("meta", 8, T + 1)
 
 

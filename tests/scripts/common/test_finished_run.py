@@ -8,7 +8,7 @@ from tests.conftest import tiny_gpt
 from tril.data.config import parse
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
-from tril.scripts.common.finished_run import evenly_spaced_windows, read_run, validation_tokens
+from tril.scripts.common.finished_run import documents_of_windows, evenly_spaced_windows, read_run, validation_tokens
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_run_has_settings_metadata_and_the_validation_tokens_of_its_text(check
     run = read_run(checkpoint)
     assert run.settings["folder"] == str(tmp_path / "cache")
     assert (run.checkpoint, run.steps, run.metadata["config"]["dim"]) == (checkpoint, None, 32)
-    tokens, tokenizer = validation_tokens(run), parse(run.settings["data"]).prepare().tokenizer
+    [tokens], tokenizer = validation_tokens(run), parse(run.settings["data"]).prepare().tokenizer
     content = text.read_text()
     assert 0.04 * len(content) < len(tokens) < 0.06 * len(content)
     assert content.endswith(tokenizer.decode(tokens[:-1].tolist()))  # without end-of-text
@@ -52,9 +52,28 @@ def test_a_checkpoint_outside_a_run_folder_is_refused(tmp_path):
 
 def test_windows_are_whole_and_evenly_spaced():
     tokens = torch.arange(95).numpy()  # 9 whole windows of 10 tokens
-    numbers, inputs, targets = evenly_spaced_windows(tokens, 3, 10)
+    numbers, inputs, targets = evenly_spaced_windows([tokens], 3, 10)
     assert numbers.tolist() == [0, 4, 8]
     assert inputs[:, 0].tolist() == [0, 40, 80] and torch.equal(targets, inputs + 1)
-    assert evenly_spaced_windows(tokens, 9, 10)[0].tolist() == list(range(9))
+    assert evenly_spaced_windows([tokens], 9, 10)[0].tolist() == list(range(9))
     with pytest.raises(ValueError, match="windows=10 exceeds the 9 whole windows of 10 tokens"):
-        evenly_spaced_windows(tokens, 10, 10)
+        evenly_spaced_windows([tokens], 10, 10)
+
+
+def test_windows_of_several_texts_cross_none_of_them():
+    """2, 0 and 3 whole windows of 10 tokens."""
+    texts = [torch.arange(start, start + size).numpy() for start, size in ((0, 25), (100, 10), (200, 31))]
+    numbers, inputs, targets = evenly_spaced_windows(texts, 5, 10)
+    assert numbers.tolist() == [0, 1, 2, 3, 4]
+    assert inputs[:, 0].tolist() == [0, 10, 200, 210, 220] and torch.equal(targets, inputs + 1)
+    assert evenly_spaced_windows(texts, 2, 10)[1][:, 0].tolist() == [0, 220]
+    assert evenly_spaced_windows(texts, 3, 10)[1][:, 0].tolist() == [0, 200, 220]
+    with pytest.raises(ValueError, match="windows=6 exceeds the 5 whole windows of 10 tokens"):
+        evenly_spaced_windows(texts, 6, 10)
+
+
+def test_no_document_is_in_two_texts():
+    """The end-of-text token opens a document."""
+    texts = [torch.tensor(text).numpy() for text in ([1, 2, 0, 3, 4, 0], [5, 0, 6, 0, 7, 8, 0], [9, 1, 2])]
+    documents = documents_of_windows(texts, torch.arange(6).numpy(), 2, eot_id=0)
+    assert documents.tolist() == [[0, 0], [1, 1], [3, 4], [4, 5], [5, 5], [7, 7]]

@@ -1,0 +1,205 @@
+"""The sources of a mixture, their weights, their common tokenizer, and what is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from tril.data import mixture
+from tril.data.config import parse
+from tril.data.datamodule import TextDataModule
+from tril.data.mixture import GROUPS, Mixture, PreparedMixture, block_counts
+from tril.data.sources.files import Files
+from tril.data.sources.hub import Hub
+from tril.data.sources.stdlib import StandardLibrary
+from tril.data.tokenizer import TokenizerConfig
+from tril.scripts.common.cli import message_of
+
+SHIPPED = yaml.safe_load((GROUPS / "mixture.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """The folder with a.txt, b.txt and c.md, as the working directory."""
+    (tmp_path / "a.txt").write_text("".join(f"alpha {i} and alpha {i * i}\n" for i in range(300)))
+    (tmp_path / "b.txt").write_text("".join(f"beta: {i + 7}; beta: {3 * i}\n" for i in range(200)))
+    (tmp_path / "c.md").write_text("".join(f"gamma {i}!\n" for i in range(100)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def prepared(sources, **tokenizer) -> PreparedMixture:
+    config = TokenizerConfig(**({"vocab_size": 300} | tokenizer))
+    return Mixture(sources=sources).prepare(config, "cache", token_budget=None, val_token_budget=None)
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [
+        ([0.7, 0.3], [700, 300]),
+        ([7, 3], [700, 300]),
+        ([1, 1, 1], [334, 333, 333]),
+        ([1, 2, 4], [143, 286, 571]),  # 142.9, 285.7 and 571.4
+        ([0.9995, 0.0005], [1000, 0]),  # a tie: the first one
+        ([0.999, 0.001], [999, 1]),
+        ([1e308, 1e308], [500, 500]),
+    ],
+)
+def test_windows_in_a_block_by_largest_remainder(weights, counts):
+    assert block_counts(weights) == counts
+
+
+def test_a_source_is_a_group_with_its_settings_or_a_path(texts):
+    members = Mixture(sources={"wikitext103": 3, "a.txt": 2, "stdlib": 4, "fineweb_edu": 1}).members
+    assert list(members) == ["a.txt", "fineweb_edu", "stdlib", "wikitext103"]
+    assert [member.count for member in members.values()] == [200, 100, 400, 300]
+    assert members["a.txt"].source == Files(path="a.txt") and members["stdlib"].source == StandardLibrary()
+    wikitext = Hub(repo="Salesforce/wikitext", config="wikitext-103-raw-v1", row_ends_document=False)
+    assert members["wikitext103"].source == wikitext
+    assert members["fineweb_edu"].budgets == {"train": 2_500_000_000, "val": 1_000_000}
+    assert members["stdlib"].budgets == members["a.txt"].budgets == {"train": None, "val": None}
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (None, "data.sources={} must have at least two sources, such as data.sources={stdlib: 0.7, notes/*.md: 0.3}"),
+        ({"a.txt": 1}, "data.sources={a.txt: 1} must have at least two sources"),
+        ({"a.txt": 1, "b.txt": 0}, "the weight 0 of b.txt must be a number above 0, such as 0.3; change it"),
+        ({"a.txt": 1, "b.txt": -0.5}, "the weight -0.5 of b.txt must be a number above 0"),
+        ({"a.txt": 1, "b.txt": float("nan")}, "the weight nan of b.txt must be"),
+        ({"a.txt": 1, "b.txt": float("inf")}, "the weight inf of b.txt must be"),
+        ({"a.txt": 1, "b.txt": True}, "the weight True of b.txt must be"),
+        ({"a.txt": 1, "b.txt": None}, "the weight None of b.txt must be"),
+        ({"a.txt": 1, "b.txt": "half"}, "the weight half of b.txt must be"),
+        ({"a.txt": 1, "b.txt": 0.0001}, "the weight 0.0001 of b.txt must be at least 0.05% of the sum of all weights"),
+        ({"a.txt": 1, 7: 1}, "data.sources: the name 7 must be a text"),
+        ({"a.txt": 1, "stdlb": 1}, "data.sources: stdlb is no source and no path that exists; did you mean stdlib?"),
+        ({"a.txt": 1, "zzz": 1}, "zzz is no source and no path that exists; give a path, or one of fineweb_edu,"),
+        ({"a.txt": 1, "mixture": 1}, "data.sources: mixture must not contain mixture; name its sources"),
+        ({"a.txt": 1, "files": 1}, "data.sources: files needs a path; give the path instead of files"),
+        ({"a.txt": 1, "none/*.md": 1}, "data.sources: none/*.md matches no file; supported are .txt"),
+        ({"a.txt": 1, "*": 1}, "data.sources: * matches "),  # the cache is no text
+        ({"*.txt": 1, "a.txt": 1}, "data.sources: *.txt and a.txt both contain "),
+        ({"./a.txt": 1, "a.txt": 1}, "data.sources: ./a.txt and a.txt both contain "),
+        (["a.txt", "b.txt"], "data.sources=['a.txt', 'b.txt'] must be a valid dictionary"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(texts, sources, message):
+    (texts / "picture.png").touch()
+    with pytest.raises((ValueError, OSError)) as error:
+        parse(SHIPPED | {"sources": sources})
+    line = message_of(error.value)
+    assert message in line and "\n" not in line
+
+
+def test_a_wrong_word_for_exhausted_is_refused(texts):
+    with pytest.raises(ValueError) as error:
+        parse(SHIPPED | {"sources": {"a.txt": 1, "b.txt": 1}, "exhausted": "end"})
+    assert message_of(error.value) == "data.exhausted=end must be 'repeat' or 'stop'"
+
+
+def test_two_copies_of_a_text_are_refused(texts):
+    for name in ("one", "two"):
+        (texts / name).mkdir()
+        (texts / name / "a.txt").write_text("the same text\n" * 30)
+    with pytest.raises(ValueError, match="data.sources: one and two are the same text; leave out one of them"):
+        prepared({"one": 1, "two": 1})
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+def test_all_sources_have_one_tokenizer_that_knows_their_text(texts, kind):
+    found = prepared({"a.txt": 1, "b.txt": 1}, kind=kind, **({} if kind == "bpe" else {"vocab_size": None}))
+    tokenizers = [text.tokenizer.to_str() for text in found.texts.values()]
+    assert tokenizers[0] == tokenizers[1] == found.tokenizer.to_str()
+    for name, text in found.texts.items():
+        ids = [*text.tokens("train").tolist(), *text.tokens("val").tolist()]
+        decoded = text.tokenizer.decode([i for i in ids if i != text.meta["eot_id"]])
+        assert decoded == (texts / name).read_text()
+    if kind == "bpe":  # merges of both
+        assert {" alpha", " beta"} <= {token.replace("Ġ", " ") for token in found.tokenizer.get_vocab()}
+
+
+def test_bpe_reads_the_same_number_of_bytes_of_each_source(texts, monkeypatch):
+    read = []
+    monkeypatch.setattr(mixture, "build", lambda config, texts: (read.extend(texts), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        prepared({"a.txt": 9, "b.txt": 1}, train_bytes=3001)
+    assert read == [(texts / name).read_text()[:1500] for name in ("a.txt", "b.txt")]
+
+
+def test_the_meta_of_all_sources(texts):
+    found = prepared({"a.txt": 3, "b.txt": 1})
+    parts = [text.meta for text in found.texts.values()]
+    for split in ("train", "val"):
+        for key in ("tokens", "bytes", "documents"):
+            assert found.meta["counts"][split][key] == sum(part["counts"][split][key] for part in parts) > 0
+    assert {name: source["share"] for name, source in found.meta["sources"].items()} == {"a.txt": 0.75, "b.txt": 0.25}
+    assert [source["fingerprint"] for source in found.meta["sources"].values()] == [p["fingerprint"] for p in parts]
+    json.dumps(found.meta)
+
+
+def test_the_data_module_gives_the_windows_of_all_sources(texts):
+    """Training in their shares, validation in a loader for each; its first windows are of both."""
+    for name, char in (("a.txt", "a"), ("b.txt", "b")):
+        (texts / name).write_text(char * 3000)
+    source, tokenizer = Mixture(sources={"b.txt": 1, "a.txt": 3}), TokenizerConfig(kind="char")
+    data = TextDataModule(source=source, tokenizer=tokenizer, context_length=16, batch_size=1000, cache_dir="cache")
+    ids = [data.tokenizer.token_to_id(char) for char in "ab"]
+    inputs, _ = next(iter(data.train_dataloader()))
+    assert [(inputs == i).all(1).sum().item() for i in ids] == [750, 250]
+    loaders = data.val_dataloader()
+    assert [{*next(iter(loader))[0][:8].flatten().tolist()} for loader in loaders] == [{ids[0]}, {ids[1]}]
+    assert data.first_val_windows(4)[0][:, 0].tolist() == [ids[0], ids[0], ids[1], ids[1]]
+    assert data.first_val_windows(3)[0][:, 0].tolist() == [ids[0], ids[0], ids[1]]
+
+
+def test_an_unchanged_source_is_prepared_once(texts, monkeypatch):
+    """Other weights, another order and another partner read no text again; another text changes the fingerprint."""
+    bytes_ = {"kind": "byte", "vocab_size": None}
+    first = prepared({"a.txt": 1, "b.txt": 1}, **bytes_)
+    trained = prepared({"a.txt": 1, "b.txt": 1})
+    pieces = Files.pieces
+
+    def read_only_c(self, split):
+        assert self.path == "c.md", f"{self.path} is read again"
+        return pieces(self, split)
+
+    monkeypatch.setattr(Files, "pieces", read_only_c)
+    other = prepared({"b.txt": 1, "a.txt": 4})
+    assert other.meta["fingerprint"] == trained.meta["fingerprint"]
+    assert [text.folder for text in other.texts.values()] == [text.folder for text in trained.texts.values()]
+    with_c = prepared({"a.txt": 1, "c.md": 1}, **bytes_)
+    assert with_c.texts["a.txt"].folder == first.texts["a.txt"].folder
+    assert len({each.meta["fingerprint"] for each in (first, trained, with_c)}) == 3
+
+
+@pytest.mark.parametrize("damage", ["flip", "empty", "no checksums", "other checksums"])
+def test_a_damaged_tokenizer_is_trained_again(texts, damage):
+    before = prepared({"a.txt": 1, "b.txt": 1})
+    [folder] = (texts / "cache").glob("tokenizer-*")
+    tokenizer, checksums = folder / "tokenizer.json", folder / "checksums.json"
+    content = tokenizer.read_bytes()
+    if damage == "flip":
+        tokenizer.write_bytes(content.replace(b"alpha", b"alphb"))
+    elif damage == "empty":
+        tokenizer.write_bytes(b"")
+    elif damage == "no checksums":
+        checksums.unlink()
+    else:
+        checksums.write_text("{}")
+    after = prepared({"a.txt": 1, "b.txt": 1})
+    assert after.meta == before.meta and tokenizer.read_bytes() == content
+
+
+def test_budgets_are_of_each_source(texts, monkeypatch):
+    source = Mixture(sources={"a.txt": 1, "b.txt": 1})
+    found = source.prepare(TokenizerConfig(kind="byte"), "cache", token_budget=100, val_token_budget=50)
+    budgets = {"train": 100, "val": 50}
+    assert all(text.meta["budgets"] == budgets for text in found.texts.values())
+    group = replace(source.members["a.txt"], budgets={"train": 70, "val": 30})
+    monkeypatch.setitem(source.__dict__, "members", source.members | {"a.txt": group})
+    found = source.prepare(TokenizerConfig(kind="byte"), "cache", token_budget=None, val_token_budget=20)
+    assert found.texts["a.txt"].meta["budgets"] == {"train": 70, "val": 20}
+    assert found.texts["b.txt"].meta["budgets"] == {"train": None, "val": 20}

@@ -1,0 +1,255 @@
+"""Runs on a mixture: the losses of each source, resuming, the end of a source, and what reads the validation part."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.calls import call
+from tests.conftest import assert_refused
+from tests.runs import TINY, composed, in_process, interrupted, rows
+from tril import train as train_script
+from tril.data.batches import TrainWindows
+from tril.data.config import parse
+from tril.model.checkpoint import load
+from tril.scripts import evaluate, heads
+from tril.scripts.common.cli import UserError, plain
+
+MIXTURE = ["data=mixture", *TINY[1:], "data.sources={docs: 0.75, other.txt: 0.25}"]
+T = 32  # context length
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with a folder of 40 documents and a text, and run/, a run on both with document masks."""
+    folder = tmp_path_factory.mktemp("mixture")
+    (folder / "docs").mkdir()
+    for d in range(40):
+        lines = (f"café {d}: line {i}, product {d * i}, sum {d + i}.\n" for i in range(4))
+        (folder / "docs" / f"{d}.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "other.txt").write_text("".join(f"{i}! The square of {i} is {i * i}\n" for i in range(500)))
+    options = ["data.document_mask=true", f"output_dir={folder / 'run'}"]
+    done = in_process(*MIXTURE, *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "run" / "printed").write_text(done.stdout, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def configure(folder, tmp_path, monkeypatch):
+    """A function that composes a run without document masks, in a folder of tmp_path."""
+    monkeypatch.chdir(folder)
+
+    def configure(*overrides, run="run", sources=MIXTURE[-1]):
+        places = [f"data.cache_dir={folder / 'cache'}", f"output_dir={tmp_path / run}"]
+        return composed(sources, *places, *overrides, base=MIXTURE[:-1])
+
+    return configure
+
+
+def validations(run):
+    """The rows of metrics.csv with validation losses."""
+    return [row for row in rows(run) if row["val/loss"]]
+
+
+def nats_by_hand(lm, tokens):
+    """The sum of the losses of all targets, in windows one after another."""
+    total, ids = 0.0, torch.from_numpy(tokens.astype(int))
+    for start in range(0, len(ids) - 1, T):
+        window = ids[start : start + T + 1]
+        with torch.no_grad():
+            log_p = lm.model(window[None, :-1])[0].double().log_softmax(-1)
+        total -= log_p.gather(1, window[1:, None]).sum().item()
+    return total
+
+
+def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
+    cfg = configure()
+    metrics = train_script.train(cfg)
+    run, lm = tmp_path / "run", load(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    texts = parse(plain(cfg.data)).prepare().texts
+    nats = {name: nats_by_hand(lm, text.tokens("val")) for name, text in texts.items()}
+    targets = {name: len(text.tokens("val")) - 1 for name, text in texts.items()}
+    sizes = {name: text.meta["counts"]["val"]["bytes"] for name, text in texts.items()}
+    summary, logged = json.loads((run / "summary.json").read_text()), validations(run)[-1]
+    for name in ("docs", "other.txt"):
+        loss, bpb = nats[name] / targets[name], nats[name] / math.log(2) / sizes[name]
+        found = summary["sources"][name]
+        for value in (metrics[f"val/{name}/loss"], float(logged[f"val/{name}/loss"]), found["final_val_loss"]):
+            assert value == pytest.approx(loss, rel=1e-5)
+        for value in (metrics[f"val/{name}/bpb"], float(logged[f"val/{name}/bpb"]), found["final_val_bpb"]):
+            assert value == pytest.approx(bpb, rel=1e-5)
+    total, count = sum(nats.values()), sum(targets.values())
+    assert metrics["val/loss"] == summary["final_val_loss"] == pytest.approx(total / count, rel=1e-5)
+    assert metrics["val/bpb"] == pytest.approx(total / math.log(2) / sum(sizes.values()), rel=1e-5)
+    assert abs(nats["docs"] / targets["docs"] - nats["other.txt"] / targets["other.txt"]) > 0.01
+    assert summary["val_bytes_per_token"] == pytest.approx(sum(sizes.values()) / count)
+    assert [summary["sources"][name]["share"] for name in ("docs", "other.txt")] == [0.75, 0.25]
+    epochs = 8 * 4 * T * 0.25 / texts["other.txt"].meta["counts"]["train"]["tokens"]
+    assert summary["sources"]["other.txt"]["epochs"] == pytest.approx(epochs)
+
+    windows = np.load(run / "windows_last.npz")
+    assert len(windows["nll"]) == sum(-(-n // T) for n in targets.values())
+    assert windows["nll"].sum() == pytest.approx(total, rel=1e-5) and windows["targets"].sum() == count
+    documents = [text.meta["counts"]["val"]["documents"] for text in texts.values()]
+    assert len(windows["document_nll"]) == sum(documents)
+    of_docs = windows["document_nll"][: documents[0]].sum()
+    assert of_docs == pytest.approx(nats["docs"], rel=1e-5)
+
+
+def test_what_a_run_prints(folder):
+    printed = (folder / "run" / "printed").read_text(encoding="utf-8").splitlines()
+    [data] = [i for i, line in enumerate(printed) if line.startswith("data ")]
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    for name, share, line in zip(("docs", "other.txt"), ("75.0%", "25.0%"), printed[data + 1 : data + 3], strict=True):
+        source = summary["sources"][name]
+        sizes = f"{source['training_tokens']:,} training tokens ({source['epochs']:.2f} epochs)"
+        assert line.startswith(f"        {name}: {share} of the tokens, {sizes}")
+    [at] = [i for i, line in enumerate(printed) if line.startswith("step      8  validation: ")]
+    losses = [f"{summary['sources'][name]['final_val_loss']:.4f} nats per token" for name in ("docs", "other.txt")]
+    assert [line.split(",")[0].strip() for line in printed[at + 1 : at + 3]] == losses
+
+
+@pytest.mark.slow
+def test_a_limit_of_validation_is_one_for_each_source(configure, tmp_path):
+    metrics = train_script.train(configure("+trainer.limit_val_batches=2", "data.val_batch_size=1"))
+    windows = np.load(tmp_path / "run" / "windows_last.npz")
+    assert windows["targets"].tolist() == [T] * 4
+    for name, nats in (("docs", windows["nll"][:2].sum()), ("other.txt", windows["nll"][2:].sum())):
+        assert metrics[f"val/{name}/loss"] == pytest.approx(nats / (2 * T))
+        assert nats / math.log(2) / metrics[f"val/{name}/bpb"] == pytest.approx(
+            round(nats / math.log(2) / metrics[f"val/{name}/bpb"]), abs=1e-3
+        )  # a number of bytes
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(configure, tmp_path):
+    steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=9"]
+    whole = train_script.train(configure(*steps, run="whole"))
+    with interrupted():
+        train_script.train(configure(*steps, run="half"))
+    last = torch.load(tmp_path / "half" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 3
+    assert train_script.train(configure(f"resume={tmp_path / 'half'}", run="half")) == whole
+    weights = [
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for name in ("whole", "half")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    tables = [validations(tmp_path / name) for name in ("whole", "half")]
+    losses = [[row[f"val/{name}/loss"] for row in table for name in ("docs", "other.txt")] for table in tables]
+    assert losses[0] == losses[1] and len(losses[0]) == 6
+
+
+@pytest.mark.slow
+def test_other_weights_and_other_text_are_refused_when_a_run_is_resumed(configure, tmp_path):
+    with interrupted():
+        train_script.train(configure())
+    saved = tmp_path / "run" / "config.yaml"
+    original = saved.read_text()
+    saved.write_text(original.replace("docs: 0.75", "docs: 0.5"))
+    message = r"data.sources={'docs': 0.667, 'other.txt': 0.333} must be {'docs': 0.75, 'other.txt': 0.25}, as in "
+    message += ".*; leave it out, or start a new run"
+    with pytest.raises(UserError, match=message):
+        train_script.train(configure(f"resume={tmp_path / 'run'}"))
+    saved.write_text(original.replace("docs: 0.75", "docs/1*: 0.75"))
+    with pytest.raises(UserError, match="the data .* must be those of"):
+        train_script.train(configure(f"resume={tmp_path / 'run'}"))
+    saved.write_text(original.replace("docs: 0.75", "docs: 3").replace("other.txt: 0.25", "other.txt: 1"))
+    train_script.train(configure(f"resume={tmp_path / 'run'}"))  # the same shares
+
+
+@pytest.mark.slow
+def test_a_run_stops_where_a_source_has_been_read_once(configure, tmp_path, capsys, monkeypatch):
+    """The windows that it trained on, as the loader gave them."""
+    starts = []
+    original = train_script.build_parts
+
+    def watched(*arguments):
+        parts = original(*arguments)
+        step = type(parts.trainer.strategy).training_step
+        monkeypatch.setattr(
+            type(parts.trainer.strategy),
+            "training_step",
+            lambda self, batch, index: (starts.extend(batch[0].tolist()), step(self, batch, index))[1],
+        )
+        return parts
+
+    monkeypatch.setattr(train_script, "build_parts", watched)
+    stop = ["data.exhausted=stop", "trainer.max_steps=5000", "trainer.val_check_interval=1000"]
+    stop += ["~callbacks.causality", "~callbacks.samples"]
+    cfg = configure(*stop, sources="data.sources={docs: 0.5, other.txt: 0.5}")
+    train_script.train(cfg)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data.exhausted")]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    steps = summary["steps"]
+    first = f"data.exhausted=stop: docs has been read once after {steps} steps"
+    assert line == f"{first}, which replace trainer.max_steps=5000"
+    assert len(starts) == 4 * steps
+    loader = TrainWindows(parse(plain(cfg.data)).prepare().texts["docs"].tokens("train"), T, 1, seed=0)
+    epoch = {tuple(inputs[0].tolist()) for inputs, _ in loader}
+    seen = [tuple(window) for window in starts if tuple(window) in epoch]
+    assert len(seen) == len(set(seen)) and len(loader) - 4 < len(seen) <= len(loader) == len(epoch)
+    again = configure(f"resume={tmp_path / 'run'}")
+    again.trainer.max_steps = 6000
+    train_script.train(again)  # no step is left
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == steps
+
+
+@pytest.mark.slow
+def test_stop_leaves_a_shorter_run_as_it_is_and_needs_a_step(configure, tmp_path):
+    train_script.train(configure("data.exhausted=stop"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 8
+    with pytest.raises(UserError, match="data.exhausted=stop leaves no step: a step takes 9000 windows, and docs has"):
+        train_script.train(configure("data.exhausted=stop", "data.batch_size=9000"))
+
+
+def test_a_name_that_is_twice_on_the_command_line_is_refused(folder):
+    sources = "data.sources={docs: 0.5, other.txt: 1, docs: 2}"
+    done = in_process(*MIXTURE[:-1], sources, cwd=folder)
+    assert_refused(done, f"error: {sources} has docs twice; leave out one of them")
+
+
+@pytest.mark.slow
+def test_evaluate_measures_one_source_as_the_run_did(folder):
+    refused = call(evaluate.main, "ckpt=run", cwd=folder, TRIL_CACHE=str(folder / "cache"))
+    assert_refused(
+        refused, "was trained on the mixture of docs, other.txt; evaluate one of them, such as data=stdlib, or data="
+    )
+    refused = call(evaluate.main, "ckpt=run", "data=mixture", MIXTURE[-1], cwd=folder)
+    assert_refused(refused, "data=mixture has several texts; evaluate one of its sources, such as data=stdlib")
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    for path in ("docs", "other.txt"):
+        files = ["data=files", f"data.path={path}", f"out={folder / 'out'}"]
+        done = call(
+            evaluate.main, "ckpt=run/checkpoints/last.ckpt", *files, cwd=folder, TRIL_CACHE=str(folder / "cache")
+        )
+        assert done.returncode == 0, done.stderr
+        report = json.loads((folder / "out" / "evaluation.json").read_text())
+        figures = report["protocols"]["non_overlapping"]["figures"]
+        assert figures["loss"]["mean"] == pytest.approx(summary["sources"][path]["final_val_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_heads_are_measured_on_windows_of_all_sources(folder):
+    """All whole windows: their loss is the mean over those of the run's own validation."""
+    with np.load(folder / "run" / "windows_last.npz") as windows:
+        whole = windows["targets"] == T
+        loss = windows["nll"][whole].sum() / windows["targets"][whole].sum()
+    arguments = ["ckpt=run/checkpoints/last.ckpt", f"windows={whole.sum()}", f"out={folder / 'heads'}"]
+    done = call(heads.main, *arguments, cwd=folder, TRIL_CACHE=str(folder / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((folder / "heads" / "heads.json").read_text())["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_mixture_teaches_both_texts(configure, folder, tmp_path):
+    """Two alphabets, each with the next character certain after the first of a window."""
+    for name, alphabet in (("abc.txt", "abcdefgh"), ("xyz.txt", "stuvwxyz")):
+        (tmp_path / name).write_text(alphabet * 600)
+    options = ["data.tokenizer.kind=char", "trainer.max_steps=80", "trainer.val_check_interval=80"]
+    sources = f"data.sources={{{tmp_path / 'abc.txt'}: 0.5, {tmp_path / 'xyz.txt'}: 0.5}}"
+    found = train_script.train(configure(*options, sources=sources))
+    losses = [found[f"val/{tmp_path / name}/loss"] for name in ("abc.txt", "xyz.txt")]
+    assert max(losses) < 0.1 < math.log(8)
