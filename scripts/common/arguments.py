@@ -6,16 +6,18 @@ from collections.abc import Collection
 MULTIRUN = {"-m", "--multirun"}
 
 
-def arranged(arguments: list[str], *, reads_text: bool) -> list[str]:
+def arranged(arguments: list[str], *, reads_text: bool, experiments: Collection[str] = ()) -> list[str]:
     """The command line with -m first, as Hydra's parser needs it, and with data=files where only its path is given.
 
     Args:
         reads_text: the program has the config group `data`.
+        experiments: those that choose their data themselves.
     """
     flags = [argument for argument in arguments if argument in MULTIRUN]
     settings = [argument for argument in arguments if argument not in MULTIRUN]
-    keys = {argument.partition("=")[0].lstrip("+") for argument in settings}
-    own_text = reads_text and "data.path" in keys and not keys & {"data", "experiment", "resume"}
+    typed = dict(argument.lstrip("+").partition("=")[::2] for argument in settings)
+    chosen = typed.keys() & {"data", "resume"} or typed.get("experiment") in experiments
+    own_text = reads_text and "data.path" in typed and not chosen
     return flags[:1] + ["data=files"] * own_text + settings
 
 

@@ -80,7 +80,10 @@ def entry(
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its exceptions instead of printing them
             if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
                 sys.stdout.reconfigure(errors="replace")
-            sys.argv[1:] = arranged(sys.argv[1:], reads_text=config_name in READ_TEXT)
+            with_data = [
+                path.stem for path in (CONFIGS / "experiment").iterdir() if " /data:" in path.read_text("utf-8")
+            ]
+            sys.argv[1:] = arranged(sys.argv[1:], reads_text=config_name in READ_TEXT, experiments=with_data)
             if not MULTIRUN & set(sys.argv):
                 sys.argv[1:] = of_the_resumed_run([quoted(argument, text_keys) for argument in sys.argv[1:]])
             if {"-h", "--help"} & set(sys.argv):

@@ -115,12 +115,13 @@ def test_several_values_need_a_grid(tmp_path):
         ("seed=1 data.path=a.txt -m", "-m data=files seed=1 data.path=a.txt"),
         ("data=shakespeare data.path=a.txt", "data=shakespeare data.path=a.txt"),
         ("experiment=shakespeare data.path=a.txt", "experiment=shakespeare data.path=a.txt"),
+        ("experiment=finetune data.path=a.txt", "data=files experiment=finetune data.path=a.txt"),
         ("resume=latest data.path=a.txt", "resume=latest data.path=a.txt"),
         ("--help", "--help"),
     ],
 )
 def test_flags_come_first_and_a_path_means_files(typed, expected):
-    assert arranged(typed.split(), reads_text=True) == expected.split()
+    assert arranged(typed.split(), reads_text=True, experiments=["shakespeare"]) == expected.split()
 
 
 def test_a_path_means_files_only_where_text_is_read():
