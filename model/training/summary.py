@@ -14,6 +14,7 @@ from tril.model.gpt import GPT
 from tril.model.runs import SUMMARY
 from tril.model.training.callbacks.gradient_norms import GradientNorms
 from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.end_of_run import show
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import CUDA_GRAPHS, Hardware
 from tril.model.training.module import val_names
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PACKAGE = Path(__file__).resolve().parents[2]
-SHOWN_STEPS = 10  # of a list of steps, in the table
+SPECIAL_TOKENS = {"bpe": 1, "byte": 1, "char": 2}  # end of text; of characters also the unknown one
 
 
 def describe(
@@ -53,13 +54,19 @@ def describe(
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
         f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token\n"
         f"data    {meta['source']['kind']}: {train:,} training tokens, {val:,} validation tokens{answers}, "
-        f"vocabulary {meta['vocab_size']:,}\n{mixed}"
+        f"vocabulary {vocabulary(meta)}\n{mixed}"
         f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M "
         f"{'' if mixed else f'({total / train:.2f} epochs) '}"
         f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}"
         f"{f', attention kernels: {kernels}' if kernels else ''}\n"
         f"folder  {folder}"
     )
+
+
+def vocabulary(meta: dict[str, Any]) -> str:
+    """The number of tokens, such as "65 + 2 special" of a tokenizer of Tril."""
+    special = SPECIAL_TOKENS.get(meta["tokenizer"].get("kind"), 0)
+    return f"{meta['vocab_size'] - special:,}" + (f" + {special} special" if special else "")
 
 
 def source_texts(meta: dict[str, Any], tokens: int) -> dict[str, str]:
@@ -220,28 +227,6 @@ def peak_memory_bytes(accelerator: str) -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def show(summary: dict[str, Any]) -> str:
-    """The summary as an aligned table."""
-    present = {name: value for name, value in summary.items() if value is not None and value != counted([])}
-    for name, source in present.pop("sources", {}).items():
-        losses = f"{source['final_val_loss']:.5g} nats per token, {source['final_val_bpb']:.5g} bits per byte"
-        present[f"source {name}"] = f"{source['share']:.1%}, {source['epochs']:.2f} epochs; final val {losses}"
-    shown = {name.replace("_", " "): _format(value) for name, value in present.items()}
-    width = max(map(len, shown))
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in shown.items())
-
-
-def _format(value: object) -> str:
-    if isinstance(value, dict):  # of `counted`
-        steps, more = value["steps"][:SHOWN_STEPS], ", ..." if value["count"] > SHOWN_STEPS else ""
-        return f"{value['count']:,} at step {', '.join(f'{step:,}' for step in steps)}{more}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.5g}"
-    return str(value)
 
 
 def plot_losses(
