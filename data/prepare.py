@@ -34,7 +34,7 @@ from tril.data.tokenizer import TokenizerConfig, build, n_ids
 
 FORMAT = 1  # incremented when the same settings produce other files
 MAX_UINT16_VOCAB = 1 << 16
-LOG_INTERVAL = 60  # seconds between lines of the progress bar if stderr is not a terminal
+LOG_INTERVAL = 10  # seconds between lines of the progress bar if stderr is not a terminal
 UNKNOWN_EXAMPLES = 10
 EXAMPLE_CHARACTERS = 60  # of a passage that occurs in both parts
 

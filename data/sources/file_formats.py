@@ -1,8 +1,10 @@
 """The formats of the user's files: how to find, open and read them."""
 
 import codecs
+import csv
 import glob
 import gzip
+import io
 import json
 import os
 import zlib
@@ -15,26 +17,31 @@ from tril.data.sources.base import PIECE_SIZE, Piece, printable
 
 TEXT = (".txt", ".md", ".txt.gz", ".md.gz")
 JSON_LINES = (".jsonl", ".jsonl.gz")
+JSON = (".json", ".json.gz")
+CSV = (".csv", ".csv.gz")
 PARQUET = (".parquet",)
-SUFFIXES = TEXT + JSON_LINES + PARQUET
+SUFFIXES = TEXT + JSON_LINES + JSON + CSV + PARQUET
 PARQUET_ROWS = 16  # rows decoded at a time
 PARQUET_BUFFER = 1 << 20  # bytes
 MAX_UNPACKED = 1 << 28  # bytes of a row group: of larger ones, fewer rows are decoded at a time
 MAX_RATIO = 1000  # of the size of such a row group and that of the file; zstd packs English text to a third
 MAX_ROW_BYTES = 1 << 25  # of a JSON line or a parquet value; as Python objects, JSON may take 20 times as much
+MAX_JSON_BYTES = 1 << 28  # of a .json file, which is read as a whole
 TOO_LONG = f"has more than {MAX_ROW_BYTES} bytes; split it, or write the text to a .txt file"
 FIELD_EXAMPLES = 20
 
 
-def find(key: str, pattern: str | None, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
-    """The files with one of `suffixes` that `pattern`, the setting data.`key`, matches: a file, a folder or a glob.
-    Sorted.
+def find(key: str, pattern: str | list[str] | None, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+    """The files with one of `suffixes` that `pattern`, the setting data.`key`, matches: a file, a folder, a glob, or a
+    list of them. Sorted.
 
     Raises:
         ValueError: no pattern, or it matches an unsupported file.
         OSError: it matches nothing.
     """
-    if not pattern:
+    if isinstance(pattern, list) and pattern:
+        return sorted({file for each in pattern for file in find(key, each, suffixes)})
+    if not pattern or not isinstance(pattern, str):
         raise ValueError(f"data.{key} is missing; give a file, a folder or a glob, such as data.{key}='texts/**/*.txt'")
     path, setting = Path(pattern).expanduser(), f"data.{key}={printable(pattern)}"
     if path.is_dir():
@@ -120,6 +127,40 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{where} is {line[:40]!r}; write one JSON object per line")
             yield number, row
+
+
+def json_array(path: Path, text_field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, row) of every element of a .json file: objects, or texts alone; a single object is one row."""
+    with open_file(path) as file:
+        content = file.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise ValueError(f"{printable(path)} has more than {MAX_JSON_BYTES} bytes; write it as .jsonl, a row per line")
+    try:
+        rows = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{printable(path)} is not JSON ({printable(error)}); correct it") from error
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
+        row = {text_field: row} if isinstance(row, str) else row
+        if not isinstance(row, dict):
+            kind = f"{printable(path)}, row {number} is {printable(repr(row)[:40])}"
+            raise ValueError(f"{kind}; a .json file holds a list of objects or of texts")
+        yield number, row
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, row) of every row below the header."""
+    limit = csv.field_size_limit(MAX_ROW_BYTES)
+    try:
+        with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            reader = csv.DictReader(text, strict=True, restkey="")
+            try:
+                yield from enumerate(reader, start=1)
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{printable(path)} is not UTF-8 ({error.reason}); convert it") from error
+            except csv.Error as error:
+                raise ValueError(f"{printable(path)}, line {reader.line_num}: {error}; correct the quotes") from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def parquet_rows(file: Any, name: object, text_field: str) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,9 @@
 """The user's own files: texts, and tables in which every row is a document."""
 
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass as plain_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,6 @@ from typing import Any, Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.families import Sketch
 from tril.data.sources.base import (
     SETTINGS,
     SPLIT_VERSION,
@@ -26,42 +25,34 @@ from tril.data.sources.base import (
 )
 from tril.data.sources.chat import PLAIN, ChatTemplate, Conversation, read_messages
 from tril.data.sources.file_formats import (
+    CSV,
     JSON_LINES,
     PARQUET,
     SUFFIXES,
     TEXT,
-    damage_errors,
+    csv_rows,
     find,
+    json_array,
     json_rows,
     open_file,
     parquet_rows,
     read_text,
     row_text,
 )
-from tril.data.sources.split import MAX_BYTES, MAX_DOCUMENTS, TOLERANCE, choose_val, split_point
+from tril.data.sources.file_plan import Plan, damage, make_plan, split_position
+from tril.data.sources.split import TOLERANCE
 
+MAX_SHOWN = 10  # files that cannot be read
 SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
 CHUNK = 1 << 20  # bytes read at a time to compare documents
 
-
-@plain_dataclass(frozen=True)
-class Plan:
-    """How the documents are split.
-
-    texts, rows: the rule for text files and for rows. "document": the names in `val`; "content": a hash of the content
-        of each row; "position": the end of each document.
-    n_documents: of those that were compared.
-    """
-
-    texts: Literal["document", "position"]
-    rows: Literal["document", "position", "content"]
-    val: frozenset[str]
-    n_documents: int
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, config=SETTINGS)
 class Files:
-    """Files with one of `file_formats.SUFFIXES`. Text files and the rows of .jsonl and .parquet files are documents.
+    """Files with one of `file_formats.SUFFIXES`. Text files and the rows of tables (.jsonl, .json, .csv, .parquet) are
+    documents.
 
     About `val_fraction` of the text is for validation: whole documents in the order of a hash of their names, with
     copies and near-copies on one side. If that cannot meet the fraction within a factor of 1.5, as with one file, the
@@ -73,19 +64,21 @@ class Files:
     messages without system prompts.
 
     Args:
-        path: a file, a folder (searched recursively), or a glob (`**` for any depth).
+        path: a file, a folder (searched recursively), a glob (`**` for any depth), or a list of them.
         text_field: the key or column that holds the text of a row.
         val_path: like `path`; these files are the validation part, the other files of `path` the training part.
         format: "chat": rows have `messages`, or `prompt` and `response`; see `data.sources.chat`.
         chat_template: a file with a Jinja template; None: `PLAIN`.
+        on_error: "skip" leaves out the files that cannot be read; "stop" names them all.
     """
 
-    path: str | None
+    path: str | list[str] | None
     text_field: str = "text"
     val_fraction: ValFraction = 0.05
-    val_path: str | None = None
+    val_path: str | list[str] | None = None
     format: Literal["text", "chat"] = "text"
     chat_template: str | None = None
+    on_error: Literal["stop", "skip"] = "stop"
     name = "files"
     max_overlap = None
 
@@ -143,6 +136,8 @@ class Files:
         common = {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field}
         if self.is_chat:  # the template itself, which a run that starts from this one takes over
             common |= {"format": self.format, "chat_template": self.template.text}
+        if self.on_error == "skip":  # which files are left out follows from their content
+            common |= {"on_error": self.on_error}
         by_fraction = {"val_fraction": self.val_fraction, "split": SPLIT_VERSION}
         return common | (by_fraction if self.val_path is None else {"val_path": True})
 
@@ -161,16 +156,60 @@ class Files:
         return f"the end of each of {plan.n_documents} documents (whole ones would miss it by a factor of {TOLERANCE})"
 
     def pieces(self, split: Split) -> Iterator[Piece]:
-        return self._pieces(self.files(split), split, None if self.val_path is not None else self._plan)
+        with self._all_problems():
+            plan = None if self.val_path is not None else self._plan
+            yield from self._pieces(self._readable(split), split, plan)
 
     def all_pieces(self) -> Iterator[Piece]:
         """The whole text of `path`."""
-        return self._pieces(self.files("train"), "train", None)
+        with self._all_problems():
+            yield from self._pieces(self._readable("train"), "train", None)
+
+    def _readable(self, split: Split) -> list[tuple[str, Path]]:
+        """The files of `split` without those that are skipped."""
+        if self.on_error == "stop":
+            return self.files(split)
+        left = [(name, path) for name, path in self.files(split) if path not in self._skipped]
+        if not left:
+            raise ValueError(f"data.on_error=skip leaves no file of the {split} part: {shown(self._skipped.values())}")
+        return left
+
+    @cached_property
+    def _skipped(self) -> dict[Path, str]:
+        problems = self._problems()
+        if problems:
+            files = "file" if len(problems) == 1 else "files"
+            logger.warning("data.on_error=skip leaves out %d %s: %s", len(problems), files, shown(problems.values()))
+        return problems
+
+    def _problems(self) -> dict[Path, str]:
+        """Why files cannot be read. Reads them all."""
+        splits: tuple[Split, ...] = ("train",) if self.val_path is None else ("train", "val")
+        problems = {}
+        for name, path in {path: (name, path) for split in splits for name, path in self.files(split)}.values():
+            try:
+                for _ in self._pieces([(name, path)], "train", None):
+                    pass
+            except (ValueError, OSError) as error:
+                problems[path] = str(error)
+        return problems
+
+    @contextmanager
+    def _all_problems(self) -> Iterator[None]:
+        """Names all files that cannot be read instead of the first one."""
+        try:
+            yield
+        except (ValueError, OSError) as error:
+            problems = self._problems() if self.on_error == "stop" else {}
+            if len(problems) < 2:
+                raise
+            remedy = "correct them, or leave them out with data.on_error=skip"
+            raise ValueError(f"{len(problems)} files cannot be read: {shown(problems.values())}; {remedy}") from error
 
     def _pieces(self, files: list[tuple[str, Path]], split: Split, plan: Plan | None) -> Iterator[Piece]:
         """The pieces of one part; of all `files` without a plan."""
         for name, path in files:
-            with _damage(path):
+            with damage(path):
                 if path.name.endswith(TEXT):
                     if plan is None or plan.texts == "position" or (name in plan.val) == (split == "val"):
                         yield from self._text(path, split if plan and plan.texts == "position" else None)
@@ -217,10 +256,15 @@ class Files:
 
     def _rows(self, name: str, path: Path) -> Iterator[tuple[str, str, Conversation | None]]:
         """Name and text of every row of a table, and of a chat its conversation."""
-        is_parquet = path.name.endswith(PARQUET)
-        rows = enumerate(parquet_rows(path, path, self.text_field), start=1) if is_parquet else json_rows(path)
+        if path.name.endswith(PARQUET):
+            rows = enumerate(parquet_rows(path, path, self.text_field), start=1)
+        elif path.name.endswith(CSV):
+            rows = csv_rows(path)
+        else:
+            rows = json_rows(path) if path.name.endswith(JSON_LINES) else json_array(path, self.text_field)
+        unit = "line" if path.name.endswith(JSON_LINES) else "row"
         for number, row in rows:
-            where = f"{printable(path)}, {'row' if is_parquet else 'line'} {number}"
+            where = f"{printable(path)}, {unit} {number}"
             if self.is_chat:
                 conversation = Conversation(read_messages(row, where), self.template, where)
                 yield f"{name}:{number}", conversation.key(), conversation
@@ -229,60 +273,17 @@ class Files:
 
     @cached_property
     def _plan(self) -> Plan:
-        """Reads all documents once."""
-        files = self.files("train")
-        texts = [(name, path) for name, path in files if path.name.endswith(TEXT)]
-        tables = [(name, path) for name, path in files if not path.name.endswith(TEXT)]
-        if len(files) == len(texts) == 1:
-            return Plan("position", "position", frozenset(), 1)
-        near = len(texts) <= MAX_DOCUMENTS and sum(path.stat().st_size for _, path in files) <= MAX_BYTES
-        rows = self._row_sketches(tables, near, MAX_DOCUMENTS - len(texts))
-        sketches = {name: _file_sketch(path, near) for name, path in texts} | (rows or {})
-        val = choose_val(list(sketches), list(sketches.values()), self.val_fraction, near) if sketches else None
-        if self.is_chat and rows and val is None:
-            count = f"{len(rows)} conversation{'s' if len(rows) > 1 else ''}, copies together"
-            remedy = "give more, change data.val_fraction, or give other files with data.val_path"
-            raise ValueError(f"data.val_fraction={self.val_fraction} cannot be met with {count}; {remedy}")
-        rule: Literal["document", "position"] = "position" if val is None else "document"
-        return Plan(rule, rule if rows is not None else "content", val or frozenset(), len(sketches))
+        def rows(name: str, path: Path) -> Iterator[tuple[str, str]]:
+            with damage(path):
+                yield from ((key, text) for key, text, _ in self._rows(name, path))
 
-    def _row_sketches(self, tables: list[tuple[str, Path]], near: bool, limit: int) -> dict[str, Sketch] | None:
-        """A sketch per row that is not empty; None: there are more than `limit`."""
-        sketches: dict[str, Sketch] = {}
-        for name, path in tables:
-            with _damage(path):
-                for key, text, _ in self._rows(name, path):
-                    if len(sketches) >= limit:
-                        return None
-                    if text:
-                        sketches[key] = Sketch([content_key(text)], near)
-        return sketches
+        files = self._readable("train")
+        if empty := [printable(path) for _, path in files if not path.stat().st_size]:
+            logger.warning("without text: %s", shown(empty))
+        return make_plan(files, rows, self.val_fraction, "conversation" if self.is_chat else None)
 
 
-def split_position(read: Callable[[int, int], bytes], size: int, val_fraction: float) -> int:
-    """Where the validation part of a text of `size` bytes starts, see `split_point`.
-
-    Args:
-        read: (start, end) -> the bytes between.
-    """
-    wanted = round(size * val_fraction)
-    if wanted == 0:
-        return size
-    position = max(int(size * (1 - val_fraction)), 1)
-    window = read(position - 1, min(position + min(max(wanted // 3, 4), SEARCH), size))
-    return min(position - 1 + split_point(window), size)
-
-
-def _file_sketch(path: Path, near: bool) -> Sketch:
-    with _damage(path), open_file(path) as file:
-        return Sketch(iter(lambda: file.read(CHUNK), b""), near)
-
-
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """Names the file if reading it fails because it is damaged."""
-    try:
-        yield
-    except damage_errors(path) as error:
-        reason = printable(error)
-        raise ValueError(f"{printable(path)} is damaged or incomplete ({reason}); copy or create it again") from error
+def shown(problems: Collection[str]) -> str:
+    """The first problems, and the number of the others."""
+    first, more = "; ".join(list(problems)[:MAX_SHOWN]), len(problems) - MAX_SHOWN
+    return f"{first}; and {more} more" if more > 0 else first

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.data.sources.reading import documents, text_of
-from tril.data.sources import files as module
+from tril.data.sources import file_plan as module
 from tril.data.sources.files import Files
 
 WORDS = [f"{a}{b}{c}" for a in ("ka", "lo", "mi", "su") for b in ("ren", "tal", "vo", "x") for c in ("da", "é", "um")]
