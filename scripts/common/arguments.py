@@ -15,7 +15,8 @@ def arranged(arguments: list[str], *, reads_text: bool, experiments: Collection[
     """
     flags = [argument for argument in arguments if argument in MULTIRUN]
     settings = [argument for argument in arguments if argument not in MULTIRUN]
-    typed = dict(argument.lstrip("+").partition("=")[::2] for argument in settings)
+    parts = (argument.lstrip("+").partition("=") for argument in settings)
+    typed = {key: value for key, _, value in parts}
     chosen = typed.keys() & {"data", "resume"} or typed.get("experiment") in experiments
     own_text = reads_text and "data.path" in typed and not chosen
     return flags[:1] + ["data=files"] * own_text + settings
