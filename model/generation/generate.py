@@ -28,7 +28,7 @@ STEPS_AHEAD = {"cuda": 1}
 
 
 @dataclass(frozen=True, config=strict_settings())
-class _Limits:
+class Limits:
     max_new_tokens: Annotated[int, Field(ge=1)]
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None  # the range of torch.Generator
 
@@ -74,7 +74,7 @@ def generate_ids(
         ValueError: an argument is out of range.
     """
     vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
-    _Limits(max_new_tokens=max_new_tokens, seed=seed)
+    Limits(max_new_tokens=max_new_tokens, seed=seed)
     _check(prompts, vocab_size, model.config.vocab_size)
     if compile and not use_cache:
         raise ValueError(

@@ -114,6 +114,18 @@ class LanguageModel:
             )
         return encoding.ids or [self.eot_id]
 
+    def split(self, prompt: str) -> tuple[list[int], Tensor | None]:
+        """The ids that generation starts from, without a final whitespace token, which the first new token replaces.
+
+        Returns:
+            The ids, and which tokens may be the next one, (1, n_ids) bool; None: all.
+
+        Raises:
+            ValueError: the prompt contains characters that the tokenizer does not know.
+        """
+        kept, removed = self._heal(self.encode(prompt))
+        return kept, self._replacements([removed])
+
     def _pieces(
         self, prompts: list[str], *, seed: int | None = 0, stop: str | Sequence[str] | None = None, **options
     ) -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ import math
 from typing import Annotated, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -92,19 +93,31 @@ class Choice(NamedTuple):
 
 def choose(logits: Tensor, choice: Choice) -> Tensor:
     """Logits (B, V) -> ids (B,), without synchronizing with the device."""
+    if choice.noise is None:
+        return restrict(logits, choice).argmax(-1)
+    # An exponential race: of independent Exp(p_i) variables, variable i is the smallest with probability p_i.
+    # torch.multinomial would synchronize with a GPU to check the probabilities. MIN_NOISE keeps each variable finite,
+    # and noise < 1 keeps it above 0; otherwise a single token kept by a filter could tie with the removed ones.
+    exponential = -(choice.noise + MIN_NOISE).log()
+    return (probabilities(logits, choice) / exponential).argmax(-1)  # (B,)
+
+
+def probabilities(logits: Tensor, choice: Choice) -> Tensor:
+    """The distribution that `choose` draws from: logits (B, V) -> (B, vocab_size); one-hot at temperature 0."""
+    logits = restrict(logits, choice)
+    if choice.noise is None:
+        return F.one_hot(logits.argmax(-1), choice.vocab_size).float()
+    return apply_filters(logits / choice.temperature, choice.config).softmax(-1)
+
+
+def restrict(logits: Tensor, choice: Choice) -> Tensor:
+    """Logits (B, V) -> float32 (B, vocab_size): -inf where not allowed, with the repetition penalty."""
     logits = logits[:, : choice.vocab_size].float()
     if choice.allowed is not None:
         logits = logits.masked_fill(~choice.allowed, -math.inf)
     if choice.seen is not None:
         logits = penalize_repetition(logits, choice.seen, choice.config.repetition_penalty)
-    if choice.noise is None:
-        return logits.argmax(-1)
-    probabilities = apply_filters(logits / choice.temperature, choice.config).softmax(-1)  # (B, vocab_size)
-    # An exponential race: of independent Exp(p_i) variables, variable i is the smallest with probability p_i.
-    # torch.multinomial would synchronize with a GPU to check the probabilities. MIN_NOISE keeps each variable finite,
-    # and noise < 1 keeps it above 0; otherwise a single token kept by a filter could tie with the removed ones.
-    exponential = -(choice.noise + MIN_NOISE).log()
-    return (probabilities / exponential).argmax(-1)  # (B,)
+    return logits
 
 
 def apply_filters(logits: Tensor, config: SamplingConfig) -> Tensor:

@@ -1,6 +1,3 @@
-"use strict";
-const $ = (id) => document.getElementById(id);
-const all = (selector) => [...document.querySelectorAll(selector)];
 const { layers: L, heads: H, tokens, probabilities } = JSON.parse($("data").textContent);
 const T = tokens.length;
 const MEAN = H; // number after the last head: the mean of all heads of the layer
@@ -10,14 +7,7 @@ const MAX_LABELED = 36; // tokens that fit as labels along the matrix
 const LONG_TEXT = 120; // a text of more tokens gets a separate column
 
 // Data: float16, little-endian, (L, H, T, T)
-const VALUE = Float32Array.from({ length: 65536 }, (_, bits) => {
-  const exponent = (bits >> 10) & 31, fraction = bits & 1023, sign = bits >> 15 ? -1 : 1;
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (exponent ? (1024 + fraction) * 2 ** (exponent - 25) : fraction * 2 ** -24);
-});
-const bytes = atob($("maps").textContent);
-const maps = new Uint16Array(L * H * T * T);
-for (let i = 0; i < maps.length; i++) maps[i] = bytes.charCodeAt(2 * i) | (bytes.charCodeAt(2 * i + 1) << 8);
+const maps = float16Codes($("maps").textContent);
 
 function matrixOf(layer, head) {
   const heads = head === MEAN ? [...Array(H).keys()] : [head], matrix = new Float32Array(T * T);
@@ -29,38 +19,7 @@ function matrixOf(layer, head) {
 }
 const nameOf = (layer, head) => (head === MEAN ? `L${layer}, mean of all heads` : `L${layer}H${head}`);
 
-// Text
-const SYMBOLS = { " ": "·", "\n": "↵", "\t": "→" };
-const symbol = (c) => SYMBOLS[c] ?? String.fromCharCode(c === "\x7f" ? 0x2421 : 0x2400 + c.charCodeAt(0)); // other control characters
-function element(name, className = "", ...children) {
-  const node = document.createElement(name);
-  node.className = className;
-  node.append(...children);
-  return node;
-}
-/** The token as text nodes, with symbols for whitespace; `breaks` starts a new line after a newline, as in the text. */
-function visibleText(token, breaks = false) {
-  const mark = (c) => element("span", "mark", symbol(c) + (breaks && c === "\n" ? "\n" : ""));
-  return token.split(/([\x00- \x7f])/).map((part, i) => (i % 2 ? mark(part) : part));
-}
 const numbered = (t) => [element("span", "number", `${t}`), ...visibleText(tokens[t])];
-const weightText = (w) => (w === 0 ? "0" : Math.abs(w) < 0.001 ? w.toExponential(1) : w.toFixed(3));
-const percentText = (p) => (p === null ? "not a number" : p > 0 && p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
-
-// Colors: interpolated between three colors of the style sheet, by the square root of the weight
-let empty, leak, shades;
-function readColors() {
-  const style = getComputedStyle(document.documentElement);
-  const rgb = (name) => [1, 3, 5].map((i) => parseInt(style.getPropertyValue(name).trim().slice(i, i + 2), 16));
-  const stops = ["--low", "--mid", "--high"].map(rgb);
-  [empty, leak] = [rgb("--empty"), rgb("--leak")];
-  shades = Array.from({ length: 256 }, (_, i) => {
-    const low = i < 128 ? 0 : 1, part = i / 127.5 - low;
-    return stops[low].map((c, k) => Math.round(c + part * (stops[low + 1][k] - c)));
-  });
-}
-const shade = (w) => shades[Math.round(255 * Math.sqrt(Math.min(1, w)))];
-const color = (w, above) => (w === 0 ? empty : above || !(w > 0 && w < Infinity) ? leak : shade(w));
 function paint(canvas, size, colorAt) {
   canvas.width = canvas.height = size;
   const context = canvas.getContext("2d"), image = context.createImageData(size, size);
@@ -133,9 +92,7 @@ function show() {
     const w = weights[t], seen = w !== 0 && color(w, t > query) !== leak;
     const names = { later: t > query, leak: w !== 0 && !seen, query: t === query, key: t === column && t !== query };
     span.className = ["token", ...Object.keys(names).filter((name) => names[name])].join(" ");
-    const [r, g, b] = seen ? shades[Math.round((255 * w) / largest)] : empty;
-    span.style.backgroundColor = seen ? `rgb(${r} ${g} ${b})` : "";
-    span.style.color = seen ? (0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#000" : "#fff") : "";
+    fill(span, seen ? w / largest : null);
     span.title = `weight ${weightText(w)}`;
     span.tabIndex = t === column ? 0 : -1;
   });
@@ -159,13 +116,6 @@ function showWeight(row, column) {
     const [from, to] = [row, column].map((t) => element("code", "", ...numbered(t)));
     output.replaceChildren(from, " attends to ", to, later, " with weight ", weight);
   }
-}
-function bars(list, entries) {
-  list.replaceChildren(...entries.flatMap(({ label, part, text, className = "" }) => {
-    const bar = element("i");
-    bar.style.width = `${100 * Math.min(1, Math.max(0, part))}%`;
-    return [element("span", className, ...label), element("span", `track ${className}`, bar), element("span", className, text)];
-  }));
 }
 function listLargest(weights, query, largest) {
   const order = [...weights.keys()].filter((t) => weights[t] !== 0).sort((a, b) => weights[b] - weights[a]).slice(0, MAX_LARGEST);

@@ -53,13 +53,13 @@ def write_page(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    encoded = base64.b64encode(_to_float16(maps).tobytes()).decode("ascii")
+    encoded = base64.b64encode(to_float16(maps).tobytes()).decode("ascii")
     page = environment.get_template("attention.html").render(title=title, data=data, maps=encoded)
     with atomic_path(path) as part:  # xmlcharrefreplace: for half of a surrogate pair
         part.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
 
 
-def _to_float16(maps: Tensor) -> np.ndarray:
+def to_float16(maps: Tensor) -> np.ndarray:
     """Little-endian float16, 0 exactly where `maps` is 0."""
     exact = maps.detach().cpu().double().numpy()  # numpy has no bfloat16
     rounded = exact.astype("<f2")

@@ -8,6 +8,7 @@ from importlib.metadata import version
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
     "sample": "continue a prompt",
+    "play": "try a model in the browser: tokens, attention, heads",
     "export": "write a model for Hugging Face transformers or llama.cpp",
     "evaluate": "loss, bits per byte, accuracy and calibration of a checkpoint on a text",
     "eval": "tasks of lm-evaluation-harness on a checkpoint",

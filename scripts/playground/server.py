@@ -1,0 +1,212 @@
+"""The HTTP server of play.py: the page, the models, and one streamed answer per generation.
+
+    GET  /           the page and the files that it needs
+    GET  /models     JSON: the models and the prompt to start with
+    POST /generate   JSON of `Generation` -> one line of JSON with the prompt's tokens, then one per new token
+
+It answers programs of this computer only. Other pages in the same browser are refused: by the Host header, which a
+rebound DNS name cannot fake, and by the Origin header, which browsers send with every POST of another page.
+"""
+
+import base64
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+from pydantic import AfterValidator, Field
+
+from tril.model.validation import strict_settings
+from tril.scripts.common.cli import build, message_of, printable
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from tril.model.generation.language_model import LanguageModel
+    from tril.model.heads.live import LiveToken
+
+HOSTS = ("127.0.0.1", "localhost")
+PAGE, SHARED = Path(__file__).parent / "page", Path(__file__).resolve().parents[2] / "model" / "heads"
+FILES = {
+    "/": PAGE / "play.html",
+    "/play.css": PAGE / "play.css",
+    "/pane.js": PAGE / "pane.js",
+    "/play.js": PAGE / "play.js",
+    "/attention.css": SHARED / "attention.css",
+    "/common.js": SHARED / "common.js",
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+MAX_PROMPT, MAX_TOKENS, MAX_TEMPERATURE = 20_000, 500, 10
+MAX_SEED = 2**53 - 1  # the largest integer that JavaScript holds exactly
+
+
+def _check_prompt(prompt: str) -> str:
+    if len(prompt) > MAX_PROMPT:
+        raise ValueError(f"the prompt has {len(prompt)} characters; use at most {MAX_PROMPT}")
+    return prompt
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=strict_settings())
+class Generation:
+    """What the page asks for. `live_tokens` checks the values further.
+
+    Attributes:
+        model: number of the model, in the order of the command line.
+        remove_heads: names of heads, such as "L0H3".
+    """
+
+    model: Annotated[int, Field(ge=0)]
+    prompt: Annotated[str, AfterValidator(_check_prompt)]
+    max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+    top_k: int | None
+    top_p: float | None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
+    remove_heads: list[str]
+
+
+@dataclass
+class PlayModel:
+    """A model of the page. Whoever runs a step on it holds `lock`, as hooks on the model capture its attention."""
+
+    name: str
+    lm: "LanguageModel"
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def describe(self) -> dict[str, Any]:
+        config, n_parameters = self.lm.config, self.lm.model.n_parameters()
+        sizes = {"layers": config.n_layers, "heads": config.n_heads, "context": config.context_length}
+        return {"name": self.name, "parameters": n_parameters, **sizes}
+
+    def start(self, settings: Generation) -> Iterator[dict[str, Any]]:
+        """The objects that are the lines of an answer. Settings are checked by this call, before the first of them.
+
+        Raises:
+            ValueError: a value is out of range, or the prompt contains characters that the tokenizer does not know.
+        """
+        from tril.model.heads.ablation import head_gate
+        from tril.model.heads.live import live_tokens, prompt_tokens
+
+        lm, gate = self.lm, None
+        if settings.remove_heads:
+            gate = head_gate(lm.config, settings.remove_heads).to(lm.model.embed.weight.device)
+        names = ("max_new_tokens", "seed", "temperature", "top_k", "top_p")
+        options = {name: getattr(settings, name) for name in names}
+        tokens = live_tokens(lm, settings.prompt, head_gate=gate, **options)
+        given = [{"name": name, "text": text} for name, text in prompt_tokens(lm, settings.prompt)]
+        return self._lines(given, tokens)
+
+    def _lines(self, given: list[dict], tokens: "Iterator[LiveToken]") -> Iterator[dict[str, Any]]:
+        yield {"prompt": given}
+        while True:
+            with self.lock:
+                token = next(tokens, None)
+            if token is None:
+                return
+            yield encoded(token, ended=token.id == self.lm.eot_id)
+
+
+def encoded(token: "LiveToken", *, ended: bool) -> dict[str, Any]:
+    """The token for the page: weights as base64 of little-endian float16, NaN as null."""
+    from tril.model.heads.page import to_float16
+
+    def number(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    candidates = [
+        {"id": c.id, "name": c.name, "drawn_from": number(c.drawn_from), "model": number(c.model)}
+        for c in token.candidates
+    ]
+    weights = base64.b64encode(to_float16(token.attention).tobytes()).decode("ascii")
+    return {
+        "id": token.id,
+        "name": token.name,
+        "text": token.text,
+        "ended": ended,
+        "candidates": candidates,
+        "attention": weights,
+        "dropped": token.n_dropped,
+    }
+
+
+def create_app(
+    models: Sequence[PlayModel], prompt: str = "", stopping: Callable[[], bool] = lambda: False
+) -> "Starlette":
+    """The application.
+
+    Args:
+        prompt: the text that the page starts with.
+        stopping: whether the server ends; then all answers end.
+    """
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import FileResponse, JSONResponse, StreamingResponse
+    from starlette.routing import Route
+
+    async def describe(request: "Request") -> "Response":
+        return JSONResponse({"models": [model.describe() for model in models], "prompt": prompt}, headers=HEADERS)
+
+    async def generate(request: "Request") -> "Response":
+        try:
+            check_origin(request)
+            settings = read_settings(await request.body(), len(models))
+            answer = models[settings.model].start(settings)
+        except ValueError as error:
+            return JSONResponse({"error": printable(message_of(error))}, status_code=400, headers=HEADERS)
+        # The generator runs in a thread, step by step. When the page is gone, no further step is asked for.
+        lines = (json.dumps(line, allow_nan=False) + "\n" for line in until(stopping, answer))
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=HEADERS)
+
+    routes = [Route("/models", describe), Route("/generate", generate, methods=["POST"])]
+    for path, file in FILES.items():
+        routes.append(Route(path, lambda request, file=file: FileResponse(file, headers=HEADERS)))
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))])
+
+
+def check_origin(request: "Request") -> None:
+    """Raises ValueError if another page sent the request, or a form could have."""
+    origin, host = request.headers.get("origin"), request.headers["host"]
+    if origin not in (None, f"http://{host}"):
+        raise ValueError(f"origin {origin} is another page; open http://{host}/")
+    if request.headers.get("content-type") != "application/json":
+        raise ValueError("the request must have the content type application/json")
+
+
+def read_settings(body: bytes, n_models: int) -> Generation:
+    """Raises ValueError for what is not a valid `Generation`."""
+    values = json.loads(body)
+    if not isinstance(values, dict):
+        raise ValueError("the request must be a JSON object")
+    settings = build(Generation, values)
+    if settings.model >= n_models:
+        raise ValueError(f"model={settings.model} must be below the number of models, {n_models}")
+    return settings
+
+
+def until(stopping: Callable[[], bool], items: Iterator) -> Iterator:
+    for item in items:
+        yield item
+        if stopping():
+            return
+
+
+def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Server":
+    """A server whose `run(sockets=[...])` ends with Ctrl-C."""
+    import uvicorn
+
+    app = create_app(models, prompt, stopping=lambda: server.should_exit)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error", lifespan="off"))
+    return server
