@@ -7,6 +7,7 @@ stderr.
 
 import contextlib
 import importlib.util
+import os
 import socket
 import sys
 from typing import Annotated
@@ -80,8 +81,10 @@ def listen(port: int) -> socket.socket:
     try:
         return socket.create_server((LOOPBACK, port))
     except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"cannot listen on port={port}: {reason}; choose another port, or port=0 for any free one") from error
+        reason = os.strerror(error.errno) if error.errno else error  # strerror of create_server is longer
+        raise OSError(
+            f"cannot listen on port={port}: {reason}; choose another port, or port=0 for any free one"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ MAX_SEED = 2**53 - 1  # the largest integer that JavaScript holds exactly
 def _check_prompt(prompt: str) -> str:
     if len(prompt) > MAX_PROMPT:
         raise ValueError(f"the prompt has {len(prompt)} characters; use at most {MAX_PROMPT}")
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError("the prompt has half of a surrogate pair, which is no character; remove it")
     return prompt
 
 

@@ -3,6 +3,7 @@
 const MEAN_NAME = (layer) => `L${layer}, mean of all heads`;
 const N_LARGEST = 6; // length of the list of largest weights
 const N_BINS = 40; // of a strip, each showing the largest weight that it covers
+const FRAME = 16; // milliseconds between two drawings while tokens arrive
 const CONTROL = /([\x00-\x1f\x7f])/;
 
 /** The text of a token as in the running text: only control characters become symbols. */
@@ -12,6 +13,7 @@ function runningText({ text, name }) {
   return text.split(CONTROL).map((part, i) => (i % 2 ? mark(part) : part));
 }
 const tokenName = (name) => (name === "" ? [element("span", "mark", "(empty)")] : visibleText(name));
+const shareText = (p) => (p === 0 ? "0" : percentText(p)); // 0: a filter removed the token
 /** Arrow keys move the focus between the buttons of a grid; Tab leaves it. */
 function moveWithArrows(grid, columns) {
   const buttons = [...grid.querySelectorAll("button")];
@@ -82,7 +84,9 @@ class Pane {
     const text = this.find(".text"), indexOf = (event) => event.target.closest("[role=button]")?.dataset.token;
     for (const kind of ["pointerover", "focusin"]) {
       text.addEventListener(kind, (event) => {
-        if (indexOf(event) !== undefined && this.pinned === null) this.select(Number(indexOf(event)));
+        if (indexOf(event) === undefined || this.pinned !== null) return;
+        this.pointed = true;
+        this.select(Number(indexOf(event)));
       });
     }
     text.addEventListener("click", (event) => {
@@ -115,7 +119,7 @@ class Pane {
     this.removed = request.remove_heads ?? [];
     this.reference = this.removed.length && this.whole?.key === key ? this.whole.tokens : null;
     this.differs = null; // number of the first token that is not that of the reference
-    Object.assign(this, { given: [], tokens: [], spans: [], selected: null });
+    Object.assign(this, { given: [], tokens: [], spans: [], selected: null, pointed: false });
     this.pinned ??= null;
     this.find(".text").replaceChildren();
     for (const part of [".status", ".whole"]) this.find(part).textContent = "";
@@ -131,12 +135,17 @@ class Pane {
     this.running = abort;
     this.report("");
     this.changed();
-    let status;
+    let status, shown = start;
     try {
       for await (const line of answer(request, abort.signal)) {
         if (abort.signal.aborted) return;
         this.receive(line);
+        if (performance.now() - shown < FRAME) continue;
+        this.follow();
+        await new Promise((resume) => setTimeout(resume)); // the browser draws, and hears a click, if tokens arrive faster
+        shown = performance.now();
       }
+      if (abort.signal.aborted) return;
       if (!this.removed.length) this.whole = { key: this.key, tokens: this.tokens };
       const seconds = (performance.now() - start) / 1000, n = this.tokens.length;
       status = `${n} tokens, ${Math.round(n / seconds)} per second` + (this.tokens.at(-1)?.ended ? "; the text ended" : "");
@@ -178,12 +187,19 @@ class Pane {
     if (this.differs !== null) span.classList.add("differs");
     this.spans.push(span);
     this.find(".text").append(span, element("wbr"));
-    if (this.pinned === t || (this.pinned === null && (this.selected ?? t - 1) === t - 1)) this.select(t); // follow the newest token
+  }
+
+  /** While tokens arrive, shows the newest, or the pinned one. */
+  follow() {
+    const newest = this.tokens.length - 1;
+    if (this.pinned === null && !this.pointed) this.selected = newest;
+    else if (this.selected === null && this.pinned <= newest) this.selected = this.pinned;
+    this.show();
   }
 
   finish(status) {
     if (this.pinned !== null && this.pinned >= this.tokens.length) this.pinned = null;
-    if (this.tokens.length) this.select(this.pinned ?? this.selected ?? this.tokens.length - 1);
+    if (this.tokens.length) this.follow();
     if (this.reference && this.differs === null && this.tokens.length) this.find(".whole").textContent = "The same text as with all heads.";
     this.find(".status").textContent = status;
   }
@@ -248,8 +264,8 @@ class Pane {
       const name = element("th", "", drawn ? element("span", "arrow", "▸") : "", ...tokenName(candidate.name));
       name.scope = "row";
       if (drawn) name.append(element("span", "hidden", " (drawn)"));
-      const cells = [candidate.drawn_from, candidate.model].map((p) => element("td", "", p === 0 ? "0" : percentText(p)));
-      const other = before.has(candidate.id) ? percentText(before.get(candidate.id)) : "–";
+      const cells = [candidate.drawn_from, candidate.model].map((p) => element("td", "", shareText(p)));
+      const other = before.has(candidate.id) ? shareText(before.get(candidate.id)) : "–";
       return element("tr", drawn ? "drawn" : "", name, element("td", "share", element("div", "track", bar)), ...cells, element("td", "before", other));
     });
     this.find(".candidates tbody").replaceChildren(...rows);

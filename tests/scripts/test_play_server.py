@@ -1,0 +1,193 @@
+"""The HTTP server of play.py over real connections: answers, refusals, and generation that ends with its reader."""
+
+import base64
+import concurrent.futures
+import json
+import socket
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tests.model.test_checkpoint import language_model
+from tests.scripts.play_server import REQUEST, generate, options, send, served, text_of
+from tril.model.heads.live import live_tokens
+from tril.scripts.playground.server import FILES, create_app
+
+
+@pytest.fixture(scope="module")
+def lms():
+    torch.manual_seed(0)
+    return [language_model(), language_model(n_layers=1)]
+
+
+@pytest.fixture(scope="module")
+def server(lms):
+    with served(*lms, prompt="def ") as server:
+        yield server
+
+
+def error_of(response, status=400):
+    assert response.status == status
+    answer = json.loads(response.read())
+    assert list(answer) == ["error"] and "\n" not in answer["error"]
+    return answer["error"]
+
+
+def test_the_models_are_described(server, lms):
+    answer = json.loads(send(server, "GET", "/models").read())
+    models = [
+        {"name": f"model {i}", "parameters": lm.model.n_parameters(), "layers": 2 - i, "heads": 4, "context": 12}
+        for i, lm in enumerate(lms)
+    ]
+    assert answer == {"prompt": "def ", "models": models}
+
+
+def test_only_the_files_of_the_page_are_served_and_each_with_a_policy(server):
+    for path, file in FILES.items():
+        response = send(server, "GET", path)
+        assert response.status == 200 and response.read() == file.read_bytes()
+        policy = response.getheader("Content-Security-Policy")
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+    for path in ("/server.py", "/../server.py", "/page/", "/attention.html", "/docs"):
+        assert send(server, "GET", path).status == 404, path
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("removed", [[], ["L0H1", "L0H3"]], ids=str)
+def test_a_stream_is_the_sample_of_the_same_settings(server, lms, number, removed):
+    lm, gate = lms[number], torch.ones(2 - number, 4)
+    gate[0, [1, 3]] = 0
+    gate = gate if removed else None
+    given, tokens = generate(server, model=number, remove_heads=removed, max_new_tokens=20)
+    assert text_of((given, tokens)) == "def " + lm.generate("def ", head_gate=gate, **options(max_new_tokens=20))
+    expected = list(live_tokens(lm, "def ", head_gate=gate, **options(max_new_tokens=20)))
+    assert len(tokens) == len(expected) > 12
+    for token, known in zip(tokens, expected, strict=True):
+        keys = ("id", "name", "text")
+        assert [token[key] for key in keys] == [getattr(known, key) for key in keys]
+        assert token["dropped"] == known.n_dropped and token["ended"] == (known.id == lm.eot_id)
+        assert token["candidates"] == [candidate._asdict() for candidate in known.candidates]
+        weights = np.frombuffer(base64.b64decode(token["attention"]), "<f2").reshape(known.attention.shape)
+        np.testing.assert_allclose(weights, known.attention, rtol=2.0**-11, atol=2.0**-25)
+
+
+def test_simultaneous_answers_of_one_model_do_not_mix(server, lms):
+    texts = ["a", "bcd", "efghij", "k"]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda text: generate(server, prompt=text, max_new_tokens=40, temperature=1.0), texts))
+    for text, (given, tokens) in zip(texts, answers, strict=True):
+        known = list(live_tokens(lms[0], text, **options(max_new_tokens=40, temperature=1.0)))
+        assert [token["id"] for token in tokens] == [token.id for token in known] and len(given) == len(text)
+        for token, alone in zip(tokens, known, strict=True):
+            weights = np.frombuffer(base64.b64decode(token["attention"]), "<f2").astype(np.float32)
+            assert weights.size == alone.attention.numel()
+            np.testing.assert_allclose(weights, alone.attention.flatten(), rtol=2.0**-10, atol=1e-6)
+
+
+REFUSED = [
+    ({"max_new_tokens": 501}, "max_new_tokens=501 must be less than or equal to 500"),
+    ({"max_new_tokens": 0}, "max_new_tokens=0 must be greater than or equal to 1"),
+    ({"temperature": 11}, "temperature=11 must be less than or equal to 10"),
+    ({"temperature": 1e-9}, "temperature=1e-09 must be 0 (always the most probable token) or at least 0.001"),
+    ({"temperature": None}, "temperature=null must be a valid number"),
+    ({"temperature": float("nan")}, "temperature=nan must be"),
+    ({"top_k": 0}, "top_k=0 must be greater than or equal to 1"),
+    ({"top_k": "not a number"}, "top_k='not a number' must be a valid integer"),
+    ({"top_p": 1.5}, "top_p=1.5 must be less than or equal to 1"),
+    ({"seed": 2**53}, "seed=9007199254740992 must be less than or equal to 9007199254740991"),
+    ({"seed": 1.5}, "seed=1.5 must be a valid integer"),
+    ({"prompt": "x" * 20_001}, "the prompt has 20001 characters; use at most 20000"),
+    ({"prompt": None}, "prompt=null must be a valid string"),
+    ({"prompt": "\udc80"}, "the prompt has half of a surrogate pair"),
+    ({"remove_heads": ["L0H4"]}, "the model has no head 'L0H4'; with 2 layers of 4 heads, use L0H0 to L1H3"),
+    ({"remove_heads": "L0H1"}, "remove_heads='L0H1' must be a valid list"),
+    ({"model": 2}, "model=2 must be below the number of models, 2"),
+    ({"model": -1}, "model=-1 must be greater than or equal to 0"),
+    ({"model": True}, "model=true must be a valid integer"),
+    ({"other": 1}, "there is no setting other"),
+]
+
+
+@pytest.mark.parametrize("values, message", REFUSED, ids=lambda value: str(value)[:40])
+def test_a_wrong_value_is_one_line(server, values, message):
+    assert error_of(send(server, "POST", "/generate", REQUEST | values)).startswith(message)
+
+
+def test_what_is_not_a_request_is_one_line(server):
+    assert "missing" in error_of(send(server, "POST", "/generate", {"model": 0}))
+    assert "must be a JSON object" in error_of(send(server, "POST", "/generate", [1]))
+    assert error_of(send(server, "POST", "/generate", b"{")) and error_of(send(server, "POST", "/generate", b"\xff"))
+    assert send(server, "GET", "/generate").status == 405
+
+
+def test_other_pages_are_refused(server):
+    own = f"127.0.0.1:{server.port}"
+    for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example", "192.168.0.1", ""):
+        for method, path in (("GET", "/"), ("GET", "/models"), ("POST", "/generate")):
+            assert send(server, method, path, REQUEST, Host=host).status == 400, host
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1",
+        f"https://{own}",
+        f"http://127.0.0.1:{server.port + 1}",
+    ):
+        assert "is another page" in error_of(send(server, "POST", "/generate", REQUEST, Origin=origin))
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        assert "content type" in error_of(send(server, "POST", "/generate", REQUEST, Content_Type=kind))
+    for host in (own, f"localhost:{server.port}"):
+        assert send(server, "POST", "/generate", REQUEST, Host=host, Origin=f"http://{host}").status == 200
+
+
+def test_only_the_loopback_interface_is_served(server):
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", server.port), timeout=2).close()  # another address of this computer
+
+
+@pytest.fixture
+def slow():
+    """A model whose steps take at least 10 ms, with the list of their times."""
+    lm, times = language_model(), []
+    lm.model.norm.register_forward_hook(lambda *_: (time.sleep(0.01), times.append(time.monotonic()))[1])
+    return lm, times
+
+
+def test_a_closed_connection_ends_its_generation(slow):
+    lm, times = slow
+    lm.eot_id = -1  # nothing else ends the text
+    with served(lm) as server:
+        response = send(server, "POST", "/generate", REQUEST | {"max_new_tokens": 500})
+        for _ in range(4):
+            response.readline()
+        response.close()
+        deadline = time.monotonic() + 20
+        while time.monotonic() - times[-1] < 0.5:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert 3 <= len(times) < 250  # 500 steps without the end
+        assert len(generate(server)[1]) == 6  # and the server still serves
+
+
+def test_the_server_ends_while_it_streams(slow):
+    lm, times = slow
+    lm.eot_id = -1
+    with served(lm) as server:
+        response = send(server, "POST", "/generate", REQUEST | {"max_new_tokens": 500})
+        response.readline(), response.readline()
+        server.should_exit = True
+        assert len(response.readlines()) < 400  # complete lines up to the end of the answer
+    assert len(times) < 400
+
+
+def test_weights_that_are_not_finite_reach_the_page_as_null():
+    lm = language_model()
+    torch.nn.init.constant_(lm.model.norm.weight, float("nan"))
+    with served(lm) as server:
+        _, tokens = generate(server, max_new_tokens=2)
+    assert all(c["model"] is None and c["drawn_from"] is None for c in tokens[0]["candidates"])
+
+
+def test_the_application_can_be_built_without_a_server(lms):
+    assert {route.path for route in create_app([]).routes} == {"/models", "/generate", *FILES}
