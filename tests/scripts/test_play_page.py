@@ -56,20 +56,21 @@ def test_a_prompt_streams_and_a_token_shows_what_it_was_drawn_from(page, lms):
 
 def test_a_token_shows_what_the_chosen_head_attended_to(page, lms):
     page, tokens = page().generate(), known(lms[0])
-    for t in (2, 9):
-        page.point(page.token(t))
-        for layer, head in [(0, 1), (1, 3)]:
-            page.find(f".strip[title='L{layer}H{head}']").click()
-            weights = tokens[t].attention[layer, head].tolist()
-            assert len(weights) == 4 + t  # the prompt, and the new tokens before this one
-            shown = [f"weight {weight(w)}" for w in weights]
-            assert page.attributes(".token", "title") == shown + [""] * (N_TOKENS - t)
-            colors = page.js("return [...document.querySelectorAll('.token')].map((e) => e.style.backgroundColor)")
-            assert all(colors[: 4 + t]) and not any(colors[4 + t :])
-            assert page.texts(".list > :nth-child(3n)") == [weight(w) for w in sorted(weights, reverse=True)[:6]]
-            assert page.texts(".name") == [f"L{layer}H{head}"]
+    t = 9
+    page.point(page.token(t))
+    for layer, head in [(0, 1), (1, 3)]:
+        page.find(f".strip[title='L{layer}H{head}']").click()
+        weights = tokens[t].attention[layer, head].tolist()
+        assert len(weights) == 4 + t  # the prompt, and the new tokens before this one
+        shown = [f"weight {weight(w)}" for w in weights]
+        assert page.attributes(".token", "title") == shown + [""] * (N_TOKENS - t)
+        colors = page.js("return [...document.querySelectorAll('.token')].map((e) => e.style.backgroundColor)")
+        assert all(colors[: 4 + t]) and not any(colors[4 + t :])
+        assert page.texts(".list > :nth-child(3n)") == [weight(w) for w in sorted(weights, reverse=True)[:6]]
+        assert page.texts(".name") == [f"L{layer}H{head}"]
 
 
+@pytest.mark.slow
 def test_the_strips_show_the_weights_of_every_head_and_their_mean(page, lms):
     page, [*_, last] = page().generate(), known(lms[0])
     heads = ["H0", "H1", "H2", "H3", ", mean of all heads"]
@@ -119,6 +120,7 @@ def test_two_checkpoints_stand_side_by_side_with_heads_of_their_own(page, lms):
         assert page.ids(number) == [token.id for token in tokens]
 
 
+@pytest.mark.slow
 def test_a_model_without_heads_shows_probabilities_only(page):
     page = page(language_model(n_heads=0, pos="none", context_length=40)).generate()
     assert len(page.texts(NEW)) == N_TOKENS and len(page.candidates()) >= 10

@@ -76,9 +76,9 @@ def test_a_stream_is_the_sample_of_the_same_settings(server, lms, number, remove
 def test_simultaneous_answers_of_one_model_do_not_mix(server, lms):
     texts = ["a", "bcd", "efghij", "k"]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answers = list(pool.map(lambda text: generate(server, prompt=text, max_new_tokens=40, temperature=1.0), texts))
+        answers = list(pool.map(lambda text: generate(server, prompt=text, max_new_tokens=20, temperature=1.0), texts))
     for text, (given, tokens) in zip(texts, answers, strict=True):
-        known = list(live_tokens(lms[0], text, **options(max_new_tokens=40, temperature=1.0)))
+        known = list(live_tokens(lms[0], text, **options(max_new_tokens=20, temperature=1.0)))
         assert [token["id"] for token in tokens] == [token.id for token in known] and len(given) == len(text)
         for token, alone in zip(tokens, known, strict=True):
             weights = np.frombuffer(base64.b64decode(token["attention"]), "<f2").astype(np.float32)
