@@ -24,18 +24,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.atomic_files import remove_leftovers, write_text
-from tril.model.runs import BEST, CHECKPOINTS, LAST, ROOTS, SETTINGS, SUMMARY, SWEEP, run_folder
+from tril.model.runs import BEST, CHECKPOINTS, LAST, ROOTS, SETTINGS, SUMMARY, run_folder
 from tril.model.training.errors import RankFailed
 from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
-from tril.scripts.common.build_trainer import build_trainer, fit
-from tril.scripts.common.cli import UserError, check_writable, command, entry, user_errors
+from tril.scripts.common.build_trainer import build_trainer, fit, sweep_of, tracked
+from tril.scripts.common.cli import UserError, check_writable, command, entry, plain, user_errors
 from tril.scripts.common.equal_flops import with_equal_flops
 from tril.scripts.common.init_from import Start, check_start, resolve_init
 from tril.scripts.common.locks import lock_run
 from tril.scripts.common.old_text import OldText, lineage_of
 from tril.scripts.common.ranks import process_rank, quiet_ranks
 from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume
-from tril.scripts.common.resume_checks import checkpoint_payload
+from tril.scripts.common.resume_checks import checkpoint_payload, finished_results
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_unused
 from tril.scripts.common.signals import REQUEUE, StoppedError, StopRequest, requeue, stop_on_signals
 from tril.scripts.common.source_limit import with_source_limit
@@ -117,8 +117,8 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
                 stack.callback(start.discard_unused)
             config = check_config(cfg)
             check_start(start, config, resumes=resumed is not None)
-            # a sweep compares runs by their effective settings; its trials of +tune=lr are two folders deeper
-            if not any((folder / SWEEP).is_file() for folder in Path(cfg.output_dir).parents[:3]):
+            # a sweep compares runs by their effective settings
+            if sweep_of(Path(cfg.output_dir)) is None:
                 refuse_unused(config)
             check_writable(Path(cfg.output_dir), "hydra.run.dir")
             if process_rank() == 0:
@@ -130,6 +130,10 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
                 print(remark, flush=True)
             parts = build_parts(cfg, config, resumed, stop or StopRequest(), started, start)
             del start  # its weights are in the model
+            if resumed is not None and (results := finished_results(resumed, config, Path(cfg.output_dir))) is not None:
+                print(f"{cfg.output_dir} has finished its {resumed.step:,} steps; it is unchanged", flush=True)
+                return results
+        stack.enter_context(tracked(parts.trainer, Path(cfg.output_dir)))
         return run(cfg, config, resumed, parts)
 
 
@@ -206,7 +210,7 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
     memory = memory_errors(parts.trainer, module, batch_size=data.batch_size, hardware=hardware)
     try:
         with kernels.prefer(times), memory:
-            fit(parts.trainer, module, data, resumed, metrics)
+            fit(parts.trainer, module, data, resumed, metrics, plain(cfg))
     except RunRefused as error:
         if before is not None:  # a resumed run keeps its settings
             write_text(folder / SETTINGS, before)

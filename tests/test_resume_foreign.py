@@ -49,8 +49,9 @@ def test_a_run_folder_runs_no_code_of_its_own(foreign_run, tmp_path):
         (lambda content: content["callbacks"].update(z=entry), "callbacks.z"),
         (lambda content: content["callbacks"].update(z=[{"y": entry}]), "callbacks.z.0.y"),
         (lambda content: content["callbacks"].update(z=stopping), "callbacks.z.monitor.0"),
-        (lambda content: content.update(logger=entry), "logger"),
-        (lambda content: content.update(logger=entry, allow_targets=["torch.load"]), "logger"),  # not from a file
+        (lambda content: content.update(logger={"wandb": entry}), "logger.wandb"),
+        (lambda content: content.update(logger=entry), "logger.saved"),  # in the form of older versions
+        (lambda content: content.update(logger=entry, allow_targets=["torch.load"]), "logger.saved"),  # not from a file
     ):
         done, ran = foreign_run(change)
         assert_refused(done, f"{key}.{refused}[torch.load] to the command line")

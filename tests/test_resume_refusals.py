@@ -211,13 +211,15 @@ def test_a_lock_leaves_nothing_behind(tmp_path):
     [
         ("callbacks.samples.folder", "/tmp"),
         ("callbacks.windows.folder", "outputs/../../x"),
-        ("logger.save_dir", "/etc"),
-        ("logger.name", "../../x"),
+        ("logger.more.save_dir", "/etc"),
+        ("logger.more.name", "../../x"),
     ],
 )
 def test_a_saved_path_outside_of_the_folder_is_refused(run, tmp_path, key, value):
     settings = tmp_path / run / "config.yaml"
     content = yaml.safe_load(settings.read_text())
+    more = {"_target_": "lightning.pytorch.loggers.CSVLogger", "save_dir": str(tmp_path / run), "name": "more"}
+    content["logger"]["more"] = more
     *parents, last = key.split(".")
     group = content
     for name in parents:

@@ -24,7 +24,7 @@ def read_curves(folder: str | Path) -> dict[str, Curve]:
 
     files = sorted(Path(folder).glob("csv/version_*/metrics.csv"), key=lambda f: int(f.parent.name.split("_")[1]))
     if not files:
-        raise FileNotFoundError(f"{folder} has no csv/version_*/metrics.csv; train with logger=csv, the default")
+        raise FileNotFoundError(f"{folder} has no csv/version_*/metrics.csv; name the folder of a run of train.py")
     log = pd.concat(map(pd.read_csv, files))
     curves = {}
     for name in ("train", "val"):

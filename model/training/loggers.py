@@ -1,12 +1,8 @@
-"""The loggers of configs/logger: one csv file per run, none, and wandb that works without an account."""
+"""The csv file of a run; the trackers of configs/logger are in trackers.py."""
 
 import csv
 import io
-import netrc
-import os
-import secrets
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
@@ -15,13 +11,13 @@ from tril.model.atomic_files import atomic_path
 
 
 class RunLog(CSVLogger):
-    """Lightning's CSVLogger, but a resumed run continues the file of the run: save_dir/name/version_0/metrics.csv.
+    """Lightning's CSVLogger, but a resumed run continues the file of the run: save_dir/csv/version_0/metrics.csv.
 
     Every row is on disk when it is logged.
     """
 
-    def __init__(self, save_dir: str | Path, name: str = "csv") -> None:
-        super().__init__(save_dir, name=name, version=0, flush_logs_every_n_steps=1)
+    def __init__(self, save_dir: str | Path) -> None:
+        super().__init__(save_dir, name="csv", version=0, flush_logs_every_n_steps=1)
 
     @property
     @rank_zero_experiment
@@ -71,30 +67,3 @@ def write_rows(path: Path, rows: list[dict[str, str]], columns: list[str] | None
         writer.writeheader()
         writer.writerows(rows)
     return None
-
-
-def no_logger() -> bool:
-    """logger=none: Lightning takes False (None would mean its default logger)."""
-    return False
-
-
-def wandb_logger(**arguments):
-    """Lightning's WandbLogger; without an account the run stays on disk, and `wandb sync` uploads it later."""
-    from lightning.pytorch.loggers import WandbLogger
-
-    if "WANDB_MODE" not in os.environ and not has_wandb_account():
-        os.environ["WANDB_MODE"] = "offline"
-    if arguments.get("id") is None:
-        arguments["id"] = secrets.token_hex(4)
-    return WandbLogger(**arguments, resume="allow")
-
-
-def has_wandb_account() -> bool:
-    """Whether a key is set or stored by `wandb login`; wandb's own check can prompt the user."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        return netrc.netrc().authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False

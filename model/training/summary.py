@@ -173,11 +173,16 @@ def finish(
     write_json(folder / SUMMARY, summary)
     if diverged is None:
         print(f"\n{show(summary)}", flush=True)
+    return results_of(summary)
+
+
+def results_of(summary: dict[str, Any]) -> dict[str, float]:
+    """Last and best validation metrics in a summary.json, by the names under which they are logged."""
     results = {}
-    for prefix, row in (("", last), ("best/", best)):
-        for source, values in [("", row), *row.get("sources", {}).items()]:
+    for source, figures in [("", summary), *(summary.get("sources") or {}).items()]:
+        for prefix, key in (("", "final"), ("best/", "best")):
             loss, bpb = val_names(source)
-            results |= {prefix + loss: values["loss"], prefix + bpb: values["bpb"]}
+            results |= {prefix + loss: figures[f"{key}_val_loss"], prefix + bpb: figures[f"{key}_val_bpb"]}
     return results
 
 

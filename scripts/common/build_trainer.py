@@ -1,13 +1,15 @@
-"""The lightning.Trainer of a run, with its callbacks and logger."""
+"""The lightning.Trainer of a run, with its callbacks and loggers."""
 
+import contextlib
 import logging
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, ListConfig
 
+from tril.model.runs import SWEEP
 from tril.scripts.common.cli import nearest, plain, task_overrides
 from tril.scripts.common.resume import Resumed
 from tril.scripts.common.run_config import RunConfig
@@ -16,6 +18,7 @@ from tril.scripts.common.targets import instantiate
 
 if TYPE_CHECKING:
     from lightning import Trainer
+    from lightning.pytorch.loggers import Logger
 
     from tril.data.datamodule import TextDataModule
     from tril.model.training.callbacks.metrics import Metrics
@@ -56,9 +59,6 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
             raise ValueError(f"callbacks.{name}={callback} must be a callback with a _target_, or null; correct it")
         check_file_name(name, callback, Path(cfg.output_dir))
     checkpoints = Checkpoints(cfg.output_dir, config.checkpoint, stop)
-    logger = instantiate(plain(cfg.logger), "logger", allowed)
-    if "id" in cfg.logger and cfg.logger.id is None:  # a resumed run keeps its identity at wandb
-        cfg.logger.id = logger.version
     assert config.hardware is not None
     arguments: dict[str, Any] = {"plugins": [CheckpointFiles()]} | plain(cfg.trainer)
     arguments.pop("tensor_parallel_size", None)
@@ -68,7 +68,7 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
         "strategy": make_strategy(config.trainer, cfg.trainer.devices),
         "default_root_dir": cfg.output_dir,
         "use_distributed_sampler": False,  # the data module gives each process its windows
-        "logger": logger,
+        "logger": build_loggers(cfg, allowed),
         # whether the run stops is decided first, so that the others know their last validation
         "callbacks": [metrics, *sorted(filter(None, callbacks.values()), key=does_not_stop), checkpoints],
         "val_check_interval": config.val_interval,
@@ -99,15 +99,57 @@ def check_file_name(name: str, callback: object, folder: Path) -> None:
             )
 
 
-def fit(
-    trainer: "Trainer", module: "TrainingModule", data: "TextDataModule", resumed: Resumed | None, metrics: "Metrics"
-) -> None:
-    """Trains from the checkpoint or from the start. The run ends with a validation."""
-    from tril.model.training.loggers import RunLog
+def build_loggers(cfg: DictConfig, allowed: Collection[str]) -> "list[Logger]":
+    """The log of the run, which every run has, and the trackers of `cfg.logger` by name.
 
-    for logger in trainer.loggers:
-        if isinstance(logger, RunLog) and trainer.is_global_zero:
-            logger.start_after(None if resumed is None else resumed.step)
+    A run's identity at wandb and the names of its folder are added to `cfg`, so that a resumed run keeps them.
+    """
+    from lightning.pytorch.loggers import Logger
+
+    from tril.model.training.loggers import RunLog
+    from tril.model.training.trackers import guarded
+
+    folder, loggers = Path(cfg.output_dir).absolute(), []
+    sweep = sweep_of(folder)
+    for name, entry in cfg.logger.items():
+        if entry is None:
+            continue
+        logger = None
+        if isinstance(entry, DictConfig):
+            if "id" in entry:  # wandb's
+                entry.name = entry.get("name") or (str(folder.relative_to(sweep)) if sweep else folder.name)
+                entry.group = entry.get("group") or ("/".join(sweep.parts[-2:]) if sweep else None)  # DATE/TIME
+            logger = instantiate(plain(entry), f"logger.{name}", allowed)
+        if not isinstance(logger, Logger):
+            raise ValueError(f"logger.{name}={entry} must be a logger with a _target_, or null; correct it")
+        if "id" in entry:
+            entry.id = logger.version
+        loggers.append(guarded(logger))
+    return [RunLog(folder), *loggers]
+
+
+def sweep_of(folder: Path) -> Path | None:
+    """The folder of the sweep that a run belongs to; the trials of +tune=lr are two folders deeper than its runs."""
+    return next((parent for parent in folder.absolute().parents[:3] if (parent / SWEEP).is_file()), None)
+
+
+def fit(
+    trainer: "Trainer",
+    module: "TrainingModule",
+    data: "TextDataModule",
+    resumed: Resumed | None,
+    metrics: "Metrics",
+    settings: dict[str, Any],
+) -> None:
+    """Trains from the checkpoint or from the start. The run ends with a validation.
+
+    Args:
+        settings: of the run, for the trackers.
+    """
+    from tril.model.training.summary import code_version
+    from tril.model.training.trackers import start_loggers
+
+    start_loggers(trainer, settings | {"code": code_version()}, None if resumed is None else resumed.step)
     try:
         trainer.fit(module, data, ckpt_path=None if resumed is None else resumed.path)
         if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # no step was left
@@ -115,6 +157,22 @@ def fit(
     except StoppedError as stopped:
         stopped.step = trainer.global_step
         raise
+
+
+@contextlib.contextmanager
+def tracked(trainer: "Trainer", folder: Path) -> Iterator[None]:
+    """Gives the results of the run in `folder` to the trackers after the block, also those of a run that failed.
+
+    After a signal wandb ends its run when the process exits: an upload must not delay the requeueing of a job.
+    """
+    from tril.model.training.trackers import finish_loggers
+
+    try:
+        yield
+    except Exception:
+        finish_loggers(trainer, folder, failed=True)
+        raise
+    finish_loggers(trainer, folder, failed=False)
 
 
 def allowed_targets(cfg: DictConfig) -> Collection[str]:

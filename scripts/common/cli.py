@@ -22,6 +22,7 @@ from tril.scripts.common.known_names import meant
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 READ_TEXT = ("train", "evaluate")  # programs for which data.path=FILE means data=files
+WITH_LOGGERS = ("train", "plan", "bench")  # programs with the settings of a run
 
 
 class UserError(ValueError):
@@ -264,6 +265,8 @@ def explain(error: Exception, config_name: str) -> str:
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigKeyError | AttributeError):
         key, settings = getattr(cause, "full_key", None) or str(error).split("'")[1], list(_setting_names(config_name))
+        if key in settings:
+            return f"there is no setting {key} without its logger; add logger={key.split('.')[1]}"
         close = [known] if (known := meant(key, settings)) else difflib.get_close_matches(key, settings, n=1)
         return f"there is no setting {key}; " + (f"did you mean {close[0]}?" if close else f"see {program()} --help")
     if grid := re.match(r"Ambiguous value for argument '(.*?)=(.*)'", str(error)):
@@ -284,10 +287,10 @@ def program() -> str:
 
 
 def _setting_names(config_name: str) -> list[str]:
-    """Dotted names of all settings and groups of the default composition."""
+    """Dotted names of all settings and groups of the default composition, with those of all loggers."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        cfg = hydra.compose(config_name)
+        cfg = hydra.compose(config_name, ["logger=[tensorboard,wandb]"] if config_name in WITH_LOGGERS else [])
     return list(_dotted_names(OmegaConf.to_container(cfg, resolve=False)))
 
 

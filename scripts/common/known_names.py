@@ -50,7 +50,7 @@ SETTINGS = {
     "checkpoint.every_n_steps": "save_steps save_interval save_every checkpoint_interval",
     "hydra.run.dir": "out_dir out output output_dir save_dir run_dir log_dir",
     "logger": "wandb use_wandb wandb_log report_to loggers",
-    "logger.project": "wandb_project project",
+    "logger.wandb.project": "wandb_project project",
     "resume": "resume_from resume_from_checkpoint ckpt ckpt_path checkpoint_path load",
     "init_from": "pretrained pretrained_model model_name_or_path from_pretrained init_checkpoint",
     "seed": "random_seed manual_seed",

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,25 @@ from tril.scripts.common.cli import flatten, plain, task_overrides
 from tril.scripts.common.ranks import process_rank, shared_folder
 
 TOP_LEVEL_KEYS = ("resume", "seed", "compile", "output_dir", "allow_targets", "allow_changes")  # of the command line
+THIS_COMMAND = ("resume", "output_dir", "allow_targets", "allow_changes")  # keys that are no settings of the run
 LIGHTNING_ENTRIES = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "global_step")
 LATER_GROUPS = ("causality", "checkpoint")  # groups of configs/train.yaml that run folders of older versions lack
 FOLDER_KEYS, NAME_KEYS = ("folder", "dirpath", "save_dir"), ("filename", "name")  # of callbacks and loggers
+OLD_LOGS = ("lightning.pytorch.loggers.CSVLogger", "tril.model.training.loggers.RunLog")  # of metrics.csv, or none
+OLD_LOGS += ("tril.model.training.loggers.no_logger", "model.training.loggers.no_logger")
 OLD_CHECKPOINTS = {"model.training.checkpoints.Checkpoint", "tril.model.training.checkpointing.Checkpoint"}
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The checkpoint that a run continues from: its file, and its content as `model.checkpoint.read` gives it."""
+    """The checkpoint that a run continues from: its file, and its content as `model.checkpoint.read` gives it.
+
+    `changed` are the settings that differ from those in the run's folder.
+    """
 
     path: Path
     content: dict[str, Any]
+    changed: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -73,7 +80,8 @@ def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Resumed | None]:
             raise ValueError(f"allow_changes={cfg.allow_changes} has no effect without resume; leave it out")
         return cfg, None
     found = _find(cfg.output_dir if process_rank() > 0 else cfg.resume)  # rank 0 has chosen
-    merged = DictConfig(literal(_saved_settings(cfg, run_folder(found) / SETTINGS)))
+    saved = _saved_settings(cfg, run_folder(found) / SETTINGS)
+    merged = DictConfig(literal(saved))
     for override in task_overrides():
         key = override.split("=")[0].lstrip("+~")
         if "." not in key and key not in TOP_LEVEL_KEYS:
@@ -87,7 +95,11 @@ def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Resumed | None]:
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             OmegaConf.update(merged, key, literal(value), force_add=True)
     _check_places(plain(merged), Path(cfg.output_dir))
-    return merged, _read(found, newest=cfg.resume == "latest")
+    old, new = flatten(saved), flatten(plain(merged))
+    changed = (
+        key for key in {**old, **new} if key not in THIS_COMMAND and (key not in old or old[key] != new.get(key))
+    )
+    return merged, replace(_read(found, newest=cfg.resume == "latest"), changed=tuple(changed))
 
 
 def _find(resume: str) -> Path:
@@ -113,6 +125,10 @@ def _saved_settings(cfg: DictConfig, path: Path) -> dict:
     saved = relocate(saved, saved["output_dir"], cfg.output_dir)  # the folder may have been moved or copied
     saved = {name: OmegaConf.to_container(cfg[name]) for name in LATER_GROUPS} | saved
     saved |= {"allow_targets": None, "allow_changes": None}  # only the command line allows anything
+    if not isinstance(logger := saved.get("logger"), dict) or logger.get("_target_") in OLD_LOGS:
+        saved["logger"] = {}
+    elif "_target_" in logger:  # older versions had one logger, without a name
+        saved["logger"] = {"wandb" if str(logger["_target_"]).endswith(".wandb_logger") else "saved": logger}
     if isinstance(callbacks := saved.get("callbacks"), dict):
         targets = {name: value.get("_target_") for name, value in callbacks.items() if isinstance(value, dict)}
         saved["callbacks"] = {name: x for name, x in callbacks.items() if targets.get(name) not in OLD_CHECKPOINTS}

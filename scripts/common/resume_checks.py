@@ -1,9 +1,11 @@
 """What must not have changed since the checkpoint that a run continues."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tril.model.runs import SUMMARY, run_folder
 from tril.scripts.common.cli import flatten, task_overrides
 from tril.scripts.common.resume import Resumed
 from tril.scripts.common.run_config import RunConfig
@@ -51,6 +53,25 @@ def checkpoint_payload(
         _check_versions(new, old, allowed, path)
         lineage = old.get("init_from")
     return new if lineage is None else new | {"init_from": lineage}
+
+
+def finished_results(resumed: Resumed, config: RunConfig, folder: Path) -> dict[str, float] | None:
+    """The metrics in the summary of a run that has made all its steps, as `train` returns them; None: work is left.
+
+    Raises:
+        ValueError: no step is left, and a setting differs from those that the run was trained with.
+    """
+    from tril.model.training.summary import results_of
+
+    if resumed.step < config.steps:
+        return None
+    if resumed.changed:
+        done = f"{run_folder(resumed.path)} has finished its {resumed.step} steps without {resumed.changed[0]}"
+        raise ValueError(f"{done}; raise trainer.max_steps to continue it, or start a new run")
+    if not (folder / SUMMARY).is_file():  # the process ended before it was written
+        return None
+    summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    return None if summary.get("diverged") else results_of(summary)
 
 
 def run_settings(config: RunConfig) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 from tril.scripts.common.cli import message_of
 
 PACKAGES = ("tril.model.training", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
-FUNCTIONS = ("tril.model.training.loggers.no_logger", "tril.model.training.loggers.wandb_logger")
 RENAMED = {  # targets in run folders of older versions
     "model.training.callbacks.GarbageCollection": "tril.model.training.callbacks.garbage_collection.GarbageCollection",
     "model.training.callbacks.Metrics": "tril.model.training.callbacks.metrics.Metrics",
@@ -20,8 +19,8 @@ RENAMED = {  # targets in run folders of older versions
     "model.training.callbacks.WindowLosses": "tril.model.training.callbacks.window_losses.WindowLosses",
     "model.training.causality.Causality": "tril.model.training.callbacks.causality_check.CausalityCheck",
     "model.training.heads.HeadMetrics": "tril.model.training.callbacks.head_metrics.HeadMetrics",
-    "model.training.loggers.no_logger": "tril.model.training.loggers.no_logger",
-    "model.training.loggers.wandb_logger": "tril.model.training.loggers.wandb_logger",
+    "model.training.loggers.wandb_logger": "tril.model.training.trackers.WandbLog",
+    "tril.model.training.loggers.wandb_logger": "tril.model.training.trackers.WandbLog",
 }
 
 
@@ -66,7 +65,7 @@ def find_target(target: object, key: str, allowed: Collection[str]) -> Any:
         return found
     if _in_packages(module):  # checked before the import, which runs the module
         found = _import(name)
-        if name in FUNCTIONS or _is_callback_or_logger(found):
+        if _is_callback_or_logger(found):
             return found
     refused = f"{key}._target_={target} is not a callback or logger of Tril or Lightning"
     raise ValueError(f"{refused}; if you trust it, add allow_targets=[{target}] to the command line")

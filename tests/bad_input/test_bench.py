@@ -83,7 +83,7 @@ BENCH = [
         "model.vocab_size=null needs a local tokenizer; set it, as in model.vocab_size=50304",
     ),
     ("callbacks=null", "Config group override must be a string or a list. Got NoneType"),
-    ("logger=x", "there is no logger=x; choose one of csv, none, wandb"),
+    ("logger=x", "there is no logger=x; choose one of csv, none, tensorboard, wandb"),
     ("+foo=1", "there is no setting foo"),
 ]
 

@@ -10,6 +10,7 @@ from tqdm import tqdm
 from tril.model.generation.sampling import Temperature
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule
+from tril.model.training.trackers import log_sample
 from tril.model.validation import strict_settings
 
 
@@ -54,6 +55,7 @@ class Samples(Callback):
         if lm is None or not trainer.is_global_zero:
             return
         text = lm.generate(self.prompt, **self.options)
+        log_sample(trainer, self.prompt, text)
         text = f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n"
         with self.path.open("ab") as file:
             file.write(text.encode())

@@ -37,7 +37,7 @@ def test_of_a_resumed_run_the_newer_rows_count(tmp_path):
 
 
 def test_runs_without_curves_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no csv/version_.*; train with logger=csv"):
+    with pytest.raises(FileNotFoundError, match="has no csv/version_.*; name the folder of a run"):
         read_curves(tmp_path)
     log(tmp_path, 0, ["0.1,10,5.0,"])
     with pytest.raises(ValueError, match="has no val/loss"):

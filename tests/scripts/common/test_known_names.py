@@ -42,7 +42,8 @@ MEANT = {
     "device": "trainer.accelerator",
     "dtype": "trainer.precision",
     "out_dir": "hydra.run.dir",
-    "wandb_project": "logger.project",
+    "wandb_project": "logger.wandb.project",
+    "logger.project": "logger.wandb.project",
     "resume_from_checkpoint": "resume",
     "model_name_or_path": "init_from",
 }
@@ -56,10 +57,12 @@ def settings():
 @pytest.mark.parametrize("key", MEANT)
 def test_names_of_other_projects_get_the_setting_that_they_mean(key, settings):
     expected = MEANT[key]
-    assert meant(key, settings | {"logger.project", "hydra.run.dir"}) == expected
+    assert meant(key, settings | {"hydra.run.dir"}) == expected
 
 
-@pytest.mark.parametrize("key", ["block_size", "n_embd", "learning_rate", "epochs", "model.num_heads"])
+@pytest.mark.parametrize(
+    "key", ["block_size", "n_embd", "learning_rate", "epochs", "model.num_heads", "logger.project"]
+)
 def test_the_message_asks_for_that_setting(key, tmp_path):
     assert_refused(
         call(train.main, f"{key}=3", cwd=tmp_path), f"there is no setting {key}; did you mean {MEANT_BY[key]}?"
@@ -76,7 +79,7 @@ def test_the_suggestion_is_a_setting_of_the_program_itself(tmp_path):
 
 def test_every_suggestion_exists(settings):
     groups = {name for name in cli.CONFIGS.iterdir() if name.is_dir()}
-    elsewhere = {"data.path", "logger.project", "hydra.run.dir"}  # of other choices of a group, and of Hydra
+    elsewhere = {"data.path", "hydra.run.dir"}  # of other choices of a group, and of Hydra
     assert set(SETTINGS) - settings - elsewhere - {group.name for group in groups} == set(MEANT_OF_SAMPLE)
     assert sum(len(names.split()) for names in SETTINGS.values()) == len(KNOWN)  # no name twice
 

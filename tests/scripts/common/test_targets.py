@@ -40,7 +40,6 @@ def test_callbacks_and_loggers_of_tril_and_lightning():
         assert isinstance(stopping, EarlyStopping)
     logger = {"_target_": "lightning.pytorch.loggers.CSVLogger", "save_dir": "x"}
     assert isinstance(instantiate([logger], "logger")[0], CSVLogger)
-    assert instantiate({"_target_": "tril.model.training.loggers.no_logger"}, "logger") is False
     assert instantiate({"a": [1, {"b": None}], "c": "${x}"}, "callbacks.z") == {"a": [1, {"b": None}], "c": "${x}"}
 
 
