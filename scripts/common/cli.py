@@ -253,9 +253,11 @@ def nearest(name: str, choices: Collection[str], prefix: str = "") -> str:
 
 def explain(error: Exception, config_name: str) -> str:
     """An error of Hydra or OmegaConf in one line that names the nearest valid choice or a remedy."""
-    if isinstance(error, MissingConfigException) and error.options:
+    if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
-        return f"there is no {group}={name}{nearest(name, error.options)}"
+        options = error.options or [path.stem for path in (CONFIGS / group).glob("*.yaml") if group]  # none of a list
+        if options:
+            return f"there is no {group}={name}{nearest(name, options)}"
     if isinstance(error, MissingConfigException):  # --config-name, whose search path has a line each
         return str(error).splitlines()[0]
     if isinstance(error, OverrideParseException):
@@ -265,7 +267,7 @@ def explain(error: Exception, config_name: str) -> str:
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigKeyError | AttributeError):
         key, settings = getattr(cause, "full_key", None) or str(error).split("'")[1], list(_setting_names(config_name))
-        if key in settings:
+        if key.startswith("logger.") and key in settings:
             return f"there is no setting {key} without its logger; add logger={key.split('.')[1]}"
         close = [known] if (known := meant(key, settings)) else difflib.get_close_matches(key, settings, n=1)
         return f"there is no setting {key}; " + (f"did you mean {close[0]}?" if close else f"see {program()} --help")

@@ -34,6 +34,8 @@ def help_text(description: str, configs: Path, config_name: str, cfg: dict, choi
     for key, value in _leaves({key: value for key, value in cfg.items() if key != "hydra"}):
         if key.endswith("_target_") or isinstance(value, str) and value.startswith("${"):  # not for the command line
             continue
+        if key in choices and value == {}:  # logger=csv
+            continue
         lines += _entry(f"{key}={_typed(value)}", comments.get(key, ""))
     groups = [*reversed(choices), *(ADDED if config_name == "train" else ())]
     lines += ["", "Groups (group=choice); * is chosen"] if groups else []

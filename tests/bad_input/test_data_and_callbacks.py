@@ -57,6 +57,7 @@ TRAIN = [
         "callbacks.mine._target_=tril.model.training.callbacks.progress.Nothing is not a",
     ),
     ("+callbacks.mine={}", "callbacks.mine={} must be a callback with a _target_, or null; correct it"),
+    ("logger=[wandb,tensorbord]", "there is no logger=tensorbord; did you mean tensorboard?"),
     ("logger=csvv", "there is no logger=csvv; did you mean csv?"),
     ("+logger.mine={}", "logger.mine={} must be a logger with a _target_, or null; correct it"),
     ("logger.project=x", "there is no setting logger.project; did you mean logger.wandb.project?"),

@@ -94,7 +94,7 @@ def test_our_command_is_train_py_with_the_typed_settings_and_the_steps_of_the_be
     cfg = composed(*typed, config_name="train", return_hydra_config=True)
     assert (cfg.model.dim, cfg.model.context_length) == (128, 64)  # of the experiment
     assert (cfg.trainer.max_steps, cfg.trainer.log_every_n_steps, cfg.optim.schedule.warmup_steps) == (5, 2, 5)
-    assert cfg.hydra.run.dir == str(tmp_path / "it's here") and cfg.logger.name == "csv"
+    assert cfg.hydra.run.dir == str(tmp_path / "it's here") and cfg.logger == {}
     assert "data.path=/a b/c.txt" in command and "logger=csv" in command and "logger=none" not in command
 
 
