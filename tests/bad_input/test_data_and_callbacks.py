@@ -61,7 +61,7 @@ TRAIN = [
     ("logger=csvv", "there is no logger=csvv; did you mean csv?"),
     ("+logger.mine={}", "logger.mine={} must be a logger with a _target_, or null; correct it"),
     ("logger.project=x", "there is no setting logger.project; did you mean logger.wandb.project?"),
-    ("logger.wandb.project=x", "there is no setting logger.wandb.project without its logger; add logger=wandb"),
+    ("logger.wandb.project=x", "there is no setting logger.wandb without its logger; add logger=wandb"),
     ("+logger.mine._target_=null", "logger.mine._target_=None is not a callback or logger of Tril or"),
     ("logger=[]", "logger is missing and required; leave out ~logger, or set logger=VALUE"),
     ("~logger", "logger is missing and required; leave out ~logger, or set logger=VALUE"),
