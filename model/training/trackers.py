@@ -153,7 +153,7 @@ def start_loggers(trainer: Trainer, settings: dict[str, Any], step: int | None) 
         if isinstance(logger, RunLog):
             continue
         try:
-            _ = logger.experiment
+            _ = logger.experiment  # pyright: ignore[reportAttributeAccessIssue] every logger of Lightning has it
         except Exception as error:  # such as a refused key, before the first step
             message = f"{type(logger).__name__} does not start: {' '.join(str(error).split())}"
             raise RunRefused(f"{message}; correct that, or leave it out with logger=csv") from error
