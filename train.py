@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.atomic_files import remove_leftovers, write_text
-from tril.model.runs import BEST, CHECKPOINTS, LAST, ROOTS, SETTINGS, SUMMARY, run_folder
+from tril.model.runs import BEST, CHECKPOINTS, LAST, SETTINGS, SUMMARY, remove_if_empty, run_folder
 from tril.model.training.errors import RankFailed
 from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
 from tril.scripts.common.build_trainer import build_trainer, fit, sweep_of, tracked
@@ -131,7 +131,6 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
             parts = build_parts(cfg, config, resumed, stop or StopRequest(), started, start)
             del start  # its weights are in the model
             if resumed is not None and (results := finished_results(resumed, config, Path(cfg.output_dir))) is not None:
-                print(f"{cfg.output_dir} has finished its {resumed.step:,} steps; it is unchanged", flush=True)
                 return results
         stack.enter_context(tracked(parts.trainer, Path(cfg.output_dir)))
         return run(cfg, config, resumed, parts)
@@ -290,14 +289,6 @@ def start_folder(folder: Path, cfg: DictConfig, config: RunConfig, resumed: Resu
 def derive_seed(seed: int, purpose: str) -> int:
     """A separate seed for each purpose, so that a change of one (such as dropout) does not affect the others."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:4], "big")
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Removes the folder of a run if it is empty, and those above it that Hydra made below outputs/."""
-    for path in (folder, *folder.parents[:2]):
-        ours = path == folder or path.absolute().is_relative_to(Path(ROOTS[0]).absolute())
-        if ours and path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
 
 
 if __name__ == "__main__":

@@ -122,3 +122,11 @@ def relocate(value: Any, old: str, new: str) -> Any:
         return [relocate(item, old, new) for item in value]
     inside = isinstance(value, str) and (value == old or value.startswith(old + os.sep))
     return new + value[len(old) :] if inside else value
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Removes the folder of a run if it is empty, and those above it that Hydra made below outputs/."""
+    for path in (folder, *folder.parents[:2]):
+        ours = path == folder or path.absolute().is_relative_to(Path(ROOTS[0]).absolute())
+        if ours and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()

@@ -22,6 +22,8 @@ TRACKERS = ("logger=[wandb,tensorboard]", "logger.wandb.log_model=true")
 def folder(tmp_path_factory):
     """`csv`, and `sweep/a=1` with both trackers, which was interrupted after step 4 and resumed."""
     pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)))
     (folder / "2026" / "sweep").mkdir(parents=True)
@@ -37,6 +39,8 @@ def folder(tmp_path_factory):
         train(name="csv")
         with interrupted():
             train(*TRACKERS, name="2026/sweep/a=1")
+        with SummaryWriter(str(folder / "2026/sweep/a=1/tensorboard")) as killed:
+            killed.add_scalar("train/loss", 9.0, 6)  # the process was killed after step 6
         train(f"resume='{folder / '2026/sweep/a=1'}'", name="2026/sweep/a=1")
     return folder
 
@@ -109,7 +113,14 @@ def test_tensorboard_has_the_curves_of_metrics_csv_and_the_samples(run):
 
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    found = {(tag, event.step): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}
+    scalars = [(tag, event.step, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
+    found = {(tag, step): value for tag, step, value in scalars}
+    assert [step for tag, step, _ in scalars if tag == "train/loss"] == [
+        2,
+        4,
+        6,
+        8,
+    ]  # without that of the killed process
     best = found.pop(("best_val_loss", 0))
     assert best == pytest.approx(json.loads((run / "summary.json").read_text())["best_val_loss"], rel=1e-6)
     expected = logged(run)

@@ -22,7 +22,6 @@ from tril.scripts.common.known_names import meant
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 READ_TEXT = ("train", "evaluate")  # programs for which data.path=FILE means data=files
-WITH_LOGGERS = ("train", "plan", "bench")  # programs with the settings of a run
 
 
 class UserError(ValueError):
@@ -256,10 +255,8 @@ def explain(error: Exception, config_name: str) -> str:
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         options = error.options or [path.stem for path in (CONFIGS / group).glob("*.yaml") if group]  # none of a list
-        if options:
-            return f"there is no {group}={name}{nearest(name, options)}"
-    if isinstance(error, MissingConfigException):  # --config-name, whose search path has a line each
-        return str(error).splitlines()[0]
+        # --config-name has none, and a search path with a line each
+        return f"there is no {group}={name}{nearest(name, options)}" if options else str(error).splitlines()[0]
     if isinstance(error, OverrideParseException):
         key, _, value = error.override.partition("=")
         remedy = f"put quotes within quotes, \"{key}='...'\"" if value else "settings are written key=value"
@@ -292,7 +289,9 @@ def _setting_names(config_name: str) -> list[str]:
     """Dotted names of all settings and groups of the default composition, with those of all loggers."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        cfg = hydra.compose(config_name, ["logger=[tensorboard,wandb]"] if config_name in WITH_LOGGERS else [])
+        cfg = hydra.compose(
+            config_name, ["logger=[tensorboard,wandb]"] if config_name in ("train", "plan", "bench") else []
+        )
     return list(_dotted_names(OmegaConf.to_container(cfg, resolve=False)))
 
 

@@ -58,6 +58,8 @@ def checkpoint_payload(
 def finished_results(resumed: Resumed, config: RunConfig, folder: Path) -> dict[str, float] | None:
     """The metrics in the summary of a run that has made all its steps, as `train` returns them; None: work is left.
 
+    It says that nothing is done.
+
     Raises:
         ValueError: no step is left, and a setting differs from those that the run was trained with.
     """
@@ -71,7 +73,10 @@ def finished_results(resumed: Resumed, config: RunConfig, folder: Path) -> dict[
     if not (folder / SUMMARY).is_file():  # the process ended before it was written
         return None
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    return None if summary.get("diverged") else results_of(summary)
+    if summary.get("diverged"):
+        return None
+    print(f"{folder} has finished its {resumed.step:,} steps; it is unchanged", flush=True)
+    return results_of(summary)
 
 
 def run_settings(config: RunConfig) -> dict[str, Any]:
