@@ -263,7 +263,7 @@ def explain(error: Exception, config_name: str) -> str:
         return f"cannot read {error.override!r}; {remedy}"
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigKeyError | AttributeError):
-        key, settings = getattr(cause, "full_key", None) or str(error).split("'")[1], list(_setting_names(config_name))
+        key, settings = getattr(cause, "full_key", None) or str(error).split("'")[1], _setting_names(config_name)
         if key.startswith("logger.") and key in settings:
             return f"there is no setting {key} without its logger; add logger={key.split('.')[1]}"
         close = [known] if (known := meant(key, settings)) else difflib.get_close_matches(key, settings, n=1)
@@ -289,10 +289,8 @@ def _setting_names(config_name: str) -> list[str]:
     """Dotted names of all settings and groups of the default composition, with those of all loggers."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        cfg = hydra.compose(
-            config_name, ["logger=[tensorboard,wandb]"] if config_name in ("train", "plan", "bench") else []
-        )
-    return list(_dotted_names(OmegaConf.to_container(cfg, resolve=False)))
+        loggers = ["logger=[tensorboard,wandb]"] if config_name in ("train", "plan", "bench") else []
+        return list(_dotted_names(OmegaConf.to_container(hydra.compose(config_name, loggers), resolve=False)))
 
 
 def _dotted_names(tree: object, prefix: str = "") -> Iterator[str]:
