@@ -23,6 +23,7 @@ from tril.model.checkpoint import load, read, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import head_gate, obstacle
 from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.scores import HeadScores
 from tril.model.intervals import clustered_mean
 from tril.scripts.common.cli import CONFIGS, build, message_of
 from tril.scripts.common.finished_run import read_run, sample_windows, validation_tokens
@@ -158,7 +159,8 @@ def test_the_maps_of_a_prompt(lm, tmp_path, monkeypatch):
     monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append((path, page)))
     ids = prompt_ids(lm, None, "line 3 é")
     text = TokenWindows(WINDOW, WINDOW)
-    write_maps(tmp_path, lm, ids, text, "it")
+    entropy = torch.tensor([[0.0, 0.25], [0.5, 1.0]])
+    write_maps(tmp_path, lm, ids, text, "it", HeadScores({"entropy_share": entropy}, {}, 1))
     assert (tmp_path / "attention.png").is_file()
     [(path, page)] = pages
     assert path == tmp_path / "attention.html" and page["title"] == "Attention of it"
@@ -166,6 +168,8 @@ def test_the_maps_of_a_prompt(lm, tmp_path, monkeypatch):
         "".join(page["tokens"][:-2]) == "line 3 " and page["tokens"][-2:] == ["\ufffd"] * 2
     )  # a character of two tokens
     assert page["maps"].shape == (2, 2, len(ids), len(ids))
+    meaning = "share of the entropy of uniform weights; mean over the validation windows"
+    assert page["scores"] == {"entropy share": (meaning, entropy)}
     with torch.no_grad():
         probabilities = lm.model(torch.tensor([ids]))[0].softmax(-1)
     for expected, row in zip(probabilities, page["probabilities"], strict=True):
