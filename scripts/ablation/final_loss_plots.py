@@ -55,7 +55,7 @@ def plot_rows(sweep: Sweep, which: str, losses: Losses):
     styles = plot_style.line_styles(sweep)
     for row, variant in enumerate(sweep.variants):
         if variant.label in losses:
-            style = styles[variant.label] | {"ls": "none"}
+            style: dict[str, Any] = styles[variant.label] | {"ls": "none"}
             axes.plot(losses[variant.label].mean, -row, **style, ms=9)
     axes.set_yticks([-row for row in range(len(labels))], labels)
     axes.set_xlabel(f"{which} {plot_style.LOSS}", loc="right")  # may be wider than the axes
