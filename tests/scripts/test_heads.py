@@ -185,7 +185,9 @@ def test_the_maps_keep_documents_apart_as_the_run_did(lm, tmp_path, monkeypatch)
     monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
     eot = lm.tokenizer.token_to_id(lm.eot)
     for document_eot in (None, eot):
-        write_maps(tmp_path, lm, [5, 6, eot, 7], TokenWindows(WINDOW, WINDOW, document_eot), "it")
+        write_maps(
+            tmp_path, lm, [5, 6, eot, 7], TokenWindows(WINDOW, WINDOW, document_eot), "it", HeadScores({}, {}, 1)
+        )
     assert pages[0]["tokens"][2] == "<|endoftext|>"
     across = [page["maps"][:, :, 2:, :2] for page in pages]
     assert (across[0] > 0).all() and (across[1] == 0).all()
@@ -224,7 +226,7 @@ def test_the_maps_know_all_ids_of_a_tokenizer_with_gaps(tmp_path, monkeypatch):
     lm.model.head.weight.data[300] = (
         50 * lm.model.head.weight.data[logits[1].argmax()]
     )  # end-of-text is the most probable
-    write_maps(tmp_path, lm, [65, 66], TokenWindows(WINDOW, WINDOW), "it")
+    write_maps(tmp_path, lm, [65, 66], TokenWindows(WINDOW, WINDOW), "it", HeadScores({}, {}, 1))
     assert pages[0]["probabilities"][1][0] == ("<|endoftext|>", pytest.approx(1))
 
 
