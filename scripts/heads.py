@@ -103,7 +103,7 @@ def describe_model(settings: Settings, checkpoint: Path, device: str) -> None:
     log("scoring what each head attends to")
     scores = score_heads(lm.model, text, alphabet=alphabet(lm), seed=settings.seed)
     write_figures(folder, ablation, scores)
-    write_maps(folder, lm, shown, text, str(checkpoint))
+    write_maps(folder, lm, shown, text, str(checkpoint), scores)
     write_json(folder / "heads.json", report(settings, run, device, numbers, lm, shown, ablation, scores))
     show(ablation, scores, len(text.ids))
     print(f"\n{folder}: {', '.join(FILES)}", flush=True)
@@ -146,7 +146,9 @@ def write_figures(folder: Path, ablation: "Ablation", scores: "HeadScores") -> N
     plot_removal(folder / "removal.png", ablation)
 
 
-def write_maps(folder: Path, lm: "LanguageModel", ids: list[int], text: "TokenWindows", name: str) -> None:
+def write_maps(
+    folder: Path, lm: "LanguageModel", ids: list[int], text: "TokenWindows", name: str, scores: "HeadScores"
+) -> None:
     """Writes attention.png and attention.html of one sequence."""
     import torch
 
@@ -154,6 +156,7 @@ def write_maps(folder: Path, lm: "LanguageModel", ids: list[int], text: "TokenWi
     from tril.model.heads.attention_maps import attention_maps, document_options
     from tril.model.heads.head_plots import plot_maps
     from tril.model.heads.page import write_page
+    from tril.model.heads.scores import SCORES
 
     batch = torch.tensor([ids], device=lm.model.embed.weight.device)
     options = document_options(batch, text.document_eot)
@@ -165,7 +168,12 @@ def write_maps(folder: Path, lm: "LanguageModel", ids: list[int], text: "TokenWi
     after = [[(token_text(lm, token), p) for token, p in zip(*row, strict=True)] for row in rows]
     tokens = [token_text(lm, token) for token in ids]
     plot_maps(folder / "attention.png", maps, tokens)
-    write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, title=f"Attention of {name}")
+    explained = {
+        name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
+        for name, values in scores.heads.items()
+    }
+    title = f"Attention of {name}"
+    write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, title=title, scores=explained)
 
 
 def token_text(lm: "LanguageModel", token: int) -> str:

@@ -98,7 +98,7 @@ def write_report(sweep: "Sweep", request: Request, folder: Path, *, published: b
     with user_errors():
         comparisons = compare_with_baseline(sweep, request.which, margin=request.margin)
         configs = read_configs(sweep)
-    pictures = draw(sweep, request.which, folder)
+    pictures = draw(sweep, request.which, folder, comparisons)
     files = [picture.file for picture in pictures]
     report = write_up(
         sweep, request.which, comparisons=comparisons, configs=configs, pictures=pictures, published=published

@@ -1,4 +1,4 @@
-const { layers: L, heads: H, tokens, probabilities } = JSON.parse($("data").textContent);
+const { layers: L, heads: H, tokens, probabilities, scores } = JSON.parse($("data").textContent);
 const T = tokens.length;
 const MEAN = H; // number after the last head: the mean of all heads of the layer
 const THUMBNAIL_SIZE = Math.min(T, 48); // cells per side, each showing the largest weight that it covers
@@ -69,7 +69,16 @@ function selectHead(layer, head) {
     summary.button.tabIndex = selected ? 0 : -1;
   }
   for (const heading of all(".name")) heading.textContent = nameOf(layer, head);
+  showScores(layer, head);
   show();
+}
+function showScores(layer, head) {
+  $("scores").replaceChildren(...(head === MEAN ? [] : scores).map(({ name, meaning, values }) => {
+    const value = values[layer][head];
+    const score = element("span", "", `${name} `, element("b", "", value === null ? "-" : value.toFixed(3)));
+    score.title = meaning;
+    return score;
+  }));
 }
 function pointAtToken(t) {
   pointAtCell(state.pinned ? state.query : t, t);
@@ -99,7 +108,7 @@ function show() {
   $("pinned").className = pinned ? "on" : "";
   for (const code of all("code.query")) code.replaceChildren(...numbered(query));
   showWeight(row, column);
-  listLargest(weights, query, largest);
+  listLargest(weights, query);
   listNext(query);
   setPosition($("row"), { top: query, height: 1 });
   setPosition($("cell"), { top: row, left: column, height: 1, width: 1 });
@@ -117,9 +126,9 @@ function showWeight(row, column) {
     output.replaceChildren(from, " attends to ", to, later, " with weight ", weight);
   }
 }
-function listLargest(weights, query, largest) {
+function listLargest(weights, query) {
   const order = [...weights.keys()].filter((t) => weights[t] !== 0).sort((a, b) => weights[b] - weights[a]).slice(0, MAX_LARGEST);
-  const entry = (t, w) => ({ label: numbered(t), part: w / largest, text: weightText(w), className: t > query ? "leak" : "" });
+  const entry = (t, w) => ({ label: numbered(t), part: w, text: weightText(w), className: t > query ? "leak" : "" });
   bars($("largest"), order.map((t) => entry(t, weights[t])));
 }
 function listNext(query) {

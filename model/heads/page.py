@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ def write_page(
     maps: Tensor,
     probabilities: Sequence[Sequence[tuple[str, float]]],
     title: str,
+    scores: Mapping[str, tuple[str, Tensor]] | None = None,
 ) -> None:
     """Writes one file that needs neither network nor server.
 
@@ -34,6 +35,7 @@ def write_page(
         probabilities: for each token, the most probable next tokens with their probabilities, the most probable first.
             The actual next token is recognized by its text.
         title: heading of the page.
+        scores: name -> what it means, and the score of each head (L, H), shown next to the name of the head.
 
     Raises:
         ValueError: the shapes do not match.
@@ -49,6 +51,14 @@ def write_page(
     # JSON has no NaN; jinja2 writes it in ASCII without <, > and &, so no token can end its HTML element.
     rows = [[(token, float(p) if math.isfinite(p) else None) for token, p in row] for row in probabilities]
     data = {"layers": sizes[0], "heads": sizes[1], "tokens": list(tokens), "probabilities": rows}
+    data["scores"] = [
+        {
+            "name": name,
+            "meaning": meaning,
+            "values": [[x if math.isfinite(x) else None for x in row] for row in values.tolist()],
+        }
+        for name, (meaning, values) in (scores or {}).items()
+    ]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,11 +17,9 @@ from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.end_of_run import show
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import CUDA_GRAPHS, Hardware
+from tril.model.training.loss_plot import plot_losses
 from tril.model.training.module import val_names
 from tril.model.training.run_estimate import sizes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PACKAGE = Path(__file__).resolve().parents[2]
 SPECIAL_TOKENS = {"bpe": 1, "byte": 1, "char": 2}  # end of text; of characters also the unknown one
@@ -169,7 +167,9 @@ def finish(
         "folder": str(folder),
         "sample_with": f"python scripts/sample.py ckpt={folder}",
     }
-    plot_losses(folder / "loss.png", metrics.train, metrics.val, metrics.tokens_per_step, gradients)
+    title = run_title(model, data, folder)
+    initial = math.log(model.config.vocab_size) if lineage is None else None
+    plot_losses(folder / "loss.png", metrics, title=title, initial=initial, gradients=gradients)
     write_json(folder / SUMMARY, summary)
     if diverged is None:
         print(f"\n{show(summary)}", flush=True)
@@ -190,6 +190,13 @@ def old_losses(before: dict[str, Any] | None, after: dict[str, Any] | None) -> d
     """The entries of summary.json for the losses on a text of before; all None if they were not measured."""
     named = {"before": before or {}, "after": after or {}}
     return {f"old_{key}_{when}": scores.get(key) for key in ("loss", "bpb") for when, scores in named.items()}
+
+
+def run_title(model: GPT, data: dict[str, Any], folder: Path) -> str:
+    """Model, data and name of a run, in two lines."""
+    config, name = model.config, "/".join(folder.absolute().parts[-2:])
+    sizes = f"{model.n_parameters():,} parameters ({config.n_layers} layers, dim {config.dim})"
+    return f"{sizes}, {data['source']['kind']}\nrun {name}"
 
 
 def counted(steps: list[int]) -> dict[str, Any]:
@@ -232,58 +239,3 @@ def peak_memory_bytes(accelerator: str) -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def plot_losses(
-    path: Path, train: list[dict], val: list[dict], tokens_per_step: int, gradients: GradientNorms | None = None
-) -> None:
-    """Plots losses with their spikes, and gradient norms if there are any, against tokens into a PNG.
-
-    Args:
-        train: rows of `Metrics`.
-        val: rows of `Metrics`.
-        gradients: the run's gradient norms; None: not measured.
-    """
-    from matplotlib.figure import Figure  # not pyplot, which looks for a display
-
-    norms = gradients.rows if gradients is not None else []
-    figure = Figure(figsize=(7, 6.4 if norms else 4.2), layout="constrained")
-    panels = figure.subplots(1 + bool(norms), sharex=True, squeeze=False, height_ratios=[2, 1][: 1 + bool(norms)])[:, 0]
-    axes = panels[0]
-    for rows, label, marker in ((train, "training", ""), (val, "validation", "o")):
-        axes.plot(tokens_of(rows, tokens_per_step), [row["loss"] for row in rows], lw=1, marker=marker, label=label)
-    if val:
-        best = min(val, key=lambda row: row["loss"])
-        title = f"best validation loss {best['loss']:.4f} nats per token, {best['bpb']:.4f} bits per byte"
-        axes.set_title(title, fontsize=10)
-    losses = [row["loss"] for row in train + val if math.isfinite(row["loss"])]
-    if losses:  # cut the fall from ln V, so that the later part is readable
-        margin = max(0.1, 0.01 * min(losses))
-        axes.set_ylim(min(losses) - margin, min(max(losses), 2.5 * min(losses)) + margin)
-    if gradients is not None and gradients.detector.spikes:
-        spikes, top = gradients.detector.spikes, axes.get_ylim()[1]
-        heights = [min(spike["loss"], top) for spike in spikes]  # at the upper edge if the spike is above it
-        style = {"color": "tab:red", "ls": "", "marker": "v", "clip_on": False, "label": "spike, one step"}
-        axes.plot(tokens_of(spikes, tokens_per_step), heights, **style)
-    axes.set(ylabel="nats per token")
-    if norms:
-        plot_norms(panels[1], norms, tokens_per_step)
-    panels[-1].set(xlabel="tokens")
-    axes.legend()
-    for each in panels:
-        each.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
-
-
-def plot_norms(axes: "Axes", rows: list[dict], tokens_per_step: int) -> None:
-    """Plots the gradient norms of `GradientNorms.rows`: of all parameters, and of each group of the optimizer."""
-    names = [name for name in rows[0] if name not in ("step", "total")]
-    for name in ["total", *names]:
-        style: dict[str, Any] = {"color": "black", "lw": 1.2} if name == "total" else {"lw": 0.8}
-        axes.plot(tokens_of(rows, tokens_per_step), [row[name] for row in rows], label=name, **style)
-    axes.set(ylabel="gradient norm", yscale="log")
-    axes.legend(ncols=5, fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1))
-
-
-def tokens_of(rows: list[dict], tokens_per_step: int) -> list[int]:
-    return [row["step"] * tokens_per_step for row in rows]

@@ -16,21 +16,23 @@ Losses = Mapping[str, Interval]  # label -> final or best loss
 
 
 def plot_final_losses(sweep: Sweep, which: str, losses: Losses) -> Iterator[tuple[Any, plot_style.Picture]]:
-    """The loss of each variant with its interval and seeds; with two swept keys also along each of them."""
+    """The loss of each seed and the mean of each variant; with two swept keys also the means along each of them."""
     positions = [axis_positions([variant.values[key] for variant in sweep.variants]) for key in sweep.keys]
     numeric = all(plot_style.is_number(variant.values[key]) for variant in sweep.variants for key in sweep.keys)
     along = len(positions) == 1 and len(positions[0]) > 1 and numeric
     axes = plot_along(sweep, which, losses, positions, 0) if along else plot_rows(sweep, which, losses)
+    title = f"{which.capitalize()} loss of each seed, and the mean over seeds"
+    axes.figure.suptitle(title, fontsize=10)
     caption = (
-        "A large point is the mean over finished seeds with its 95 % interval (one seed: no interval), "
-        "a small gray dot is one seed. Intervals that overlap do not show that two variants are equal: the comparison "
-        "pairs seeds and text."
+        "A large point is the mean over finished seeds, a small gray dot is one seed. A thin gray line connects the "
+        "runs of one seed: the verdict is about the differences along these lines, not about the spread of the seeds."
     )
+    plot_seeds(axes, sweep, which, positions[0] if along else None)
     if sweep.baseline.label in losses:
         line = axes.axhline if along else axes.axvline
         line(losses[sweep.baseline.label].mean, color="0.5", ls="--", lw=0.9, zorder=0)
         caption += " The dashed line is the baseline's mean."
-    yield axes.figure, plot_style.Picture(f"{which}_loss.png", f"{which.capitalize()} validation loss", caption)
+    yield axes.figure, plot_style.Picture(f"{which}_loss.png", title, caption, "losses")
     if len(positions) == 2 and min(map(len, positions)) > 1:
         caption = (
             "Means over finished seeds with their 95 % intervals (one seed: no interval), shifted slightly to avoid "
@@ -40,7 +42,9 @@ def plot_final_losses(sweep: Sweep, which: str, losses: Losses) -> Iterator[tupl
             axes = plot_along(sweep, which, losses, positions, x)
             yield (
                 axes.figure,
-                plot_style.Picture(f"interaction_{x + 1}.png", f"{key} for each {sweep.keys[1 - x]}", caption),
+                plot_style.Picture(
+                    f"interaction_{x + 1}.png", f"{key} for each {sweep.keys[1 - x]}", caption, "losses"
+                ),
             )
 
 
@@ -51,10 +55,11 @@ def plot_rows(sweep: Sweep, which: str, losses: Losses):
     styles = plot_style.line_styles(sweep)
     for row, variant in enumerate(sweep.variants):
         if variant.label in losses:
-            seeds = variant.figures(f"{which}_val_loss")
-            plot_point(axes, -row, losses[variant.label], styles[variant.label], seeds, vertical=False)
+            style: dict[str, Any] = styles[variant.label] | {"ls": "none"}
+            axes.plot(losses[variant.label].mean, -row, **style, ms=9)
     axes.set_yticks([-row for row in range(len(labels))], labels)
-    axes.set(xlabel=f"{which} {plot_style.LOSS}", ylim=(0.5 - len(labels), 0.5))
+    axes.set_xlabel(f"{which} {plot_style.LOSS}", loc="right")  # may be wider than the axes
+    axes.set(ylim=(0.5 - len(labels), 0.5))
     return axes
 
 
@@ -71,8 +76,10 @@ def plot_along(sweep: Sweep, which: str, losses: Losses, positions: Sequence[dic
             if variant.label in losses and (other is None or text_of(variant.values[other]) == line):
                 at = positions[x][text_of(variant.values[sweep.keys[x]])] + shift
                 means[at] = losses[variant.label].mean
-                seeds = [] if other else variant.figures(f"{which}_val_loss")
-                plot_point(axes, at, losses[variant.label], style, seeds)
+                if other:
+                    plot_point(axes, at, losses[variant.label], style)
+                else:
+                    axes.plot(at, losses[variant.label].mean, **style, ms=9)
         axes.plot(sorted(means), [means[at] for at in sorted(means)], lw=1.1, color=colors[i])
         if other:
             styles[f"{other}={line}"] = style
@@ -104,18 +111,32 @@ def plot_by_size(sweep: Sweep, which: str, losses: Losses) -> Iterator[tuple[Any
         plot_style.add_legend(axes.figure, styles)
         title = f"{which.capitalize()} validation loss against {words}"
         caption = "Means over finished seeds with their 95 % intervals (one seed: no interval)."
-        yield axes.figure, plot_style.Picture(f"{which}_loss_{name}.png", title, caption)
+        yield axes.figure, plot_style.Picture(f"{which}_loss_{name}.png", title, caption, "costs")
 
 
-def plot_point(
-    axes, at: float, loss: Interval, style: dict, seeds: Sequence[float] = (), *, vertical: bool = True
-) -> None:
-    """A mean, its interval if it has one, and a dot for each seed."""
+def plot_seeds(axes, sweep: Sweep, which: str, positions: Mapping[str, float] | None) -> None:
+    """A dot for each finished run, and a line through the runs of each seed.
+
+    Args:
+        positions: on the x axis, of the texts of the values of the swept number; None: the variants are rows.
+    """
+    lines: dict[int, list[tuple[float, float]]] = {}
+    for row, variant in enumerate(sweep.variants):
+        for run in variant.finished:
+            loss = (run.summary or {}).get(f"{which}_val_loss")
+            if loss is not None and math.isfinite(loss):
+                at = -row if positions is None else positions[text_of(variant.values[sweep.keys[0]])]
+                lines.setdefault(run.seed, []).append((at, loss))
+    for points in lines.values():
+        at, seed_losses = zip(*sorted(points), strict=True)
+        x, y = (seed_losses, at) if positions is None else (at, seed_losses)
+        axes.plot(x, y, lw=0.7, color="0.7", marker="o", ms=3.5, mfc="0.8", mec="0.2", mew=0.5, zorder=3)
+
+
+def plot_point(axes, at: float, loss: Interval, style: dict) -> None:
+    """A mean, and its interval if it has one."""
     bar = None if loss.low is None or loss.high is None else [[loss.mean - loss.low], [loss.high - loss.mean]]
-    point = {"x": at, "y": loss.mean, "yerr": bar} if vertical else {"x": loss.mean, "y": at, "xerr": bar}
-    axes.errorbar(**point, **style | {"ls": "none"}, ms=5.5, capsize=3, lw=1.4)
-    dots = ([at] * len(seeds), seeds)
-    axes.plot(*(dots if vertical else dots[::-1]), "o", ms=2.5, color="0.75", mec="0.2", mew=0.5, zorder=3)
+    axes.errorbar(at, loss.mean, yerr=bar, **style | {"ls": "none"}, ms=5.5, capsize=3, lw=1.4)
 
 
 def axis_positions(values: Sequence[object]) -> dict[str, float]:

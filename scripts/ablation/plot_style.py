@@ -12,17 +12,20 @@ from tril.scripts.ablation.run_files import Run
 # distinguishable for color-blind readers
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8c6d31")
 MARKS = (("-", "o"), ("-.", "s"), (":", "^"), ((0, (8, 1)), "D"))  # line and marker of each cycle through the colors
+WIDTH = 4.6  # inches of a figure
 LOSS = "validation loss, nats per token"
+SECTIONS = ("comparison", "losses", "curves", "costs", "tuning")  # of a report, with pictures
 LOG_SCALE_RATIO = 8  # largest / smallest value from which an axis is logarithmic
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG in the report's folder, its title and caption."""
+    """A PNG in the report's folder, its title and caption, and the part of the report that shows it."""
 
     file: str
     title: str
     caption: str
+    section: str  # one of SECTIONS
 
 
 def estimate(variant: Variant, name: str) -> Interval | None:
@@ -56,19 +59,24 @@ def escape(text: str) -> str:
 
 
 def line_styles(sweep: Sweep) -> dict[str, dict]:
-    """Label -> color, line and marker. Many values of one number get a sequential color scale in their order."""
+    """Label -> color, line and marker; the baseline's line is dashed.
+
+    Many values of one number get a sequential color scale in their order.
+    """
     variants, n = list(sweep.variants), len(COLORS)
+    dashed = {sweep.baseline.label: {"ls": "--"}}
     if len(variants) > n and len(sweep.keys) == 1:
         key = sweep.keys[0]
         numbers = {variant.label: value for variant in variants if is_number(value := variant.values[key])}
         if len(numbers) == len(variants):
             labels = sorted(numbers, key=numbers.__getitem__)
             colors = sequential_colors(len(labels))
-            return {label: {"color": color, "marker": "o"} for label, color in zip(labels, colors, strict=True)}
+            pairs = zip(labels, colors, strict=True)
+            return {label: {"color": color, "marker": "o"} | dashed.get(label, {}) for label, color in pairs}
     styles = {}
     for i, variant in enumerate(variants):
         line, marker = MARKS[i // n % len(MARKS)]
-        styles[variant.label] = {"color": COLORS[i % n], "ls": line, "marker": marker}
+        styles[variant.label] = {"color": COLORS[i % n], "ls": line, "marker": marker} | dashed.get(variant.label, {})
     return styles
 
 
@@ -80,10 +88,10 @@ def sequential_colors(n: int) -> list:
 
 
 def new_figure(height: float):
-    """A figure that is narrow enough to be legible on a phone; `height` in inches."""
+    """A figure that is narrow enough to be legible on a phone, where it is 3.5 inches wide; `height` in inches."""
     from matplotlib.figure import Figure  # not pyplot, which looks for a display
 
-    return Figure(figsize=(6.4, height), layout="constrained")
+    return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
 def add_legend(figure, styles: Mapping[str, dict]) -> None:
@@ -91,7 +99,7 @@ def add_legend(figure, styles: Mapping[str, dict]) -> None:
     from matplotlib.lines import Line2D
 
     if styles:
-        columns = max(1, min(len(styles), 84 // (max(map(len, styles)) + 8)))
+        columns = max(1, min(len(styles), 60 // (max(map(len, styles)) + 8)))
         figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(styles) / columns))
         lines = [Line2D([], [], ms=4, **style) for style in styles.values()]
         layout = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False}
@@ -106,4 +114,6 @@ def engineering_axis(axes, wide: bool) -> None:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.locator_params(axis="x", nbins=6)
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tril.scripts.ablation import report_tables, training_tables
-from tril.scripts.ablation.plot_style import Picture, estimate
+from tril.scripts.ablation.plot_style import SECTIONS, Picture, estimate
 from tril.scripts.ablation.report_tables import CONDITIONS, spread
 from tril.scripts.ablation.results import Sweep, text_of
 from tril.scripts.ablation.stages import FAMILY_ALPHA
@@ -67,7 +67,7 @@ def write_up(
         "conditions": conditions(sweep),
         "texts": {each.get("data_fingerprint") for each in sweep.summaries},
         "leaks": sum("LEAK" in str(each.get("causality")) for each in sweep.summaries),
-        "pictures": pictures,
+        "pictures": {name: [each for each in pictures if each.section == name] for name in SECTIONS},
     }
 
 

@@ -104,10 +104,11 @@ def compared(comparisons: dict[str, Comparison]) -> Table:
     for label, found in comparisons.items():
         more = "" if found.more_seeds is None else str(found.more_seeds)
         difference = spread(found.difference, sign="+") if found.difference.n else "-"
-        tested = [found.unit, p_value(found.p), found.verdict, more, found.remark]
-        rows.append([label, str(found.difference.n), difference, *tested])
-    header = ["variant", "seeds in common", "difference", "unit", "p, corrected", "verdict", "more seeds", "remark"]
-    return Table(header, rows, (0, 3, 5, 7))
+        tested = [found.verdict, difference, found.unit, p_value(found.p), str(found.difference.n)]
+        rows.append([label, *tested, more, found.remark])
+    p = "p, corrected" if len(comparisons) > 1 else "p"
+    header = ["variant", "verdict", "difference", "unit", p, "seeds in common", "more seeds", "remark"]
+    return Table(header, rows, (0, 1, 3, 7))
 
 
 def details(comparisons: dict[str, Comparison]) -> Table:
@@ -116,7 +117,8 @@ def details(comparisons: dict[str, Comparison]) -> Table:
     for label, found in comparisons.items():
         if not found.method:
             continue
-        row = [label, found.method, f"{found.df:.3g}", *_text_columns(found), f"{found.stage}", f"{found.alpha:g}"]
+        method = found.method if len(comparisons) > 1 else found.method.partition(",")[0]  # nothing to correct for
+        row = [label, method, f"{found.df:.3g}", *_text_columns(found), f"{found.stage}", f"{found.alpha:g}"]
         row += ["-" if found.detectable is None else f"{found.detectable:.2g}"]
         row += [] if found.margin is None else [p_value(found.p_equal)]
         rows.append(row)

@@ -22,8 +22,9 @@ def render(template: str, **values: object) -> str:
     environment.globals |= {"plural": plural}
     environment.tests |= {"finite": math.isfinite}
     environment.filters |= {"aligned": aligned, "engineering": engineering, "markdown": escape, "table": escaped_table}
-    environment.filters |= {"printable": printable}
-    return environment.get_template(template).render(**values).strip() + "\n"
+    environment.filters |= {"printable": printable, "breakable": breakable}
+    text = environment.get_template(template).render(**values).strip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", text)  # of nested blocks
 
 
 def aligned(text: str) -> str:
@@ -40,6 +41,13 @@ def escaped_table(table) -> str:
 def escape(text: str) -> str:
     """Text in one line without Markdown or HTML markup; an underscore within a word is not markup."""
     return re.sub(r"[\\`*|<>&\[\]~]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", printable(text))
+
+
+def breakable(text: str):
+    """HTML of a text that may break after the dots of a name such as trainer.max_steps, so that no word is cut."""
+    from markupsafe import Markup, escape
+
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=\.)(?=[a-z])", text))  # noqa: S704
 
 
 def printable(text: str) -> str:

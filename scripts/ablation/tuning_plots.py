@@ -34,4 +34,4 @@ def plot_tuning(sweep: Sweep, tunings: Mapping[str, Tuning]) -> Iterator[tuple[A
     caption = "Each point is the mean over the tuning seeds for one multiplier. The chosen one has a ring"
     if any(tuning.at_edge for tuning in tunings.values()):
         caption += ", or a square if it is an end of the range, so that a better one may be outside of it"
-    yield axes.figure, plot_style.Picture("tuning.png", "Tuning of the learning rates", f"{caption}.")
+    yield axes.figure, plot_style.Picture("tuning.png", "Loss for each multiplier", f"{caption}.", "tuning")

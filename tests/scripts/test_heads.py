@@ -23,6 +23,7 @@ from tril.model.checkpoint import load, read, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import head_gate, obstacle
 from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.scores import HeadScores
 from tril.model.intervals import clustered_mean
 from tril.scripts.common.cli import CONFIGS, build, message_of
 from tril.scripts.common.finished_run import read_run, sample_windows, validation_tokens
@@ -158,7 +159,8 @@ def test_the_maps_of_a_prompt(lm, tmp_path, monkeypatch):
     monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append((path, page)))
     ids = prompt_ids(lm, None, "line 3 é")
     text = TokenWindows(WINDOW, WINDOW)
-    write_maps(tmp_path, lm, ids, text, "it")
+    entropy = torch.tensor([[0.0, 0.25], [0.5, 1.0]])
+    write_maps(tmp_path, lm, ids, text, "it", HeadScores({"entropy_share": entropy}, {}, 1))
     assert (tmp_path / "attention.png").is_file()
     [(path, page)] = pages
     assert path == tmp_path / "attention.html" and page["title"] == "Attention of it"
@@ -166,6 +168,8 @@ def test_the_maps_of_a_prompt(lm, tmp_path, monkeypatch):
         "".join(page["tokens"][:-2]) == "line 3 " and page["tokens"][-2:] == ["\ufffd"] * 2
     )  # a character of two tokens
     assert page["maps"].shape == (2, 2, len(ids), len(ids))
+    meaning = "share of the entropy of uniform weights; mean over the validation windows"
+    assert page["scores"] == {"entropy share": (meaning, entropy)}
     with torch.no_grad():
         probabilities = lm.model(torch.tensor([ids]))[0].softmax(-1)
     for expected, row in zip(probabilities, page["probabilities"], strict=True):
@@ -181,7 +185,9 @@ def test_the_maps_keep_documents_apart_as_the_run_did(lm, tmp_path, monkeypatch)
     monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
     eot = lm.tokenizer.token_to_id(lm.eot)
     for document_eot in (None, eot):
-        write_maps(tmp_path, lm, [5, 6, eot, 7], TokenWindows(WINDOW, WINDOW, document_eot), "it")
+        write_maps(
+            tmp_path, lm, [5, 6, eot, 7], TokenWindows(WINDOW, WINDOW, document_eot), "it", HeadScores({}, {}, 1)
+        )
     assert pages[0]["tokens"][2] == "<|endoftext|>"
     across = [page["maps"][:, :, 2:, :2] for page in pages]
     assert (across[0] > 0).all() and (across[1] == 0).all()
@@ -220,7 +226,7 @@ def test_the_maps_know_all_ids_of_a_tokenizer_with_gaps(tmp_path, monkeypatch):
     lm.model.head.weight.data[300] = (
         50 * lm.model.head.weight.data[logits[1].argmax()]
     )  # end-of-text is the most probable
-    write_maps(tmp_path, lm, [65, 66], TokenWindows(WINDOW, WINDOW), "it")
+    write_maps(tmp_path, lm, [65, 66], TokenWindows(WINDOW, WINDOW), "it", HeadScores({}, {}, 1))
     assert pages[0]["probabilities"][1][0] == ("<|endoftext|>", pytest.approx(1))
 
 

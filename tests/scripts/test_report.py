@@ -24,7 +24,7 @@ from tril.scripts.report import TEXT_KEYS, find_sweep, main, results, run_rows
 NASTY = "<script>alert(1)<b>|`*_$^$ & "
 MESSAGE = "</td></script><script>alert('2')| \x1b[31m red\nand more \udcff"
 LOSSES = {(NASTY,): {0: 3.1, 1: 3.25, 2: "failed"}, ("relu2",): {0: 3.0, 1: 3.1, 2: 3.3}}
-FILES = {"report.md", "report.html", "results.csv", "runs.csv"}
+FILES = {"report.md", "report.html", "results.csv", "runs.csv", "differences.png"}
 
 
 class Page(HTMLParser):
@@ -33,6 +33,7 @@ class Page(HTMLParser):
     def __init__(self, text: str):
         super().__init__()
         self.tags, self.loaded, self.texts, self.open = [], [], [], []
+        text = text.replace("<wbr>", "")  # a place for a line break, within a word
         self.feed(text)
         self.close()
 
@@ -114,7 +115,10 @@ def test_out_and_which(sweep, tmp_path):
     done = call(main, f"dir={sweep}", "out=made/here", "which=best", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(sweep.rglob("*")) == before
-    assert {path.name for path in (tmp_path / "made" / "here").iterdir()} == FILES | {"best_loss.png"}
+    assert {path.name for path in (tmp_path / "made" / "here").iterdir()} == FILES | {
+        "best_loss.png",
+        "differences.png",
+    }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "multirun"]
     difference = float(read_csv(tmp_path / "made" / "here" / "results.csv")[0]["difference"])
     assert difference == pytest.approx((3.09 + 3.24) / 2 - 2)  # the best windows lie 0.01 below the last ones

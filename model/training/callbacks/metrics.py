@@ -24,7 +24,7 @@ class Metrics(Callback):
     def __init__(self, tokens_per_step: int, peak_flops: float | None, started: float = 0.0) -> None:
         self.tokens_per_step, self.peak_flops = tokens_per_step, peak_flops
         self.flops_per_token = 0.0  # as the MFU counts them; set by on_fit_start
-        self.train: list[dict] = []  # step, loss, tokens_per_second
+        self.train: list[dict] = []  # step, loss, tokens_per_second; lr: group of the optimizer -> rate
         self.val: list[dict] = []  # step, loss, bpb; of several sources also sources: name -> loss, bpb
         self._clock = Stopwatch()  # runs during training
         self._step, self._seconds = 0, 0.0  # of the last row of `train`
@@ -58,10 +58,9 @@ class Metrics(Callback):
         metrics = {"train/loss": loss, "train/tokens_per_second": speed} | self.spent(step)
         if self.peak_flops is not None:
             metrics["train/mfu"] = self.mfu(speed)
-        for group in trainer.optimizers[0].param_groups:
-            metrics[f"lr/{group['name']}"] = group["lr"]
-        self.write(trainer, metrics)
-        self.train.append({"step": step, "loss": loss, "tokens_per_second": speed})
+        rates = {group["name"]: group["lr"] for group in trainer.optimizers[0].param_groups}
+        self.write(trainer, metrics | {f"lr/{name}": rate for name, rate in rates.items()})
+        self.train.append({"step": step, "loss": loss, "tokens_per_second": speed, "lr": rates})
         self._step, self._seconds = step, seconds
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:

@@ -26,8 +26,8 @@ AFTER = [
 ]
 
 
-def write(path, maps=MAPS, tokens=TOKENS, after=AFTER, title="A title"):
-    write_page(path / "page.html", tokens=tokens, maps=maps, probabilities=after, title=title)
+def write(path, maps=MAPS, tokens=TOKENS, after=AFTER, title="A title", scores=None):
+    write_page(path / "page.html", tokens=tokens, maps=maps, probabilities=after, title=title, scores=scores)
     return path / "page.html"
 
 

@@ -149,3 +149,25 @@ def test_any_text_is_shown_as_text(page):
     assert page.js("return [document.scripts.length, document.images.length]") == [3, 0]
     left = [page.token(t).rect["x"] for t in (0, 1)]
     assert left[0] < left[1]  # two words written from right to left stay in the order of the tokens
+
+
+def test_both_lists_have_one_scale(page):
+    page = page()
+    page.select(1, 0)
+    page.js("pointAtToken(2)")
+    lengths = "return [...document.querySelectorAll(arguments[0])].map((bar) => bar.style.width)"
+    assert page.js(lengths, "#largest i") == ["50%", "37.5%", "12.5%"]  # the weights
+    assert page.js(lengths, "#next i") == ["50%", "31.25%", "0.04%", "18.71%"]  # the probabilities, and the rest
+    assert page.texts("#bars") == ["Both lists have one scale: a full bar is a weight of 1, or a probability of 100 %."]
+
+
+def test_the_scores_of_a_head_are_next_to_its_name(page):
+    entropy = torch.tensor([[0.0, 0.25, 0.5], [1.5, 2.0, float("nan")]])
+    page = page(scores={"entropy": ("nats", entropy), "self": ("weight of the token itself", entropy / 2)})
+    page.select(1, 0)
+    assert page.texts("#weights h2") == ["Weights of L1H0 entropy 1.500self 0.750"]
+    assert page.attributes("#scores span", "title") == ["nats", "weight of the token itself"]
+    page.select(1, 2)
+    assert page.texts("#scores b") == ["-", "-"]
+    page.select(1, 3)  # the mean of all heads has none
+    assert page.texts("#scores span") == []

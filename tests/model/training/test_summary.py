@@ -21,7 +21,12 @@ METRICS = SimpleNamespace(
 def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch, tmp_path, accelerator, counted):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 10**15)
     hardware = Hardware(accelerator, "32-true", None, "a machine", None)
-    data = {"val_bytes_per_token": 1.0, "fingerprint": "text", "counts": {"train": {"tokens": 1000}}}
+    data = {
+        "val_bytes_per_token": 1.0,
+        "fingerprint": "text",
+        "source": {"kind": "file"},
+        "counts": {"train": {"tokens": 1000}},
+    }
     finish(METRICS, tiny_gpt(), tmp_path, hardware=hardware, seed=0, data=data, seconds=1.0, certificate=None)
     peak = json.loads((tmp_path / "summary.json").read_text())["peak_memory_gb"]
     assert (peak == 3e6) is counted and peak > 0.01

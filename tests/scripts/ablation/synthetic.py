@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from tril.scripts.ablation.comparisons import compare_with_baseline
+from tril.scripts.ablation.figures import draw
+from tril.scripts.ablation.plot_style import Picture
 from tril.scripts.ablation.results import Sweep, read_sweep
 
 BYTES_PER_TOKEN = 3.0
@@ -27,6 +30,11 @@ HEADS = {(1,): dict(zip(SEEDS, ONE, strict=True)), (4,): dict(zip(SEEDS, FOUR, s
 def sweep_of(folder, losses=HEADS, keys=("model.n_heads",), baseline=(4,), **options) -> Sweep:
     """A sweep that is written and read again, by default of two variants with three seeds."""
     return read_sweep(write_sweep(folder / "sweep", keys, losses, baseline=baseline, **options))
+
+
+def draw_all(sweep: Sweep, folder: Path) -> list[Picture]:
+    """Draws every picture of a sweep's report of the final losses."""
+    return draw(sweep, "final", folder, compare_with_baseline(sweep, "final"))
 
 
 def write_sweep(

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.scripts.ablation.synthetic import FOUR, HEADS, ONE, sweep_of
+from tests.scripts.ablation.synthetic import FOUR, HEADS, ONE, draw_all, sweep_of
 from tril.scripts.ablation.curve_plots import AXES, mean_curve, plot_curves
-from tril.scripts.ablation.figures import draw
 from tril.scripts.ablation.final_loss_plots import axis_positions
 from tril.scripts.ablation.plot_style import COLORS, line_styles
 from tril.scripts.ablation.run_files import Run
@@ -29,12 +28,10 @@ def test_mean_curve_has_the_steps_that_all_seeds_have():
         run_of([10, 30, 40], [5, 2.2, 2], [3, 5, 6], flops_per_token=5),
     ]
     found = mean_curve(runs, "seconds")
-    half = 12.706204736174698 * np.array([1, 0.2]) / 2  # with two values the standard error is half of their distance
-    np.testing.assert_allclose([found.x, found.mean], [[2, 4], [4.5, 2.1]])
-    np.testing.assert_allclose([found.low, found.high], [found.mean - half, found.mean + half])
+    np.testing.assert_allclose([found.x, found.loss], [[2, 4], [4.5, 2.1]])
     np.testing.assert_allclose(mean_curve(runs, "flops").x, [3200, 9600])
     alone = mean_curve(runs[:1], "tokens")
-    assert alone.mean.tolist() == [4, 3, 2] and np.isnan([alone.low, alone.high]).all()
+    assert alone.loss.tolist() == [4, 3, 2]
     assert alone.later_half().x.tolist() == [1280, 1920]
     assert mean_curve([], "tokens") is None and mean_curve([run_of([10], [4], [1])], "flops") is None
     assert (
@@ -43,21 +40,34 @@ def test_mean_curve_has_the_steps_that_all_seeds_have():
     )
 
 
-def test_curves_of_unfinished_runs_are_dashed_and_not_in_the_means(tmp_path, drawn):
-    runs = HEADS | {(1,): {0: 3.1, 1: "unfinished"}, (8,): {0: "failed"}}
-    captions = [picture.caption for picture in draw(sweep_of(tmp_path, runs), "final", tmp_path)]
+def test_curves_of_seeds_are_thin_and_those_of_unfinished_runs_dotted_and_not_in_the_means(tmp_path, drawn):
+    runs = HEADS | {(1,): {0: ONE[0], 1: "unfinished", 2: ONE[2]}, (8,): {0: "failed"}}
+    captions = {picture.file: picture.caption for picture in draw_all(sweep_of(tmp_path, runs), tmp_path)}
     for along, last in zip(AXES, (6400, 6400 * 6000, 6.4), strict=True):
         axes = drawn[f"loss_{along}.png"].axes[0]
-        dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
-        whole = [line for line in axes.lines if line.get_linestyle() == "-"]
-        assert [line.get_color() for line in whole + dashed] == [*COLORS[:2], COLORS[0], COLORS[2]]
-        assert [line.get_ydata().tolist() for line in dashed] == [[5.0], [5.0]]
-        np.testing.assert_allclose([line.get_xdata()[-1] for line in whole], last)
-        np.testing.assert_allclose(whole[1].get_ydata(), statistics.fmean(FOUR) + np.array([1, 0.3, -0.01, 0]))
+        dotted = [line for line in axes.lines if line.get_linestyle() == ":"]
+        means = [line for line in axes.lines if line.get_linewidth() > 1]
+        seeds = [line for line in axes.lines if line not in dotted + means]
+        assert [line.get_color() for line in means + dotted] == [*COLORS[:2], COLORS[0], COLORS[2]]
+        assert [line.get_linestyle() for line in means] == ["-", "--"]  # the second is the baseline
+        assert [line.get_ydata().tolist() for line in dotted] == [[5.0], [5.0]]
+        np.testing.assert_allclose([line.get_xdata()[-1] for line in means], last)
+        shape = np.array([1, 0.3, -0.01, 0])  # of each curve, above its last loss
+        np.testing.assert_allclose(means[1].get_ydata(), statistics.fmean(FOUR) + shape)
+        losses = [(COLORS[0], loss) for loss in (ONE[0], ONE[2])] + [(COLORS[1], loss) for loss in FOUR]
+        assert len(seeds) == len(losses) and {line.get_linewidth() for line in seeds} == {0.6}
+        for line, (color, loss) in zip(seeds, losses, strict=True):
+            assert line.get_color() == color
+            np.testing.assert_allclose(line.get_ydata(), loss + shape)
         low, high = axes.get_ylim()
         assert low < 3.0 and high > 5.0
-    for words in ("its band the 95 % interval", "without a band is one seed: no interval", "a single unfinished run"):
-        assert words in captions[0] and words in captions[2]
+    for words in ("A thin line is one seed", "The baseline is dashed", "A thin dotted line is a single unfinished run"):
+        assert words in captions["loss_tokens.png"] and words in captions["loss_seconds.png"]
+
+
+def means_of(axes):
+    """(x, y) of each large point."""
+    return [tuple(line.get_xydata()[0]) for line in axes.lines if line.get_markersize() == 9]
 
 
 def points(axes):
@@ -71,27 +81,25 @@ def points(axes):
 
 
 def test_final_losses_are_drawn_along_a_swept_number(tmp_path, drawn):
-    draw(sweep_of(tmp_path, HEADS | {(16,): {0: 3.3}, (4.1,): {0: 3.2}}), "final", tmp_path)
+    draw_all(sweep_of(tmp_path, HEADS | {(16,): {0: 3.3}, (4.1,): {0: 3.2}}), tmp_path)
     axes = drawn["final_loss.png"].axes[0]
-    half = [T * statistics.stdev(values) / math.sqrt(3) for values in (ONE, FOUR)]
-    expected = [
-        (0, statistics.fmean(ONE), half[0]),
-        (2, statistics.fmean(FOUR), half[1]),
-        (4, 3.3),
-        (math.log2(4.1), 3.2),
-    ]
-    for found, wanted in zip(points(axes), expected, strict=True):
-        assert found == pytest.approx(wanted)
+    expected = [(0, statistics.fmean(ONE)), (2, statistics.fmean(FOUR)), (4, 3.3), (math.log2(4.1), 3.2)]
+    assert means_of(axes) == [pytest.approx(point) for point in expected]
+    by_seed = [line.get_xydata().tolist() for line in axes.lines if line.get_color() == "0.7"]
+    rest = [[math.log2(4.1), 3.2], [4, 3.3]]  # of seed 0 alone
+    assert by_seed == [[[0, ONE[0]], [2, FOUR[0]], *rest], *([[0, ONE[i]], [2, FOUR[i]]] for i in (1, 2))]
+    assert drawn["final_loss.png"].get_suptitle() == "Final loss of each seed, and the mean over seeds"
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"] == [statistics.fmean(FOUR)]
     written = [(at, label.get_text()) for at, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)]
     assert written == [(0, "1"), (2, "4"), (4, "16")]  # no room for 4.1
-    assert len(drawn) == 4 and list(drawn)[-1] == "final_loss.png"  # none by size, which is the same
+    assert len(drawn) == 5 and list(drawn)[-1] == "final_loss.png"  # none by size, which is the same
 
 
 def test_two_keys_interact(tmp_path, drawn):
     loss = {("relu", 1): 3.0, ("relu", 4): 2.8, ("silu", 1): 3.1, ("silu", 4): 2.5}
     runs = {values: {0: mean - 0.01, 1: mean + 0.01} for values, mean in loss.items()}
     sizes = {values: {"parameters": 1000 * values[1]} for values in loss}
-    draw(sweep_of(tmp_path, runs, ("model.mlp", "model.n_heads"), ("relu", 1), summary=sizes), "final", tmp_path)
+    draw_all(sweep_of(tmp_path, runs, ("model.mlp", "model.n_heads"), ("relu", 1), summary=sizes), tmp_path)
     assert [y for _, y, _ in points(drawn["interaction_1.png"].axes[0])] == pytest.approx(
         [3.0, 3.1, 2.8, 2.5]
     )  # by heads, then relu, silu
@@ -102,9 +110,9 @@ def test_two_keys_interact(tmp_path, drawn):
         "model.n_heads=4",
     ]
     rows = drawn["final_loss.png"].axes[0]
-    assert [x for x, _, _ in points(rows)] == pytest.approx(list(loss.values())) and [
-        y for _, y, _ in points(rows)
-    ] == [0, -1, -2, -3]
+    assert means_of(rows) == [pytest.approx((mean, -row)) for row, mean in enumerate(loss.values())]
+    seed_1 = [line for line in rows.lines if line.get_color() == "0.7"][1]
+    np.testing.assert_allclose(seed_1.get_xdata()[::-1], [mean + 0.01 for mean in loss.values()])
     assert [x for x, *_ in points(drawn["final_loss_parameters.png"].axes[0])] == [1000, 4000] * 2
     assert "final_loss_training_flops.png" not in drawn
 

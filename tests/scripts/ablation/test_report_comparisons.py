@@ -62,7 +62,7 @@ def test_one_comparison_is_the_paired_t_test(tmp_path):
     t = statistics.fmean(differences) / (statistics.stdev(differences) / math.sqrt(3))
     p = 1 - t / math.sqrt(2 + t * t)
     assert compared(found).rows[0][:6] == [
-        *("n_heads=1", "3", f"+{shown(differences)}", "nats per token", f"{p:.2g}", "not distinguishable")
+        *("n_heads=1", "not distinguishable", f"+{shown(differences)}", "nats per token", f"{p:.2g}", "3")
     ]
     assert "## Compared with n_heads=4: final validation loss" in page(sweep, found)
 
@@ -104,14 +104,29 @@ def test_what_the_tests_rest_on(tmp_path):
     ]
     table = details({"a": replace(FOUND, margin=0.01, p_equal=0.0123)})
     assert (table.header[-1], table.rows[0][-1]) == ("p, equal within the margin", "0.012")
+    assert table.rows[0][1] == "pooled variance"  # one comparison is not corrected
+    assert "p" in compared({"a": FOUND}).header and "p, corrected" in compared({"a": FOUND, "b": FOUND}).header
 
 
-@pytest.mark.parametrize("method, start", [(POOLED, "Pooled variance: "), (SEPARATE, "Separate variances: ")])
-def test_method_is_explained(tmp_path, method, start):
+METHODS = [
+    (POOLED, "Pooled variance: ", "Dunnett's distribution accounts for 3 comparisons with the same baseline."),
+    (
+        SEPARATE,
+        "Separate variances: ",
+        "Bonferroni's correction accounts for 3 comparisons: each p is multiplied by 3.",
+    ),
+]
+
+
+@pytest.mark.parametrize("method, start, correction", METHODS)
+def test_method_is_explained(tmp_path, method, start, correction):
     """The levels are those of `stages`: 0.04 + 0.005 + 0.0025 + ... <= 0.05."""
     found = {f"v{i}": replace(FOUND, method=method, stage=2, alpha=0.005) for i in range(3)}
-    text = page(sweep_of(tmp_path), found)
-    assert "3 comparisons" in note(text, start)
+    sweep = sweep_of(tmp_path)
+    text = page(sweep, found)
+    assert note(text, correction) and note(text, start)
+    alone = page(sweep, {"v0": found["v0"]})
+    assert note(alone, start) and not any("Dunnett" in one or "Bonferroni" in one or "correct" in one for one in alone)
     assert sum(one.startswith(("Pooled variance: ", "Separate variances: ")) for one in text) == 1
     level = note(text, "Every launch that adds seeds is another look")
     assert "This is stage 2, tested at 0.5 %: if no variant differed from the baseline, at most 0.5 of 100" in level

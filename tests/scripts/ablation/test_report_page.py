@@ -7,10 +7,9 @@ import statistics
 import numpy as np
 import pytest
 
-from tests.scripts.ablation.synthetic import BYTES_PER_TOKEN, FOUR, HEADS, ONE, SEEDS, sweep_of
+from tests.scripts.ablation.synthetic import BYTES_PER_TOKEN, FOUR, HEADS, ONE, SEEDS, draw_all, sweep_of
 from tril.model.intervals import Interval
 from tril.scripts.ablation.comparisons import compare_with_baseline
-from tril.scripts.ablation.figures import draw
 from tril.scripts.ablation.report import answer, write_up
 from tril.scripts.ablation.report_tables import (
     compared,
@@ -79,11 +78,11 @@ def test_one_seed_gives_no_interval(tmp_path):
     )
     assert compared(compare_with_baseline(sweep)).rows[0][:6] == [
         "n_heads=1",
-        "1",
+        "one seed",
         "+0.1000",
         "nats per token",
         "-",
-        "one seed",
+        "1",
     ]
     assert any(line.startswith("One seed: no interval.") for line in paragraphs(sweep))
 
@@ -121,12 +120,12 @@ def test_nothing_finished(tmp_path, drawn):
     assert said(sweep) == "No run has finished, so there is nothing to compare yet. 4 of 4 runs have not finished."
     assert [row[1:3] for row in losses(sweep).rows] == [["0 of 2", "-"]] * 2
     assert costs(sweep).rows[0] == ["n_heads=1", "1,000", "800", "900", "6,000", "-", "-", "-", "-"]  # as planned
-    assert draw(sweep, "final", tmp_path) == []  # the unfinished run has one validation, which is no curve
+    assert draw_all(sweep, tmp_path) == []  # the unfinished run has one validation, which is no curve
     sweep = sweep_of(tmp_path / "base", HEADS | {(4,): {0: "unfinished"}})
     assert said(sweep).startswith("No run of the baseline n_heads=4 has finished")
     sweep = sweep_of(tmp_path / "none", {(1,): {0: "not started"}}, baseline=(1,))
-    text = paragraphs(sweep, pictures=draw(sweep, "final", tmp_path))
-    assert text[-2:] == ["## Pictures", "There is no validation loss to draw yet.\n"]
+    text = paragraphs(sweep, pictures=draw_all(sweep, tmp_path))
+    assert text[text.index("## Losses") + 1] == "There is no validation loss to draw yet."
     assert text[text.index("## Settings of the runs") + 1] == "No run has started."
 
 
@@ -134,7 +133,7 @@ def test_one_variant_alone(tmp_path, drawn):
     sweep = sweep_of(tmp_path, {(): dict(zip(SEEDS, ONE, strict=True))}, (), ())
     assert f": final validation loss {shown(ONE)} nats per token over 3 seeds." in said(sweep)
     assert "There is no other variant to compare it with." in paragraphs(sweep)
-    assert draw(sweep, "final", tmp_path)[-1].file == "final_loss.png"
+    assert draw_all(sweep, tmp_path)[-1].file == "final_loss.png"
     sweep = sweep_of(tmp_path / "one", {(): {0: 3.1}}, (), ())
     assert "final validation loss 3.1000 (one seed: no interval) nats per token over 1 seed." in said(sweep)
 
@@ -146,8 +145,8 @@ def test_diverged_run_has_no_mean_and_no_point(tmp_path, drawn):
     assert any(line.startswith("Diverged: ") for line in paragraphs(sweep))
     assert "n_heads=1 is not compared, because a loss is not a finite number" in said(sweep)
     row = compared(compare_with_baseline(sweep)).rows[0]
-    assert row[2] == "diverged" and row[4:6] == ["-", "diverged"]
-    draw(sweep, "final", tmp_path)
+    assert row[1:3] == ["diverged", "diverged"] and row[4] == "-"
+    draw_all(sweep, tmp_path)
     assert drawn["final_loss.png"].axes[0].lines[0].get_xdata().tolist() == [1]  # the first point is that of 2
     assert [label.get_text() for label in drawn["loss_tokens.png"].legends[0].texts] == [
         "n_heads=1",

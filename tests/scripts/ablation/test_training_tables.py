@@ -6,10 +6,9 @@ import math
 import pytest
 import yaml
 
-from tests.scripts.ablation.synthetic import HEADS, sweep_of, write_sweep
+from tests.scripts.ablation.synthetic import HEADS, draw_all, sweep_of, write_sweep
 from tests.scripts.ablation.tuned import tune
 from tril.scripts.ablation import training_tables
-from tril.scripts.ablation.figures import draw
 from tril.scripts.ablation.report_tables import read_configs
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.tuning_results import read_tuning
@@ -108,7 +107,7 @@ def test_cost_of_the_trials_next_to_that_of_the_runs(tuned):
 
 
 def test_curves_are_drawn_with_their_choices(tuned, tmp_path, drawn):
-    picture = draw(tuned, "final", tmp_path)[-1]
+    picture = draw_all(tuned, tmp_path)[-1]
     assert picture.file == "tuning.png" and "or a square if it is an end of the range" in picture.caption
     axes = drawn["tuning.png"].axes[0]
     lines = [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axes.lines]
@@ -119,4 +118,4 @@ def test_curves_are_drawn_with_their_choices(tuned, tmp_path, drawn):
 
 def test_a_sweep_without_tuning_has_none(tmp_path, drawn):
     sweep = sweep_of(tmp_path)
-    assert read_tuning(sweep) == {} and "tuning.png" not in [picture.file for picture in draw(sweep, "final", tmp_path)]
+    assert read_tuning(sweep) == {} and "tuning.png" not in [picture.file for picture in draw_all(sweep, tmp_path)]
