@@ -27,6 +27,7 @@ from tril.model.atomic_files import remove_leftovers, write_text
 from tril.model.runs import BEST, CHECKPOINTS, LAST, SETTINGS, SUMMARY, remove_if_empty, run_folder
 from tril.model.training.errors import RankFailed
 from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
+from tril.scripts.common.arguments import RUN_TEXT_KEYS
 from tril.scripts.common.build_trainer import build_trainer, fit, sweep_of, tracked
 from tril.scripts.common.cli import UserError, check_writable, command, entry, plain, user_errors
 from tril.scripts.common.equal_flops import with_equal_flops
@@ -47,15 +48,13 @@ if TYPE_CHECKING:  # imported late, since settings are checked before anything e
     from tril.model.training.module import TrainingModule
 
 # Keys whose value is free text.
-DATA_KEYS = ("data.path", "data.val_path", "data.old_path", "data.chat_template", "data.repo")
-TEXT_KEYS = ("resume", "init_from", *DATA_KEYS, "callbacks.samples.prompt")
 METRICS = "csv/version_0/metrics.csv"
 CONTINUED_FILES = (METRICS, "samples.txt", "windows_best.npz", f"{CHECKPOINTS}/{BEST}")
 
 OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_cache=True)
 
 
-@entry("train", TEXT_KEYS)
+@entry("train", RUN_TEXT_KEYS)
 def main(cfg: DictConfig) -> float:
     if in_sweep():
         return run_job()

@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection
 
 MULTIRUN = {"-m", "--multirun"}
+PATHS = ("data.path", "data.val_path", "data.old_path", "data.chat_template", "data.repo")
+RUN_TEXT_KEYS = ("resume", "init_from", *PATHS, "callbacks.samples.prompt")  # of train.py, see `quoted`
 
 
 def arranged(arguments: list[str], *, reads_text: bool, experiments: Collection[str] = ()) -> list[str]:

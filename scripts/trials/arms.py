@@ -12,19 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.scripts.ablation import grid
-from tril.scripts.common.arguments import quoted
+from tril.scripts.common.arguments import RUN_TEXT_KEYS, quoted
 from tril.scripts.common.cli import explain, message_of
 from tril.scripts.common.run_config import check_config, refuse_unused
 from tril.scripts.trials.source_tree import SourceTree
 
-RUN_TEXT_KEYS = (
-    "resume",
-    "init_from",
-    "data.path",
-    "data.val_path",
-    "data.repo",
-    "callbacks.samples.prompt",
-)  # as in train.py
 CERTIFIED = "the referee compares certified runs only"
 NOT_OF_AN_ARM = {  # keys that the referee chooses
     "seed": "set the first seed with seed=N, outside of the arms",

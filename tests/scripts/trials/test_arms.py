@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.calls import call
-from tril import train
-from tril.scripts.trials.arms import RUN_TEXT_KEYS, make_arm, split_overrides
+from tril.scripts.trials.arms import make_arm, split_overrides
 from tril.scripts.trials.source_tree import SourceTree
 
 TREE = SourceTree(Path("nowhere"), "digest", None)
@@ -57,10 +56,6 @@ def test_refused_overrides(text, message):
     with pytest.raises(ValueError) as caught:
         split_overrides("candidate", "", text)
     assert str(caught.value).startswith(message)
-
-
-def test_text_keys_are_those_of_training():
-    assert RUN_TEXT_KEYS == train.TEXT_KEYS
 
 
 @pytest.mark.parametrize(
