@@ -1,4 +1,4 @@
-"""experiment=finetune and data.old_path: stopping early, its resumption, and the loss on the text of before."""
+"""experiment=finetune and data.old_path: stopping early, its resumption, and the loss on the old text."""
 
 import json
 import math

@@ -122,7 +122,7 @@ def finish(
         diverged: why the run ended early. Its final losses are NaN, and no table is printed.
         stopped_early: why the run made fewer steps than planned; None: it did not, or max_time stopped it.
         lineage: "source", "weights" and "step" of the model that the run started from, and "old_text", its scores on a
-            text of before; None: from random weights.
+            old text; None: from random weights.
         old_after: the scores on that text after training, "loss" and "bpb".
 
     Returns:
@@ -187,7 +187,7 @@ def results_of(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def old_losses(before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, float | None]:
-    """The entries of summary.json for the losses on a text of before; all None if they were not measured."""
+    """The entries of summary.json for the losses on the old text; all None if they were not measured."""
     named = {"before": before or {}, "after": after or {}}
     return {f"old_{key}_{when}": scores.get(key) for key in ("loss", "bpb") for when, scores in named.items()}
 

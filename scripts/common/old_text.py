@@ -1,4 +1,4 @@
-"""`data.old_path=...`: the loss on a text of before, at the start and at the end of a run with `init_from`."""
+"""`data.old_path=...`: the loss on the old text, at the start and at the end of a run with `init_from`."""
 
 from __future__ import annotations
 

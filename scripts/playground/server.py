@@ -81,7 +81,7 @@ class Generation:
 
 @dataclass
 class PlayModel:
-    """A model of the page. Whoever runs a step on it holds `lock`, as hooks on the model capture its attention."""
+    """A model of the page. Each step runs under `lock`, since hooks on the model capture its attention."""
 
     name: str
     lm: "LanguageModel"
