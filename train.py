@@ -7,6 +7,7 @@ python train.py model.n_heads=8 model.dim=256      any key below
 python train.py -m model.n_heads=1,2,4 seed=0,1    a grid; the same command continues it
 python train.py -m +ablation=heads seed=0,1,2      a ready grid; +tune=lr: with the best learning rate of each
 python train.py resume=latest                      continue the last run
+python train.py debug=true                         20 steps of everything, on little text
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 

@@ -4,15 +4,25 @@ import re
 from collections.abc import Collection
 
 MULTIRUN = {"-m", "--multirun"}
+READ_TEXT = ("train", "evaluate")  # programs for which data.path=FILE means data=files
+DEBUG = (  # what debug=true stands for; keys that are typed too win
+    "trainer.max_steps=20",
+    "trainer.val_check_interval=10",
+    "trainer.log_every_n_steps=5",
+    "optim.schedule.warmup_steps=5",
+    "data.token_budget=200000",
+    "data.val_token_budget=20000",
+)
 PATHS = ("data.path", "data.val_path", "data.old_path", "data.chat_template", "data.repo")
 RUN_TEXT_KEYS = ("resume", "init_from", *PATHS, "callbacks.samples.prompt")  # of train.py, see `quoted`
 
 
-def arranged(arguments: list[str], *, reads_text: bool, experiments: Collection[str] = ()) -> list[str]:
-    """The command line with -m first, as Hydra's parser needs it, and with data=files where only its path is given.
+def arranged(arguments: list[str], program: str, experiments: Collection[str] = ()) -> list[str]:
+    """The command line with -m first, as Hydra's parser needs it, with data=files where only its path is given, and
+    with the settings of debug=true.
 
     Args:
-        reads_text: the program has the config group `data`.
+        program: its name, such as "train".
         experiments: those that choose their data themselves.
     """
     flags = [argument for argument in arguments if argument in MULTIRUN]
@@ -20,8 +30,10 @@ def arranged(arguments: list[str], *, reads_text: bool, experiments: Collection[
     parts = (argument.lstrip("+").partition("=") for argument in settings)
     typed = {key: value for key, _, value in parts}
     chosen = typed.keys() & {"data", "resume"} or typed.get("experiment") in experiments
-    own_text = reads_text and "data.path" in typed and not chosen
-    return flags[:1] + ["data=files"] * own_text + settings
+    own_text = program in READ_TEXT and "data.path" in typed and not chosen
+    short = list(DEBUG) * (program == "train" and typed.get("debug") == "true")
+    settings = [argument for argument in settings if not short or argument != "debug=true"]
+    return flags[:1] + ["data=files"] * own_text + short + settings
 
 
 def quoted(argument: str, text_keys: Collection[str]) -> str:

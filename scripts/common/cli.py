@@ -21,7 +21,6 @@ from tril.scripts.common.help_text import help_text
 from tril.scripts.common.known_names import meant
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-READ_TEXT = ("train", "evaluate")  # programs for which data.path=FILE means data=files
 
 
 class UserError(ValueError):
@@ -83,7 +82,7 @@ def entry(
             with_data = [
                 path.stem for path in (CONFIGS / "experiment").iterdir() if " /data:" in path.read_text("utf-8")
             ]
-            sys.argv[1:] = arranged(sys.argv[1:], reads_text=config_name in READ_TEXT, experiments=with_data)
+            sys.argv[1:] = arranged(sys.argv[1:], config_name, with_data)
             if not MULTIRUN & set(sys.argv):
                 sys.argv[1:] = of_the_resumed_run([quoted(argument, text_keys) for argument in sys.argv[1:]])
             if {"-h", "--help"} & set(sys.argv):

@@ -9,7 +9,7 @@ from tril import train
 from tril.model.training.trainer_config import TrainerConfig
 from tril.scripts import sample
 from tril.scripts.common import cli
-from tril.scripts.common.arguments import arranged
+from tril.scripts.common.arguments import DEBUG, arranged
 from tril.scripts.common.known_names import KNOWN, SETTINGS, meant
 
 MEANT = {
@@ -121,19 +121,28 @@ def test_several_values_need_a_grid(tmp_path):
         ("experiment=finetune data.path=a.txt", "data=files experiment=finetune data.path=a.txt"),
         ("resume=latest data.path=a.txt", "resume=latest data.path=a.txt"),
         ("--help", "--help"),
+        ("debug=false", "debug=false"),
+        ("-m debug=true trainer.max_steps=7", f"-m {' '.join(DEBUG)} trainer.max_steps=7"),
     ],
 )
 def test_flags_come_first_and_a_path_means_files(typed, expected):
-    assert arranged(typed.split(), reads_text=True, experiments=["shakespeare"]) == expected.split()
+    assert arranged(typed.split(), "train", ["shakespeare"]) == expected.split()
 
 
 def test_a_path_means_files_only_where_text_is_read():
-    assert arranged(["data.path=a.txt"], reads_text=False) == ["data.path=a.txt"]
+    assert arranged(["data.path=a.txt"], "sample") == ["data.path=a.txt"]
 
 
 def test_a_grid_may_end_with_its_flag(tmp_path):
     done = call(train.main, "model.n_heads=1,5", "model.dim=7", "-m", cwd=tmp_path)
     assert done.returncode == 2 and "model.n_heads=5" in done.stderr and "unrecognized" not in done.stderr
+
+
+def test_completion_lists_groups_and_keys(tmp_path, monkeypatch):
+    for line, expected in (("model=", "model=base model=gpt2"), ("model.n_h", "model.n_heads=")):
+        monkeypatch.setenv("COMP_LINE", f"python train.py {line}")
+        done = call(train.main, "-sc", "query=bash", cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout.startswith(expected), done.stderr
 
 
 def trainer_of(**changes):
