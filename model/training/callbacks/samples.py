@@ -55,6 +55,7 @@ class Samples(Callback):
         if lm is None or not trainer.is_global_zero:
             return
         text = lm.generate(self.prompt, **self.options)
+        assert isinstance(text, str)  # of one prompt
         log_sample(trainer, self.prompt, text)
         text = f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n"
         with self.path.open("ab") as file:
