@@ -113,7 +113,7 @@ TRAIN = [
         "data.path=FILES/binary matches FILES/binary; supported are .txt .md .txt.gz .md.gz",
     ),
     (("data=files", "data.path=''"), "data.path is missing; give a file, a folder or a glob, such as"),
-    (("data=files", "data.path=[]"), "data.path=[] must be a valid string"),
+    (("data=files", "data.path=[]"), "data.path is missing; give a file, a folder or a glob, such as"),
     (
         ("data=files", "data.path=FILES/text.txt", "data.val_path=nowhere"),
         "data.val_path=nowhere matches no file; supported are .txt .md .txt.gz .md.gz .jsonl",
@@ -123,7 +123,7 @@ TRAIN = [
         "data.val_path=FILES/text.txt matches every file of data.path=FILES/text.txt; leave",
     ),
     (("data=files", "data.path=FILES/text.txt", "data.text_field=3"), "data.text_field=3 must be a valid string"),
-    ("data.path=a.txt", "there is no setting data.path; did you mean data.batch_size?"),
+    ("data.path=a.txt", "data.path=a.txt matches no file; supported are .txt .md"),
     ("data=null", "Config group override must be a string or a list. Got NoneType"),
     ("data=[]", "data=None must be a group of settings; change one, such as data.KEY=VALUE"),
     ("~data", "data=None must be a group of settings; change one, such as data.KEY=VALUE"),

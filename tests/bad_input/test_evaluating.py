@@ -27,7 +27,7 @@ EVALUATE = [
     ((CKPT, "samples=-1"), "samples=-1 must be greater than or equal to 0"),
     ((CKPT, "samples=1001"), "samples=1001 must be less than or equal to 1000"),
     ((CKPT, "samples=null"), "samples=null must be a valid integer"),
-    ((CKPT, "data=nothing"), "there is no data=nothing; choose one of files, fineweb_edu, prose, shakespeare"),
+    ((CKPT, "data=nothing"), "there is no data=nothing; choose one of files, fineweb_edu, mixture, prose, shakespeare"),
     ((CKPT, "data=files"), "data.path"),
     ((CKPT, "data=files", "data.path=FILES/nowhere"), "data.path=FILES/nowhere"),
     ((CKPT, "data=files", "data.path=FILES/text.txt", "data.val_fraction=2"), "data.val_fraction=2"),

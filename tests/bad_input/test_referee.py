@@ -72,7 +72,7 @@ REFEREE = [
     ("baseline=model.dim=[", "baseline: cannot read 'model.dim=['; put quotes within quotes, \"model.dim='...'\""),
     ("baseline=trainer.max_steps=0", "baseline: trainer.max_steps=0 must be greater than or equal to 1"),
     ("common=trainer.max_steps=x", "baseline: trainer.max_steps='x' must be a valid integer"),
-    ("common=data=nothing", "baseline: there is no data=nothing; choose one of files, fineweb_edu, prose,"),
+    ("common=data=nothing", "baseline: there is no data=nothing; choose one of files, fineweb_edu, mixture, prose,"),
     ("baseline_ref=''", "baseline_ref= is not a commit of "),
     ("baseline_ref=--help", "baseline_ref=--help is not a commit of "),
     ("baseline_ref=[]", "baseline_ref=[] must be a valid string"),

@@ -139,7 +139,10 @@ SAMPLE = [
         "prompt and prompt_file are both set; leave one out",
     ),
     (("ckpt=FILES/tiny.ckpt", "n=1", "n=0"), "n=0 must be greater than or equal to 1"),
-    (("ckpt=FILES/tiny.ckpt", "-m", "n=0"), "unrecognized arguments: n=0; see python script.py --help"),
+    (
+        ("ckpt=FILES/tiny.ckpt", "-m", "n=0"),
+        "-m starts a grid of training runs, which python script.py cannot; leave it out",
+    ),
     (("ckpt=FILES/tiny.ckpt", "remove_heads=[]"), "remove_heads=[] must name at least one head"),
 ]
 
