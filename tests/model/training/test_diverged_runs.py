@@ -60,7 +60,7 @@ def test_a_stopped_run_continues_from_its_last_checkpoint_with_steps_skipped(tmp
     assert done.returncode == 0, done.stderr
     summary = strict_json(tmp_path / "run" / "summary.json")
     assert summary["skipped_steps"] == {"count": 1, "steps": [6]} and summary["steps"] == 8
-    assert summary["diverged"] is None and "  skipped steps" in done.stdout and "1 at step 6\n" in done.stdout
+    assert summary["diverged"] is None and "  skipped " in done.stdout and "1 at step 6\n" in done.stdout
 
 
 def test_a_failed_allocation_ends_the_run_in_one_line(tmp_path, text, monkeypatch):
