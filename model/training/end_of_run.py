@@ -25,6 +25,8 @@ def show(summary: dict[str, Any]) -> str:
         change = f"{summary['old_loss_before']:.4f} before, {summary['old_loss_after']:.4f} after"
         lines.append(("old text", f"{before:.4f} bits per byte before, {after:.4f} after; nats per token {change}"))
     lines += [("training", spent), ("causality", summary["causality"])]
+    if summary["init_from"] is not None:
+        lines.append(("init from", summary["init_from"]))
     for name, key in (("loss spikes", "loss_spikes"), ("skipped", "skipped_steps")):
         if summary[key] is not None and summary[key]["count"]:
             lines.append((name, shown_steps(summary[key])))
