@@ -10,7 +10,8 @@ SUMMARY = {
     "final_val_loss": 2.5, "final_val_bpb": 1.25, "best_val_loss": 2.5, "best_val_bpb": 1.25, "best_step": 900,
     "steps": 900, "tokens": 900 * 2048, "tokens_per_second": 6877.4, "seconds": 268.4, "causality": "certified",
     "sources": None, "old_loss_before": None, "old_loss_after": None, "old_bpb_before": None, "old_bpb_after": None,
-    "loss_spikes": {"count": 0, "steps": []}, "skipped_steps": {"count": 0, "steps": []}, "stopped_early": None, "init_from": None,
+    "loss_spikes": {"count": 0, "steps": []}, "skipped_steps": {"count": 0, "steps": []}, "stopped_early": None,
+    "init_from": None,
     "folder": "outputs/A/B",
 }  # fmt: skip
 
