@@ -6,7 +6,7 @@ wrong.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -175,6 +175,17 @@ def split_documents(ids: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
     column = torch.arange(ids.shape[1], device=ids.device)  # (T,)
     start = torch.where(is_start, column, 0).cummax(1).values  # (B, T), the column where the token's document starts
     return is_start.cumsum(1), column - start
+
+
+def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
+    """Options for `GPT.forward` and `GPT.nll` that separate the documents in ids (B, T); {} for None.
+
+    The last token of a document predicts the token that opens the next one, so no target needs another document.
+    """
+    if document_eot is None:
+        return {}
+    documents, positions = split_documents(ids, document_eot)  # (B, T) each
+    return {"mask": document_mask(documents), "positions": positions}
 
 
 def check_window(window: int, causal: bool = True) -> None:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
-from tril.model.heads.attention_maps import TOKENS_PER_BATCH, document_options
+from tril.model.heads.attention_maps import TOKENS_PER_BATCH
+from tril.model.masks import document_options
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tril.model.attention import MultiHeadAttention
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
-from tril.model.masks import document_mask, split_documents
+from tril.model.masks import document_options
 
 TOKENS_PER_BATCH = 2048  # enough to use all CPU cores, and the logits of a large vocabulary still fit into memory
 
@@ -41,14 +41,6 @@ class TokenWindows:
         for ids, targets in zip(self.ids.split(size), self.targets.split(size), strict=True):
             ids = ids.to(device)
             yield ids, targets.to(device), document_options(ids, self.document_eot)
-
-
-def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
-    """Options for `GPT.forward` that separate the documents in ids (B, T), as in training; {} for None."""
-    if document_eot is None:
-        return {}
-    documents, positions = split_documents(ids, document_eot)  # (B, T) each
-    return {"mask": document_mask(documents), "positions": positions}
 
 
 @contextlib.contextmanager

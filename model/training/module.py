@@ -19,7 +19,7 @@ from tril.model.binding import describe
 from tril.model.compilation import raise_recompile_limit
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, IGNORE, call_block
-from tril.model.masks import document_mask, split_documents
+from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
 from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
 from tril.model.training.optim import OptimConfig, build_optimizer
@@ -137,15 +137,7 @@ class TrainingModule(LightningModule):
         inputs, targets = batch
         # Regional compilation is for training only: validation would be another compilation.
         nll = self.model.nll if self.compile_mode == REGIONAL and not self.training else self.nll
-        return nll(inputs, targets, **self.separate_documents(inputs))
-
-    def separate_documents(self, inputs: Tensor) -> dict[str, Any]:
-        """The mask and the positions that separate the documents of each window, if there is a `document_eot`."""
-        if self.document_eot is None:
-            return {}
-        # The last token of a document predicts the token that opens the next one, so no target needs another document.
-        documents, positions = split_documents(inputs, self.document_eot)  # (B, T) each
-        return {"mask": document_mask(documents), "positions": positions}
+        return nll(inputs, targets, **document_options(inputs, self.document_eot))
 
     def on_validation_epoch_end(self) -> None:
         """Logs val/loss and val/bpb over all windows of all processes, and those of each of several sources."""

@@ -11,7 +11,7 @@ from tril.data.mixture import BLOCK
 from tril.data.mixture_windows import MixtureWindows
 from tril.model.causality.batch_checks import check_shift
 from tril.model.causality.loss_checks import certify_loss
-from tril.model.masks import document_mask, split_documents
+from tril.model.masks import document_options
 
 if TYPE_CHECKING:
     from tril.model.causality.certificate import Certificate
@@ -37,10 +37,7 @@ def certify_pipeline(model: "GPT", origin: dict[str, Any]) -> "Certificate":
     document_eot = origin["data"].get("eot_id") if run.get("data.document_mask") else None
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-        if document_eot is None:
-            return model.nll(inputs, targets)
-        documents, positions = split_documents(inputs, document_eot)
-        return model.nll(inputs, targets, mask=document_mask(documents), positions=positions)
+        return model.nll(inputs, targets, **document_options(inputs, document_eot))
 
     def training(tokens: Tensor, _: torch.Generator) -> Iterable[Batch]:
         if len(tokens) <= length + 1:

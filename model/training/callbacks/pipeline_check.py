@@ -1,5 +1,6 @@
 """The short check of the loss and of the windows that it reads, before the first step: whether targets are hidden."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from tril.model.causality.case import Result
 from tril.model.causality.loss_checks import check_canary
 from tril.model.causality.loss_probe import LossProbe, restored
 from tril.model.causality.target_checks import check_other_targets, check_own_targets
+from tril.model.masks import document_options
 from tril.model.training.module import TrainingModule
 
 Windows = Callable[[Tensor], dict[str, Iterable[Batch]]]  # tokens (N,) -> batches of one epoch, by part of the text
@@ -52,7 +54,7 @@ def check_losses(module: TrainingModule, precision: str, batch_size: int) -> Ite
     generator = torch.Generator().manual_seed(0)
     shape = (2, batch_size, config.context_length)
     ids, answers = torch.randint(config.vocab_size, shape, generator=generator)
-    compiled, dropout = module.nll, max(config.embd_dropout, config.attn_dropout, config.resid_dropout) > 0
+    dropout = max(config.embd_dropout, config.attn_dropout, config.resid_dropout) > 0
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
         with autocast(module.device, precision):
@@ -60,22 +62,22 @@ def check_losses(module: TrainingModule, precision: str, batch_size: int) -> Ite
 
     for training in (True, False):
         module.train(training)
-        module.nll = compiled if training else module.model.nll
         rows = batch_size if training and module.compile_mode else 1  # a compiled loss is for one shape
         probe = LossProbe(losses, ids[:rows], answers[:rows], config.vocab_size, module.model)
         probe.case = f"precision={precision} of=loss training={training}"
-        yield probe.measure()
-        yield check_other_targets(probe, itertools.islice(probe.replacements(probe.targets), 1))
+        with contextlib.nullcontext() if training else uncompiled(module):
+            yield probe.measure()
+            yield check_other_targets(probe, itertools.islice(probe.replacements(probe.targets), 1))
         if not (training and dropout):
             with torch.no_grad(), autocast(module.device, precision):
-                logits = module.model(probe.inputs[:1], **module.separate_documents(probe.inputs[:1]))
+                text = probe.inputs[:1]
+                logits = module.model(text, **document_options(text, module.document_eot))
             yield check_own_targets(probe, logits)
-    module.nll = compiled
 
 
 def short_canary(module: TrainingModule, windows: Windows) -> Iterator[Result]:
     """Trains a small number of steps on the beginnings of training windows of random tokens, in float32."""
-    model, compiled = module.model, module.nll
+    model = module.model
 
     def batches(tokens: Tensor, _: torch.Generator) -> Iterator[Batch]:
         for inputs, targets in windows(tokens)["train"] if len(tokens) > model.config.context_length + 1 else ():
@@ -83,7 +85,15 @@ def short_canary(module: TrainingModule, windows: Windows) -> Iterator[Result]:
 
     one = torch.zeros(CANARY_ROWS, min(CANARY_LENGTH, model.config.context_length), dtype=torch.int64)
     probe = LossProbe(lambda *batch: module.losses(batch), one, one, model.config.vocab_size, model)
-    module.nll = model.nll
-    with restored(model):
+    with restored(model), uncompiled(module):
         yield from check_canary(probe, batches, CANARY_STEPS, CANARY_FRESH)
-    module.nll = compiled
+
+
+@contextlib.contextmanager
+def uncompiled(module: TrainingModule) -> Iterator[None]:
+    """In the block, the loss of the module is not compiled."""
+    compiled, module.nll = module.nll, module.model.nll
+    try:
+        yield
+    finally:
+        module.nll = compiled

@@ -7,7 +7,8 @@ import torch
 
 from tests.conftest import TRAINABLE, assert_close, tiny_gpt
 from tril.model.causality.attention_probe import used_weights
-from tril.model.heads.attention_maps import TokenWindows, attention_maps, capture_attention, document_options
+from tril.model.heads.attention_maps import TokenWindows, attention_maps, capture_attention
+from tril.model.masks import document_options
 
 SHAPES = [
     {},

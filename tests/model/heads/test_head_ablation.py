@@ -11,7 +11,8 @@ from tests.conftest import TRAINABLE, tiny_gpt
 from tril.model.gpt import IGNORE
 from tril.model.heads import ablation as subject
 from tril.model.heads.ablation import METHODS, all_heads, head_gate, head_name, losses_without, mean_outputs
-from tril.model.heads.attention_maps import TokenWindows, attention_maps, document_options
+from tril.model.heads.attention_maps import TokenWindows, attention_maps
+from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
 
 SHAPES = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import TRAINABLE, tiny_gpt
-from tril.model.heads.attention_maps import TokenWindows, attention_maps, document_options
+from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.scores import (
     N_REPEATS,
     SCORES,
@@ -20,6 +20,7 @@ from tril.model.heads.scores import (
     self_mass,
     uniform_weights,
 )
+from tril.model.masks import document_options
 
 EOT = 30
 

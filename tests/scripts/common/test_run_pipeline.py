@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tril.data import batches
+from tril.model import masks
 from tril.model.causality.subject import randomize
 from tril.model.gpt import GPT, GPTConfig
 from tril.scripts.common import run_pipeline
@@ -63,7 +64,7 @@ def test_documents_that_the_targets_separate_fail(model, monkeypatch):
         documents = starts.cumsum(1)
         return documents, torch.arange(inputs.shape[1]).expand_as(inputs)
 
-    monkeypatch.setattr(run_pipeline, "split_documents", separated)
+    monkeypatch.setattr(masks, "split_documents", separated)
     found = failed(certify_pipeline(model, {**RUN, "run": {"data.document_mask": True}}))
     assert any(name.startswith("no future") for name in found)
 
