@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tril.data.cache_locks import locked_if_free
+from tril.data.cache_locks import locked, locked_if_free
 
 PREFIX = ".tmp-"  # of folders that are being written: PREFIX, the name of what is written, "-", random letters
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -114,6 +114,19 @@ def explained_errors(path: Path) -> Iterator[None]:
         if error.errno not in NO_SPACE:
             raise
         raise OSError(f"cannot write {path} ({error.strerror}); free space on that disk, or {REMEDY}") from error
+
+
+@contextlib.contextmanager
+def preparing(folder: Path, task: str) -> Iterator[None]:
+    """Holds the lock of a folder of prepared data, with its parent in place and errors as in `explained_errors`.
+
+    Args:
+        task: what the holder does, for processes that wait.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
+    make_folder(folder.parent)
+    with explained_errors(folder), locked(folder, f"which {task} {folder}"):
+        yield
 
 
 @contextlib.contextmanager

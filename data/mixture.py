@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from dataclasses import dataclass as plain_dataclass
@@ -18,8 +17,7 @@ from pydantic import ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from tokenizers import Tokenizer
 
-from tril.data.cache import explained_errors, make_folder, resolve_cache_dir, write_folder
-from tril.data.cache_locks import locked
+from tril.data.cache import preparing, resolve_cache_dir, write_folder
 from tril.data.integrity import TOKENIZER
 from tril.data.prepare import Counts, prepare, training_texts
 from tril.data.prepared import PreparedText
@@ -168,9 +166,7 @@ class Mixture:
                 return False
 
         if not is_valid(folder):
-            os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-            make_folder(folder.parent)
-            with explained_errors(folder), locked(folder, f"which trains {folder}"):
+            with preparing(folder, "trains"):
                 if not is_valid(folder):  # another process may have written it
                     write_folder(folder, fill, is_valid)
         return TokenizerConfig(kind="file", path=str(folder / TOKENIZER), eot=config.eot)

@@ -23,8 +23,7 @@ import tokenizers
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from tril.data.cache import REMEDY, explained_errors, make_folder, remove_leftovers, resolve_cache_dir, write_folder
-from tril.data.cache_locks import locked
+from tril.data.cache import REMEDY, preparing, remove_leftovers, resolve_cache_dir, write_folder
 from tril.data.encoding import OPENS, TARGET, Encoded, encoded_pieces
 from tril.data.integrity import FLAGS, TOKENIZER, TOKENS, open_verified, write_meta
 from tril.data.overlap import MAX_SHARE, Overlap, measure_overlap, passage_length
@@ -101,9 +100,7 @@ def _prepare_once(folder: Path, fingerprint: str, fill: Callable[[Path], None], 
     prepared, _ = _opened(folder, fingerprint)
     if prepared is not None:
         return prepared
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-    make_folder(folder.parent)
-    with explained_errors(folder), locked(folder, f"which prepares {folder}"):
+    with preparing(folder, "prepares"):
         prepared, damage = _opened(folder, fingerprint)  # another process may have written it
         if prepared is not None:
             return prepared
