@@ -121,8 +121,8 @@ def finish(
         gradients: the run's gradient norms; None: not measured.
         diverged: why the run ended early. Its final losses are NaN, and no table is printed.
         stopped_early: why the run made fewer steps than planned; None: it did not, or max_time stopped it.
-        lineage: "source", "weights" and "step" of the model that the run started from, and "old_text", its scores on a
-            old text; None: from random weights.
+        lineage: "source", "weights" and "step" of the model that the run started from, and "old_text", its scores on
+            the old text; None: from random weights.
         old_after: the scores on that text after training, "loss" and "bpb".
 
     Returns:
