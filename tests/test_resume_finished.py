@@ -88,7 +88,8 @@ def test_the_single_logger_of_older_versions_gets_a_name(configure, tmp_path, sa
 
 @pytest.mark.slow
 def test_a_run_with_wandb_of_an_older_version_goes_on_with_its_identity(configure, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("WANDB_MODE", "offline")  # wandb reads it once per process, and test_trackers.py needs it
+    monkeypatch.setenv("WANDB_SILENT", "true")
     train_script.train(configure())
     settings = tmp_path / "run" / "config.yaml"
     old = {"_target_": f"{OLD}.wandb_logger", **WANDB, "save_dir": str(tmp_path / "run"), "group": None, "tags": None}
