@@ -9,11 +9,12 @@ a leak of the size of rounding would pass too.
 """
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
@@ -68,6 +69,7 @@ def main(cfg) -> None:
     keep_compiled_code()
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # intended on a CPU
     # Importing torch takes a second, so wrong settings are reported before.
+    from tril.model.causality.case_processes import certify_grid
     from tril.model.causality.certificate import certify
     from tril.model.checkpoint import one_line
     from tril.model.training.hardware import keep_freed_memory
@@ -82,7 +84,8 @@ def main(cfg) -> None:
     if origin:
         print(f"stored certificate: {one_line(origin['stored_certificate']['text'])}", flush=True)
     with model_errors():  # its own code may fail in any case
-        certificate = certify(name, cases, progress=lambda case: print(case, file=sys.stderr, flush=True))
+        run_cases: Any = certify_grid if callable(cases) else certify
+        certificate = run_cases(name, cases, progress=lambda case: print(case, file=sys.stderr, flush=True))
         if pipeline is not None:
             print("loss and windows of the run", file=sys.stderr, flush=True)
             certificate.add(pipeline())
@@ -107,9 +110,9 @@ def model_errors() -> Iterator[None]:
 
 def subject(
     settings: CertifyConfig, checkpoint: Path | None, device: str
-) -> tuple[str, Iterator, dict, Callable[[], "Certificate"] | None]:
-    """The name of the model, the cases of its grid, and of a checkpoint what causality.json says about it and the
-    certificate of its loss and windows.
+) -> tuple[str, Any, dict, Callable[[], "Certificate"] | None]:
+    """The name of the model, its cases or a function that returns their builders, and of a checkpoint what
+    causality.json says about it and the certificate of its loss and windows.
     """
     options = {"device": device, "exhaustive": settings.exhaustive}
     if settings.hf is not None:
@@ -124,7 +127,7 @@ def subject(
 
         sizes = Sizes(**{key: getattr(settings, key) for key in SIZES})
         return settings.call, callable_cases(settings.call, sizes, **options), {}, None
-    from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_cases
+    from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_case_builders
     from tril.model.config import GPTConfig
 
     if settings.compile:
@@ -141,11 +144,11 @@ def subject(
         model = language_model(checkpoint, content).model
         found = describe_checkpoint(content, model.config.to_dict())
         origin = {"of": found, "stored_certificate": compare(content["tril"].get("causality"), found)}
-        cases = gpt_cases(model.config, model.state_dict(), **options)
+        cases = functools.partial(gpt_case_builders, model.config, model.state_dict(), **options)
         return str(checkpoint), cases, origin, lambda: certify_pipeline(model.to(device), content["tril"])
     vocab_size = settings.model["vocab_size"] or FRESH_VOCABULARY
     config = build(GPTConfig, settings.model | {"vocab_size": vocab_size}, "model")
-    return chosen("model"), gpt_cases(config, **options), {}, None
+    return chosen("model"), functools.partial(gpt_case_builders, config, **options), {}, None
 
 
 def chosen(group: str) -> str:

@@ -54,7 +54,7 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
 
 def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tmp_path, monkeypatch):
     small = {"precisions": ("32-true",), "backends": ("fused",)}
-    monkeypatch.setattr(gpt_grid, "gpt_cases", partial(gpt_grid.gpt_cases, **small))
+    monkeypatch.setattr(gpt_grid, "gpt_case_builders", partial(gpt_grid.gpt_case_builders, **small))
     monkeypatch.setattr(certificate, "canary", partial(certificate.canary, steps=5))
     train_script.train(configure("callbacks.samples=null"))
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"

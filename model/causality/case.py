@@ -97,12 +97,11 @@ class Case:
         batch_size: of every pass; None: what fits into memory.
         redrawn: further lengths at which all hidden tokens are replaced, or cut off.
         rows: texts at each length, at most.
-        inexact: a hidden token has changed a logit, if only by rounding.
-        maps: test pairs of positions too.
+        inexact: a hidden token has changed a logit, if only by rounding. maps: test pairs of positions too.
         single_tokens: change tokens one by one too, where gradients show the same pairs.
+        max_gradients: outputs whose gradients are computed at one length, at most; None: as the budget allows.
         generation: compare generated tokens with a loop of full passes.
-        rounding: None: measured on first use; `float32_rounding` is that of the largest logit, and `known_rounding`
-            that of the logits in float32, 0 where it is not measured.
+        rounding: None: measured on first use. `float32_rounding`: of the largest logit; `known_rounding`: of float32.
         noise: largest difference between two runs of the same input; `scale` is the largest logit of them.
         undecided: a difference that may be rounding or a small leak.
     """
@@ -122,6 +121,7 @@ class Case:
     scale: float = 0.0
     maps: bool = True
     single_tokens: bool = True
+    max_gradients: int | None = None
     generation: bool = False
     rounding: float | None = None
     noise: float = 0.0
@@ -136,11 +136,11 @@ class Case:
     def name(self) -> str:
         return " ".join(f"{key}={value}" for key, value in self.labels.items())
 
-    def positions(self, length: int) -> Tensor:
-        """The positions whose dependencies are tested at this length."""
+    def positions(self, length: int, limit: int | None = None) -> Tensor:
+        """The positions whose dependencies are tested at this length, at most `limit`."""
         cost = 3 * self.subject.cost(length)  # FLOPs of one forward and backward pass
-        limit = length if length * cost <= self.budget else max(MIN_POSITIONS, int(self.budget / cost))
-        return positions_to_test(length, limit, self.generator).to(self.subject.device)
+        affordable = length if length * cost <= self.budget else max(MIN_POSITIONS, int(self.budget / cost))
+        return positions_to_test(length, min(affordable, limit or length), self.generator).to(self.subject.device)
 
     def redrawn_rows(self, length: int) -> int:
         """Number of queries whose hidden tokens are replaced at this length."""

@@ -70,9 +70,11 @@ class Certificate:
         self.seconds += time.perf_counter() - started
 
     def add(self, other: "Certificate") -> None:
-        """Takes the results and the notes of another certificate."""
+        """Takes the results, the notes and the canary test of another certificate."""
         self.results += other.results
-        self.notes += other.notes
+        self.notes += [line for line in other.notes if line not in self.notes]
+        self.undecided += [line for line in other.undecided if line not in self.undecided]
+        self.canary = self.canary or other.canary
         self.seconds += other.seconds
 
     @property
@@ -173,17 +175,29 @@ def certify(subject: str, cases: Iterable[Case], *, progress: Callable[[str], No
     with certificate.timed():
         for number, case in enumerate(cases):
             progress(case.name)
-            certificate.results += run_checks(case)
+            certificate.add(certify_case(case))
             if number == 0:
                 certificate.dependencies = case.dependencies
                 certificate.allowed = case.subject.visible(case.lengths[-1])
-                # A subject without gradients cannot be trained, and a pattern that shows targets allows any loss.
-                if case.subject.differentiable and not certificate.allowed.triu(1).any():
-                    test = certificate.canary = canary(case.subject)
-                    loss = f"loss {test.loss:.4f} on random tokens, but a causal model has at least {test.bound:.4f}"
-                    where = "" if test.passed else loss
-                    certificate.results.append(case.result("canary", test.length, test.below, Z, test.n_tokens, where))
-            for found, lines in ((case.subject.note, certificate.notes), (case.undecided, certificate.undecided)):
-                if found and found not in lines:
-                    lines.append(found)
+                certificate.add(certify_canary(case))
+    return certificate
+
+
+def certify_case(case: Case) -> Certificate:
+    """Runs all checks but the canary test."""
+    results = list(run_checks(case))
+    notes, undecided = ([line] if line else [] for line in (case.subject.note, case.undecided))
+    return Certificate(case.name, results, notes=notes, undecided=undecided)
+
+
+def certify_canary(case: Case) -> Certificate:
+    """Runs the canary test, unless the subject cannot be trained, or is allowed to see its targets."""
+    certificate = Certificate(case.name)
+    visible = case.subject.visible(case.lengths[-1])
+    # A subject without gradients cannot be trained, and a pattern that shows targets allows any loss.
+    if case.subject.differentiable and not visible.triu(1).any():
+        test = certificate.canary = canary(case.subject)
+        loss = f"loss {test.loss:.4f} on random tokens, but a causal model has at least {test.bound:.4f}"
+        where = "" if test.passed else loss
+        certificate.results.append(case.result("canary", test.length, test.below, Z, test.n_tokens, where))
     return certificate

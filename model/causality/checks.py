@@ -77,7 +77,7 @@ def check_gradient(case: Case, ids: Tensor) -> Iterator[Result]:
     subject, length = case.subject, len(ids)
     if not subject.differentiable or subject.module is None:
         return
-    rows = case.positions(length)
+    rows = case.positions(length, case.max_gradients)
     batch_size = case.rows_per_batch(length, len(rows))
     size = dependencies_by_gradient(subject, subject.module, ids, rows, batch_size, case.generator)  # (n, T)
     if size is None:

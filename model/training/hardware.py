@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch.utils._triton import has_triton
 
+from tril.model.autocast import has_bf16
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MAX_KEPT_BYTES = 1 << 30
 COMPILER_WITH_AMX = 12  # version of g++ (2022) and clang (2021); torch generates no newer x86 instructions
@@ -95,17 +97,6 @@ def configure_torch(accelerator: str) -> None:
     if accelerator == "cpu":
         keep_freed_memory()
     torch.set_float32_matmul_precision("high" if accelerator == "cuda" else "highest")
-
-
-def has_bf16(accelerator: str) -> bool:
-    """Whether "cuda", "mps" or "cpu" multiplies bf16 matrices in hardware.
-
-    Emulation does not count: a CPU without AVX512-BF16 or AMX is 40 to 500 times slower in bf16 than in float32
-    (https://github.com/pytorch/pytorch/issues/146508).
-    """
-    if accelerator == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)  # compute capability 8.0 and above
-    return accelerator == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def peak_flops(device_name: str) -> float | None:

@@ -20,8 +20,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from tril.model.autocast import has_bf16
 from tril.model.gpt import GPT
-from tril.model.training.hardware import has_bf16
 from tril.model.training.local_shards import gathered, local, local_gradients, part_of
 from tril.model.training.schedule import ScheduleConfig
 from tril.model.training.width_scaling import Base, lr_ratio, rate_factor

@@ -29,7 +29,8 @@ def certify(*overrides, cwd):
 def one_precision(monkeypatch):
     """Grids of one precision and one backend. The tests of tests/model/causality run whole grids."""
     small = {"precisions": ("32-true",)}
-    monkeypatch.setattr(gpt_grid, "gpt_cases", partial(gpt_grid.gpt_cases, **small, backends=("fused",)))
+    builders = partial(gpt_grid.gpt_case_builders, **small, backends=("fused",))
+    monkeypatch.setattr(gpt_grid, "gpt_case_builders", builders)
     monkeypatch.setattr(transformers_grid, "transformers_cases", partial(transformers_grid.transformers_cases, **small))
 
 
@@ -58,7 +59,7 @@ def test_exhaustive_and_compile_apply_to_the_grid(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     model = {"vocab_size": None, "context_length": 4, "n_layers": 1, "dim": 8, "n_heads": 1}
     for on in (False, True):
-        cases = list(subject(CertifyConfig(model=model, exhaustive=on, compile=on), None, "cpu")[1])
+        cases = [build() for build in subject(CertifyConfig(model=model, exhaustive=on, compile=on), None, "cpu")[1]()]
         assert all(math.isinf(case.budget) is on for case in cases)
         assert any(case.subject.compiled for case in cases) is on
 

@@ -1,17 +1,20 @@
 """The grid of a GPT: its own and random weights in every backend, precision and window."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tril.model.attention import BACKENDS
 from tril.model.attention_flex import MIN_HEAD_DIM
+from tril.model.autocast import AUTOCAST, has_bf16
 from tril.model.causality.case import MAX_ROWS, ODD_LENGTH, Case, lengths_to_test, structural_lengths
-from tril.model.causality.subject import GPTSubject, attention_layers, randomize
+from tril.model.causality.subject import GPTSubject, attention_layers, randomize, same_random_numbers
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 
@@ -19,14 +22,21 @@ PRECISIONS = ("32-true", "bf16-mixed")
 FRESH_VOCABULARY = 128  # of a fresh model, which needs no tokenizer: the checks are about positions
 OTHER_WINDOW = 16  # tested in addition to a config without a window
 FLEX_CPU_LENGTH = 130  # longest input of flex on a CPU: more than one of its blocks of 128
-FLEX_CPU_ODD_LENGTH = OTHER_WINDOW + 1  # instead of `ODD_LENGTH`: without compilation, each pass takes 50 ms
+SLOW_ODD_LENGTH = OTHER_WINDOW + 1  # instead of `ODD_LENGTH`: flex on a CPU takes 50 ms for a pass, emulated bf16 more
 DROPOUT = 0.2  # in the cases in training mode
 SHARPENING = 100.0  # factor on q and k, which makes scores of 10^4
+MAX_GRADIENTS = 64  # of the first case, where single tokens test each pair of positions at a third of the cost
+SLOW_GRADIENTS = 8  # where bf16 is emulated, which takes ten times as long as float32
 OTHER_ROWS = 8  # texts that are replaced in each case but the first
 LARGE_BUDGET, SMALL_BUDGET = 3e12, 5e9  # FLOPs of one dependency matrix: of the first case, and of each other one
 
 
-def gpt_cases(
+def gpt_cases(config: GPTConfig, weights: dict[str, Tensor] | None = None, **options: Any) -> Iterator[Case]:
+    """The cases of `gpt_case_builders`, each built when it is needed."""
+    return (build_case() for build_case in gpt_case_builders(config, weights, **options))
+
+
+def gpt_case_builders(
     config: GPTConfig,
     weights: dict[str, Tensor] | None = None,
     *,
@@ -37,7 +47,7 @@ def gpt_cases(
     backends: Sequence[str] = tuple(BACKENDS),
     build: Callable[[GPTConfig], GPT] = GPT,
     subject: Callable[..., GPTSubject] = GPTSubject,
-) -> Iterator[Case]:
+) -> Sequence[Callable[[], Case]]:
     """The grid of a GPT.
 
     A model without attention has no scores to sharpen and no backends. FlexAttention is left out where it cannot
@@ -48,6 +58,9 @@ def gpt_cases(
         compile: test compiled models too.
         exhaustive: test every pair of positions in every case, at any cost, instead of a sample for long inputs.
         build, subject: for a model with other parts: a subclass of GPT, and of the subject that knows what to expect.
+
+    Returns:
+        Functions that build a case. The first case is the model itself.
     """
     has_attention = config.n_heads > 0
     weights_kind = "initial" if weights is None else "trained"
@@ -59,7 +72,8 @@ def gpt_cases(
         if changes.get("backend") == "flex" or not has_attention:
             changes["attn_dropout"] = 0.0  # not implemented there
         changed = replace(config, **changes)
-        model = build(changed)
+        with same_random_numbers(torch.device("cpu")):
+            model = build(changed)
         if kind != "initial":
             model.load_state_dict(weights if kind == "trained" and weights else random)
         if kind == "sharp":
@@ -70,12 +84,14 @@ def gpt_cases(
         windowed = (
             plain and precision == precisions[0] and changes == {"backend": config.backend, "window": OTHER_WINDOW}
         )
-        longest, odd, redrawn = config.context_length, ODD_LENGTH, []
+        longest, odd, redrawn, max_gradients = config.context_length, ODD_LENGTH, [], MAX_GRADIENTS
         if changed.backend == "flex" and device == "cpu":
-            longest, odd = min(longest, FLEX_CPU_LENGTH), FLEX_CPU_ODD_LENGTH
+            longest, odd = min(longest, FLEX_CPU_LENGTH), SLOW_ODD_LENGTH
+        elif precision in AUTOCAST and device == "cpu" and not has_bf16(device):  # emulated
+            odd, max_gradients = SLOW_ODD_LENGTH, SLOW_GRADIENTS
         lengths = [min(odd, longest)]
         if first or plain and kind == "random":
-            lengths, redrawn = lengths_to_test(longest, [changed.window]), [longest]
+            lengths, redrawn = sorted({*lengths_to_test(longest, [changed.window]), *lengths}), [longest]
             if not (first or exhaustive):  # the longest texts are replaced as a whole, and not token by token
                 lengths = [n for n in lengths if n <= max(odd, (changed.window or 0) + 1)]
         return Case(
@@ -88,10 +104,11 @@ def gpt_cases(
             redrawn=structural_lengths(longest) if first else redrawn,
             rows=MAX_ROWS if first or exhaustive else OTHER_ROWS,
             single_tokens=first or exhaustive,
+            max_gradients=None if exhaustive else max_gradients,
             generation=first or windowed,
         )
 
-    yield case("random" if weights is None else weights_kind, precisions[0], first=True)
+    grid = [functools.partial(case, "random" if weights is None else weights_kind, precisions[0], first=True)]
     windows = [config.window]
     if has_attention and config.window is None and config.causal:
         windows.append(OTHER_WINDOW)
@@ -105,14 +122,15 @@ def gpt_cases(
         if slow and precision != precisions[0]:
             continue
         for window in windows:
-            yield case("random", precision, backend=backend, window=window)
+            grid.append(functools.partial(case, "random", precision, backend=backend, window=window))
         if not slow:
-            yield case(weights_kind, precision, backend=backend)
+            grid.append(functools.partial(case, weights_kind, precision, backend=backend))
         if has_attention:
-            yield case("sharp", precision, backend=backend)
-        yield case("random", precision, backend=backend, training=True, **dropout)
+            grid.append(functools.partial(case, "sharp", precision, backend=backend))
+        grid.append(functools.partial(case, "random", precision, backend=backend, training=True, **dropout))
     if compile:
-        yield from (case("random", precision, compiled=True) for precision in precisions)
+        grid += [functools.partial(case, "random", precision, compiled=True) for precision in precisions]
+    return grid
 
 
 @torch.no_grad()

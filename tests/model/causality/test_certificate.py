@@ -11,6 +11,7 @@ from tril.model.causality.canary import KINDS, canary
 from tril.model.causality.case import SLACK, Case
 from tril.model.causality.certificate import CHECKS, Certificate, certify
 from tril.model.causality.checks import run_checks
+from tril.model.causality.grids import gpt_grid
 from tril.model.causality.grids.gpt_grid import gpt_cases, sharpen
 from tril.model.causality.plot import edges, plot
 from tril.model.causality.receptive_field import expected_dependencies
@@ -109,6 +110,34 @@ def test_every_backend_has_a_length_at_which_a_long_window_hides_something():
     windows = [case for case in gpt_cases(config) if case.labels["weights"] == "random" and case.equivalence]
     assert {case.labels["backend"] for case in windows} == {"explicit", "stacked", "fused", "flex"}
     assert all(65 in case.lengths for case in windows)
+
+
+def test_every_case_that_decodes_has_a_text_of_at_least_17_tokens():
+    cases = [case for case in gpt_cases(GPTConfig(**TINY | {"context_length": 300})) if case.equivalence]
+    assert {case.labels["backend"] for case in cases} == set(BACKENDS)
+    assert all(17 <= max(n for n in case.lengths if n < 300) <= 37 for case in cases)
+
+
+def test_emulated_bf16_has_short_texts_and_few_gradients(monkeypatch):
+    """The longest texts are still replaced as a whole."""
+    for in_hardware, odd, rows in ((True, 37, 64), (False, 17, 8)):
+        monkeypatch.setattr(gpt_grid, "has_bf16", lambda device, found=in_hardware: found)
+        cases = list(gpt_cases(GPTConfig(**TINY | {"context_length": 300})))
+        low = [case for case in cases if "bf16" in case.name]
+        assert {max(case.lengths) for case in low} == {odd} and {case.max_gradients for case in low} == {rows}
+        assert all(case.redrawn == [300] for case in low if case.equivalence) and len(low) == 15
+        fused = [case for case in cases if "bf16" not in case.name and case.labels["backend"] != "flex"]
+        assert {max(case.lengths) for case in fused[1:]} == {37}
+
+
+def test_gradients_of_long_texts_are_sampled_and_single_tokens_are_not():
+    config = GPTConfig(**TINY | {"context_length": 130, "n_layers": 1, "dim": 8, "n_heads": 1})
+    first = next(gpt_cases(config))
+    list(run_checks(first))
+    tested = {name: (~matrix.isnan()).any(1) for name, matrix in first.dependencies.items()}
+    assert tested["perturbation"].all() and tested["gradient"].sum() == 64
+    exhaustive = next(gpt_cases(config, exhaustive=True))
+    assert len(exhaustive.positions(130, exhaustive.max_gradients)) == 130
 
 
 def test_long_contexts_are_sampled_unless_the_budget_is_infinite():

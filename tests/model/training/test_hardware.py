@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 
+from tril.model.autocast import has_bf16
 from tril.model.training import hardware
-from tril.model.training.hardware import has_bf16, mfu, peak_flops, select_hardware
+from tril.model.training.hardware import mfu, peak_flops, select_hardware
 
 
 @pytest.fixture
