@@ -36,7 +36,7 @@ from tril.scripts.common.init_from import Start, check_start, resolve_init
 from tril.scripts.common.locks import lock_run
 from tril.scripts.common.old_text import OldText, lineage_of
 from tril.scripts.common.ranks import process_rank, quiet_ranks
-from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume
+from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume, settings_text
 from tril.scripts.common.resume_checks import checkpoint_payload, finished_results
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_unused
 from tril.scripts.common.signals import REQUEUE, StoppedError, StopRequest, requeue, stop_on_signals
@@ -282,7 +282,7 @@ def start_folder(folder: Path, cfg: DictConfig, config: RunConfig, resumed: Resu
             (folder / SUMMARY).unlink(missing_ok=True)  # it marks a finished run
     settings = folder / SETTINGS
     before = settings.read_text(encoding="utf-8") if settings.is_file() else None
-    write_text(settings, OmegaConf.to_yaml(cfg, resolve=True))
+    write_text(settings, settings_text(cfg))
     return before
 
 

@@ -13,17 +13,17 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the runs are fo
 
 SETTINGS = {
     "default": [],
-    "accumulation divides neither validation nor epoch": [
+    "validations and checkpoints after other numbers of accumulated steps": [
         "data.batch_size=2",
         "trainer.accumulate_grad_batches=3",
-        "trainer.val_check_interval=4",
+        "trainer.val_check_interval=3",
         "checkpoint.every_n_steps=2",
     ],
     "accumulation over the ends of epochs": [
         "data.batch_size=3",
         "trainer.accumulate_grad_batches=5",
         "trainer.max_steps=30",
-        "trainer.val_check_interval=37",
+        "trainer.val_check_interval=8",
         "checkpoint.every_n_steps=3",
     ],
     "dropout": ["model.embd_dropout=0.1", "model.attn_dropout=0.1", "model.resid_dropout=0.1"],
@@ -40,7 +40,7 @@ SETTINGS = {
     ],
     "by time": ["checkpoint.every_minutes=0.001", "trainer.max_steps=16", "model.pos=learned"],
 }
-FAST = "accumulation divides neither validation nor epoch"
+FAST = "validations and checkpoints after other numbers of accumulated steps"
 
 
 @pytest.mark.parametrize(

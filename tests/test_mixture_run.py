@@ -125,7 +125,7 @@ def test_a_limit_of_validation_is_one_for_each_source(configure, tmp_path):
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(configure, tmp_path):
-    steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=9"]
+    steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=3"]
     whole = train_script.train(configure(*steps, run="whole"))
     with interrupted():
         train_script.train(configure(*steps, run="half"))

@@ -229,17 +229,25 @@ def test_an_earlier_run_keeps_the_values_of_the_keys_that_came_later(tmp_path, t
     assert_refused(done, "model.rope_base=500.0 must be 10000.0, as in ")
 
 
-def test_a_run_whose_validation_is_due_within_a_step_resumes_to_the_bit(configure, tmp_path):
-    """Validation after 5 batches, 4 batches a step: it waits for the end of the second step, as every checkpoint."""
-    steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=4", "trainer.val_check_interval=5"]
+def test_a_run_of_the_version_whose_interval_counted_micro_batches_resumes_to_the_bit(configure, tmp_path):
+    """It validated after 5 micro-batches, 4 a step: at the end of the second step. Then it has 2 in steps."""
+    steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=4", "trainer.val_check_interval=2"]
     whole = train_script.train(configure(*steps, folder="whole"))
     with interrupted():
         train_script.train(configure(*steps, folder="half"))
+    settings = tmp_path / "half" / "config.yaml"
+    text = settings.read_text()
+    assert "\nconfig_version: 2\n" in text and "val_check_interval: 2\n" in text
+    old = text.replace("config_version: 2\n", "").replace("val_check_interval: 2\n", "val_check_interval: 5\n")
+    settings.write_text(old)
     last = torch.load(tmp_path / "half" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 2 and last["lr_schedulers"][0]["last_epoch"] == 2
     assert train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half")) == whole
+    assert yaml.safe_load(settings.read_text()) == yaml.safe_load(text)  # which is not converted again
     weights = [
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
         for name in ("whole", "half")
     ]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    steps_of = [[row["step"] for row in rows(tmp_path / name) if row["val/loss"]] for name in ("whole", "half")]
+    assert steps_of == [["2", "4", "6", "8"]] * 2

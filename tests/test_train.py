@@ -114,7 +114,7 @@ def test_dropout_does_not_affect_initialization_and_order(configure, monkeypatch
 def test_accumulation_equals_one_large_batch(configure, tmp_path):
     # All in float32, so without Muon; the eps prevents AdamW from amplifying the rounding of tiny gradients.
     float32 = ["optim=adamw", "optim.eps=1e-3"]
-    half = ["data.batch_size=2", "trainer.accumulate_grad_batches=2", "trainer.val_check_interval=8"]
+    half = ["data.batch_size=2", "trainer.accumulate_grad_batches=2"]
     accumulated = train_script.train(configure(*float32, *half, folder="half"))
     whole = train_script.train(configure(*float32, folder="whole"))
     # The same windows; only the order of the sums differs.
@@ -164,6 +164,19 @@ def test_a_vocabulary_can_be_padded_but_not_truncated(configure, tmp_path):
         train_script.train(configure("model.vocab_size=299"))
     train_script.train(configure("model.vocab_size=320"))
     assert load(tmp_path / "run").config.vocab_size == 320
+
+
+def test_validations_change_no_training_step(configure, tmp_path):
+    """With dropout, whose random numbers they must not take: 8 validations end as one does, to the bit."""
+    dropout = ["model.resid_dropout=0.2", "trainer.accumulate_grad_batches=2", "data.batch_size=2"]
+    ends = []
+    for interval, folder in ((1, "often"), (8, "once")):
+        results = train_script.train(configure(*dropout, f"trainer.val_check_interval={interval}", folder=folder))
+        assert sum(bool(row["val/loss"]) for row in rows(tmp_path / folder)) == 8 // interval
+        content = torch.load(tmp_path / folder / "checkpoints" / "last.ckpt", weights_only=True)
+        ends.append((results["val/loss"], content["state_dict"]))
+    assert ends[0][0] == ends[1][0]
+    assert all(torch.equal(ends[0][1][name], weight) for name, weight in ends[1][1].items())
 
 
 @pytest.mark.parametrize("interval", [4, 100])

@@ -259,7 +259,7 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
             steps=config.steps,
             windows_per_step=data.batch_size * config.accumulate,
             val_windows=val_windows,
-            validations=-(-config.steps * config.accumulate // run.cfg.trainer.val_check_interval),
+            validations=-(-config.steps // config.trainer.val_check_interval),
         )
         estimated.append(run)
     return estimated, rejected

@@ -42,7 +42,7 @@ def with_equal_flops(cfg: DictConfig, config: RunConfig) -> tuple[DictConfig, Ru
 
 
 def solve(config: RunConfig, base: dict, vocab_size: int) -> tuple[int, int]:
-    """Steps, and micro-batches between two validations, of the run.
+    """Steps of the run, and steps between two of its validations.
 
     Args:
         config: the run, with steps and validations of the base run.
@@ -63,8 +63,8 @@ def solve(config: RunConfig, base: dict, vocab_size: int) -> tuple[int, int]:
         left = f"leave {exact:.1f} steps at model.dim={config.model.dim}, and {steps} are {error:.1%} off"
         remedy = f"(limit {TOLERANCE:.0%}); use trainer.max_steps={least} or more"
         raise ValueError(f"trainer.max_steps={config.steps} of the base run {left} {remedy}")
-    validations = math.ceil(config.steps * config.accumulate / interval)  # the last one is at the end
-    return steps, math.ceil(steps / validations) * config.accumulate
+    validations = math.ceil(config.steps / interval)  # the last one is at the end
+    return steps, math.ceil(steps / validations)
 
 
 def step_flops(model: "GPTConfig") -> int:

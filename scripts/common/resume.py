@@ -31,6 +31,7 @@ LATER_GROUPS = ("causality", "checkpoint")  # groups of configs/train.yaml that 
 FOLDER_KEYS, NAME_KEYS = ("folder", "dirpath", "save_dir"), ("filename", "name")  # of callbacks and loggers
 OLD_LOGS = ("lightning.pytorch.loggers.CSVLogger", "tril.model.training.loggers.RunLog")  # of metrics.csv, or none
 OLD_LOGS += ("tril.model.training.loggers.no_logger", "model.training.loggers.no_logger")
+VERSION_KEY, VERSION = "config_version", 2  # of config.yaml; since 2 trainer.val_check_interval counts optimizer steps
 OLD_CHECKPOINTS = {"model.training.checkpoints.Checkpoint", "tril.model.training.checkpointing.Checkpoint"}
 
 
@@ -102,6 +103,11 @@ def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Resumed | None]:
     return merged, replace(_read(found, newest=cfg.resume == "latest"), changed=tuple(changed))
 
 
+def settings_text(cfg: DictConfig) -> str:
+    """The content of a run's config.yaml."""
+    return f"{OmegaConf.to_yaml(cfg, resolve=True)}{VERSION_KEY}: {VERSION}\n"
+
+
 def _find(resume: str) -> Path:
     if resume != "latest":
         return find_checkpoint(resume, prefer=("last",))
@@ -122,6 +128,8 @@ def _saved_settings(cfg: DictConfig, path: Path) -> dict:
         raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}); restore it") from error
     if not isinstance(saved, dict) or not isinstance(saved.get("output_dir"), str):
         raise ValueError(f"{path} does not have the settings of a run; restore it, or start a new run")
+    if saved.pop(VERSION_KEY, 1) == 1:
+        _count_steps(saved.get("trainer"))
     saved = relocate(saved, saved["output_dir"], cfg.output_dir)  # the folder may have been moved or copied
     saved = {name: OmegaConf.to_container(cfg[name]) for name in LATER_GROUPS} | saved
     saved |= {"allow_targets": None, "allow_changes": None}  # only the command line allows anything
@@ -133,6 +141,14 @@ def _saved_settings(cfg: DictConfig, path: Path) -> dict:
         targets = {name: value.get("_target_") for name, value in callbacks.items() if isinstance(value, dict)}
         saved["callbacks"] = {name: x for name, x in callbacks.items() if targets.get(name) not in OLD_CHECKPOINTS}
     return saved
+
+
+def _count_steps(trainer: object) -> None:
+    """Validates after as many steps as the version did whose interval counted micro-batches, up to a whole step."""
+    if isinstance(trainer, dict):
+        interval, batches = trainer.get("val_check_interval"), trainer.get("accumulate_grad_batches")
+        if isinstance(interval, int) and isinstance(batches, int) and batches > 1:
+            trainer["val_check_interval"] = -(-interval // batches)
 
 
 def _check_places(settings: dict, folder: Path) -> None:

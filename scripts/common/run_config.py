@@ -46,8 +46,8 @@ class RunConfig:
 
     @property
     def val_interval(self) -> int:
-        """Micro-batches between two validations: whole steps, so that each validation has a checkpoint of its own."""
-        return -(-self.trainer.val_check_interval // self.accumulate) * self.accumulate
+        """Micro-batches between two validations, as Lightning counts them; the setting counts optimizer steps."""
+        return self.trainer.val_check_interval * self.accumulate
 
     @property
     def devices(self) -> int:

@@ -118,8 +118,8 @@ def saved(monkeypatch):
         (["checkpoint.every_n_steps=3"], [3, 4, 6, 8]),
         (["checkpoint.every_n_steps=2"], [2, 4, 6, 8]),
         (["trainer.max_steps=7"], [4, 7]),  # the last step is validated
-        (["trainer.accumulate_grad_batches=3", "data.batch_size=2"], [2, 4, 6, 8]),  # 4 micro-batches: 2 steps of 3
-        (["trainer.accumulate_grad_batches=3", "trainer.val_check_interval=7", "data.batch_size=2"], [3, 6, 8]),
+        (["trainer.accumulate_grad_batches=3", "data.batch_size=2"], [4, 8]),  # the interval of 4 counts steps
+        (["trainer.accumulate_grad_batches=3", "trainer.val_check_interval=3", "data.batch_size=2"], [3, 6, 8]),
         (["checkpoint.every_minutes=1.5"], [2, 4, 6, 8]),
     ],
 )

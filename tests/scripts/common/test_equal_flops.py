@@ -49,10 +49,10 @@ def test_the_base_run_keeps_its_settings():
 
 
 def test_micro_batches_of_a_step():
-    """A validation interval counts micro-batches: 6 validations of the base run are 6 of this one."""
+    """The interval counts steps, whatever the micro-batches: 6 validations of the base run are 6 of this one."""
     wide = ("model.vocab_size=4096", "model.dim=384", "trainer.accumulate_grad_batches=4")
-    cfg, config = solved(*wide, "trainer.val_check_interval=600")
-    assert (config.steps, cfg.trainer.val_check_interval) == (274, 4 * 46)
+    cfg, config = solved(*wide, "trainer.val_check_interval=150")
+    assert (config.steps, cfg.trainer.val_check_interval, config.val_interval) == (274, 46, 4 * 46)
 
 
 def test_the_base_run_may_have_another_context():
