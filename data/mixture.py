@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from tril.data.cache import preparing, resolve_cache_dir, write_folder
 from tril.data.integrity import TOKENIZER
-from tril.data.prepare import Counts, prepare, training_texts
+from tril.data.prepare import Counts, prepare, train_tokenizer, training_texts
 from tril.data.prepared import PreparedText
 from tril.data.sources.base import SETTINGS, Source, Split, printable
 from tril.data.sources.files import Files
@@ -27,7 +27,7 @@ from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose
 from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
-from tril.data.tokenizer import TokenizerConfig, build, first_bytes
+from tril.data.tokenizer import TokenizerConfig, first_bytes
 
 SINGLE = {"stdlib": StandardLibrary, "prose": Prose, "shakespeare": SingleText, "files": Files, "hub": Hub}
 GROUPS = Path(__file__).resolve().parents[1] / "configs" / "data"
@@ -152,7 +152,7 @@ class Mixture:
                 yield from first_bytes(found, config.train_bytes // len(sources)) if config.kind == "bpe" else found
 
         def fill(part: Path) -> None:
-            content = build(config, texts()).to_str(pretty=True).encode()
+            content = train_tokenizer(config, texts(), progress=True).to_str(pretty=True).encode()
             (part / TOKENIZER).write_bytes(content)
             checksums = {"fingerprint": fingerprint, TOKENIZER: hashlib.sha256(content).hexdigest()}
             (part / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")

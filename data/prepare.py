@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -80,7 +81,8 @@ def prepare(
     folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
 
     def fill(part: Path) -> None:
-        tokenizer = build(tokenizer_config, training_texts(source, tokenizer_config, token_budget, progress))
+        texts = training_texts(source, tokenizer_config, token_budget, progress)
+        tokenizer = train_tokenizer(tokenizer_config, texts, progress)
         # not tokenizer.save, which raises a bare Exception if the disk is full
         (part / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         sizes, sha256 = _write_tokens(source, tokenizer, tokenizer_config.eot, budgets, part, progress)
@@ -150,6 +152,27 @@ def _warn_of_overlap(prepared: PreparedText) -> None:
         remedy = "the loss on them is too low. Remove repeated text, or give separate text with data.val_path"
         example = " ".join(prepared.tokenizer.decode(ids.tolist()).split())[:EXAMPLE_CHARACTERS]
         logging.getLogger(__name__).warning("%s, so %s; for example %r", overlap, remedy, example)
+
+
+def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], progress: bool) -> Tokenizer:
+    """`data.tokenizer.build`; while BPE computes its merges, a line shows the time that this has taken."""
+    was_read, done = threading.Event(), threading.Event()
+
+    def show() -> None:
+        was_read.wait()
+        if not done.is_set():
+            with _progress_bar("training the tokenizer", "s", None, progress, layout="{desc}: {elapsed}") as bar:
+                while not done.wait(min(1, LOG_INTERVAL)):
+                    bar.update()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        return build(config, texts, was_read.set)
+    finally:
+        done.set()
+        was_read.set()
+        thread.join()
 
 
 def training_texts(source: Source, config: TokenizerConfig, budget: int | None, progress: bool) -> Iterator[str]:
@@ -228,8 +251,7 @@ def _write_part(
     return counts, targets
 
 
-def _progress_bar(title: str, unit: str, total: int | None, shown: bool) -> tqdm:
+def _progress_bar(title: str, unit: str, total: int | None, shown: bool, layout: str | None = None) -> tqdm:
     interval = 0.1 if sys.stderr.isatty() else LOG_INTERVAL
-    return tqdm(
-        desc=title, unit=unit, unit_scale=True, total=total, disable=not shown, mininterval=interval, delay=interval
-    )
+    options: dict[str, Any] = {"mininterval": interval, "delay": interval, "disable": not shown}
+    return tqdm(desc=title, unit=unit, unit_scale=True, total=total, bar_format=layout, **options)

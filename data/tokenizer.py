@@ -8,7 +8,7 @@ is not part of the saved JSON; read that with `load`.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -107,18 +107,20 @@ class TokenizerConfig:
             raise _unreadable(self, error) from error
 
 
-def build(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+def build(config: TokenizerConfig, texts: Iterable[str], on_read: Callable[[], object] | None = None) -> Tokenizer:
     """Trains or loads the tokenizer.
 
     Args:
         texts: the training part; only kinds "bpe" and "char" read it.
+        on_read: called when BPE has read its text and computes the merges, which takes minutes for a long text.
 
     Raises:
         ValueError: a loaded tokenizer has no end-of-text token, or would lose text.
         OSError: a tokenizer cannot be read, or the hub cannot be reached.
     """
-    makers = {"char": _characters, "file": _existing, "hub": _existing}
-    return _configured(makers.get(config.kind, _byte_level)(config, texts))
+    if config.kind in ("bpe", "byte"):
+        return _configured(_byte_level(config, texts, on_read))
+    return _configured((_characters if config.kind == "char" else _existing)(config, texts))
 
 
 def load(state: str) -> Tokenizer:
@@ -142,7 +144,9 @@ def _configured(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+def _byte_level(
+    config: TokenizerConfig, texts: Iterable[str], on_read: Callable[[], object] | None = None
+) -> Tokenizer:
     """Byte-level BPE (Radford et al. 2019) trained on `texts`; of kind "byte" without merges. Exact for every text."""
     is_bpe = config.kind == "bpe"
     tokenizer = Tokenizer(models.BPE())
@@ -154,7 +158,13 @@ def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(first_bytes(texts, config.train_bytes) if is_bpe else (), trainer)
+
+    def read() -> Iterator[str]:
+        yield from first_bytes(texts, config.train_bytes)
+        if on_read is not None:
+            on_read()
+
+    tokenizer.train_from_iterator(read() if is_bpe else (), trainer)
     return tokenizer
 
 

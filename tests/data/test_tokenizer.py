@@ -1,9 +1,12 @@
 """Tokenizers: exact round trips, literal special tokens, determinism, refusals."""
 
+import time
+
 import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer, models
 
+from tril.data import prepare
 from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, load, n_ids
 from tril.model.validation import explain
 
@@ -114,3 +117,19 @@ def test_fingerprint_contains_what_matters_and_nothing_else(tmp_path):
     assert a.fingerprint() == b.fingerprint()
     paths[1].write_text("{ }")
     assert a.fingerprint() != b.fingerprint()
+
+
+def test_the_merges_of_bpe_show_the_time_that_they_take(monkeypatch, capsys):
+    read, real = [], prepare.build
+
+    def build(config, texts, on_read):
+        tokenizer = real(config, texts, lambda: (read.append("end"), on_read()))
+        time.sleep(0.3)
+        return tokenizer
+
+    monkeypatch.setattr(prepare, "LOG_INTERVAL", 0.02)
+    monkeypatch.setattr(prepare, "build", build)
+    texts = (read.append(text) or text for text in ("some text ", "and more ", "beyond the limit"))
+    tokenizer = prepare.train_tokenizer(TokenizerConfig(vocab_size=260, train_bytes=15), texts, progress=True)
+    assert tokenizer.get_vocab_size() == 260 and read == ["some text ", "and more ", "end"]
+    assert capsys.readouterr().err.count("training the tokenizer: 00:00") >= 3
