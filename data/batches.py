@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 IGNORE = -100  # targets that do not count; the default of torch's cross entropy
+MAX_PASSES = 10  # through the text in one batch
 COPY_TOKENS = 1 << 26  # tokens per copy, so that the host never holds all of them
 
 Array = np.ndarray | torch.Tensor  # on the host, of any integer type; on a device
@@ -76,9 +77,15 @@ class EndlessWindows(ABC):
         n_windows: of one pass, rounded down to complete optimizer steps.
         batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
         accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
+
+    Raises:
+        ValueError: a batch has more than MAX_PASSES times all windows, which may not even fit into memory.
     """
 
     def __init__(self, n_windows: int, batch_size: int, rank: int, world_size: int, accumulate: int) -> None:
+        if batch_size > MAX_PASSES * n_windows:
+            limit = f"is more than {MAX_PASSES} times the {n_windows:,} windows of the training part"
+            raise ValueError(f"data.batch_size={batch_size} {limit}; use at most {n_windows}")
         self.n_windows, self.batch_size = n_windows, batch_size
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
         self.consumed = 0  # windows of all ranks
