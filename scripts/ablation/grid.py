@@ -18,6 +18,7 @@ from tril.scripts.common.cli import UserError, explain, message_of, plain
 from tril.scripts.common.equal_flops import with_equal_flops
 from tril.scripts.common.formats import clock
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size
+from tril.scripts.common.short_warmup import with_short_warmup
 from tril.scripts.common.source_limit import with_source_limit
 from tril.scripts.common.tables import plain_table
 
@@ -83,7 +84,7 @@ def compose_grid(config: DictConfig, config_name: str, *, elsewhere: bool) -> tu
     rejected = []
     for overrides in grid:
         try:
-            cfg = composer.settings(overrides)
+            cfg, _ = with_short_warmup(composer.settings(overrides), overrides)
             run = PlannedRun(overrides, cfg, check_config(cfg, elsewhere=elsewhere))
         except OmegaConfBaseException as error:  # raised while a value is read
             rejected.append(Rejected(overrides, explain(error, config_name)))

@@ -186,6 +186,10 @@ def refuse_unused(config: RunConfig, overrides: Sequence[str] | None = None) -> 
         if (name := f"optim.{key}") in typed:
             remedy = "set optim.scale_with_width=true, or leave it out"
             raise ValueError(f"{name}={typed[name]} has no effect without optim.scale_with_width; {remedy}")
+    for key in ("data.url", "data.sha256"):
+        if typed.get(key, "null") != "null" and (path := getattr(config.data.source, "path", None)) is not None:
+            cause = f"data.path={path}, since it is about a download; leave one of them out"
+            raise ValueError(f"{key}={typed[key]} has no effect with {cause}")
     if model.pos != "rope" and "model.rope_base" in typed:
         cause = f"model.pos={model.pos}; leave it out, or use model.pos=rope"
         raise ValueError(f"model.rope_base={typed['model.rope_base']} has no effect with {cause}")

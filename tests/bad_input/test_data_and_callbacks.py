@@ -21,6 +21,10 @@ TRAIN = [
     ("+causality.leak=true", "there is no setting causality.leak; choose one of causality.allow_leak"),
     ("sweep.skip_invalid=x", "sweep.skip_invalid='x' must be a valid boolean"),
     ("sweep.skip_invalid=true", "sweep.skip_invalid=true has no effect on a single run; leave it out, or add -m for"),
+    (
+        ("data=shakespeare", "data.path=FILES/text.txt", "data.sha256=abc"),
+        "data.sha256=abc has no effect with data.path=FILES/text.txt, since it is about a download; leave one of them",
+    ),
     ("sweep.new=true", "sweep.new=true has no effect on a single run; leave it out, or add -m for a grid"),
     ("sweep.new=x", "sweep.new='x' must be a valid boolean"),
     ("+sweep.foo=1", "there is no setting sweep.foo; choose one of sweep.new, sweep.skip_invalid"),
