@@ -114,6 +114,14 @@ def state_of(folder: str | Path) -> str:
     return "unfinished" if folder.is_dir() else "not started"
 
 
+def partial_validation(summary: dict[str, Any]) -> str | None:
+    """Such as "16 of 1,110 windows", if the losses in a summary.json are not those of the whole validation part."""
+    windows = summary.get("val_windows")  # missing in runs of older versions
+    if windows is None or windows["scored"] == windows["of"]:
+        return None
+    return f"{windows['scored']:,} of {windows['of']:,} windows"
+
+
 def relocate(value: Any, old: str, new: str) -> Any:
     """A copy of the plain containers in `value` in which every path in folder `old` points to folder `new`."""
     if isinstance(value, dict):

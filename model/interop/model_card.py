@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tril.model.checksums import checksums
 from tril.model.generation.language_model import LanguageModel
+from tril.model.runs import partial_validation
 
 CERTIFICATE = "certificate.json"
 MEASURED = {  # of summary.json: prefix -> the key with the step of these figures
@@ -36,7 +37,8 @@ def figures(summary: dict[str, Any], step: int | None) -> dict[str, float]:
     for prefix, key in MEASURED.items():
         loss, bits = (summary.get(f"{prefix}_val_{name}") for name in ("loss", "bpb"))
         if step is not None and summary.get(key) == step and isinstance(loss, float) and isinstance(bits, float):
-            return {"validation loss, nats per token": loss, "bits per byte": bits}
+            part = f" (on {part} of the validation part)" if (part := partial_validation(summary)) else ""
+            return {f"validation loss, nats per token{part}": loss, f"bits per byte{part}": bits}
     return {}
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tril.model.runs import partial_validation
+
 SHOWN_STEPS = 5  # of spikes and of skipped steps
 
 
@@ -11,6 +13,8 @@ def show(summary: dict[str, Any]) -> str:
     losses = f"{summary['final_val_bpb']:.4f} bits per byte, {summary['final_val_loss']:.4f} nats per token"
     if summary["best_step"] not in (steps, 0):
         losses += f"; best {summary['best_val_bpb']:.4f} at step {summary['best_step']:,}"
+    if (part := partial_validation(summary)) is not None:
+        losses += f"; on {part}, not comparable with other runs (trainer.limit_val_batches)"
     speed = summary["tokens_per_second"]
     rate = f", {speed:,.0f} tokens per second" if speed == speed else ""  # nan of a run without a logged step
     spent = (
@@ -32,6 +36,8 @@ def show(summary: dict[str, Any]) -> str:
             lines.append((name, shown_steps(summary[key])))
     if summary["stopped_early"] is not None:
         lines.append(("stopped", summary["stopped_early"]))
+    if summary["profile"] is not None:
+        lines.append(("profile", summary["profile"]))
     lines.append(("folder", f"{run}: summary.json has all figures, loss.png the curve"))
     commands = (f'sample.py ckpt={run} prompt="..."', f"heads.py ckpt={run}", f"certify.py ckpt={run}")
     lines += [("next" if i == 0 else "", f"python scripts/{command}") for i, command in enumerate(commands)]

@@ -4,8 +4,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tril.model.runs import partial_validation
 from tril.model.training.callbacks.gradient_norms import GradientNorms
-from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.callbacks.metrics import Metrics, comparable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,10 +57,12 @@ def plot_loss(axes: "Axes", metrics: Metrics, initial: float | None, spikes: lis
         initial: see `plot_losses`.
         spikes: "step" and "loss" of each.
     """
-    train, val = metrics.train, metrics.val
+    train, val = metrics.train, comparable(metrics.val)
     axes.plot(steps_of(train), [row["loss"] for row in train], lw=1.2, label="training")
     label = "validation"
     if val:
+        part = partial_validation({"val_windows": val[-1].get("windows")})
+        label += f" on {part}" if part else ""
         best = min(val, key=lambda row: row["loss"])
         label += f", best {best['loss']:.4f} ({best['bpb']:.4f} bits per byte)"
     axes.plot(steps_of(val), [row["loss"] for row in val], lw=1.2, marker="o", ms=4, label=label)

@@ -120,7 +120,7 @@ def finish(
         certificate: summary of the run's causality certificate; None: the run has none.
         gradients: the run's gradient norms; None: not measured.
         diverged: why the run ended early. Its final losses are NaN, and no table is printed.
-        stopped_early: why the run made fewer steps than planned; None: it did not, or max_time stopped it.
+        stopped_early: why the run made fewer steps than planned; None: it did not.
         lineage: "source", "weights" and "step" of the model that the run started from, and "old_text", its scores on
             the old text; None: from random weights.
         old_after: the scores on that text after training, "loss" and "bpb".
@@ -137,6 +137,7 @@ def finish(
         "best_val_loss": best["loss"],
         "best_val_bpb": best["bpb"],
         "best_step": best["step"],
+        "val_windows": metrics.val_windows,
         "train_loss": metrics.train[-1]["loss"] if metrics.train else None,  # max_time can stop before the first row
         "steps": last["step"],
         "tokens": last["step"] * metrics.tokens_per_step,
@@ -158,6 +159,7 @@ def finish(
         "skipped_steps": None if gradients is None else counted(gradients.skipped),
         "diverged": None if diverged is None else str(diverged),
         "stopped_early": stopped_early,
+        "profile": next((str(path) for path in sorted(folder.glob("*profile.txt"))), None),
         "causality": causality_label(certificate),
         "init_from": None if lineage is None else lineage["source"],
         "init_from_weights": None if lineage is None else lineage["weights"],

@@ -8,6 +8,7 @@ from tril.scripts.ablation import report_tables, training_tables
 from tril.scripts.ablation.plot_style import SECTIONS, Picture, estimate
 from tril.scripts.ablation.report_tables import CONDITIONS, spread
 from tril.scripts.ablation.results import Sweep, text_of
+from tril.scripts.ablation.run_files import check_same_validation
 from tril.scripts.ablation.stages import FAMILY_ALPHA
 from tril.scripts.ablation.statistics import EQUAL, POOLED, POWER, Comparison
 from tril.scripts.ablation.tuning_results import read_tuning
@@ -66,6 +67,7 @@ def write_up(
         "family_alpha": FAMILY_ALPHA,
         "conditions": conditions(sweep),
         "texts": {each.get("data_fingerprint") for each in sweep.summaries},
+        "partial": check_same_validation(sweep.runs),
         "leaks": sum("LEAK" in str(each.get("causality")) for each in sweep.summaries),
         "pictures": {name: [each for each in pictures if each.section == name] for name in SECTIONS},
     }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tril.model.runs import SUMMARY, SWEEP
-from tril.scripts.ablation.run_files import CONFIG, Run, read_config, read_run
+from tril.scripts.ablation.run_files import CONFIG, Run, check_same_validation, read_config, read_run
 from tril.scripts.ablation.sweep_files import read_json
 
 NO_VARIANT = ("seed", "output_dir", "resume", "sweep", "callbacks", "logger")  # settings that do not define a variant
@@ -72,7 +72,8 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: a damaged file, or a baseline that is not a variant.
+        ValueError: a damaged file, runs that scored other parts of the validation part, or a baseline that is not a
+            variant.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -87,6 +88,7 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     for values, run in found:
         _, runs = variants.setdefault(tuple(map(text_of, values.values())), (values, {}))
         runs[run.seed] = max(runs.get(run.seed, run), run, key=_precedence)
+    check_same_validation(run for _, runs in variants.values() for run in runs.values())
     names = label_names(keys)
     every = [
         Variant(values, label_of(values, names), tuple(runs[seed] for seed in sorted(runs)))

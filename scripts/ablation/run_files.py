@@ -4,13 +4,13 @@ import csv
 import io
 import math
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tril.model.runs import FAILURE, state_of
+from tril.model.runs import FAILURE, partial_validation, state_of
 from tril.scripts.ablation.sweep_files import read_json, read_summary
 from tril.scripts.common.cli import flatten
 
@@ -79,6 +79,23 @@ def read_run(folder: Path, seed: int, planned: Mapping[str, object] | None = Non
         _read_windows(folder / "windows_best.npz"),
         message=str(read_json(folder / FAILURE).get("message", "")) if state == "failed" else "",
     )
+
+
+def check_same_validation(runs: Iterable[Run]) -> str | None:
+    """How much of the validation part all finished runs have scored, such as "16 of 1,110 windows"; None: all of it.
+
+    Raises:
+        ValueError: trainer.limit_val_batches has shortened it for some, and not in the same way for all.
+    """
+    parts = {run.folder: partial_validation(run.summary) for run in runs if run.summary is not None}
+    shortened = next((folder for folder, part in parts.items() if part is not None), None)
+    if shortened is None:
+        return None
+    for folder, part in parts.items():
+        if part != parts[shortened]:
+            cause = f"has scored {parts[shortened]} of its validation part and {folder} {part or 'all'}"
+            raise ValueError(f"{shortened} {cause}; train them with the same trainer.limit_val_batches")
+    return parts[shortened]
 
 
 def read_config(path: Path) -> dict[str, object] | None:

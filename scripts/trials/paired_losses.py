@@ -11,7 +11,7 @@ import numpy as np
 
 from tril.model.intervals import clustered_mean, t_quantile
 from tril.scripts.ablation.cluster_sums import cluster_sums, have_documents
-from tril.scripts.ablation.run_files import Run
+from tril.scripts.ablation.run_files import Run, check_same_validation
 from tril.scripts.ablation.variances import text_variance
 from tril.scripts.trials.sequential import ALPHA
 
@@ -54,6 +54,7 @@ def pair_losses(baseline: Sequence[Run], candidate: Sequence[Run]) -> PairedLoss
         ValueError: the arms have other validation texts.
     """
     runs = [*baseline, *candidate]
+    check_same_validation(runs)
     texts = {_summary(run).get("data_fingerprint") for run in runs}
     if len(texts) == 1 and None not in texts:
         before, after = (_losses(arm, "final_val_loss") for arm in (baseline, candidate))

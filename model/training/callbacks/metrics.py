@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from typing import Any
 
 from lightning import Callback, Trainer
 
@@ -25,7 +26,9 @@ class Metrics(Callback):
         self.tokens_per_step, self.peak_flops = tokens_per_step, peak_flops
         self.flops_per_token = 0.0  # as the MFU counts them; set by on_fit_start
         self.train: list[dict] = []  # step, loss, tokens_per_second; lr: group of the optimizer -> rate
-        self.val: list[dict] = []  # step, loss, bpb; of several sources also sources: name -> loss, bpb
+        # step, loss, bpb; of several sources also sources: name -> loss, bpb; windows: scored, of, if these differ
+        self.val: list[dict] = []
+        self.val_windows: dict[str, int] | None = None  # of the last validation
         self._clock = Stopwatch()  # runs during training
         self._step, self._seconds = 0, 0.0  # of the last row of `train`
         self._started = started
@@ -75,6 +78,10 @@ class Metrics(Callback):
             rows[source] = dict(zip(("loss", "bpb"), values, strict=True))
             metrics |= zip(names, values, strict=True)
         row = {"step": step, **rows.pop("")}
+        self.val_windows = validated_windows(trainer)
+        if self.val_windows is not None and self.val_windows["scored"] < self.val_windows["of"]:
+            row["windows"] = self.val_windows
+            metrics["val/windows"] = float(self.val_windows["scored"])
         self.val.append(row | {"sources": rows} if rows else row)
         self.write(trainer, metrics | self.spent(step))
 
@@ -96,7 +103,7 @@ class Metrics(Callback):
 
     def best(self) -> dict:
         """The row of the lowest validation loss so far; NaN is above every number."""
-        return min(self.val, key=lambda row: (math.isnan(row["loss"]), row["loss"]))
+        return min(comparable(self.val), key=lambda row: (math.isnan(row["loss"]), row["loss"]))
 
     def tokens_per_second(self) -> float:
         """Median over the logged intervals, which excludes the warm-up; nan before the first."""
@@ -115,6 +122,25 @@ class Metrics(Callback):
         self.train, self.val = state["train"], state["val"]
         self._clock = Stopwatch(state.get("seconds", 0.0))  # missing in checkpoints of older versions
         self._started -= state.get("wall_seconds", 0.0)
+
+
+def comparable(val: list[dict]) -> list[dict]:
+    """The validations on as many windows as the last one; a check before training, for one, has fewer."""
+    return [row for row in val if row.get("windows") == val[-1].get("windows")]
+
+
+def validated_windows(trainer: Trainer) -> dict[str, int] | None:
+    """How many windows a validation has scored, of how many, over all sources and processes; None: unknown loaders."""
+    found: Any = trainer.val_dataloaders
+    loaders = found if isinstance(found, list) else [found]
+    batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+    if not all(hasattr(loader, "n_windows") for loader in loaders):
+        return None
+    scored = [
+        min(loader.n_windows, int(n) * loader.batch_size * loader.world_size)
+        for loader, n in zip(loaders, batches, strict=True)
+    ]
+    return {"scored": sum(scored), "of": sum(loader.n_windows for loader in loaders)}
 
 
 class Stopwatch:

@@ -8,14 +8,18 @@ from lightning import Callback, Trainer
 from pydantic import Field, validate_call
 from tqdm import tqdm
 
+from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import compile_seconds
 from tril.model.training.module import TrainingModule
 from tril.model.validation import strict_settings
 
+LOG_INTERVAL = 10  # seconds between lines of a long validation if stderr is not a terminal
+
 
 class Progress(Callback):
-    """Shows a progress bar on a terminal, plain lines elsewhere (a log file, CI), and the time that compilation took.
+    """Shows progress bars of training and validation on a terminal, plain lines elsewhere (a log file, CI), and the
+    time that compilation took.
 
     Args:
         lines: plain lines per run, approximately.
@@ -25,6 +29,7 @@ class Progress(Callback):
     def __init__(self, lines: Annotated[int, Field(ge=1)] = 20) -> None:
         self.lines = lines
         self._bar: tqdm | None = None
+        self._val_bar: tqdm | None = None
         self._last_line_step = 0
         self._compiling = False
 
@@ -54,11 +59,27 @@ class Progress(Callback):
             left = tqdm.format_interval(seconds_left)
             print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if trainer.is_global_zero:
+            interval = 0.1 if sys.stderr.isatty() else LOG_INTERVAL
+            options = {"desc": "validation", "unit": "batch", "leave": False, "dynamic_ncols": True}
+            n_batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+            self._val_bar = tqdm(total=int(sum(n_batches)), mininterval=interval, delay=interval, **options)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._val_bar is not None:
+            self._val_bar.update()
+
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if self._val_bar is not None:
+            self._val_bar.close()
         if trainer.is_global_zero:
             row = Metrics.of(trainer).val[-1]
             losses = f"{row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte"
-            tqdm.write(f"step {row['step']:>6,}  validation: {losses}")
+            part = partial_validation({"val_windows": row.get("windows")})
+            tqdm.write(f"step {row['step']:>6,}  validation: {losses}" + (f" ({part})" if part else ""))
             for name, part in row.get("sources", {}).items():
                 tqdm.write(f"{'':13}{part['loss']:.4f} nats per token, {part['bpb']:.4f} bits per byte: {name}")
 

@@ -143,3 +143,20 @@ def test_compilation_time_is_printed_once_after_the_first_step(monkeypatch, caps
         progress.on_train_batch_end(trainer, None, None, None, 0)
     printed = capsys.readouterr().out
     assert printed == ("compiled in 41 s (cached in somewhere/compiled: the next start is faster)\n" if mode else "")
+
+
+@pytest.mark.parametrize("sanity", [False, True])
+def test_a_long_validation_shows_how_far_it_is(monkeypatch, capsys, sanity):
+    monkeypatch.setattr(progress_module, "LOG_INTERVAL", 0)
+    progress, metrics = Progress(), Metrics(1, None)
+    metrics.val.append({"step": 7, "loss": 2.0, "bpb": 1.0, "windows": {"scored": 8, "of": 31}})
+    counts = {"sanity_checking": sanity, "num_val_batches": [3, 1], "num_sanity_val_batches": [2, 0]}
+    trainer = SimpleNamespace(is_global_zero=True, callbacks=[metrics], **counts)
+    progress.on_validation_start(trainer, None)
+    for i in range(2):
+        progress.on_validation_batch_end(trainer, None, None, None, i)
+    shown = capsys.readouterr().err
+    assert "validation:" in shown and f" 2/{2 if sanity else 4} " in shown
+    progress.on_validation_end(trainer, None)
+    line = "step      7  validation: 2.0000 nats per token, 1.0000 bits per byte (8 of 31 windows)\n"
+    assert capsys.readouterr().out == line

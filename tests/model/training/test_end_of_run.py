@@ -11,6 +11,8 @@ SUMMARY = {
     "steps": 900, "tokens": 900 * 2048, "tokens_per_second": 6877.4, "seconds": 268.4, "causality": "certified",
     "sources": None, "old_loss_before": None, "old_loss_after": None, "old_bpb_before": None, "old_bpb_after": None,
     "loss_spikes": {"count": 0, "steps": []}, "skipped_steps": {"count": 0, "steps": []}, "stopped_early": None,
+    "profile": None,
+    "val_windows": {"scored": 90, "of": 90},
     "init_from": None,
     "folder": "outputs/A/B",
 }  # fmt: skip

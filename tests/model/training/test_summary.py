@@ -13,7 +13,13 @@ from tril.model.training.summary import PACKAGE, code_version, finish, peak_memo
 
 ROW = {"step": 4, "loss": 2.0, "bpb": 1.5}
 METRICS = SimpleNamespace(
-    val=[ROW], train=[], best=lambda: ROW, tokens_per_step=8, tokens_per_second=lambda: 9.0, mfu=lambda: None
+    val_windows={"scored": 12, "of": 12},
+    val=[ROW],
+    train=[],
+    best=lambda: ROW,
+    tokens_per_step=8,
+    tokens_per_second=lambda: 9.0,
+    mfu=lambda: None,
 )
 
 

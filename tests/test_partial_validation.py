@@ -1,0 +1,76 @@
+"""trainer.limit_val_batches shortens validation: every figure of such a run says so."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from matplotlib.figure import Figure
+
+from tests.runs import rows
+from tests.scripts.ablation.synthetic import write_sweep
+from tril import train as train_script
+from tril.model.interop.model_card import figures
+from tril.model.runs import partial_validation
+from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.loss_plot import plot_loss
+from tril.scripts.ablation.results import read_sweep
+from tril.scripts.ablation.run_files import check_same_validation
+
+PART = {"val_windows": {"scored": 4, "of": 1110}}
+WHOLE = {"val_windows": {"scored": 1110, "of": 1110}}
+
+
+def test_a_run_says_how_many_windows_it_has_scored(configure, tmp_path, capsys):
+    train_script.train(configure("+trainer.limit_val_batches=1", "trainer.max_steps=2"))
+    [meta] = tmp_path.glob("cache/*/meta.json")
+    windows = math.ceil((json.loads(meta.read_text())["counts"]["val"]["tokens"] - 1) / 32)
+    summary, out = json.loads((tmp_path / "run" / "summary.json").read_text()), capsys.readouterr().out
+    assert summary["val_windows"] == {"scored": 4, "of": windows} and windows > 4  # a batch of 4 windows
+    assert f"bits per byte (4 of {windows} windows)" in out
+    assert f"on 4 of {windows} windows, not comparable with other runs (trainer.limit_val_batches)" in out
+    assert [row["val/windows"] for row in rows(tmp_path / "run") if row["val/loss"]] == ["4.0"]
+
+
+def test_a_complete_validation_is_not_marked():
+    assert partial_validation(WHOLE) is None and partial_validation({}) is None  # of an older version
+    assert partial_validation(PART) == "4 of 1,110 windows"
+
+
+def metrics_of(*validations: tuple[int, float, dict]) -> Metrics:
+    metrics = Metrics(1, None)
+    metrics.val = [{"step": step, "loss": loss, "bpb": loss, **more} for step, loss, more in validations]
+    return metrics
+
+
+def test_the_best_loss_is_one_of_those_on_as_many_windows_as_the_last():
+    part = {"windows": PART["val_windows"]}
+    assert metrics_of((0, 0.5, part), (1, 2.0, {}), (2, 3.0, {})).best()["step"] == 1
+    assert metrics_of((0, 0.5, {}), (1, 2.0, part), (2, 3.0, part)).best()["step"] == 1
+
+
+def test_the_plot_names_the_part_and_draws_no_other():
+    part = {"windows": PART["val_windows"]}
+    axes = Figure().add_subplot()
+    plot_loss(axes, metrics_of((0, 0.5, {}), (1, 2.0, part), (2, 1.5, part)), None, [])
+    _, line = axes.get_lines()
+    assert line.get_label() == "validation on 4 of 1,110 windows, best 1.5000 (1.5000 bits per byte)"
+    assert line.get_xdata().tolist() == [1, 2]
+
+
+def test_runs_with_other_parts_are_not_compared(tmp_path):
+    losses = {(1,): {0: 3.1}, (4,): {0: 3.0}}
+    same = write_sweep(tmp_path / "same", ["model.n_heads"], losses, summary=dict.fromkeys(losses, PART))
+    assert check_same_validation(read_sweep(same).runs) == "4 of 1,110 windows"
+    mixed = write_sweep(tmp_path / "mixed", ["model.n_heads"], losses, summary={(1,): PART, (4,): WHOLE})
+    message = "has scored 4 of 1,110 windows of its validation part and .* all; train them with the same trainer.limit_"
+    with pytest.raises(ValueError, match=message):
+        read_sweep(mixed)
+    runs = [replace(run, summary=run.summary | WHOLE) for run in read_sweep(same).runs]
+    assert check_same_validation(runs) is None
+
+
+def test_a_model_card_says_it():
+    summary = {"steps": 5, "final_val_loss": 2.0, "final_val_bpb": 1.0}
+    assert list(figures(summary | WHOLE, 5)) == ["validation loss, nats per token", "bits per byte"]
+    assert list(figures(summary | PART, 5))[0].endswith("per token (on 4 of 1,110 windows of the validation part)")
