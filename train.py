@@ -39,6 +39,7 @@ from tril.scripts.common.ranks import process_rank, quiet_ranks
 from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume, settings_text
 from tril.scripts.common.resume_checks import checkpoint_payload, finished_results
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_unused
+from tril.scripts.common.short_warmup import with_short_warmup
 from tril.scripts.common.signals import REQUEUE, StoppedError, StopRequest, requeue, stop_on_signals
 from tril.scripts.common.source_limit import with_source_limit
 
@@ -115,6 +116,7 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
             cfg, start = resolve_init(cfg)
             if start is not None:
                 stack.callback(start.discard_unused)
+            cfg, shortened = with_short_warmup(cfg) if resumed is None else (cfg, "")
             config = check_config(cfg)
             check_start(start, config, resumes=resumed is not None)
             # a sweep compares runs by their effective settings
@@ -126,11 +128,11 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
             if resumed is None:  # a resumed run has its steps
                 cfg, config = with_equal_flops(cfg, config)
             cfg, config, remark = with_source_limit(cfg, config, resumed)
-            if remark:
-                print(remark, flush=True)
+            for line in filter(None, (shortened, remark)):
+                print(line, flush=True)
             parts = build_parts(cfg, config, resumed, stop or StopRequest(), started, start)
             del start  # its weights are in the model
-            if resumed is not None and (results := finished_results(resumed, config, Path(cfg.output_dir))) is not None:
+            if resumed and (results := finished_results(resumed, config, Path(cfg.output_dir), parts.trainer)):
                 return results
         stack.enter_context(tracked(parts.trainer, Path(cfg.output_dir)))
         return run(cfg, config, resumed, parts)
@@ -190,8 +192,8 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
     """Trains the model and writes the summary."""
     from tril.model.checkpoint import load
     from tril.model.training import attention_kernels as kernels
-    from tril.model.training.callbacks.early_stop import EarlyStop
     from tril.model.training.callbacks.gradient_norms import GradientNorms
+    from tril.model.training.callbacks.stop_reason import stop_reason
     from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused
     from tril.model.training.hardware import configure_torch
     from tril.model.training.out_of_memory import memory_errors
@@ -233,7 +235,7 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
         certificate=module.certificate,
         gradients=GradientNorms.of(parts.trainer),
         diverged=diverged,
-        stopped_early=EarlyStop.reason(parts.trainer),
+        stopped_early=None if diverged else stop_reason(parts.trainer),
         lineage=parts.payload.get("init_from"),
         old_after=None if parts.old_text is None or diverged else parts.old_text.score(load(folder)),
     )

@@ -12,6 +12,7 @@ from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer
 from tests.runs import in_process, rows
+from tests.test_resume_finished import files
 from tril.model.checkpoint import load, read, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import find_checkpoint
@@ -87,10 +88,13 @@ def test_it_stops_early_says_why_and_keeps_the_best(tmp_path, source, small_text
     certificate = json.loads((run / "causality.json").read_text())
     assert certificate["certified_at_step"] == val[-1][0]
     assert [result["check"] for result in certificate["results"]].count("decoding") == 2  # before, and the last one
-    # A resumed run makes no step and says the same; with more patience it goes on.
+    # A resumed run has no step left and changes nothing; with more patience it goes on.
+    before, end = files(run), f"has stopped at step {val[-1][0]} by callbacks.early_stop.patience=3"
     again = in_process("resume=run", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert summary_of(run)["stopped_early"] == summary["stopped_early"] and summary_of(run)["steps"] == val[-1][0]
+    assert again.returncode == 0 and f"{end}; it is unchanged" in again.stdout, again.stderr
+    other = in_process("resume=run", "optim.lr=0.5", cwd=tmp_path)
+    assert_refused(other, f"run {end} without optim.lr; raise callbacks.early_stop.patience to continue it")
+    assert files(run) == before
     more = in_process("resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path)
     assert more.returncode == 0, more.stderr
     later = summary_of(run)

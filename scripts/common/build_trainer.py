@@ -19,10 +19,16 @@ from tril.scripts.common.targets import instantiate
 if TYPE_CHECKING:
     from lightning import Trainer
     from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.profilers import Profiler
 
     from tril.data.datamodule import TextDataModule
     from tril.model.training.callbacks.metrics import Metrics
     from tril.model.training.module import TrainingModule
+
+REPLACED = {  # arguments of lightning.Trainer, and what to use in their place
+    "fast_dev_run": "debug=true makes 20 steps of everything, or set trainer.max_steps=1",
+    "overfit_batches": "data.token_budget=2000 trains on that many tokens, until train/loss is near 0",
+}
 
 
 def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: StopRequest) -> "Trainer":
@@ -50,6 +56,8 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
     warnings.filterwarnings("ignore", ".*exists and is not empty")  # the folder of a resumed run
     names = TrainerConfig.__dataclass_fields__
     for name in cfg.trainer:
+        if name in REPLACED:
+            raise ValueError(f"trainer.{name} is not supported; {REPLACED[name]}")
         if name not in names:
             raise ValueError(f"there is no setting trainer.{name}{nearest(name, names, 'trainer.')}")
     allowed = allowed_targets(cfg)
@@ -67,6 +75,7 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
         "precision": config.hardware.precision,
         "strategy": make_strategy(config.trainer, cfg.trainer.devices),
         "default_root_dir": cfg.output_dir,
+        "profiler": make_profiler(config.trainer.profiler, cfg.output_dir),
         "use_distributed_sampler": False,  # the data module gives each process its windows
         "logger": build_loggers(cfg, allowed),
         # whether the run stops is decided first, so that the others know their last validation
@@ -79,6 +88,16 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
         raise ValueError(f"trainer: {error}") from error
     check_parallel(trainer, config.model, config.hardware)
     return trainer
+
+
+def make_profiler(kind: str | None, folder: str) -> "Profiler | None":
+    """Lightning's profiler, whose report goes to fit-profile.txt in the run's folder."""
+    from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
+
+    profilers = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
+    # without the hooks on modules by name, since a module with them cannot be copied
+    options = {"record_module_names": False} if kind == "pytorch" else {}
+    return None if kind is None else profilers[kind](dirpath=folder, filename="profile", **options)
 
 
 def does_not_stop(callback: object) -> bool:

@@ -55,27 +55,34 @@ def checkpoint_payload(
     return new if lineage is None else new | {"init_from": lineage}
 
 
-def finished_results(resumed: Resumed, config: RunConfig, folder: Path) -> dict[str, float] | None:
-    """The metrics in the summary of a run that has made all its steps, as `train` returns them; None: work is left.
+def finished_results(resumed: Resumed, config: RunConfig, folder: Path, trainer: Any) -> dict[str, float] | None:
+    """The metrics in the summary of a run that makes no more steps, as `train` returns them; None: work is left.
 
     It says that nothing is done.
+
+    Args:
+        trainer: lightning.Trainer with the run's settings and callbacks.
 
     Raises:
         ValueError: no step is left, and a setting differs from those that the run was trained with.
     """
+    from tril.model.training.callbacks.stop_reason import no_step_left
     from tril.model.training.summary import results_of
 
+    end, remedy = f"finished its {resumed.step:,} steps", "raise trainer.max_steps"
     if resumed.step < config.steps:
-        return None
+        if (limit := no_step_left(trainer, resumed.content)) is None:
+            return None
+        end, remedy = f"stopped at step {resumed.step:,} by {limit}", f"raise {limit.partition('=')[0]}"
     if resumed.changed:
-        done = f"{run_folder(resumed.path)} has finished its {resumed.step} steps without {resumed.changed[0]}"
-        raise ValueError(f"{done}; raise trainer.max_steps to continue it, or start a new run")
+        done = f"{run_folder(resumed.path)} has {end} without {resumed.changed[0]}"
+        raise ValueError(f"{done}; {remedy} to continue it, or start a new run")
     if not (folder / SUMMARY).is_file():  # the process ended before it was written
         return None
     summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     if summary.get("diverged"):
         return None
-    print(f"{folder} has finished its {resumed.step:,} steps; it is unchanged", flush=True)
+    print(f"{folder} has {end}; it is unchanged", flush=True)
     return results_of(summary)
 
 

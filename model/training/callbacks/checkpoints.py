@@ -58,7 +58,8 @@ class Checkpoints(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         if loop._should_accumulate():  # no end of an optimizer step
             return
-        if trainer.global_step == trainer.max_steps:
+        last_epoch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        if trainer.global_step == trainer.max_steps or last_epoch:
             trainer.should_stop = True  # Lightning then validates, while it still has the state of the loaders
         if loop._should_check_val_fx(trainer.fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType] set by fit
             return
