@@ -3,8 +3,8 @@
   python -m tril.scripts.benchmarks.readme        trains the default run: about five minutes on two free cores
   python -m tril.scripts.benchmarks.readme RUN    takes the folder of a finished run, without its time
 
-Both write docs/readme.json and docs/default_run.png, and fill in README.md, as `cog -P -r README.md` does from docs/readme.json alone. In a
-checkout with the test extra.
+Both write docs/readme.json and docs/default_run.png, and fill in README.md, the last of which `cog -P -r README.md`
+does alone. They need a checkout with the test extra.
 """
 
 import json
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from datetime import date
 from pathlib import Path
@@ -27,7 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD, PICTURE = "docs/readme.json", "docs/default_run.png"
 MACHINE = ("device", "precision", "threads")
 COPIED = ("final_val_bpb", "final_val_loss", "steps", "tokens", "parameters", "seed", "code", *MACHINE)
-SAMPLE_LINES = 14  # what README.md shows of the sample
+LINE = 140  # characters of a line of README.md
+SAMPLE_LINES = 11  # what README.md shows of the sample
 
 
 def main() -> None:
@@ -50,16 +52,17 @@ def trained(folder: Path) -> tuple[Path, dict[str, Any] | None]:
     Returns:
         The folder of the run, and its time; None if other processes used the cores as well.
     """
+    run = folder / "outputs" / "default"  # its picture names it
     busy = os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
     train = [sys.executable, str(ROOT / "train.py")]
     subprocess.run([*train, "trainer.max_steps=1", f"hydra.run.dir={folder / 'prepare'}"], check=True)  # the text
     started = time.perf_counter()
-    subprocess.run([*train, f"hydra.run.dir={folder / 'run'}"], check=True)
-    seconds, summary = time.perf_counter() - started, read_json(folder / "run" / SUMMARY)
+    subprocess.run([*train, f"hydra.run.dir={run}"], check=True)
+    seconds, summary = time.perf_counter() - started, read_json(run / SUMMARY)
     if busy or os.getloadavg()[0] > (summary["threads"] or 1) + BUSY:
         print("other processes used the cores, so README.md keeps the time that it has", file=sys.stderr)
-        return folder / "run", None
-    return folder / "run", {"seconds": round(seconds), "date": str(date.today())} | {k: summary[k] for k in MACHINE}
+        return run, None
+    return run, {"seconds": round(seconds), "date": str(date.today())} | {k: summary[k] for k in MACHINE}
 
 
 def update(root: Path, run: Path, duration: dict[str, Any] | None) -> None:
@@ -86,8 +89,7 @@ def fill_in(page: Path) -> None:
     """Replaces what the markers of README.md compute."""
     from cogapp import Cog
 
-    if Cog().main(["cog", "-P", "-r", str(page)]):
-        raise ValueError(f"cog cannot compute {page}; its message is above")
+    assert Cog().main(["cog", "-P", "-r", str(page)]) == 0
 
 
 def figures(root: Path = ROOT) -> str:
@@ -95,13 +97,14 @@ def figures(root: Path = ROOT) -> str:
     run = read_json(root / RECORD)
     took = run["time"]
     minutes, seconds = divmod(took["seconds"], 60)
-    return (
-        f"The run above reached {run['final_val_bpb']:.3f} bits per byte, {run['final_val_loss']:.3f} nats per token, on\n"
-        f"files that it had not seen ({machine(run)}, {run['date']}).\n"
-        f"It takes {minutes} minutes {seconds} seconds once the text is prepared ({machine(took)}, {took['date']});\n"
-        "other seeds and machines: [docs/runs.md](docs/runs.md). Its sample begins:\n\n"
-        f"```text\n{chr(10).join(run['sample'])}\n```"
+    text = (
+        f"The run in the picture reached {run['final_val_bpb']:.3f} bits per byte, {run['final_val_loss']:.3f} nats "
+        f"per token, on files that it had not seen ({machine(run)}, {run['date']}). A run takes {minutes} minutes "
+        f"{seconds} seconds once the text is prepared ({machine(took)}, {took['date']}); other seeds and machines: "
+        "[docs/runs.md](docs/runs.md). The sample begins:"
     )
+    lines = textwrap.fill(text, LINE, break_on_hyphens=False)
+    return f"{lines}\n\n```text\n{chr(10).join(run['sample'])}\n```"
 
 
 def machine(entry: dict[str, Any]) -> str:

@@ -1,0 +1,111 @@
+"""The commands and the Python examples in README.md and docs/*.md, as a reader types them."""
+
+import ast
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMPUTED = "attention.md"  # cog executes its examples, see tests/model/test_attention_page.py
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHELL = ("", "bash")
+PROGRAM = re.compile(r"^(?:python|tril|pip|pytest|torchrun) ", re.MULTILINE)  # other blocks are output or drawings
+VARIABLE = re.compile(r"^([A-Z_]+)=(\S.*)$")
+ENVIRONMENT = re.compile(r"[A-Z_]+=\S*$")
+ANSI_C = re.compile(r"\$'((?:\\.|[^'\\])*)'")
+QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
+NEEDS = re.compile(r"\bneeds (?:an?|the|two|four)? ?(GPU|network|cluster)")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a shell block.
+
+    Attributes:
+        page: path of the page from the root.
+        text: as written, without its comment.
+        needs: what it cannot run without, as the page says next to it: "GPU", "network", "cluster" or "".
+        words: what the shell passes on, without variables that are set for it.
+    """
+
+    page: str
+    text: str
+    needs: str
+    words: tuple[str, ...]
+
+    @property
+    def script(self) -> str:
+        """ "train", or the name of a script of Tril; "" for other programs."""
+        match self.words:
+            case ("python", "train.py", *_) | ("tril", "train", *_):
+                return "train"
+            case ("torchrun", *rest) if "train.py" in rest:
+                return "train"
+            case ("python", file, *_) if file.startswith("scripts/"):
+                return Path(file).stem
+            case ("tril", name, *_):
+                return name
+        return ""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments of the script."""
+        start = self.words.index("train.py") + 1 if self.words[0] == "torchrun" else 2
+        return self.words[start:]
+
+
+def blocks(page: Path, languages: tuple[str, ...]) -> list[str]:
+    """The contents of the fenced blocks in one of the languages."""
+    text = page.read_text(encoding="utf-8")
+    return [content for language, content in FENCE.findall(text) if language in languages]
+
+
+def commands() -> list[Command]:
+    """All commands of all pages."""
+    found = []
+    for page in PAGES:
+        variables: dict[str, str] = {}  # a page is read in one shell
+        for block in filter(PROGRAM.search, blocks(page, SHELL)):
+            found += _commands(page, block, variables)
+    return found
+
+
+def _commands(page: Path, block: str, variables: dict[str, str]) -> list[Command]:
+    found, needs_before = [], ""
+    for line in re.sub(r" *\\\n\s*", " ", block).splitlines():
+        text, comment = split_comment(line)
+        needs = match[1] if (match := NEEDS.search(comment)) else ""
+        if not text:
+            needs_before = needs
+            continue
+        if set_variable := VARIABLE.match(text):
+            variables[set_variable[1]] = "".join(shlex.split(set_variable[2]))
+            continue
+        for part in re.split(r" && (?=(?:[^'\"]|'[^']*'|\"[^\"]*\")*$)", text):
+            words = shlex.split(plain_quotes(part, variables))
+            while words and ENVIRONMENT.match(words[0]):
+                words.pop(0)
+            found.append(Command(page.relative_to(ROOT).as_posix(), part, needs or needs_before, tuple(words)))
+    return found
+
+
+def split_comment(line: str) -> tuple[str, str]:
+    """The command and the comment of a line."""
+    bare = QUOTED.sub(lambda match: "x" * len(match[0]), line)
+    start = re.search(r"(?:^|\s)#", bare)
+    return (line[: start.start()].strip(), line[start.start() :].strip()) if start else (line.strip(), "")
+
+
+def plain_quotes(text: str, variables: dict[str, str]) -> str:
+    """The text with $'...' and "$NAME" as shlex reads them."""
+    text = ANSI_C.sub(lambda match: shlex.quote(ast.literal_eval(f"'{match[1]}'")), text)
+    for name, value in variables.items():
+        text = text.replace(f"${name}", value)
+    return text
+
+
+def unquoted(text: str) -> str:
+    """What a shell would expand: the text without its quoted parts."""
+    return QUOTED.sub("", ANSI_C.sub("", text))

@@ -1,0 +1,100 @@
+"""A working directory with every file that the documented commands name."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tests.model.interop.folders import byte_tokenizer, folder_of
+from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
+from tests.runs import TINY, composed
+from tril import train as train_script
+from tril.scripts.ablation.published_sweep import opened
+
+ROOT = Path(__file__).resolve().parents[1]
+RUN = Path("outputs/2026-11-20/12-00-00")  # of model=llama, which all scripts accept; it is the newest one
+COPIES = ("outputs/2026-11-23/12-00-00", "outputs/0", "outputs/1", "base", "RUN", "checkpoint")
+SIZES = (
+    "model=llama",
+    "model.n_layers=3",
+    "model.dim=32",
+    "model.n_heads=4",
+    "model.n_kv_heads=2",
+    "data.val_fraction=0.5",
+)
+SHORT = ("trainer.val_check_interval=8", "callbacks.causality=null", "callbacks.samples=null", "callbacks.heads=null")
+TEXT = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
+FUNCTION = "import torch\n\n\ndef function(ids):\n    return torch.nn.functional.one_hot(ids, 65).float().cumsum(1)\n"
+LSTM = """import torch
+
+
+class LSTM(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(65, 16)
+        self.lstm = torch.nn.LSTM(16, 16, batch_first=True)
+        self.head = torch.nn.Linear(16, 65)
+
+    def forward(self, ids):
+        return self.head(self.lstm(self.embedding(ids))[0])
+
+
+logits = LSTM()
+"""
+
+
+def write_files(folder: Path) -> None:
+    """Two runs, a sweep, models of others and texts."""
+    write_texts(folder)
+    for name, extra in ((RUN, []), (Path("RUN_WITHOUT_MASK"), ["experiment=control_no_mask"])):
+        paths = [
+            f"data.path={folder / 'text.txt'}",
+            f"data.cache_dir={folder / 'cache'}",
+            f"output_dir={folder / name}",
+        ]
+        train_script.train(composed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
+    write_models(folder)
+    for name in COPIES:
+        shutil.copytree(folder / RUN, folder / name)
+    for kind, place in (("ablation_heads", "multirun/DATE/TIME"), ("scaling", "scaling")):
+        with opened(ROOT / "docs" / kind) as (sweep, _):
+            shutil.copytree(sweep, folder / place)
+
+
+def write_models(folder: Path) -> None:
+    """Models of transformers and of nanoGPT."""
+    folder_of("SmolLM", folder / "FOLDER")
+    characters = "\n !" + "".join(chr(i) for i in range(97, 123))
+    write_checkpoint(folder / "out-shakespeare-char/ckpt.pt", reference(len(characters)))
+    write_meta(folder / "out-shakespeare-char/meta.pkl", characters)
+    write_checkpoint(folder / "out/ckpt.pt", reference(264))
+    write(folder / "tokenizer.json", byte_tokenizer().to_str())
+
+
+def write_texts(folder: Path) -> None:
+    """Texts, and the modules of others."""
+    for name in (
+        "text.txt",
+        "my.txt",
+        "before.txt",
+        "code.txt",
+        "input.txt",
+        "FILE",
+        "a.txt",
+        "notes/a.md",
+        "posts/b.txt",
+    ):
+        write(folder / name, name + "\n" + TEXT)
+    write(folder / "start.txt", "line 3")
+    posts = [{"body": f"Post {i} is about {i * i}.\n" * 9} for i in range(60)]
+    pairs = [{"good": "line 3", "bad": "enil 3"}]
+    chats = [{"prompt": f"What is {i} plus 4?", "response": str(i + 4)} for i in range(200)]
+    for name, rows in (("posts.jsonl", posts), ("FILE.jsonl", pairs), ("chat.jsonl", chats)):
+        write(folder / name, "".join(f"{json.dumps(row)}\n" for row in rows))
+    write(folder / "package/module.py", FUNCTION)
+    write(folder / "model.py", LSTM)
+    (folder / "nanoGPT").mkdir()
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

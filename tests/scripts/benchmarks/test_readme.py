@@ -1,0 +1,58 @@
+"""The figures, the sample and the picture of README.md come from one stored run."""
+
+import json
+import re
+
+from tests.documented import ROOT
+from tril import train as train_script
+from tril.scripts.benchmarks.readme import COPIED, PICTURE, RECORD, SAMPLE_LINES, figures, update
+
+BLOCK = re.compile(r"<!-- \[\[\[cog\n.*?\]\]\] -->\n(.*?)<!-- \[\[\[end\]\]\] -->", re.DOTALL)
+CPU = {"device": "AMD EPYC (cpu)", "precision": "32-true"}
+STORED = CPU | {
+    "final_val_bpb": 1.33961,
+    "final_val_loss": 3.22849,
+    "threads": 1,
+    "date": "2026-11-23",
+    "sample": ["def f(x):", "    return x"],
+    "time": CPU | {"seconds": 268, "threads": 2, "precision": "bf16-mixed", "date": "2026-11-22"},
+}
+
+
+def test_readme_has_the_figures_of_the_stored_run(tmp_path):
+    stored = json.loads((ROOT / RECORD).read_text(encoding="utf-8"))
+    [part] = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert part == f"{figures()}\n", "run `cog -P -r README.md`"
+    words = " ".join(part.split())
+    assert f"reached {stored['final_val_bpb']:.3f} bits per byte, {stored['final_val_loss']:.3f} nats" in words
+    assert all(line in part for line in stored["sample"])
+
+
+def test_the_figures_in_words(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / RECORD).write_text(json.dumps(STORED))
+    text, sample = figures(tmp_path).split("\n\n")
+    assert " ".join(text.split()) == (
+        "The run in the picture reached 1.340 bits per byte, 3.228 nats per token, on files that it had not seen "
+        "(AMD EPYC, 1 thread, float32, 2026-11-23). A run takes 4 minutes 28 seconds once the text is prepared "
+        "(AMD EPYC, 2 threads, bf16-mixed, 2026-11-22); other seeds and machines: [docs/runs.md](docs/runs.md). "
+        "The sample begins:"
+    )
+    assert sample == "```text\ndef f(x):\n    return x\n```"
+
+
+def test_a_run_gives_record_picture_and_page(tmp_path, configure):
+    train_script.train(configure("callbacks.causality=null", "trainer.max_steps=2", "callbacks.samples=null"))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / RECORD).write_text(json.dumps(STORED))
+    (tmp_path / "README.md").write_text("A\n<!-- [[[cog\nprint(1 + 1)\n]]] -->\n3\n<!-- [[[end]]] -->\nB\n")
+    measured = {"seconds": 61, "threads": 1, **CPU, "date": "2026-11-24"}
+    for duration, expected in ((None, STORED["time"]), (measured, measured)):  # None: the time before stays
+        update(tmp_path, tmp_path / "run", duration)
+        stored = json.loads((tmp_path / RECORD).read_text())
+        assert stored["time"] == expected
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert {name: stored[name] for name in COPIED} == {name: summary[name] for name in COPIED}
+        assert stored["sample"][0].startswith("def") and len(stored["sample"]) <= SAMPLE_LINES
+    assert (tmp_path / PICTURE).read_bytes() == (tmp_path / "run" / "loss.png").read_bytes()
+    assert (tmp_path / "README.md").read_text() == "A\n<!-- [[[cog\nprint(1 + 1)\n]]] -->\n2\n<!-- [[[end]]] -->\nB\n"

@@ -1,0 +1,205 @@
+"""Every command in README.md and docs/*.md is accepted by the code, up to the point where it would compute something.
+
+What needs a GPU, the network or a cluster is marked on the page: `# needs a GPU`. The slow tests run some commands
+completely, most of them shortened. The Python examples run as they are, but for the size of models.
+"""
+
+import importlib
+import importlib.util
+import re
+import sys
+import tomllib
+
+import pytest
+
+from tests.calls import call
+from tests.documented import COMPUTED, PAGES, ROOT, Command, blocks, commands, unquoted
+from tests.documented_files import write_files
+from tests.runs import TINY
+
+COMMANDS = commands()
+OF_TRIL = list({command.words: command for command in COMMANDS if command.script}.values())
+OTHERS = [command for command in COMMANDS if not command.script]
+GRIDS = ("scripts.ablation.grid.estimate_runs", "scripts.ablation.grid.name_runs")  # the second one on clusters
+ACCEPTED = {  # what each script calls when it has accepted its settings
+    "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "train.run_job"),
+    "bench": ("scripts.bench.run",),
+    "certify": ("model.causality.certificate.certify",),
+    "control": ("scripts.control.measure",),
+    "corpus": ("scripts.corpus.run",),
+    "eval": ("scripts.eval.find_tasks",),
+    "evaluate": ("scripts.evaluate.measure_text", "scripts.evaluate.measure_pairs"),
+    "export": ("scripts.export.write", "model.interop.gguf_file.write_gguf"),
+    "heads": ("scripts.heads.log", "scripts.ablation.sweep_heads.describe_sweep"),
+    "plan": ("scripts.plan.here",),
+    "play": ("scripts.playground.server.create_server",),
+    "referee": ("scripts.referee.train_pairs",),
+    "report": ("scripts.report.write_report",),
+    "sample": ("scripts.sample.sample",),
+    "scaling": ("scripts.scaling.write_page",),
+    "score": ("scripts.score.token_costs",),
+}
+STANDS_FOR = {  # words of commands: what they are here
+    "candidate_ref=my-branch": "candidate_ref=HEAD",
+    "seed=SEED": "seed=0",
+}
+STANDS_FOR_IN = {"scaling": {"dir=latest": "dir=scaling"}}  # the newest sweep in the folder is no law
+CANNOT_START = {  # words of commands that are refused here: what they need
+    "init_from=hf:HuggingFaceTB/SmolLM2-135M": "network",
+    "torchrun": "cluster",
+}
+TINY_RUN = (
+    *("trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.accelerator=cpu", "trainer.precision=32-true"),
+    *("optim.schedule.warmup_steps=1", "callbacks.causality=null", "callbacks.samples=null", "data.batch_size=2"),
+)
+TINY_MODEL = ("model.context_length=32", "model.n_layers=2", "model.dim=32", "model.n_heads=2")
+BPE = ("data.tokenizer.vocab_size=300",)
+LITTLE = ("data.token_budget=20000", "data.val_token_budget=5000")
+COMPLETE = {  # commands that the slow tests run, with what shortens them; other scripts have slow tests of their own
+    "python train.py": (*TINY_MODEL, *LITTLE, *BPE),
+    "python train.py model.window=64 model.pos=alibi model.n_kv_heads=1": (
+        *TINY_MODEL,
+        *LITTLE,
+        *BPE,
+        "model.window=9",
+    ),
+    "python train.py data=prose": (*TINY_MODEL, *LITTLE, *BPE),
+    "python train.py data.path='notes/**/*.md'": (*TINY_MODEL, *BPE),
+    "python train.py 'data.path=[a.txt,posts]' data.on_error=skip": (*TINY_MODEL, *BPE),
+    "python train.py data.path=posts.jsonl data.text_field=body": (*TINY_MODEL, *BPE),
+    "python train.py data=shakespeare data.path=input.txt": TINY_MODEL,
+    "python train.py data.tokenizer.kind=byte": (*TINY_MODEL, *LITTLE),
+    "python train.py experiment=finetune init_from=RUN data.path=my.txt data.old_path=before.txt": (),
+    "python train.py experiment=finetune init_from=RUN data=files data.format=chat data.path=chat.jsonl": (),
+    "python train.py init_from=hf:FOLDER data=files data.path=text.txt": (),
+    "python train.py init_from=nanogpt:out-shakespeare-char/ckpt.pt data=shakespeare": ("data.path=input.txt",),
+    'python scripts/sample.py ckpt=latest prompt="def " seed=0': (),
+    'python scripts/sample.py ckpt=latest prompt="class " temperature=0.7 top_p=0.9 n=3': (),
+    "python scripts/sample.py ckpt=latest prompt=\"def \" remove_heads='[L0H1,L2H3]'": (),
+    "python scripts/sample.py ckpt=latest prompt=$'User: What is 3 plus 4?\\n\\nAssistant:'": (),
+    "python scripts/evaluate.py ckpt=latest": (),
+    "python scripts/evaluate.py ckpt=latest data=files data.path=text.txt part=all": (),
+    "python scripts/evaluate.py ckpt=latest other=RUN": (),
+    "python scripts/evaluate.py ckpt=latest pairs=FILE.jsonl": (),
+    'python scripts/score.py ckpt=latest text="def main():"': (),
+    "python scripts/control.py masked=RUN unmasked=RUN_WITHOUT_MASK": ("windows=4", "max_new_tokens=4"),
+    "python scripts/report.py dir=latest": (),
+    "python scripts/export.py ckpt=latest to=hf out=my-model license=mit": (),
+    "python scripts/export.py ckpt=latest to=gguf out=model.gguf": (),
+    "python scripts/certify.py call=package.module:function vocab_size=65 context_length=64": ("context_length=9",),
+}
+SLOW = ("+ablation=scaling",)  # words of grids with many runs
+pytestmark = pytest.mark.xdist_group("documented")  # one process writes the files
+OTHER_PROGRAMS = ("pip", "pytest", "git", "(cd", "cat", "python")
+GLOB = re.compile(r"[][*?{}~^]")  # zsh refuses an unquoted pattern that matches no file
+EXAMPLES = {page.name: blocks(page, ("python",)) for page in PAGES if page.name != COMPUTED}
+TINY_MODELS = {'"model=nano", "trainer.max_steps=100"': ", ".join(map(repr, (*TINY, "data.path=text.txt")))}
+
+
+class Accepted(BaseException):
+    """Raised in place of the computation; no handler of the scripts catches it."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("documented")
+    write_files(folder)
+    return folder
+
+
+def name_of(command: Command) -> str:
+    return ascii(f"{command.page.removeprefix('docs/')}: {command.text}")[1:-1][:90]
+
+
+def accept(*_, **__):
+    raise Accepted
+
+
+def check(command: Command, folder, monkeypatch):
+    """Starts a command that ends where it would compute something; returns what ends without `Accepted`."""
+    monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)  # it composes everything twice
+    for name in ACCEPTED[command.script]:
+        monkeypatch.setattr(f"tril.{name}", accept)
+    return start(command, folder)
+
+
+def start(command: Command, folder, *shortened: str):
+    """Calls the script's main with the arguments of the command."""
+    module = importlib.import_module("tril.train" if command.script == "train" else f"tril.scripts.{command.script}")
+    here = STANDS_FOR | STANDS_FOR_IN.get(command.script, {})
+    arguments = [here.get(argument, argument) for argument in command.arguments]
+    return call(module.main, *arguments, *shortened, cwd=folder, TRIL_CACHE=str(folder / "cache"), HF_HUB_OFFLINE="1")
+
+
+def cases():
+    for command in OF_TRIL:
+        if not set(CANNOT_START) & set(command.words):
+            marks = [pytest.mark.slow] if set(SLOW) & set(command.words) else []
+            yield pytest.param(command, marks=marks, id=name_of(command))
+
+
+@pytest.mark.parametrize("command", cases())
+def test_a_documented_command_is_accepted(command, folder, monkeypatch):
+    with pytest.raises(Accepted):
+        done = check(command, folder, monkeypatch)
+        pytest.fail(f"{command.page}: {command.text}\n{done.stdout}{done.stderr}")
+
+
+def test_what_cannot_start_here_is_marked_on_the_page():
+    for word, needs in CANNOT_START.items():
+        named = [command for command in COMMANDS if word in command.words]
+        assert named, f"no page has {word}"
+        for command in named:
+            assert command.needs == needs, f"{command.page}: write `# needs ...` next to {command.text}"
+
+
+@pytest.mark.parametrize(
+    "text", ["python train.py model.n_head=2", "tril train model=nan", "python scripts/sample.py ckpt=nowhere"]
+)
+def test_a_wrong_command_is_found(text, folder, monkeypatch):
+    command = Command("README.md", text, "", tuple(text.split()))
+    assert check(command, folder, monkeypatch).returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", COMPLETE)
+def test_a_documented_command_runs(text, folder):
+    """Runs of train.py have folders outside of outputs/, so that the newest run stays the same."""
+    command = next(command for command in OF_TRIL if command.text == text)
+    train = (*TINY_RUN, f"hydra.run.dir=trained/{list(COMPLETE).index(text)}") if command.script == "train" else ()
+    done = start(command, folder, *train, *COMPLETE[text])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", OF_TRIL, ids=name_of)
+def test_no_shell_expands_a_documented_command(command):
+    assert not GLOB.search(unquoted(command.text)), f"{command.page}: quote the value in {command.text}"
+
+
+@pytest.mark.parametrize("command", OTHERS, ids=name_of)
+def test_other_programs_get_what_exists(command):
+    program, *words = command.words
+    assert program in OTHER_PROGRAMS, f"{command.page}: {command.text} is not tested"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    if program == "pip":
+        extras = re.findall(r"\[(\w+)\]", command.text)
+        assert set(extras) <= set(project["optional-dependencies"])
+        assert [word for word in words if word.startswith("torch")] <= project["dependencies"]
+    if program == "python":
+        assert words[0] == "-m" and importlib.util.find_spec(words[1])
+    if program == "pytest" and "-m" in words:
+        assert words[words.index("-m") + 1] == "slow"
+
+
+@pytest.mark.parametrize("page", [name for name, examples in EXAMPLES.items() if examples])
+def test_the_python_examples_of_a_page_run(page, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("TRIL_CACHE", str(folder / "cache"))
+    names = {}
+    for example in EXAMPLES[page]:
+        for written, here in TINY_MODELS.items():
+            example = example.replace(written, here)
+        exec(compile(example, page, "exec"), names)
+    sys.modules.pop("model", None)  # of certify_your_model.md
