@@ -11,6 +11,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPUTED = "attention.md"  # cog executes its examples, see tests/model/test_attention_page.py
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = ("", "bash")
+INLINE = re.compile(r"`((?:python (?:train\.py|scripts/[a-z_]+\.py)|tril [a-z_]+)(?: (?:(?!\.\.\.)[^`\n])*)?)`")
 PROGRAM = re.compile(r"^(?:python|tril|pip|pytest|torchrun) ", re.MULTILINE)  # other blocks are output or drawings
 VARIABLE = re.compile(r"^([A-Z_]+)=(\S.*)$")
 ENVIRONMENT = re.compile(r"[A-Z_]+=\S*$")
@@ -21,7 +22,7 @@ NEEDS = re.compile(r"\bneeds (?:an?|the|two|four)? ?(GPU|network|cluster)")
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a shell block.
+    """One command of a shell block, or within a sentence.
 
     Attributes:
         page: path of the page from the root.
@@ -69,6 +70,8 @@ def commands() -> list[Command]:
         variables: dict[str, str] = {}  # a page is read in one shell
         for block in filter(PROGRAM.search, blocks(page, SHELL)):
             found += _commands(page, block, variables)
+        text = FENCE.sub("", page.read_text(encoding="utf-8"))
+        found += [command for line in INLINE.findall(text) for command in _commands(page, line, {})]
     return found
 
 

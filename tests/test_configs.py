@@ -2,7 +2,6 @@
 
 import inspect
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -112,11 +111,3 @@ def test_every_experiment_runs_a_step(name, options, tmp_path):
         *source_of(name, tmp_path),
     )
     assert train_script.train(cfg)["val/loss"] > 0
-
-
-def test_readme_experiments_exist():
-    readme = (Path(CONFIGS).parent / "README.md").read_text(encoding="utf-8")
-    named = {
-        word.removeprefix("experiment=").rstrip("`.,;:)") for word in readme.split() if word.startswith("experiment=")
-    }
-    assert named and named - {"NAME"} <= set(EXPERIMENTS)

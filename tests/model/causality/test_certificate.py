@@ -8,7 +8,7 @@ import torch
 
 from tests.conftest import BACKENDS, GPT2, TRAINABLE, randomize, tiny_gpt
 from tril.model.causality.canary import KINDS, canary
-from tril.model.causality.case import SLACK, Case
+from tril.model.causality.case import SLACK, Case, Result
 from tril.model.causality.certificate import CHECKS, Certificate, certify
 from tril.model.causality.checks import run_checks
 from tril.model.causality.grids import gpt_grid
@@ -201,6 +201,14 @@ def test_sharp_scores_exceed_a_finite_mask():
             layer.register_forward_hook(lambda _, __, out, sizes=sizes: sizes.append(out.abs().mean()))
         model(torch.randint(31, (1, 12)))
         assert sizes[0] * sizes[1] * 8**0.5 > 1e4  # q k / sqrt(D), D = 8
+
+
+def test_the_table_says_which_values_have_to_be_above_0():
+    past = [Result("all of the past", "case", 8, True, worst, 0.0, 36) for worst in (0.25, 0.0625, 3.0)]
+    future = [Result("no future", "case", 8, True, worst, 1e-6, 28) for worst in (1e-9, 1e-7)]
+    table = Certificate("tiny", [*past, *future]).table()
+    assert "all of the past      3      0          108  min 0.062 (> 0)        every visible position" in table
+    assert "no future            2      0           56  1e-07 (1e-06)          no logit depends" in table
 
 
 def test_an_empty_certificate_does_not_pass():
