@@ -2,10 +2,17 @@
 
 import json
 import re
+from datetime import date
+from pathlib import Path
 
+import pytest
+
+from tests.calls import call
+from tests.conftest import assert_refused
 from tests.documented import ROOT
 from tril import train as train_script
-from tril.scripts.benchmarks.readme import COPIED, PICTURE, RECORD, SAMPLE_LINES, figures, update
+from tril.scripts.benchmarks import readme
+from tril.scripts.benchmarks.readme import COPIED, PICTURE, RECORD, SAMPLE_LINES, figures, trained, update
 
 BLOCK = re.compile(r"<!-- \[\[\[cog\n.*?\]\]\] -->\n(.*?)<!-- \[\[\[end\]\]\] -->", re.DOTALL)
 CPU = {"device": "AMD EPYC (cpu)", "precision": "32-true"}
@@ -56,3 +63,33 @@ def test_a_run_gives_record_picture_and_page(tmp_path, configure):
         assert stored["sample"][0].startswith("def") and len(stored["sample"]) <= SAMPLE_LINES
     assert (tmp_path / PICTURE).read_bytes() == (tmp_path / "run" / "loss.png").read_bytes()
     assert (tmp_path / "README.md").read_text() == "A\n<!-- [[[cog\nprint(1 + 1)\n]]] -->\n2\n<!-- [[[end]]] -->\nB\n"
+
+
+@pytest.mark.parametrize(
+    ("loads", "measured"),
+    [((0.2, 2.1), True), ((3.0, 2.1), False), ((0.2, 4.0), False)],
+    ids=["free", "before", "after"],
+)
+def test_a_time_is_that_of_free_cores(loads, measured, tmp_path, monkeypatch):
+    """Two threads are a load of two."""
+    calls, loads = [], iter(loads)
+
+    def run(command, check):
+        calls.append(command[1:])
+        folder = Path(command[-1].removeprefix("hydra.run.dir="))
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(CPU | {"threads": 2}))
+
+    monkeypatch.setattr(readme.subprocess, "run", run)
+    monkeypatch.setattr(readme.os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    monkeypatch.setattr(readme.os, "cpu_count", lambda: 2)
+    folder, duration = trained(tmp_path)
+    assert [command[1:-1] for command in calls] == [["trainer.max_steps=1"], []]  # the text is prepared before
+    assert (folder / "summary.json").is_file()
+    assert (duration is not None) == measured
+    if duration:
+        assert duration == {**CPU, "threads": 2, "seconds": 0, "date": str(date.today())}
+
+
+def test_a_run_that_does_not_exist_is_one_line(tmp_path):
+    assert_refused(call(readme.main, "nowhere", cwd=tmp_path), "nowhere does not exist")
