@@ -11,6 +11,7 @@ from tests.calls import call
 from tests.conftest import assert_refused
 from tests.documented import ROOT
 from tril import train as train_script
+from tril.scripts import sample
 from tril.scripts.benchmarks import readme
 from tril.scripts.benchmarks.readme import COPIED, PICTURE, RECORD, SAMPLE_LINES, figures, trained, update
 
@@ -38,17 +39,18 @@ def test_readme_has_the_figures_of_the_stored_run(tmp_path):
 def test_the_figures_in_words(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / RECORD).write_text(json.dumps(STORED))
-    text, sample = figures(tmp_path).split("\n\n")
+    text, block = figures(tmp_path).split("\n\n")
     assert " ".join(text.split()) == (
         "The run in the picture reached 1.340 bits per byte, 3.228 nats per token, on files that it had not seen "
         "(AMD EPYC, 1 thread, float32, 2026-11-23). A run takes 4 minutes 28 seconds once the text is prepared "
         "(AMD EPYC, 2 threads, bf16-mixed, 2026-11-22); other seeds and machines: [docs/runs.md](docs/runs.md). "
         "The sample begins:"
     )
-    assert sample == "```text\ndef f(x):\n    return x\n```"
+    assert block == "```text\ndef f(x):\n    return x\n```"
 
 
-def test_a_run_gives_record_picture_and_page(tmp_path, configure):
+def test_a_run_gives_record_picture_and_page(tmp_path, configure, monkeypatch):
+    monkeypatch.setattr(readme.subprocess, "run", lambda command, **_: call(sample.main, *command[2:], cwd=tmp_path))
     train_script.train(configure("callbacks.causality=null", "trainer.max_steps=2", "callbacks.samples=null"))
     (tmp_path / "docs").mkdir()
     (tmp_path / RECORD).write_text(json.dumps(STORED))
