@@ -24,7 +24,7 @@ GRIDS = ("scripts.ablation.grid.estimate_runs", "scripts.ablation.grid.name_runs
 ACCEPTED = {  # what each script calls when it has accepted its settings
     "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "train.run_job"),
     "bench": ("scripts.bench.run",),
-    "certify": ("model.causality.certificate.certify",),
+    "certify": ("model.causality.certificate.certify", "model.causality.case_processes.certify_grid"),
     "certify_transformers": ("scripts.certify_transformers.verdicts",),
     "control": ("scripts.control.measure",),
     "corpus": ("scripts.corpus.run",),
