@@ -18,6 +18,7 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.atomic_files import remove_leftovers, write_text
-from tril.model.runs import BEST, CHECKPOINTS, LAST, SETTINGS, SUMMARY, remove_if_empty, run_folder
+from tril.model.callable_module import make_callable
+from tril.model.runs import BEST, CHECKPOINTS, SETTINGS, SUMMARY, remove_if_empty, run_folder
 from tril.model.training.errors import RankFailed
 from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
 from tril.scripts.common.arguments import RUN_TEXT_KEYS
@@ -35,13 +37,15 @@ from tril.scripts.common.equal_flops import with_equal_flops
 from tril.scripts.common.init_from import Start, check_start, resolve_init
 from tril.scripts.common.locks import lock_run
 from tril.scripts.common.old_text import OldText, lineage_of
+from tril.scripts.common.python_api import python_api
 from tril.scripts.common.ranks import process_rank, quiet_ranks
-from tril.scripts.common.resume import Resumed, choose_folder, resolve_resume, settings_text
+from tril.scripts.common.resume import Resumed, choose_folder, chosen_folder, resolve_resume, settings_text
 from tril.scripts.common.resume_checks import checkpoint_payload, finished_results
-from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_unused
+from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_processes, refuse_unused
 from tril.scripts.common.short_warmup import with_short_warmup
 from tril.scripts.common.signals import REQUEUE, StoppedError, StopRequest, requeue, stop_on_signals
 from tril.scripts.common.source_limit import with_source_limit
+from tril.scripts.common.trained_run import METRICS
 
 if TYPE_CHECKING:  # imported late, since settings are checked before anything expensive starts
     from tril.data.datamodule import TextDataModule
@@ -49,8 +53,6 @@ if TYPE_CHECKING:  # imported late, since settings are checked before anything e
     from tril.model.training.callbacks.metrics import Metrics
     from tril.model.training.module import TrainingModule
 
-# Keys whose value is free text.
-METRICS = "csv/version_0/metrics.csv"
 CONTINUED_FILES = (METRICS, "samples.txt", "windows_best.npz", f"{CHECKPOINTS}/{BEST}")
 
 OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_cache=True)
@@ -60,12 +62,9 @@ OmegaConf.register_new_resolver("run_folder", choose_folder, replace=True, use_c
 def main(cfg: DictConfig) -> float:
     if in_sweep():
         return run_job()
-    if not isinstance(cfg.output_dir, str) or not cfg.output_dir:
-        raise UserError(f"output_dir={cfg.output_dir} is for saved runs; choose the folder with hydra.run.dir=FOLDER")
-    folder = Path(cfg.output_dir)
+    folder = chosen_folder(cfg)
     quiet_ranks()
     try:
-        check_single()
         with stop_on_signals() as stop:
             return train(cfg, stop)["val/loss"]  # a Hydra sweeper minimizes it
     except (UserError, OmegaConfBaseException):
@@ -76,12 +75,11 @@ def main(cfg: DictConfig) -> float:
         sys.exit(1)
     except StoppedError as stopped:
         remove_if_empty(folder)
-        resumable = (folder / CHECKPOINTS / LAST).is_file()
-        remedy = f"continue with {command('train')} resume={folder}" if resumable else "there is no checkpoint yet"
-        if process_rank() == 0 and REQUEUE is not None and stopped.status == 128 + REQUEUE:
-            remedy += f"; {requeue()}"
+        text = stopped.describe(folder, f"{command('train')} resume={folder}")
         if process_rank() == 0:
-            print(f"stopped by {stopped.name} at step {stopped.step}; {remedy}", file=sys.stderr, flush=True)
+            if REQUEUE is not None and stopped.status == 128 + REQUEUE:
+                text += f"; {requeue()}"
+            print(text, file=sys.stderr, flush=True)
         sys.exit(stopped.status)
 
 
@@ -97,11 +95,12 @@ class Parts:
     old_text: OldText | None
 
 
-def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
+def train(cfg: DictConfig, stop: StopRequest | None = None, *, one_process: bool = False) -> dict[str, float]:
     """One run from a composed configs/train.yaml. Its files are in `cfg.output_dir`.
 
     Args:
         stop: asks it to stop at the end of a step; None: nothing does.
+        one_process: refuse settings that start further processes.
 
     Returns:
         Last and best validation metrics.
@@ -112,6 +111,7 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
         with user_errors():
+            check_single()
             cfg, resumed = resolve_resume(cfg)
             cfg, start = resolve_init(cfg)
             if start is not None:
@@ -119,6 +119,8 @@ def train(cfg: DictConfig, stop: StopRequest | None = None) -> dict[str, float]:
             cfg, shortened = with_short_warmup(cfg) if resumed is None else (cfg, "")
             config = check_config(cfg)
             check_start(start, config, resumes=resumed is not None)
+            if one_process:
+                refuse_processes(config)
             # a sweep compares runs by their effective settings
             if sweep_of(Path(cfg.output_dir)) is None:
                 refuse_unused(config)
@@ -295,3 +297,5 @@ def derive_seed(seed: int, purpose: str) -> int:
 
 if __name__ == "__main__":
     main()
+else:  # `from tril import train` gives this module
+    make_callable(__name__, python_api(partial(train, one_process=True)))

@@ -7,8 +7,6 @@ other backends compute the same result.
 """
 
 import math
-import sys
-import types
 from functools import partial
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from tril.model.attention_flex import flex
 from tril.model.attention_fused import fused, repeat_heads
 from tril.model.attention_stacked import Backend, by_head
+from tril.model.callable_module import make_callable
 from tril.model.head_sizes import head_sizes
 from tril.model.kv_cache import LayerCache
 from tril.model.masks import (
@@ -291,10 +290,5 @@ class MultiHeadAttention(nn.Module):
         return out if weights is None else (out, weights)
 
 
-class _CallableModule(types.ModuleType):
-    """`from tril.model import attention` gives this module, which has the name of its function: a call goes there."""
-
-    __call__ = staticmethod(attention)
-
-
-sys.modules[__name__].__class__ = _CallableModule
+# `from tril.model import attention` gives this module, which has the name of its function
+make_callable(__name__, attention)

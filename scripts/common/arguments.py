@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from pathlib import Path
 
 MULTIRUN = {"-m", "--multirun"}
 READ_TEXT = ("train", "evaluate")  # programs for which data.path=FILE means data=files
@@ -15,6 +16,21 @@ DEBUG = (  # what debug=true stands for; keys that are typed too win
 )
 PATHS = ("data.path", "data.val_path", "data.old_path", "data.chat_template", "data.repo")
 RUN_TEXT_KEYS = ("resume", "init_from", *PATHS, "callbacks.samples.prompt")  # of train.py, see `quoted`
+
+
+def rewritten(arguments: list[str], program: str, text_keys: Collection[str], experiments: Path) -> list[str]:
+    """The command line as Hydra's parser gets it.
+
+    Args:
+        program: its name, such as "train".
+        text_keys: keys whose value is free text, see `quoted`; with -m, a comma separates the values of a grid.
+        experiments: the folder of their yaml files.
+    """
+    with_data = [path.stem for path in experiments.iterdir() if " /data:" in path.read_text("utf-8")]
+    arguments = arranged(arguments, program, with_data)
+    if MULTIRUN & set(arguments):
+        return arguments
+    return of_the_resumed_run([quoted(argument, text_keys) for argument in arguments])
 
 
 def arranged(arguments: list[str], program: str, experiments: Collection[str] = ()) -> list[str]:

@@ -16,7 +16,7 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from tril.scripts.common.arguments import MULTIRUN, arranged, of_the_resumed_run, quoted
+from tril.scripts.common.arguments import rewritten
 from tril.scripts.common.help_text import help_text
 from tril.scripts.common.known_names import meant
 
@@ -79,12 +79,7 @@ def entry(
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its exceptions instead of printing them
             if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
                 sys.stdout.reconfigure(errors="replace")
-            with_data = [
-                path.stem for path in (CONFIGS / "experiment").iterdir() if " /data:" in path.read_text("utf-8")
-            ]
-            sys.argv[1:] = arranged(sys.argv[1:], config_name, with_data)
-            if not MULTIRUN & set(sys.argv):
-                sys.argv[1:] = of_the_resumed_run([quoted(argument, text_keys) for argument in sys.argv[1:]])
+            sys.argv[1:] = rewritten(sys.argv[1:], config_name, text_keys, CONFIGS / "experiment")
             if {"-h", "--help"} & set(sys.argv):
                 return print_help(config_name, sys.modules[task.__module__].__doc__ or "")
             check_flags(config_name)

@@ -21,7 +21,7 @@ from tril.model.runs import (
     relocate,
     run_folder,
 )
-from tril.scripts.common.cli import flatten, plain, task_overrides
+from tril.scripts.common.cli import UserError, flatten, plain, task_overrides
 from tril.scripts.common.ranks import process_rank, shared_folder
 
 TOP_LEVEL_KEYS = ("resume", "seed", "compile", "output_dir", "allow_targets", "allow_changes")  # of the command line
@@ -64,6 +64,13 @@ def _choose(resume: str | None) -> str:
         except FileNotFoundError:
             pass  # train() reports it in one line
     return str(new_folder(ROOTS[0]))
+
+
+def chosen_folder(cfg: DictConfig) -> Path:
+    """The folder of a run that Hydra composed; raises UserError if a setting replaces it."""
+    if not isinstance(cfg.output_dir, str) or not cfg.output_dir:
+        raise UserError(f"output_dir={cfg.output_dir} is for saved runs; choose the folder with hydra.run.dir=FOLDER")
+    return Path(cfg.output_dir)
 
 
 def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Resumed | None]:

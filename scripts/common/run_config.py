@@ -158,6 +158,14 @@ def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
         raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")
 
 
+def refuse_processes(config: RunConfig) -> None:
+    """Raises ValueError for a run of several processes, which only a command can start."""
+    trainer = config.trainer
+    if trainer.strategy != "auto" or trainer.devices != 1 or trainer.num_nodes != 1:
+        chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"
+        raise ValueError(f"{chosen} starts processes; use tril train in a terminal, or trainer=default")
+
+
 def refuse_unused(config: RunConfig, overrides: Sequence[str] | None = None) -> None:
     """Raises ValueError for a key that has no effect: Muon's under optim.kind=adamw, the base model's without
     optim.scale_with_width, and keys of the model that another one replaces.

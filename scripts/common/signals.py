@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
+from tril.model.runs import CHECKPOINTS, LAST
 from tril.scripts.common.ranks import process_rank
 
 REQUEUE = getattr(signal, "SIGUSR1", None)  # Slurm sends it before the time limit, with #SBATCH --signal=USR1@120
@@ -23,12 +25,28 @@ class StoppedError(BaseException):
         self.status = 128 + signum
         self.step = 0  # optimizer steps of the run so far
 
+    def describe(self, folder: Path, resume: str) -> str:
+        """What happened in one line.
+
+        Args:
+            folder: of the run.
+            resume: the command that continues it.
+        """
+        resumable = (folder / CHECKPOINTS / LAST).is_file()
+        remedy = f"continue with {resume}" if resumable else "there is no checkpoint yet"
+        return f"stopped by {self.name} at step {self.step}; {remedy}"
+
 
 class StopRequest:
-    """The first signal that asks a run to stop; a second one ends the process without waiting for anything."""
+    """The first signal that asks a run to stop; a second one does not wait for the end of the step.
 
-    def __init__(self) -> None:
+    Args:
+        ends_process: a second signal ends the process; otherwise it raises a StoppedError.
+    """
+
+    def __init__(self, ends_process: bool = True) -> None:
         self.signum: int | None = None
+        self._ends_process = ends_process
         self._deferred = False
         self._before: dict[int, Any] = {}
 
@@ -66,8 +84,10 @@ class StopRequest:
         self._before = {}
 
     def _handle(self, signum: int, frame: object) -> None:
-        if self.requested:
+        if self.requested and self._ends_process:
             os._exit(128 + signum)
+        if self.requested:
+            self.at_once()
         self.signum = signum
         if not self._deferred:
             self.finish()
@@ -93,9 +113,13 @@ def requeue() -> str:
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGTERM and SIGINT, and under Slurm SIGUSR1, stop the run of the block with a StoppedError."""
-    stop = StopRequest()
+def stop_on_signals(ends_process: bool = True) -> Iterator[StopRequest]:
+    """SIGTERM and SIGINT, and under Slurm SIGUSR1, stop the run of the block with a StoppedError.
+
+    Args:
+        ends_process: a second signal ends the process, whatever it does.
+    """
+    stop = StopRequest(ends_process)
     stop.install()
     try:
         yield stop
