@@ -104,6 +104,7 @@ def test_a_second_run_in_a_process_that_keeps_its_state(run, monkeypatch):
     monkeypatch.setattr(logger, "level", logging.INFO)
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     torch.set_float32_matmul_precision("medium")
+    warnings.simplefilter("default", ImportWarning)  # before the filters of the first run
     gc.disable()
     try:
         with initialize_config_dir(str(CONFIGS), job_name="program", version_base="1.2"):
