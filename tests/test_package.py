@@ -1,12 +1,17 @@
 """The installed package: a wheel next to a foreign model.py, the console command, and other operating systems."""
 
+import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.conftest import run_python
 from tril.scripts.common.cli import CONFIGS
@@ -47,6 +52,8 @@ RUN = [
     "callbacks.samples.max_new_tokens=4",
 ]
 
+SOURCES = ("model", "data", "scripts", "configs", "train.py", "py.typed", "pyproject.toml", "README.md", "LICENSE")
+
 # Modules and functions that Windows or macOS lack, hidden from our own modules only: libraries adapt to the system
 # themselves.
 WITHOUT_POSIX = """
@@ -74,10 +81,11 @@ print(len(names))
 def wheel(tmp_path_factory):
     """The wheel, built from a copy of the sources so that nothing left in build/ gets into it."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("model", "data", "scripts", "configs"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("train.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
+    for path in (ROOT / name for name in SOURCES):
+        if path.is_dir():
+            shutil.copytree(path, source / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(path, source)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", ".", "-w", "dist"]
     subprocess.run(command, cwd=source, check=True)
     [path] = (source / "dist").glob("*.whl")
@@ -86,8 +94,8 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tril(wheel, tmp_path_factory):
-    """Runs the `tril` command of a fresh environment in a folder that holds a foreign model.py, data.py and
-    scripts.py.
+    """Runs the `tril` command of a fresh environment, by default in a folder that holds a foreign model.py, data.py
+    and scripts.py.
     """
     environment, folder = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("empty")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
@@ -104,9 +112,9 @@ def tril(wheel, tmp_path_factory):
         (folder / name).write_text(FOREIGN)
     (folder / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(200)))
 
-    def run(*arguments):
+    def run(*arguments, cwd=folder):
         command = [binaries / "tril", *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=300)
+        done = subprocess.run(command, cwd=cwd, capture_output=True, encoding="utf-8", timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -128,6 +136,54 @@ def test_a_wheel_trains_samples_and_certifies_next_to_a_foreign_model(tril):
     assert text.startswith("line") and len(text) > len("line")
     tril("certify", *TINY, "model.context_length=9", "device=cpu", "out=proof")
     assert (tril.folder / "proof" / "causality.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_first_hour_with_notes_in_markdown(tril, tmp_path):
+    """Train, sample, heads, a sweep of four runs, its report and a certificate: every figure is that of its file."""
+    from pydoc_data.topics import topics  # reference pages of the standard library, English prose with code
+
+    (notes := tmp_path / "notes").mkdir()
+    for name in sorted(topics)[:40]:
+        (notes / f"{name}.md").write_text(topics[name], encoding="utf-8")
+    settings = [setting for setting in TINY + RUN if not setting.startswith(("model.n_heads", "data.path"))]
+    settings += ["data.path=notes", "model.context_length=9", f"data.cache_dir={tmp_path / 'cache'}"]
+
+    printed = tril("train", *settings, "model.n_heads=2", cwd=tmp_path)
+    [run] = tmp_path.glob("outputs/*/*")
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    figures = f"{summary['final_val_bpb']:.4f} bits per byte, {summary['final_val_loss']:.4f} nats per token"
+    assert f"validation  {figures}" in printed and summary["steps"] == 10 and summary["causality"] == "certified"
+    assert (run / "loss.png").is_file() and (run / "config.yaml").is_file()
+
+    text = tril("sample", "ckpt=latest", "prompt=The statement", "max_new_tokens=8", "stream=false", cwd=tmp_path)
+    assert text.startswith("The statement") and len(text.rstrip()) > len("The statement")
+
+    printed = tril("heads", "ckpt=latest", "windows=8", cwd=tmp_path)
+    heads = json.loads((run / "heads" / "heads.json").read_text(encoding="utf-8"))
+    assert f"Loss of the whole model: {heads['loss']:.4f} nats per token over 8 windows" in printed
+    assert [row["head"] for row in heads["heads"]] == ["L0H0", "L0H1"] and "| L0H1 " in printed
+    assert "<html" in (run / "heads" / "attention.html").read_text(encoding="utf-8")
+
+    printed = tril("train", "-m", *settings, "model.n_heads=1,2", "seed=0,1", cwd=tmp_path)
+    assert "4 of 4 runs are finished" in printed
+    [sweep] = tmp_path.glob("multirun/*/*")
+    losses = {heads: [loss_of(sweep / f"model.n_heads={heads},seed={seed}") for seed in (0, 1)] for heads in (1, 2)}
+    printed = tril("report", "dir=latest", cwd=tmp_path)
+    verdict = printed.splitlines()[0]
+    assert re.match(r"Against n_heads=1, over 2 seeds: n_heads=2 is (better|worse|not distinguishable)", verdict)
+    assert verdict in (sweep / "report.md").read_text(encoding="utf-8")
+    means = dict(re.findall(r"^\| n_heads=(\d).*? \| +2 \| +(\S+) ±", printed, re.MULTILINE))
+    assert means == {str(heads): f"{sum(pair) / 2:.4f}" for heads, pair in losses.items()}
+
+    printed = tril("certify", "ckpt=latest", "device=cpu", "out=proof", cwd=tmp_path)
+    assert "stored certificate: passed at step 10" in printed and " sees no future, and all of its past: " in printed
+    proof = json.loads((tmp_path / "proof" / "causality.json").read_text(encoding="utf-8"))
+    assert proof["passed"] is True, proof
+
+
+def loss_of(run: Path) -> float:
+    return json.loads((run / "summary.json").read_text(encoding="utf-8"))["final_val_loss"]
 
 
 def test_a_wheel_gives_pytest_the_fixture_in_a_project_of_ten_lines(tril, tmp_path):
@@ -153,6 +209,28 @@ def test_the_wheel_holds_every_module_config_and_page(wheel):
     missing = {f"tril/{path.relative_to(ROOT).as_posix()}" for path in sources} - packed
     assert not missing
     assert all(name.startswith(("tril/", "tril-")) for name in packed)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_the_dockerfiles_build_the_wheel_of_the_tests_and_run_commands_that_exist(name):
+    """They were never built, since no Docker daemon was at hand."""
+    lines = (ROOT / "docs" / "docker" / f"Dockerfile.{name}").read_text(encoding="utf-8").splitlines()
+    copies = [shlex.split(line)[1:] for line in lines if line.startswith("COPY ")]
+    assert sorted(source for *sources, _ in copies for source in sources) == sorted(SOURCES)
+    assert all(target == "./" or [target] == sources for *sources, target in copies)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [torch] = [requirement for requirement in project["dependencies"] if requirement.startswith("torch>")]
+    installs = [shlex.split(line) for line in lines if line.startswith("RUN pip install")]
+    assert [install[-1] for install in installs] == [torch, "."]
+    assert ("https://download.pytorch.org/whl/cpu" in installs[0]) == (name == "cpu")
+    [base] = [line.removeprefix("FROM python:") for line in lines if line.startswith("FROM ")]
+    assert SpecifierSet(project["requires-python"]).contains(base.removesuffix("-slim"))
+    [shell] = [json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD ")]
+    programs = [shlex.split(command) for command in shell[-1].split(" && ")]
+    assert shell[:2] == ["sh", "-c"] and all(program[0] == "tril" and program[1] in COMMANDS for program in programs)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [program[2:] for program in programs] == [[], ["ckpt=latest", "prompt=def "]]
+    assert "python train.py\n" in readme and 'sample.py ckpt=latest prompt="def "\n' in readme
 
 
 def test_the_command_lists_every_script():
