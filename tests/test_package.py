@@ -1,6 +1,7 @@
 """The installed package: a wheel next to a foreign model.py, the console command, and other operating systems."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -111,20 +112,22 @@ def tril(wheel, tmp_path_factory):
     for name in ("model.py", "data.py", "scripts.py"):
         (folder / name).write_text(FOREIGN)
 
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # of a checkout
+
     def run(*arguments):
         command = [binaries / "tril", *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=300)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run.folder, run.python = folder, python
+    run.folder, run.python, run.environment = folder, python, environment
     return run
 
 
 def test_the_package_comes_from_the_wheel_next_to_a_foreign_model(tril):
     code = "import tril.model.gpt; print(tril.model.gpt.__file__)"
     place = subprocess.run(
-        [tril.python, "-c", code], cwd=tril.folder, capture_output=True, text=True, check=True
+        [tril.python, "-c", code], cwd=tril.folder, env=tril.environment, capture_output=True, text=True, check=True
     ).stdout
     assert "site-packages" in place and str(ROOT) not in place
 
