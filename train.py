@@ -121,8 +121,7 @@ def train(cfg: DictConfig, stop: StopRequest | None = None, *, one_process: bool
             check_start(start, config, resumes=resumed is not None)
             if one_process:
                 refuse_processes(config)
-            # a sweep compares runs by their effective settings
-            if sweep_of(Path(cfg.output_dir)) is None:
+            if sweep_of(Path(cfg.output_dir)) is None:  # a sweep compares runs by their effective settings
                 refuse_unused(config)
             check_writable(Path(cfg.output_dir), "hydra.run.dir")
             if process_rank() == 0:

@@ -56,7 +56,7 @@ def certify(
         name: of the model in the certificate; None: its class or function.
 
     Returns:
-        The certificate; `passed` is the verdict, `failures()` are the failed results, `str()` is all of it as text.
+        The certificate; `passed` is the verdict, `failures` are the failed results, `str()` is all of it as text.
 
     Raises:
         ValueError: invalid arguments. `ModelError`, a ValueError: the model raises an exception, or returns no logits.

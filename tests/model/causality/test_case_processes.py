@@ -84,14 +84,10 @@ def test_the_error_of_a_model_ends_the_certificate(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_other_processes_end_with_the_first(tmp_path):
-    code = "import functools\nfrom tests.model.causality.test_case_processes import waiting_grid\n"
-    code += "from tril.model.causality.case_processes import certify_in_processes\nif __name__ == '__main__':\n"
-    code += f"    certify_in_processes('tiny', functools.partial(waiting_grid, {str(tmp_path)!r}), 3)\n"
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    root = Path(__file__).parents[3]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    with subprocess.Popen([sys.executable, script], cwd=tmp_path, env=environment) as first:
+    code = "import functools; from tests.model.causality.test_case_processes import waiting_grid\n"
+    code += "from tril.model.causality.case_processes import certify_in_processes\n"
+    code += f"certify_in_processes('tiny', functools.partial(waiting_grid, {str(tmp_path)!r}), 3)\n"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3]) as first:
         numbers = []
         while len(numbers) < 3:
             assert first.poll() is None
