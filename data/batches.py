@@ -68,6 +68,13 @@ def like(tokens: Array, numbers: np.ndarray) -> Array:
     return numbers if isinstance(tokens, np.ndarray) else torch.from_numpy(numbers).to(tokens.device)
 
 
+def check_batch_size(batch_size: int, n_windows: int) -> None:
+    """Raises ValueError if a batch has more than MAX_PASSES times all windows, which may not even fit into memory."""
+    if batch_size > MAX_PASSES * n_windows:
+        limit = f"is more than {MAX_PASSES} times the {n_windows:,} windows of the training part"
+        raise ValueError(f"data.batch_size={batch_size} {limit}; use at most {n_windows}")
+
+
 class EndlessWindows(ABC):
     """Batches cut from an endless sequence of windows, hence always full; the state is one counter.
 
@@ -77,15 +84,9 @@ class EndlessWindows(ABC):
         n_windows: of one pass, rounded down to complete optimizer steps.
         batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
         accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
-
-    Raises:
-        ValueError: a batch has more than MAX_PASSES times all windows, which may not even fit into memory.
     """
 
     def __init__(self, n_windows: int, batch_size: int, rank: int, world_size: int, accumulate: int) -> None:
-        if batch_size > MAX_PASSES * n_windows:
-            limit = f"is more than {MAX_PASSES} times the {n_windows:,} windows of the training part"
-            raise ValueError(f"data.batch_size={batch_size} {limit}; use at most {n_windows}")
         self.n_windows, self.batch_size = n_windows, batch_size
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
         self.consumed = 0  # windows of all ranks

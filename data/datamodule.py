@@ -10,7 +10,7 @@ import torch
 from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
-from tril.data.batches import Array, Batch, TrainWindows, ValWindows, on_device
+from tril.data.batches import Array, Batch, TrainWindows, ValWindows, check_batch_size, on_device
 from tril.data.mixture import Mixture, PreparedMixture, prepare_source
 from tril.data.mixture_windows import MixtureWindows
 from tril.data.prepared import PreparedText, val_bytes, val_bytes_per_token
@@ -140,7 +140,9 @@ class TextDataModule(LightningDataModule):
     def train_dataloader(self) -> TrainWindows | MixtureWindows:
         tokens, is_target = self._tokens("train")
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        return self._train_windows(tokens, accumulate, is_target)
+        windows = self._train_windows(tokens, accumulate, is_target)
+        check_batch_size(self.batch_size, windows.n_windows)
+        return windows
 
     def val_dataloader(self) -> ValWindows | list[ValWindows]:
         texts, is_target = self._tokens("val")

@@ -223,8 +223,8 @@ def test_the_dockerfiles_build_the_wheel_of_the_tests_and_run_commands_that_exis
     programs = [shlex.split(command) for command in shell[-1].split(" && ")]
     assert shell[:2] == ["sh", "-c"] and all(program[0] == "tril" and program[1] in COMMANDS for program in programs)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [program[2:] for program in programs] == [[], ["ckpt=latest", "prompt=def "]]
-    assert "python train.py\n" in readme and 'sample.py ckpt=latest prompt="def "\n' in readme
+    assert [program[2:] for program in programs] == [[], ["ckpt=latest", "prompt=def ", "seed=0"]]
+    assert "python train.py\n" in readme and 'sample.py ckpt=latest prompt="def " seed=0\n' in readme
 
 
 def test_the_command_lists_every_script():

@@ -196,13 +196,3 @@ def test_too_little_text():
         TrainWindows(tokens(4), 4, batch_size=1, seed=0)
     with pytest.raises(ValueError, match="validation part has 1 tokens, at least 2"):
         ValWindows(tokens(1), 4, batch_size=1)
-
-
-def test_a_batch_of_many_times_the_text_is_refused():
-    """11 tokens, 5 windows of 2: at most 50 in a batch."""
-    tokens = np.arange(11)
-    assert len(next(iter(TrainWindows(tokens, 2, 50, 0)))[0]) == 50
-    with pytest.raises(
-        ValueError, match="data.batch_size=51 is more than 10 times the 5 windows of the training part; u"
-    ):
-        TrainWindows(tokens, 2, 51, 0)

@@ -160,3 +160,18 @@ def test_documents_of_the_validation_targets(make_data, tmp_path):
     data._packed = PreparedText(tmp_path, meta, data.tokenizer)
     assert data.val_documents(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
     assert data.val_documents(3).tolist() == [0, 0, 1]
+
+
+def test_a_batch_of_many_times_the_text_is_refused_and_one_of_a_short_test_text_is_not(make_data):
+    """The checks of the loss cut their own short texts into windows of the run's batch size."""
+    data = make_data(batch_size=100)
+    data.prepare_data()
+    n_windows = data.train_dataloader().n_windows
+    assert 10 < n_windows < 100
+    short = data.windows_of(torch.arange(18))["train"]
+    assert len(next(iter(short))[0]) == 100
+    data.batch_size = 10 * n_windows
+    data.train_dataloader()
+    data.batch_size += 1
+    with pytest.raises(ValueError, match=rf"is more than 10 times the {n_windows} windows of the training part; use"):
+        data.train_dataloader()
