@@ -14,8 +14,7 @@ def plot(path: str | Path, certificate: Certificate) -> None:
     """Writes a PNG with one dependency matrix per method, on a logarithmic scale.
 
     White: exactly 0. Gray: not tested. The red line is the edge of the expected dependencies: color outside of it is a
-        leak,
-    white inside of it is a missing dependency.
+    leak, white inside of it is a missing dependency.
     """
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure  # pyplot would look for a display
@@ -36,7 +35,8 @@ def plot(path: str | Path, certificate: Certificate) -> None:
         axes.set(title=TITLES[name], xlabel="input position", ylabel="output position")
         figure.colorbar(image, ax=axes, shrink=0.8)
     verdict = "sees no future, and all of its past" if certificate.passed else "FAILS"
-    figure.suptitle(f"{certificate.subject}: {verdict}. Red: edge of the visible inputs; white: exactly 0")
+    gray = "; gray: not tested" if any(matrix.isnan().any() for matrix in shown.values()) else ""
+    figure.suptitle(f"{certificate.subject}: {verdict}. Red: edge of the visible inputs; white: exactly 0{gray}")
     figure.savefig(path, dpi=130)
 
 
