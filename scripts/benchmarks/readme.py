@@ -7,6 +7,7 @@ Both write docs/readme.json and docs/default_run.png, and fill in README.md, the
 does alone. They need a checkout with the test extra.
 """
 
+import csv
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from tril.model.atomic_files import write_json
 from tril.model.runs import SUMMARY, find_checkpoint, run_folder
 from tril.scripts.benchmarks.machine import BUSY
 from tril.scripts.common.cli import fail
+from tril.scripts.common.trained_run import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD, PICTURE = "docs/readme.json", "docs/default_run.png"
@@ -62,7 +64,14 @@ def trained(folder: Path) -> tuple[Path, dict[str, Any] | None]:
     if busy or os.getloadavg()[0] > (summary["threads"] or 1) + BUSY:
         print("other processes used the cores, so README.md keeps the time that it has", file=sys.stderr)
         return run, None
-    return run, {"seconds": round(seconds), "date": str(date.today())} | {k: summary[k] for k in MACHINE}
+    measured = {"seconds": round(seconds), "validations": validations(run), "date": str(date.today())}
+    return run, measured | {k: summary[k] for k in MACHINE}
+
+
+def validations(run: Path) -> int:
+    """Number of validations of a run, each of which takes as long as tens of steps."""
+    with (run / METRICS).open(encoding="utf-8", newline="") as file:
+        return sum(bool(row["val/loss"]) for row in csv.DictReader(file))
 
 
 def update(root: Path, run: Path, duration: dict[str, Any] | None) -> None:
@@ -100,7 +109,8 @@ def figures(root: Path = ROOT) -> str:
     text = (
         f"The run in the picture reached {run['final_val_bpb']:.3f} bits per byte, {run['final_val_loss']:.3f} nats "
         f"per token, on files that it had not seen ({machine(run)}, {run['date']}). A run takes {minutes} minutes "
-        f"{seconds} seconds once the text is prepared ({machine(took)}, {took['date']}); other seeds and machines: "
+        f"{seconds} seconds with {took['validations']} validations, once the text is prepared ({machine(took)}, "
+        f"{took['date']}); other seeds and machines: "
         "[docs/runs.md](docs/runs.md). The sample begins:"
     )
     lines = textwrap.fill(text, LINE, break_on_hyphens=False)

@@ -23,7 +23,7 @@ STORED = CPU | {
     "threads": 1,
     "date": "2026-11-23",
     "sample": ["def f(x):", "    return x"],
-    "time": CPU | {"seconds": 268, "threads": 2, "precision": "bf16-mixed", "date": "2026-11-22"},
+    "time": CPU | {"seconds": 268, "validations": 2, "threads": 2, "precision": "bf16-mixed", "date": "2026-11-22"},
 }
 
 
@@ -42,9 +42,9 @@ def test_the_figures_in_words(tmp_path):
     text, block = figures(tmp_path).split("\n\n")
     assert " ".join(text.split()) == (
         "The run in the picture reached 1.340 bits per byte, 3.228 nats per token, on files that it had not seen "
-        "(AMD EPYC, 1 thread, float32, 2026-11-23). A run takes 4 minutes 28 seconds once the text is prepared "
-        "(AMD EPYC, 2 threads, bf16-mixed, 2026-11-22); other seeds and machines: [docs/runs.md](docs/runs.md). "
-        "The sample begins:"
+        "(AMD EPYC, 1 thread, float32, 2026-11-23). A run takes 4 minutes 28 seconds with 2 validations, "
+        "once the text is prepared (AMD EPYC, 2 threads, bf16-mixed, 2026-11-22); other seeds and machines: "
+        "[docs/runs.md](docs/runs.md). The sample begins:"
     )
     assert block == "```text\ndef f(x):\n    return x\n```"
 
@@ -55,7 +55,7 @@ def test_a_run_gives_record_picture_and_page(tmp_path, configure, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / RECORD).write_text(json.dumps(STORED))
     (tmp_path / "README.md").write_text("A\n<!-- [[[cog\nprint(1 + 1)\n]]] -->\n3\n<!-- [[[end]]] -->\nB\n")
-    measured = {"seconds": 61, "threads": 1, **CPU, "date": "2026-11-24"}
+    measured = {"seconds": 61, "validations": 6, "threads": 1, **CPU, "date": "2026-11-24"}
     for duration, expected in ((None, STORED["time"]), (measured, measured)):  # None: the time before stays
         update(tmp_path, tmp_path / "run", duration)
         stored = json.loads((tmp_path / RECORD).read_text())
@@ -81,6 +81,8 @@ def test_a_time_is_that_of_free_cores(loads, measured, tmp_path, monkeypatch):
         folder = Path(command[-1].removeprefix("hydra.run.dir="))
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps(CPU | {"threads": 2}))
+        (folder / "csv" / "version_0").mkdir(parents=True)
+        (folder / "csv" / "version_0" / "metrics.csv").write_text("step,train/loss,val/loss\n1,5.0,\n1,,4.5\n2,,4.0\n")
 
     monkeypatch.setattr(readme.subprocess, "run", run)
     monkeypatch.setattr(readme.os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
@@ -90,7 +92,7 @@ def test_a_time_is_that_of_free_cores(loads, measured, tmp_path, monkeypatch):
     assert (folder / "summary.json").is_file()
     assert (duration is not None) == measured
     if duration:
-        assert duration == {**CPU, "threads": 2, "seconds": 0, "date": str(date.today())}
+        assert duration == {**CPU, "threads": 2, "seconds": 0, "validations": 2, "date": str(date.today())}
 
 
 def test_a_run_that_does_not_exist_is_one_line(tmp_path):
