@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("parallel_runs")  # one process of pytest-x
 # their sums have another order.
 SETTINGS = ["optim.lr_scale=0.1", "data.val_batch_size=5", "trainer.log_every_n_steps=5"]
 LONG = [*SETTINGS, "trainer.max_steps=200", "trainer.val_check_interval=100"]
-SHORT = [*SETTINGS, "trainer.max_steps=20", "trainer.val_check_interval=20", "trainer.gradient_clip_val=0.5"]
+SHORT = [*SETTINGS, "trainer.max_steps=20", "trainer.val_check_interval=10", "trainer.gradient_clip_val=0.5"]
 SHORT += ["data.batch_size=2", "trainer.accumulate_grad_batches=2"]  # 4 windows per step, as LONG
 DROPOUT = ["model.resid_dropout=0.1", "model.embd_dropout=0.1"]
 DDP = ["trainer.strategy=ddp"]
