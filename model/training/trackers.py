@@ -9,6 +9,7 @@ import logging
 import netrc
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tril.model.training.loggers import RunLog
 
 CALLS = ("log_hyperparams", "log_metrics", "log_sample", "log_graph", "after_save_checkpoint", "save", "finalize")
 CALLS += ("start_after", "finish")
+SHOWN_TOKENS = 64  # of the attention maps
 SHOWN_SAMPLES = 100  # rows of wandb's table, which is written again after each validation
 
 
@@ -72,6 +74,8 @@ class WandbLog(WandbLogger):
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         run.log({"loss": wandb.Image(str(folder / "loss.png")), "trainer/global_step": summary["steps"]})
         run.summary.update(summary)
+        if self._samples and (folder / CHECKPOINTS / BEST).is_file():
+            self._add_attention(run, folder / CHECKPOINTS / BEST)
         if self.log_best and (folder / CHECKPOINTS / BEST).is_file():
             model = wandb.Artifact(f"model-{run.id}", "model", metadata={"val_loss": summary["best_val_loss"]})
             model.add_file(str(folder / CHECKPOINTS / BEST))
@@ -79,6 +83,28 @@ class WandbLog(WandbLogger):
             with (vocabulary := wandb.Artifact(f"tokenizer-{run.id}", "tokenizer")).new_file("tokenizer.json") as file:
                 file.write(tokenizer)
             run.log_artifact(vocabulary)
+
+    def _add_attention(self, run: Any, checkpoint: Path) -> None:
+        """Adds the attention maps of the best checkpoint on the beginning of the last sample."""
+        import torch
+        import wandb
+
+        from tril.model.checkpoint import load
+        from tril.model.heads.attention_maps import attention_maps
+        from tril.model.heads.head_plots import plot_maps
+
+        lm = load(checkpoint)
+        if lm.config.n_heads == 0:
+            return
+        step, prompt, text = self._samples[-1]
+        ids = lm.encode(f"{prompt}{text}")[: min(SHOWN_TOKENS, lm.config.context_length)]
+        if not ids:
+            return
+        maps = attention_maps(lm.model, torch.tensor([ids]))[:, 0]  # (L, H, T, T)
+        with tempfile.TemporaryDirectory() as temporary:
+            path = f"{temporary}/attention.png"
+            plot_maps(path, maps, [lm.tokenizer.decode([i], skip_special_tokens=False) for i in ids])
+            run.log({"attention": wandb.Image(path), "trainer/global_step": step})
 
 
 class TensorBoardLog(TensorBoardLogger):

@@ -145,6 +145,9 @@ def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
     if not model.causal and not allow_leak:
         effect = "lets every position attend to later ones, so its losses would be false"
         raise ValueError(f"model.causal=false {effect}; set causality.allow_leak=true if that is intended")
+    if (budget := config.data.token_budget) is not None and budget <= model.context_length:
+        window = f"must be more than model.context_length={model.context_length}, the tokens of one window"
+        raise ValueError(f"data.token_budget={budget} {window}; raise it, or leave it out for all tokens")
     lr_factor(0, config.steps, config.optim.schedule)  # raises if the warm-up is longer than the run
     if model.backend == "flex" and hardware is not None and hardware.accelerator != "cuda":
         device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"

@@ -79,6 +79,10 @@ TRAIN = [
     ("data.val_fraction=1", "data.val_fraction=1 must be less than 1"),
     ("data.val_fraction=nan", "data.val_fraction=nan must be less than 1"),
     ("data.token_budget=0", "data.token_budget=0 must be greater than or equal to 1"),
+    (
+        "data.token_budget=256",
+        "data.token_budget=256 must be more than model.context_length=256, the tokens of one window",
+    ),
     ("data.token_budget=x", "data.token_budget='x' must be a valid integer"),
     ("data.cache_dir=FILES/text.txt", "data.cache_dir=FILES/text.txt is a file; give a folder"),
     ("data.cache_dir=[]", "data.cache_dir=[] must be a valid string"),
