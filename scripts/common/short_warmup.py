@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from tril.scripts.common.cli import task_overrides
 
@@ -25,9 +25,9 @@ def with_short_warmup(cfg: DictConfig, overrides: Sequence[str] | None = None) -
     overrides = task_overrides() if overrides is None else overrides
     if any(override.partition("=")[0].lstrip("+~") == KEY for override in overrides):
         return cfg, ""
-    steps, schedule = cfg.trainer.max_steps, cfg.optim.schedule
-    if type(steps) is not int or type(schedule.warmup_steps) is not int or not 0 < steps < schedule.warmup_steps:
+    steps, before = (OmegaConf.select(cfg, key) for key in ("trainer.max_steps", KEY))
+    if type(steps) is not int or type(before) is not int or not 0 < steps < before:  # check_config refuses other types
         return cfg, ""
-    cfg, before, after = copy.deepcopy(cfg), schedule.warmup_steps, steps // SHARE
+    cfg, after = copy.deepcopy(cfg), steps // SHARE
     cfg.optim.schedule.warmup_steps = after
     return cfg, f"{KEY}={before} is longer than the run of {steps} steps, so it is {after}"
