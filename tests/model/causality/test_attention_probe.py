@@ -77,7 +77,7 @@ def test_the_bound_covers_what_a_layernorm_cancels():
     """Of two numbers that are almost equal, float32 keeps a part of the difference only."""
     model = tiny_gpt(qk_norm="layernorm", qkv_bias=True, head_dim=2)
     layer, ids = GPTSubject(model).probed_layers(T)[1], torch.randint(V, (2, T))
-    layer.module.q_proj.bias.fill_(30.0)  # larger than all differences
+    layer.module.q_proj.bias.fill_(100.0)  # larger than all differences
     used = used_weights(layer.module, lambda: model(ids), T)
     expected, margin = formula(layer, lambda: model(ids))
     difference = (used - expected).abs()
