@@ -74,15 +74,16 @@ class WandbLog(WandbLogger):
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         run.log({"loss": wandb.Image(str(folder / "loss.png")), "trainer/global_step": summary["steps"]})
         run.summary.update(summary)
-        if self._samples and (folder / CHECKPOINTS / BEST).is_file():
-            self._add_attention(run, folder / CHECKPOINTS / BEST)
-        if self.log_best and (folder / CHECKPOINTS / BEST).is_file():
+        best = folder / CHECKPOINTS / BEST
+        if self.log_best and best.is_file():
             model = wandb.Artifact(f"model-{run.id}", "model", metadata={"val_loss": summary["best_val_loss"]})
-            model.add_file(str(folder / CHECKPOINTS / BEST))
+            model.add_file(str(best))
             run.log_artifact(model)
             with (vocabulary := wandb.Artifact(f"tokenizer-{run.id}", "tokenizer")).new_file("tokenizer.json") as file:
                 file.write(tokenizer)
             run.log_artifact(vocabulary)
+        if self._samples and best.is_file():
+            self._add_attention(run, best)
 
     def _add_attention(self, run: Any, checkpoint: Path) -> None:
         """Adds the attention maps of the best checkpoint on the beginning of the last sample."""

@@ -7,7 +7,6 @@ Both write docs/readme.json and docs/default_run.png, and fill in README.md, the
 does alone. They need a checkout with the test extra.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from tril.model.atomic_files import write_json
 from tril.model.runs import SUMMARY, find_checkpoint, run_folder
 from tril.scripts.benchmarks.machine import BUSY
 from tril.scripts.common.cli import fail
-from tril.scripts.common.trained_run import METRICS
+from tril.scripts.common.trained_run import TrainedRun
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD, PICTURE = "docs/readme.json", "docs/default_run.png"
@@ -64,14 +63,9 @@ def trained(folder: Path) -> tuple[Path, dict[str, Any] | None]:
     if busy or os.getloadavg()[0] > (summary["threads"] or 1) + BUSY:
         print("other processes used the cores, so README.md keeps the time that it has", file=sys.stderr)
         return run, None
-    measured = {"seconds": round(seconds), "validations": validations(run), "date": str(date.today())}
+    validated = sum("val/loss" in row for row in TrainedRun(run).metrics)  # each takes as long as tens of steps
+    measured = {"seconds": round(seconds), "validations": validated, "date": str(date.today())}
     return run, measured | {k: summary[k] for k in MACHINE}
-
-
-def validations(run: Path) -> int:
-    """Number of validations of a run, each of which takes as long as tens of steps."""
-    with (run / METRICS).open(encoding="utf-8", newline="") as file:
-        return sum(bool(row["val/loss"]) for row in csv.DictReader(file))
 
 
 def update(root: Path, run: Path, duration: dict[str, Any] | None) -> None:

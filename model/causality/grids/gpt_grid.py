@@ -108,7 +108,12 @@ def gpt_case_builders(
             generation=first or windowed,
         )
 
-    grid = [functools.partial(case, "random" if weights is None else weights_kind, precisions[0], first=True)]
+    grid = []
+
+    def add(kind: str, precision: str, **options: Any) -> None:
+        grid.append(functools.partial(case, kind, precision, **options))
+
+    add("random" if weights is None else weights_kind, precisions[0], first=True)
     windows = [config.window]
     if has_attention and config.window is None and config.causal:
         windows.append(OTHER_WINDOW)
@@ -122,14 +127,15 @@ def gpt_case_builders(
         if slow and precision != precisions[0]:
             continue
         for window in windows:
-            grid.append(functools.partial(case, "random", precision, backend=backend, window=window))
+            add("random", precision, backend=backend, window=window)
         if not slow:
-            grid.append(functools.partial(case, weights_kind, precision, backend=backend))
+            add(weights_kind, precision, backend=backend)
         if has_attention:
-            grid.append(functools.partial(case, "sharp", precision, backend=backend))
-        grid.append(functools.partial(case, "random", precision, backend=backend, training=True, **dropout))
+            add("sharp", precision, backend=backend)
+        add("random", precision, backend=backend, training=True, **dropout)
     if compile:
-        grid += [functools.partial(case, "random", precision, compiled=True) for precision in precisions]
+        for precision in precisions:
+            add("random", precision, compiled=True)
     return grid
 
 

@@ -116,11 +116,12 @@ class Metrics(Callback):
 
     def state_dict(self) -> dict:
         spent = {"seconds": self._clock.seconds(), "wall_seconds": self.wall_seconds()}
-        return {"train": self.train, "val": self.val, **spent}
+        return {"train": self.train, "val": self.val, "val_windows": self.val_windows, **spent}
 
     def load_state_dict(self, state: dict) -> None:
         self.train, self.val = state["train"], state["val"]
-        self._clock = Stopwatch(state.get("seconds", 0.0))  # missing in checkpoints of older versions
+        self.val_windows = state.get("val_windows")  # this and the seconds are missing in checkpoints of older versions
+        self._clock = Stopwatch(state.get("seconds", 0.0))
         self._started -= state.get("wall_seconds", 0.0)
 
 

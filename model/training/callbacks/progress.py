@@ -80,8 +80,8 @@ class Progress(Callback):
             losses = f"{row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte"
             part = partial_validation({"val_windows": row.get("windows")})
             tqdm.write(f"step {row['step']:>6,}  validation: {losses}" + (f" ({part})" if part else ""))
-            for name, part in row.get("sources", {}).items():
-                tqdm.write(f"{'':13}{part['loss']:.4f} nats per token, {part['bpb']:.4f} bits per byte: {name}")
+            for name, source in row.get("sources", {}).items():
+                tqdm.write(f"{'':13}{source['loss']:.4f} nats per token, {source['bpb']:.4f} bits per byte: {name}")
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if self._bar is not None:

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 
+from tril.model.atomic_files import write_json
+
 CHOOSING = [0, 4, 8]  # the documents that choose, of twelve
 TRIAL_SEED = 1000
 
@@ -59,7 +61,7 @@ class FakeTraining:
         )
         final = None if diverged else others
         summary = {"final_val_loss": final, "final_val_bpb": 1.0, "seconds": 10.0, "tokens": 50, "flops_per_token": 7}
-        (folder / "summary.json").write_text(json.dumps(summary))
+        write_json(folder / "summary.json", summary)  # atomic as that of a run: other jobs read it while it is written
 
     def trials(self):
         """Number of heads and multiplier of the runs with the seed of the trials."""
