@@ -22,6 +22,10 @@ from unittest import mock
 import numpy as np
 import torch
 
+import tril.data.datamodule
+import tril.model.training.callbacks
+import tril.model.training.loss_plot
+import tril.model.training.module  # noqa: F401 these four are imported once, not in each forked run
 from tests.runs import TINY, composed
 from tril import train
 
