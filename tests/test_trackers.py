@@ -15,7 +15,7 @@ from tril.model.training.summary import code_version
 from tril.scripts.common.cli import UserError
 
 CLOCKS = {"train/seconds", "train/tokens_per_second"}
-NOT_IN_CSV = ("trainer", "samples", "loss", "attention")  # what only wandb gets
+NOT_IN_CSV = ("trainer", "samples", "loss", "attention", "head_scores")  # what only wandb gets
 TRACKERS = ("logger=[wandb,tensorboard]", "logger.wandb.log_model=true")
 
 
@@ -75,9 +75,7 @@ def test_wandb_has_the_curves_of_metrics_csv(run):
         (name, row["trainer/global_step"]): value
         for row in history
         for name, value in row.items()
-        if "/" in name
-        and isinstance(value, float | int)
-        and name.split("/")[0] not in ("trainer", "samples", "loss", "attention")
+        if "/" in name and isinstance(value, float | int) and name.split("/")[0] not in NOT_IN_CSV
     }
     assert found == logged(run)
 
@@ -105,8 +103,9 @@ def test_wandb_has_samples_loss_plot_checkpoint_and_tokenizer(run):
     assert f"--- sample at step 8 ---\n{table['data'][0][2]}\n" in (run / "samples.txt").read_text()
     [image] = media.glob("images/loss_*.png")
     assert image.read_bytes() == (run / "loss.png").read_bytes()
-    [maps] = media.glob("images/attention_*.png")
-    assert maps.read_bytes().startswith(b"\x89PNG")
+    for name in ("attention", "head_scores"):
+        [picture] = media.glob(f"images/{name}_*.png")
+        assert picture.read_bytes().startswith(b"\x89PNG")
     sizes = {a.type: [(entry.path, entry.size) for entry in a.manifest.contents] for a in last.artifacts}
     assert sizes["model"] == [("best.ckpt", (run / "checkpoints" / "best.ckpt").stat().st_size)]
     [(name, size)] = sizes["tokenizer"]

@@ -1,20 +1,24 @@
-"""Figures of a model's heads: the loss without each head, the loss without more and more heads, and attention maps.
+"""Figures of a model's heads: the loss without each head, without more and more heads, attention maps and scores.
 
 Letters: L layers, H heads, T tokens.
 """
 
+import itertools
+import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from tril.model.heads.ablation import CONFIDENCE, METHODS, Ablation, head_name, limits
+from tril.model.heads.scores import SCORES
 
 COLORS = {"zero": "tab:blue", "mean": "tab:orange"}
 TITLES = {"zero": "output set to zero", "mean": "output set to its mean"}
 DPI = 130
+SCORE_COLUMNS = 3  # panels in a row
 MAX_LABEL = 10  # characters of a token
 MAX_ANNOTATED = 24  # heads whose names fit along a curve
 MIN_FONT = 4.5  # points
@@ -115,6 +119,37 @@ def plot_maps(path: str | Path, maps: Tensor, tokens: Sequence[str]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # shown as a box
         figure.savefig(path, dpi=DPI)
+
+
+def plot_scores(path: str | Path, heads: Mapping[str, Tensor], uniform: Mapping[str, float]) -> None:
+    """PNG: a panel of layers x heads for each score, whose white is the score of uniform weights.
+
+    Args:
+        heads: names of `SCORES` -> (L, H).
+        uniform: the same names -> the score of uniform weights.
+    """
+    from matplotlib.colors import CenteredNorm
+    from matplotlib.figure import Figure
+
+    n_layers, n_heads = next(iter(heads.values())).shape
+    rows = -(-len(heads) // SCORE_COLUMNS)
+    size = (SCORE_COLUMNS * (0.62 * n_heads + 1.6), rows * (0.42 * n_layers + 1.3))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, SCORE_COLUMNS, squeeze=False).flat
+    for axes, (name, values) in itertools.zip_longest(panels, heads.items(), fillvalue=(None, None)):
+        if values is None:
+            axes.set_axis_off()
+            continue
+        norm = CenteredNorm(uniform[name])
+        image = axes.imshow(values.numpy(), cmap="PuOr", norm=norm, aspect="auto")
+        for (layer, head), value in np.ndenumerate(values.numpy()):
+            color = "white" if abs(norm(value) - 0.5) > 0.35 else "black"
+            axes.text(head, layer, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
+        title = textwrap.fill(SCORES[name].partition(";")[0], 30 + 6 * n_heads)
+        axes.set_title(f"{name}: {title}\nuniform weights: {uniform[name]:.2f}", fontsize=8)
+        axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
+        figure.colorbar(image, ax=axes)
+    figure.savefig(path, dpi=DPI)
 
 
 def readable(token: str) -> str:

@@ -83,29 +83,32 @@ class WandbLog(WandbLogger):
                 file.write(tokenizer)
             run.log_artifact(vocabulary)
         if self._samples and best.is_file():
-            self._add_attention(run, best)
+            self._add_heads(run, best)
 
-    def _add_attention(self, run: Any, checkpoint: Path) -> None:
-        """Adds the attention maps of the best checkpoint on the beginning of the last sample."""
+    def _add_heads(self, run: Any, checkpoint: Path) -> None:
+        """Adds attention maps and scores of the best checkpoint's heads on the beginning of the last sample."""
         import torch
         import wandb
 
         from tril.model.checkpoint import load
-        from tril.model.heads.attention_maps import attention_maps
-        from tril.model.heads.head_plots import plot_maps
+        from tril.model.heads.attention_maps import TokenWindows, attention_maps
+        from tril.model.heads.head_plots import plot_maps, plot_scores
+        from tril.model.heads.scores import text_scores
 
         lm = load(checkpoint)
         if lm.config.n_heads == 0:
             return
         step, prompt, text = self._samples[-1]
-        ids = lm.encode(f"{prompt}{text}")[: min(SHOWN_TOKENS, lm.config.context_length)]
-        if not ids:
+        ids = torch.tensor([lm.encode(f"{prompt}{text}")[: min(SHOWN_TOKENS, lm.config.context_length)]])
+        if ids.numel() < 2:  # a single token attends to itself
             return
-        maps = attention_maps(lm.model, torch.tensor([ids]))[:, 0]  # (L, H, T, T)
         with tempfile.TemporaryDirectory() as temporary:
-            path = f"{temporary}/attention.png"
-            plot_maps(path, maps, [lm.tokenizer.decode([i], skip_special_tokens=False) for i in ids])
-            run.log({"attention": wandb.Image(path), "trainer/global_step": step})
+            maps, scores = f"{temporary}/attention.png", f"{temporary}/heads.png"
+            tokens = [lm.tokenizer.decode([i], skip_special_tokens=False) for i in ids[0].tolist()]
+            plot_maps(maps, attention_maps(lm.model, ids)[:, 0], tokens)
+            plot_scores(scores, *text_scores(lm.model, TokenWindows(ids, ids)))
+            images = {"attention": wandb.Image(maps), "head_scores": wandb.Image(scores)}
+            run.log(images | {"trainer/global_step": step})
 
 
 class TensorBoardLog(TensorBoardLogger):

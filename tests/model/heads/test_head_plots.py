@@ -1,4 +1,4 @@
-"""The figures of an ablation and of attention maps: what they draw, and the labels of tokens."""
+"""The figures of an ablation, of attention maps and of scores: what they draw, and the labels of tokens."""
 
 import pytest
 import torch
@@ -6,8 +6,9 @@ import torch
 from tests.conftest import tiny_gpt
 from tests.model.heads.test_head_ablation import ablate, columns, of_windows, some_text
 from tril.model.heads.ablation import METHODS, head_name
-from tril.model.heads.attention_maps import attention_maps
-from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, readable
+from tril.model.heads.attention_maps import TokenWindows, attention_maps
+from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, plot_scores, readable
+from tril.model.heads.scores import text_scores
 
 
 @pytest.fixture
@@ -56,6 +57,18 @@ def test_the_figure_of_the_maps(figures, tmp_path):
     assert [label.get_text() for label in panels[4].get_yticklabels()] == ["a", "␣b↵", "$\\x$", "日", "\ufffd"]
     plot_maps(tmp_path / "b.png", torch.ones(1, 1, 200, 200), ["word"] * 200)  # too many for labels
     assert "word" not in [label.get_text() for label in figures[1].axes[0].get_yticklabels()]
+
+
+def test_the_figure_of_the_scores(figures, tmp_path):
+    ids = torch.randint(31, (1, 9))
+    heads, uniform = text_scores(tiny_gpt(), TokenWindows(ids, ids))
+    plot_scores(tmp_path / "a.png", heads, uniform)
+    panels = [axes for axes in figures[0].axes if axes.images and axes.get_xlabel() == "head"]
+    assert [axes.get_title().split(":")[0] for axes in panels] == list(heads) and len(heads) == 6
+    for axes, (name, values) in zip(panels, heads.items(), strict=True):
+        [image] = axes.images
+        assert image.get_array().tolist() == values.tolist() and image.norm.vcenter == uniform[name]
+        assert [text.get_text() for text in axes.texts] == [f"{value:.2f}" for value in values.flatten()]
 
 
 def test_labels():
