@@ -114,9 +114,12 @@ def state_of(folder: str | Path) -> str:
     return "unfinished" if folder.is_dir() else "not started"
 
 
-def partial_validation(summary: dict[str, Any]) -> str | None:
-    """Such as "16 of 1,110 windows", if the losses in a summary.json are not those of the whole validation part."""
-    windows = summary.get("val_windows")  # missing in runs of older versions
+def partial_validation(windows: dict[str, int] | None) -> str | None:
+    """Such as "16 of 1,110 windows", if not the whole validation part was scored.
+
+    Args:
+        windows: `val_windows` of a summary.json; None: a run of an older version.
+    """
     if windows is None or windows["scored"] == windows["of"]:
         return None
     return f"{windows['scored']:,} of {windows['of']:,} windows"

@@ -139,6 +139,7 @@ def describe(run: Run, windows, sampling: dict) -> dict:
         "sampling": sampling,
         "uniform_guess": math.log(meta["vocab_size"]),
         "bytes_per_token": val_bytes_per_token(meta),
+        "limit_val_batches": run.settings["trainer"].get("limit_val_batches"),
     }
 
 
@@ -178,6 +179,8 @@ def write(folder: Path, report: dict, sides: dict[str, dict]) -> None:
         f"same {len(numbers)} windows of {length} tokens of the validation part. ± is half of the 95 % interval over "
         f"{report['observations']['described']}."
     )
+    if (limit := report["limit_val_batches"]) is not None:
+        remark += f" The validation losses that the runs logged are those with trainer.limit_val_batches={limit}."
     write_json(folder / "control.json", json.loads(json.dumps(report | sides, default=asdict)))
     write_text(folder / "control.md", page(sides, shown, remark))
     plot(folder / "control.png", sides, report["uniform_guess"])

@@ -33,8 +33,8 @@ def test_a_run_says_how_many_windows_it_has_scored(configure, tmp_path, capsys):
 
 
 def test_a_complete_validation_is_not_marked():
-    assert partial_validation(WHOLE) is None and partial_validation({}) is None  # of an older version
-    assert partial_validation(PART) == "4 of 1,110 windows"
+    assert partial_validation(WHOLE["val_windows"]) is None and partial_validation(None) is None  # of an older version
+    assert partial_validation(PART["val_windows"]) == "4 of 1,110 windows"
 
 
 def metrics_of(*validations: tuple[int, float, dict]) -> Metrics:

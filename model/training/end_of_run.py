@@ -13,7 +13,7 @@ def show(summary: dict[str, Any]) -> str:
     losses = f"{summary['final_val_bpb']:.4f} bits per byte, {summary['final_val_loss']:.4f} nats per token"
     if summary["best_step"] not in (steps, 0):
         losses += f"; best {summary['best_val_bpb']:.4f} at step {summary['best_step']:,}"
-    if (part := partial_validation(summary)) is not None:
+    if (part := partial_validation(summary["val_windows"])) is not None:
         losses += f"; on {part}, not comparable with other runs (trainer.limit_val_batches)"
     speed = summary["tokens_per_second"]
     rate = f", {speed:,.0f} tokens per second" if speed == speed else ""  # nan of a run without a logged step

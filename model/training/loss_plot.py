@@ -61,7 +61,7 @@ def plot_loss(axes: "Axes", metrics: Metrics, initial: float | None, spikes: lis
     axes.plot(steps_of(train), [row["loss"] for row in train], lw=1.2, label="training")
     label = "validation"
     if val:
-        part = partial_validation({"val_windows": val[-1].get("windows")})
+        part = partial_validation(val[-1].get("windows"))
         label += f" on {part}" if part else ""
         best = min(val, key=lambda row: row["loss"])
         label += f", best {best['loss']:.4f} ({best['bpb']:.4f} bits per byte)"

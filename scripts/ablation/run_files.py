@@ -87,7 +87,8 @@ def check_same_validation(runs: Iterable[Run]) -> str | None:
     Raises:
         ValueError: trainer.limit_val_batches has shortened it for some, and not in the same way for all.
     """
-    parts = {run.folder: partial_validation(run.summary) for run in runs if run.summary is not None}
+    summaries = {run.folder: run.summary for run in runs if run.summary is not None}
+    parts = {folder: partial_validation(summary.get("val_windows")) for folder, summary in summaries.items()}
     shortened = next((folder for folder, part in parts.items() if part is not None), None)
     if shortened is None:
         return None

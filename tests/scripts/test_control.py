@@ -13,6 +13,7 @@ import scipy.stats
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
@@ -69,6 +70,19 @@ def runs(trained):
 
 def run(folder, *arguments):
     return call(main, *arguments, cwd=folder, strict=True)
+
+
+def test_a_shortened_validation_is_named(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "copy")
+    for path in (tmp_path / "copy" / "outputs").glob("*/config.yaml"):
+        settings = OmegaConf.load(path)
+        settings.trainer.limit_val_batches = 1
+        OmegaConf.save(settings, path)
+    result = run(tmp_path / "copy", "masked=outputs/masked", "unmasked=outputs/unmasked", *OPTIONS)
+    assert result.returncode == 0, result.stderr
+    remark = "The validation losses that the runs logged are those with trainer.limit_val_batches=1."
+    assert remark in result.stdout
+    assert remark in (tmp_path / "copy" / "outputs" / "unmasked" / "control" / "control.md").read_text()
 
 
 def direct(model, window):

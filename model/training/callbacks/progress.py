@@ -78,7 +78,7 @@ class Progress(Callback):
         if trainer.is_global_zero:
             row = Metrics.of(trainer).val[-1]
             losses = f"{row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte"
-            part = partial_validation({"val_windows": row.get("windows")})
+            part = partial_validation(row.get("windows"))
             tqdm.write(f"step {row['step']:>6,}  validation: {losses}" + (f" ({part})" if part else ""))
             for name, source in row.get("sources", {}).items():
                 tqdm.write(f"{'':13}{source['loss']:.4f} nats per token, {source['bpb']:.4f} bits per byte: {name}")
