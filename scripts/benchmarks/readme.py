@@ -1,10 +1,10 @@
-"""The figures, the sample and the loss picture in README.md, all from one run of the default command.
+"""The figures, the sample and the pictures in README.md, all from one run of the default command.
 
   python -m tril.scripts.benchmarks.readme        trains the default run: about five minutes on two free cores
   python -m tril.scripts.benchmarks.readme RUN    takes the folder of a finished run, without its time
 
-Both write docs/readme.json and docs/default_run.png, and fill in README.md, the last of which `cog -P -r README.md`
-does alone. They need a checkout with the test extra.
+Both write docs/readme.json, docs/default_run.png and docs/play.png, and fill in README.md, the last of which
+`cog -P -r README.md` does alone. They need a checkout with the test extra, and Chromium with its driver.
 """
 
 import json
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from tril.model.atomic_files import write_json
-from tril.model.runs import SUMMARY, find_checkpoint, run_folder
+from tril.model.runs import BEST, CHECKPOINTS, SUMMARY, find_checkpoint, run_folder
 from tril.scripts.benchmarks.machine import BUSY
 from tril.scripts.common.cli import fail
 from tril.scripts.common.trained_run import TrainedRun
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD, PICTURE = "docs/readme.json", "docs/default_run.png"
+RECORD, PICTURE, PAGE = "docs/readme.json", "docs/default_run.png", "docs/play.png"
 MACHINE = ("device", "precision", "threads")
 COPIED = ("final_val_bpb", "final_val_loss", "steps", "tokens", "parameters", "seed", "code", *MACHINE)
 LINE = 140  # characters of a line of README.md
@@ -43,7 +43,7 @@ def main() -> None:
                 raise FileNotFoundError(f"{ROOT} has no {RECORD}; run this in a checkout of the repository")
             run, duration = (run_folder(find_checkpoint(sys.argv[1])), None) if sys.argv[1:] else trained(Path(folder))
             update(ROOT, run, duration)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
             fail(error)
 
 
@@ -69,7 +69,7 @@ def trained(folder: Path) -> tuple[Path, dict[str, Any] | None]:
 
 
 def update(root: Path, run: Path, duration: dict[str, Any] | None) -> None:
-    """Writes the record and the picture of a run, and README.md.
+    """Writes the record and the pictures of a run, and README.md.
 
     Args:
         root: the checkout.
@@ -85,6 +85,9 @@ def update(root: Path, run: Path, duration: dict[str, Any] | None) -> None:
     entries |= {"sample": text.splitlines()[:SAMPLE_LINES], "time": duration or old["time"]}
     write_json(root / RECORD, entries)
     shutil.copyfile(run / "loss.png", root / PICTURE)
+    name = Path("outputs", run.name, CHECKPOINTS, BEST)  # as a user sees it
+    page = ["-m", "tests.scripts.play_picture", str(run / CHECKPOINTS / BEST), str(name), str(root / PAGE)]
+    subprocess.run([sys.executable, *page], check=True, cwd=ROOT)
     fill_in(root / "README.md")
 
 

@@ -23,9 +23,9 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
 
 
 @contextlib.contextmanager
-def served(*lms, prompt="") -> Iterator:
+def served(*lms, prompt="", names=("model 0", "model 1")) -> Iterator:
     """The server of these models in a thread; its port is `server.port`. At the end it stops, which is checked."""
-    models = [PlayModel(f"model {number}", lm) for number, lm in enumerate(lms)]
+    models = [PlayModel(name, lm) for name, lm in zip(names, lms, strict=False)]
     with listen(0) as listener:
         server = create_server(models, prompt)
         server.port = listener.getsockname()[1]

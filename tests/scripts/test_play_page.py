@@ -5,11 +5,14 @@ import contextlib
 import numpy as np
 import pytest
 import torch
+from matplotlib.image import imread
 
 from tests.browser import chromium, resize, tap
 from tests.model.test_checkpoint import language_model
+from tests.scripts import play_picture
 from tests.scripts.play_page import N_TOKENS, NEW, PlayPage, known, only_requests_to, percent, visible, weight
 from tests.scripts.play_server import served
+from tril.model.checkpoint import save
 from tril.model.heads.live import prompt_tokens
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\n&lt;b\t\x07 שלום 🙂{{7*7}}"
@@ -218,3 +221,13 @@ def test_no_width_makes_the_page_scroll_sideways(page, driver, lms, width, dark)
     assert page.js(f"return [...document.querySelectorAll('section, form, .text, table')].filter({wide}).length") == 0
     background = page.js("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (sum(background) < 200) == dark
+
+
+@pytest.mark.slow
+def test_the_picture_for_the_docs(tmp_path):
+    torch.manual_seed(0)
+    save(tmp_path / "a.ckpt", language_model(context_length=100, n_layers=3), name="test")
+    play_picture.take(tmp_path / "a.ckpt", "a name", tmp_path / "a.png")
+    picture = imread(tmp_path / "a.png")  # (height, width, channels)
+    assert picture.shape[1] == play_picture.WIDTH and picture.shape[0] > 900
+    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 100  # text and maps

@@ -1,4 +1,4 @@
-"""The figures, the sample and the picture of README.md come from one stored run."""
+"""The figures, the sample and the pictures of README.md come from one stored run."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.documented import ROOT
 from tril import train as train_script
 from tril.scripts import sample
 from tril.scripts.benchmarks import readme
-from tril.scripts.benchmarks.readme import COPIED, PICTURE, RECORD, SAMPLE_LINES, figures, trained, update
+from tril.scripts.benchmarks.readme import COPIED, PAGE, PICTURE, RECORD, SAMPLE_LINES, figures, trained, update
 
 BLOCK = re.compile(r"<!-- \[\[\[cog\n.*?\]\]\] -->\n(.*?)<!-- \[\[\[end\]\]\] -->", re.DOTALL)
 CPU = {"device": "AMD EPYC (cpu)", "precision": "32-true"}
@@ -50,7 +50,14 @@ def test_the_figures_in_words(tmp_path):
 
 
 def test_a_run_gives_record_picture_and_page(tmp_path, configure, monkeypatch):
-    monkeypatch.setattr(readme.subprocess, "run", lambda command, **_: call(sample.main, *command[2:], cwd=tmp_path))
+    def in_process(command, **_):
+        if "tests.scripts.play_picture" not in command:
+            return call(sample.main, *command[2:], cwd=tmp_path)
+        checkpoint, name, picture = command[3:]
+        assert Path(checkpoint).is_file() and name == "outputs/run/checkpoints/best.ckpt"
+        Path(picture).write_text("page")
+
+    monkeypatch.setattr(readme.subprocess, "run", in_process)
     train_script.train(configure("callbacks.causality=null", "trainer.max_steps=2", "callbacks.samples=null"))
     (tmp_path / "docs").mkdir()
     (tmp_path / RECORD).write_text(json.dumps(STORED))
@@ -64,6 +71,7 @@ def test_a_run_gives_record_picture_and_page(tmp_path, configure, monkeypatch):
         assert {name: stored[name] for name in COPIED} == {name: summary[name] for name in COPIED}
         assert stored["sample"][0].startswith("def") and len(stored["sample"]) <= SAMPLE_LINES
     assert (tmp_path / PICTURE).read_bytes() == (tmp_path / "run" / "loss.png").read_bytes()
+    assert (tmp_path / PAGE).read_text() == "page"
     assert (tmp_path / "README.md").read_text() == "A\n<!-- [[[cog\nprint(1 + 1)\n]]] -->\n2\n<!-- [[[end]]] -->\nB\n"
 
 
