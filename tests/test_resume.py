@@ -251,3 +251,36 @@ def test_a_run_of_the_version_whose_interval_counted_micro_batches_resumes_to_th
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     steps_of = [[row["step"] for row in rows(tmp_path / name) if row["val/loss"]] for name in ("whole", "half")]
     assert steps_of == [["2", "4", "6", "8"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "until", "longer"),
+    [
+        (5, ["trainer.max_steps=2"], ["trainer.max_steps=6"]),
+        pytest.param(
+            1, ["trainer.max_steps=1000", "+trainer.max_epochs=1"], ["+trainer.max_epochs=3"], marks=pytest.mark.slow
+        ),
+    ],
+    ids=["steps", "passes"],
+)
+def test_a_run_that_ended_with_a_pass_over_its_text_goes_on_as_if_it_had_not_ended(
+    tmp_path, text, accumulate, until, longer
+):
+    """A pass has 12 batches, or 2 optimizer steps of 5 batches; no validation is due at its end."""
+    settings = [*TINY, f"data.path={text}", "data.batch_size=16", "callbacks.causality=null", "callbacks.samples=null"]
+    settings += [f"trainer.accumulate_grad_batches={accumulate}", "optim.schedule.kind=constant"]
+    settings += ["trainer.val_check_interval=7", "trainer.log_every_n_steps=1"]
+    whole = [setting for setting in until if setting.split("=")[0] != longer[0].split("=")[0]]
+    resumed = [setting.lstrip("+") for setting in longer]
+    for arguments in (
+        [*settings, *whole, *longer, "hydra.run.dir=whole"],
+        [*settings, *until, "hydra.run.dir=run"],
+        ["resume=run", *resumed],
+    ):
+        done = in_process(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    expected, found = (
+        [(row["step"], row["train/loss"]) for row in rows(tmp_path / name) if row["train/loss"]]
+        for name in ("whole", "run")
+    )
+    assert found == expected and int(found[-1][0]) == (36 if accumulate == 1 else 6)

@@ -3,7 +3,7 @@
 import math
 import time
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -49,6 +49,17 @@ class Checkpoints(Checkpoint):
     def __init__(self, folder: str | Path, config: CheckpointConfig, stop: Stop) -> None:
         self.folder, self.config, self._stop = Path(folder) / CHECKPOINTS, config, stop
         self._saved_at = 0.0  # time.monotonic()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
+        """Makes a run that ended together with a pass over its text continue with a new pass.
+
+        Lightning 2.6 restarts with one more batch of the old pass if the checkpoint was written in a validation outside
+        of trainer.val_check_interval, as that of the last step. This batch alone would also be an optimizer step.
+        """
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        if progress["is_last_batch"] and progress["current"]["completed"] == progress["current"]["ready"]:
+            for counts in (progress["current"], progress["total"]):
+                counts["completed"] -= 1  # as in a checkpoint before the validation, with which the pass counts as over
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._saved_at = time.monotonic()
