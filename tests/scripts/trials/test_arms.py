@@ -65,12 +65,17 @@ def test_refused_overrides(text, message):
         ("model.n_heds=2", "candidate: there is no setting model.n_heds; did you mean model.n_heads?"),
         ("model.n_heads=1,2", "candidate: model.n_heads=1,2 has several values"),
         ("optim=adamw optim.muon_lr=0.1", "candidate: optim.muon_lr=0.1 has no effect with optim.kind=adamw"),
+        ("trainer.max_steps=20 optim.schedule.warmup_steps=30", "candidate: optim.schedule.warmup_steps=30 "),
         ("causality.allow_leak=true", "candidate: causality.allow_leak=true allows false losses; the referee compares"),
         ("callbacks.causality=null", "candidate: callbacks.causality=null leaves out the certificate; the referee"),
     ],
 )
 def test_invalid_arms_are_refused(text, message, tmp_path):
     assert refusal(tmp_path, text).startswith(message)
+
+
+def test_the_warmup_of_a_recipe_fits_into_a_short_run(tmp_path):
+    assert key(tmp_path, "optim=adamw trainer.max_steps=20") != key(tmp_path, "optim=adamw trainer.max_steps=30")
 
 
 def test_key_depends_on_settings_and_code_and_not_on_how_they_are_written(tmp_path):
