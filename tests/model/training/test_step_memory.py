@@ -130,8 +130,7 @@ LARGER = {"vocab_size": 2048, "n_layers": 4, "dim": 128, "n_heads": 4, "context_
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("windows", [4, 16])
-@pytest.mark.parametrize("name", ["default", "llama", "gpt2"])
+@pytest.mark.parametrize("name, windows", [("default", 4), ("llama", 16), ("gpt2", 4)])
 def test_the_memory_of_a_process_is_that_of_its_tensors(name, windows, tmp_path):
     """Each large tensor is mapped on its own, so that the heap is not fragmented (5 s each)."""
     fields = MODELS[name] | LARGER
