@@ -3,7 +3,6 @@
 Letters: L layers, H heads, T tokens.
 """
 
-import itertools
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -135,11 +134,10 @@ def plot_scores(path: str | Path, heads: Mapping[str, Tensor], uniform: Mapping[
     rows = -(-len(heads) // SCORE_COLUMNS)
     size = (SCORE_COLUMNS * (0.62 * n_heads + 1.6), rows * (0.42 * n_layers + 1.3))
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(rows, SCORE_COLUMNS, squeeze=False).flat
-    for axes, (name, values) in itertools.zip_longest(panels, heads.items(), fillvalue=(None, None)):
-        if values is None:
-            axes.set_axis_off()
-            continue
+    panels = figure.subplots(rows, SCORE_COLUMNS, squeeze=False).flatten()
+    for axes in panels[len(heads) :]:
+        axes.set_axis_off()
+    for axes, (name, values) in zip(panels, heads.items(), strict=False):
         norm = CenteredNorm(uniform[name])
         image = axes.imshow(values.numpy(), cmap="PuOr", norm=norm, aspect="auto")
         for (layer, head), value in np.ndenumerate(values.numpy()):
