@@ -48,6 +48,19 @@ def test_rows_and_samples_after_the_checkpoint_are_written_once(configure, tmp_p
     assert found == expected and len(found) > 6
 
 
+def test_a_sample_that_no_checkpoint_counts_is_written_once(configure, tmp_path, monkeypatch):
+    """The process was killed after its first sample; its checkpoint is that of step 2."""
+    from tril.model.training.callbacks.checkpoints import Checkpoints
+
+    settings = ("checkpoint.every_n_steps=2", "callbacks.causality=null")
+    train_script.train(configure(*settings, folder="whole"))
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Checkpoints, "on_validation_end", lambda *_: 1 / 0)
+        train_script.train(configure(*settings, folder="half"))
+    train_script.train(configure(f"resume={tmp_path / 'half'}", folder="half"))
+    assert (tmp_path / "half" / "samples.txt").read_bytes() == (tmp_path / "whole" / "samples.txt").read_bytes()
+
+
 def test_resuming_continues_curves_and_refuses_another_model_or_text(configure, tmp_path, text):
     train_script.train(configure())
     longer = train_script.train(configure(f"resume={tmp_path / 'run'}", folder="run"))

@@ -45,10 +45,11 @@ class Samples(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Not earlier: with model_parallel, Lightning reads the checkpoint after `on_fit_start`."""
-        size = 0 if trainer.ckpt_path is None else self._size
-        if trainer.is_global_zero and self.path.is_file() and size is not None:
+        if trainer.ckpt_path is None:
+            self._size = 0
+        if trainer.is_global_zero and self.path.is_file() and self._size is not None:
             with self.path.open("r+b") as file:  # later samples come again
-                file.truncate(size)
+                file.truncate(self._size)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         lm = pl_module.language_model()  # gathers a divided model
