@@ -37,12 +37,9 @@ def figures(summary: dict[str, Any], step: int | None) -> dict[str, float]:
     for prefix, key in MEASURED.items():
         loss, bits = (summary.get(f"{prefix}_val_{name}") for name in ("loss", "bpb"))
         if step is not None and summary.get(key) == step and isinstance(loss, float) and isinstance(bits, float):
-            part = (
-                f" (on {part} of the validation part)"
-                if (part := partial_validation(summary.get("val_windows")))
-                else ""
-            )
-            return {f"validation loss, nats per token{part}": loss, f"bits per byte{part}": bits}
+            part = partial_validation(summary.get("val_windows"))
+            where = f" (on {part} of the validation part)" if part else ""
+            return {f"validation loss, nats per token{where}": loss, f"bits per byte{where}": bits}
     return {}
 
 
