@@ -3,6 +3,7 @@
 B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v size of a value.
 """
 
+import contextlib
 import functools
 
 import torch
@@ -38,13 +39,17 @@ def flex(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) ->
         return fused(q, k, v, masking, dropout_p)  # FlexAttention has no kernel for these sizes
     from torch.nn.attention.flex_attention import flex_attention
 
-    run = flex_attention
+    run, stance = flex_attention, contextlib.nullcontext()
+    if q.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Uncompiled, it still traces its mask for each new shape, up to 1 s, and then runs the same operations.
+        stance = torch.compiler.set_stance("force_eager")
     if q.device.type == "cpu":  # torch refuses tensors with requires_grad=True in no_grad mode too
         q, k, v = q.detach(), k.detach(), v.detach()
     if q.device.type == "cuda" and not torch.compiler.is_compiling():
         run = compiled_flex()  # uncompiled, it materializes all T x S scores
     options = {"score_mod": _score_mod(q, k, masking.bias), "block_mask": _block_mask(q, k, masking)}
-    return run(q, k, v, **options, enable_gqa=k.shape[1] != q.shape[1]), None
+    with stance:
+        return run(q, k, v, **options, enable_gqa=k.shape[1] != q.shape[1]), None
 
 
 @functools.cache

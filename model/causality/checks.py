@@ -145,8 +145,7 @@ def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
     subject, (n, length) = case.subject, ids.shape
     numbers, worst, where, found = torch.arange(n), 0.0, "", (ids, 0)
     with torch.no_grad():
-        same, again, changed = subject(ids), subject(ids), case.other_tokens(ids)
-        bound = case.hidden_bound(largest_change(same, again).max().item())
+        same, changed = subject(ids), case.other_tokens(ids)
         for bit, side in itertools.product(range((n - 1).bit_length()), (0, 1)):
             changing = ((numbers >> bit) & 1 == side).to(ids.device)
             effect = largest_change(subject(torch.where(changing[:, None], changed, ids)), same).amax(1)  # (B,)
@@ -155,7 +154,8 @@ def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
             if effect[row] > worst:
                 worst, where = effect[row].item(), f"row {row} changes with rows {numbers[changing.cpu()].tolist()}"
                 found = torch.where(changing[:, None], changed, ids), row
-        place = None
+        noise = largest_change(subject(ids), same).max().item() if worst else 0.0
+        bound, place = case.hidden_bound(noise), None
         if not worst <= bound:
             other, row = found
             query = int(largest_change(subject(other), same)[row].argmax())

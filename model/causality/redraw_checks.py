@@ -35,7 +35,8 @@ def check_repeatable(case: Case, length: int) -> Iterator[Result]:
     def change(subject: Subject) -> Tensor:
         return largest_change(subject(ids)[:1], subject(ids[:1]))  # (1, T)
 
-    difference, bound, _ = case.judge(change, change(case.subject), exact=False)
+    measured = largest_change(logits[:1], case.subject(ids[:1]))
+    difference, bound, _ = case.judge(change, measured, exact=False)
     where, place = "", None
     if not difference <= bound:
         place = place_of_batch(case.subject, ids, int(change(case.subject)[0].argmax()))

@@ -1,4 +1,4 @@
-"""The parts of the flex backend that act on CUDA only, tested without a GPU."""
+"""The parts of the flex backend that act on CUDA only, tested without a GPU, and its calls without a compiler."""
 
 import functools
 
@@ -45,6 +45,19 @@ def test_values_below_the_kernels_minimum_take_another_path(v_size):
         q = torch.empty(1, 2, 4, 16, device="cuda")
         out = attention(q, q, torch.empty(1, 2, 4, v_size, device="cuda"), causal=True, backend="flex")
     assert out.shape == (1, 2, 4, v_size) and out.device.type == "cuda"
+
+
+def test_a_cpu_traces_nothing_without_torch_compile():
+    """torch traces the function and its mask for each new shape otherwise, which takes up to 1 s."""
+    torch._dynamo.reset()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for length in (5, 9, 11):
+        q = torch.randn(1, 2, length, 16)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        for options in ({"causal": True}, {"causal": True, "window": 3}, {"mask": mask}):
+            expected = attention(q, q, q, **options, backend="explicit")
+            assert_close(attention(q, q, q, **options, backend="flex"), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
 
 
 def test_tensors_that_require_a_gradient_are_accepted_without_gradients():

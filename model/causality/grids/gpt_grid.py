@@ -26,8 +26,8 @@ SLOW_ODD_LENGTH = OTHER_WINDOW + 1  # instead of `ODD_LENGTH`: flex on a CPU tak
 DROPOUT = 0.2  # in the cases in training mode
 SHARPENING = 100.0  # factor on q and k, which makes scores of 10^4
 MAX_GRADIENTS = 64  # of the first case, where single tokens test each pair of positions at a third of the cost
-SLOW_GRADIENTS = 8  # where bf16 is emulated, which takes ten times as long as float32
 OTHER_ROWS = 8  # texts that are replaced in each case but the first
+SLOW_GRADIENTS, SLOW_ROWS = 8, 4  # where bf16 is emulated, which takes ten times as long as float32
 LARGE_BUDGET, SMALL_BUDGET = 3e12, 5e9  # FLOPs of one dependency matrix: of the first case, and of each other one
 
 
@@ -84,11 +84,12 @@ def gpt_case_builders(
         windowed = (
             plain and precision == precisions[0] and changes == {"backend": config.backend, "window": OTHER_WINDOW}
         )
-        longest, odd, redrawn, max_gradients = config.context_length, ODD_LENGTH, [], MAX_GRADIENTS
+        longest, odd, redrawn = config.context_length, ODD_LENGTH, []
+        max_gradients, rows = MAX_GRADIENTS, MAX_ROWS if first or exhaustive else OTHER_ROWS
         if changed.backend == "flex" and device == "cpu":
             longest, odd = min(longest, FLEX_CPU_LENGTH), SLOW_ODD_LENGTH
         elif precision in AUTOCAST and device == "cpu" and not has_bf16(device):  # emulated
-            odd, max_gradients = SLOW_ODD_LENGTH, SLOW_GRADIENTS
+            odd, max_gradients, rows = SLOW_ODD_LENGTH, SLOW_GRADIENTS, rows if exhaustive else SLOW_ROWS
         lengths = [min(odd, longest)]
         if first or plain and kind == "random":
             lengths, redrawn = sorted({*lengths_to_test(longest, [changed.window]), *lengths}), [longest]
@@ -102,7 +103,7 @@ def gpt_case_builders(
             full_past=kind in ("random", "trained") and not training,
             equivalence=plain,
             redrawn=structural_lengths(longest) if first else redrawn,
-            rows=MAX_ROWS if first or exhaustive else OTHER_ROWS,
+            rows=rows,
             single_tokens=first or exhaustive,
             max_gradients=None if exhaustive else max_gradients,
             generation=first or windowed,
@@ -128,8 +129,8 @@ def gpt_case_builders(
             continue
         for window in windows:
             add("random", precision, backend=backend, window=window)
-        if not slow:
-            add(weights_kind, precision, backend=backend)
+        if not slow and (weights is not None or backend == config.backend):
+            add(weights_kind, precision, backend=backend)  # initial weights hide more than random ones
         if has_attention:
             add("sharp", precision, backend=backend)
         add("random", precision, backend=backend, training=True, **dropout)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -120,12 +121,17 @@ def test_every_case_that_decodes_has_a_text_of_at_least_17_tokens():
 
 def test_emulated_bf16_has_short_texts_and_few_gradients(monkeypatch):
     """The longest texts are still replaced as a whole."""
-    for in_hardware, odd, rows in ((True, 37, 64), (False, 17, 8)):
+    for in_hardware, odd, gradients, rows in ((True, 37, 64, 8), (False, 17, 8, 4)):
         monkeypatch.setattr(gpt_grid, "has_bf16", lambda device, found=in_hardware: found)
         cases = list(gpt_cases(GPTConfig(**TINY | {"context_length": 300})))
         low = [case for case in cases if "bf16" in case.name]
-        assert {max(case.lengths) for case in low} == {odd} and {case.max_gradients for case in low} == {rows}
-        assert all(case.redrawn == [300] for case in low if case.equivalence) and len(low) == 15
+        assert {max(case.lengths) for case in low} == {odd} and {case.max_gradients for case in low} == {gradients}
+        assert all(case.redrawn == [300] and case.rows == rows for case in low if case.equivalence)
+        assert Counter((case.labels["weights"], case.labels["backend"]) for case in low) == {
+            ("initial", "fused"): 1,  # those of the other backends hide more than random weights
+            **{("random", backend): 3 for backend in ("stacked", "explicit", "fused")},
+            **{("sharp", backend): 1 for backend in ("stacked", "explicit", "fused")},
+        }
         fused = [case for case in cases if "bf16" not in case.name and case.labels["backend"] != "flex"]
         assert {max(case.lengths) for case in fused[1:]} == {37}
 
