@@ -24,7 +24,7 @@ from tril.model.gpt import GPT, GPTConfig
 
 TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward pass on a CPU
 BACKENDS = (*TRAINABLE, "flex")
-BACKENDS_SLOW_FLEX = (*TRAINABLE, pytest.param("flex", marks=pytest.mark.slow))  # on a CPU it recompiles for each shape
+BACKENDS_SLOW_FLEX = (*TRAINABLE, pytest.param("flex", marks=pytest.mark.slow))  # on a CPU it takes 10 ms for a call
 
 # The valid values of each field of GPTConfig that has a fixed set of them
 MODEL_CHOICES = {
@@ -87,9 +87,14 @@ def text(tmp_path):
 
 
 @pytest.fixture
-def configure(tmp_path, text):
-    """A function that composes the configuration of a tiny run on `text`, in a folder of tmp_path."""
-    from tests.runs import composed
+def configure(tmp_path, text, monkeypatch):
+    """A function that composes the configuration of a tiny run on `text`, in a folder of tmp_path.
+
+    The runs of the test write a small loss.png; `tests/test_train.py` and runs in other processes draw the real one.
+    """
+    from tests.runs import DRAWN_BY, composed, small_picture
+
+    monkeypatch.setattr(DRAWN_BY, small_picture)
 
     def configure(*overrides, folder="run"):
         return composed(

@@ -86,9 +86,8 @@ def test_torchrun_and_its_processes_share_one_folder_and_one_log(tmp_path, text)
     check_one_run(tmp_path, stdout, stderr)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_that_dies_ends_the_run_with_one_line_and_the_run_continues(tmp_path, text, rank):
     options = [f"data.path={text}", f"hydra.run.dir={tmp_path / 'run'}"]
     process = start(*DDP, *options, "trainer.max_steps=100000", "trainer.val_check_interval=50", cwd=tmp_path)

@@ -45,10 +45,16 @@ SETTINGS = {
     "by time": [*BARE, "checkpoint.every_minutes=0.001", "trainer.max_steps=16", "model.pos=learned"],
 }
 FAST = "validations and checkpoints after other numbers of accumulated steps"
+OTHERS = ("default", "accumulation over the ends of epochs", "odd intervals", "by time")
 
 
 @pytest.mark.parametrize(
-    ("name", "n"), [(FAST, 2), *(pytest.param(name, 5, marks=pytest.mark.slow) for name in SETTINGS)]
+    ("name", "n"),
+    [
+        (FAST, 2),
+        *(pytest.param(name, 5, marks=pytest.mark.slow) for name in OTHERS),
+        *(pytest.param(name, 5, marks=pytest.mark.long) for name in SETTINGS if name not in OTHERS),
+    ],
 )
 def test_a_killed_run_ends_as_if_it_had_never_been_killed(tmp_path, text, name, n):
     """A process of its own forks the runs: a fork of one with threads, as pytest's workers are, may wait for ever."""

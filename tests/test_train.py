@@ -6,24 +6,28 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.conftest import assert_refused
-from tests.runs import TINY, command_line, in_process, interrupted, rows
+from tests.runs import DRAWN_BY, TINY, command_line, in_process, interrupted, rows
 from tril import train as train_script
 from tril.model.checkpoint import load
 from tril.model.gpt import Block
+from tril.model.training.loss_plot import plot_losses
 from tril.scripts.common.cli import UserError
 
 
-def test_the_files_of_a_run(configure, tmp_path):
-    metrics = train_script.train(configure())
+def test_the_files_of_a_run(configure, tmp_path, monkeypatch):
+    config = configure()
+    monkeypatch.setattr(DRAWN_BY, plot_losses)
+    metrics = train_script.train(config)
     folder = tmp_path / "run"
     summary = json.loads((folder / "summary.json").read_text())
 
     assert metrics["val/loss"] == summary["final_val_loss"] < math.log(300)
     assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
     assert summary["parameters"] == load(folder).model.n_parameters()
-    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert Image.open(folder / "loss.png").width == 900
     assert (folder / "samples.txt").read_text(encoding="utf-8").count("--- sample at step") == 2
     assert (folder / "config.yaml").exists()
     certificate = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)["tril"]["causality"]

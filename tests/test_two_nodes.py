@@ -39,8 +39,9 @@ def nodes():
         run("ip", "netns", "delete", name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    "trainer", [pytest.param("ddp", marks=pytest.mark.slow), pytest.param("fsdp", marks=pytest.mark.long)]
+)
 def test_two_nodes_are_one_run(tmp_path, text, nodes, trainer):
     settings = [f"trainer={trainer}", "trainer.num_nodes=2", "trainer.devices=1", f"data.path={text}"]
     port, processes = free_port(), []

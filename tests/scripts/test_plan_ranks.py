@@ -26,7 +26,7 @@ CASES = {  # name: fields, optimizer, tensor ranks (0: DDP), windows per data ra
 RANKS = 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_and_communication_are_those_of_four_processes(tmp_path):
     (tmp_path / "cases.json").write_text(json.dumps(CASES))
     run_ranks(RANKS, "tests.scripts.planned_ranks", tmp_path / "cases.json")

@@ -54,7 +54,7 @@ def test_other_parts_are_certified(name, backend):
     assert set(measured.checks()) == set(CHECKS) - MISSING.get(name, set())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_parts_are_certified_on_the_whole_grid(name):
     measured = certificate(PARTS[name], context_length=24, backends=TRAINABLE)

@@ -26,7 +26,7 @@ def best(losses: dict[float, float]) -> float:
     return min(losses, key=losses.__getitem__)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_best_rate_at_64_is_nearly_the_best_at_256(kind):
     small, wide = curve(64, kind, scaled=False), curve(256, kind, scaled=True)
@@ -37,7 +37,7 @@ def test_the_best_rate_at_64_is_nearly_the_best_at_256(kind):
     assert wide[chosen] < small[chosen], "wider is better"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_the_option_the_best_rate_of_adamw_moves():
     small, wide = curve(64, "adamw", scaled=False), curve(256, "adamw", scaled=False)
     chosen = best(small)

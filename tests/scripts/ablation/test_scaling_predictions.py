@@ -171,14 +171,14 @@ def coverage(points, true, times: int, **options) -> tuple[dict, int]:
     return held, given
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_intervals_from_six_points_contain_the_truth():
     """One degree of freedom, no test of the form. Resamples of the points would all be the same six."""
     held, given = coverage(points_from(LAWS[1], tokens=THREE).take(SIX), LAWS[1], 12, spread=0.005)
     assert given == 12 and min(held.values()) >= 9, held
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_intervals_from_two_seeds_contain_the_truth():
     """Without an effect of a seed on all runs alike: the page says that intervals do not include it."""
     held, given = coverage(points_from(LAWS[3]), LAWS[3], 20, spread=0.003, seeds=2, seed_effect=0.0)

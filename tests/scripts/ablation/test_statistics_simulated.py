@@ -2,7 +2,7 @@
 
 The seeds are fixed, so the results are deterministic. The bounds are four standard deviations of the binomial
 distribution, which a correct method passes with nearly every seed: 4 * sqrt(0.05 * 0.95 / n) for a rate of 5 % of n.
-The fast tests simulate fewer sweeps than the slow ones, with the wider bounds that follow from that.
+The fast tests simulate fewer sweeps than those marked long, with the wider bounds that follow from that.
 """
 
 import functools
@@ -19,7 +19,7 @@ from tril.scripts.ablation.detection import POWER
 from tril.scripts.ablation.power import detectable_difference
 from tril.scripts.ablation.stages import FAMILY_ALPHA, FIRST_ALPHA
 
-SLOW = pytest.mark.slow
+LONG = pytest.mark.long
 
 
 def four_deviations(rate: float, n: int) -> float:
@@ -42,7 +42,7 @@ def test_intervals_over_seeds_cover_the_truth_at_the_stated_rate(n_seeds, confid
 
 CASES = [
     pytest.param(6, 3, 300, id="6-3"),
-    *(pytest.param(a, s, 1000, marks=SLOW) for a, s in [(2, 3), (4, 2), (6, 5)]),
+    *(pytest.param(a, s, 1000, marks=LONG) for a, s in [(2, 3), (4, 2), (6, 5)]),
 ]
 
 
@@ -79,7 +79,7 @@ def test_error_with_unequal_variances_and_heavy_tails(options, n_seeds, most):
 
 
 TEXTS = [pytest.param(n_windows, 0.03, 3, 400, id=f"{n_windows}") for n_windows in (96, None)]
-TEXTS += [pytest.param(w, sd, s, 1000, marks=SLOW) for w in (96, None) for sd in (0.0, 0.1) for s in (3, 8)]
+TEXTS += [pytest.param(w, sd, s, 1000, marks=LONG) for w in (96, None) for sd in (0.0, 0.1) for s in (3, 8)]
 
 
 @pytest.mark.parametrize("n_windows, document_sd, n_seeds, n", TEXTS)
@@ -97,14 +97,14 @@ def test_difference_well_above_the_noise_is_found_with_its_sign():
 
 
 @pytest.mark.parametrize(
-    "n_arms, n_seeds, n", [(6, 3, 300), *(pytest.param(a, s, 1000, marks=SLOW) for a, s in [(3, 3), (6, 2)])]
+    "n_arms, n_seeds, n", [(6, 3, 300), *(pytest.param(a, s, 1000, marks=LONG) for a, s in [(3, 3), (6, 2)])]
 )
 def test_smallest_detectable_difference_is_found_with_the_stated_power(n_arms, n_seeds, n):
     rate = sweeps(n_arms, n_seeds, n, difference=detectable_difference(n_arms, n_seeds, None)).found(FIRST_ALPHA)
     assert abs(rate - POWER) < four_deviations(POWER, n) + 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_following_the_proposals_keeps_the_rate():
     """Stages with levels of their own; with one level for all, the rate is 12 to 15 %: docs/ablations.md."""
     n = 250
@@ -112,7 +112,7 @@ def test_following_the_proposals_keeps_the_rate():
     assert wrong < FAMILY_ALPHA + four_deviations(FAMILY_ALPHA, n) and seeds > 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("n_arms, n_seeds", [(2, 5), (6, 3)])
 def test_differences_of_the_margin_are_called_equal_at_most_at_the_stated_rate(n_arms, n_seeds):
     n, margin = 400, 4 * SEED_SD

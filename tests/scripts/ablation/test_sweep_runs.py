@@ -117,7 +117,7 @@ def test_two_parallel_jobs_keep_apart_and_a_failed_run_does_not_end_the_others(h
         assert len(list(folder.glob("csv/version_*"))) == (0 if "=0," in name else 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parallel_jobs_tune_the_learning_rate(here):
     """Real runs: each multiplier is tried once, every fourth block of the validation windows chooses."""
     tune = ["+tune=lr", "tune.multipliers=[0.5,1,2]", "tune.extend=0", "optim=adamw", "optim.ns_steps=4"]
