@@ -3,7 +3,6 @@
 B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v size of a value.
 """
 
-import contextlib
 import functools
 
 import torch
@@ -39,17 +38,13 @@ def flex(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) ->
         return fused(q, k, v, masking, dropout_p)  # FlexAttention has no kernel for these sizes
     from torch.nn.attention.flex_attention import flex_attention
 
-    run, stance = flex_attention, contextlib.nullcontext()
-    if q.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Uncompiled, it still traces its mask for each new shape, up to 1 s, and then runs the same operations.
-        stance = torch.compiler.set_stance("force_eager")
+    run = flex_attention
     if q.device.type == "cpu":  # torch refuses tensors with requires_grad=True in no_grad mode too
         q, k, v = q.detach(), k.detach(), v.detach()
-    if q.device.type == "cuda" and not torch.compiler.is_compiling():
-        run = compiled_flex()  # uncompiled, it materializes all T x S scores
+    if not torch.compiler.is_compiling():  # uncompiled on CUDA, it materializes all T x S scores
+        run = compiled_flex() if q.device.type == "cuda" else eager_flex
     options = {"score_mod": _score_mod(q, k, masking.bias), "block_mask": _block_mask(q, k, masking)}
-    with stance:
-        return run(q, k, v, **options, enable_gqa=k.shape[1] != q.shape[1]), None
+    return run(q, k, v, **options, enable_gqa=k.shape[1] != q.shape[1]), None
 
 
 @functools.cache
@@ -58,6 +53,16 @@ def compiled_flex():
 
     raise_recompile_limit()
     return torch.compile(flex_attention)
+
+
+def eager_flex(*args, **options) -> Tensor:
+    """FlexAttention without its own call of torch.compile, which traces the mask for each new shape in up to 1 s and
+    then runs the same operations.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    with torch.compiler.set_stance("force_eager"):
+        return flex_attention(*args, **options)
 
 
 def _score_mod(q: Tensor, k: Tensor, bias: Tensor | None):
