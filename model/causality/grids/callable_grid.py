@@ -145,6 +145,8 @@ def module_cases(
             if not working_lengths(other, [longest]) or not is_finite(other, longest):
                 subject.note = other.note  # such as a module that names float32, in bf16
                 continue
+            if other.precision != subject.precision:  # a CPU without bf16 emulates it in ten times the time
+                other.seconds_per_token = seconds_of_a_text(other, 1, longest) / longest
             yield case(other, short, FEW, maps=False, rows=VARIANT_ROWS, weights="own", **label)
         started = time.perf_counter()
         while subject.calls < CALLS and time.perf_counter() - started < seconds / 10:
@@ -224,16 +226,18 @@ def affordable_length(subject: ModuleSubject, longest: int, seconds: float) -> i
     check_calls(subject.name, subject, longest)
     limit = PASS_SECONDS * seconds / 10
 
-    @torch.no_grad()
-    def time_of_a_text(rows: int) -> float:
-        ids, started = torch.zeros(rows, longest, dtype=torch.long), time.perf_counter()
-        subject(ids)
-        return (time.perf_counter() - started) / rows
-
-    while (taken := time_of_a_text(1)) > limit and longest > ODD_LENGTH:
+    while (taken := seconds_of_a_text(subject, 1, longest)) > limit and longest > ODD_LENGTH:
         longest = max(ODD_LENGTH, longest // 2)
-    subject.seconds_per_token = (time_of_a_text(8) if taken < limit / 4 else taken) / longest
+    subject.seconds_per_token = (seconds_of_a_text(subject, 8, longest) if taken < limit / 4 else taken) / longest
     return longest
+
+
+@torch.no_grad()
+def seconds_of_a_text(subject: ModuleSubject, rows: int, length: int) -> float:
+    """Measured time of one text of a batch."""
+    ids, started = torch.zeros(rows, length, dtype=torch.long), time.perf_counter()
+    subject(ids)
+    return (time.perf_counter() - started) / rows
 
 
 def load(spec: str) -> Callable:
