@@ -39,7 +39,7 @@ def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document
     content = payload(model, Tokenizer(models.BPE({}, [])), "A", {"fingerprint": "text"})
     run = {"total_steps": 40, "val_bytes": float, "payload": content, "document_eot": document_eot}
     module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
-    made = module.configure_optimizers()
+    made = module.configure_optimizers("bf16-mixed")
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
     inputs, targets = torch.randint(V, (2, 4, T), device="meta")
     for step in range(2):  # in the second the optimizer has states

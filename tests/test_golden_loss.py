@@ -13,10 +13,12 @@ import pytest
 import torch
 from lightning import Trainer
 from tokenizers import Tokenizer, models
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 import tril.data.batches
 import tril.model.attention_fused
-import tril.model.training.optim
+import tril.model.autocast
 from tril.model.checkpoint import payload
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.module import TrainingModule
@@ -29,6 +31,7 @@ GOLDEN = {  # training loss of steps 0, 9, 19 and 29, and of the validation
     "adamw": [3.43399, 2.02135, 0.99792, 0.90018, 0.93427],
 }
 SAME = 1e-4  # nats after 30 steps, between two orders of summing the same float32 numbers
+LOW = {torch.bfloat16, torch.float16}
 BF16 = 0.02  # nats between bf16 and float32, the bound of docs/performance.md
 
 
@@ -71,15 +74,26 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
     return [losses[i].item() for i in (0, 9, 19, 29)] + [trainer.callback_metrics["val/loss"].item()]
 
 
-@pytest.fixture(autouse=True)
-def muon_in_float32(monkeypatch):
-    """So that the losses do not depend on the machine; a test of Muon's bf16 overrides it."""
-    monkeypatch.setattr(tril.model.training.optim, "has_bf16", lambda device: False)
+class FloatTypes(TorchDispatchMode):
+    """The dtypes below float32 of all results."""
+
+    def __init__(self):
+        super().__init__()
+        self.low = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.low |= {leaf.dtype for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)} & LOW
+        return out
 
 
 @pytest.mark.parametrize("optim", GOLDEN)
-def test_the_simplest_path_has_the_golden_losses(optim):
-    losses = run(optim)
+@pytest.mark.parametrize("in_hardware", [True, False])
+def test_the_simplest_path_has_the_golden_losses_and_nothing_in_bf16_on_any_processor(optim, in_hardware, monkeypatch):
+    monkeypatch.setattr(tril.model.autocast, "has_bf16", lambda device: in_hardware)
+    with FloatTypes() as dtypes:
+        losses = run(optim)
+    assert not dtypes.low
     assert losses == pytest.approx(GOLDEN[optim], abs=SAME)
     assert losses[-1] < losses[0] - 1, "it learns"
 
@@ -123,7 +137,6 @@ def test_machine_code_has_the_same_losses(precision, bound):
 @pytest.mark.parametrize("backend", ["fused", "explicit"])
 def test_bf16_stays_within_its_bound(optim, backend, blocks, monkeypatch):
     monkeypatch.setattr(tril.model.attention_fused, "QUERY_BLOCK", blocks)
-    monkeypatch.setattr(tril.model.training.optim, "has_bf16", lambda device: True)
     losses = run(optim, backend=backend, precision="bf16-mixed")
     assert losses == pytest.approx(GOLDEN[optim], abs=BF16)
     assert losses != pytest.approx(GOLDEN[optim], abs=1e-6), "it ran in bf16"

@@ -232,7 +232,7 @@ class Case:
     @functools.cached_property
     def mixes_rounding(self) -> bool:
         """Whether other rows of a batch change the logits of a text, if only by rounding."""
-        ids = self.texts.draw(4, max(self.lengths)).to(self.subject.device)
+        ids = self.texts.draw(self.batch_size or 4, max(self.lengths)).to(self.subject.device)
         with torch.set_grad_enabled(self.trains):
             alone = self.subject(ids)[0]
             others = [self.texts.draw(*ids.shape).to(ids.device) for _ in range(4)]

@@ -165,9 +165,15 @@ class TrainingModule(LightningModule):
         """Mean loss in nats per token since the last call. Reading it at every step would make a GPU wait."""
         return self._train_loss.take(self)
 
-    def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
-        """The optimizer with its schedule, per optimizer step."""
-        optimizer = build_optimizer(self.model, self.optim)
+    def configure_optimizers(  # pyright: ignore[reportIncompatibleMethodOverride] a subset
+        self, precision: str | None = None
+    ) -> dict[str, Any]:
+        """The optimizer with its schedule, per optimizer step.
+
+        Args:
+            precision: None: the Trainer's.
+        """
+        optimizer = build_optimizer(self.model, self.optim, precision or str(self.trainer.precision))
         self._group_options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps, self.optim.schedule))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

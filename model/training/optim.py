@@ -20,7 +20,6 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from tril.model.autocast import has_bf16
 from tril.model.gpt import GPT
 from tril.model.training.local_shards import gathered, local, local_gradients, part_of
 from tril.model.training.schedule import ScheduleConfig
@@ -121,13 +120,15 @@ class MuonAdamW(torch.optim.Optimizer):
 
     Args:
         groups: each has all of GROUP_KEYS[kind]; there are no defaults.
+        products: the dtype of Muon's matrix products. A checkpoint does not hold it.
 
     Raises:
         ValueError: a group that lacks a key, or a Muon group with a parameter that is not a matrix.
     """
 
-    def __init__(self, groups: Iterable[dict]) -> None:
+    def __init__(self, groups: Iterable[dict], products: torch.dtype = torch.float32) -> None:
         super().__init__(groups, defaults={})
+        self.products = products
 
     def add_param_group(self, group: dict) -> None:
         if group.get("kind") not in GROUP_KEYS:
@@ -164,9 +165,8 @@ class MuonAdamW(torch.optim.Optimizer):
         buffers = [local(self.state[p]["momentum_buffer"]) for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
-        dtype = torch.bfloat16 if has_bf16(params[0].device.type) else torch.float32
         matrices = [gathered(update, p) for update, p in zip(updates, params, strict=True)]
-        directions = orthogonalize(torch.stack(matrices).to(dtype), group["ns_steps"])
+        directions = orthogonalize(torch.stack(matrices).to(self.products), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
         directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format).unbind()
         lr = group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape)
@@ -258,6 +258,11 @@ def check_partition(named: Mapping[str, Tensor], groups: list[dict]) -> None:
         raise ValueError(f"a parameter must be in exactly 1 optimizer group, not {', '.join(wrong)}; fix param_groups")
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> MuonAdamW:
-    """The optimizer of a model; LambdaLR applies `lr_factor` to it."""
-    return MuonAdamW(param_groups(model, config))
+def build_optimizer(model: nn.Module, config: OptimConfig, precision: str = "32-true") -> MuonAdamW:
+    """The optimizer of a model in a run of this precision; LambdaLR applies `lr_factor` to it.
+
+    Muon multiplies matrices in bf16 in a run with bf16, on every processor, and in float32 in any other: float16 has
+    no room for small gradients, of 1e-8 nothing is left.
+    """
+    products = torch.bfloat16 if precision.startswith("bf16") else torch.float32
+    return MuonAdamW(param_groups(model, config), products)

@@ -43,7 +43,7 @@ def _measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: H
         model = GPT(config)
         ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
     model.to(torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32)
-    optimizer = build_optimizer(model, optim)
+    optimizer = build_optimizer(model, optim, hardware.precision)
 
     def loss() -> torch.Tensor:
         with autocast(torch.device(hardware.accelerator), hardware.precision):

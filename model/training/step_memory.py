@@ -117,7 +117,7 @@ def step_memory(
         with torch.device(hardware.accelerator), default_dtype(weights):
             model = GPT(config)
             ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
-        optimizer = build_optimizer(model, optim)
+        optimizer = build_optimizer(model, optim, hardware.precision)
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         optimizer.step()

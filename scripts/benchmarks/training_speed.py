@@ -177,7 +177,7 @@ class BareLoop:
         self.module = module.to(self.device).train()
         if self.precision == "bf16-true":
             module.to(torch.bfloat16)
-        configured = module.configure_optimizers()
+        configured = module.configure_optimizers(self.precision)
         self.optimizer, self.schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.precision == "16-mixed")

@@ -32,9 +32,9 @@ def module_of(model=None, *, document_eot=None, compile=None, **choices):
     return TrainingModule(model, OptimConfig(), payload={}, **settings)
 
 
-def certificate_of(module, precision="32-true") -> Certificate:
+def certificate_of(module, precision="32-true", batch_size=4) -> Certificate:
     randomize(module.model)
-    return short_certificate(module, precision, batch_size=4)
+    return short_certificate(module, precision, batch_size)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -52,6 +52,11 @@ def test_causal_models_pass(choices, precision):
     certificate = certificate_of(module_of(**choices), precision)
     assert certificate.passed, certificate.failures_by_check()
     assert set(certificate.checks()) == {"no future", "all of the past", "attention", "decoding", "rows"}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_small_batches_pass(batch_size):
+    assert certificate_of(module_of(), "bf16-mixed", batch_size).passed
 
 
 def test_documents_are_checked_where_they_are_separate(monkeypatch):
@@ -155,7 +160,8 @@ def test_a_leak_of_the_loss_only_is_found():
 
 @pytest.mark.parametrize("how", ["default", "regional"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypatch, precision, how):
+@pytest.mark.parametrize("batch_size", [4, 6])
+def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypatch, precision, how, batch_size):
     graphs = []
 
     def counting(graph, inputs):
@@ -166,9 +172,9 @@ def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypa
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=counting, **options))
     torch._dynamo.reset()
     module = module_of(compile=how)
-    assert certificate_of(module, precision).passed
+    assert certificate_of(module, precision, batch_size).passed
     assert len(graphs) == 1
-    ids = torch.randint(31, (4, 40))
+    ids = torch.randint(31, (batch_size, 40))
     module.train()
     with Trainer(
         precision=precision, accelerator="cpu", logger=False, enable_checkpointing=False

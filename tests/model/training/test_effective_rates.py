@@ -35,7 +35,6 @@ def test_they_are_the_sizes_of_the_first_steps(config, monkeypatch):
         return left @ right
 
     monkeypatch.setattr(optim, "orthogonalize", exact)
-    monkeypatch.setattr(optim, "has_bf16", lambda device: False)
     model = GPT(GPTConfig(**SHAPE, head_dim=4, mlp="swiglu", pos="learned", tie_embeddings=False))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for parameter in model.parameters():

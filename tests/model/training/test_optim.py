@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from tril.model import autocast
 from tril.model.training import optim
 from tril.model.training.optim import MuonAdamW, OptimConfig, build_optimizer, lr_ratio, orthogonalize
 from tril.model.training.schedule import ScheduleConfig, lr_factor
@@ -89,10 +90,12 @@ def set_grads(params: list[nn.Parameter], step: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-def run_both(shapes, ours: dict, theirs: type, steps: int = 5, **kwargs) -> tuple[list, list, list]:
+def run_both(
+    shapes, ours: dict, theirs: type, steps: int = 5, products=torch.float32, **kwargs
+) -> tuple[list, list, list]:
     """Start, and end after the same gradients, of MuonAdamW with one group and of torch's optimizer `theirs`."""
     start, mine, reference = random_params(shapes), random_params(shapes), random_params(shapes)
-    optimizers = MuonAdamW([{**ours, "params": mine}]), theirs(reference, **kwargs)
+    optimizers = MuonAdamW([{**ours, "params": mine}], products), theirs(reference, **kwargs)
     for step in range(steps):
         for params, optimizer in zip((mine, reference), optimizers, strict=False):
             set_grads(params, step)
@@ -119,7 +122,6 @@ def torch_muon_kwargs(group: dict) -> dict:
     ],
 )
 def test_muon_equals_torch_in_float32(monkeypatch, change):
-    monkeypatch.setattr(optim, "has_bf16", lambda device: False)
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # torch's own casts to bf16 everywhere
     group = MUON | change
     distances = relative_distances(*run_both(SHAPES, group, torch.optim.Muon, **torch_muon_kwargs(group)))
@@ -127,23 +129,43 @@ def test_muon_equals_torch_in_float32(monkeypatch, change):
 
 
 @pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
-@pytest.mark.parametrize("bf16", [True, False])
-def test_muon_equals_torch_in_bf16(monkeypatch, adjust_lr, bf16):
-    monkeypatch.setattr(optim, "has_bf16", lambda device: bf16)
+@pytest.mark.parametrize("products", [torch.bfloat16, torch.float32])
+def test_muon_equals_torch_in_bf16(adjust_lr, products):
     group = MUON | {"adjust_lr": adjust_lr}
-    distances = relative_distances(*run_both(SHAPES, group, torch.optim.Muon, **torch_muon_kwargs(group)))
+    kwargs = torch_muon_kwargs(group)
+    distances = relative_distances(*run_both(SHAPES, group, torch.optim.Muon, products=products, **kwargs))
     assert max(distances) < BF16_TOLERANCE
 
 
-@pytest.mark.parametrize(("bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_precision_follows_the_hardware(monkeypatch, bf16, dtype):
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("32-true", torch.float32),
+        ("16-mixed", torch.float32),
+        ("bf16-mixed", torch.bfloat16),
+        ("bf16-true", torch.bfloat16),
+    ],
+)
+@pytest.mark.parametrize("in_hardware", [True, False])
+def test_muons_products_have_the_precision_of_the_run_on_every_processor(monkeypatch, in_hardware, precision, dtype):
     seen = []
-    monkeypatch.setattr(optim, "has_bf16", lambda device: bf16 and device == "cpu")
+    monkeypatch.setattr(autocast, "has_bf16", lambda device: in_hardware)
     monkeypatch.setattr(optim, "orthogonalize", lambda x, steps: seen.append((x.dtype, tuple(x.shape), steps)) or x)
+    model = net()
+    optimizer = build_optimizer(model, OptimConfig(), precision)
+    other = build_optimizer(net(), OptimConfig(), "32-true" if precision == "bf16-mixed" else "bf16-mixed")
+    optimizer.load_state_dict(other.state_dict())  # of a run in another precision
+    train(model, optimizer, range(1))
+    assert {x for x, *_ in seen} == {dtype}
+
+
+def test_matrices_of_one_shape_are_orthogonalized_together(monkeypatch):
+    seen = []
+    monkeypatch.setattr(optim, "orthogonalize", lambda x, steps: seen.append((tuple(x.shape), steps)) or x)
     params = random_params(SHAPES)
     set_grads(params, 0)
     MuonAdamW([MUON | {"params": params}]).step()
-    assert seen == [(dtype, (2, 24, 24), 5), (dtype, (1, 48, 16), 5), (dtype, (2, 16, 48), 5), (dtype, (1, 16, 24), 5)]
+    assert seen == [((2, 24, 24), 5), ((1, 48, 16), 5), ((2, 16, 48), 5), ((1, 16, 24), 5)]
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(20, 20), (12, 40), (40, 12)])
@@ -194,11 +216,10 @@ def test_adamw_uses_the_kernel_that_the_group_asks_for(monkeypatch):
     assert seen == [True, False]
 
 
-def test_each_group_follows_its_own_rule(monkeypatch):
-    monkeypatch.setattr(optim, "has_bf16", lambda device: True)  # torch's Muon is in bf16 on every machine
+def test_each_group_follows_its_own_rule():
     mine, reference = net(), net()
     config = OptimConfig(lr=0.005, muon_lr=0.02, momentum=0.95, weight_decay=0.1, muon_weight_decay=0.2)
-    optimizer = build_optimizer(mine, config)
+    optimizer = build_optimizer(mine, config, "bf16-mixed")  # torch's Muon is in bf16 on every machine
     blocks = [p for p in reference.blocks.parameters() if p.ndim == 2]
     norms = [p for p in reference.parameters() if p.ndim < 2]
     adamw = {"lr": 0.005, "betas": (0.9, 0.95), "fused": True}
