@@ -1,8 +1,10 @@
 """A working directory with every file that the documented commands name."""
 
 import json
+import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 from tests.model.interop.folders import byte_tokenizer, folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
@@ -46,12 +48,9 @@ def write_files(folder: Path) -> None:
     """Two runs, a sweep, models of others and texts."""
     write_texts(folder)
     for name, extra in ((RUN, []), (Path("RUN_WITHOUT_MASK"), ["experiment=control_no_mask"])):
-        paths = [
-            f"data.path={folder / 'text.txt'}",
-            f"data.cache_dir={folder / 'cache'}",
-            f"output_dir={folder / name}",
-        ]
-        train_script.train(composed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
+        paths = [f"data.path={folder / 'text.txt'}", f"output_dir={folder / name}"]
+        with mock.patch.dict(os.environ, {"TRIL_CACHE": str(folder / "cache")}):
+            train_script.train(composed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
     write_models(folder)
     for name in COPIES:
         shutil.copytree(folder / RUN, folder / name)

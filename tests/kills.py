@@ -70,7 +70,8 @@ def run(overrides: list[str], folder: Path, before: Callable[[], object] = lambd
         The exit status; negative: the signal that ended it.
     """
     resumed = (folder / "checkpoints" / "last.ckpt").is_file()
-    arguments = [f"resume={folder}"] if resumed else overrides
+    cache = [override for override in overrides if override.startswith("data.cache_dir=")]  # has to be typed again
+    arguments = [f"resume={folder}", *cache] if resumed else overrides
     if (child := os.fork()) == 0:
         status = 1
         try:

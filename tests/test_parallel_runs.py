@@ -46,7 +46,7 @@ def folder(base):
         return [*data, f"output_dir={folder / name}", *settings]
 
     def resumed(name: str, *settings: str) -> list[str]:
-        return [f"resume={folder / name}", *settings]
+        return [f"resume={folder / name}", data[1], *settings]
 
     def ranks(n_ranks: int, *jobs: list[str], ends_early: bool = False) -> None:
         path = folder / "jobs.json"

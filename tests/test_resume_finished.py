@@ -80,10 +80,8 @@ WANDB = {"project": "mine", "save_dir": "x", "name": None, "id": "abc"}
         ({"wandb": WANDB}, {"wandb": WANDB}),
     ],
 )
-def test_the_single_logger_of_older_versions_gets_a_name(configure, tmp_path, saved, expected):
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump({"output_dir": "elsewhere", "logger": saved}))
-    assert resume._saved_settings(configure(), path)["logger"] == expected
+def test_the_single_logger_of_older_versions_gets_a_name(configure, saved, expected):
+    assert resume._of_this_version({"output_dir": "elsewhere", "logger": saved}, configure())["logger"] == expected
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
         4: f"passed at step 4; {belongs}",
     }
     every_verdict.clear()
-    resumed = in_process("resume=run", "model.backend=explicit", cwd=tmp_path)
+    resumed = in_process("resume=run", "model.backend=explicit", f"data.cache_dir={tmp_path / 'cache'}", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert every_verdict == {
         6: f"passed before training, with random weights; {untested.format(6)}",

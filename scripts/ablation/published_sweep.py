@@ -24,6 +24,7 @@ from tril.scripts.ablation.results import Sweep
 from tril.scripts.ablation.run_files import CONFIG
 from tril.scripts.ablation.sweep_files import read_json
 from tril.scripts.ablation.tuning import CHOSEN
+from tril.scripts.common.saved_settings import read_settings
 
 ARCHIVE = "runs.tar.xz"
 REQUEST = "report.json"  # in the archive: baseline, which and margin of the published report
@@ -51,7 +52,7 @@ def pack(sweep: Sweep, path: Path, request: Mapping[str, object]) -> None:
     arms = sorted({sweep.folder / str(run.planned["tuning"]) for run in sweep.runs if "tuning" in run.planned})
     trials = [config.parent for arm in arms for config in sorted(arm.glob(f"*/{CONFIG}"))]
     every = [folder for folder in (*runs, *trials) if folder.is_dir()]
-    settings = {folder: _read_yaml(folder / CONFIG) for folder in every if (folder / CONFIG).is_file()}
+    settings = {folder: read_settings(folder / CONFIG) for folder in every if (folder / CONFIG).is_file()}
     clean = PathRemover([*settings.values(), str(Path.home()), str(Path.cwd()), str(sweep.folder.resolve())])
     files: dict[str, bytes | None] = {REQUEST: _json(dict(request))}
     if sweep.index:
@@ -93,13 +94,6 @@ def _shorter_log(text: str) -> bytes:
     output = io.StringIO(newline="")
     csv.writer(output, lineterminator="\n").writerows([[row[i] for i in kept] for row in rows])
     return output.getvalue().encode()
-
-
-def _read_yaml(path: Path) -> object:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML ({error}); move that run away") from error
 
 
 def _json(value: object) -> bytes:

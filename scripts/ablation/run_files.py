@@ -13,6 +13,7 @@ import numpy as np
 from tril.model.runs import FAILURE, partial_validation, state_of
 from tril.scripts.ablation.sweep_files import read_json, read_summary
 from tril.scripts.common.cli import flatten
+from tril.scripts.common.saved_settings import read_settings
 
 CONFIG = "config.yaml"
 # of the curve -> of a run's log
@@ -101,12 +102,7 @@ def check_same_validation(runs: Iterable[Run]) -> str | None:
 
 def read_config(path: Path) -> dict[str, object] | None:
     """Dotted keys and values of a run's config.yaml; None if the file belongs to something else."""
-    import yaml
-
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML ({error}); move that run away") from error
+    config = read_settings(path)
     if not isinstance(config, dict) or not isinstance(config.get("seed"), int) or "model" not in config:
         return None
     return flatten(config)

@@ -5,6 +5,7 @@ A crash then ends one run and not the sweep, and no run sees memory, compiled co
 
 import contextlib
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from tril.scripts.common.formats import clock
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped
 LOCK_POLL_SECONDS = 0.5
+TYPED = re.compile(r"\+*(allow_targets=|(callbacks|logger|data)\.)")  # may not come from a run's folder alone
 PROGRAM = (
     sys.executable,
     "-P",
@@ -53,8 +55,8 @@ def train_locked(
         return report_finished(folder, name, "was finished before")
     (folder / FAILURE).unlink(missing_ok=True)
     if (folder / CHECKPOINTS / "last.ckpt").is_file():
-        allowed = [text for text in overrides if text.startswith("allow_targets=")]  # never read from a folder
-        arguments = [quoted(f"resume={folder}", ("resume",)), *allowed]
+        typed = [text for text in overrides if TYPED.match(text)]
+        arguments = [quoted(f"resume={folder}", ("resume",)), *typed]
     else:  # without a checkpoint, nothing in the folder is of use
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from tril.model.runs import run_folder
-from tril.scripts.common.cli import plain
+from tril.model.runs import SETTINGS, run_folder
+from tril.scripts.common.saved_settings import foreign, saved_settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,25 +45,27 @@ def read_run(checkpoint: Path) -> Run:
     """
     from tril.model.checkpoint import read
 
-    path = run_folder(checkpoint) / "config.yaml"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist, so the data of {checkpoint} are unknown; name a run's folder")
-    content, settings = read(checkpoint, entries=("tril", "global_step")), OmegaConf.load(path)
-    assert isinstance(settings, DictConfig)
-    return Run(checkpoint, plain(settings), content.get("global_step"), content["tril"])
+    settings, content = saved_settings(checkpoint), read(checkpoint, entries=("tril", "global_step"))
+    return Run(checkpoint, settings, content.get("global_step"), content["tril"])
 
 
 def prepared_text(run: Run) -> PreparedText | PreparedMixture:
     """The text of a run, or those of its mixture.
 
     Raises:
-        ValueError: it has changed since.
+        ValueError: it has changed since, or the saved settings name another cache folder or server.
     """
     from tril.data.config import parse
 
     if "targets" in run.metadata["data"]:
         cause = "was trained on the answers of conversations (data.format=chat), and this command scores whole texts"
         raise ValueError(f"{run.checkpoint} {cause}; its val/loss and val/bpb are in summary.json")
+    folder, typed = run_folder(run.checkpoint), {"data": {"cache_dir": os.environ.get("TRIL_CACHE")}}
+    for key, value in foreign({"data": run.settings["data"]}, folder, typed).items():
+        remedy = f"download that text, and write its file as data.path into {folder / SETTINGS}"
+        if key == "data.cache_dir":
+            remedy = f"if you trust it, set the environment variable TRIL_CACHE={value}"
+        raise ValueError(f"the saved {key}={value} is neither Tril's own nor in the run's folder; {remedy}")
     prepared = parse(run.settings["data"]).prepare()
     fingerprint, expected = prepared.meta["fingerprint"], run.metadata["data"]["fingerprint"]
     if fingerprint != expected:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.runs import (
     CHECKPOINTS,
     LAST,
     PREVIOUS,
     ROOTS,
-    SETTINGS,
     find_checkpoint,
     new_folder,
     newest_run,
@@ -23,12 +21,12 @@ from tril.model.runs import (
 )
 from tril.scripts.common.cli import UserError, flatten, plain, task_overrides
 from tril.scripts.common.ranks import process_rank, shared_folder
+from tril.scripts.common.saved_settings import as_typed, foreign, saved_settings
 
 TOP_LEVEL_KEYS = ("resume", "seed", "compile", "output_dir", "allow_targets", "allow_changes")  # of the command line
 THIS_COMMAND = ("resume", "output_dir", "allow_targets", "allow_changes")  # keys that are no settings of the run
 LIGHTNING_ENTRIES = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "global_step")
 LATER_GROUPS = ("causality", "checkpoint")  # groups of configs/train.yaml that run folders of older versions lack
-FOLDER_KEYS, NAME_KEYS = ("folder", "dirpath", "save_dir"), ("filename", "name")  # of callbacks and loggers
 OLD_LOGS = ("lightning.pytorch.loggers.CSVLogger", "tril.model.training.loggers.RunLog")  # of metrics.csv, or none
 OLD_LOGS += ("tril.model.training.loggers.no_logger", "model.training.loggers.no_logger")
 VERSION_KEY, VERSION = "config_version", 2  # of config.yaml; since 2 trainer.val_check_interval counts optimizer steps
@@ -88,7 +86,7 @@ def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Resumed | None]:
             raise ValueError(f"allow_changes={cfg.allow_changes} has no effect without resume; leave it out")
         return cfg, None
     found = _find(cfg.output_dir if process_rank() > 0 else cfg.resume)  # rank 0 has chosen
-    saved = _saved_settings(cfg, run_folder(found) / SETTINGS)
+    saved = _of_this_version(saved_settings(found), cfg)
     merged = DictConfig(literal(saved))
     for override in task_overrides():
         key = override.split("=")[0].lstrip("+~")
@@ -102,8 +100,11 @@ def resolve_resume(cfg: DictConfig) -> tuple[DictConfig, Resumed | None]:
             value = OmegaConf.select(cfg, key)
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             OmegaConf.update(merged, key, literal(value), force_add=True)
-    _check_places(plain(merged), Path(cfg.output_dir))
-    old, new = flatten(saved), flatten(plain(merged))
+    settings, folder = plain(merged), Path(cfg.output_dir)
+    if unknown := foreign(settings, folder, plain(cfg)):
+        key, limit = next(iter(unknown)), f"is neither Tril's own nor in the run's folder {folder}"
+        raise ValueError(f"the saved {key}={unknown[key]} {limit}; if you trust it, type {as_typed(unknown)}")
+    old, new = flatten(saved), flatten(settings)
     changed = (
         key for key in {**old, **new} if key not in THIS_COMMAND and (key not in old or old[key] != new.get(key))
     )
@@ -125,21 +126,13 @@ def _find(resume: str) -> Path:
     return path
 
 
-def _saved_settings(cfg: DictConfig, path: Path) -> dict:
-    """The content of a run's config.yaml, for its folder as it is now, with groups that came later from `cfg`."""
-    import yaml
-
-    try:
-        saved = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({' '.join(str(error).split())}); restore it") from error
-    if not isinstance(saved, dict) or not isinstance(saved.get("output_dir"), str):
-        raise ValueError(f"{path} does not have the settings of a run; restore it, or start a new run")
+def _of_this_version(saved: dict, cfg: DictConfig) -> dict:
+    """The content of a run's config.yaml for its folder as it is now, with groups that came later from `cfg`."""
     if saved.pop(VERSION_KEY, 1) == 1:
         _count_steps(saved.get("trainer"))
     saved = relocate(saved, saved["output_dir"], cfg.output_dir)  # the folder may have been moved or copied
     saved = {name: OmegaConf.to_container(cfg[name]) for name in LATER_GROUPS} | saved
-    saved |= {"allow_targets": None, "allow_changes": None}  # only the command line allows anything
+    saved |= {"allow_targets": None, "allow_changes": None, "init_from": None}  # only the command line has these
     if not isinstance(logger := saved.get("logger"), dict) or logger.get("_target_") in OLD_LOGS:
         saved["logger"] = {}
     elif "_target_" in logger:  # older versions had one logger, without a name
@@ -156,19 +149,6 @@ def _count_steps(trainer: object) -> None:
         interval, batches = trainer.get("val_check_interval"), trainer.get("accumulate_grad_batches")
         if isinstance(interval, int) and isinstance(batches, int) and batches > 1:
             trainer["val_check_interval"] = -(-interval // batches)
-
-
-def _check_places(settings: dict, folder: Path) -> None:
-    """Raises ValueError if a saved callback or logger would write outside of the run's folder, unless that is typed."""
-    typed = {override.split("=")[0].lstrip("+") for override in task_overrides()}
-    for key, value in flatten({name: settings.get(name) for name in ("callbacks", "logger")}).items():
-        kind = key.rpartition(".")[2]
-        if key in typed or not isinstance(value, str) or kind not in (*FOLDER_KEYS, *NAME_KEYS):
-            continue
-        place = Path(value) if kind in FOLDER_KEYS else folder / value
-        if not place.resolve().is_relative_to(folder.resolve()):
-            allow = f"type {key}={value} if you trust it"
-            raise ValueError(f"the saved {key}={value} is outside of the run's folder {folder}; {allow}")
 
 
 def _read(path: Path, *, newest: bool) -> Resumed:

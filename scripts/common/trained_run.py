@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from tril.model.runs import SETTINGS, SUMMARY
 from tril.scripts.common.resume import literal
+from tril.scripts.common.saved_settings import read_settings
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ class TrainedRun:
     @property
     def config(self) -> DictConfig:
         """The settings of the run, resolved: the content of config.yaml, as in `run.config.model.n_heads`."""
-        config = DictConfig(literal(OmegaConf.to_container(OmegaConf.load(self.folder / SETTINGS))))
+        config = DictConfig(literal(read_settings(self.folder / SETTINGS)))
         OmegaConf.set_readonly(config, True)
         return config
 

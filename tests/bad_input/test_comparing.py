@@ -72,7 +72,7 @@ REPORT = [
     ("dir=FILES/text.txt", "FILES/text.txt is not a readable runs.tar.xz of a published report (Input format"),
     ("dir=FILES/empty", "FILES/empty is not a readable runs.tar.xz of a published report (Compressed file"),
     ("dir=FILES/binary", "FILES/binary is not a readable runs.tar.xz of a published report (Input format not"),
-    ("dir=FILES/run", "FILES/run/config.yaml is not valid YAML (while parsing a flow node expected the"),
+    ("dir=FILES/run", "FILES/run/config.yaml cannot be read (while parsing a flow node expected the"),
     ("dir=\x00", "\\x00 is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
     ("dir=a\nb", "a b is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
     (("dir=FILES/folder", "margin=0"), "margin=0 must be greater than 0"),

@@ -50,17 +50,15 @@ def trained(tmp_path_factory):
     """A working directory with the two runs below outputs/."""
     folder = tmp_path_factory.mktemp("control")
     (folder / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)))
-    for name, extra in (("masked", []), ("unmasked", ["experiment=control_no_mask"])):
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            paths = [
-                f"data.path={folder / 'text.txt'}",
-                f"data.cache_dir={folder / 'cache'}",
-                f"output_dir={folder / 'outputs' / name}",
-            ]
-            cfg = compose("train", [*TINY, *paths, *extra, "trainer.max_steps=40", "trainer.val_check_interval=20"])
-        train_script.train(cfg)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIL_CACHE", str(folder / "cache"))
+        for name, extra in (("masked", []), ("unmasked", ["experiment=control_no_mask"])):
+            GlobalHydra.instance().clear()
+            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+                paths = [f"data.path={folder / 'text.txt'}", f"output_dir={folder / 'outputs' / name}"]
+                cfg = compose("train", [*TINY, *paths, *extra, "trainer.max_steps=40", "trainer.val_check_interval=20"])
+            train_script.train(cfg)
+        yield folder
 
 
 @pytest.fixture

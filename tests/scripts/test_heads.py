@@ -42,11 +42,12 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads")
     lines = [json.dumps({"text": f"line {i}: the square of {i} is {i * i}."}) for i in range(2000)]
     (folder / "text.jsonl").write_text("\n".join(lines))
-    paths = [f"data.path={folder / 'text.jsonl'}", f"data.cache_dir={folder / 'cache'}"]
     steps = ["trainer.max_steps=30", "trainer.val_check_interval=30"]
     output = f"output_dir={folder / 'outputs' / 'run'}"
-    train_script.train(composed(*paths, output, *steps, "data.document_mask=true"))
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIL_CACHE", str(folder / "cache"))
+        train_script.train(composed(f"data.path={folder / 'text.jsonl'}", output, *steps, "data.document_mask=true"))
+        yield folder
 
 
 @pytest.fixture

@@ -30,18 +30,19 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("heads_sweep")
     lines = [json.dumps({"text": f"line {i}: the square of {i} is {i * i}."}) for i in range(1000)]
     (folder / "text.jsonl").write_text("\n".join(lines))
-    cells = []
-    for n_heads, seed in ((1, 0), (1, 1), (2, 0), (2, 1), (0, 0)):
-        name = f"heads{n_heads}-seed{seed}"
-        paths = [f"data.path={folder / 'text.jsonl'}", f"data.cache_dir={folder / 'cache'}"]
-        settings = [f"model.n_heads={n_heads}", f"seed={seed}", "callbacks.samples.max_new_tokens=1"]
-        where = folder / ("sweep" if n_heads else "without") / name
-        train_script.train(composed(*paths, *settings, f"output_dir={where}"))
-        if n_heads:
-            cells.append({"folder": name, "values": {"model.n_heads": n_heads}, "seed": seed})
-    index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}, "cells": cells}
-    (folder / "sweep" / "sweep.json").write_text(json.dumps(index))
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIL_CACHE", str(folder / "cache"))
+        cells = []
+        for n_heads, seed in ((1, 0), (1, 1), (2, 0), (2, 1), (0, 0)):
+            name = f"heads{n_heads}-seed{seed}"
+            settings = [f"model.n_heads={n_heads}", f"seed={seed}", "callbacks.samples.max_new_tokens=1"]
+            where = folder / ("sweep" if n_heads else "without") / name
+            train_script.train(composed(f"data.path={folder / 'text.jsonl'}", *settings, f"output_dir={where}"))
+            if n_heads:
+                cells.append({"folder": name, "values": {"model.n_heads": n_heads}, "seed": seed})
+        index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}, "cells": cells}
+        (folder / "sweep" / "sweep.json").write_text(json.dumps(index))
+        yield folder
 
 
 def heads(folder, *arguments):

@@ -196,7 +196,7 @@ def test_settings_and_warnings(tmp_path):
     assert "compare bits per byte" in found[2] and found[3].startswith("The losses of 1 finished run are invalid")
     assert warnings(sweep_of(tmp_path / "same")) == []
     (sweep.variants[0].runs[0].folder / "config.yaml").write_text("a: [")
-    with pytest.raises(ValueError, match="config.yaml is not valid YAML"):
+    with pytest.raises(ValueError, match="config.yaml cannot be read"):
         read_configs(sweep)
 
 

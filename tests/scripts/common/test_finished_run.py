@@ -12,17 +12,14 @@ from tril.scripts.common.finished_run import documents_of_windows, evenly_spaced
 
 
 @pytest.fixture
-def checkpoint(tmp_path, text):
+def checkpoint(tmp_path, text, monkeypatch):
     """A checkpoint in a run folder, with the metadata of `text`."""
-    data = {
-        "source": "files",
-        "path": str(text),
-        "tokenizer": {"kind": "byte"},
-        "batch_size": 2,
-        "cache_dir": str(tmp_path / "cache"),
-    }
+    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
+    data = {"source": "files", "path": str(text), "tokenizer": {"kind": "byte"}, "batch_size": 2}
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({"data": data, "folder": "${data.cache_dir}"}))
+    (tmp_path / "run" / "config.yaml").write_text(
+        yaml.safe_dump({"output_dir": "x", "data": data, "folder": "${oc.env:HOME}"})
+    )
     prepared = parse(data).prepare()
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     save(path, LanguageModel(tiny_gpt(vocab_size=257), prepared.tokenizer, "<|endoftext|>"), **prepared.meta)
@@ -31,7 +28,7 @@ def checkpoint(tmp_path, text):
 
 def test_a_run_has_settings_metadata_and_the_validation_tokens_of_its_text(checkpoint, text, tmp_path):
     run = read_run(checkpoint)
-    assert run.settings["folder"] == str(tmp_path / "cache")
+    assert run.settings["folder"] == "${oc.env:HOME}"  # a saved text is never an interpolation
     assert (run.checkpoint, run.steps, run.metadata["config"]["dim"]) == (checkpoint, None, 32)
     [tokens], tokenizer = validation_tokens(run), parse(run.settings["data"]).prepare().tokenizer
     content = text.read_text()
