@@ -1,0 +1,158 @@
+"""Sweeps and what they conclude: tables, differences, intervals and verdicts, computed again from the runs' files."""
+
+import csv
+import json
+import re
+import shutil
+import time
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.contract.harness import BARE, TINY, merged, run, summary
+
+LEVELS = (0.04, 0.005, 0.0025)  # of the first three launches of a sweep
+SIZES = np.array([5, 10, 15, 20, 25, 30, 40, 60, 75, 100, 120, 140])  # targets of 12 documents
+
+
+def runs(folder, group="model", name="n_heads"):
+    """Value of a setting and seed -> folder of the run."""
+    settings = {path.parent: yaml.safe_load(path.read_text("utf-8")) for path in folder.rglob("config.yaml")}
+    return {(config[group][name], config["seed"]): path for path, config in settings.items()}
+
+
+def windows(folder, n_seeds):
+    """Mean losses (2, S, N) of two and four heads in the last validation of each seed, and the targets (N,)."""
+    keys = [[(heads, seed) for seed in range(n_seeds)] for heads in (2, 4)]
+    files = [[np.load(runs(folder)[key] / "windows_last.npz") for key in row] for row in keys]
+    return np.array([[file["nll"] / file["targets"] for file in row] for row in files]), files[0][0]["targets"]
+
+
+def over_documents(means, sizes):
+    """Variance CR2 of the mean over targets of documents, (..., G) to (...), and Bell and McCaffrey's (2002) df."""
+    share = sizes / sizes.sum()
+    residual_maker = np.eye(len(share)) - np.sqrt(np.outer(share, share))
+    form = np.sqrt(share / np.diag(residual_maker))[:, None] * residual_maker
+    df = np.sum(form**2) ** 2 / np.sum((form @ form.T) ** 2)
+    return np.sum((np.sqrt(share) * means @ form.T) ** 2, -1), df
+
+
+def interval(differences, sizes, level):
+    """Mean difference and half width from differences (..., S, G) between mean losses of documents.
+
+    The variances between seeds and over documents, the second less what single runs contribute to it, have a quantile
+    of Student's t each.
+    """
+    from scipy.stats import t
+
+    mean, seeds = differences.mean(-2), differences.shape[-2]
+    by_seed = differences @ sizes / sizes.sum()
+    text, df = over_documents(mean, sizes)
+    of_single_runs = over_documents(differences - mean[..., None, :], sizes)[0].sum(-1) / (seeds * (seeds - 1))
+    variances = by_seed.var(-1, ddof=1) / seeds, np.maximum(text - of_single_runs, 0)
+    half = np.sqrt(sum(t.isf(level / 2, n) ** 2 * x for n, x in zip((seeds - 1, df), variances, strict=True)))
+    return by_seed.mean(-1), half
+
+
+def assert_reported(folder, out, mean, half, verdict, *options):
+    """Makes the report; returns the rows of results.csv by number of heads."""
+    done = run("report", f"dir={folder}", f"out={out}", "baseline=n_heads=2", *options, cwd=out)
+    assert done.status == 0, done.err
+    table = {row["model.n_heads"]: row for row in csv.DictReader((out / "results.csv").open(encoding="utf-8"))}
+    columns = [float(table["4"][f"difference{end}"]) for end in ("", "_low", "_high")]
+    assert columns == pytest.approx([mean, mean - half, mean + half]) and table["4"]["verdict"].startswith(verdict)
+    assert all(f"{mean:+.4f} ± {half:.4f}" in (out / f"report.{end}").read_text("utf-8") for end in ("md", "html"))
+    return table
+
+
+def test_the_tables_of_a_report_follow_from_the_files_of_the_runs(sweep, tmp_path):
+    losses, targets = windows(sweep, 2)  # 20 windows take the place of fewer than 10 documents
+    mean, half = interval(losses[1] - losses[0], targets, LEVELS[0])
+    table = assert_reported(sweep, tmp_path, mean, half, "not distinguishable")
+    summaries = {key: summary(folder) for key, folder in runs(sweep).items()}
+    for row in csv.DictReader((tmp_path / "runs.csv").open(encoding="utf-8")):
+        values = summaries[int(row["model.n_heads"]), int(row["seed"])]
+        numbers = {name: x for name, x in values.items() if isinstance(x, int | float) and row.get(name)}
+        assert {name: float(row[name]) for name in numbers} == numbers
+    for heads, means in zip((2, 4), losses @ targets / targets.sum(), strict=True):
+        row, half = table[f"{heads}"], np.tan(0.475 * np.pi) * np.std(means)  # Student's t with one degree of freedom
+        for name in {"final_val_loss", "final_val_bpb", "parameters"} | row.keys() & numbers.keys():
+            assert float(row[name]) == pytest.approx(np.mean([summaries[heads, seed][name] for seed in (0, 1)])), name
+        columns = [float(row[f"final_val_loss{end}"]) for end in ("", "_low", "_high")]
+        assert columns == pytest.approx([means.mean(), means.mean() - half, means.mean() + half])
+
+
+CASES = [(3, -0.1, 0.02, "better"), (4, 0.1, 0.001, "worse"), (5, 0.03, 0.04, "not dist"), (5, 0.03, 0.04, "equal")]
+
+
+@pytest.mark.parametrize(("n_seeds", "effect", "of_text", "verdict"), CASES)
+def test_a_difference_is_paired_by_seed_and_document(trained, tmp_path, n_seeds, effect, of_text, verdict):
+    chance = np.random.default_rng(n_seeds)
+    seed, text, rest = (chance.normal(size=(2, *shape)) for shape in ((n_seeds, 1), (1, 12), (n_seeds, 12)))
+    first = 3 + seed[0] + text[0]  # what seeds and documents change for both variants cancels
+    second = first + effect + 0.02 * seed[1] + of_text * text[1] + 0.03 * rest[1]
+    for heads, means in ((2, [*first, first[0]]), (4, second)):  # a seed of one variant only is left out
+        for number, losses in enumerate(means):
+            path = shutil.copytree(trained, tmp_path / "runs" / f"{heads}-{number}")
+            settings = yaml.safe_load((path / "config.yaml").read_text("utf-8"))
+            settings["seed"], settings["model"]["n_heads"] = number, heads
+            (path / "config.yaml").write_text(json.dumps(settings), "utf-8")  # JSON is YAML
+            arrays = dict(np.load(path / "windows_last.npz"))
+            arrays |= {"document_nll": losses * SIZES, "document_targets": SIZES}
+            np.savez(path / "windows_last.npz", **arrays)
+    options = ["margin=0.5"] * (verdict == "equal")
+    assert_reported(tmp_path / "runs", tmp_path, *interval(second - first, SIZES, LEVELS[0]), verdict, *options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("of_seeds", "of_text", "of_rest"), [(1, 0, 0), (0, 1, 0), (1, 1, 1), (0.3, 1, 3)])
+def test_identical_variants_are_called_different_as_often_as_the_levels_say(of_seeds, of_text, of_rest):
+    chance, looks = np.random.default_rng(0), []
+    for _ in range(10):
+        seed, text, rest = (chance.normal(size=(4000, *shape)) for shape in ((8, 1), (1, 12), (8, 12)))
+        differences = of_seeds * seed + (of_text * text + of_rest * rest) / np.sqrt(SIZES / SIZES.mean())
+        intervals = [interval(differences[:, :n], SIZES, level) for n, level in zip((3, 5, 8), LEVELS, strict=True)]
+        looks.append([abs(mean) > half for mean, half in intervals])
+    exact = (of_seeds == 0) != (of_text == 0)  # with both, the interval is wider than it must be
+    for rate, level in zip(np.mean(looks, axis=(0, 2)), LEVELS, strict=True):
+        assert (level - 0.006) * exact <= rate <= level + 0.006
+    assert np.any(looks, axis=1).mean() <= sum(LEVELS) + 0.006  # more seeds after each look
+
+
+@pytest.mark.slow
+def test_the_same_command_trains_only_what_is_missing_and_a_second_launch_has_its_level(sweep, texts, tmp_path):
+    copy, began = shutil.copytree(sweep.parents[2], tmp_path / "copy"), time.time()
+    killed = runs(copy)[2, 0]  # after its first validation
+    (killed / "summary.json").unlink()
+    (killed / "checkpoints" / "previous.ckpt").replace(killed / "checkpoints" / "last.ckpt")
+    done = run("train", "-m", *TINY, *BARE, f"data.path={texts}", "model.n_heads=2,4", "seed=0,1,2", cwd=copy)
+    assert done.status == 0, done
+    ends = {key: (path / "summary.json").stat().st_mtime for key, path in runs(copy).items()}
+    assert {key for key in ends if ends[key] > began} == {(2, 0), (2, 2), (4, 2)}
+    losses, targets = windows(copy, 3)
+    assert np.array_equal(losses[:, :2], windows(sweep, 2)[0])
+    expected = interval(losses[1] - losses[0], targets, LEVELS[1])
+    assert_reported(killed.parent, tmp_path, *expected, "not distinguishable")
+
+
+@pytest.mark.parametrize("grid", ["model.n_heads=2,3,5", "model.window=null,32"])
+def test_a_bad_grid_is_refused_before_anything_is_trained(tmp_path, texts, grid):
+    done = run("train", "-m", *TINY, *BARE, f"data.path={texts}", grid, "seed=0,1", cwd=tmp_path)
+    key, _, *wrong = re.split("[=,]", grid)
+    assert done.status == 2 and done.err.startswith("error: ") and "Traceback" not in done.err
+    assert all(f"{key}={value}" in done.err for value in wrong) and not list(tmp_path.glob("multirun/*/*"))
+
+
+@pytest.mark.slow
+def test_the_referee_stops_at_a_verdict_and_does_not_train_its_runs_again(tmp_path, texts):
+    common = " ".join(merged(TINY, *BARE[:2], "data=files", f"data.path={texts}"))
+    for first, second, word, status in ((0.01, 1, "better", 0), (1, 0.01, "worse", 1)):
+        arms = f"baseline=optim.lr_scale={first}", f"candidate=optim.lr_scale={second}"
+        done = run("referee", f"common={common}", *arms, "margin=0.01", "budget=1h", "quiet=true", cwd=tmp_path)
+        losses = {key: summary(folder)["final_val_loss"] for key, folder in runs(tmp_path, "optim", "lr_scale").items()}
+        differences = [losses[second, seed] - losses[first, seed] for seed in range(3)]
+        mean, low, high = map(float, re.findall(r"[+-]\d\.\d{4}", done.out))
+        assert done.status == status and done.out.startswith(word) and len(losses) == 6, done
+        assert mean == pytest.approx(np.mean(differences), abs=6e-5) and low * high > 0
+        assert high - mean > 4.303 * np.std(differences, ddof=1) / 3**0.5  # the half width for a single look

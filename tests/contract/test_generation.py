@@ -1,0 +1,111 @@
+"""Generated text against a loop of full forward passes, draws against their distribution, and recorded texts."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.contract.harness import assert_golden, newest_run, run, train_run
+from tril import load
+
+PROMPTS = ["The dog", "A", "", "Under the old tree it sings and then the red cat finds a small bird near the house"]
+MODELS = ["model.pos=rope", "model.pos=learned model.n_kv_heads=1 model.window=20", "model.pos=alibi"]
+FILTERS = [
+    {"top_k": 3, "temperature": 2.0},
+    {"top_k": None, "top_p": 0.5},
+    {"top_k": None, "min_p": 0.3, "temperature": 1.5},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 3.0},
+]
+
+
+@pytest.fixture(scope="module")
+def lm(request, once, texts):
+    """A model with random matrices, because after a short training it predicts the same after every text."""
+    model = getattr(request, "param", MODELS[0])
+    options = (*model.split(), "trainer.max_steps=2", "trainer.val_check_interval=2")
+    lm = load(newest_run(once(model, lambda cwd: train_run(*options, cwd=cwd, text=texts))), device="cpu")
+    torch.manual_seed(13)
+    for matrix in (parameter for parameter in lm.model.parameters() if parameter.dim() > 1):
+        matrix.data.normal_(0, 0.5)
+    return lm
+
+
+def predicted(lm, window, seen, temperature=0.8, top_k=50, top_p=1.0, min_p=0.0, repetition_penalty=1.0):
+    """The probabilities of the next token, by one full pass and the filters in their documented order."""
+    with torch.no_grad():
+        logits = lm.model(torch.tensor([window]))[0, -1, : lm.tokenizer.get_vocab_size()].double()
+    for token in seen:
+        logits[token] *= repetition_penalty if logits[token] < 0 else 1 / repetition_penalty
+    order = logits.argsort(descending=True)
+    kept = (logits[order] / temperature).softmax(0)[:top_k]
+    kept = kept[(kept.cumsum(0) - kept) / kept.sum() < top_p]
+    kept = kept[kept >= min_p * kept[0]]
+    return torch.zeros_like(logits).index_copy(0, order[: len(kept)], kept / kept.sum())
+
+
+def greedy(lm, prompt, n, **options):
+    """The most probable tokens after the prompt, by full passes; a full context continues with its newer half."""
+    end, limit = lm.tokenizer.token_to_id("<|endoftext|>"), lm.config.context_length
+    start, new = lm.tokenizer.encode(prompt).ids or [end], []
+    window = start[-limit:]
+    while len(new) < n and end not in new:
+        new.append(int(predicted(lm, window, {*start, *new}, **options).argmax()))
+        window = [*window, new[-1]] if len(window) < limit else [*window[1 - limit // 2 :], new[-1]]
+    return lm.tokenizer.decode(start + new)[len(prompt) :], len(new)
+
+
+@pytest.mark.parametrize("lm", MODELS, indirect=True)
+def test_texts_past_the_context_are_those_of_a_loop_of_full_passes(lm):
+    texts, lengths = zip(*(greedy(lm, prompt, 70, repetition_penalty=1.6) for prompt in PROMPTS), strict=True)
+    assert min(lengths) < 50 and max(lengths) == 70, "a text ends, and one goes far beyond the context of 32 tokens"
+    options = {"max_new_tokens": 70, "temperature": 0.0, "repetition_penalty": 1.6}
+    assert [lm.generate(prompt, **options) for prompt in PROMPTS] == list(texts)
+    assert lm.generate(PROMPTS, **options) == list(texts), "as a batch, padded on the left"
+    assert lm.generate(PROMPTS, **options, use_cache=False) == list(texts)
+    drawn = {seed: str(lm.generate(PROMPTS, 70, seed=seed)) for seed in (3, 4, None)}
+    assert len({*drawn.values()}) == 3 and drawn[3] == str(lm.generate(PROMPTS, 70, seed=3, use_cache=False))
+
+
+@pytest.mark.slow
+def test_the_compiled_step_gives_the_same_texts(lm):
+    assert lm.generate(PROMPTS, 90, seed=3, compile=True) == lm.generate(PROMPTS, 90, seed=3)
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+def test_tokens_are_drawn_from_the_filtered_distribution(lm, options):
+    ids, n, chances = lm.tokenizer.encode("The dog sees").ids, 2000, Counter()
+    counts = Counter(lm.generate(["The dog sees"] * n, max_new_tokens=1, seed=1, **options))
+    for token, p in enumerate(predicted(lm, ids, set(ids), **options).tolist()):
+        chances[lm.tokenizer.decode([*ids, token]).removeprefix("The dog sees")] += p  # some tokens have one text
+    for text in counts | chances:
+        p = chances[text]
+        assert abs(counts[text] - n * p) <= 5 * (n * p * (1 - p)) ** 0.5 + (p > 0), text
+
+
+def test_tokens_that_follow_or_are_masked_change_no_logits_of_the_others(lm):
+    ids = torch.tensor([lm.tokenizer.encode(PROMPTS[3]).ids[:20]])
+    changed = ids.index_fill(1, torch.tensor([5]), 7)
+    for mask, visible in ((None, True), (torch.arange(20) != 5, False)):
+        with torch.no_grad():
+            differs = (lm.model(ids, mask=mask) != lm.model(changed, mask=mask)).any(-1)[0].tolist()
+        assert differs == [False] * 5 + [True] + [visible] * 14
+
+
+def test_the_pieces_of_a_stream_join_to_the_text_also_with_characters_of_several_bytes(lm):
+    options = {"max_new_tokens": 200, "seed": 0, "temperature": 3.0, "top_k": None}
+    text, pieces = lm.generate("é", **options), list(lm.stream("é", **options))
+    assert "".join(pieces) == text and len(pieces) > 50
+    assert {len(character.encode()) for character in text if character != "\ufffd"} >= {1, 2}
+    options["stop"] = [text[45:48], text[40:43], "not in the text"]
+    expected = text[: min(text.index(stop) for stop in options["stop"][:2])]
+    assert lm.generate("é", **options) == "".join(lm.stream("é", **options)) == expected
+
+
+def test_the_command_prints_the_text_of_python_which_is_the_recorded_one(trained, tmp_path):
+    lm, options = load(trained, device="cpu"), {"max_new_tokens": 24, "seed": 1, "temperature": 0.9, "stop": "tree"}
+    text = lm.generate("The dog ", **options)
+    assert_golden("generation", "The dog, seed 1", text)
+    assert_golden("generation", "three prompts, seed 0", lm.generate(["The dog ", "The", "The"], 24, top_p=0.9))
+    settings = [f"{name}={value}" for name, value in options.items()]
+    done = run("sample", f"ckpt={trained}", "prompt='The dog '", *settings, cwd=tmp_path)
+    assert done.status == 0 and done.out == f"The dog {text}\n"

@@ -1,0 +1,216 @@
+"""What evaluate, heads, sample and the pages say of a trained model, computed again from its logits and weights."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from tests.contract.harness import newest_run, run, start, train_run
+from tests.contract.test_comparisons import over_documents
+from tril import load
+from tril.model import MultiHeadAttention
+
+MODEL = "model.init=gpt2", "model.mlp=none", "model.n_heads=4", "model.n_kv_heads=2"
+EOT = 0  # the token that ends a text
+PROMPT = "The old cat"
+
+
+@pytest.fixture(scope="session")
+def model(once, texts):
+    """The folder of a run that was validated on ten of the files."""
+    text, steps = texts.parent / "[0-2]*.txt", ("trainer.max_steps=120", "trainer.val_check_interval=60")
+    settings = *MODEL, *steps, f"data.val_path={texts.parent}/3*.txt"
+    return newest_run(once("heads", lambda cwd: train_run(*settings, cwd=cwd, text=text)))
+
+
+@pytest.fixture(scope="module")
+def lm(model):
+    return load(model, device="cpu")
+
+
+def encode(lm, folder, pattern):
+    return [token for path in sorted(folder.glob(pattern)) for token in (*lm.encode(path.read_text("utf-8")), EOT)]
+
+
+@torch.no_grad()
+def log_probabilities(lm, ids, gate=None):
+    """After each token but the last, in windows of 32 tokens that do not overlap: (N - 1, V) float64."""
+    windows = torch.nn.functional.pad(torch.tensor(ids[:-1]), (0, (1 - len(ids)) % 32)).view(-1, 32)
+    return lm.model(windows, head_gate=gate).double().log_softmax(-1).flatten(0, 1)[: len(ids) - 1].numpy()
+
+
+def losses(lm, ids, gate=None):
+    return -log_probabilities(lm, ids, gate)[range(len(ids) - 1), ids[1:]]
+
+
+def interval(values, ids):
+    """The mean of losses, or of differences, with its 95 % interval over documents."""
+    from scipy.stats import t
+
+    document = np.equal(ids[:-1], EOT).cumsum()  # of each target
+    sizes = np.bincount(document)
+    variance, df = over_documents(np.bincount(document, values) / sizes, sizes)
+    ends = values.mean() + t.ppf([0.025, 0.975], df) * variance**0.5
+    return pytest.approx({"mean": values.mean(), "low": ends[0], "high": ends[1]}, rel=1e-5)
+
+
+def ended(name, *arguments, cwd):
+    done = run(name, *arguments, cwd=cwd)
+    assert done.status == 0, done.err
+    return done.out.rstrip("\n")
+
+
+def entry(content, name):
+    """The first entry of this name at any depth, without its number of observations."""
+    if name in content:
+        return {key: value for key, value in content[name].items() if key != "n"}
+    children = (child for child in content.values() if isinstance(child, dict))
+    return next((found for child in children if (found := entry(child, name))), None)
+
+
+@pytest.mark.parametrize("own_text", [False, True])
+def test_the_figures_of_an_evaluation_follow_from_the_logits(model, lm, texts, tmp_path, own_text):
+    earlier = model / "checkpoints" / "previous.ckpt"
+    folder, pattern = (tmp_path, "*.txt") if own_text else (texts.parent, "3*")
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text("Ein Vögelchen. The cat sees a bird.\n" * (number + 1), "utf-8")
+    own = [f"data.path={texts.parent}/1*.txt", f"data.val_path={folder}/{pattern}"] * own_text
+    ended("evaluate", f"ckpt={model}", f"other={earlier}", f"out={tmp_path}", *own, cwd=tmp_path)
+    content, ids = json.loads((tmp_path / "evaluation.json").read_text("utf-8")), encode(lm, folder, pattern)
+    nll, logits = losses(lm, ids), log_probabilities(lm, ids)
+    right, confidence = logits.argmax(1) == ids[1:], np.exp(logits.max(1))
+    expected = {
+        "perplexity": np.exp(nll.mean()),
+        "bits_per_byte": nll.sum() / np.log(2) / sum(path.stat().st_size for path in folder.glob(pattern)),
+        "accuracy": right.mean(),
+        "calibration_error": np.abs(np.bincount((confidence * 15).astype(int), right - confidence)).sum() / len(nll),
+    }
+    assert {name: entry(content, name)["mean"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert entry(content, "loss") == interval(nll, ids)
+    assert entry(content, "difference") == interval(losses(load(earlier, device="cpu"), ids) - nll, ids)
+
+
+@torch.no_grad()
+def attention_maps(lm, windows):
+    """Tokens (B, T) to weights (L, B, H, T, T)."""
+    calls, modules = [], [module for module in lm.model.modules() if isinstance(module, MultiHeadAttention)]
+    hooks = [m.register_forward_hook(lambda *call: calls.append(call), with_kwargs=True) for m in modules]
+    lm.model(torch.tensor(windows))
+    for hook in hooks:
+        hook.remove()
+    return np.stack([module(*args, **options, need_weights=True)[1] for module, args, options, _ in calls])
+
+
+def test_the_losses_without_a_head_and_its_scores_follow_from_gate_and_weights(model, lm, texts, tmp_path):
+    ids = encode(lm, texts.parent, "3*")
+    ids = ids[: (len(ids) - 1) // 32 * 32 + 1]  # whole windows
+    ended("heads", f"ckpt={model}", f"out={tmp_path}", f"windows={len(ids) // 32}", cwd=tmp_path)
+    weights = attention_maps(lm, np.reshape(ids[:-1], (-1, 32))).astype(float)
+    assert np.allclose(weights.sum(-1), 1, atol=1e-6) and not np.triu(weights, 1).any()
+    rows = {row["head"]: row for row in csv.DictReader((tmp_path / "heads.csv").open(encoding="utf-8"))}
+    for layer, head in np.ndindex(2, 4):
+        row, gate = rows[f"L{layer}H{head}"], torch.ones(2, 4)
+        w = weights[layer, :, head, 1:]  # of the queries that see more than themselves
+        gate[layer, head] = 0
+        expected = {
+            "zero_change" if "zero_change" in row else "change": losses(lm, ids, gate).mean() - losses(lm, ids).mean(),
+            "entropy": -np.sum(w * np.log(np.where(w > 0, w, 1)), -1).mean(),
+            "previous": np.diagonal(w, 0, 1, 2).mean(),
+            "first": w[..., 0].mean(),
+        }
+        assert {name: float(row[name]) for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_a_text_without_a_head_is_that_of_full_passes_with_its_gate_at_zero(model, lm):
+    texts, gate, given = [], torch.ones(2, 4), lm.encode(PROMPT)
+    for removed in ("null", "[L0H2]"):
+        ids = given[:]
+        while len(ids) < 31:
+            ids.append(int(log_probabilities(lm, [*ids, EOT], gate)[-1].argmax()))
+        options = "temperature=0", f"max_new_tokens={31 - len(given)}", f"remove_heads={removed}"
+        texts.append(ended("sample", f"ckpt={model}", f"prompt={PROMPT}", *options, cwd=model))
+        assert texts[-1] == lm.tokenizer.decode(ids)
+        gate[0, 2] = 0
+    assert texts[0] != texts[1]
+
+
+@pytest.fixture
+def browser():
+    """Chromium. In the end, the pages have written no message and asked no other computer."""
+    paths = shutil.which("chromium"), shutil.which("chromedriver")
+    if None in paths:
+        (pytest.fail if os.environ.get("TRIL_REQUIRE_BROWSER") == "1" else pytest.skip)(f"no browser: {paths}")
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+
+    options = ChromeOptions()
+    options.binary_location = paths[0]
+    for option in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking"):
+        options.add_argument(f"--{option}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = Chrome(options=options, service=Service(paths[1]))
+    yield chrome
+    messages, events = (
+        chrome.get_log("browser"),
+        [json.loads(x["message"])["message"] for x in chrome.get_log("performance")],
+    )
+    chrome.quit()
+    requests = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert messages == [] and requests
+    assert all(url.startswith(("data:", "file:", "http://127.0.0.1:")) for url in requests), requests
+
+
+def shown_weights(browser, token):
+    """The weights that the text shows while the mouse points at a token."""
+    from selenium.webdriver import ActionChains
+
+    ActionChains(browser).move_to_element(token).perform()
+    titles = [each.get_attribute("title") for each in browser.find_elements("css selector", ".token")]
+    return [float(title.removeprefix("weight ")) for title in titles if title]
+
+
+@pytest.mark.slow
+def test_the_page_of_maps_shows_the_weights_of_each_head(model, lm, tmp_path, browser):
+    ended("heads", f"ckpt={model}", f"out={tmp_path}", "windows=9", f"prompt={PROMPT}", cwd=tmp_path)
+    browser.get((tmp_path / "attention.html").as_uri())
+    maps = attention_maps(lm, [lm.encode(PROMPT)])
+    for layer, head in ((0, 3), (1, 0)):
+        browser.find_element("css selector", f"button[title=L{layer}H{head}]").click()
+        for t, token in enumerate(browser.find_elements("css selector", ".token")):
+            shown = shown_weights(browser, token)  # three digits of float16
+            assert np.allclose(shown, maps[layer, 0, head, t], atol=5e-4 + 2**-11)
+
+
+@pytest.mark.slow
+def test_the_play_page_shows_the_texts_of_sample_and_what_a_token_attended_to(model, lm, tmp_path, browser):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def text(button):
+        browser.find_element("css selector", button).click()
+        status = browser.find_element("css selector", ".status")
+        WebDriverWait(browser, 30).until(lambda _: " tokens, " in status.text)
+        shown = browser.find_element("css selector", ".text").get_property("textContent")
+        return shown.removesuffix("<|endoftext|>").replace("↵", "").rstrip("\n")
+
+    server = start("play", f"ckpt={model}", "port=0", cwd=tmp_path)
+    try:
+        browser.get(server.stdout.readline())
+        for name, value in (("prompt", PROMPT), ("max_new_tokens", "60")):
+            browser.find_element("id", name).clear()
+            browser.find_element("id", name).send_keys(value)
+        texts = [text("#generate")]
+        browser.find_element("css selector", ".strip[title=L1H2]").click()
+        weights = shown_weights(browser, browser.find_elements("css selector", ".token[role=button]")[5])
+        assert len(weights) == len(lm.encode(PROMPT)) + 5 and sum(weights) == pytest.approx(1, abs=0.006)
+        texts.append(text(".switch[title=L0H0]"))
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=20)
+    options = f"ckpt={model}", f"prompt={PROMPT}", "max_new_tokens=60"
+    expected = [ended("sample", *options, f"remove_heads={removed}", cwd=tmp_path) for removed in ("null", "[L0H0]")]
+    assert server.returncode == 0 and texts == expected and texts[0] != texts[1]

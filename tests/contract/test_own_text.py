@@ -1,0 +1,152 @@
+"""Text of the user: tokens, split, masks and training windows (docs/text.md, docs/finetuning.md, docs/mixtures.md)."""
+
+import hashlib
+import os
+import random
+import re
+from collections import Counter
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tests.contract.harness import BARE, TINY, assert_golden, merged, newest_run, process, run, summary
+
+RECORDER = """
+import numpy, torch
+from lightning.pytorch import Callback
+class Recorder(Callback):
+    def on_train_batch_start(self, trainer, module, batch, index):
+        numpy.save(f"train.{trainer.global_rank}.{trainer.global_step:03}", torch.stack(batch[:2]))
+    def on_validation_batch_start(self, trainer, module, batch, index, dataloader_idx=0):
+        numpy.save(f"val.{trainer.global_rank}.{index:03}", torch.stack(batch[:2]))
+"""
+RECORDED = ("+callbacks.mine._target_=recorder.Recorder", "allow_targets=[recorder.Recorder]")
+EOT = "<|endoftext|>"
+WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
+TEXTS = [f'Über {word}: "日本", 🙂\r\n\r\n' + f" {word} {word}" * 20 + "\n" for word in WORDS]
+DOCUMENTS = [*TEXTS, *TEXTS[::2]]  # copies must not be in both parts
+
+
+@pytest.fixture(autouse=True)
+def recorder(once, monkeypatch):
+    folder = once("recorder", lambda folder: (folder / "recorder.py").write_text(RECORDER))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr("matplotlib.figure.Figure.draw", lambda *args: None)  # of the loss plot
+
+
+def train(cwd, *settings, run=run, steps=2):
+    """Trains; returns the tokens, their encoder, inputs and targets of the windows, (2, n, T), and what was printed."""
+    always = f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"
+    done = run("train", *merged((*TINY, *BARE), *RECORDED, *always, *settings), cwd=cwd)
+    assert done.status == 0, done.err
+    parts = ([np.load(path) for path in sorted(cwd.glob(f"{part}.*.npy"))] for part in ("train", "val"))
+    path, *_ = cwd.rglob("tokens.bin")
+    encode = partial(Tokenizer.from_file(str(path.with_name("tokenizer.json"))).encode, add_special_tokens=False)
+    windows = [np.concatenate(part, axis=1) for part in parts]
+    return np.fromfile(path, np.uint16), lambda text: tuple(encode(text).ids), windows, done.out + done.err
+
+
+def split(ids, encode, windows):
+    """The tokens of each document for training and, at the end of the file, for validation."""
+    *found, rest = (tuple(x.tolist()) for x in np.split(ids, np.flatnonzero(ids == encode(EOT)) + 1))
+    n_val = np.count_nonzero(windows[1][1] == encode(EOT))
+    val = sum(found[-n_val:], ())
+    assert rest == () and val[:-1] == tuple(windows[1][0].flat)[: len(val) - 1]
+    return found[:-n_val], found[-n_val:]
+
+
+def predicted(windows):
+    """Counts the pairs of an input and its target."""
+    inputs, targets = windows.reshape(2, -1).tolist()
+    return Counter(pair for pair in zip(inputs, targets, strict=True) if pair[1] >= 0)
+
+
+def write(folder, kind=".md"):
+    """Writes the documents as files, or as rows of a table."""
+    import pandas
+
+    folder.mkdir()
+    for i, text in enumerate(DOCUMENTS if kind == ".md" else ()):
+        (folder / f"{i:02}.md").write_bytes(text.encode())
+    table, path = pandas.DataFrame({"text": DOCUMENTS, "prompt": "?", "response": DOCUMENTS}), folder / f"rows{kind}"
+    if "json" in kind:
+        table.to_json(path, orient="records", lines=True)
+    elif kind != ".md":
+        getattr(table, f"to_{kind[1:]}")(path)
+
+
+@pytest.mark.parametrize("kind", [".md", ".jsonl", ".jsonl.gz", ".csv", ".parquet", "chat .jsonl"])
+def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_only(kind, tmp_path):
+    *chat, suffix = kind.split()
+    write(tmp_path / "texts", suffix)
+    settings = f"data.path={tmp_path}/**/*{suffix}", *(f"data.format={name}" for name in chat)
+    sizes = "data.val_fraction=0.2", "data.tokenizer.vocab_size=700", "data.batch_size=200"
+    ids, encode, windows, _ = train(tmp_path, *settings, *sizes)
+    prompt, space = (encode("User: ?\n\nAssistant:"), " ") if chat else ((), "")
+    documents = {text: prompt + encode(space + text + EOT) for text in DOCUMENTS}
+    parts = split(ids, encode, windows)
+    assert Counter(sum(parts, [])) == Counter(documents[text] for text in DOCUMENTS)
+    assert not set(parts[0]) & set(parts[1])
+    is_token = {text: len(encode(f" {word}")) == 1 for word, text in zip(WORDS, TEXTS, strict=True)}
+    assert is_token == {text: documents[text] in parts[0] for text in TEXTS}
+    for part, found in zip(parts, windows, strict=True):
+        tokens = [(token, i >= len(prompt)) for document in part for i, token in enumerate(document)]
+        pairs = Counter((x, y) for (x, _), (y, is_target) in pairwise(tokens) if is_target)
+        assert predicted(found[:, : -(-(len(tokens) - 1) // 32)]) == pairs  # of one epoch
+
+
+def test_a_text_of_one_line_is_split_near_its_end(tmp_path):
+    text = " ".join(random.Random(0).choices(WORDS, k=1000))
+    (tmp_path / "line.txt").write_text(text)
+    ids, encode, windows, _ = train(tmp_path, f"data.path={tmp_path}/line.txt")
+    (trained,), (val,) = split(ids, encode, windows)
+    cuts = [i for i in range(int(0.94 * len(text)), int(0.96 * len(text))) if encode(text[:i] + EOT) == trained]
+    assert [encode(text[cut:] + EOT) for cut in cuts] == [val]
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed(devices, tmp_path):
+    text = "".join(random.Random(0).choices("abcdefgh \n", k=2550))  # 80 windows, 4 steps
+    val = text[900:1665] + "".join(random.Random(0).choices("ijklmnop \n", k=1785))  # 30 % is a copy
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "b.txt").write_text(val)
+    settings = "data.tokenizer.kind=byte", f"data.path={tmp_path}/*.txt", f"data.val_path={tmp_path}/b.txt"
+    start, ranks = (process, ("trainer=ddp", "trainer.devices=2")) if devices == 2 else (run, ())
+    orders, sizes = [], (f"data.batch_size={20 // devices}", *ranks)
+    for seed in range(3 - devices):
+        ids, encode, windows, printed = train(tmp_path, f"seed={seed}", *settings, *sizes, run=start, steps=8)
+        assert ids.tolist() == [*encode(text + EOT), *encode(val + EOT)]
+        assert seed or any(29.9 < float(share) < 30.1 for share in re.findall(r"(\d+\.\d+) ?%", printed)), printed
+        for epoch in np.split(windows[0].reshape(2, devices, -1, 32), 2, axis=2):
+            assert predicted(epoch) == Counter(pairwise(encode(text + EOT)))
+            orders.append(hashlib.sha256(epoch.tobytes()).hexdigest())
+    assert len(set(orders)) == len(orders)
+    if devices == 1:
+        assert_golden("own_text", "windows", orders)
+
+
+def test_a_mixture_keeps_its_shares_in_every_thousand_windows(tmp_path):
+    for name, letters in (("a", "abcde fghij"), ("b", "01234 56789")):
+        (tmp_path / f"{name}.txt").write_text("".join(random.Random(0).choices(letters, k=6000)))
+    sources = "data=mixture", f"data.sources={{{tmp_path}/a.txt: 2, {tmp_path}/b.txt: 1}}"
+    _, encode, windows, _ = train(tmp_path, *sources, "data.tokenizer.kind=byte", "data.batch_size=100", steps=20)
+    letters, digits = (np.isin(windows[0][0], encode(text)).any(1) for text in ("abcdefghij", "0123456789"))
+    assert (letters != digits).all()  # no window has both
+    assert letters.reshape(2, 1000).sum(1).tolist() == [667, 667]
+
+
+def test_a_text_is_prepared_once_and_again_when_it_changes(tmp_path):
+    fingerprints, files = [], []
+    for folder in ("a", "moved", "changed"):
+        write(tmp_path / folder)
+    (tmp_path / "changed" / "00.md").write_text("a new text")
+    for folder, cache in (("a", "cache"), ("a", "cache"), ("moved", "other"), ("changed", "cache")):
+        train(tmp_path, f"data.path={tmp_path}/{folder}", f"data.cache_dir={tmp_path}/{cache}")
+        fingerprints.append(summary(newest_run(tmp_path))["data_fingerprint"])
+        files.append({path.read_bytes(): path.stat().st_mtime_ns for path in (tmp_path / cache).rglob("tokens.bin")})
+    assert fingerprints[0] == fingerprints[1] == fingerprints[2] != fingerprints[3]
+    assert files[0] == files[1] and files[0].keys() == files[2].keys() < files[3].keys()

@@ -1,0 +1,73 @@
+"""From Python: `train` and `load` of docs/python_api.md, and the notebook."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.contract.harness import BARE, ROOT, TINY, metrics, run, summary
+from tril import load, train
+
+
+def process_state() -> tuple:
+    randoms = torch.get_rng_state().tolist(), random.getstate()
+    return randoms, list(sys.argv), os.getcwd(), *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
+
+
+def test_train_is_the_command_and_leaves_the_process_as_it_was(texts, tmp_path, monkeypatch):
+    settings = (*TINY, *BARE, f"data.path={texts}")
+    assert run("train", *settings, "hydra.run.dir=typed", cwd=tmp_path).status == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
+    (older := tmp_path / "outputs" / "older" / "checkpoints").mkdir(parents=True)
+    (older / "best.ckpt").touch()
+    torch.manual_seed(7)
+    before = process_state()
+    called = train(*settings)
+    assert process_state() == before
+    assert called.folder.parents[2] == tmp_path and called.summary == summary(called.folder)
+    losses = {row["step"]: row["val/loss"] for row in called.metrics if "val/loss" in row}
+    assert losses == metrics(tmp_path / "typed", "val/loss")
+    (called.folder / "config.yaml").replace(called.folder / "checkpoints" / "last.ckpt")  # the best checkpoint is meant
+    models = [load("typed"), load(called.folder), load("latest", device="cpu"), called.load()]
+    assert models[0].config.n_heads == 2 and models[0].tokenizer.get_vocab_size() == 300
+    ids = torch.arange(32)[None]
+    assert all(torch.equal(lm.model(ids), models[0].model(ids)) for lm in models)
+    (text,) = {lm.generate("The dog", max_new_tokens=20, seed=1) for lm in models}
+    assert "".join(models[0].stream("The dog", max_new_tokens=20, seed=1)) == text
+
+
+@pytest.mark.parametrize("setting", ["model.n_heads=3", "modle=nano", "data.path=nowhere.txt"])
+def test_a_wrong_setting_is_a_value_error_with_the_line_of_the_command(setting, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=setting.split("=")[0]) as raised:
+        train(*TINY, setting)
+    assert run("train", *TINY, setting, cwd=tmp_path).err == f"error: {raised.value}\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_import_is_quick_and_an_unknown_name_is_named(tmp_path):
+    code = "import sys; from tril import load, train; assert 'torch' not in sys.modules; from tril import nothing"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: cannot import name 'nothing'")
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_the_start(tmp_path, monkeypatch):
+    import nbclient
+    import nbformat
+
+    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the notebook makes its folder
+    notebook = nbformat.read(ROOT / "docs" / "tour.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    files = sorted(tmp_path.glob("tril-tour-*/outputs/*/*/summary.json"))
+    whole, short = (json.loads(path.read_text())["best_val_loss"] for path in files)
+    lowest = 6 / 14 * math.log(8) * (1 + 6 / 57)  # six random letters of 14 characters, in windows of 57
+    assert lowest < whole < lowest + 0.15 and short > 12 / 14 * math.log(8)  # a window of 4 keys cannot copy

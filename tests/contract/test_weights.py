@@ -1,0 +1,129 @@
+"""Weights in and out: folders of transformers, checkpoints of nanoGPT, GGUF files. transformers computes in float64."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+
+from tests.contract.harness import BARE, assert_refused, newest_run, run, summary
+from tril import load
+
+T, IDS = 24, {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}  # the tokenizer has 290 ids
+MODERN = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, **IDS}
+MODERN |= {"max_position_embeddings": T, "intermediate_size": 44, "rope_theta": 50.0, "rms_norm_eps": 0.1}
+QWEN3 = MODERN | {"head_dim": 12, "tie_word_embeddings": True}
+CONFIGS = {"gpt2": {"n_positions": T, "n_layer": 2, "n_embd": 32, "n_head": 4, **IDS}, "llama": MODERN, "qwen3": QWEN3}
+FROZEN = ("optim=adamw", "optim.lr=1e-30", "trainer.max_steps=1", "trainer.val_check_interval=1", "data.batch_size=4")
+FROZEN += ("trainer.accelerator=cpu", "trainer.precision=32-true", *BARE)  # one step, which changes no weight
+
+
+def random_model(name: str, **changes):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **(CONFIGS[name] | changes)))
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, 0.5)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def imported(request, once, texts):
+    """A random model of transformers, its tokenizer, and the folder of a run that starts from both."""
+
+    def make(folder: Path) -> None:
+        random_model(request.param).save_pretrained(folder / "hf")
+        tokenizer = ByteLevelBPETokenizer()
+        tokenizer.train(sorted(map(str, texts.parent.glob("*.txt"))), vocab_size=290, special_tokens=["<|endoftext|>"])
+        tokenizer.save(str(folder / "hf" / "tokenizer.json"))
+        start(folder, texts, f"init_from=hf:{folder / 'hf'}")
+
+    folder = once(f"weights {request.param}", make)
+    return *read(folder / "hf"), newest_run(folder)
+
+
+def read(folder: Path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    return AutoModelForCausalLM.from_pretrained(folder).double(), AutoTokenizer.from_pretrained(folder)
+
+
+def start(cwd: Path, texts: Path, *settings: str) -> Path:
+    """Makes one step on the texts, of which the first is for validation; returns the folder of the run."""
+    paths = (f"data.path={texts}", f"data.val_path={texts.parent / '00.txt'}")
+    done = run("train", "data=files", *FROZEN, *paths, *settings, cwd=cwd)
+    assert done.status == 0, done.err
+    return newest_run(cwd)
+
+
+@torch.no_grad()
+def assert_same_logits(lm, model, n_ids: int = 290) -> None:
+    """Within 32 roundings of the largest logit. Measured: 6, and 10 for transformers in float32 against float64."""
+    ids = torch.randint(n_ids, (2, T), generator=torch.Generator().manual_seed(0))
+    expected = model(ids).logits
+    assert expected.dtype == torch.float64 and expected.std() > 0.5
+    error = (lm.model(ids)[..., : expected.shape[-1]] - expected).abs().max()
+    assert error <= 32 * torch.finfo(torch.float32).eps * expected.abs().max()
+
+
+@torch.no_grad()
+def test_a_model_of_transformers_is_the_same_in_tril_and_comes_back_unchanged(imported, texts, tmp_path):
+    model, tokenizer, folder = imported
+    lm, text = load(folder), (texts.parent / "00.txt").read_text()
+    ids = torch.tensor([*tokenizer(text).input_ids, 0])
+    assert lm.tokenizer.encode(text).ids == ids[:-1].tolist()
+    assert_same_logits(lm, model)
+    logits = torch.cat([model(window[None]).logits[0] for window in ids[:-1].split(T)])
+    loss = torch.nn.functional.cross_entropy(logits, ids[1:]).item()
+    assert summary(folder)["final_val_loss"] == pytest.approx(loss, rel=1e-6)  # where finetuning starts
+    larger = load(start(tmp_path, texts, f"init_from={folder}", "model.vocab_size=330"))
+    added = larger.model(ids[None, :T])[0, :, 300:] - logits[:T, :290].mean(1, keepdim=True)
+    assert added.shape == (T, 30) and added.abs().max() < 1e-5  # the logit of a new row is the mean logit of the tokens
+    done = run("export", f"ckpt={folder}", f"out={tmp_path / 'again'}", cwd=tmp_path)
+    assert done.status == 0, done.err
+    again, its_tokenizer = read(tmp_path / "again")
+    assert_same_logits(lm, again)
+    weights = again.state_dict()
+    assert all(torch.equal(weights.pop(key), value) for key, value in model.state_dict().items()) and not weights
+    assert its_tokenizer(text).input_ids == tokenizer(text).input_ids
+
+
+def test_a_gguf_file_has_the_tensors_under_the_names_of_llama_cpp(imported, tmp_path):
+    import gguf
+
+    (model, tokenizer, folder), path = imported, tmp_path / "model.gguf"
+    done, kind = run("export", f"ckpt={folder}", "to=gguf", f"out={path}", cwd=tmp_path), model.config.model_type
+    if kind == "gpt2":
+        return assert_refused(done, "model.pos=learned")
+    assert done.status == 0, done.err
+    values = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
+    stored = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in gguf.GGUFReader(path).tensors}
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind.upper()), 2)
+    for key, value in model.named_parameters():
+        if kind == "llama" and ("q_proj" in key or "k_proj" in key):  # llama.cpp rotates neighbors of a head
+            value = value.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)
+        assert torch.equal(stored.pop(names.get_name(key, (".weight",))), value.float()), key
+    assert not stored and [values["general.architecture"], values[f"{kind}.rope.freq_base"]] == [kind, 50.0]
+    assert values["tokenizer.ggml.tokens"][:290] == tokenizer.convert_ids_to_tokens(list(range(290)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_checkpoint_of_nanogpt_has_its_ids_and_logits_in_tril(bias, texts, tmp_path):
+    characters = sorted(set("".join(path.read_text() for path in texts.parent.glob("*.txt"))), reverse=True)
+    model = random_model("gpt2", vocab_size=len(characters), activation_function="gelu")
+    weights = model.state_dict()  # nanoGPT has the names of transformers, and its matrices are transposed
+    for name in list(weights):
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            weights[name] = weights[name].T.contiguous()
+        if name.endswith(".bias") and not bias:
+            weights.pop(name).zero_()
+    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": T, "vocab_size": len(characters), "bias": bias}
+    content = {"model": weights, "model_args": sizes | {"dropout": 0.1}, "config": {"dataset": "x"}, "iter_num": 7}
+    torch.save(content | {"best_val_loss": torch.tensor(1.0), "optimizer": {}}, tmp_path / "ckpt.pt")
+    tables = {"itos": dict(enumerate(characters)), "stoi": {c: i for i, c in enumerate(characters)}}
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(characters), **tables}))
+    lm = load(start(tmp_path, texts, f"init_from=nanogpt:{tmp_path / 'ckpt.pt'}"))
+    assert_same_logits(lm, model.double(), n_ids=len(characters))
+    assert lm.tokenizer.encode("The dog").ids == [characters.index(character) for character in "The dog"]
