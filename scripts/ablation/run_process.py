@@ -24,7 +24,7 @@ from tril.scripts.common.formats import clock
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped
 LOCK_POLL_SECONDS = 0.5
-TYPED = re.compile(r"\+*(allow_targets=|(callbacks|logger|data)\.)")  # may not come from a run's folder alone
+TYPED = re.compile(r"[+~]*(allow_targets=|(callbacks|logger|data)\.)")  # may not come from a run's folder alone
 PROGRAM = (
     sys.executable,
     "-P",
