@@ -23,6 +23,7 @@ import torch
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from tril.data.settings import explain
 from tril.model.atomic_files import atomic_path
 from tril.model.binding import add_weights
 from tril.model.checksums import checksums
@@ -31,7 +32,6 @@ from tril.model.gpt import GPT
 from tril.model.runs import find_checkpoint
 from tril.model.stored_model import PREFIX, build
 from tril.model.stored_tokenizer import load_tokenizer
-from tril.model.validation import explain
 
 FORMAT = 2  # of the "tril" entry. A file of format 1 has no checksums; a format with others needs another key for them
 CHECKSUMS = "checksums"  # the entry with them

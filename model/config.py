@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.norm import LAYERNORM_EPS, norm_kind
 from tril.model.rope import BASE
-from tril.model.validation import strict_settings
 
 Size = Annotated[int, Field(ge=1, lt=2**48)]  # far above any model, and below what overflows in a product of two
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

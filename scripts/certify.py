@@ -20,8 +20,8 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
+from tril.data.settings import strict_settings
 from tril.model.runs import find_checkpoint, run_folder
-from tril.model.validation import strict_settings
 from tril.scripts.common.cli import UserError, build, entry, fail, pick_device, task_overrides, user_errors, writable
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.model.validation import strict_settings
+from tril.data.settings import strict_settings
 from tril.scripts.common.cli import build, entry, nearest, user_errors, writable
 from tril.scripts.common.tables import markdown_table
 

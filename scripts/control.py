@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.runs import find_checkpoint, run_folder
-from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, flatten, user_errors, writable
 from tril.scripts.common.finished_run import Run, read_run, sample_windows, validation_tokens
 from tril.scripts.common.tables import markdown_table

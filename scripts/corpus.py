@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.model.validation import strict_settings
+from tril.data.settings import strict_settings
 from tril.scripts.common.cli import build, entry, nearest, user_errors, writable
 from tril.scripts.common.tables import markdown_table, plain_table
 

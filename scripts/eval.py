@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint, run_folder
-from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
 from tril.scripts.common.evaluated_text import read_subject
 from tril.scripts.common.evaluation import Subject

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.runs import SUMMARY, find_checkpoint, run_folder
-from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, check_writable, entry, fail, user_errors
 
 if TYPE_CHECKING:

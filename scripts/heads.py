@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_checkpoint, find_sweep, run_folder
-from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, flatten, pick_device, user_errors, writable
 from tril.scripts.common.finished_run import Run, read_run, sample_windows, validation_tokens
 from tril.scripts.common.tables import csv_text, markdown_table

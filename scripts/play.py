@@ -15,8 +15,8 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.runs import find_checkpoint
-from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, pick_device, plain, user_errors
 
 TEXT_KEYS = ("ckpt", "other", "prompt")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from tril.model.validation import strict_settings
+from tril.data.settings import strict_settings
 from tril.scripts.common.cli import UserError, build, entry, user_errors, writable
 from tril.scripts.common.formats import clock, plural
 from tril.scripts.common.signals import StoppedError, stop_on_signals

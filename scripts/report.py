@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_sweep
-from tril.model.validation import strict_settings
 from tril.scripts.ablation.sweep_files import SweepDir
 from tril.scripts.common.cli import build, entry, user_errors, writable
 from tril.scripts.common.tables import csv_text

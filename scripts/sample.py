@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
+from tril.data.settings import strict_settings
 from tril.model.runs import find_checkpoint
-from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, drop_output, entry, pick_device, plain, user_errors
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_json
 from tril.model.runs import find_checkpoint, run_folder
-from tril.model.validation import strict_settings
 from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
 from tril.scripts.common.evaluated_text import read_subject
 from tril.scripts.common.evaluation import Subject, check_stride

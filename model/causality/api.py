@@ -11,13 +11,13 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from tril.data.settings import explain
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.certificate import certify as run_cases
 from tril.model.causality.grids.callable_grid import Sizes, module_cases
 from tril.model.causality.receptive_field import expected_dependencies
 from tril.model.causality.subject import attention_windows
 from tril.model.gpt import GPT
-from tril.model.validation import explain
 
 Pattern = Callable[[int], Tensor] | Tensor  # bool (T, T), True = may be seen
 

@@ -18,10 +18,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from tril.data.settings import strict_settings
 from tril.model.generation.sampling import Choice, SamplingConfig, choose
 from tril.model.generation.step import compiled_step, mark_static, skip_guard_eval
 from tril.model.gpt import GPT
-from tril.model.validation import strict_settings
 
 # Steps that a device may run ahead of the reader, so that it never waits for the host. Extra results are dropped.
 STEPS_AHEAD = {"cuda": 1}

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from tril.model.validation import strict_settings
+from tril.data.settings import strict_settings
 
 MIN_TEMPERATURE = 1e-3  # keeps logits / temperature within the range of float32
 MIN_NOISE = torch.finfo(torch.float32).tiny

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from tril.data.settings import explain
 from tril.model.config import GPTConfig
 from tril.model.norm import LAYERNORM_EPS
 from tril.model.rope import BASE
-from tril.model.validation import explain
 
 ACTIVATIONS = {"gelu": "gelu_new", "gelu_erf": "gelu", "relu": "relu", "relu2": "relu2"}  # ours -> theirs, in GPT-2
 SAME_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu"}  # other names of theirs -> ours

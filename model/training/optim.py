@@ -20,11 +20,11 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from tril.data.settings import strict_settings
 from tril.model.gpt import GPT
 from tril.model.training.local_shards import gathered, local, local_gradients, part_of
 from tril.model.training.schedule import ScheduleConfig
 from tril.model.training.width_scaling import Base, lr_ratio, rate_factor
-from tril.model.validation import strict_settings
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
 NS_EPS = 1e-7  # Jordan's; a zero matrix stays zero

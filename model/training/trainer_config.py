@@ -7,8 +7,8 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.training.hardware import Accelerator, Compile, Precision
-from tril.model.validation import strict_settings
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 PRECISIONS = {  # Lightning's and other short names

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.model.validation import strict_settings
+from tril.data.settings import strict_settings
 from tril.scripts.ablation.sweep_files import TUNE
 from tril.scripts.common.cli import UserError, build, user_errors
 

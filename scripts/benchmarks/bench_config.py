@@ -8,8 +8,8 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import strict_settings
 from tril.model.runs import find_checkpoint
-from tril.model.validation import strict_settings
 from tril.scripts.benchmarks.processes import check_program
 from tril.scripts.common.cli import nearest, plain
 

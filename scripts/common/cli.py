@@ -40,7 +40,7 @@ def message_of(error: Exception) -> str:
     """The error in one line."""
     from pydantic import ValidationError
 
-    from tril.model.validation import explain as explain_settings
+    from tril.data.settings import explain as explain_settings
 
     return explain_settings(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
 

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.model.validation import strict_settings
+from tril.data.settings import strict_settings
 from tril.scripts.common.cli import plain
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 from pydantic import AfterValidator, Field
 
-from tril.model.validation import strict_settings
+from tril.data.settings import strict_settings
 from tril.scripts.common.cli import build, message_of, printable
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models
 
 from tril.data import prepare
+from tril.data.settings import explain
 from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, load, n_ids
-from tril.model.validation import explain
 
 CORPUS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat\n" * 20, "naïve café\r\n\ttabs\n"]
 HARD = [

@@ -6,8 +6,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from tril.data.settings import explain
 from tril.model.config import GPTConfig
-from tril.model.validation import explain
 from tril.scripts.common.cli import CONFIGS
 
 

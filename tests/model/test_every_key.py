@@ -11,9 +11,9 @@ import yaml
 from pydantic import ValidationError
 
 from tests.conftest import BACKENDS_SLOW_FLEX, MODEL_CHOICES, assert_close, randomize
+from tril.data.settings import explain
 from tril.model.attention import BACKENDS
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.validation import explain
 from tril.scripts.common.cli import CONFIGS
 
 FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]

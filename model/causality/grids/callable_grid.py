@@ -22,6 +22,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from tril.data.settings import strict_settings
 from tril.model.causality.case import (
     FLOAT64_ROUNDING,
     MAX_ROWS,
@@ -36,7 +37,6 @@ from tril.model.causality.grids.gpt_grid import SMALL_BUDGET
 from tril.model.causality.grids.module_subject import ModuleSubject
 from tril.model.causality.subject import FLOPS, randomize
 from tril.model.causality.texts import Texts
-from tril.model.validation import strict_settings
 
 LONGEST = 1024  # positions tested at most; fewer where a pass takes longer than PASS_SECONDS
 PASS_SECONDS = 0.05  # of the budget of 10 s

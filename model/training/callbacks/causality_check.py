@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_json
 from tril.model.causality.attention_check import check_attention
 from tril.model.causality.case import Case, Result
@@ -25,7 +26,6 @@ from tril.model.stored_model import SkipInit
 from tril.model.training.callbacks.pipeline_check import check_pipeline
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule, compiled_loss
-from tril.model.validation import strict_settings
 
 BUDGET = 5e10  # FLOPs of each of the two dependency matrices: a dozen positions of `nano`
 EVERY_POSITION_BUDGET = 2e10  # FLOPs of a pass; a larger model would take a minute, and copies that may not fit

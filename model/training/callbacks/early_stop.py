@@ -6,9 +6,9 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from pydantic import Field, validate_call
 
+from tril.data.settings import strict_settings
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
-from tril.model.validation import strict_settings
 
 
 class EarlyStop(EarlyStopping):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from tqdm import tqdm
 
+from tril.data.settings import strict_settings
 from tril.model.gpt import IGNORE
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.errors import NonFiniteError
@@ -22,7 +23,6 @@ from tril.model.training.local_shards import local
 from tril.model.training.module import TrainingModule
 from tril.model.training.nonfinite import first_nonfinite_gradient, first_nonfinite_output, rates_text
 from tril.model.training.spikes import SpikeDetector
-from tril.model.validation import strict_settings
 
 SKIP_KEY = "callbacks.gradients.on_nonfinite=skip"
 

@@ -5,12 +5,12 @@ from typing import Annotated
 from lightning import Callback, Trainer
 from pydantic import Field, validate_call
 
+from tril.data.settings import strict_settings
 from tril.model.heads.ablation import all_heads, head_name
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import text_scores
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
-from tril.model.validation import strict_settings
 
 LOGGED = ("entropy", "first")  # of `tril.model.heads.scores.SCORES`
 

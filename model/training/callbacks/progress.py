@@ -8,11 +8,11 @@ from lightning import Callback, Trainer
 from pydantic import Field, validate_call
 from tqdm import tqdm
 
+from tril.data.settings import strict_settings
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import compile_seconds
 from tril.model.training.module import TrainingModule
-from tril.model.validation import strict_settings
 
 LOG_INTERVAL = 10  # seconds between lines of a long validation if stderr is not a terminal
 

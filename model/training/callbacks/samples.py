@@ -7,11 +7,11 @@ from lightning import Callback, Trainer
 from pydantic import BeforeValidator, Field, validate_call
 from tqdm import tqdm
 
+from tril.data.settings import strict_settings
 from tril.model.generation.sampling import Temperature
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule
 from tril.model.training.trackers import log_sample
-from tril.model.validation import strict_settings
 
 
 def _number_as_text(prompt: Any) -> Any:

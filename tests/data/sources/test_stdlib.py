@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from tests.data.sources.reading import documents
 from tril.data.prepare import prepare
+from tril.data.settings import explain
 from tril.data.sources.stdlib import VAL_SALT, StandardLibrary, is_table
 from tril.data.tokenizer import TokenizerConfig
-from tril.model.validation import explain
 
 
 def test_standard_library_reads_every_module_once_and_no_tests(tmp_path, monkeypatch):

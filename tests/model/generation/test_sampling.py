@@ -6,6 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tril.data.settings import explain
 from tril.model.generation.sampling import (
     Choice,
     SamplingConfig,
@@ -16,7 +17,6 @@ from tril.model.generation.sampling import (
     keep_top_p,
     penalize_repetition,
 )
-from tril.model.validation import explain
 
 P = [0.5, 0.25, 0.125, 0.0625, 0.0625]
 OFF = {"temperature": 1.0, "top_k": None}

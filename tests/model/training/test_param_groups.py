@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from tests.model.training.test_optim import MUON, net, random_params
+from tril.data.settings import explain
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
 from tril.model.training.optim import MuonAdamW, OptimConfig, check_partition, param_groups
 from tril.model.training.schedule import ScheduleConfig
-from tril.model.validation import explain
 
 
 def names_by_group(model: nn.Module, config: OptimConfig) -> dict[str, set[str]]:

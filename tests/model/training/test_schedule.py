@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from tril.data.settings import explain
 from tril.model.training.schedule import ScheduleConfig, lr_factor
-from tril.model.validation import explain
 
 
 def factors(total: int, **config) -> list[float]:

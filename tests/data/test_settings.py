@@ -6,13 +6,13 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
+from tril.data.settings import explain, strict_settings
 from tril.model.causality.grids.callable_grid import Sizes
 from tril.model.config import GPTConfig
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.training.optim import OptimConfig
 from tril.model.training.schedule import ScheduleConfig
 from tril.model.training.trainer_config import CausalityConfig, TopLevelConfig, TrainerConfig
-from tril.model.validation import explain, strict_settings
 
 
 @dataclass(frozen=True, config=strict_settings("optim.schedule"))

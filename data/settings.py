@@ -1,17 +1,29 @@
-"""One wording for the settings that pydantic refuses.
+"""Settings: how a field is declared, and one wording for the values that pydantic refuses.
 
-Every group of settings is a frozen pydantic dataclass in strict mode: each field declares its type, limits and valid
-values:
+Every group of settings is a frozen pydantic dataclass in strict mode. A field declares its type, default, help and
+limits once; the command line, `--help` and the checks follow from it:
 
     @dataclass(frozen=True, config=strict_settings("model"))
     class GPTConfig:
-        dim: Annotated[int, Field(ge=1)] = 192
+        dim: int = setting(192, "width of the model", ge=1)
 """
 
 import json
 import re
+from typing import Any
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
+
+
+def setting(default: Any, help: str, **limits: Any) -> Any:
+    """A field of a group of settings.
+
+    Args:
+        default: `...` for a setting that has none.
+        help: for `--help`, in one line.
+        limits: of pydantic's `Field`, such as ge=1.
+    """
+    return Field(default, description=help, **limits)
 
 
 def strict_settings(title: str = "") -> ConfigDict:
