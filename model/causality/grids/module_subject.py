@@ -19,7 +19,8 @@ from tril.model.causality.grids.first_call import WrongLogits, checked_logits
 from tril.model.causality.receptive_field import embeddings_as_leaves
 from tril.model.causality.subject import Subject, float64_device, left_padding, same_random_numbers
 
-CACHES = ("past_key_values", "cache_params", "state")  # names of the cache as an argument and in the output
+# Names of the cache as an argument and in the output; in transformers it is "cache" since 5.24.
+CACHES = ("cache", "past_key_values", "cache_params", "state")
 NO_DECODING, NO_PADDING = "decoding with the cache is left out", "left padding is left out"
 
 

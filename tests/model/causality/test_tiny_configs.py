@@ -88,7 +88,7 @@ def test_a_cache_or_padding_that_raises_is_a_note(monkeypatch):
     forward = transformers.LlamaForCausalLM.forward
 
     @functools.wraps(forward)
-    def only_plain(self, *args, attention_mask=None, past_key_values=None, use_cache=None, **inputs):
+    def only_plain(self, *args, attention_mask=None, cache=None, use_cache=None, **inputs):
         if attention_mask is not None or use_cache:
             raise NotImplementedError("plain passes\nonly")
         return forward(self, *args, use_cache=False, **inputs)
