@@ -1,29 +1,43 @@
-"""Settings: how a field is declared, and one wording for the values that pydantic refuses.
+"""Settings: how a field is declared, how a group is built from plain values, and one wording for what is refused.
 
-Every group of settings is a frozen pydantic dataclass in strict mode. A field declares its type, default, help and
-limits once; the command line, `--help` and the checks follow from it:
+Every group of settings is a frozen pydantic dataclass in strict mode. A field declares its type, default, help, limits
+and the settings that it depends on, once; the command line, `--help` and the checks follow from it:
 
     @dataclass(frozen=True, config=strict_settings("model"))
     class GPTConfig:
         dim: int = setting(192, "width of the model", ge=1)
+        rope_base: float = setting(1e4, "base of the rotation frequencies", needs="pos=rope", gt=0)
 """
 
+import dataclasses
+import difflib
 import json
 import re
+import types
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
+from pydantic_core import PydanticUndefined
+
+REQUIRED = PydanticUndefined  # the default of a setting that has none
 
 
-def setting(default: Any, help: str, **limits: Any) -> Any:
+def setting(default: Any, help: str, *, needs: str | None = None, **limits: Any) -> Any:
     """A field of a group of settings.
 
     Args:
         default: `...` for a setting that has none.
         help: for `--help`, in one line.
+        needs: the value of another setting of the group without which this one has no effect: "kind=muon",
+            "kind=file|hub", or "clip" alone, which must be neither null nor false. Several, all of which are needed,
+            are separated by spaces.
         limits: of pydantic's `Field`, such as ge=1.
     """
-    return Field(default, description=help, **limits)
+    extra = {"needs": needs} if needs else None
+    return Field(default, description=help, json_schema_extra=extra, **limits)  # pyright: ignore[reportArgumentType]
 
 
 def strict_settings(title: str = "") -> ConfigDict:
@@ -33,6 +47,139 @@ def strict_settings(title: str = "") -> ConfigDict:
         title: prefix of the keys on the command line, such as "model"; "": none.
     """
     return ConfigDict(strict=True, extra="forbid", title=title)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field declares.
+
+    Attributes:
+        key: dotted, as on the command line.
+        default: a plain value; REQUIRED: it has none.
+        choices: the valid values, if they are listed.
+        needs: see `setting`.
+    """
+
+    key: str
+    default: Any
+    help: str
+    choices: tuple = ()
+    needs: str | None = None
+
+
+def declared(group: type, prefix: str = "") -> Iterator[Setting]:
+    """The settings of a group, those of groups within it included."""
+    for name, field in group.__pydantic_fields__.items():
+        key = f"{prefix}.{name}" if prefix else name
+        if (inner := group_of(field.annotation)) is not None:
+            yield from declared(inner, key)
+            continue
+        extra = field.json_schema_extra
+        needs = extra.get("needs") if isinstance(extra, dict) else None
+        default = field.get_default(call_default_factory=True)
+        yield Setting(key, plain(default), field.description or "", choices_of(field.annotation), needs)
+
+
+def defaults(group: type) -> dict[str, Any]:
+    """The defaults of a group as nested plain values, without the settings that have none."""
+    values = {}
+    for name, field in group.__pydantic_fields__.items():
+        default = field.get_default(call_default_factory=True)
+        if (inner := group_of(field.annotation)) is not None and default is not None:
+            values[name] = defaults(inner) if default is REQUIRED else plain(default)
+        elif default is not REQUIRED:
+            values[name] = plain(default)
+    return values
+
+
+def build(group: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """The settings of a group from nested plain values.
+
+    Raises:
+        ValueError: an unknown key, with the nearest valid one, or values that the group refuses.
+    """
+    fields = group.__pydantic_fields__
+    built = {}
+    for name, value in values.items():
+        key = f"{prefix}.{name}" if prefix else str(name)
+        if name not in fields:
+            raise ValueError(f"there is no setting {key}{nearest(str(name), fields, prefix)}")
+        inner = group_of(fields[name].annotation)
+        if inner is not None and isinstance(value, Mapping):
+            value = build(inner, value, key)
+        elif inner is not None and value is not None and not isinstance(value, inner):
+            raise ValueError(f"{key}={typed(value)} must be a group of settings; change one, such as {key}.KEY=VALUE")
+        built[name] = value
+    return group(**built)
+
+
+def without_effect(config: Any, prefix: str = "") -> dict[str, str]:
+    """The settings that have no effect with the other values of their group: dotted keys, and the need of each."""
+    found = {}
+    for name, field in type(config).__pydantic_fields__.items():
+        key, value = f"{prefix}.{name}" if prefix else name, getattr(config, name)
+        if dataclasses.is_dataclass(value) and hasattr(value, "__pydantic_fields__"):
+            found |= without_effect(value, key)
+        extra = field.json_schema_extra
+        needs = str(extra.get("needs", "")) if isinstance(extra, dict) else ""
+        unmet = [need for need in needs.split() if not _is_met(config, need)]
+        if unmet:
+            found[key] = unmet[0]
+    return found
+
+
+def canonical(config: Any) -> Any:
+    """The same settings with those that have no effect at their defaults, so that equal runs have equal settings."""
+    fields = type(config).__pydantic_fields__
+    unused = [name for name in without_effect(config) if name in fields]
+    inner = {
+        name: canonical(value)
+        for name in fields
+        if name not in unused and hasattr(value := getattr(config, name), "__pydantic_fields__")
+    }
+    return dataclasses.replace(
+        config, **inner, **{name: fields[name].get_default(call_default_factory=True) for name in unused}
+    )
+
+
+def _is_met(config: Any, need: str) -> bool:
+    name, equals, values = need.partition("=")
+    value = getattr(config, name)
+    return typed(value) in values.split("|") if equals else value is not None and value is not False
+
+
+def group_of(annotation: Any) -> type | None:
+    """The group of settings that a field holds, perhaps as one of the alternatives with None; None: a plain value."""
+    alternatives = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        alternatives = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+    groups = [kind for kind in alternatives if hasattr(kind, "__pydantic_fields__")]
+    return groups[0] if len(groups) == len(alternatives) == 1 else None
+
+
+def choices_of(annotation: Any) -> tuple:
+    """The values of the `Literal` in an annotation; () without one."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return typing.get_args(annotation)
+    return tuple(choice for kind in typing.get_args(annotation) for choice in choices_of(kind))
+
+
+def plain(value: Any) -> Any:
+    """A default as yaml writes it: groups and mappings as dictionaries, tuples as lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def nearest(name: str, choices: Collection[str], prefix: str = "") -> str:
+    """The end of an error message: the choice most similar to `name`, or all choices."""
+    prefix = f"{prefix}." if prefix else ""
+    close = difflib.get_close_matches(name, list(choices), n=1)
+    if close:
+        return f"; did you mean {prefix}{close[0]}?"
+    return f"; choose one of {', '.join(prefix + key for key in sorted(choices))}"
 
 
 def explain(error: ValidationError) -> str:
@@ -51,10 +198,10 @@ def _explain_one(title: str, details) -> str:
         return f"{name} is unknown"
     limit = re.sub(r"^\w+ should", "must", details["msg"])  # "Input should be ...", "String should have ..."
     is_type_error = details["type"].endswith("_type")  # then quotes tell the text '8' from the number 8
-    return f"{name}={_typed(details['input'], quoted=is_type_error)} {limit}"
+    return f"{name}={typed(details['input'], quoted=is_type_error)} {limit}"
 
 
-def _typed(value, *, quoted: bool) -> str:
+def typed(value: Any, *, quoted: bool = False) -> str:
     """The value as on the command line."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
