@@ -158,6 +158,7 @@ def build_parts(
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
     from tril.model.training.callbacks.metrics import Metrics
+    from tril.model.training.optim import base_of
     from tril.model.training.out_of_memory import model_memory
     from tril.model.training.strategies import ModelParallel, tensor_ranks
     from tril.model.training.width_scaling import scale_initial_values
@@ -178,7 +179,7 @@ def build_parts(
     with model_memory(model_config), torch.device("meta" if divided else "cpu"):
         model = GPT(model_config)
     if config.optim.scale_with_width and not divided:
-        scale_initial_values(model, config.optim.base)
+        scale_initial_values(model, base_of(config.optim))
     if start is not None:
         start.load_into(model)
     old_text = OldText.of(config)

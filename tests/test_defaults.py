@@ -25,8 +25,9 @@ def read(name):
 
 def defaults_of(kind) -> dict:
     """Default by name; UNSET for a required argument."""
-    if dataclasses.is_dataclass(kind):
-        pairs = {field.name: field.default for field in dataclasses.fields(kind)}
+    if hasattr(kind, "__pydantic_fields__"):
+        fields = kind.__pydantic_fields__.items()
+        pairs = {name: field.get_default(call_default_factory=True) for name, field in fields}
     else:
         pairs = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
     required = (dataclasses.MISSING, inspect.Parameter.empty, PydanticUndefined)

@@ -9,20 +9,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch.utils._triton import has_triton
 
 from tril.model.autocast import has_bf16
+from tril.model.training.settings import Accelerator, Compile, Precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MAX_KEPT_BYTES = 1 << 30
 COMPILER_WITH_AMX = 12  # version of g++ (2022) and clang (2021); torch generates no newer x86 instructions
 
-Accelerator = Literal["auto", "cuda", "mps", "cpu"]
-Precision = Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
-Compile = Literal["auto", True, False, "default", "reduce-overhead", "max-autotune-no-cudagraphs", "regional"]
 CUDA_GRAPHS = "reduce-overhead"  # torch.compile's name for them
 REGIONAL = "regional"  # not a mode of torch.compile: one block is compiled and used for all blocks
 

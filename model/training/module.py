@@ -22,7 +22,7 @@ from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
 from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
-from tril.model.training.optim import OptimConfig, build_optimizer
+from tril.model.training.optim import OptimConfig, base_of, build_optimizer
 from tril.model.training.parallel import shard, whole_copy
 from tril.model.training.random_states import random_states, restore_random_states
 from tril.model.training.schedule import lr_factor
@@ -86,7 +86,7 @@ class TrainingModule(LightningModule):
         if mesh is not None and self.model.embed.weight.is_meta:
             shard(self.model, mesh, self.trainer.strategy.root_device)
             if self.optim.scale_with_width:
-                scale_initial_values(self.model, self.optim.base)
+                scale_initial_values(self.model, base_of(self.optim))
             self.nll = compiled_loss(self.model, self.compile_mode)
 
     def whole_model(self) -> GPT | None:

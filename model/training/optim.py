@@ -11,19 +11,15 @@ Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: h
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from tril.data.settings import strict_settings
+from tril.data.settings import declared
 from tril.model.gpt import GPT
 from tril.model.training.local_shards import gathered, local, local_gradients, part_of
-from tril.model.training.schedule import ScheduleConfig
+from tril.model.training.settings import OptimConfig
 from tril.model.training.width_scaling import Base, lr_ratio, rate_factor
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
@@ -33,61 +29,14 @@ GROUP_KEYS = {  # required keys of a parameter group, besides its parameters
     "muon": {"lr", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr"},
     "adamw": {"lr", "weight_decay", "betas", "eps", "fused"},
 }
-MUON_KEYS = ("muon_lr", "muon_weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr")  # without effect on AdamW
-BASE_KEYS = ("base_width", "base_head_dim")  # without effect unless scale_with_width
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Size = Annotated[int, Field(ge=1)]
+# without effect on AdamW, and unless scale_with_width
+MUON_KEYS = tuple(each.key for each in declared(OptimConfig) if each.needs == "kind=muon")
+BASE_KEYS = tuple(each.key for each in declared(OptimConfig) if each.needs == "scale_with_width")
 
 
-@dataclass(frozen=True, config=strict_settings("optim"))
-class OptimConfig:
-    """How the weights are updated. Learning rates are peaks; the schedule scales all of them.
-
-    Args:
-        kind: "muon" (block matrices by Muon, the rest by AdamW) or "adamw" (everything by AdamW).
-        lr: AdamW's learning rate, with its `betas` and `eps`.
-        weight_decay: AdamW's, for matrices only, never for norms and biases.
-        muon_lr: Muon's learning rate, with its `muon_weight_decay`, `momentum` and `nesterov`.
-        lr_scale: multiplies both learning rates; one number to tune for a model whose two rates are near their ratio.
-        ns_steps: Newton-Schulz iterations; 5 is usual, fewer are cheaper and less orthogonal.
-        adjust_lr: how Muon's learning rate depends on a matrix's shape, see `lr_ratio`.
-        scale_with_width: the rates are those of a model of `base_width` with heads of `base_head_dim`, and follow the
-            width of this one as `tril.model.training.width_scaling` says.
-
-    Raises:
-        ValidationError: lists every invalid value.
-    """
-
-    kind: Literal["muon", "adamw"] = "muon"
-    lr: Positive = 0.02
-    muon_lr: Positive = 0.014
-    lr_scale: Positive = 1.0
-    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.95)  # not strict: yaml has lists
-    eps: Positive = 1e-8
-    weight_decay: NotNegative = 0.0
-    muon_weight_decay: NotNegative = 0.0
-    momentum: Fraction = 0.9
-    nesterov: bool = True
-    ns_steps: Annotated[int, Field(ge=1, le=100)] = 5
-    adjust_lr: Literal["original", "match_rms_adamw"] = "original"
-    scale_with_width: bool = False
-    base_width: Size = 192
-    base_head_dim: Size = 48
-    schedule: ScheduleConfig = ScheduleConfig()
-
-    @property
-    def base(self) -> Base:
-        """The model whose learning rates these are, for `scale_with_width`."""
-        return Base(self.base_width, self.base_head_dim)
-
-    def canonical(self) -> "OptimConfig":
-        """The same optimizer with every field that has no effect at its default, so that equal runs compare equal."""
-        unused = MUON_KEYS if self.kind == "adamw" else ()
-        unused += () if self.scale_with_width else BASE_KEYS
-        return replace(self, **{field.name: field.default for field in fields(self) if field.name in unused})
+def base_of(config: OptimConfig) -> Base:
+    """The model whose learning rates these are, for `scale_with_width`."""
+    return Base(config.base_width, config.base_head_dim)
 
 
 def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
@@ -240,7 +189,7 @@ def by_width(group: dict, model: nn.Module, config: OptimConfig) -> list[dict]:
     names = {id(p): name for name, p in model.named_parameters()}
     parts: dict[float, list[Tensor]] = defaultdict(list)
     for p in group["params"]:
-        factor = rate_factor(names[id(p)], p, model.config, config.base, group.get("adjust_lr"))
+        factor = rate_factor(names[id(p)], p, model.config, base_of(config), group.get("adjust_lr"))
         parts[factor].append(p)
     return [
         group

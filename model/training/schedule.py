@@ -5,32 +5,8 @@ LambdaLR.
 """
 
 import math
-from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from tril.data.settings import strict_settings
-
-
-@dataclass(frozen=True, config=strict_settings("optim.schedule"))
-class ScheduleConfig:
-    """The shape of the learning rate over a run.
-
-    Args:
-        kind: what follows the warm-up.
-        warmup_steps: optimizer steps of linear warm-up.
-        decay_fraction: "wsd" only: the fraction of all steps, at the end, over which the rate falls linearly.
-        min_lr_ratio: the factor at the end of the decay; "constant" does not use it.
-
-    Raises:
-        ValidationError: lists every invalid value.
-    """
-
-    kind: Literal["linear", "cosine", "wsd", "constant"] = "wsd"
-    warmup_steps: Annotated[int, Field(ge=0)] = 20
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.7
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+from tril.model.training.settings import ScheduleConfig
 
 
 def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
