@@ -37,7 +37,7 @@ def setting(default: Any, help: str, *, needs: str | None = None, **limits: Any)
         limits: of pydantic's `Field`, such as ge=1.
     """
     extra = {"needs": needs} if needs else None
-    return Field(default, description=help, json_schema_extra=extra, **limits)  # pyright: ignore[reportArgumentType]
+    return Field(default, description=help, json_schema_extra=extra, **limits)  # pyright: ignore
 
 
 def strict_settings(title: str = "") -> ConfigDict:
