@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.mixture import SINGLE, Mixture, PreparedMixture, prepare_source
 from tril.data.prepared import PreparedText
-from tril.data.sources.base import SETTINGS
+from tril.data.settings import setting, strict_settings
 from tril.data.sources.file_formats import find
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
@@ -24,29 +24,23 @@ SOURCES = SINGLE | {Mixture.name: Mixture}
 Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True, config=SETTINGS)
+@dataclass(frozen=True, config=strict_settings("data"))
 class DataConfig:
-    """The settings below `data:`: arguments of `TextDataModule`, and `old_path`.
+    """The settings below `data:` that every source has: arguments of `TextDataModule`, and `old_path`."""
 
-    Args:
-        batch_size: windows per device and step.
-        val_batch_size: None takes `batch_size`.
-        cache_dir: folder of prepared data, see `data.cache.resolve_cache_dir`.
-        token_budget: training tokens to prepare, of a mixture from each source; None prepares all.
-        val_token_budget: validation tokens to prepare, likewise.
-        document_mask: documents in the same window do not attend to each other, and positions restart in each.
-        old_path: text files, on which a run that starts from another model reports its loss before and after.
-    """
-
-    source: StandardLibrary | Prose | SingleText | Files | Hub | Mixture
-    tokenizer: TokenizerConfig
-    batch_size: Count
-    val_batch_size: Count | None = None
-    cache_dir: str | None = None
-    token_budget: Count | None = None
-    val_token_budget: Count | None = None
-    document_mask: bool = False
-    old_path: str | None = None
+    source: StandardLibrary | Prose | SingleText | Files | Hub | Mixture = setting(..., "the text; set by data=NAME")
+    tokenizer: TokenizerConfig = setting(TokenizerConfig(), "text <-> token ids")
+    batch_size: int = setting(8, "windows per device and step", ge=1)
+    val_batch_size: Count | None = setting(None, "windows per device in validation; null: batch_size")
+    cache_dir: str | None = setting(None, "null: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril")
+    token_budget: Count | None = setting(None, "training tokens to prepare, of a mixture from each source; null: all")
+    val_token_budget: Count | None = setting(None, "validation tokens to prepare, likewise")
+    document_mask: bool = setting(
+        False, "true: documents in a window do not attend to each other; positions restart in each"
+    )
+    old_path: str | None = setting(
+        None, "with init_from: a file or folder; the run ends with the loss on it before and after training"
+    )
 
     @field_validator("cache_dir")
     @classmethod

@@ -21,7 +21,8 @@ from tril.data.cache import preparing, resolve_cache_dir, write_folder
 from tril.data.integrity import TOKENIZER
 from tril.data.prepare import Counts, prepare, train_tokenizer, training_texts
 from tril.data.prepared import PreparedText
-from tril.data.sources.base import SETTINGS, Source, Split, printable
+from tril.data.settings import setting, strict_settings
+from tril.data.sources.base import Source, Split, printable
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose
@@ -51,18 +52,16 @@ class Member:
     count: int
 
 
-@dataclass(frozen=True, config=SETTINGS)
+@dataclass(frozen=True, config=strict_settings("data"))
 class Mixture:
-    """Several texts, of which each gives a fixed share of the training tokens.
+    """Several texts, of which each gives a fixed share of the training tokens; their order has no effect."""
 
-    Args:
-        sources: weight of each source. A source is a group of configs/data with its own settings, such as stdlib, or a
-            path as of `Files`. The order of the sources has no effect.
-        exhausted: "repeat": a source that was read once starts its next epoch; "stop": the run ends there.
-    """
-
-    sources: dict[Any, Any] | None = None
-    exhausted: Literal["repeat", "stop"] = "repeat"
+    sources: dict[Any, Any] | None = setting(
+        None, "weights, of any sum: NAME of another data=NAME (with its settings), path or glob: weight"
+    )
+    exhausted: Literal["repeat", "stop"] = setting(
+        "repeat", "a source that was read once: repeat starts its next epoch, stop ends the run there"
+    )
     name = "mixture"
 
     @model_validator(mode="after")

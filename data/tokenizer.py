@@ -12,61 +12,52 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tril.data.settings import setting, strict_settings
 from tril.data.tokenizer_json import MAX_BYTES, defect, read_tokenizer
 
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
 COMMIT = re.compile("[0-9a-f]{40}")
-SETTINGS = ConfigDict(strict=True, extra="forbid", title="data.tokenizer", validate_default=True)
 
 
-@dataclass(frozen=True, config=SETTINGS)
+@dataclass(frozen=True, config=strict_settings("data.tokenizer"))
 class TokenizerConfig:
-    """Which tokenizer.
-
-    Args:
-        kind: "bpe" trains byte-level BPE on the training part; "char" has one token per character of the training part;
-            "byte" has the 256 bytes; "file" loads a tokenizer.json; "hub" loads one from the Hugging Face hub.
-        vocab_size: of kind "bpe", including end-of-text; a small text may give fewer tokens.
-        path: the file of kind "file", or the repository of kind "hub", such as openai-community/gpt2.
-        revision: of kind "hub": branch, tag or commit. It is resolved to a commit, which is part of the fingerprint.
-        train_bytes: BPE is trained on at most this much text from the beginning, so that memory stays flat.
-        eot: the end-of-text token.
+    """Which tokenizer: "bpe" trains byte-level BPE on the training part, "char" has one token per character of it,
+    "byte" has the 256 bytes, "file" loads a tokenizer.json, "hub" loads one from the Hugging Face hub.
     """
 
-    kind: Literal["bpe", "char", "byte", "file", "hub"] = "bpe"
-    vocab_size: int | None = 4096
-    path: str | None = None
-    revision: str = "main"
-    train_bytes: Annotated[int, Field(ge=1)] = 50_000_000
-    eot: Annotated[str, Field(min_length=2)] = "<|endoftext|>"  # kind "char" has tokens of one character
+    kind: Literal["bpe", "char", "byte", "file", "hub"] = setting("bpe", "bpe | char | byte | file | hub")
+    vocab_size: int | None = setting(4096, "tokens with end-of-text; a small text may give fewer", needs="kind=bpe")
+    path: str | None = setting(
+        None, "kind=file: a tokenizer.json; kind=hub: a name such as openai-community/gpt2", needs="kind=file|hub"
+    )
+    revision: str = setting("main", "branch, tag or commit; resolved to a commit", needs="kind=hub")
+    train_bytes: int = setting(50_000_000, "train on at most this much text", needs="kind=bpe", ge=1)
+    # kind "char" has tokens of one character
+    eot: str = setting(
+        "<|endoftext|>", "end of a document; tokenizers of kind=file and kind=hub must contain it", min_length=2
+    )
 
-    @field_validator("vocab_size")
-    @classmethod
-    def _check_vocab_size(cls, size: int | None, info: ValidationInfo) -> int | None:
-        if info.data.get("kind") == "bpe" and (size is None or size < MIN_BPE_VOCAB_SIZE):
+    @model_validator(mode="after")
+    def _check(self) -> "TokenizerConfig":
+        kind, size, path, key = self.kind, self.vocab_size, self.path, f"data.tokenizer.path={self.path}"
+        if kind == "bpe" and (size is None or size < MIN_BPE_VOCAB_SIZE):
             need = f"must be at least {MIN_BPE_VOCAB_SIZE} with kind=bpe: 256 bytes and end-of-text"
             raise ValueError(f"data.tokenizer.vocab_size={json.dumps(size)} {need}")
-        return size
-
-    @field_validator("path")
-    @classmethod
-    def _check_path(cls, path: str | None, info: ValidationInfo) -> str | None:
-        kind, setting = info.data.get("kind"), f"data.tokenizer.path={path}"
         if kind in ("bpe", "char", "byte") and path is not None:
-            raise ValueError(f"{setting} must be null with kind={kind}; use kind=file or kind=hub to load a tokenizer")
+            raise ValueError(f"{key} must be null with kind={kind}; use kind=file or kind=hub to load a tokenizer")
         if kind in ("file", "hub") and not path:
             need = "a tokenizer.json" if kind == "file" else "a repository, such as openai-community/gpt2"
             raise ValueError(f"data.tokenizer.path is missing; kind={kind} needs {need}")
         if kind == "file" and not Path(str(path)).expanduser().is_file():
-            raise ValueError(f"{setting} does not exist; give a tokenizer.json")
-        return path
+            raise ValueError(f"{key} does not exist; give a tokenizer.json")
+        return self
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that, together with the text, determine the tokenizer.

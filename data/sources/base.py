@@ -8,13 +8,9 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
-
-from pydantic import ConfigDict, Field
+from typing import Any, Literal, NamedTuple, Protocol
 
 Split = Literal["train", "val"]
-ValFraction = Annotated[float, Field(gt=0, lt=1)]  # share of the validation part
-SETTINGS = ConfigDict(strict=True, extra="forbid", title="data")  # of every source
 
 PIECE_SIZE = 1 << 18  # characters: large enough to encode efficiently, small enough to give every core some pieces
 SPLIT_VERSION = 2  # in fingerprints, incremented when sources assign documents to other parts

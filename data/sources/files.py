@@ -11,18 +11,8 @@ from typing import Any, Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.sources.base import (
-    SETTINGS,
-    SPLIT_VERSION,
-    Piece,
-    Split,
-    ValFraction,
-    content_key,
-    cut,
-    digest_files,
-    in_split,
-    printable,
-)
+from tril.data.settings import setting, strict_settings
+from tril.data.sources.base import SPLIT_VERSION, Piece, Split, content_key, cut, digest_files, in_split, printable
 from tril.data.sources.chat import PLAIN, ChatTemplate, Conversation, read_messages
 from tril.data.sources.file_formats import (
     CSV,
@@ -49,7 +39,7 @@ CHUNK = 1 << 20  # bytes read at a time to compare documents
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, config=SETTINGS)
+@dataclass(frozen=True, config=strict_settings("data"))
 class Files:
     """Files with one of `file_formats.SUFFIXES`. Text files and the rows of tables (.jsonl, .json, .csv, .parquet) are
     documents.
@@ -62,23 +52,27 @@ class Files:
 
     With `format="chat"` the rows of .jsonl files are conversations, which are never cut, and the split compares their
     messages without system prompts.
-
-    Args:
-        path: a file, a folder (searched recursively), a glob (`**` for any depth), or a list of them.
-        text_field: the key or column that holds the text of a row.
-        val_path: like `path`; these files are the validation part, the other files of `path` the training part.
-        format: "chat": rows have `messages`, or `prompt` and `response`; see `data.sources.chat`.
-        chat_template: a file with a Jinja template; None: `PLAIN`.
-        on_error: "skip" leaves out the files that cannot be read; "stop" names them all.
     """
 
-    path: str | list[str] | None
-    text_field: str = "text"
-    val_fraction: ValFraction = 0.05
-    val_path: str | list[str] | None = None
-    format: Literal["text", "chat"] = "text"
-    chat_template: str | None = None
-    on_error: Literal["stop", "skip"] = "stop"
+    path: str | list[str] | None = setting(
+        None, "a file, a folder (searched to every depth), a glob in quotes, or a list: '[a.txt,notes/*.md]'"
+    )
+    text_field: str = setting("text", "the key or column that holds the text of a row", needs="format=text")
+    val_fraction: float = setting(
+        0.05, "of the text: whole files and rows if possible, copies together", needs="val_path=null", gt=0, lt=1
+    )
+    val_path: str | list[str] | None = setting(
+        None, "files to validate on, excluded from `path`; null: a part of `path`"
+    )
+    format: Literal["text", "chat"] = setting(
+        "text", "chat: .jsonl rows with messages, or prompt and response; trains on the answers"
+    )
+    chat_template: str | None = setting(
+        None, "a file with a Jinja template; null: that of init_from, else a plain one", needs="format=chat"
+    )
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "at files that cannot be read, which are all named; skip: leaves them out"
+    )
     name = "files"
     max_overlap = None
 

@@ -9,46 +9,27 @@ from typing import Any
 from pydantic import ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.sources.base import (
-    SETTINGS,
-    SPLIT_VERSION,
-    Piece,
-    Split,
-    ValFraction,
-    content_key,
-    cut,
-    digest_files,
-    in_split,
-)
+from tril.data.settings import setting, strict_settings
+from tril.data.sources.base import SPLIT_VERSION, Piece, Split, content_key, cut, digest_files, in_split
 from tril.data.sources.file_formats import parquet_rows, row_text
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
-@dataclass(frozen=True, config=SETTINGS)
+@dataclass(frozen=True, config=strict_settings("data"))
 class Hub:
-    """Rows of a data set. Scripts that come with a data set are never run.
+    """Rows of a data set. Scripts that come with a data set are never run."""
 
-    Args:
-        repo: "owner/name", or a local folder of files that `datasets` reads, such as parquet.
-        config: the subset, if the data set has several.
-        revision: branch, tag or commit. It is resolved to a commit, which is part of the fingerprint; a full commit (40
-            hex digits) is used without asking the hub. The revision of a local folder is a hash of its files.
-        val_split: the split to validate on; None takes about `val_fraction` of the rows of `train_split`, chosen by a
-            hash of their content, which keeps copies of a row on one side and needs no memory.
-        row_ends_document: False if the rows are the lines of a running text.
-        streaming: read over the network while preparing; False downloads the whole data set first.
-    """
-
-    repo: str
-    config: str | None = None
-    revision: str = "main"
-    text_field: str = "text"
-    train_split: str = "train"
-    val_split: str | None = "validation"
-    val_fraction: ValFraction = 0.005
-    row_ends_document: bool = True
-    streaming: bool = False
+    repo: str = setting(..., "owner/name, or a folder of files that `datasets` reads, such as parquet")
+    config: str | None = setting(None, "the subset, if the data set has several")
+    # a full commit (40 hex digits) is used without asking the hub
+    revision: str = setting("main", "branch, tag or commit; resolved to a commit, which is recorded")
+    text_field: str = setting("text", "the column that holds the text of a row")
+    train_split: str = setting("train", "the split to train on")
+    val_split: str | None = setting("validation", "the split to validate on; null: val_fraction of the training rows")
+    val_fraction: float = setting(0.005, "of the rows, by a hash of their content", needs="val_split=null", gt=0, lt=1)
+    row_ends_document: bool = setting(True, "false: rows are the lines of a running text")
+    streaming: bool = setting(False, "true: read over the network while preparing; false: download first")
     max_overlap = None
 
     @field_validator("repo")

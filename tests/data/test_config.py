@@ -102,7 +102,6 @@ def test_values_are_passed_on(tmp_path):
         (changed("tinystories", streaming="maybe"), "data.streaming='maybe' must be a valid boolean"),
         (changed("tinystories", config=5), "data.config=5 must be a valid string"),
         (changed("files"), "data.path is missing; give a file, a folder or a glob"),
-        ({"source": "stdlib", "batch_size": 3}, "data.tokenizer is missing"),
         ({"source": "hub", "batch_size": 3, "tokenizer": {}}, "data.repo is missing"),
     ],
 )
