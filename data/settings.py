@@ -32,7 +32,7 @@ def setting(default: Any, help: str, *, needs: str | None = None, **limits: Any)
         default: `...` for a setting that has none.
         help: for `--help`, in one line.
         needs: the value of another setting of the group without which this one has no effect: "kind=muon",
-            "kind=file|hub", or "clip" alone, which must be neither null nor false. Several, all of which are needed,
+            "kind=file|hub", or "clip" alone, which must not be null, false or 0. Several, all of which are needed,
             are separated by spaces.
         limits: of pydantic's `Field`, such as ge=1.
     """
@@ -145,7 +145,7 @@ def canonical(config: Any) -> Any:
 def _is_met(config: Any, need: str) -> bool:
     name, equals, values = need.partition("=")
     value = getattr(config, name)
-    return typed(value) in values.split("|") if equals else value is not None and value is not False
+    return typed(value) in values.split("|") if equals else bool(value)
 
 
 def group_of(annotation: Any) -> type | None:

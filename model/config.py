@@ -1,95 +1,65 @@
-"""Every choice that defines a GPT, validated in one place."""
+"""Every choice that defines a GPT, declared and validated in one place. This module does not import torch."""
 
-import json
 import math
-from dataclasses import asdict, fields, replace
+import os
+from dataclasses import asdict, replace
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WrapValidator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
-from tril.model.norm import LAYERNORM_EPS, norm_kind
-from tril.model.rope import BASE
+from tril.data.settings import canonical, defaults, setting, strict_settings, typed, without_effect
 
 Size = Annotated[int, Field(ge=1, lt=2**48)]  # far above any model, and below what overflows in a product of two
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+NormOrBool = Annotated[  # True and False: rmsnorm and none
+    Literal["rmsnorm", "layernorm", "none"],
+    BeforeValidator(lambda kind: {"True": "rmsnorm", "False": "none"}.get(repr(kind), kind)),
+]
+SizeOrNone = Annotated[Size, WrapValidator(lambda value, check: None if value is None else check(value))]
 
-# Fields that need attention: with n_heads=0 they must keep their defaults.
-ATTENTION_FIELDS = ("n_kv_heads", "head_dim", "window", "attn_dropout", "causal", "qkv_bias")
+GATED = ("swiglu",)  # FFN with a third matrix, of the gate
+BYTES = 4  # of a float32
 
 
 @dataclass(frozen=True, config=strict_settings("model"))
 class GPTConfig:
-    """Shape and parts of a GPT. The defaults are those of configs/model/nano.yaml.
-
-    Args:
-        vocab_size: rows of the embedding and of the head; may exceed the tokenizer's vocabulary (padding it to a
-            multiple of 64 is faster on GPUs).
-        context_length: longest sequence, in tokens.
-        n_layers: number of blocks.
-        dim: model width C.
-        n_heads: query heads H; 0: blocks without attention, so that each position sees only itself.
-        n_kv_heads: key/value heads G; None: n_heads.
-        head_dim: head size D; None: dim / n_heads.
-        mlp: FFN kind: relu, gelu (tanh approximation, as in GPT-2), gelu_erf (exact, as in nanoGPT), relu2 (So et al.
-            2021), swiglu (Shazeer 2020), or none: blocks without FFN.
-        mlp_ratio: hidden width / dim; swiglu, with three matrices, takes two thirds of it, so the parameter count is
-            equal.
-        mlp_hidden: hidden width of the FFN; None: from mlp_ratio.
-        norm: normalization before attention, before the FFN and before the head.
-        norm_eps: added to the mean square or the variance in all norms; None: torch's default, see
-            `tril.model.norm.make_norm`.
-        pos: rope (rotary), learned (a table), alibi (linear biases of the scores) or none (the causal mask alone tells
-            positions apart).
-        rope_base: theta of the rotary frequencies theta^(-2i/D).
-        bias: biases in all projections, the FFN and layernorm (never in the head).
-        qkv_bias: biases in the q, k and v projections; None: as `bias`.
-        qk_norm: normalization of each head's q and k. True and False, from earlier versions, mean rmsnorm and none.
-        tie_embeddings: the head uses the embedding matrix.
-        embd_dropout: dropout after the embedding.
-        attn_dropout: dropout on the attention weights.
-        resid_dropout: dropout on both branches of a block.
-        window: each query attends to its own position and the `window - 1` before it; None: to all of them.
-        causal: False lets every position attend to every other: an ablation, not a language model.
-        logit_softcap: c: logits become c * tanh(logits / c) (Gemma 2, 2024); None: off.
-        init: initialization, see `tril.model.initialization.init_weights`.
-        backend: see `tril.model.attention.attention`.
-        checkpoint_activations: training keeps the input of each block only, and computes the block again in the
-            backward pass: less memory for about a third more time, and the same gradients.
+    """Shape and parts of a GPT. `vocab_size` is None only while the text, which decides it, is unknown.
 
     Raises:
         ValueError: names every wrong value with its limit or the valid values.
     """
 
-    vocab_size: Size
-    context_length: Size = 256
-    n_layers: Size = 4
-    dim: Size = 192
-    n_heads: Annotated[int, Field(ge=0)] = 4
-    n_kv_heads: Size | None = None
-    head_dim: Size | None = None
-    mlp: Literal["relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"] = "relu2"
-    mlp_ratio: Annotated[float, Field(gt=0, lt=2**31)] = 4.0
-    mlp_hidden: Size | None = None
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    norm_eps: Positive | None = None
-    pos: Literal["rope", "learned", "alibi", "none"] = "rope"
-    rope_base: Positive = BASE
-    bias: bool = False
-    qkv_bias: bool | None = None
-    qk_norm: Annotated[Literal["rmsnorm", "layernorm", "none"], BeforeValidator(norm_kind)] = "rmsnorm"
-    tie_embeddings: bool = True
-    embd_dropout: Probability = 0.0
-    attn_dropout: Probability = 0.0
-    resid_dropout: Probability = 0.0
-    window: Size | None = None
-    causal: bool = True
-    logit_softcap: Positive | None = None
-    init: Literal["zero_out", "gpt2"] = "zero_out"
-    backend: Literal["stacked", "explicit", "fused", "flex"] = "fused"
-    checkpoint_activations: bool = False
+    vocab_size: SizeOrNone = setting(None, "rows of the embedding; null: the tokenizer's; a larger one pads them")
+    context_length: Size = setting(256, "tokens that the model reads at a time")
+    n_layers: Size = setting(4, "blocks", le=10_000)
+    dim: Size = setting(192, "width of the model")
+    n_heads: int = setting(4, "heads; 0: blocks without attention", ge=0)
+    n_kv_heads: Size | None = setting(None, "key/value heads; null: n_heads", needs="n_heads")
+    head_dim: Size | None = setting(None, "size of a head; null: dim / n_heads", needs="n_heads")
+    mlp: Literal["relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"] = setting("relu2", "kind of the FFN")
+    mlp_ratio: float = setting(4.0, "hidden width of the FFN, relative to dim; swiglu: 2/3 of it", gt=0, lt=2**31)
+    mlp_hidden: Size | None = setting(None, "hidden width of the FFN; null: from mlp_ratio")
+    norm: Literal["rmsnorm", "layernorm"] = setting("rmsnorm", "normalization before attention, FFN and head")
+    norm_eps: Positive | None = setting(None, "null: the machine epsilon for rmsnorm, 1e-5 for layernorm")
+    pos: Literal["rope", "learned", "alibi", "none"] = setting("rope", "how the model tells positions apart")
+    rope_base: Positive = setting(10_000.0, "base of the rotation frequencies", needs="pos=rope")
+    bias: bool = setting(False, "biases in all projections, the FFN and layernorm")
+    qkv_bias: bool | None = setting(None, "biases in the projections of q, k and v; null: bias", needs="n_heads")
+    qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k")
+    tie_embeddings: bool = setting(True, "the head uses the matrix of the embedding")
+    embd_dropout: Probability = setting(0.0, "dropout of the embeddings")
+    attn_dropout: Probability = setting(0.0, "dropout of the attention weights", needs="n_heads")
+    resid_dropout: Probability = setting(0.0, "dropout of what attention and FFN add to the residual stream")
+    window: Size | None = setting(None, "keys that a query sees, its own included; null: all", needs="n_heads")
+    causal: bool = setting(True, "false: every position attends to all, for experiments", needs="n_heads")
+    logit_softcap: Positive | None = setting(None, "c: logits become c * tanh(logits / c); null: off")
+    init: Literal["zero_out", "gpt2"] = setting("zero_out", "initialization of the weights")
+    backend: Literal["stacked", "explicit", "fused", "flex"] = setting("fused", "how attention is computed")
+    checkpoint_activations: bool = setting(
+        False, "compute each block again in the backward pass: less memory, more time"
+    )
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -125,12 +95,13 @@ class GPTConfig:
         return problems
 
     def _problems_without_attention(self) -> list[str]:
-        defaults = {field.name: field.default for field in fields(self) if field.name in ATTENTION_FIELDS}
+        unused = [name for name, need in without_effect(self).items() if need == "n_heads"]
+        default = defaults(GPTConfig)
         problems = [
-            f"model.{name}={getattr(self, name)} needs attention, and model.n_heads=0 leaves it out; "
-            f"set model.{name}={json.dumps(default)}"
-            for name, default in defaults.items()
-            if getattr(self, name) != default
+            f"model.{name}={typed(getattr(self, name))} needs attention, and model.n_heads=0 leaves it out; "
+            f"set model.{name}={typed(default[name])}"
+            for name in unused
+            if getattr(self, name) != default[name]
         ]
         if self.mlp == "none":
             problems.append("model.n_heads=0 with model.mlp=none leaves the blocks empty; keep one of the two")
@@ -138,8 +109,7 @@ class GPTConfig:
 
     def canonical(self) -> "GPTConfig":
         """The same model, with fields that have no effect set to one value, so that equal models have equal configs."""
-        default = {field.name: field.default for field in fields(self)}
-        longest = self.context_length
+        longest, default = self.context_length, defaults(GPTConfig)
         single_key = self.n_heads == 0 or 1 in (longest, self.window)  # its weight is 1 for any q and k
         # The middle of all values of mlp_ratio that round to the same hidden width.
         middle_ratio = (self.mlp_size + 0.5) * self._mlp_matrices / (2 * self.dim)
@@ -149,7 +119,7 @@ class GPTConfig:
         elif single_key and self.qk_norm == "layernorm":
             changes["qk_norm"] = "rmsnorm"  # which has the same parameters
         only_layernorm = self.norm == "layernorm" and (single_key or self.qk_norm != "rmsnorm")
-        if only_layernorm and self.norm_eps == LAYERNORM_EPS:
+        if only_layernorm and self.norm_eps == 1e-5:  # the epsilon of None
             changes["norm_eps"] = None
         if self.n_kv_heads == self.n_heads:
             changes["n_kv_heads"] = None
@@ -163,9 +133,9 @@ class GPTConfig:
             changes["qkv_bias"] = None
         if self.pos in ("rope", "alibi") and single_key:
             changes["pos"] = "none"
-        if self.pos != "rope" or single_key or self.head_size == 2:  # whose only frequency is theta^0
+        if self.head_size == 2:  # whose only frequency is theta^0
             changes["rope_base"] = default["rope_base"]
-        return replace(self, **changes)
+        return canonical(replace(self, **changes))
 
     @property
     def head_size(self) -> int:
@@ -188,8 +158,39 @@ class GPTConfig:
 
     @property
     def _mlp_matrices(self) -> int:
-        return 3 if self.mlp == "swiglu" else 2
+        return 3 if self.mlp in GATED else 2
+
+    def n_parameters(self) -> int:
+        """Number of parameters of the model, without building it."""
+        norm = self.dim * (1 + (self.norm == "layernorm" and self.bias))
+        tables = self.vocab_size * (2 - self.tie_embeddings) + self.context_length * (self.pos == "learned")
+        block = 0
+        if self.n_heads:
+            q_rows, kv_rows = self.n_heads * self.head_size, 2 * self.kv_heads * self.head_size
+            qkv_bias = self.bias if self.qkv_bias is None else self.qkv_bias
+            block += norm + (2 * q_rows + kv_rows) * self.dim + self.dim * self.bias + (q_rows + kv_rows) * qkv_bias
+            block += 2 * self.head_size * (self.qk_norm != "none")
+        if self.mlp != "none":
+            matrices = self._mlp_matrices * self.mlp_size * self.dim
+            block += norm + matrices + ((self._mlp_matrices - 1) * self.mlp_size + self.dim) * self.bias
+        return tables * self.dim + self.n_layers * block + norm
 
     def to_dict(self) -> dict:
         """Plain values for a checkpoint: GPTConfig(**config.to_dict()) == config."""
         return asdict(self)
+
+
+def check_memory(config: GPTConfig, *, bytes_per_parameter: int = BYTES) -> None:
+    """Raises ValueError if a model exceeds the memory of this machine, before anything is allocated.
+
+    Args:
+        bytes_per_parameter: 4 for the weights in float32; with gradients and the two averages of Adam 16.
+    """
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    tables = 2 * config.context_length * config.head_size if config.pos == "rope" else 0  # cos and sin, twice D/2
+    needed = config.n_parameters() * bytes_per_parameter + tables * BYTES
+    if needed > available:
+        size = f"model.dim={config.dim}, model.n_layers={config.n_layers}, model.vocab_size={config.vocab_size}"
+        rest = f"model.context_length={config.context_length}: {config.n_parameters():,} parameters"
+        limit = f"need {needed / 2**30:,.0f} GiB of memory, and this machine has {available / 2**30:,.0f}"
+        raise ValueError(f"{size}, {rest} {limit}; make the model smaller")

@@ -37,6 +37,8 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
+        if config.vocab_size is None:
+            raise ValueError("model.vocab_size=null is known only with a tokenizer; set it")
         self.config = config
         self.init_seed = rng_state()  # before the modules, whose shapes decide what they draw
         self.embed = nn.Embedding(config.vocab_size, config.dim)

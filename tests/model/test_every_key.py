@@ -7,19 +7,15 @@ import dataclasses
 
 import pytest
 import torch
-import yaml
-from pydantic import ValidationError
 
 from tests.conftest import BACKENDS_SLOW_FLEX, MODEL_CHOICES, assert_close, randomize
-from tril.data.settings import explain
 from tril.model.attention import BACKENDS
 from tril.model.gpt import GPT, GPTConfig
-from tril.scripts.common.cli import CONFIGS
 
 FIELDS = [field.name for field in dataclasses.fields(GPTConfig)]
 FIELDS.remove("checkpoint_activations")  # changes memory only: test_checkpoint_activations.py
 SMALL = {"vocab_size": 31, "context_length": 12, "n_layers": 2, "dim": 32}
-NANO = GPTConfig(**yaml.safe_load((CONFIGS / "model" / "nano.yaml").read_text(encoding="utf-8")) | SMALL)
+NANO = GPTConfig(**SMALL)
 B, V = 2, SMALL["vocab_size"]
 
 # The properties of a model that are compared, in this order. Outputs cannot be compared where the parameters differ.
@@ -62,34 +58,6 @@ CASES = {  # field -> (another value, the first of KINDS that it changes), compa
     "logit_softcap": [(1.0, "outputs"), (15, "outputs")],
     "init": [("gpt2", "initial weights")],
     "backend": [("stacked", "backend"), ("explicit", "backend"), ("flex", "backend")],
-}
-INVALID = {
-    "vocab_size": [0, None, 31.0, "31", True],
-    "context_length": [0, None, 12.5],
-    "n_layers": [0, -1, None, "2"],
-    "dim": [0, None, 32.0, 30],
-    "n_heads": [-1, None, 5, True, 4.0],
-    "n_kv_heads": [0, 3, 8, 2.0],
-    "head_dim": [0, 7, 8.0],
-    "mlp": ["silu", "", None, False],
-    "mlp_ratio": [0.0, -4.0, float("nan"), float("inf"), "4", None],
-    "mlp_hidden": [0, 64.0, "64", True],
-    "norm": ["batchnorm", None],
-    "norm_eps": [0.0, -1e-5, float("nan"), float("inf"), "small", True],
-    "pos": ["sinusoidal", None],
-    "rope_base": [0.0, -1.0, float("inf"), "high", None],
-    "bias": [0, 1, "true", None],
-    "qkv_bias": [0, "true"],
-    "qk_norm": [1, None, "true", "batchnorm"],
-    "tie_embeddings": [1, None],
-    "embd_dropout": [-0.1, 1.0, "0", None],
-    "attn_dropout": [-0.1, 1, float("nan")],
-    "resid_dropout": [-0.1, 1.0, True],
-    "window": [0, -1, 4.0, "4"],
-    "causal": [1, None],
-    "logit_softcap": [0.0, -1.0, float("inf"), "15"],
-    "init": ["xavier", None],
-    "backend": ["flash", None],
 }
 
 
@@ -138,7 +106,7 @@ def first_difference(one: GPTConfig, other: GPTConfig, monkeypatch) -> str | Non
 
 
 def test_every_field_and_every_valid_value_has_a_case():
-    assert list(CASES) == list(INVALID) == FIELDS
+    assert list(CASES) == FIELDS
     for name, choices in MODEL_CHOICES.items():
         assert {getattr(NANO, name), *(value for value, _ in CASES[name])} == set(choices), name
 
@@ -173,13 +141,3 @@ def test_the_context_length_limits_the_input():
         assert model(torch.zeros(1, length, dtype=torch.long)).shape == (1, length, V)
         with pytest.raises(ValueError, match=f"{length + 1} positions exceed context_length={length}"):
             model(torch.zeros(1, length + 1, dtype=torch.long))
-
-
-@pytest.mark.parametrize("name, value", [(name, value) for name, values in INVALID.items() for value in values])
-def test_every_invalid_value_is_refused_with_its_name(name, value):
-    with pytest.raises(ValidationError) as error:
-        changed(**{name: value})
-    message = explain(error.value)
-    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    assert "\n" not in message and shown in message
-    assert f"model.{name}=" in message or (name, value) == ("head_dim", 7) and "(model.head_dim, " in message
