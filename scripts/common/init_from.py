@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from tril.data.settings import defaults
 from tril.model.atomic_files import write_text
 from tril.model.runs import SETTINGS
 from tril.scripts.common.cli import plain, task_overrides
@@ -147,11 +148,10 @@ def _model_values(
     Raises:
         ValueError: names the chosen keys with which it would be another model.
     """
-    values = config.to_dict()
-    defaults = {name: field.default for name, field in config.__dataclass_fields__.items()}
+    values, default = config.to_dict(), defaults(type(config))
     wrong = []
     for name, value in chosen.items():
-        is_chosen = f"model.{name}" in typed or value != defaults.get(name)
+        is_chosen = f"model.{name}" in typed or value != default.get(name)
         if name not in values or not is_chosen or (name == "vocab_size" and value is None):
             continue
         if name in FREE:
