@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
 from tril.data.settings import strict_settings
+from tril.model.generation.config import SamplingConfig
 from tril.model.runs import find_checkpoint
 from tril.scripts.common.cli import build, drop_output, entry, pick_device, plain, user_errors
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel
 
 TEXT_KEYS = ("ckpt", "prompt", "prompt_file", "stop")
-# Passed to LanguageModel.generate, which checks them.
-GENERATION_KEYS = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed")
 
 
 def _to_list(prompt: Any) -> list[str]:
@@ -40,7 +39,7 @@ def _to_list(prompt: Any) -> list[str]:
 
 @dataclass(frozen=True, config=strict_settings())
 class Settings:
-    """The keys of configs/sample.yaml, without those of generation."""
+    """The keys of configs/sample.yaml, without those of `SamplingConfig`."""
 
     ckpt: str
     prompt: Annotated[list[str], BeforeValidator(_to_list)]
@@ -68,9 +67,8 @@ class Settings:
 def main(cfg) -> None:
     cfg = plain(cfg)
     with user_errors():  # before torch, which takes a second to import
-        options = {key: cfg.pop(key) for key in GENERATION_KEYS if key in cfg}
-        if options.get("stop") == []:
-            raise ValueError("stop=[] must be a text, or a list of at least one; use null for none")
+        options = {key: cfg.pop(key) for key in SamplingConfig.__dataclass_fields__ if key in cfg}
+        build(SamplingConfig, options)
         settings = build(Settings, cfg)
         prompts, path = settings.prompts(), find_checkpoint(settings.ckpt)
     keep_compiled_code()
@@ -83,6 +81,7 @@ def main(cfg) -> None:
             keep_freed_memory()
         compiled = compiles(settings.compile, device, settings.use_cache)
         lm = load(path, device)
+        lm.check_finite(path)
         options |= {"use_cache": settings.use_cache, "compile": compiled, **removed(lm, settings.remove_heads)}
         pieces = sample(lm, prompts, settings.stream, options)
     note = ", compiled (the second token takes a while the first time)" if compiled else ""

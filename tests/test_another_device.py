@@ -72,13 +72,12 @@ def sampled(monkeypatch):
         model = tiny_gpt(**parts).to("meta")
         gate = torch.ones(2, 4, device="meta") if parts.get("n_heads") != 0 else None
         options = {
-            "sampling": SamplingConfig(**sampling),
-            "seed": 0,
+            "sampling": SamplingConfig(max_new_tokens=NEW, **sampling),
             "eot_id": EOT,
             "head_gate": gate,
             "compile": step is not None,
         }
-        return [tuple(ids.shape) for ids in generate_ids(model, prompts, max_new_tokens=NEW, **options)]
+        return [tuple(ids.shape) for ids in generate_ids(model, prompts, **options)]
 
     return sampled
 

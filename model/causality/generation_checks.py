@@ -111,8 +111,8 @@ def _generate(
         return seen[-1]
 
     short.logits = logits
-    sampling = SamplingConfig(temperature=temperature, top_k=None)
-    tokens = list(generate_ids(short, prompts, max_new_tokens=n_steps, sampling=sampling, seed=SEED, **options))
+    sampling = SamplingConfig(max_new_tokens=n_steps, temperature=temperature, top_k=None, seed=SEED)
+    tokens = list(generate_ids(short, prompts, sampling, **options))
     return torch.stack([each[:, -1].clone() for each in seen]).float().cpu(), torch.stack(tokens)
 
 

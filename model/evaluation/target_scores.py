@@ -9,9 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tril.model.generation.generate import inference
+from tril.model.generation.generate import TOKENS_PER_BATCH, inference
 from tril.model.gpt import GPT
-from tril.model.heads.attention_maps import TOKENS_PER_BATCH
 from tril.model.masks import document_options
 
 

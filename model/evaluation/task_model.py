@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from tril.model.generation.generate import inference
+from tril.model.generation.generate import TOKENS_PER_BATCH, inference
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import IGNORE
-from tril.model.heads.attention_maps import TOKENS_PER_BATCH
 
 MAX_NEW_TOKENS = 256  # where a task sets none, as in lm_eval's own models
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -154,7 +153,7 @@ def generation_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     values: dict[str, Any] = dict(normalize_gen_kwargs(dict(kwargs), MAX_NEW_TOKENS))
     stop = [text for text in values.pop("until") if text]
-    options = {"max_new_tokens": values.pop("max_gen_toks"), "stop": stop, "top_k": None, "temperature": 1.0}
+    options = {"max_new_tokens": values.pop("max_gen_toks"), "stop": stop or None, "top_k": None, "temperature": 1.0}
     is_random = values.pop("do_sample")
     if unknown := sorted(values.keys() - set(SAMPLING)):
         supported = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))

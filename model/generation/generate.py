@@ -11,42 +11,28 @@ recompute the whole context at every step.
 import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from tril.data.settings import strict_settings
-from tril.model.generation.sampling import Choice, SamplingConfig, choose
-from tril.model.generation.step import compiled_step, mark_static, skip_guard_eval
+from tril.model.generation.sampling import Choice, SamplingConfig
+from tril.model.generation.step import compiled_step, next_tokens
 from tril.model.gpt import GPT
 
 # Steps that a device may run ahead of the reader, so that it never waits for the host. Extra results are dropped.
 STEPS_AHEAD = {"cuda": 1}
-
-
-@dataclass(frozen=True, config=strict_settings())
-class Limits:
-    max_new_tokens: Annotated[int, Field(ge=1)]
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None  # the range of torch.Generator
+TOKENS_PER_BATCH = 2048  # of texts that are scored: all CPU cores are busy, and the logits of a large vocabulary fit
 
 
 def generate_ids(
     model: GPT,
     prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
     sampling: SamplingConfig,
-    seed: int | None = None,
-    use_cache: bool = True,
+    *,
     eot_id: int | None = None,
     vocab_size: int | None = None,
     first: Tensor | None = None,
-    head_gate: Tensor | None = None,
-    compile: bool = False,
-    step: Callable[..., Tensor] | None = None,
+    **options,
 ) -> Iterator[Tensor]:
     """Continues each prompt.
 
@@ -54,66 +40,30 @@ def generate_ids(
 
     Args:
         prompts: B sequences of at least one id. Only the last `context_length` ids of a longer one count.
-        max_new_tokens: number of steps.
-        seed: of all draws; the same seed and batch give the same ids. None: a new seed each time.
-        use_cache: keep keys and values. Without a cache every step computes the whole context, and so it does for a
-            model with causal=False, whose past states depend on the future.
+        sampling: its stop strings are for texts and have no effect here.
         eot_id: end-of-text token. A row that has reached it repeats it, and generation ends when all rows have. None:
             no token ends a row.
         vocab_size: ids from this one on pad the vocabulary and are never drawn; None: all may be drawn.
         first: (B, vocab_size) bool, the ids that the first step may draw; None: all.
-        head_gate: see `GPT.forward`.
-        compile: compile the step after the prompt; needs the cache. It takes seconds to a minute for each combination
-            of model, number of prompts and sampling filters; the temperature may change.
-        step: instead of a compiled step; such as `decode_step`, the function that is compiled, to test it.
+        **options: use_cache, head_gate, compile and step of `Rows`.
 
     Yields:
         The new ids (B,) of each step, on the CPU.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
     vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
-    Limits(max_new_tokens=max_new_tokens, seed=seed)
-    _check(prompts, vocab_size, model.config.vocab_size)
-    if compile and not use_cache:
-        raise ValueError(
-            "compile=True needs use_cache=True, as it compiles the step with the cache; change one of them"
-        )
-    device = model.embed.weight.device
+    assert vocab_size <= model.config.vocab_size and all(min(ids) >= 0 and max(ids) < vocab_size for ids in prompts)
+    device, n_steps = model.embed.weight.device, sampling.max_new_tokens
     generator = torch.Generator(device)
-    generator.seed() if seed is None else generator.manual_seed(seed)
-    rows = Rows(
-        model,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        use_cache=use_cache,
-        head_gate=head_gate,
-        compile=compile,
-        step=step,
-    )
-    seen = None if sampling.repetition_penalty == 1 else _seen(prompts, vocab_size, device)
-    choice = Choice.of(sampling, len(prompts), vocab_size, device, seen)
-    # A separate generator function, since one runs nothing before its first step: errors are raised above, by the call.
-    return _steps(rows, max_new_tokens, choice, generator, eot_id, first)
-
-
-def _steps(
-    rows: "Rows",
-    max_new_tokens: int,
-    choice: Choice,
-    generator: torch.Generator,
-    eot_id: int | None,
-    first: Tensor | None,
-) -> Iterator[Tensor]:
-    device, n_rows = rows.ids.device, len(rows.padding)
-    ended = None if eot_id is None or n_rows == 1 else torch.zeros(n_rows, dtype=torch.bool, device=device)  # (B,)
+    generator.seed() if sampling.seed is None else generator.manual_seed(sampling.seed)
+    rows = Rows(model, prompts, max_new_tokens=n_steps, **options)
+    choice = Choice.of(sampling, prompts, vocab_size, device)
     first_choice = choice if first is None else choice._replace(allowed=first.to(device))
+    ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)  # (B,)
     pending = collections.deque()
-    for step in range(max_new_tokens):
+    for step in range(n_steps):
         choice.draw(generator)
         ids = rows.choose(choice if step else first_choice)  # (B,)
-        if ended is not None and eot_id is not None:
+        if eot_id is not None and len(prompts) > 1:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
         if choice.seen is not None:
@@ -121,7 +71,7 @@ def _steps(
         rows.append(ids)
         pending.append(to_host(ids))
         # The first token is returned before the second is computed, and the last step returns all that remain.
-        ahead = 0 if step in (0, max_new_tokens - 1) else STEPS_AHEAD.get(device.type, 0)
+        ahead = 0 if step in (0, n_steps - 1) else STEPS_AHEAD.get(device.type, 0)
         while len(pending) > ahead:
             yield (ids := pending.popleft()())
             if eot_id is not None and (ids == eot_id).all():
@@ -145,6 +95,14 @@ def to_host(ids: Tensor) -> Callable[[], Tensor]:
 
 class Rows:
     """The token ids of a batch, left-padded to a rectangle, and the model's logits for the next token.
+
+    Args:
+        use_cache: keep keys and values. Without a cache every step computes the whole context, and so it does for a
+            model with causal=False, whose past states depend on the future.
+        head_gate: see `GPT.forward`.
+        compile: compile the step after the prompt; needs the cache. It takes seconds to a minute for each combination
+            of model, number of prompts and sampling filters; the temperature may change.
+        step: instead of a compiled step; such as `decode_step`, the function that is compiled, to test it.
 
     Attributes:
         ids: (B, context_length + 1) int64, of which the first `length` columns are in use.
@@ -178,7 +136,8 @@ class Rows:
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         if compile and self.cache is not None:
             self.step = compiled_step(device.type)
-            mark_static(self.cache)
+            for tensor in (*self.cache.keys, *self.cache.values):  # which a CUDA graph then writes instead of a copy
+                torch._dynamo.mark_static_address(tensor, guard=False)
 
     def logits(self) -> Tensor:
         """(B, V), for the next token of each row."""
@@ -194,20 +153,20 @@ class Rows:
         return out.clone()  # the next compiled step reuses its output memory; also, a clone may be changed in place
 
     def _eager(self, start: int, choice: Choice | None) -> Tensor:
-        end = self.length
-        options = {"head_gate": self.head_gate, "mask": None, "positions": None}
-        if self.visible is not None:
-            options |= {"mask": self.visible[..., :end], "positions": self.positions[:, start:end]}
-        hidden = self.model.hidden(self.ids[:, start:end], cache=self.cache, **options, last_only=True)  # (B, 1, C)
-        logits = self.model.logits(hidden)[:, 0]  # (B, V)
-        return logits if choice is None else choose(logits, choice)
+        ids = self.ids[:, start : self.length]
+        columns = torch.arange(start, self.length, device=ids.device)
+        options = {"cache": self.cache, "head_gate": self.head_gate, "last_only": True}
+        return next_tokens(self.model, ids, columns, self.length, self.shift, choice, **options)
 
     def _compiled(self, start: int, choice: Choice | None) -> Tensor:
         assert self.cache is not None and self.step is not None
         self.cache.advance(1)
-        ids, shift = self.ids[:, start : self.length], None if self.visible is None else self.shift
-        with skip_guard_eval() if self.guards_checked else contextlib.nullcontext():
-            out = self.step(self.model, self.cache, ids, self.position.fill_(start), shift, self.head_gate, choice)
+        inputs = self.ids[:, start : self.length], self.position.fill_(start), self.shift, self.head_gate, choice
+        # After a call with the same model, kind of choice and shapes, torch need not check every weight's guards again:
+        # https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
+        same = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True) if self.guards_checked else None
+        with same or contextlib.nullcontext():
+            out = self.step(self.model, self.cache, *inputs)
         self.guards_checked = self.compiled
         return out
 
@@ -228,13 +187,10 @@ class Rows:
             self.cache.length = 0
 
     def _pad(self, padding: list[int]) -> None:
-        self.padding, self.visible = padding, None
+        self.padding, self.shift = padding, None
         self.guards_checked = False  # the step is another program with padding than without
-        if any(padding):  # a batch of equal lengths needs neither mask nor positions
-            columns = torch.arange(self.limit, device=self.ids.device)
+        if any(padding):  # a batch of equal lengths needs no mask
             self.shift = torch.tensor(padding, device=self.ids.device)[:, None]  # (B, 1)
-            self.visible = (columns >= self.shift)[:, None, None]  # (B, 1, 1, context_length)
-            self.positions = (columns - self.shift).clamp(min=0)  # (B, context_length)
 
 
 @contextlib.contextmanager
@@ -249,26 +205,3 @@ def inference(modules: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _seen(prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
-    """Which tokens each prompt contains: (B, V) bool."""
-    seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
-    for row, prompt in zip(seen, prompts, strict=True):
-        row[list(prompt)] = True
-    return seen.to(device)
-
-
-def _check(prompts: Sequence[Sequence[int]], vocab_size: int, n_embeddings: int) -> None:
-    """Raises one ValueError that lists everything wrong with the prompts and the vocabulary."""
-    wrong = [] if prompts else ["there is no prompt; give at least one"]
-    if not 1 <= vocab_size <= n_embeddings:
-        wrong.append(f"vocab_size={vocab_size} must be from 1 to the model's {n_embeddings}")
-    for number, prompt in enumerate(prompts):
-        if len(prompt) == 0:
-            wrong.append(f"prompt {number} is empty; start it with one token, such as end-of-text")
-        elif min(prompt) < 0 or max(prompt) >= vocab_size:
-            ids = f"ids from {min(prompt)} to {max(prompt)}"
-            wrong.append(f"prompt {number} has {ids}; use ids from 0 to {vocab_size - 1}")
-    if wrong:
-        raise ValueError("; ".join(wrong))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from tril.model.generation.generate import generate_ids
@@ -15,7 +16,6 @@ from tril.model.gpt import GPT, GPTConfig
 
 EOT = "<|endoftext|>"
 INCOMPLETE = "\ufffd"  # decoded from the bytes of an incomplete character
-MAX_INCOMPLETE = 32  # tokens to wait for the end of a character; after these, the bytes are not valid UTF-8
 
 
 class LanguageModel:
@@ -52,18 +52,13 @@ class LanguageModel:
     def config(self) -> GPTConfig:
         return self.model.config
 
-    def generate(
-        self,
-        prompt: str | Sequence[str],
-        max_new_tokens: int = 64,
-        *,
-        seed: int | None = 0,
-        stop: str | Sequence[str] | None = None,
-        use_cache: bool = True,
-        head_gate: Tensor | None = None,
-        compile: bool = False,
-        **sampling,
-    ) -> str | list[str]:
+    def check_finite(self, name: object) -> None:
+        """Raises ValueError if a weight is NaN or infinite: then no output of the model `name` means anything."""
+        if not all(parameter.detach().sum().isfinite() for parameter in self.model.parameters()):
+            cause = "has weights that are not finite, as its run diverged"
+            raise ValueError(f"{name} {cause}; name an earlier checkpoint, or train again with a lower optim.lr")
+
+    def generate(self, prompt: str | Sequence[str], max_new_tokens: int = 64, **options) -> str | list[str]:
         """Continues a prompt, or several prompts as one batch.
 
         Args:
@@ -71,10 +66,8 @@ class LanguageModel:
                 Special tokens in it, such as "<|endoftext|>", are encoded as tokens and not as text (as in Hugging
                 Face transformers).
             max_new_tokens: the text also ends at the end-of-text token.
-            seed: of all draws; None: a new seed each time.
-            stop: strings; the text ends before the first that occurs.
-            use_cache, head_gate, compile: see `tril.model.generation.generate.generate_ids`.
-            **sampling: temperature, top_k, top_p, min_p, repetition_penalty: see `SamplingConfig` for the defaults.
+            **options: temperature, top_k, top_p, min_p, repetition_penalty, stop and seed of `SamplingConfig`;
+                use_cache, head_gate and compile of `tril.model.generation.generate.Rows`.
 
         Returns:
             The text that follows `prompt`, without `prompt`; a list of them for a list of prompts.
@@ -82,20 +75,13 @@ class LanguageModel:
         Raises:
             ValueError: a value is out of range, or a prompt contains characters that the tokenizer does not know.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        options = {"use_cache": use_cache, "head_gate": head_gate, "compile": compile, **sampling}
-        steps = self._pieces(prompts, max_new_tokens=max_new_tokens, seed=seed, stop=stop, **options)
+        steps = self._pieces([prompt] if isinstance(prompt, str) else prompt, max_new_tokens, **options)
         texts = ["".join(pieces) for pieces in zip(*steps, strict=True)]
         return texts[0] if isinstance(prompt, str) else texts
 
     def stream(self, prompt: str, max_new_tokens: int = 64, **options) -> Iterator[str]:
-        """Yields the text of `generate` in pieces, each as soon as no later token can change or remove it.
-
-        Args:
-            **options: the keyword arguments of `generate`.
-        """
-        steps = self._pieces([prompt], max_new_tokens=max_new_tokens, **options)
-        return (piece for [piece] in steps if piece)
+        """Yields the text of `generate` in pieces, each as soon as no later token can change or remove it."""
+        return (piece for [piece] in self._pieces([prompt], max_new_tokens, **options) if piece)
 
     def encode(self, prompt: str) -> list[int]:
         """The ids of a prompt; for an empty one, the end-of-text token.
@@ -114,57 +100,58 @@ class LanguageModel:
             )
         return encoding.ids or [self.eot_id]
 
-    def split(self, prompt: str) -> tuple[list[int], Tensor | None]:
-        """The ids that generation starts from, without a final whitespace token, which the first new token replaces.
-
-        Returns:
-            The ids, and which tokens may be the next one, (1, n_ids) bool; None: all.
-
-        Raises:
-            ValueError: the prompt contains characters that the tokenizer does not know.
-        """
-        kept, removed = self._heal(self.encode(prompt))
-        return kept, self._replacements([removed])
-
-    def _pieces(
-        self, prompts: list[str], *, seed: int | None = 0, stop: str | Sequence[str] | None = None, **options
-    ) -> Iterator[list[str]]:
-        """One list per step, with the new text of each prompt."""
-        stops = _stop_strings(stop)
-        names = SamplingConfig.__dataclass_fields__.keys() & options.keys()
-        sampling = SamplingConfig(**{name: options.pop(name) for name in names})
-        healed = [self._heal(self.encode(prompt)) for prompt in prompts]
-        starts, removed = [kept for kept, _ in healed], [last for _, last in healed]
-        first, vocabulary = self._replacements(removed), {"eot_id": self.eot_id, "vocab_size": self.n_ids}
-        steps = generate_ids(self.model, starts, sampling=sampling, seed=seed, first=first, **vocabulary, **options)
-        detokenizers = [Detokenizer(self.tokenizer, *ids) for ids in zip(starts, removed, strict=True)]
-        return _release(steps, [TextStream(detokenizer, self.eot_id, stops) for detokenizer in detokenizers])
-
-    def _heal(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """Token healing: splits a prompt's ids into those to keep, and a final whitespace token to be replaced.
+    def split(self, *prompts: str) -> tuple[list[list[int]], list[list[int]], Tensor | None]:
+        """Token healing: the ids that generation starts from, without a whitespace token at the end.
 
         A tokenizer that joins a space with the word after it hardly ever produces a separate space, so the one at the
         end of "def " is out of distribution. The first new token is drawn from those that start with that space.
+
+        Returns:
+            The ids of each of B prompts; the token that was removed from each, or none; and which tokens may be the
+            first new one, (B, n_ids) bool, None: all.
+
+        Raises:
+            ValueError: a prompt contains characters that the tokenizer does not know.
         """
-        last = self.tokenizer.decode(ids[-1:], skip_special_tokens=False)
-        replaceable = last.isspace() and len(ids) > 1 and len(self._ids_starting_with(ids[-1])) > 1
-        return (ids[:-1], ids[-1:]) if replaceable else (ids, [])
-
-    def _replacements(self, removed: Sequence[list[int]]) -> Tensor | None:
-        """The tokens that may replace what was removed from each prompt: (B, n_ids) bool; None if nothing was."""
-        if not any(removed):
-            return None
-        allowed = torch.ones(len(removed), self.n_ids, dtype=torch.bool)
-        for row, ids in zip(allowed, removed, strict=True):
-            if ids:
+        vocabulary, choices = self.tokenizer.get_vocab(), {}
+        starts, removed = [], []
+        allowed = torch.ones(len(prompts), self.n_ids, dtype=torch.bool)
+        for row, prompt in zip(allowed, prompts, strict=True):
+            ids = self.encode(prompt)
+            last, text = ids[-1], self.tokenizer.decode(ids[-1:], skip_special_tokens=False)
+            if text.isspace() and last not in choices:
+                token = self.tokenizer.id_to_token(last)
+                choices[last] = [i for name, i in vocabulary.items() if name.startswith(str(token))]
+            heals = len(ids) > 1 and len(choices.get(last, ())) > 1
+            if heals:
                 row[:] = False
-                row[self._ids_starting_with(ids[0])] = True
-        return allowed
+                row[choices[last]] = True
+            starts.append(ids[:-1] if heals else ids)
+            removed.append(ids[-1:] if heals else [])
+        return starts, removed, allowed if any(removed) else None
 
-    def _ids_starting_with(self, token: int) -> list[int]:
-        start = self.tokenizer.id_to_token(token)
-        assert start is not None
-        return [i for text, i in self.tokenizer.get_vocab().items() if text.startswith(start)]
+    def _pieces(
+        self,
+        prompts: Sequence[str],
+        max_new_tokens: int,
+        *,
+        use_cache: bool = True,
+        head_gate: Tensor | None = None,
+        compile: bool = False,
+        **sampling,
+    ) -> Iterator[list[str]]:
+        """One list per step, with the new text of each prompt. Mistakes are raised by the call, before the first."""
+        config = SamplingConfig(max_new_tokens=max_new_tokens, **sampling)
+        if not prompts:
+            raise ValueError("there is no prompt; give at least one")
+        if compile and not use_cache:
+            cause = "as it compiles the step with the cache"
+            raise ValueError(f"compile=True needs use_cache=True, {cause}; change one of them")
+        starts, removed, first = self.split(*prompts)
+        options = {"eot_id": self.eot_id, "vocab_size": self.n_ids, "use_cache": use_cache, "head_gate": head_gate}
+        steps = generate_ids(self.model, starts, config, first=first, compile=compile, **options)
+        end = {"eot_id": self.eot_id, "stops": config.stop or ()}
+        return _release(steps, [TextStream(self.tokenizer, *ids, **end) for ids in zip(starts, removed, strict=True)])
 
 
 def _release(steps: Iterator[Tensor], streams: Sequence["TextStream"]) -> Iterator[list[str]]:
@@ -176,86 +163,55 @@ def _release(steps: Iterator[Tensor], streams: Sequence["TextStream"]) -> Iterat
 
 
 class TextStream:
-    """The new text of one prompt, which ends at the end-of-text token and before a stop string."""
+    """The text of one token after another, each piece released as soon as no later token can change or remove it.
 
-    def __init__(self, detokenizer: "Detokenizer", eot_id: int, stops: Sequence[str]):
-        self.detokenizer, self.eot_id, self.stops = detokenizer, eot_id, stops
-        self.pending, self.ended = "", False
+    It ends at the end-of-text token, and before the stop string that is complete first.
+
+    Args:
+        prompt: ids before the first token, whose text is not repeated but decides on a space at the start.
+        replaced: ids after the prompt that the new tokens replace, and whose text the reader already has.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        replaced: Sequence[int] = (),
+        *,
+        eot_id: int | None = None,
+        stops: Sequence[str] = (),
+    ):
+        self.tokenizer, self.eot_id, self.stops = tokenizer, eot_id, stops
+        self.ids, self.decoder = list(prompt), DecodeStream(ids=list(prompt), skip_special_tokens=True)
+        before, self.n_decoded = tokenizer.decode(self.ids), len(tokenizer.decode([*prompt, *replaced]))
+        # DecodeStream repeats a prompt that seems to end within a character.
+        self.n_known = self.n_decoded - (0 if before.endswith(INCOMPLETE) else len(before))
+        self.held, self.ended = "", False
 
     def push(self, token: int) -> str:
-        """Returns the text that this token makes final."""
-        if self.ended:
-            return ""
-        return self.finish() if token == self.eot_id else self._until_stop(self.detokenizer.push(token))
+        """Returns the text that this token makes final; "" while a character is incomplete."""
+        if self.ended or token == self.eot_id:
+            return self.finish()
+        self.ids.append(token)
+        text = self.decoder.step(self.tokenizer, token) or ""
+        new, self.n_known = text[self.n_known :], max(0, self.n_known - len(text))
+        self.n_decoded += len(new)
+        return self._until_stop(new)
 
     def finish(self) -> str:
         """Returns the text held back so far, as no token follows."""
         if self.ended:
             return ""
-        text = self._until_stop(self.detokenizer.rest())
+        text = self._until_stop(self.tokenizer.decode(self.ids)[self.n_decoded :])
         if not self.ended:
-            text, self.ended = text + self.pending, True
+            text, self.ended = text + self.held, True
         return text
 
     def _until_stop(self, text: str) -> str:
-        self.pending += text
-        cut = find_stop(self.pending, self.stops)
-        self.ended = cut is not None
-        if cut is None:
-            cut = len(self.pending) - partial_stop(self.pending, self.stops)
-        text, self.pending = self.pending[:cut], self.pending[cut:]
-        return text
-
-
-def find_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Start of the stop string that is complete first, or None; it is the same however the text is cut into pieces."""
-    ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    return min(ends)[1] if ends else None
-
-
-def partial_stop(text: str, stops: Sequence[str]) -> int:
-    """Number of characters at the end of `text` that may become a stop string."""
-    return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-
-
-class Detokenizer:
-    """Decodes one token after another, at a cost per token that does not grow.
-
-    The text of a token can depend on those before it: a character of several tokens, a space that is dropped at the
-    start. So each token is decoded together with the tokens of the previous piece, at first the prompt, and the text
-    of that piece is removed.
-
-    Args:
-        shown: ids after the prompt that the new tokens replace, and whose text the reader already has.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), shown: Sequence[int] = ()):
-        self.tokenizer = tokenizer
-        self._start(list(prompt))
-        self.n_shown = len(tokenizer.decode([*prompt, *shown]))
-
-    def push(self, token: int) -> str:
-        """Returns the new text; "" while a character is incomplete."""
-        self.ids.append(token)
-        text = self.tokenizer.decode(self.ids)
-        n_waiting = len(self.ids) - self.n_old
-        if len(text) <= self.n_shown or (text.endswith(INCOMPLETE) and n_waiting < MAX_INCOMPLETE):
-            return ""
-        new = text[self.n_shown :]
-        self._start(self.ids[self.n_old :])
-        return new
-
-    def rest(self) -> str:
-        """Returns the text that is still incomplete."""
-        return self.tokenizer.decode(self.ids)[self.n_shown :]
-
-    def _start(self, ids: list[int]) -> None:
-        self.ids, self.n_old, self.n_shown = ids, len(ids), len(self.tokenizer.decode(ids))
-
-
-def _stop_strings(stop: str | Sequence[str] | None) -> list[str]:
-    stops = [] if stop is None else [stop] if isinstance(stop, str) else list(stop)
-    for text in stops:
-        if not isinstance(text, str) or not text:
-            raise ValueError(f"stop={text!r} must be a text of at least one character; use null for none")
-    return stops
+        """The text that neither is in a stop string nor may become one, which would be the same for other pieces."""
+        text = self.held + text
+        ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in self.stops if stop in text]
+        starts = (n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+        self.ended, cut = bool(ends), min(ends)[1] if ends else len(text) - max(starts, default=0)
+        self.held = text[cut:]
+        return text[:cut]

@@ -8,52 +8,16 @@ before top-k.)
 """
 
 import math
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import AfterValidator, Field
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from tril.data.settings import strict_settings
+from tril.model.generation.config import SamplingConfig
 
-MIN_TEMPERATURE = 1e-3  # keeps logits / temperature within the range of float32
 MIN_NOISE = torch.finfo(torch.float32).tiny
-
-
-def _zero_or_large(temperature: float) -> float:
-    if 0 < temperature < MIN_TEMPERATURE:
-        limit = f"0 (always the most probable token) or at least {MIN_TEMPERATURE}"
-        raise ValueError(f"temperature={temperature} must be {limit}; use 0 for greedy decoding")
-    return temperature
-
-
-Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_zero_or_large)]
-
-
-@dataclass(frozen=True, config=strict_settings())
-class SamplingConfig:
-    """How the next token is chosen.
-
-    Args:
-        temperature: divides the logits; 0 takes the most probable token.
-        top_k: keep the k most probable tokens; None: all.
-        top_p: keep the smallest set of most probable tokens whose probabilities sum to at least this (Holtzman et al.
-            2020); None: all.
-        min_p: keep tokens with at least this share of the highest probability (Nguyen et al. 2024); None: all.
-        repetition_penalty: above 1, tokens that the row already contains become less likely (CTRL, Keskar et al. 2019);
-            1: off.
-
-    Raises:
-        pydantic.ValidationError: a value is out of range; a ValueError that lists every wrong value.
-    """
-
-    temperature: Temperature = 0.8
-    top_k: Annotated[int, Field(ge=1)] | None = 50
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
 
 class Choice(NamedTuple):
@@ -79,10 +43,16 @@ class Choice(NamedTuple):
 
     @classmethod
     def of(
-        cls, config: SamplingConfig, batch_size: int, vocab_size: int, device: torch.device, seen: Tensor | None = None
+        cls, config: SamplingConfig, prompts: Sequence[Sequence[int]], vocab_size: int, device: torch.device
     ) -> "Choice":
-        """A choice with memory for the noise, which `draw` fills."""
-        noise = torch.empty(batch_size, vocab_size, device=device) if config.temperature > 0 else None
+        """A choice for the tokens after B prompts, with memory for the noise, which `draw` fills."""
+        noise = torch.empty(len(prompts), vocab_size, device=device) if config.temperature > 0 else None
+        seen = None
+        if config.repetition_penalty != 1:
+            seen = torch.zeros(len(prompts), vocab_size, dtype=torch.bool)
+            for row, prompt in zip(seen, prompts, strict=True):
+                row[list(prompt)] = True
+            seen = seen.to(device)
         return cls(config, vocab_size, torch.full((), config.temperature, device=device), noise, seen)
 
     def draw(self, generator: torch.Generator | None) -> None:
@@ -116,40 +86,21 @@ def restrict(logits: Tensor, choice: Choice) -> Tensor:
     if choice.allowed is not None:
         logits = logits.masked_fill(~choice.allowed, -math.inf)
     if choice.seen is not None:
-        logits = penalize_repetition(logits, choice.seen, choice.config.repetition_penalty)
+        penalty = choice.config.repetition_penalty
+        logits = torch.where(choice.seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
     return logits
 
 
 def apply_filters(logits: Tensor, config: SamplingConfig) -> Tensor:
     """Applies top-k, top-p and min-p to logits (B, V) that are already divided by the temperature."""
-    if config.top_k is not None:
-        logits = keep_top_k(logits, config.top_k)
+    if config.top_k is not None:  # all ties with the k-th stay
+        kth = logits.topk(min(config.top_k, logits.shape[-1]), sorted=False).values.amin(-1, keepdim=True)  # (B, 1)
+        logits = logits.masked_fill(logits < kth, -math.inf)
     if config.top_p is not None and config.top_p < 1:
-        logits = keep_top_p(logits, config.top_p)
+        descending, order = logits.sort(descending=True)
+        probabilities = descending.softmax(-1)
+        drop = probabilities.cumsum(-1) - probabilities >= config.top_p  # if the more probable ones already reach p
+        logits = logits.masked_fill(drop.scatter(-1, order, drop), -math.inf)
     if config.min_p is not None and config.min_p > 0:
-        logits = keep_min_p(logits, config.min_p)
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(config.min_p), -math.inf)
     return logits
-
-
-def penalize_repetition(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Divides the positive logits (B, V) of `seen` tokens by `penalty` and multiplies the negative ones by it."""
-    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-
-
-def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Keeps the k largest of each row of (B, V), and all ties with the k-th."""
-    kth = logits.topk(min(k, logits.shape[-1]), sorted=False).values.amin(-1, keepdim=True)  # (B, 1)
-    return logits.masked_fill(logits < kth, -math.inf)
-
-
-def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """Keeps the smallest set of most probable tokens of each row of (B, V) whose probabilities sum to at least p."""
-    descending, order = logits.sort(descending=True)
-    probabilities = descending.softmax(-1)
-    drop = probabilities.cumsum(-1) - probabilities >= p  # the more probable tokens already reach p; never the first
-    return logits.masked_fill(drop.scatter(-1, order, drop), -math.inf)
-
-
-def keep_min_p(logits: Tensor, share: float) -> Tensor:
-    """Keeps tokens of each row of (B, V) with at least `share` of the highest probability."""
-    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(share), -math.inf)

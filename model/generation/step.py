@@ -1,11 +1,10 @@
-"""One decoding step that torch.compile and CUDA graphs can take: no shape and no Python number changes between steps.
+"""One decoding step: with any shapes, and as torch.compile and CUDA graphs take it, without anything that changes.
 
-B batch, H heads, L layers, S capacity of the cache, V vocabulary.
+B batch, T queries, H heads, L layers, S capacity of the cache, V vocabulary.
 """
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -22,6 +21,31 @@ COMPILE_OPTIONS = {
 }
 
 
+def next_tokens(
+    model: GPT,
+    ids: Tensor,
+    columns: Tensor,
+    n_keys: int,
+    shift: Tensor | None = None,
+    choice: Choice | None = None,
+    **options,
+) -> Tensor:
+    """The tokens (B,) that follow ids (B, T); without a choice, the logits (B, V).
+
+    Args:
+        columns: of the ids among the keys, (T,).
+        n_keys: S, those of earlier tokens included.
+        shift: number of left-padding tokens of each row, (B, 1), which no query sees; None: no row has any.
+        **options: of `GPT.hidden`.
+    """
+    mask, positions = None, columns
+    if shift is not None:
+        mask = (torch.arange(n_keys, device=ids.device) >= shift)[:, None, None]  # (B, 1, 1, S)
+        positions = (columns - shift).clamp(min=0)  # (B, T)
+    logits = model.logits(model.hidden(ids, mask=mask, positions=positions, **options))[:, -1]  # (B, V)
+    return logits if choice is None else choose(logits, choice)
+
+
 def decode_step(
     model: GPT,
     cache: KVCache,
@@ -31,27 +55,9 @@ def decode_step(
     head_gate: Tensor | None = None,
     choice: Choice | None = None,
 ) -> Tensor:
-    """Processes the last token of each row and chooses the next one.
-
-    Args:
-        ids: the last token of each row, (B, 1).
-        position: its column in the cache, (1,).
-        shift: number of left-padding tokens of each row, (B, 1); None: no row has any.
-        head_gate: as in `GPT.forward`.
-        choice: see `tril.model.generation.sampling.choose`; None: return the logits.
-
-    Returns:
-        The next token of each row (B,), or the logits (B, V).
-    """
-    mask = None
-    if shift is not None:
-        mask = (torch.arange(cache.capacity, device=ids.device) >= shift)[:, None, None]  # (B, 1, 1, S)
-    positions = position if shift is None else position - shift  # (1,) or (B, 1)
-    hidden = model.hidden(
-        ids, cache=cache, cache_position=position, mask=mask, positions=positions, head_gate=head_gate
-    )
-    logits = model.logits(hidden)[:, 0]  # (B, V)
-    return logits if choice is None else choose(logits, choice)
+    """`next_tokens` after ids (B, 1) at `position` (1,) of the cache, where only values of tensors change."""
+    options = {"cache": cache, "cache_position": position, "head_gate": head_gate}
+    return next_tokens(model, ids, position, cache.capacity, shift, choice, **options)
 
 
 @functools.cache
@@ -63,18 +69,3 @@ def compiled_step(device_type: str) -> Callable[..., Tensor]:
     """
     raise_recompile_limit()
     return torch.compile(decode_step, **COMPILE_OPTIONS.get(device_type, {}), fullgraph=True, dynamic=False)
-
-
-def skip_guard_eval() -> AbstractContextManager:
-    """For a call of `compiled_step` with the model, kind of choice, shapes and dtypes of the call before.
-
-    torch then does not check every weight against its guards
-    (https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html, skip_guard_eval_unsafe).
-    """
-    return torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
-
-
-def mark_static(cache: KVCache) -> None:
-    """Lets a CUDA graph write into this cache itself instead of into a copy."""
-    for tensor in (*cache.keys, *cache.values):
-        torch._dynamo.mark_static_address(tensor, guard=False)

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from tril.model.attention import MultiHeadAttention
-from tril.model.generation.generate import inference
+from tril.model.generation.generate import TOKENS_PER_BATCH, inference
 from tril.model.gpt import GPT
 from tril.model.masks import document_options
-
-TOKENS_PER_BATCH = 2048  # enough to use all CPU cores, and the logits of a large vocabulary still fit into memory
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tril.model.generation.generate import Limits, Rows
-from tril.model.generation.language_model import Detokenizer, LanguageModel
+from tril.model.generation.generate import Rows
+from tril.model.generation.language_model import LanguageModel, TextStream
 from tril.model.generation.sampling import Choice, SamplingConfig, choose, probabilities
 from tril.model.heads.attention_maps import capture_attention
 
@@ -59,8 +59,8 @@ def prompt_tokens(lm: LanguageModel, prompt: str) -> list[tuple[str, str]]:
 
     A space at the end of the prompt is missing if it becomes part of the first new token (see `LanguageModel.split`).
     """
-    detokenizer, (ids, _) = Detokenizer(lm.tokenizer), lm.split(prompt)
-    return [(_name(lm, token), detokenizer.push(token)) for token in ids]
+    stream, ([ids], _, _) = TextStream(lm.tokenizer), lm.split(prompt)
+    return [(_name(lm, token), stream.push(token)) for token in ids]
 
 
 def live_tokens(
@@ -81,12 +81,12 @@ def live_tokens(
     Raises:
         ValueError: a value is out of range, or the prompt contains characters that the tokenizer does not know.
     """
-    Limits(max_new_tokens=max_new_tokens, seed=seed)
-    ids, first = lm.split(prompt)
+    values = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    sampling = SamplingConfig(max_new_tokens=max_new_tokens, seed=seed, **values)
+    [ids], _, first = lm.split(prompt)
     device = lm.model.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed)
-    sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
-    choice = Choice.of(sampling, 1, lm.n_ids, device)
+    choice = Choice.of(sampling, [ids], lm.n_ids, device)
     rows = Rows(lm.model, [ids], max_new_tokens=max_new_tokens, head_gate=head_gate)
     # A separate generator function, since one runs nothing before its first step: errors are raised above, by the call.
     return _steps(lm, ids, rows, max_new_tokens, choice, generator, first)
@@ -101,7 +101,7 @@ def _steps(
     generator: torch.Generator,
     first: Tensor | None,
 ) -> Iterator[LiveToken]:
-    detokenizer = Detokenizer(lm.tokenizer, prompt)
+    stream = TextStream(lm.tokenizer, prompt, eot_id=lm.eot_id)
     first_choice = choice if first is None else choice._replace(allowed=first.to(rows.ids.device))
     for step in range(max_new_tokens):
         choice.draw(generator)
@@ -111,9 +111,9 @@ def _steps(
         used = choice if step else first_choice
         ids = choose(logits, used)  # (1,)
         token, ended = int(ids), int(ids) == lm.eot_id
-        text = "" if ended else detokenizer.push(token)
-        if ended or step == max_new_tokens - 1:
-            text += detokenizer.rest()
+        text = stream.push(token)
+        if step == max_new_tokens - 1:
+            text += stream.finish()
         attention = torch.stack(maps) if maps else torch.empty(0, 0, rows.length)  # (L, H, S)
         n_dropped = len(prompt) + step - rows.length
         yield LiveToken(token, _name(lm, token), text, _candidates(lm, logits, used, token), attention, n_dropped)

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -55,8 +56,8 @@ class Decoder:
         prompts = torch.randint(self.vocab_size, (batch, prompt), generator=generator).tolist()
         timer = StepTimer(self.device)
         timer.mark()
-        settings = {"sampling": SAMPLING, "seed": 0, "vocab_size": self.vocab_size} | MODES[mode]
-        for _ in generate_ids(self.model, prompts, max_new_tokens=new, **settings):
+        sampling = replace(SAMPLING, max_new_tokens=new)
+        for _ in generate_ids(self.model, prompts, sampling, vocab_size=self.vocab_size, **MODES[mode]):
             timer.mark()
         return timer.seconds()
 

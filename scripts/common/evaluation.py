@@ -41,6 +41,7 @@ class Subject:
         if not lm.config.causal:
             cause = "has model.causal=false, so its losses use the tokens that they predict"
             raise ValueError(f"{run.checkpoint} {cause}; name a run with the causal mask")
+        lm.check_finite(run.checkpoint)
         lm.tokenizer.encode_special_tokens = True  # a text that contains <|endoftext|> is one text
         return cls(run, lm)
 

@@ -90,6 +90,17 @@ def test_a_model_of_transformers_is_the_same_in_tril_and_comes_back_unchanged(im
     assert its_tokenizer(text).input_ids == tokenizer(text).input_ids
 
 
+@pytest.mark.parametrize("imported", ["llama"], indirect=True)
+def test_weights_that_are_not_finite_are_refused_in_one_line(imported, texts, tmp_path):
+    model, tokenizer = random_model("llama"), imported[1]
+    model.model.embed_tokens.weight.data[295, 3] = torch.nan  # of a row that no text has, so that a run does not stop
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "hf")
+    folder = start(tmp_path, texts, f"init_from=hf:{tmp_path / 'hf'}")
+    for command in ("sample", "evaluate", "heads"):
+        assert_refused(run(command, f"ckpt={folder}", cwd=tmp_path), "weights that are not finite")
+
+
 def test_a_gguf_file_has_the_tensors_under_the_names_of_llama_cpp(imported, tmp_path):
     import gguf
 

@@ -18,7 +18,7 @@ from tril.model.training.optim import OptimConfig, param_groups
 
 B, T, V, L = 2, 9, 31, 2  # V and L are those of tiny_gpt
 PARTS = {"no attention": {"n_heads": 0}, "no FFN": {"mlp": "none"}}
-GREEDY = SamplingConfig(temperature=0.0)
+GREEDY = SamplingConfig(max_new_tokens=6, temperature=0.0)
 
 
 @pytest.fixture(params=PARTS.values(), ids=PARTS)
@@ -152,7 +152,7 @@ def test_generation_with_unequal_prompts_beyond_the_context(part, pos, use_cache
     """With greedy sampling, each new token has the largest logit of a forward pass over the row without padding."""
     model = tiny_gpt(**part, pos=pos, context_length=8)
     prompts = [[3, 1, 4], [1, 5, 9, 2, 6], [7]]
-    steps = list(generate_ids(model, prompts, max_new_tokens=6, sampling=GREEDY, use_cache=use_cache))
+    steps = list(generate_ids(model, prompts, GREEDY, use_cache=use_cache))
     rows = [prompt + [step[i].item() for step in steps] for i, prompt in enumerate(prompts)]
     for row, prompt in zip(rows, prompts, strict=True):
         context = list(prompt)

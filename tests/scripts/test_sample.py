@@ -17,9 +17,10 @@ from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import language_model
 from tril.data.cache import resolve_cache_dir
 from tril.model.checkpoint import load, save
+from tril.model.generation.config import SamplingConfig
 from tril.scripts.common.arguments import quoted
 from tril.scripts.common.cli import CONFIGS, build, message_of, pick_device, plain
-from tril.scripts.sample import GENERATION_KEYS, TEXT_KEYS, Settings, compiles, main, removed, sample, show
+from tril.scripts.sample import TEXT_KEYS, Settings, compiles, main, removed, sample, show
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
 HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")
@@ -55,7 +56,8 @@ def settings(*arguments):
 
 
 def checked(*arguments):
-    return build(Settings, {key: value for key, value in settings(*arguments).items() if key not in GENERATION_KEYS})
+    names = SamplingConfig.__dataclass_fields__
+    return build(Settings, {key: value for key, value in settings(*arguments).items() if key not in names})
 
 
 def read_prompts(*arguments):

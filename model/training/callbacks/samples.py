@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, validate_call
 from tqdm import tqdm
 
 from tril.data.settings import strict_settings
-from tril.model.generation.sampling import Temperature
+from tril.model.generation.config import Temperature
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule
 from tril.model.training.trackers import log_sample

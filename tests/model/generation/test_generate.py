@@ -1,34 +1,30 @@
-"""Generation against a slow reference: one row, no cache, no batch, the context cropped by hand. It compares logits."""
+"""Generation against one reference: one row, no cache, no batch, a full pass for each token. It compares logits."""
 
 import itertools
-import re
+import shutil
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import assert_close, tiny_gpt
+from tril.model.compilation import RECOMPILE_LIMIT
 from tril.model.generation.generate import Rows, generate_ids
 from tril.model.generation.sampling import SamplingConfig
+from tril.model.generation.step import COMPILE_OPTIONS, compiled_step, decode_step
 from tril.model.gpt import GPT
-from tril.scripts.common.cli import message_of
 
-GREEDY = SamplingConfig(temperature=0)
 LIMIT = 12  # context_length of tiny_gpt
 PARTS = [
-    {},
-    {"pos": "learned"},
-    {"pos": "none"},
-    {"n_kv_heads": 2},
-    {"n_kv_heads": 1, "window": 3},
-    {"pos": "learned", "window": 5},
-    {"mlp": "swiglu", "norm": "layernorm", "bias": True, "qk_norm": False},
-    {"logit_softcap": 2.0, "tie_embeddings": True},
     {"backend": "explicit", "n_kv_heads": 2},
-    {"context_length": 7},
-    {"context_length": 1},
-    {"pos": "alibi"},
-    {"pos": "alibi", "n_kv_heads": 2, "window": 5, "backend": "explicit"},
+    {"pos": "learned", "window": 5, "mlp": "swiglu", "norm": "layernorm", "bias": True, "qk_norm": "none"},
+    {"pos": "none", "n_kv_heads": 1, "window": 3, "context_length": 7},
+    {"pos": "alibi", "n_kv_heads": 2, "window": 5, "logit_softcap": 2.0, "tie_embeddings": True},
+    {"backend": "stacked", "context_length": 1},
+    {"n_heads": 0},
+    {"causal": False},
 ]
+MODES = {"cache": {}, "no cache": {"use_cache": False}, "constant shapes": {"step": decode_step}}
 
 
 def contexts(prompt, new, limit=LIMIT):
@@ -64,6 +60,10 @@ def random_ids(*shape, vocab_size=31):
     return torch.randint(vocab_size, shape).tolist()
 
 
+def greedy(n, **values):
+    return SamplingConfig(max_new_tokens=n, temperature=0, **values)
+
+
 @torch.no_grad()
 def greedy_ids(model, prompt, n, penalty=1.0, vocab_size=None):
     """Token after token with the greatest logit, repetitions penalized by hand."""
@@ -82,35 +82,16 @@ def ids_of(steps):
     return torch.stack(list(steps), dim=1).tolist()
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_logits_equal_full_passes_over_several_crops(parts, use_cache):
+def test_logits_are_those_of_full_passes_alone_and_in_a_batch_over_several_crops(parts, mode):
     model = tiny_gpt(**parts)
-    for length in (1, 12, 30):
-        prompt, new = random_ids(length), random_ids(20)  # at context 12 a crop after every 6 or 7 tokens
-        assert_close(forced(model, [prompt], [new], use_cache=use_cache)[:, 0], alone(model, prompt, new))
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-@pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_rows_of_unequal_length_equal_each_row_alone(parts, use_cache):
-    model = tiny_gpt(**parts)
-    prompts, new = [random_ids(n) for n in (3, 1, 20, 11)], random_ids(4, 16)
-    batch = forced(model, prompts, new, use_cache=use_cache)
-    for row, (prompt, tokens) in enumerate(zip(prompts, new, strict=True)):
-        assert_close(batch[:, row], alone(model, prompt, tokens))
-
-
-def test_a_model_that_is_not_causal_computes_the_whole_context():
-    model = tiny_gpt(causal=False)
-    prompt, new = random_ids(4), random_ids(15)
-    assert_close(forced(model, [prompt], [new], use_cache=True)[:, 0], alone(model, prompt, new))
-
-
-def test_head_gate_applies_to_every_step():
-    model = tiny_gpt()
-    gate, prompt, new = torch.rand(2, 4), random_ids(4), random_ids(15)
-    assert_close(forced(model, [prompt], [new], head_gate=gate)[:, 0], alone(model, prompt, new, head_gate=gate))
+    gate = torch.rand(2, 4) if model.config.n_heads else None
+    for lengths in ([1], [12], [3, 1, 20, 3, 11]):
+        prompts, new = [random_ids(n) for n in lengths], random_ids(len(lengths), 20)
+        logits = forced(model, prompts, new, head_gate=gate, **MODES[mode])
+        for row, (prompt, tokens) in enumerate(zip(prompts, new, strict=True)):
+            assert_close(logits[:, row], alone(model, prompt, tokens, head_gate=gate))
 
 
 @pytest.mark.parametrize(
@@ -120,53 +101,29 @@ def test_head_gate_applies_to_every_step():
         (False, [5, 6, 7, 8, 9, 10, 11, 12, 6, 7, 8, 9, 10, 11, 12, 6, 7]),
     ],
 )
-def test_number_of_positions_per_forward_pass(use_cache, widths, monkeypatch):
-    """One prefill, then single tokens, then one prefill of half a context; equal rows never get a mask."""
+def test_one_prefill_then_single_tokens_and_equal_rows_never_get_a_mask(use_cache, widths, monkeypatch):
     model, calls, hidden = tiny_gpt(), [], GPT.hidden
 
-    def spy(self, ids, *, mask, positions, **options):
+    def spy(self, ids, *, mask, **options):
         calls.append(ids.shape[1])
-        assert mask is None and positions is None
-        return hidden(self, ids, mask=mask, positions=positions, **options)
+        assert mask is None
+        return hidden(self, ids, mask=mask, **options)
 
     monkeypatch.setattr(GPT, "hidden", spy)
-    list(generate_ids(model, [random_ids(5)] * 2, max_new_tokens=17, sampling=GREEDY, use_cache=use_cache))
+    list(generate_ids(model, [random_ids(5)] * 2, greedy(17), use_cache=use_cache))
     assert calls == widths
-
-
-def test_the_cache_is_no_larger_than_needed():
-    model = tiny_gpt()
     assert Rows(model, [[1, 2], [3]], max_new_tokens=4).cache.capacity == 5  # nothing follows the last token
-    assert Rows(model, [[1, 2]], max_new_tokens=4000).cache.capacity == LIMIT
+    assert Rows(model, [[1, 2]], max_new_tokens=4, step=decode_step).cache.capacity == LIMIT
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_greedy_ids(use_cache):
-    model = tiny_gpt()
-    prompts = [random_ids(4), random_ids(9)]
-    steps = generate_ids(model, prompts, max_new_tokens=20, sampling=GREEDY, use_cache=use_cache)
-    assert ids_of(steps) == [greedy_ids(model, prompt, 20) for prompt in prompts]
-
-
-def test_repetition_penalty_counts_the_row_and_not_its_padding():
-    model = tiny_gpt(logit_softcap=1.0)  # close logits: the penalty decides
+def test_the_repetition_penalty_counts_the_row_and_not_its_padding_nor_the_vocabularys():
+    model = tiny_gpt(logit_softcap=1.0, vocab_size=40)  # close logits: the penalty decides
     prompts = [[5, 6, 7, 8, 9, 10], [3]]  # the second row is padded with id 0, which it does not have
-    steps = generate_ids(
-        model, prompts, max_new_tokens=10, sampling=SamplingConfig(temperature=0, repetition_penalty=3.0)
-    )
-    expected = [greedy_ids(model, prompt, 10, penalty=3.0) for prompt in prompts]
-    assert ids_of(steps) == expected != [greedy_ids(model, prompt, 10) for prompt in prompts]
-
-
-def test_ids_of_the_padded_vocabulary_are_never_drawn():
-    model = tiny_gpt(vocab_size=40)
     with torch.no_grad():
-        model.head.weight[31:] *= 100.0  # else they would win
-    prompt = random_ids(4)
-    draws = ids_of(generate_ids(model, [prompt], max_new_tokens=50, sampling=SamplingConfig(), seed=0, vocab_size=31))
-    assert max(draws[0]) < 31
-    [ids] = ids_of(generate_ids(model, [prompt], max_new_tokens=10, sampling=GREEDY, vocab_size=31))
-    assert ids == greedy_ids(model, prompt, 10, vocab_size=31)
+        model.head.weight[31:] *= 100.0  # else rows without a token would win
+    found = ids_of(generate_ids(model, prompts, greedy(10, repetition_penalty=3.0), vocab_size=31))
+    expected = [greedy_ids(model, prompt, 10, penalty=3.0, vocab_size=31) for prompt in prompts]
+    assert found == expected != [greedy_ids(model, prompt, 10, vocab_size=31) for prompt in prompts]
 
 
 def test_the_seed_decides():
@@ -174,70 +131,120 @@ def test_the_seed_decides():
 
     def draw(seed):
         torch.manual_seed(0)  # the global generator is not used
-        return ids_of(generate_ids(model, [[1], [1]], max_new_tokens=20, sampling=SamplingConfig(), seed=seed))
+        return ids_of(generate_ids(model, [[1], [1]], SamplingConfig(max_new_tokens=20, seed=seed)))
 
     assert draw(0) == draw(0) != draw(1)
     assert draw(None) != draw(None)
     assert draw(0)[0] != draw(0)[1]  # equal prompts: several samples at once
 
 
-def test_rows_end_with_end_of_text_and_the_batch_with_its_last_row():
-    model = tiny_gpt()
-    prompts = [random_ids(4) for _ in range(6)]
-    free = ids_of(generate_ids(model, prompts, max_new_tokens=20, sampling=GREEDY))
+@pytest.mark.parametrize("steps_ahead", [0, 1, 3])
+def test_rows_end_with_end_of_text_and_the_batch_with_its_last_row(steps_ahead, monkeypatch):
+    """Also where the device runs ahead of the reader, as on a GPU."""
+    model, prompts = tiny_gpt(), [random_ids(4) for _ in range(6)]
+    free = ids_of(generate_ids(model, prompts, greedy(20)))
     eot = max(range(31), key=lambda token: sum(token in row for row in free))
     ends = [row.index(eot) + 1 if eot in row else 20 for row in free]
     assert len(set(ends)) > 1 and min(ends) < 20
+    monkeypatch.setattr("tril.model.generation.generate.STEPS_AHEAD", {"cpu": steps_ahead})
     expected = [(row[:end] + [eot] * 20)[: max(ends)] for row, end in zip(free, ends, strict=True)]
-    assert ids_of(generate_ids(model, prompts, max_new_tokens=20, sampling=GREEDY, eot_id=eot)) == expected
-
+    assert ids_of(generate_ids(model, prompts, greedy(20), eot_id=eot)) == expected
     first = ends.index(min(ends))
-    [single] = ids_of(generate_ids(model, [prompts[first]], max_new_tokens=20, sampling=GREEDY, eot_id=eot))
-    assert single == free[first][: min(ends)]
+    assert ids_of(generate_ids(model, [prompts[first]], greedy(20), eot_id=eot)) == [free[first][: min(ends)]]
 
 
-def test_between_steps_the_modes_of_model_and_torch_are_unchanged():
+def test_the_first_token_does_not_wait_for_the_second(monkeypatch):
+    monkeypatch.setattr("tril.model.generation.generate.STEPS_AHEAD", {"cpu": 2})
+    calls, hidden = [], GPT.hidden
+    monkeypatch.setattr(GPT, "hidden", lambda self, ids, **options: calls.append(1) or hidden(self, ids, **options))
+    steps = generate_ids(tiny_gpt(), [[1]], greedy(9))
+    assert [len(calls) for _ in itertools.islice(steps, 8)] == [1, 4, 5, 6, 7, 8, 9, 9]
+
+
+def test_between_steps_and_after_an_error_the_modes_of_model_and_torch_are_unchanged():
     model = tiny_gpt(attn_dropout=0.5, resid_dropout=0.5, embd_dropout=0.5).train()
     model.blocks[1].eval()
-    modes = [module.training for module in model.modules()]
-    prompt = random_ids(4)
-    steps, seen = generate_ids(model, [prompt], max_new_tokens=9, sampling=GREEDY), []
+    modes, prompt = [module.training for module in model.modules()], random_ids(4)
+    steps, seen = generate_ids(model, [prompt], greedy(9)), []
     for ids in itertools.islice(steps, 7):
         assert [module.training for module in model.modules()] == modes
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not ids.is_inference()
         seen.append(ids.item())
     steps.close()
-    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(ValueError, match="head_gate"):
+        next(generate_ids(model, [[1]], greedy(2), head_gate=torch.ones(2, 3)))
+    assert [module.training for module in model.modules()] == modes and torch.is_grad_enabled()
     assert seen == greedy_ids(model.eval(), prompt, 7)  # no dropout
 
 
-def test_an_error_in_a_step_restores_the_mode():
-    model = tiny_gpt().train()
-    with pytest.raises(ValueError, match="head_gate"):
-        next(generate_ids(model, [[1]], max_new_tokens=2, sampling=GREEDY, head_gate=torch.ones(2, 3)))
-    assert all(module.training for module in model.modules())
-    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+@pytest.fixture
+def captured_step(monkeypatch):
+    """Captures the step as one graph for each set of shapes, without generating code; the counter of captures."""
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    step = torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False)
+    monkeypatch.setattr("tril.model.generation.generate.compiled_step", lambda device_type: step)
+    with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
+        yield counter
+    torch._dynamo.reset()
+
+
+def test_models_and_shapes_in_turn_use_separate_graphs_for_all_positions(captured_step):
+    """Guards that are skipped must not let one run use the graph of another."""
+    one, other = tiny_gpt(n_layers=1), tiny_gpt(n_layers=1, window=3)
+    prompts, unequal, gate = [random_ids(3)], [random_ids(3), random_ids(10)], torch.rand(1, 4)
+    runs = [(one, prompts, None), (other, prompts, None), (one, prompts, gate), (one, unequal, None)]
+    new = [random_ids(len(prompts), 15) for _, prompts, _ in runs]
+    rows = [Rows(model, prompts, max_new_tokens=16, head_gate=g, compile=True) for model, prompts, g in runs]
+    logits = [[each.logits()] for each in rows]
+    for step, (each, tokens, found) in itertools.product(range(15), zip(rows, new, logits, strict=True)):
+        each.append(torch.tensor(tokens)[:, step])
+        found.append(each.logits())
+    for (model, prompts, g), tokens, found in zip(runs, new, logits, strict=True):
+        for row, prompt in enumerate(prompts):
+            assert_close(torch.stack(found)[:, row], alone(model, prompt, tokens[row], head_gate=g))
+    assert captured_step.frame_count == 5  # two for the last run, whose padding ends when its second row is cropped
+
+
+def test_filters_in_turn_use_separate_graphs_and_temperatures_one(captured_step):
+    model, prompts, options = tiny_gpt(n_layers=1), [random_ids(3), random_ids(3)], {"max_new_tokens": 16, "seed": 3}
+    settings = [greedy(16), SamplingConfig(top_k=2, **options), SamplingConfig(top_k=None, top_p=0.5, **options)]
+    settings += [SamplingConfig(repetition_penalty=9.0, temperature=t, **options) for t in (0.5, 3.0)]
+    streams = [generate_ids(model, prompts, sampling, compile=True) for sampling in settings]
+    steps = list(zip(*streams, strict=True))  # one token of each in turn
+    for number, sampling in enumerate(settings):
+        assert ids_of(step[number] for step in steps) == ids_of(generate_ids(model, prompts, sampling))
+    assert captured_step.frame_count == len(settings) - 1
+
+
+def test_returned_logits_are_not_overwritten_by_later_steps():
+    """A CUDA graph returns the same memory at each step."""
+    memory, model, prompt, new = torch.empty(1, 31), tiny_gpt(), random_ids(4), random_ids(1, 6)
+    logits = forced(model, [prompt], new, step=lambda *inputs: memory.copy_(decode_step(*inputs)))
+    assert_close(logits[:, 0], alone(model, prompt, new[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
+@pytest.mark.parametrize("pos", ["rope", "alibi"])
+def test_generated_code_computes_the_same(pos, tmp_path, monkeypatch):
+    """The only test here in which torch generates and compiles C++, which takes 20 s."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # no code of an earlier run
+    torch._dynamo.reset()
+    compiled_step.cache_clear()
+    model, prompt, new = tiny_gpt(n_layers=1, n_kv_heads=2, pos=pos), random_ids(3), random_ids(1, 20)
+    assert_close(forced(model, [prompt], new, compile=True)[:, 0], alone(model, prompt, new[0]))
+    sampling = SamplingConfig(max_new_tokens=20, top_k=5, top_p=0.9, seed=3)
+    assert ids_of(generate_ids(model, [prompt], sampling, compile=True)) == ids_of(
+        generate_ids(model, [prompt], sampling)
+    )
 
 
 @pytest.mark.parametrize(
-    "prompts, options, message",
-    [
-        ([], {}, "there is no prompt"),
-        ([[1], []], {}, "prompt 1 is empty"),
-        ([[1, 31]], {}, "prompt 0 has ids from 1 to 31; use ids from 0 to 30"),
-        ([[-1]], {}, "prompt 0 has ids from -1 to -1"),
-        ([[7]], {"vocab_size": 7}, "use ids from 0 to 6"),
-        ([[1]], {"vocab_size": 32}, "vocab_size=32 must be from 1 to the model's 31"),
-        ([[1]], {"max_new_tokens": 0}, "max_new_tokens=0 must be greater than or equal to 1"),
-        ([[1]], {"max_new_tokens": 1.5}, "max_new_tokens=1.5 must be a valid integer"),
-        ([[1]], {"max_new_tokens": True}, "max_new_tokens=true must be a valid integer"),
-        ([[1]], {"seed": -1}, "seed=-1 must be greater than or equal to 0"),
-        ([[1]], {"seed": 2**64}, "seed=18446744073709551616 must be less than"),
-        ([[1]], {"seed": "x", "max_new_tokens": -2}, "max_new_tokens=-2 .*; seed='x' must be a valid integer"),
-        ([[], [31]], {}, "prompt 0 is empty.*; prompt 1 has ids from 31 to 31"),
-    ],
+    "device_type, options", [("cuda", {"mode": "reduce-overhead"}), ("cpu", COMPILE_OPTIONS["cpu"]), ("mps", {})]
 )
-def test_mistakes_are_refused_before_the_first_step(prompts, options, message):
-    with pytest.raises(ValueError) as error:
-        generate_ids(tiny_gpt(), prompts, **{"max_new_tokens": 5, "sampling": GREEDY, **options})
-    assert re.search(message, message_of(error.value))
+def test_compile_options_of_each_device(device_type, options, monkeypatch):
+    used = {}
+    monkeypatch.setattr(torch, "compile", lambda step, **options: used.update(options) or step)
+    assert compiled_step.__wrapped__(device_type) is decode_step
+    assert used == {**options, "fullgraph": True, "dynamic": False}

@@ -34,9 +34,9 @@ def calls(monkeypatch):
 def test_every_token_of_the_model_is_timed(monkeypatch):
     arguments = {}
 
-    def recorded(model, prompts, **settings):
-        arguments.update(settings, prompts=prompts)
-        return generate_ids(model, prompts, **settings)
+    def recorded(model, prompts, sampling, **settings):
+        arguments.update(settings, prompts=prompts, max_new_tokens=sampling.max_new_tokens)
+        return generate_ids(model, prompts, sampling, **settings)
 
     generate_ids = decoding.generate_ids
     monkeypatch.setattr(decoding, "generate_ids", recorded)

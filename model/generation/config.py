@@ -1,0 +1,57 @@
+"""The settings of sampling, without torch, so that a command can check them before it loads anything."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.dataclasses import dataclass
+
+from tril.data.settings import setting, strict_settings
+
+MIN_TEMPERATURE = 1e-3  # keeps logits / temperature within the range of float32
+
+
+def _zero_or_large(temperature: float) -> float:
+    if 0 < temperature < MIN_TEMPERATURE:
+        limit = f"0 (always the most probable token) or at least {MIN_TEMPERATURE}"
+        raise ValueError(f"temperature={temperature} must be {limit}; use 0 for greedy decoding")
+    return temperature
+
+
+def _texts(stop: Any) -> tuple[str, ...] | None:
+    texts = (stop,) if isinstance(stop, str) else stop
+    if stop is None:
+        return None
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(x, str) and x for x in texts):
+        raise ValueError(f"stop={stop!r} must be a text, or a list of at least one, without empty ones; null for none")
+    return tuple(texts)
+
+
+Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_zero_or_large)]
+
+
+@dataclass(frozen=True, config=strict_settings())
+class SamplingConfig:
+    """How many tokens are drawn, and from which distribution.
+
+    top_p is from Holtzman et al. 2020, min_p from Nguyen et al. 2024, the penalty from CTRL (Keskar et al. 2019).
+
+    Raises:
+        pydantic.ValidationError: values are out of range; a ValueError that lists every one.
+    """
+
+    max_new_tokens: int = setting(256, "of each sample, at most", ge=1)
+    temperature: Temperature = setting(0.8, "0: always the most probable token")
+    top_k: int | None = setting(50, "only the k most probable tokens; null: all", ge=1)
+    top_p: float | None = setting(
+        None, "only the most probable tokens whose probabilities sum to at least this; null: all", gt=0, le=1
+    )
+    min_p: float | None = setting(
+        None, "only tokens with at least this share of the highest probability; null: all", ge=0, le=1
+    )
+    repetition_penalty: float = setting(
+        1.0, "above 1, tokens that the text already contains become less likely; 1: off", gt=0, allow_inf_nan=False
+    )
+    stop: Annotated[tuple[str, ...] | None, BeforeValidator(_texts)] = setting(
+        None, "a text or a list of texts; the sample ends before the first that occurs"
+    )
+    seed: int | None = setting(0, "null: a new seed each time", ge=0, lt=2**64)  # the range of torch.Generator
