@@ -47,10 +47,14 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = block_norm(config)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
-        if config.tie_embeddings:
-            self.head.weight = self.embed.weight
+        self.tie_head()
         self.make_tables()
         init_weights(self, config, self.init_seed)
+
+    def tie_head(self) -> None:
+        """Makes the weight of the head that of the embedding, where the config says so."""
+        if self.config.tie_embeddings:
+            self.head.weight = self.embed.weight
 
     def make_tables(self) -> None:
         """Registers what follows from the config, and is not in checkpoints, on torch's default device."""

@@ -3,11 +3,23 @@
 This module does not import torch, so that an entry point can check paths before it loads anything.
 """
 
+import contextlib
+import csv
+import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+if TYPE_CHECKING:
+    import torch
+
+    from tril.model.generation.language_model import LanguageModel
 
 ROOTS = ("outputs", "multirun")
 CHECKPOINTS = "checkpoints"  # the folder in that of a run, with the next three files
@@ -16,6 +28,175 @@ SETTINGS = "config.yaml"  # written when a run starts
 SUMMARY = "summary.json"  # written last: a run with this file is finished
 FAILURE = "failed.json"  # how a run of a sweep failed
 SWEEP = "sweep.json"  # the runs of a sweep, in its folder
+METRICS = "csv/version_0/metrics.csv"
+LOCK = ".run.lock"  # held while a process trains the run
+MAX_BYTES, MAX_DEPTH = 2**20, 50  # of config.yaml, which has 4 kB
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a run and what is in its files, which are read at each access."""
+
+    folder: Path
+
+    @classmethod
+    def find(cls, name: str | Path = "latest") -> "Run":
+        """The run that a user means.
+
+        Args:
+            name: its folder, a file in it, or "latest": the one below outputs/ and multirun/ that was started or
+                resumed last. "~" is expanded.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        if str(name) == "latest":
+            return cls(newest_run())
+        path = _expanded(name)
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist; name a run's folder, a file in it, or latest")
+        return cls(path if path.is_dir() else run_folder(path))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run: the content of config.yaml. Raises ValueError for a damaged one."""
+        settings = read_settings(self.folder / SETTINGS)
+        if not isinstance(settings, dict):
+            raise ValueError(f"{self.folder / SETTINGS} does not have the settings of a run; restore it")
+        return settings
+
+    @property
+    def config(self) -> Any:
+        """The same with attributes, as in `run.config.model.n_heads`."""
+        return Settings(self.settings)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The results: the content of summary.json. Raises ValueError for a damaged one."""
+        path = self.folder / SUMMARY
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path} cannot be read ({error}); restore it") from error
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of metrics.csv, each without its empty cells. "step" is an int.
+
+        A step has a row for each kind of metrics, such as "train/loss" or "val/loss".
+
+        Raises:
+            ValueError: a damaged file.
+        """
+        path = self.folder / METRICS
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [{key: float(text) for key, text in row.items() if text} for row in csv.DictReader(file)]
+            return [row | {"step": int(row["step"])} for row in rows]
+        except (ValueError, TypeError, KeyError, OverflowError, csv.Error) as error:
+            raise ValueError(f"{path} cannot be read ({error}); restore it") from error
+
+    @property
+    def state(self) -> Literal["new", "started", "finished", "failed"]:
+        """ "started" is running or interrupted."""
+        if (self.folder / SUMMARY).is_file():
+            return "finished"
+        if (self.folder / FAILURE).is_file():
+            return "failed"
+        return "started" if (self.folder / SETTINGS).is_file() else "new"
+
+    def checkpoint(self, prefer: tuple[str, ...] = ("best", "last")) -> Path:
+        """The first of these checkpoints that exists. Raises FileNotFoundError if none does."""
+        return find_checkpoint(self.folder, prefer=prefer)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """No other process trains the run in the block. A file system may have no locks.
+
+        Raises:
+            ValueError: another process trains it.
+        """
+        import filelock
+
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(filelock.FileLock(self.folder / LOCK, timeout=0))
+            except filelock.Timeout as error:
+                remedy = "wait for its end, or stop it"
+                raise ValueError(f"another process trains the run in {self.folder}; {remedy}") from error
+            except NotImplementedError:  # the file system has no locks
+                pass
+            yield
+
+    def load(self, device: "torch.device | str" = "cpu") -> "LanguageModel":
+        """The model of the best validation with its tokenizer, in evaluation mode; see `tril.model.load`."""
+        from tril.model.checkpoint import load
+
+        return load(self.folder, device)
+
+
+class Settings(Mapping):
+    """Nested plain values that are read as attributes or as items, and cannot be changed."""
+
+    def __init__(self, values: dict[str, Any]):
+        vars(self)["values"] = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = vars(self)["values"][key]
+        return Settings(value) if isinstance(value, dict) else value
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no setting {name}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"the settings of a run are read-only, and {name} is one of them")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self)["values"])
+
+    def __len__(self) -> int:
+        return len(vars(self)["values"])
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what Tril never writes, and reads 1e-3 as a number, which YAML 1.1 does not."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) or self.depth == MAX_DEPTH:
+            problem = f"an alias, a tag, or more than {MAX_DEPTH} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+DIGITS = r"\d[\d_]*"
+FLOAT = rf"([-+]?({DIGITS}\.[\d_]*|\.{DIGITS})([eE][-+]?\d+)?|[-+]?{DIGITS}[eE][-+]?\d+|[-+]?\.(inf|INF)|\.(nan|NAN))$"
+_Loader.yaml_implicit_resolvers = {  # dates are texts, as in OmegaConf
+    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":timestamp", ":float"))]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(FLOAT), list("-+0123456789."))
+
+
+def read_settings(path: Path) -> Any:
+    """The content of a config.yaml as plain values. Raises ValueError for a damaged one."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES:,} bytes")
+        return yaml.load(content.decode("utf-8"), _Loader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        problem = " ".join(str(error).split()).replace(' in "<unicode string>",', ",")
+        raise ValueError(f"{path} cannot be read ({problem}); restore it") from error
 
 
 def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "last")) -> Path:

@@ -136,16 +136,15 @@ def subject(
         check_compiler(device)
     options["compile"] = settings.compile
     if checkpoint is not None:
-        from tril.model.binding import compare, describe_checkpoint
-        from tril.model.checkpoint import language_model, read
+        from tril.model.binding import compare
+        from tril.model.checkpoint import Checkpoint
         from tril.scripts.common.run_pipeline import certify_pipeline
 
-        content = read(checkpoint, entries=("state_dict", "tril", "global_step"))
-        model = language_model(checkpoint, content).model
-        found = describe_checkpoint(content, model.config.to_dict())
-        origin = {"of": found, "stored_certificate": compare(content["tril"].get("causality"), found)}
+        stored = Checkpoint.read(checkpoint)
+        model, comparison = stored.language_model().model, compare(stored)
+        origin = {"of": comparison.pop("of"), "stored_certificate": comparison}
         cases = functools.partial(gpt_case_builders, model.config, model.state_dict(), **options)
-        return str(checkpoint), cases, origin, lambda: certify_pipeline(model.to(device), content["tril"])
+        return str(checkpoint), cases, origin, lambda: certify_pipeline(model.to(device), stored.entry())
     vocab_size = settings.model["vocab_size"] or FRESH_VOCABULARY
     config = build(GPTConfig, settings.model | {"vocab_size": vocab_size}, "model")
     return chosen("model"), functools.partial(gpt_case_builders, config, **options), {}, None

@@ -24,6 +24,7 @@ from tril.model.runs import SUMMARY, find_checkpoint, run_folder
 from tril.scripts.common.cli import build, check_writable, entry, fail, user_errors
 
 if TYPE_CHECKING:
+    from tril.model.checkpoint import Checkpoint
     from tril.model.generation.language_model import LanguageModel
 
 TEXT_KEYS = ("ckpt", "out")
@@ -83,15 +84,15 @@ def export_hf(settings: ExportConfig, checkpoint: Path) -> None:
     with user_errors():
         folder = new_folder(settings.out)
     # Importing torch takes a second, so wrong settings are reported before.
-    from tril.model.checkpoint import language_model, read
+    from tril.model.checkpoint import Checkpoint
     from tril.model.interop.hf_check import difference, require_transformers
 
     with user_errors():
         require_transformers()
-        content = read(checkpoint, entries=("state_dict", "tril", "global_step"))
-        lm = language_model(checkpoint, content)
+        stored = Checkpoint.read(checkpoint)
+        lm = stored.language_model()
         with temporary_sibling(folder) as part:
-            name = write(part, lm, content, checkpoint, settings.license, folder.name)
+            name = write(part, lm, stored, settings.license, folder.name)
             problem = difference(part, lm)
             if problem is None:
                 part.replace(folder)
@@ -156,25 +157,22 @@ def temporary_sibling(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write(
-    part: Path, lm: "LanguageModel", content: dict[str, Any], checkpoint: Path, license: str | None, name: str
-) -> str:
+def write(part: Path, lm: "LanguageModel", stored: "Checkpoint", license: str | None, name: str) -> str:
     """Writes all files of the folder `name` into `part`; returns the class of the model."""
     from tril.model.atomic_files import write_json, write_text
-    from tril.model.binding import compare, describe_checkpoint
+    from tril.model.binding import compare
     from tril.model.interop.hf_folder import class_name, write_hf
     from tril.model.interop.model_card import CERTIFICATE, certificate, model_card
 
-    tensors, entry = write_hf(part, lm), content["tril"]
-    comparison = compare(entry.get("causality"), describe_checkpoint(content, lm.config.to_dict()))
-    write_json(part / CERTIFICATE, certificate(tensors, entry.get("causality"), comparison))
+    tensors, comparison = write_hf(part, lm), compare(stored)
+    write_json(part / CERTIFICATE, certificate(tensors, stored.certificate, comparison))
     card = model_card(
         name,
         lm,
         class_name=class_name(lm),
-        entry=entry,
-        step=content.get("global_step"),
-        summary=summary_of(checkpoint),
+        entry=stored.entry(),
+        step=stored.step,
+        summary=summary_of(stored.path),
         verdict=comparison["text"],
         license=license,
     )
@@ -182,8 +180,10 @@ def write(
     return class_name(lm)
 
 
-def summary_of(checkpoint: Path) -> dict[str, Any]:
+def summary_of(checkpoint: Path | None) -> dict[str, Any]:
     """summary.json of the run of a checkpoint; {} without one that can be read."""
+    if checkpoint is None:
+        return {}
     with contextlib.suppress(OSError, ValueError):
         summary = json.loads((run_folder(checkpoint) / SUMMARY).read_text(encoding="utf-8"))
         return summary if isinstance(summary, dict) else {}

@@ -158,7 +158,7 @@ def outcome(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for name in ("last", "best"):
         content = torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
-        content.pop("checksums"), content.pop("hparams_name", None)
+        content.pop("digests"), content.pop("hparams_name", None)
         content["loops"] = content["loops"]["fit_loop"]["state_dict"]["combined_loader"]
         found[f"{name}.ckpt"] = without_times(content)
     [log] = folder.glob("csv/*/metrics.csv")

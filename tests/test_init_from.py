@@ -11,8 +11,8 @@ from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer, folder_of
 from tests.runs import composed, in_process
-from tril.model.binding import describe_checkpoint
-from tril.model.checkpoint import load, read, save
+from tril.model.binding import weights_digest
+from tril.model.checkpoint import Checkpoint, load, read, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf_folder import read_hf
 
@@ -77,8 +77,7 @@ def test_lineage_settings_and_data(tmp_path, text, source):
     done = train(tmp_path, text, f"init_from={source}")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
-    content = read(source, entries=("state_dict", "tril"))
-    digest = describe_checkpoint(content, load(source).config.to_dict())["weights"]
+    digest = weights_digest(Checkpoint.read(source).weights)
     lineage = {"source": str(source), "weights": digest, "step": None}
     entry = read(run / "checkpoints" / "last.ckpt")["tril"]
     assert entry["init_from"] == lineage and entry["causality"]["passed"] is True

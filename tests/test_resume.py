@@ -2,13 +2,11 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from tests.conftest import assert_refused
 from tests.runs import TINY, in_process, interrupted, rows
 from tril import train as train_script
 from tril.scripts.common.cli import UserError
@@ -200,46 +198,6 @@ def test_a_run_of_the_version_before_the_renamed_packages_resumes_to_the_bit(con
     assert "tril." not in settings.read_text() and "model.training.callbacks.Samples" in settings.read_text()
     results = [train_script.train(configure(f"resume={tmp_path / name}", folder=name)) for name in ("new", "old")]
     assert results[0] == results[1]
-
-
-def as_of_an_earlier_version(config: dict) -> None:
-    """Takes out the keys of the model that came later; q and k were normalized or not."""
-    for key in ("mlp_hidden", "norm_eps", "rope_base", "qkv_bias"):
-        del config[key]
-    config["qk_norm"] = {"rmsnorm": True, "none": False}[config["qk_norm"]]
-
-
-def make_earlier(path: Path) -> None:
-    """Rewrites a checkpoint as the version before the checksums did, with the model of an earlier version."""
-    checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["checksums"], checkpoint["tril"]["run"], checkpoint["tril"]["code"]
-    checkpoint["tril"]["format"] = 1
-    as_of_an_earlier_version(checkpoint["tril"]["config"])
-    torch.save(checkpoint, path)
-
-
-@pytest.mark.parametrize("qk_norm", ["rmsnorm", "none"])
-def test_a_run_of_the_version_before_the_kinds_of_qk_norm_resumes_to_the_bit(configure, tmp_path, qk_norm):
-    for folder in ("new", "old"):
-        with interrupted():
-            train_script.train(configure(f"model.qk_norm={qk_norm}", folder=folder))
-    settings = tmp_path / "old" / "config.yaml"
-    content = yaml.safe_load(settings.read_text())
-    as_of_an_earlier_version(content["model"])
-    settings.write_text(yaml.safe_dump(content))
-    make_earlier(tmp_path / "old" / "checkpoints" / "last.ckpt")
-    results = [train_script.train(configure(f"resume={tmp_path / name}", folder=name)) for name in ("new", "old")]
-    assert results[0] == results[1]
-    weights = [torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("new", "old")]
-    assert all(torch.equal(x, weights[1]["state_dict"][name]) for name, x in weights[0]["state_dict"].items())
-
-
-def test_an_earlier_run_keeps_the_values_of_the_keys_that_came_later(tmp_path, text):
-    done = in_process(*TINY, f"data.path={text}", "hydra.run.dir=run", "trainer.max_steps=4", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    make_earlier(tmp_path / "run" / "checkpoints" / "last.ckpt")
-    done = in_process("resume=run", "model.rope_base=500", cwd=tmp_path)
-    assert_refused(done, "model.rope_base=500.0 must be 10000.0, as in ")
 
 
 def test_a_run_of_the_version_whose_interval_counted_micro_batches_resumes_to_the_bit(configure, tmp_path):

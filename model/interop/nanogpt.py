@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from torch import Tensor
 
 from tril.model.checkpoint import load_plain
-from tril.model.checksums import checksums
 from tril.model.config import GPTConfig
+from tril.model.digest import digest
 from tril.model.generation.language_model import EOT, LanguageModel
 from tril.model.interop.hf_config import from_hf
 from tril.model.interop.hf_weights import EMBED, HEAD, from_hf_weights
@@ -100,7 +100,7 @@ def read_nanogpt(path: Path) -> NanoGPT:
         named = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
         if wrong := [name for name, tensor in named.items() if not isinstance(tensor, Tensor)]:
             raise ValueError(f"{wrong[0]} is no tensor; use another file")
-        checksums({"model": named}, max_bytes=path.stat().st_size)  # dense tensors of the size of the file
+        digest(named, max_bytes=path.stat().st_size)  # dense tensors of the size of the file
         state = _state(config, named)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

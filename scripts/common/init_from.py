@@ -128,13 +128,9 @@ def check_start(start: Start | None, config: RunConfig, *, resumes: bool = False
 
 
 def _lineage(lm: "LanguageModel", origin: str, step: int | None) -> dict[str, Any]:
-    from tril.model.binding import weights_sha256
-    from tril.model.checksums import checksums
-    from tril.model.stored_model import PREFIX
+    from tril.model.binding import weights_digest
 
-    state = {PREFIX + name: tensor for name, tensor in lm.model.state_dict().items()}
-    digest = weights_sha256(state, checksums({"state_dict": state})["tensors"])
-    return {"source": origin, "weights": digest, "step": step}
+    return {"source": origin, "weights": weights_digest(lm.model.state_dict()), "step": step}
 
 
 def _model_values(

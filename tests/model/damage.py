@@ -87,8 +87,8 @@ def remove_moment(content: dict, random: Random) -> None:
     del content["optimizer_states"][0]["state"][random.randrange(4)]["exp_avg"]
 
 
-def lose_checksums(content: dict, random: Random) -> None:
-    content["checksum?"] = content.pop("checksums")
+def lose_digests(content: dict, random: Random) -> None:
+    content["digest?"] = content.pop("digests")
 
 
 def edited(change: Callable[[dict, Random], None]) -> Callable[[bytes, Random], bytes]:
@@ -106,5 +106,5 @@ def edited(change: Callable[[dict, Random], None]) -> Callable[[bytes, Random], 
 
 BYTES = [flip_bit, flip_bit_of_pickle, flip_bit_of_directory, truncate, zero_page, swap_pages, repeat_tail]
 VALUES = [change_number, change_setting, change_metadata, change_element, change_moment, change_dtype, change_shape]
-STRUCTURE = [swap_names, remove_moment, lose_checksums]
+STRUCTURE = [swap_names, remove_moment, lose_digests]
 KINDS = [*BYTES, *map(edited, VALUES + STRUCTURE)]

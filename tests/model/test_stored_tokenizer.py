@@ -7,9 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.model.generation.test_language_model import byte_level, characters, sentencepiece_like, with_gaps
-from tests.model.test_checkpoint import change_entry, language_model, refused, rewrite
 from tril.model import stored_tokenizer
-from tril.model.checkpoint import load, save
 from tril.model.stored_tokenizer import check_tokenizer
 
 BYTES = json.loads(byte_level(300).to_str())
@@ -134,23 +132,3 @@ def test_a_large_one_is_refused_before_it_is_read(monkeypatch):
     monkeypatch.setattr(stored_tokenizer.json, "loads", lambda text: pytest.fail("it was read"))
     with pytest.raises(ValueError, match="its tokenizer has 101 characters, and the limit is 100"):
         check_tokenizer("[" * 101, ROWS)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "its tokenizer cannot be read"),
-        ({"pre_tokenizer": BYTES["pre_tokenizer"] | {"type": "None"}}, "its tokenizer (cannot be read|has no unknown)"),
-        ({"decoder": {"type": "\ud800"}}, "its tokenizer cannot be read"),
-    ],
-    ids=["panic of the library", "unknown type", "half of a surrogate pair"],
-)
-def test_what_only_the_library_refuses(change, message, tmp_path):
-    save(tmp_path / "a.ckpt", language_model(vocab_size=ROWS))
-    rewrite(tmp_path / "a.ckpt", change_entry(tokenizer=with_top(**change)))
-    refused(tmp_path / "a.ckpt", message)
-
-
-def test_a_checkpoint_with_room_for_more_tokens_loads(tmp_path):
-    save(tmp_path / "a.ckpt", language_model(vocab_size=ROWS))
-    assert load(tmp_path / "a.ckpt").encode("a") == [65]

@@ -16,7 +16,7 @@ from tril.model.training import checkpointing
 from tril.model.training.callbacks import checkpoints
 from tril.model.training.checkpointing import CheckpointFiles
 
-CONTENT = {"tril": {"format": 2, "config": {}, "tokenizer": "", "eot": ""}, "state_dict": {}}
+CONTENT = {"tril": {"config": {}, "tokenizer": "", "eot": ""}, "state_dict": {}}
 
 
 def save(path, step):
