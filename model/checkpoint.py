@@ -28,6 +28,7 @@ from tril.model.atomic_files import atomic_path
 from tril.model.config import GPTConfig, check_memory
 from tril.model.digest import digest
 from tril.model.gpt import GPT
+from tril.model.initialization import SkipInit
 from tril.model.runs import find_checkpoint
 from tril.model.stored_tokenizer import load_tokenizer
 
@@ -122,7 +123,7 @@ class Checkpoint:
     def entry(self) -> dict[str, Any]:
         """The "tril" entry of the file."""
         values = {key: getattr(self, name) for name, (key, _) in ENTRY.items()} | {"config": self.config.to_dict()}
-        return {key: value for key, value in values.items() if value is not None and value != {}}
+        return {key: value for key, value in values.items() if value is not None}
 
     def write(self, path: str | Path) -> None:
         """Writes a file without the state of training; see `write_state`."""
@@ -182,7 +183,7 @@ def build(config: GPTConfig, weights: dict[str, Tensor], device: torch.device | 
         if config.vocab_size is None or config.n_parameters() != n_stored:
             raise ValueError(f"its tensors have {n_stored:,} elements, and its config {_count(config)}; {REMEDY}")
         check_memory(config)
-        with torch.device("meta"):  # takes no memory, and draws no random numbers
+        with torch.device("meta"), SkipInit():  # takes no memory
             model = GPT(config)
         shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
         stored = {name: tuple(x.shape) for name, x in weights.items()}

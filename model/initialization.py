@@ -5,6 +5,7 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tril.model.config import GPTConfig
 
@@ -61,6 +62,16 @@ def init_parameter(p: Tensor, name: str, config: GPTConfig, seed: bytes) -> None
     elif part != "pos_embed":
         raise AssertionError(f"no initialization for {name}")
     nn.init.normal_(p, std=std, generator=generator)
+
+
+class SkipInit(TorchFunctionMode):
+    """Skips torch.nn.init, where other weights follow: torch's global generator stays unchanged."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def stream(seed: bytes, name: str, parameter: Tensor) -> torch.Generator | None:

@@ -21,9 +21,11 @@ def rope_table(
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} must be even for rotary position embeddings, which rotate pairs")
     device = torch.get_default_device() if device is None else device
-    place = "meta" if torch.device(device).type == "meta" else "cpu"  # MPS has no float64
-    frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=place) / head_dim)  # (D/2,)
-    angle = torch.arange(length, dtype=torch.float64, device=place)[:, None] * frequency  # (length, D/2)
+    if torch.device(device).type == "meta":
+        return torch.empty(length, head_dim // 2, device=device), torch.empty(length, head_dim // 2, device=device)
+    # Computed on the CPU, because MPS has no float64.
+    frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)  # (D/2,)
+    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequency  # (length, D/2)
     return angle.cos().float().to(device), angle.sin().float().to(device)
 
 

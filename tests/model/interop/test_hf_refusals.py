@@ -25,7 +25,7 @@ CONFIGS = [  # model, changed values of config.json, part of the message
     ("GPT-2", {"n_head": "4"}, "model.n_heads='4'"),
     ("GPT-2", {"n_layer": DROP}, "n_layer is missing"),
     ("GPT-2", {"n_layer": 3}, "n_layer=3, and the weights have 2 layers"),
-    ("GPT-2", {"n_layer": 10**12}, "and the weights have 2 layers"),
+    ("GPT-2", {"n_layer": 10**12}, "model.n_layers=1000000000000 must be"),
     ("GPT-2", {"n_positions": 10**11}, "100000000000 positions exceed the limit"),
     ("GPT-2", {"n_inner": 100}, "mlp.c_fc.weight has shape (32, 128), and needs (32, 100)"),
     ("GPT-2", {"tie_word_embeddings": False}, "lm_head.weight is missing"),

@@ -146,13 +146,16 @@ def damaged(name):
         "head": ({"model": weights | {"lm_head.weight": weights[wte] + 1}}, "lm_head.weight differs"),
         "missing": ({"model": {k: v for k, v in weights.items() if k != wte}}, "transformer.wte.weight is missing"),
         "extra": ({"model": weights | {"transformer.more": torch.ones(2)}}, "transformer.more does not belong"),
-        "layers": ({"model_args": arguments(n_layer=10**9)}, "the weights have 2 layers"),
+        "layers": ({"model_args": arguments(n_layer=10**9)}, "model.n_layers=1000000000 must be"),
         "width": ({"model_args": arguments(n_embd=64)}, "has shape"),
         "heads": ({"model_args": arguments(n_head=5)}, "n_heads=5"),
         "bias": ({"model_args": arguments(bias="yes")}, "bias=yes, which must be True or False"),
         "no tensor": ({"model": weights | {wte: 1.0}}, "transformer.wte.weight is no tensor"),
-        "huge": ({"model": weights | {wte: torch.zeros(1).expand(36, 32)}}, "same memory for several elements"),
-        "integers": ({"model": weights | {"transformer.ln_f.bias": torch.zeros(32, dtype=torch.int64)}}, "torch.int64"),
+        "huge": ({"model": weights | {wte: torch.zeros(1).expand(10**9, 10**9)}}, "bytes, more than the"),
+        "integers": (
+            {"model": weights | {"transformer.ln_f.bias": torch.zeros(32, dtype=torch.int64)}},
+            "norm.bias is no float",
+        ),
     }
     return changes[name]
 
