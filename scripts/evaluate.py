@@ -17,12 +17,12 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_json
+from tril.model.evaluation.pairs import read_pairs, score_pairs
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
 from tril.scripts.common.evaluated_text import Part, parse_data, read_subject, read_text
 from tril.scripts.common.evaluation import Subject, check_comparable, check_stride, compare, evaluate
 from tril.scripts.common.formats import plural
-from tril.scripts.common.pair_file import read_pairs
 from tril.scripts.common.tables import markdown_table
 
 if TYPE_CHECKING:
@@ -90,8 +90,6 @@ def main(cfg) -> None:
 
 def measure_pairs(subject: Subject, pairs: list, settings: EvaluateConfig, default: Path) -> None:
     """Prints the accuracy on minimal pairs; writes pairs.json."""
-    from tril.scripts.common.pair_file import score_pairs
-
     with user_errors():
         found = score_pairs(subject.lm, pairs, str(settings.pairs))
         folder = writable(settings.out or default, "out")
@@ -107,7 +105,7 @@ def measure_pairs(subject: Subject, pairs: list, settings: EvaluateConfig, defau
 
 def measure_text(subjects: list[Subject], data: "DataConfig | None", settings: EvaluateConfig, default: Path) -> None:
     """Prints the figures of a text; writes evaluation.json and evaluation.png."""
-    from tril.model.evaluation.evaluation_plot import plot
+    from tril.model.evaluation.plot import plot
 
     first = subjects[0]
     with user_errors():

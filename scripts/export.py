@@ -161,23 +161,17 @@ def write(part: Path, lm: "LanguageModel", stored: "Checkpoint", license: str | 
     """Writes all files of the folder `name` into `part`; returns the class of the model."""
     from tril.model.atomic_files import write_json, write_text
     from tril.model.binding import compare
-    from tril.model.interop.hf_folder import class_name, write_hf
-    from tril.model.interop.model_card import CERTIFICATE, certificate, model_card
+    from tril.model.interop.architectures import ARCHITECTURES, model_type
+    from tril.model.interop.hf_folder import write_hf
+    from tril.model.interop.model_card import CERTIFICATE, model_card, sha256_of
 
     tensors, comparison = write_hf(part, lm), compare(stored)
-    write_json(part / CERTIFICATE, certificate(tensors, stored.certificate, comparison))
-    card = model_card(
-        name,
-        lm,
-        class_name=class_name(lm),
-        entry=stored.entry(),
-        step=stored.step,
-        summary=summary_of(stored.path),
-        verdict=comparison["text"],
-        license=license,
-    )
+    certificate = {"causality": stored.certificate, "stored_certificate": comparison, "sha256": sha256_of(tensors)}
+    write_json(part / CERTIFICATE, certificate)
+    words = {"verdict": comparison["text"], "license": license}
+    card = model_card(name, lm, checkpoint=stored, summary=summary_of(stored.path), **words)
     write_text(part / "README.md", card)
-    return class_name(lm)
+    return ARCHITECTURES[model_type(lm.config)].class_name
 
 
 def summary_of(checkpoint: Path | None) -> dict[str, Any]:

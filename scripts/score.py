@@ -88,15 +88,14 @@ def token_costs(subject: Subject, text: str, stride: int | None) -> "list[TokenC
     """
     import numpy as np
 
-    from tril.model.evaluation.target_scores import score_targets, window_starts
+    from tril.model.evaluation.scored_text import ScoredText
     from tril.model.evaluation.token_page import TokenCost, pieces
 
-    lm, step = subject.lm, stride or subject.length
+    lm, size = subject.lm, len(text.encode())
     tokens = np.array([lm.eot_id, *lm.encode(text)])
     ends = [end for _, end in lm.tokenizer.encode(text, add_special_tokens=False).offsets]
-    starts = window_starts(len(tokens) - 1, subject.length, step)
-    scores = score_targets(lm.model, tokens, starts, step, document_eot=subject.document_eot)
-    bits = scores.nll.astype(float) / math.log(2)
+    scored = ScoredText.of(lm, tokens, size, stride=stride, document_eot=subject.document_eot)
+    bits = scored.nll.astype(float) / math.log(2)
     return [TokenCost(*cost) for cost in zip(pieces(text, ends), bits.tolist(), strict=True)]
 
 

@@ -1,8 +1,6 @@
 """A model that answers the requests of lm-evaluation-harness: log-likelihoods of texts, and generated text.
 
 Only `harness_model` imports the package `lm_eval`, whose base class is abstract and computes nothing.
-
-Letters: B texts of a batch, T inputs, M targets, V vocabulary.
 """
 
 import itertools
@@ -10,11 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from tril.model.generation.generate import TOKENS_PER_BATCH, inference
+from tril.model.evaluation.scores import score_windows
+from tril.model.generation.generate import TOKENS_PER_BATCH
 from tril.model.generation.language_model import LanguageModel
-from tril.model.gpt import IGNORE
 
 MAX_NEW_TOKENS = 256  # where a task sets none, as in lm_eval's own models
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -26,7 +22,8 @@ class TaskModel:
     """Answers requests, whose `args` are as in `lm_eval.api.model.LM`.
 
     A text without context follows an end-of-text token, as in training. A prompt that is not empty follows nothing, as
-    in sampling and in lm_eval's model of Hugging Face `transformers`.
+    in sampling and in lm_eval's model of Hugging Face `transformers`. Each method raises ValueError if a text has
+    characters that the tokenizer does not know.
 
     Args:
         lm: with a causal mask. Special tokens in a text are encoded as its tokenizer is set to.
@@ -39,17 +36,20 @@ class TaskModel:
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """For each (context, continuation): the log-probability of the continuation, and whether it is the greedy one.
 
-        Raises:
-            ValueError: a text has characters that the tokenizer does not know.
+        White space at the end of the context moves into the continuation, since a tokenizer joins a space with the word
+        after it. Both are encoded as one text, unless a token of it would belong to both.
         """
-        return self._scores([self._pair(*request.args) for request in requests], disable_tqdm)
+        pairs = []
+        for context, continuation in (request.args for request in requests):
+            kept = context.rstrip()
+            continuation = context[len(kept) :] + continuation
+            before, whole = self._ids(kept), self._ids(kept + continuation)
+            targets = whole[len(before) :] if whole[: len(before)] == before else self._ids(continuation)
+            pairs.append((before or [self.lm.eot_id], targets))
+        return self._scores(pairs, disable_tqdm)
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """For each (text,): its log-probability. Windows are full and each token is scored once, also of a long text.
-
-        Raises:
-            ValueError: a text has characters that the tokenizer does not know.
-        """
+        """For each (text,): its log-probability. Windows are full, and each token is scored once."""
         pairs = [([self.lm.eot_id], self._ids(*request.args)) for request in requests]
         return [score for score, _ in self._scores(pairs, disable_tqdm)]
 
@@ -57,7 +57,7 @@ class TaskModel:
         """For each (prompt, generation_kwargs): the text that follows, up to the first stop string.
 
         Raises:
-            ValueError: an option that is not supported, or characters that the tokenizer does not know.
+            ValueError: an option that is not supported.
         """
         texts: dict[int, str] = {}
         groups: dict[str, list[int]] = {}
@@ -68,7 +68,8 @@ class TaskModel:
             for rows in groups.values():
                 options = generation_options(requests[rows[0]].args[1])
                 rows.sort(key=lambda i: -len(requests[i].args[0]))  # little padding
-                for seed, batch in enumerate(_batches(rows, size)):
+                for seed, first in enumerate(range(0, len(rows), size)):
+                    batch = rows[first : first + size]
                     found = self.lm.generate([requests[i].args[0] for i in batch], seed=seed, **options)
                     texts |= zip(batch, found, strict=True)
                     bar.update(len(batch))
@@ -77,56 +78,20 @@ class TaskModel:
     def _ids(self, text: str) -> list[int]:
         return self.lm.encode(text) if text else []
 
-    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """The ids of both.
-
-        White space at the end of the context moves into the continuation, since a tokenizer joins a space with the word
-        after it. Both are encoded as one text, unless a token of it would belong to both.
-        """
-        kept = context.rstrip()
-        continuation = context[len(kept) :] + continuation
-        before, whole = self._ids(kept), self._ids(kept + continuation)
-        targets = whole[len(before) :] if whole[: len(before)] == before else self._ids(continuation)
-        return before or [self.lm.eot_id], targets
-
     def _scores(self, pairs: Sequence[tuple[Ids, Ids]], disable_tqdm: bool) -> list[tuple[float, bool]]:
         """The log-probability of the targets after their context, and whether each is the most probable token."""
-        length = self.lm.config.context_length
-        rows = [(i, *window) for i, pair in enumerate(pairs) for window in windows(*pair, length)]
-        rows.sort(key=lambda row: -len(row[1]))  # a batch has texts of similar length, and the longest comes first
+        owners, parts = [], []
+        for i, pair in enumerate(pairs):
+            for window in windows(*pair, self.lm.config.context_length):
+                owners.append(i)
+                parts.append(window)
         totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
-        with inference(list(self.lm.model.modules())), _progress(len(rows), "scored windows", disable_tqdm) as bar:
-            while rows:
-                size = max(1, TOKENS_PER_BATCH // len(rows[0][1]))
-                batch, rows = rows[:size], rows[size:]
-                scores = self._score_batch([row[1:] for row in batch])
-                for (i, *_), (score, is_greedy) in zip(batch, scores, strict=True):
-                    totals[i] += score
-                    greedy[i] &= is_greedy
-                bar.update(len(batch))
+        with _progress(len(parts), "scored windows", disable_tqdm) as bar:
+            for number, scores in score_windows(self.lm.model, parts, n_ids=self.lm.n_ids):
+                totals[owners[number]] -= scores.nll.sum(dtype=float).item()
+                greedy[owners[number]] &= bool(scores.correct.all())
+                bar.update()
         return list(zip(totals, greedy, strict=True))
-
-    def _score_batch(self, batch: Sequence[tuple[Ids, int]]) -> list[tuple[float, bool]]:
-        """The same for windows, the longest first."""
-        n_inputs, eot_id = len(batch[0][0]) - 1, self.lm.eot_id
-        inputs = torch.full((len(batch), n_inputs), eot_id)  # (B, T); padding is on the right, which a causal model
-        targets = torch.full((len(batch), n_inputs), IGNORE)  # ignores
-        for row, (ids, n_targets) in enumerate(batch):
-            window = torch.tensor(ids)
-            inputs[row, : len(ids) - 1] = window[:-1]
-            targets[row, len(ids) - 1 - n_targets : len(ids) - 1] = window[-n_targets:]
-        model = self.lm.model
-        scored = targets != IGNORE
-        expected = targets[scored].to(device := model.embed.weight.device)  # (M,)
-        logits = model.logits(model.hidden(inputs.to(device))[scored.to(device)]).float()  # (M, V)
-        found = logits.log_softmax(-1).gather(-1, expected[:, None])[:, 0].double().cpu()
-        # Rows of a padded vocabulary have no token, and generation never draws them.
-        is_greedy = (logits[:, : self.lm.n_ids].argmax(-1) == expected).cpu()
-        sizes = scored.sum(1).tolist()
-        return [
-            (part.sum().item(), bool(same.all()))
-            for part, same in zip(found.split(sizes), is_greedy.split(sizes), strict=True)
-        ]
 
 
 def windows(context: Ids, targets: Ids, length: int) -> list[tuple[Ids, int]]:
@@ -166,10 +131,6 @@ def _progress(total: int, name: str, is_off: bool) -> Any:
     from tqdm import tqdm
 
     return tqdm(total=total, desc=name, disable=is_off or None)
-
-
-def _batches(rows: list[int], size: int) -> list[list[int]]:
-    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def harness_model(lm: LanguageModel) -> Any:

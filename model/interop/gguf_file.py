@@ -12,11 +12,20 @@ import torch
 from torch import Tensor
 
 from tril.model.generation.language_model import LanguageModel
-from tril.model.interop.hf_config import model_type, to_hf
-from tril.model.interop.hf_weights import to_hf_weights
+from tril.model.interop.architectures import ARCHITECTURES, model_type, to_hf, to_theirs
 
-SUFFIXES = (".weight", ".bias")
-CLASSES = ("llama", "qwen3")
+KEYS = {  # of config.json -> the methods of the package's writer
+    "vocab_size": ["vocab_size"],
+    "max_position_embeddings": ["context_length"],
+    "hidden_size": ["embedding_length"],
+    "num_hidden_layers": ["block_count"],
+    "intermediate_size": ["feed_forward_length"],
+    "num_attention_heads": ["head_count"],
+    "num_key_value_heads": ["head_count_kv"],
+    "head_dim": ["key_length", "value_length", "rope_dimension_count"],
+    "rope_theta": ["rope_freq_base"],
+    "rms_norm_eps": ["layer_norm_rms_eps"],
+}
 PRE_TOKENIZER = "gpt-2"  # llama.cpp's name of the pattern of GPT-2, which byte-level BPE of Tril has
 UNUSED_TOKEN = "[unused{}]"  # a row of a padded embedding, which no text has
 
@@ -38,23 +47,13 @@ def write_gguf(path: Path, lm: LanguageModel, name: str) -> None:
         ValueError: the format does not express the model or its tokenizer.
     """
     gguf = require_gguf()
-    kind, values = checked_kind(lm), to_hf(lm.config)
-    vocabulary = vocabulary_of(lm)
-    writer = gguf.GGUFWriter(path, kind)
+    tensors, vocabulary, values = gguf_tensors(lm), vocabulary_of(lm), to_hf(lm.config)
+    writer = gguf.GGUFWriter(path, model_type(lm.config))
     writer.add_name(name)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_vocab_size(values["vocab_size"])
-    writer.add_context_length(values["max_position_embeddings"])
-    writer.add_embedding_length(values["hidden_size"])
-    writer.add_block_count(values["num_hidden_layers"])
-    writer.add_feed_forward_length(values["intermediate_size"])
-    writer.add_head_count(values["num_attention_heads"])
-    writer.add_head_count_kv(values["num_key_value_heads"])
-    writer.add_key_length(values["head_dim"])
-    writer.add_value_length(values["head_dim"])
-    writer.add_rope_dimension_count(values["head_dim"])
-    writer.add_rope_freq_base(values["rope_theta"])
-    writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
+    for key, names in KEYS.items():
+        for method in names:
+            getattr(writer, f"add_{method}")(values[key])
     writer.add_tokenizer_model("gpt2")  # byte-level BPE
     writer.add_tokenizer_pre(PRE_TOKENIZER)
     writer.add_token_list(vocabulary["tokens"])
@@ -63,7 +62,7 @@ def write_gguf(path: Path, lm: LanguageModel, name: str) -> None:
     writer.add_bos_token_id(lm.eot_id)
     writer.add_eos_token_id(lm.eot_id)
     writer.add_add_bos_token(True)  # a text of Tril starts with the end-of-text token
-    for tensor_name, tensor in gguf_tensors(lm).items():
+    for tensor_name, tensor in tensors.items():
         writer.add_tensor(tensor_name, tensor.numpy())
     try:
         writer.write_header_to_file()
@@ -71,21 +70,6 @@ def write_gguf(path: Path, lm: LanguageModel, name: str) -> None:
         writer.write_tensors_to_file()
     finally:
         writer.close()
-
-
-def checked_kind(lm: LanguageModel) -> str:
-    """The architecture, one of CLASSES. Raises ValueError for a model that llama.cpp's does not express."""
-    kind, values = model_type(lm.config), to_hf(lm.config)
-    problems = []
-    if kind not in CLASSES:
-        problems.append(f"model.pos={lm.config.pos} must be rope")
-    if lm.config.bias:
-        problems.append("model.bias=true must be false")
-    if values.get("use_sliding_window"):
-        problems.append(f"model.window={lm.config.window} must be null")
-    if problems:
-        raise ValueError(f"GGUF does not express the model: {'; '.join(problems)}")
-    return kind
 
 
 def vocabulary_of(lm: LanguageModel) -> dict[str, list]:
@@ -111,16 +95,25 @@ def vocabulary_of(lm: LanguageModel) -> dict[str, list]:
 
 
 def gguf_tensors(lm: LanguageModel) -> dict[str, Tensor]:
-    """The weights under llama.cpp's names and in its layout, float32 on the CPU."""
-    gguf, kind = require_gguf(), checked_kind(lm)
+    """The weights under llama.cpp's names and in its layout, float32 on the CPU.
+
+    Raises:
+        ValueError: llama.cpp's Llama and Qwen3 do not express the model.
+    """
+    gguf, kind, values = require_gguf(), model_type(lm.config), to_hf(lm.config)
+    problems = [f"model.pos={lm.config.pos} must be rope"] * (kind == "gpt2")
+    problems += ["model.bias=true must be false"] * (kind != "gpt2" and lm.config.bias)
+    problems += [f"model.window={lm.config.window} must be null"] * bool(values.get("use_sliding_window"))
+    if problems:
+        raise ValueError(f"GGUF does not express the model: {'; '.join(problems)}")
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     names, tensors = gguf.get_tensor_name_map(architecture, lm.config.n_layers), {}
     heads = {"q_proj": lm.config.n_heads, "k_proj": lm.config.kv_heads}
-    for name, tensor in to_hf_weights(kind, lm.model).items():
-        part = name.split(".")[-2]
-        if kind == "llama" and part in heads:
-            tensor = neighbors(tensor, heads[part])
-        tensors[names.get_name(name, try_suffixes=SUFFIXES)] = tensor
+    for name, tensor in to_theirs(ARCHITECTURES[kind], lm.model).items():
+        module = name.split(".")[-2]
+        if kind == "llama" and module in heads:
+            tensor = neighbors(tensor, heads[module])
+        tensors[names.get_name(name, try_suffixes=(".weight",))] = tensor
     return tensors
 
 
@@ -131,12 +124,9 @@ def neighbors(weight: Tensor, n_heads: int) -> Tensor:
 
 def difference(path: Path, lm: LanguageModel) -> str | None:
     """What the file holds other than the model, in words; None: nothing. Every tensor is read back and compared."""
-    reader, expected = require_gguf().GGUFReader(path), gguf_tensors(lm)
-    found = {tensor.name: tensor.data for tensor in reader.tensors}
+    expected = gguf_tensors(lm)
+    found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in require_gguf().GGUFReader(path).tensors}
     if found.keys() != expected.keys():
         return f"other tensors: {', '.join(sorted(found.keys() ^ expected.keys())[:3])}"
-    for name, tensor in expected.items():
-        stored = torch.from_numpy(found[name].copy())
-        if stored.shape != tensor.shape or not torch.equal(stored, tensor):
-            return f"the tensor {name} differs"
-    return None
+    wrong = [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]
+    return f"the tensor {wrong[0]} differs" if wrong else None

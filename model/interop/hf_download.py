@@ -6,15 +6,8 @@ import sys
 from pathlib import Path
 
 NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
-CLIENTS = ("httpx", "httpx2")  # of huggingface_hub 1 and 2
-FILES = (
-    "config.json",
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
+FILES = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+FILES += ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
 
 def is_hub_name(name: str) -> bool:
@@ -40,10 +33,10 @@ def download(name: str) -> tuple[Path, str]:
     assert match is not None, name
     if not sys.stderr.isatty():
         disable_progress_bars()
-    for client in CLIENTS:  # else they log a line for each request
+    for client in ("httpx", "httpx2"):  # of huggingface_hub 1 and 2, which log a line for each request
         logging.getLogger(client).setLevel(logging.WARNING)
     try:
-        folder = Path(snapshot_download(match["repository"], revision=match["revision"], allow_patterns=list(FILES)))
+        folder = Path(snapshot_download(match["repository"], revision=match["revision"], allow_patterns=FILES))
     except Exception as error:  # network, server and library errors have no common base class
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         remedy = "check name, revision and network, set HF_ENDPOINT to a mirror, or name a folder on this disk"

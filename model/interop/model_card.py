@@ -3,32 +3,45 @@
 import hashlib
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from tril.model.checkpoint import Checkpoint
 from tril.model.generation.language_model import LanguageModel
+from tril.model.interop.architectures import ARCHITECTURES, model_type
 from tril.model.runs import partial_validation
 
 CERTIFICATE = "certificate.json"
-MEASURED = {  # of summary.json: prefix -> the key with the step of these figures
-    "final": "steps",
-    "best": "best_step",
-}
+MEASURED = {"final": "steps", "best": "best_step"}  # of summary.json: prefix -> the key with the step of these figures
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [tril]{metadata}
+---
 
+# {name}
 
-def certificate(tensors: dict[str, Tensor], causality: Any, comparison: dict[str, Any]) -> dict[str, Any]:
-    """The content of certificate.json.
+Trained with Tril.
 
-    Args:
-        tensors: the exported weights.
-        causality: the certificate that the checkpoint holds; None: none.
-        comparison: `tril.model.binding.compare` of it with the checkpoint.
-    """
-    return {"causality": causality, "stored_certificate": comparison, "sha256": sha256_of(tensors)}
+| | |
+|---|---|
+{rows}
+
+In training, each text starts with the token `{eot}`, which also ends it.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+"""
 
 
 def sha256_of(tensors: dict[str, Tensor]) -> dict[str, str]:
     """sha256 of the float32 values of each tensor, in row-major order."""
-    return {name: hashlib.sha256(x.float().contiguous().numpy().data).hexdigest() for name, x in tensors.items()}
+    flat = {name: x.detach().float().contiguous().view(-1).view(torch.uint8) for name, x in tensors.items()}
+    return {name: hashlib.sha256(x.numpy().data).hexdigest() for name, x in flat.items()}
 
 
 def figures(summary: dict[str, Any], step: int | None) -> dict[str, float]:
@@ -43,61 +56,37 @@ def figures(summary: dict[str, Any], step: int | None) -> dict[str, float]:
 
 
 def model_card(
-    name: str,
-    lm: LanguageModel,
-    *,
-    class_name: str,
-    entry: dict[str, Any],
-    step: int | None,
-    summary: dict[str, Any],
-    verdict: str,
-    license: str | None,
+    name: str, lm: LanguageModel, *, checkpoint: Checkpoint, summary: dict[str, Any], verdict: str, license: str | None
 ) -> str:
     """README.md, a model card with the metadata of the Hugging Face hub.
 
     Args:
-        entry: the "tril" entry of the checkpoint.
-        step: of the weights; None: unknown.
+        checkpoint: of the model, whose other entries it states.
         summary: summary.json of the run; {} for none.
         verdict: on the stored certificate, in words.
         license: identifier of the hub; None: not stated.
     """
-    config = lm.config
-    data = entry.get("data") if isinstance(entry.get("data"), dict) else {}
     rows = {
-        "class": class_name,
+        "class": ARCHITECTURES[model_type(lm.config)].class_name,
         "parameters": f"{lm.model.n_parameters():,}",
-        "context, tokens": f"{config.context_length:,}",
-        "vocabulary": f"{config.vocab_size:,} rows, {lm.n_ids:,} ids",
-        "optimizer steps": "unknown" if step is None else f"{step:,}",
-        **{key: f"{value:.4f}" for key, value in figures(summary, step).items()},
-        "data fingerprint": (data or {}).get("fingerprint", "unknown"),
+        "context, tokens": f"{lm.config.context_length:,}",
+        "vocabulary": f"{lm.config.vocab_size:,} rows, {lm.n_ids:,} ids",
+        "optimizer steps": "unknown" if checkpoint.step is None else f"{checkpoint.step:,}",
+        **{key: f"{value:.4f}" for key, value in figures(summary, checkpoint.step).items()},
+        "data fingerprint": checkpoint.data.get("fingerprint", "unknown"),
         "causality certificate": verdict,
         "license": license or "not stated",
     }
-    header = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags: [tril]"]
-    header += [f"license: {license}"] if license else []
-    table = ["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())]
-    loading = [
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
-        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-        "```",
-    ]
-    text = f"In training, each text starts with the token `{_line(lm.eot)}`, which also ends it."
-    return "\n".join(
-        [*header, "---", "", f"# {_line(name)}", "", "Trained with Tril.", "", *table, "", text, "", *loading, ""]
+    cells = {key: _line(value).replace("|", "\\|") for key, value in rows.items()}
+    metadata = f"\nlicense: {license}" if license else ""
+    return CARD.format(
+        name=_line(name),
+        eot=_line(lm.eot),
+        rows="\n".join(f"| {k} | {v} |" for k, v in cells.items()),
+        metadata=metadata,
     )
-
-
-def _cell(value: Any) -> str:
-    """A text for a cell of a Markdown table."""
-    return _line(value).replace("|", "\\|")
 
 
 def _line(value: Any) -> str:
     """A text in one line, without the marks of code."""
-    text = "".join(character if character.isprintable() else " " for character in str(value))
-    return text.replace("`", "'")[:300]
+    return "".join(character if character.isprintable() else " " for character in str(value)).replace("`", "'")[:300]

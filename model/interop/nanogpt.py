@@ -1,12 +1,9 @@
 """Checkpoints of nanoGPT: the ckpt.pt of its train.py, and the meta.pkl of its data sets of characters.
 
-nanoGPT has the names of GPT-2 in `transformers`, with matrices (out, in) as in torch.nn.Linear, and optional biases. A
-file cannot run code: ckpt.pt is loaded with weights_only, and meta.pkl by an unpickler that knows no class.
+A file cannot run code: ckpt.pt is loaded with weights_only, and meta.pkl by an unpickler that knows no class.
 """
 
 import pickle
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,24 +12,13 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from torch import Tensor
 
-from tril.model.checkpoint import load_plain
+from tril.model.checkpoint import Checkpoint, load_plain
 from tril.model.config import GPTConfig
 from tril.model.digest import digest
 from tril.model.generation.language_model import EOT, LanguageModel
-from tril.model.interop.hf_config import from_hf
-from tril.model.interop.hf_weights import EMBED, HEAD, from_hf_weights
-from tril.model.stored_model import PREFIX, build
+from tril.model.interop.architectures import EMBED, HEAD, NANOGPT, from_theirs, read_config
 
 COMPILED = "_orig_mod."  # before the names of a compiled model
-THEIR_HEAD, THEIR_EMBED = "lm_head.weight", "transformer.wte.weight"
-TRANSPOSED = re.compile(r".*\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")  # in transformers
-SIZES = {  # model_args -> config.json of GPT-2
-    "vocab_size": "vocab_size",
-    "block_size": "n_positions",
-    "n_layer": "n_layer",
-    "n_embd": "n_embd",
-    "n_head": "n_head",
-}
 META, UNKNOWN = "meta.pkl", "<|unknown|>"  # the token as in data.tokenizer.kind=char
 MAX_META_BYTES = 50_000_000  # Unicode has 1.1 million characters
 
@@ -77,11 +63,7 @@ class NanoGPT:
                 embed = state[EMBED].float()
                 embed = torch.cat([embed, embed.mean(0, keepdim=True).expand(missing, -1)])
                 config, state = replace(config, vocab_size=len(embed)), state | {EMBED: embed, HEAD: embed}
-        try:
-            model = build(config.to_dict(), {PREFIX + name: tensor for name, tensor in state.items()}, "cpu")
-            return LanguageModel(model.eval(), tokenizer, eot)
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from error
+        return Checkpoint(config, state, tokenizer.to_str(), eot, path=self.path).language_model()
 
 
 def read_nanogpt(path: Path) -> NanoGPT:
@@ -96,12 +78,12 @@ def read_nanogpt(path: Path) -> NanoGPT:
     if not isinstance(weights, dict) or not isinstance(arguments, dict):
         raise ValueError(f"{path} has no model and model_args; name the ckpt.pt that train.py of nanoGPT wrote")
     try:
-        config = _config(arguments)
+        config = read_config(NANOGPT, arguments)
         named = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
         if wrong := [name for name, tensor in named.items() if not isinstance(tensor, Tensor)]:
             raise ValueError(f"{wrong[0]} is no tensor; use another file")
         digest(named, max_bytes=path.stat().st_size)  # dense tensors of the size of the file
-        state = _state(config, named)
+        state = from_theirs(NANOGPT, config, named)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     run, step = content.get("config"), content.get("iter_num")
@@ -109,37 +91,10 @@ def read_nanogpt(path: Path) -> NanoGPT:
     return NanoGPT(path, config, state, _find_meta(path, dataset), step if type(step) is int else None)
 
 
-def _config(arguments: Mapping[str, Any]) -> GPTConfig:
-    missing = [key for key in SIZES if type(arguments.get(key)) is not int]
-    if missing:
-        raise ValueError(f"model_args has no {', '.join(missing)}; use a complete checkpoint")
-    dropout, bias = arguments.get("dropout", 0.0), arguments.get("bias", True)  # old checkpoints have no bias here
-    if type(bias) is not bool:
-        raise ValueError(f"model_args has bias={bias}, which must be True or False")
-    values = {theirs: arguments[key] for key, theirs in SIZES.items()}
-    values |= {f"{part}_pdrop": dropout for part in ("embd", "attn", "resid")}
-    return replace(from_hf(values | {"model_type": "gpt2", "activation_function": "gelu"}), bias=bias)
-
-
-def _state(config: GPTConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of GPT. Raises ValueError if they do not match the config."""
-    if THEIR_HEAD in weights and THEIR_EMBED in weights and not torch.equal(weights[THEIR_HEAD], weights[THEIR_EMBED]):
-        raise ValueError(f"{THEIR_HEAD} differs from {THEIR_EMBED}, which nanoGPT ties; use another file")
-    tensors = {name: tensor.mT if _is_transposed(name, tensor) else tensor for name, tensor in weights.items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return from_hf_weights("gpt2", config, shapes, tensors.__getitem__)
-
-
-def _is_transposed(name: str, tensor: Tensor) -> bool:
-    return tensor.dim() == 2 and TRANSPOSED.fullmatch(name) is not None
-
-
 def _find_meta(path: Path, dataset: Any) -> Path | None:
     """The character table next to the checkpoint, or in data/DATASET of the folder above it or of the working one."""
     folders = [path.parent]
-    if (
-        isinstance(dataset, str) and dataset not in ("", "..") and Path(dataset).name == dataset
-    ):  # nothing outside of data/
+    if isinstance(dataset, str) and dataset not in ("", "..") and Path(dataset).name == dataset:  # within data/
         folders += [root / "data" / dataset for root in (path.absolute().parent.parent, Path.cwd())]
     return next((folder / META for folder in folders if (folder / META).is_file()), None)
 

@@ -13,8 +13,9 @@ from tril.scripts.common.evaluated_text import EvaluatedText, same_tokenizer
 from tril.scripts.common.finished_run import Run
 
 if TYPE_CHECKING:
-    from tril.model.evaluation.evaluation_figures import ScoredText
+    from tril.model.evaluation.scored_text import ScoredText
     from tril.model.generation.language_model import LanguageModel
+    from tril.model.intervals import Interval
 
 CODE = "stdlib"  # the source whose text is Python
 SAMPLING = {"max_new_tokens": 256, "temperature": 0.8, "top_k": 50}  # as scripts/sample.py
@@ -70,7 +71,7 @@ class Subject:
 
     def parsing_samples(self, n: int) -> dict[str, Any]:
         """The share of n samples, each from the start of a text, that parse as Python."""
-        from tril.model.evaluation.minimal_pairs import wilson
+        from tril.model.evaluation.pairs import wilson
 
         texts = []
         for seed, first in enumerate(range(0, n, SAMPLES_PER_BATCH)):
@@ -90,38 +91,6 @@ def parses(code: str) -> bool:
             return False
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A text as scored by a model in one kind of windows."""
-
-    name: str
-    scored: ScoredText
-    length: int
-    stride: int
-    windows: int
-    of_windows: int
-
-    def report(self) -> dict[str, Any]:
-        """The entry of evaluation.json."""
-        from tril.model.evaluation.evaluation_figures import N_BINS, calibration, figures, loss_by_position
-
-        clusters = self.scored.clusters
-        return {
-            "name": self.name,
-            "context_length": self.length,
-            "stride": self.stride,
-            "windows": self.windows,
-            "of_windows": self.of_windows,
-            "targets": len(self.scored.cluster),
-            "bytes": round(float(self.scored.bytes.sum())),
-            "observations": {"unit": clusters.unit, "described": clusters.describe()} | clusters.counts(),
-            "figures": figures(self.scored),
-            "calibration_bins": f"{N_BINS} of equal width of the probability of the most probable token",
-            "calibration": calibration(self.scored),
-            "positions": loss_by_position(self.scored),
-        }
-
-
 def check_stride(subjects: Sequence[Subject], stride: int | None) -> None:
     """Raises ValueError for a stride that would leave out tokens."""
     for subject in subjects:
@@ -132,22 +101,14 @@ def check_stride(subjects: Sequence[Subject], stride: int | None) -> None:
 
 def evaluate(
     subject: Subject, text: EvaluatedText, limit: int | None, stride: int | None, log: Callable[[str], None]
-) -> dict[str, Evaluation]:
+) -> dict[str, ScoredText]:
     """Scores the text in non-overlapping windows, and with a stride also in sliding ones."""
-    from tril.model.evaluation.evaluation_figures import scored_text
-    from tril.model.evaluation.target_scores import score_targets, window_starts
+    from tril.model.evaluation.scored_text import ScoredText
 
-    length, lm, n_targets = subject.length, subject.lm, len(text.tokens) - 1
-    protocols = {"non_overlapping": ("non-overlapping windows", length)}
-    if stride is not None:
-        protocols["sliding"] = (f"sliding windows, stride {stride}", stride)
-    found = {}
-    for key, (name, step) in protocols.items():
-        starts, total = window_starts(n_targets, length, step, limit), len(window_starts(n_targets, length, step))
-        log(f"{subject.run.checkpoint}: {name}, {len(starts):,} of {length} tokens")
-        scores = score_targets(lm.model, text.tokens, starts, step, document_eot=subject.document_eot)
-        scored = scored_text(scores, text.tokens, length, lm.tokenizer, lm.eot_id, text.n_bytes)
-        found[key] = Evaluation(name, scored, length, step, len(starts), total)
+    found, options = {}, {"limit": limit, "document_eot": subject.document_eot}
+    for name, step in [("non_overlapping", None), *([] if stride is None else [("sliding", stride)])]:
+        log(f"{subject.run.checkpoint}: windows of {subject.length} tokens" + (f", stride {step}" if step else ""))
+        found[name] = ScoredText.of(subject.lm, text.tokens, text.n_bytes, stride=step, **options)
     return found
 
 
@@ -177,23 +138,28 @@ def check_comparable(subjects: Sequence[Subject], texts: Sequence[EvaluatedText]
 
 
 def compare(
-    subjects: Sequence[Subject], evaluations: Sequence[dict[str, Evaluation]]
+    subjects: Sequence[Subject], scored: Sequence[dict[str, ScoredText]]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """The losses of the second checkpoint minus those of the first, paired by cluster, for each kind of windows."""
     import torch
 
-    from tril.model.evaluation.evaluation_figures import verdict
-
     equal_tokens, found = same_tokenizer(subjects[0].run, subjects[1].run), {}
-    for name in evaluations[0]:
-        a, b = (evaluation[name].scored for evaluation in evaluations)
+    for name in scored[0]:
+        a, b = (each[name] for each in scored)
         # With equal tokens the targets are the same, so both have the clusters of a, whatever their context lengths.
-        nats = (a if equal_tokens else b).sums(b.scores.nll) - a.sums(a.scores.nll)  # (G,)
-        assert not equal_tokens or (a.scores.inputs == b.scores.inputs).all()
+        nats = (a if equal_tokens else b).sums(b.nll) - a.sums(a.nll)  # (G,)
+        assert not equal_tokens or (a.inputs == b.inputs).all()
         differences = {"nats per token": a.clusters.mean(torch.from_numpy(nats))} if equal_tokens else {}
         differences["bits per byte"] = a.bits_per_byte(nats)
-        found[name] = {
-            unit: {"difference": mean.interval(), "other_is": verdict(mean.interval())}
-            for unit, mean in differences.items()
-        }
+        intervals = {unit: mean.interval() for unit, mean in differences.items()}
+        found[name] = {unit: {"difference": each, "other_is": verdict(each)} for unit, each in intervals.items()}
     return found
+
+
+def verdict(difference: Interval) -> str:
+    """Of the losses of two models, the second minus the first."""
+    if difference.low is None or difference.high is None:
+        return "no interval"
+    if difference.low <= 0 <= difference.high:
+        return "not distinguishable"
+    return "higher" if difference.mean > 0 else "lower"

@@ -77,9 +77,8 @@ def _load_run(path: Path) -> InitSource:
 
 
 def _load_hf(name: str) -> InitSource:
-    from tril.model.interop.hf_chat import chat_template
     from tril.model.interop.hf_download import download, is_hub_name
-    from tril.model.interop.hf_folder import read_hf
+    from tril.model.interop.hf_folder import chat_template, read_hf
 
     if is_hub_name(name):
         folder, commit = download(name)

@@ -61,20 +61,17 @@ class OldText:
 
         The model is on the CPU before and after.
         """
-        from tril.model.evaluation.evaluation_figures import scored_text
-        from tril.model.evaluation.target_scores import score_targets, window_starts
+        from tril.model.evaluation.scored_text import ScoredText
 
-        length, tokens = lm.config.context_length, self.text.tokens("val")
-        starts = window_starts(len(tokens) - 1, length, length, max(2, MAX_SCORED // length))
+        tokens, n_bytes = self.text.tokens("val"), self.text.meta["counts"]["val"]["bytes"]
         eot = lm.eot_id if self.document_mask else None
         lm.model.to(self.device)
-        scores = score_targets(lm.model, tokens, starts, length, document_eot=eot)
+        limit = max(2, MAX_SCORED // lm.config.context_length)
+        scored = ScoredText.of(lm, tokens, n_bytes, limit=limit, document_eot=eot)
         lm.model.to("cpu")
-        n_bytes = self.text.meta["counts"]["val"]["bytes"]
-        scored = scored_text(scores, tokens, length, lm.tokenizer, lm.eot_id, n_bytes)
-        nats = float(scores.nll.sum(dtype="float64"))
-        figures = {"loss": nats / len(scores.nll), "bpb": nats / math.log(2) / float(scored.bytes.sum())}
-        return figures | {"targets": len(scores.nll), "text": self.text.meta["fingerprint"]}
+        nats = float(scored.nll.sum(dtype="float64"))
+        figures = {"loss": nats / len(scored.nll), "bpb": nats / math.log(2) / float(scored.bytes.sum())}
+        return figures | {"targets": len(scored.nll), "text": self.text.meta["fingerprint"]}
 
     def check_resumed(self, lineage: dict[str, Any] | None) -> None:
         """Raises ValueError if the loss on this text at the start of a resumed run is unknown."""

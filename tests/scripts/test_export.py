@@ -101,13 +101,13 @@ def test_a_model_that_no_class_expresses(tmp_path):
 
 
 def test_a_difference_ends_with_status_1_and_leaves_nothing(tmp_path, checkpoint, monkeypatch):
-    def wrong(kind, model):
-        weights = original(kind, model)
+    def wrong(architecture, model):
+        weights = original(architecture, model)
         weights["model.layers.0.self_attn.q_proj.weight"].neg_()
         return weights
 
-    original = hf_folder.to_hf_weights
-    monkeypatch.setattr(hf_folder, "to_hf_weights", wrong)
+    original = hf_folder.to_theirs
+    monkeypatch.setattr(hf_folder, "to_theirs", wrong)
     done = export(checkpoint, "out=new", cwd=tmp_path)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and done.stdout == ""
     assert done.stderr.startswith(f"error: {checkpoint} was not exported: in transformers its logits differ by ")

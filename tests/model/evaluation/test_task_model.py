@@ -7,7 +7,7 @@ import torch
 
 from tests.conftest import tiny_gpt
 from tril.data.tokenizer import TokenizerConfig, build
-from tril.model.evaluation import task_model
+from tril.model.evaluation import scores, task_model
 from tril.model.evaluation.task_model import TaskModel, windows
 from tril.model.generation.language_model import LanguageModel
 
@@ -84,7 +84,7 @@ PAIRS = {  # (context, continuation) -> the two texts that are encoded, where th
 
 @pytest.mark.parametrize("tokens_per_batch", [2048, 24])
 def test_log_likelihoods(tokens_per_batch, monkeypatch):
-    monkeypatch.setattr(task_model, "TOKENS_PER_BATCH", tokens_per_batch)
+    monkeypatch.setattr(scores, "TOKENS_PER_BATCH", tokens_per_batch)
     lm = lm_of("bpe")
     assert lm.encode("the line is") == [*lm.encode("the line"), *lm.encode(" is")]
     assert lm.encode("the line is") != [*lm.encode("the line "), *lm.encode("is")]  # a space belongs to the word after
@@ -99,15 +99,11 @@ def test_log_likelihoods(tokens_per_batch, monkeypatch):
     assert max(map(len, (lm.encode(text) for pair in PAIRS for text in pair if text))) > 2 * L  # three windows
 
 
-@pytest.mark.parametrize("tokens_per_batch", [2048, 24])
-def test_log_likelihoods_of_whole_texts(tokens_per_batch, monkeypatch):
-    monkeypatch.setattr(task_model, "TOKENS_PER_BATCH", tokens_per_batch)
-    lm = lm_of("bpe")
-    texts = ["the line", "", LONG, "0.1", " the word ", LONG + LONG]
+def test_log_likelihoods_of_whole_texts():
+    lm, texts = lm_of("bpe"), ["the line", "", LONG, "0.1", " the word ", LONG + LONG]
     found = TaskModel(lm).loglikelihood_rolling(requests(*((text,) for text in texts)), disable_tqdm=True)
     for text, value in zip(texts, found, strict=True):
-        expected, _ = score(lm, [lm.eot_id], lm.encode(text) if text else [])
-        assert value == pytest.approx(expected, abs=1e-4), text
+        assert value == pytest.approx(score(lm, [lm.eot_id], lm.encode(text) if text else [])[0], abs=1e-4), text
     assert found[1] == 0.0 and len(set(found)) == len(found)
 
 

@@ -104,63 +104,42 @@ def test_the_tokenizer(tmp_path):
     assert values["tokenizer.ggml.add_bos_token"] is True
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    save(tmp_path / "model.ckpt", lm_of(**LLAMA))
-    return tmp_path / "model.ckpt"
+def export(folder, *arguments, **choices):
+    """What export to GGUF answers, and the files that it leaves next to the checkpoint."""
+    save(folder / "model.ckpt", lm_of(**LLAMA | choices))
+    done = call(main, "ckpt=model.ckpt", "to=gguf", *arguments, cwd=folder)
+    return done, sorted(path.name for path in folder.rglob("*") if path.is_file() and path.name != "model.ckpt")
 
 
-def export(checkpoint, *arguments):
-    return call(main, f"ckpt={checkpoint}", "to=gguf", *arguments, cwd=checkpoint.parent)
-
-
-def left(checkpoint):
-    return sorted(path.name for path in checkpoint.parent.iterdir())
-
-
-def test_the_command(checkpoint):
-    done = export(checkpoint, "out=new/model.gguf")
-    assert done.returncode == 0, done.stderr
-    file = checkpoint.parent / "new" / "model.gguf"
-    assert done.stdout == f"{file}: GGUF in float32, every tensor equal to {checkpoint}\n"
-    assert [path.name for path in file.parent.iterdir()] == ["model.gguf"]
-    assert_refused(export(checkpoint, "out=new/model.gguf"), "out=new/model.gguf exists; name a new file")
-
-
-def test_a_difference_ends_with_status_1_and_leaves_nothing(checkpoint, monkeypatch):
+def test_the_command_writes_one_file_and_a_difference_ends_with_status_1(tmp_path, monkeypatch):
+    done, files = export(tmp_path, "out=new/model.gguf")
+    assert done.returncode == 0 and files == ["model.gguf"], done.stderr
+    assert_refused(export(tmp_path, "out=new/model.gguf")[0], "out=new/model.gguf exists; name a new file")
     monkeypatch.setattr(gguf_file, "difference", lambda path, lm: "other tensors: x")
-    done = export(checkpoint, "out=model.gguf")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"error: {checkpoint} was not exported: the file has other tensors: x")
-    assert left(checkpoint) == ["model.ckpt"]
+    done, files = export(tmp_path, "out=other.gguf")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and files == ["model.gguf"]
+    assert "was not exported: the file has other tensors: x" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("choices", "message"),
+    ("choices", "arguments", "message"),
     [
-        (LLAMA | {"bias": True}, "GGUF does not express the model: model.bias=true must be false"),
-        (LLAMA | {"qk_norm": "rmsnorm", "window": 5}, "GGUF does not express the model: model.window=5 must be null"),
-        (LLAMA | {"mlp": "relu2"}, "LlamaForCausalLM cannot express the model: model.mlp=relu2 must be swiglu"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_models_that_the_format_does_not_express(tmp_path, choices, message):
-    save(tmp_path / "model.ckpt", lm_of(**choices))
-    assert_refused(export(tmp_path / "model.ckpt", "out=model.gguf"), message)
-    assert left(tmp_path / "model.ckpt") == ["model.ckpt"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "out=null must be a new file with the ending .gguf"),
-        (["out=folder"], "out=folder must be a new file with the ending .gguf"),
-        (["out=model.gguf", "license=mit"], "license=mit is for to=hf"),
+        ({"bias": True}, ["out=a.gguf"], "GGUF does not express the model: model.bias=true must be false"),
+        (
+            {"qk_norm": "rmsnorm", "window": 5},
+            ["out=a.gguf"],
+            "GGUF does not express the model: model.window=5 must be",
+        ),
+        ({"mlp": "relu2"}, ["out=a.gguf"], "LlamaForCausalLM cannot express the model: model.mlp=relu2 must be swiglu"),
+        ({}, [], "out=null must be a new file with the ending .gguf"),
+        ({}, ["out=folder"], "out=folder must be a new file with the ending .gguf"),
+        ({}, ["out=a.gguf", "license=mit"], "license=mit is for to=hf"),
     ],
 )
-def test_wrong_settings(checkpoint, arguments, message):
-    assert_refused(export(checkpoint, *arguments), message)
-    assert left(checkpoint) == ["model.ckpt"]
+def test_what_is_refused_leaves_nothing(tmp_path, choices, arguments, message):
+    done, files = export(tmp_path, *arguments, **choices)
+    assert_refused(done, message)
+    assert files == []
 
 
 def test_a_tokenizer_of_characters_is_refused():

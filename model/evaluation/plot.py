@@ -13,7 +13,7 @@ def plot(path: str | Path, protocols: Mapping[str, Mapping[str, Any]]) -> None:
     """PNG.
 
     Args:
-        protocols: for each kind of windows, "name", and "positions" and "calibration" from `evaluation_figures`.
+        protocols: for each kind of windows, the report of its `ScoredText`.
     """
     from matplotlib.figure import Figure  # not pyplot, which may look for a display
 

@@ -1,0 +1,183 @@
+"""The scores of a text against a loop over prefixes, and every figure against loops over documents and bins."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import tiny_gpt
+from tril.data.batches import gather
+from tril.data.tokenizer import TokenizerConfig, build
+from tril.model.evaluation.plot import plot
+from tril.model.evaluation.scored_text import N_BINS, ScoredText, window_starts
+from tril.model.generation.language_model import LanguageModel
+from tril.model.intervals import Interval, clustered_mean
+from tril.model.masks import document_mask, split_documents
+from tril.scripts.common.evaluation import verdict
+
+T, V = 12, 320
+BYTES = build(TokenizerConfig(kind="byte"), ())
+EOT = BYTES.token_to_id("<|endoftext|>")
+DOCUMENTS = ["caf\u00e9 " * (1 + i % 3) + "\u6f22" * (i % 2) + str(i) for i in range(12)]
+IDS = [[*BYTES.encode(text, add_special_tokens=False).ids, EOT] for text in DOCUMENTS]
+TOKENS = np.array([token for ids in IDS for token in ids], np.uint16)
+N_TARGETS, N_BYTES = len(TOKENS) - 1, sum(len(text.encode()) for text in DOCUMENTS)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    """A random model that often guesses right, since its head has a few rows only."""
+    torch.manual_seed(0)
+    model = tiny_gpt(vocab_size=V)
+    with torch.no_grad():
+        model.head.weight[np.setdiff1d(np.arange(V), TOKENS[:20])] *= 0.01
+    return LanguageModel(model, BYTES)
+
+
+def scored(lm, tokens=TOKENS, **options):
+    return ScoredText.of(lm, tokens, N_BYTES, **options)
+
+
+def by_document(values, tokens=TOKENS):
+    """Sums of values over each document, by a loop: a target belongs to the document of its input."""
+    sums, document = [0.0], 0
+    for i, value in enumerate(values):
+        if tokens[i] == EOT:
+            document += 1
+            sums.append(0.0)
+        sums[document] += value
+    return np.array(sums)
+
+
+def ends(interval):
+    return [interval.mean, interval.low, interval.high]
+
+
+@pytest.mark.parametrize("stride", [None, 1, 5, 11])
+def test_every_target_is_scored_once_with_its_context(lm, stride):
+    text, starts = scored(lm, stride=stride), range(0, N_TARGETS, stride or T)
+    assert text.inputs.tolist() == list(range(N_TARGETS)) and text.windows == text.of_windows
+    for target in range(1, len(TOKENS)):
+        start = next(start for start in starts if target <= start + T)  # the first window that reaches it
+        prefix = torch.from_numpy(TOKENS[start:target].astype(np.int64))
+        with torch.no_grad():
+            log_p = lm.model(prefix[None])[0, -1].double().log_softmax(-1)
+        i = target - 1
+        assert text.columns[i] == len(prefix) - 1
+        assert text.nll[i] == pytest.approx(-log_p[TOKENS[target]].item(), abs=2e-5)
+        assert text.confidence[i] == pytest.approx(log_p.max().exp().item(), abs=1e-5)
+        assert text.correct[i] == (log_p.argmax() == TOKENS[target])
+    assert text.correct.any() and not text.correct.all()
+
+
+def test_documents_are_separate_as_in_training_and_the_mode_of_the_model_is_restored(lm):
+    model = tiny_gpt(vocab_size=V, embd_dropout=0.5).train()
+    text = scored(LanguageModel(model, BYTES), document_eot=EOT)
+    assert model.training
+    inputs, targets = gather(TOKENS, np.arange(text.windows), T)  # as in validation
+    documents, positions = split_documents(inputs, EOT)
+    with torch.no_grad():
+        expected = model.eval().nll(inputs, targets, mask=document_mask(documents), positions=positions)
+    assert text.nll == pytest.approx(expected.flatten()[:N_TARGETS].numpy(), abs=1e-5)
+    assert text.nll != pytest.approx(scored(LanguageModel(model, BYTES)).nll, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("n_targets", "stride", "limit", "starts"),
+    [
+        *[(1, 12, None, [0]), (12, 12, None, [0]), (13, 12, None, [0, 12]), (24, 12, None, [0, 12])],
+        *[(13, 5, None, [0, 5]), (17, 5, None, [0, 5]), (18, 5, None, [0, 5, 10]), (14, 1, None, [0, 1, 2])],
+        *[(52, 12, 2, [0, 48]), (52, 12, 3, [0, 24, 48]), (52, 12, 9, [0, 12, 24, 36, 48]), (52, 5, 3, [0, 20, 40])],
+    ],
+)
+def test_the_starts_of_windows(n_targets, stride, limit, starts):
+    assert window_starts(n_targets, T, stride, limit).tolist() == starts
+
+
+@pytest.mark.parametrize("stride", [None, 5])
+def test_a_limit_scores_whole_windows_and_counts_the_bytes_of_their_targets(lm, stride):
+    text, whole = scored(lm, stride=stride, limit=3), scored(lm, stride=stride)
+    starts = window_starts(N_TARGETS, T, stride or T, 3)
+    firsts = [start and start + T - (stride or T) for start in starts]
+    expected = [i for first, start in zip(firsts, starts, strict=True) for i in range(first, min(start + T, N_TARGETS))]
+    assert text.inputs.tolist() == expected and (text.windows, text.of_windows) == (3, whole.windows)
+    assert text.nll == pytest.approx(whole.nll[expected], abs=1e-5)
+    n_bytes = (TOKENS[np.array(expected) + 1] != EOT).sum()
+    assert len(text.bytes) < 12 and text.bytes.sum() == pytest.approx(n_bytes, abs=6)  # a cut character: 3 bytes
+
+
+def test_each_figure_is_a_mean_over_targets_with_the_interval_over_documents(lm):
+    text = scored(lm)
+    nll, found, counts = text.nll.astype(float), text.figures(), by_document(np.ones(N_TARGETS))
+    assert text.clusters.by_document and len(counts) == 12
+    loss = ends(clustered_mean(by_document(nll), counts).interval())
+    assert ends(found["loss"]) == pytest.approx(loss)
+    assert ends(found["perplexity"]) == pytest.approx([math.exp(x) for x in loss])
+    right = clustered_mean(by_document(text.correct), counts).interval()
+    assert ends(found["accuracy"]) == pytest.approx([right.mean, max(0, right.low), min(1, right.high)])
+    # One byte, the first token, has no target: it is spread over all documents.
+    sizes = np.array([len(document.encode()) for document in DOCUMENTS]) - np.eye(12)[0]
+    assert text.bytes == pytest.approx(sizes * N_BYTES / (N_BYTES - 1))
+    bits = clustered_mean(by_document(nll) / math.log(2), text.bytes).interval()
+    assert ends(found["bits_per_byte"]) == pytest.approx(ends(bits))
+    total = 0.0
+    for number in range(N_BINS):
+        chosen = [i for i, c in enumerate(text.confidence) if number / N_BINS <= c < (number + 1) / N_BINS]
+        total += abs(sum(text.correct[i] - text.confidence[i] for i in chosen))
+    error = found["calibration_error"]
+    assert error.mean == pytest.approx(total / N_TARGETS) and 0 <= error.low < error.mean < error.high
+    assert sum(row["targets"] for row in text.calibration()) == N_TARGETS
+
+
+def test_calibration_of_known_scores(lm):
+    n = N_TARGETS // 20 * 20
+    text = scored(lm, TOKENS[: n + 1])
+
+    def found(confidence, correct):
+        return replace(text, confidence=np.float32(np.tile(confidence, n // 20)), correct=np.tile(correct, n // 20))
+
+    calibrated = found([0.7] * 10 + [0.3] * 10, [True] * 7 + [False] * 3 + [True] * 3 + [False] * 7)
+    assert calibrated.calibration_error().mean == pytest.approx(0, abs=1e-7)
+    low, high = calibrated.calibration()
+    assert [low["from"], low["to"], high["from"], high["to"]] == pytest.approx([4 / 15, 5 / 15, 10 / 15, 11 / 15])
+    assert [low["confidence"], low["accuracy"].mean, high["accuracy"].mean] == pytest.approx([0.3, 0.3, 0.7])
+    # errors of both signs add up
+    both = found([0.9] * 10 + [0.2] * 10, [True] * 5 + [False] * 5 + [True] * 6 + [False] * 4)
+    assert both.calibration_error().mean == pytest.approx(0.4)
+    [row] = found([1.0] * 20, [True] * 20).calibration()
+    assert (row["from"], row["to"], ends(row["accuracy"])) == (14 / 15, 1, [1, 1, 1])
+
+
+def test_the_loss_by_position(lm):
+    text = scored(lm)
+    rows = replace(text, nll=text.columns.astype(np.float32)).positions()
+    assert [(row["first"], row["last"]) for row in rows] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 12)]
+    means = [text.columns[(text.columns + 1 >= r["first"]) & (text.columns + 1 <= r["last"])].mean() for r in rows]
+    assert [row["loss"].mean for row in rows] == pytest.approx(means)
+    assert sum(row["targets"] for row in rows) == N_TARGETS
+
+
+def test_losses_without_an_interval_or_without_text(lm):
+    text = scored(lm)
+    nll = np.ones(N_TARGETS, np.float32)
+    nll[5] = np.inf
+    found = replace(text, nll=nll).figures()
+    assert ends(found["loss"]) == ends(found["perplexity"]) == [math.inf, None, None]
+    assert replace(text, nll=np.full(N_TARGETS, 800, np.float32)).figures()["perplexity"].mean == math.inf
+    empty = scored(lm, np.array([EOT, *[EOT] * 30, 65, 66], np.uint16))  # documents without text keep their bits
+    assert math.isfinite(empty.figures()["bits_per_byte"].mean)
+
+
+def test_the_verdict_and_the_picture(lm, tmp_path):
+    for low, high, expected in (
+        (-0.1, 0.3, "not dist"),
+        (0.0, 0.2, "not dist"),
+        (0.01, 0.2, "hi"),
+        (-0.2, -0.01, "lo"),
+    ):
+        assert verdict(Interval((low + high) / 2, low, high, 12)).startswith(expected)
+    assert verdict(Interval(0.1, None, None, 1)) == "no interval"
+    plot(tmp_path / "x.png", {"a": scored(lm).report(), "b": scored(lm, stride=5).report()})
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
