@@ -115,7 +115,7 @@ def arguments(**changes):
 REFUSED = {  # part of the message -> changes of a checkpoint of 36 characters, or of its weights
     "has no model and model_args": {"model": None},
     "vocab_size is missing; block_size is missing": {"model_args": {"n_layer": 2}},
-    "n_layers=1000000000, and its tensors have 2": {"model_args": arguments(n_layer=10**9)},
+    "n_layers=1000000000": {"model_args": arguments(n_layer=10**9)},
     "dim=64, and its tensors have 32": {"model_args": arguments(n_embd=64)},
     "n_heads=5": {"model_args": arguments(n_head=5)},
     "bias='yes' must be a valid boolean": {"model_args": arguments(bias="yes")},

@@ -258,7 +258,7 @@ REFUSED = [  # model, changed values of config.json, part of the message
     ("GPT-2", {"n_head": "4"}, "model.n_heads='4'"),
     ("GPT-2", {"n_layer": 3}, "n_layers=3, and its tensors have 2"),
     ("GPT-2", {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias does not belong to the model and 11 more"),
-    ("GPT-2", {"n_layer": 10**12}, "and its tensors have 2"),
+    ("GPT-2", {"n_layer": 10**12}, "n_layers=1000000000000"),
     ("GPT-2", {"n_positions": 10**11}, "100000000000"),
     ("GPT-2", {"n_inner": 100}, "blocks.0.mlp.up.weight has shape (128, 32), and needs (100, 32)"),
     ("GPT-2", {"tie_word_embeddings": False}, "head.weight is missing"),
