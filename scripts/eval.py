@@ -9,7 +9,7 @@ import difflib
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -18,8 +18,9 @@ from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
-from tril.scripts.common.evaluated_text import read_subject
-from tril.scripts.common.evaluation import Subject
+
+if TYPE_CHECKING:
+    from tril.model.evaluation.subject import Subject
 
 TEXTS = ("ckpt", "tasks", "include_path", "out")
 INSTALL = 'needs the library lm_eval; pip install "tril[eval]"'
@@ -56,9 +57,11 @@ def main(cfg) -> None:
         if file.is_dir():
             raise IsADirectoryError(f"out={settings.out} is a folder; name a file")
         manager, found = find_tasks(names, settings.include_path)
+    from tril.model.evaluation.subject import Subject
+
     with user_errors():
         device = pick_device(settings.device)
-        subject = Subject.of(read_subject(checkpoint, needs_settings=False), device)
+        subject = Subject.of(checkpoint, device)
         writable(file.parent, "out")
         results = run_tasks(subject, manager, found, settings)
     from lm_eval.utils import handle_non_serializable, make_table
@@ -99,7 +102,7 @@ def find_tasks(names: list[str], include_path: str | None) -> tuple[Any, list[st
     return manager, list(dict.fromkeys(match for name in names for match in matches[name]))
 
 
-def run_tasks(subject: Subject, manager: Any, names: list[str], settings: EvalConfig) -> dict[str, Any]:
+def run_tasks(subject: "Subject", manager: Any, names: list[str], settings: EvalConfig) -> dict[str, Any]:
     """The results as lm_eval returns them.
 
     Raises:

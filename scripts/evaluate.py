@@ -6,11 +6,10 @@ table; writes evaluation.json and evaluation.png.
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -19,17 +18,19 @@ from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_json
 from tril.model.evaluation.pairs import read_pairs, score_pairs
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
-from tril.scripts.common.evaluated_text import Part, parse_data, read_subject, read_text
-from tril.scripts.common.evaluation import Subject, check_comparable, check_stride, compare, evaluate
+from tril.scripts.common.cli import build, entry, pick_device, task_overrides, user_errors, writable
+from tril.scripts.common.finished_run import Run, prepared_text, read_run
 from tril.scripts.common.formats import plural
 from tril.scripts.common.tables import markdown_table
 
 if TYPE_CHECKING:
     from tril.data.config import DataConfig
+    from tril.model.evaluation.subject import EvaluatedText, Subject
     from tril.model.intervals import Interval
 
 TEXTS = ("ckpt", "other", "pairs", "out", "data.path", "data.val_path", "data.repo")
+UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask", "old_path")  # keys of data: without effect here
+MIXTURE = "mixture"  # the source that is several texts
 ONLY_TEXT = ("other", "limit", "stride", "samples")  # no use with pairs=
 ROWS = {  # of the table: figure -> heading, decimals
     "loss": ("loss, nats per token", 4),
@@ -46,7 +47,7 @@ class EvaluateConfig:
 
     ckpt: str
     other: str | None
-    part: Part
+    part: Literal["val", "all"]
     limit: Annotated[int, Field(ge=2)] | None  # the first and the last window
     stride: Annotated[int, Field(ge=1)] | None
     samples: Annotated[int, Field(ge=0, le=1000)]
@@ -71,29 +72,76 @@ def main(cfg) -> None:
         data = parse_data(settings.data, settings.part)
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         pairs = None if settings.pairs is None else read_pairs(settings.pairs)
+        run = read_run(paths[0]) if pairs is None and data is None else None
     # Importing torch takes a second, so wrong settings are reported before.
+    from tril.model.evaluation.subject import Subject
     from tril.model.training.hardware import keep_freed_memory
 
     with user_errors():
         device = pick_device(settings.device)
         if device == "cpu":
             keep_freed_memory()
-        own_text = pairs is None and data is None
-        runs = [read_subject(path, needs_settings=own_text and path is paths[0]) for path in paths]
-        subjects = [Subject.of(run, device) for run in runs]
+        subjects = [Subject.of(path, device) for path in paths]
     default = run_folder(paths[0]) / "evaluation"
     if pairs is not None:
         measure_pairs(subjects[0], pairs, settings, default)
     else:
-        measure_text(subjects, data, settings, default)
+        measure_text(subjects, data, run, settings, default)
 
 
-def measure_pairs(subject: Subject, pairs: list, settings: EvaluateConfig, default: Path) -> None:
+def parse_data(data: dict[str, Any] | None, part: str) -> "DataConfig | None":
+    """The settings below data:, checked; None for the run's own text.
+
+    Raises:
+        ValueError: an invalid setting, or one that has no effect.
+        OSError: a file that does not exist.
+    """
+    if data is None:
+        if part != "val":
+            raise ValueError(f"part={part} needs a text, such as data=files data.path=FILE; the run's own is part=val")
+        return None
+    for override in task_overrides():
+        key = override.partition("=")[0].lstrip("+~").split(".")
+        if key[0] == "data" and key[1:2] and key[1] in UNUSED:
+            raise ValueError(f"{override} has no effect: the checkpoint decides it; leave it out")
+    from tril.data.config import parse
+
+    if data.get("format") == "chat":
+        raise ValueError("data.format=chat has no effect: whole texts are scored, and not answers; leave it out")
+    config = parse(data)
+    if config.source.name == MIXTURE:
+        raise ValueError("data=mixture has several texts; evaluate one of its sources, such as data=stdlib")
+    return config
+
+
+def own_texts(run: Run, subjects: "list[Subject]") -> "list[EvaluatedText]":
+    """The validation part of a run in the tokens of each checkpoint, of which the first is the run's.
+
+    Raises:
+        ValueError: it is a mixture, or has changed since.
+    """
+    from tril.data.config import parse
+    from tril.model.evaluation.subject import EvaluatedText
+
+    if run.settings["data"].get("source") == MIXTURE:
+        sources = f"the mixture of {', '.join(run.settings['data']['sources'])}"
+        remedy = "evaluate one of them, such as data=stdlib, or data=files data.path=PATH"
+        raise ValueError(f"{run.checkpoint} was trained on {sources}; {remedy}")
+    [prepared], name = prepared_text(run).texts.values(), "the validation part of the run"
+    return [
+        EvaluatedText.of(prepared, "val", name)
+        if subject.same_tokenizer(subjects[0])
+        else subject.read_text(parse(run.settings["data"]), "val", name)
+        for subject in subjects
+    ]
+
+
+def measure_pairs(subject: "Subject", pairs: list, settings: EvaluateConfig, default: Path) -> None:
     """Prints the accuracy on minimal pairs; writes pairs.json."""
     with user_errors():
         found = score_pairs(subject.lm, pairs, str(settings.pairs))
         folder = writable(settings.out or default, "out")
-    report = {"checkpoint": os.path.relpath(subject.run.checkpoint), "steps": subject.run.steps, "file": settings.pairs}
+    report = {key: subject.describe()[key] for key in ("checkpoint", "steps")} | {"file": settings.pairs}
     write_json(folder / "pairs.json", plain(report | found))
     print(
         f"accuracy {shown(found['accuracy'], 4)} (95 %, Wilson): the good text is more probable in {found['right']} of "
@@ -103,23 +151,33 @@ def measure_pairs(subject: Subject, pairs: list, settings: EvaluateConfig, defau
     )
 
 
-def measure_text(subjects: list[Subject], data: "DataConfig | None", settings: EvaluateConfig, default: Path) -> None:
-    """Prints the figures of a text; writes evaluation.json and evaluation.png."""
+def measure_text(
+    subjects: "list[Subject]", data: "DataConfig | None", run: Run | None, settings: EvaluateConfig, default: Path
+) -> None:
+    """Prints the figures of a text, the run's own or that of `data`; writes evaluation.json and evaluation.png."""
     from tril.model.evaluation.plot import plot
+    from tril.model.evaluation.subject import check_comparable, compare
 
     first = subjects[0]
     with user_errors():
-        check_stride(subjects, settings.stride)
+        for subject in subjects:
+            subject.check_stride(settings.stride)
         if settings.samples:
             first.check_samples_code(settings.samples)
-        texts = [read_text(data, settings.part, first.run, subject.run) for subject in subjects]
+        if run is not None:
+            texts = own_texts(run, subjects)
+        else:
+            assert data is not None
+            texts = [subject.read_text(data, settings.part) for subject in subjects]
         if len(subjects) > 1:
             check_comparable(subjects, texts, settings.limit)
         folder = writable(settings.out or default, "out")
-    evaluations = [
-        evaluate(subject, text, settings.limit, settings.stride, log)
-        for subject, text in zip(subjects, texts, strict=True)
-    ]
+    windows = {"non_overlapping": None} | ({} if settings.stride is None else {"sliding": settings.stride})
+    evaluations = []
+    for subject, text in zip(subjects, texts, strict=True):
+        log(f"{subject.checkpoint.path}: {len(text.tokens):,} tokens in windows of {subject.length}")
+        scored = {name: subject.score(text, stride=stride, limit=settings.limit) for name, stride in windows.items()}
+        evaluations.append(scored)
     sides = [subject.describe() | {"text": text.describe()} for subject, text in zip(subjects, texts, strict=True)]
     report = sides[0] | {"intervals": "95 %, Student's t over documents, see observations"}
     protocols = [{name: found.report() for name, found in side.items()} for side in evaluations]
@@ -130,7 +188,10 @@ def measure_text(subjects: list[Subject], data: "DataConfig | None", settings: E
     if len(subjects) > 1:
         report |= {
             "other": sides[1] | {"protocols": protocols[1]},
-            "other_minus_checkpoint": compare(subjects, evaluations),
+            "other_minus_checkpoint": {
+                name: compare(*(side[name] for side in evaluations), equal_tokens=first.same_tokenizer(subjects[1]))
+                for name in windows
+            },
         }
     write_json(folder / "evaluation.json", plain(report))
     plot(folder / "evaluation.png", protocols[0])

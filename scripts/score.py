@@ -15,13 +15,12 @@ from tril.data.settings import strict_settings
 from tril.model.atomic_files import write_json
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
-from tril.scripts.common.evaluated_text import read_subject
-from tril.scripts.common.evaluation import Subject, check_stride
 from tril.scripts.common.formats import plural
 from tril.scripts.common.tables import plain_table
 from tril.scripts.common.text_file import read_utf8
 
 if TYPE_CHECKING:
+    from tril.model.evaluation.subject import Subject
     from tril.model.evaluation.token_page import TokenCost
 
 TEXTS = ("ckpt", "text", "path", "out")
@@ -71,16 +70,18 @@ def main(cfg) -> None:
         settings = build(ScoreConfig, cfg)
         text, checkpoint = settings.content(), find_checkpoint(settings.ckpt)
     # Importing torch takes a second, so wrong settings are reported before.
+    from tril.model.evaluation.subject import Subject
+
     with user_errors():
         device = pick_device(settings.device)
-        subject = Subject.of(read_subject(checkpoint, needs_settings=False), device)
-        check_stride([subject], settings.stride)
+        subject = Subject.of(checkpoint, device)
+        subject.check_stride(settings.stride)
         costs = token_costs(subject, text, settings.stride)
         folder = writable(settings.out or run_folder(checkpoint) / "score", "out")
     write(folder, subject, text, costs, settings)
 
 
-def token_costs(subject: Subject, text: str, stride: int | None) -> "list[TokenCost]":
+def token_costs(subject: "Subject", text: str, stride: int | None) -> "list[TokenCost]":
     """The bits of each token, after an end-of-text token.
 
     Raises:
@@ -88,18 +89,18 @@ def token_costs(subject: Subject, text: str, stride: int | None) -> "list[TokenC
     """
     import numpy as np
 
-    from tril.model.evaluation.scored_text import ScoredText
+    from tril.model.evaluation.subject import EvaluatedText
     from tril.model.evaluation.token_page import TokenCost, pieces
 
-    lm, size = subject.lm, len(text.encode())
+    lm = subject.lm
     tokens = np.array([lm.eot_id, *lm.encode(text)])
     ends = [end for _, end in lm.tokenizer.encode(text, add_special_tokens=False).offsets]
-    scored = ScoredText.of(lm, tokens, size, stride=stride, document_eot=subject.document_eot)
+    scored = subject.score(EvaluatedText(tokens, "", len(text.encode()), 0, ""), stride=stride)
     bits = scored.nll.astype(float) / math.log(2)
     return [TokenCost(*cost) for cost in zip(pieces(text, ends), bits.tolist(), strict=True)]
 
 
-def write(folder: Path, subject: Subject, text: str, costs: "list[TokenCost]", settings: ScoreConfig) -> None:
+def write(folder: Path, subject: "Subject", text: str, costs: "list[TokenCost]", settings: ScoreConfig) -> None:
     """Writes score.json and score.html, and prints the table."""
     from tril.model.evaluation.token_page import write_token_page
 
@@ -111,7 +112,7 @@ def write(folder: Path, subject: Subject, text: str, costs: "list[TokenCost]", s
         + "; the first token follows an end-of-text token."
     )
     rows = [{"token": i, "text": cost.text, "bits": cost.bits} for i, cost in enumerate(costs)]
-    name = os.path.relpath(subject.run.checkpoint)
+    name = os.path.relpath(str(subject.checkpoint.path))
     windows = {"length": subject.length, "stride": settings.stride or subject.length}
     totals = {"bits": total, "bytes": size, "bits_per_byte": total / size}
     write_json(folder / "score.json", {"checkpoint": name, "windows": windows} | totals | {"tokens": rows})

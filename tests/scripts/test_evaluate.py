@@ -15,8 +15,8 @@ from tests.conftest import assert_refused, tiny_gpt
 from tests.model.test_checkpoint import rewrite
 from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.checkpoint import load, save
+from tril.model.evaluation.subject import Subject, parses
 from tril.model.generation.language_model import LanguageModel
-from tril.scripts.common.evaluation import Subject, parses
 from tril.scripts.evaluate import main
 
 VOCAB = 300  # of the run
@@ -228,12 +228,9 @@ def test_a_changed_text_is_refused(trained, tmp_path):
     assert_refused(done, "instead of 0123456789ab); restore it, or train again")
 
 
-@pytest.mark.parametrize(
-    ("settings", "eot"), [({}, None), ({"document_mask": False}, None), ({"document_mask": True}, 9)]
-)
+@pytest.mark.parametrize(("settings", "eot"), [({}, None), ({"data.document_mask": True}, 9)])
 def test_documents_are_separate_if_they_were_in_training(settings, eot):
-    run = SimpleNamespace(settings={"data": settings} if settings else {})
-    assert Subject(run, SimpleNamespace(eot_id=9)).document_eot == eot
+    assert Subject(SimpleNamespace(settings=settings), SimpleNamespace(eot_id=9)).document_eot == eot
 
 
 def test_the_share_of_samples_that_parse():
@@ -243,7 +240,7 @@ def test_the_share_of_samples_that_parse():
         calls.append((prompts, seed))
         return ["x = 1\n" if i % 4 else "def f(" for i in range(len(prompts))]
 
-    found = Subject(run=None, lm=SimpleNamespace(generate=generate)).parsing_samples(40)
+    found = Subject(checkpoint=None, lm=SimpleNamespace(generate=generate)).parsing_samples(40)
     assert calls == [([""] * 32, 0), ([""] * 8, 1)]  # other seeds, so that samples do not repeat
     assert (found["n"], found["parsed"], found["share"].mean) == (40, 30, 0.75)
     assert found["share"].low == pytest.approx(0.5981, abs=5e-5)  # Wilson's interval of 30 of 40

@@ -12,10 +12,10 @@ from tril.data.batches import gather
 from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.evaluation.plot import plot
 from tril.model.evaluation.scored_text import N_BINS, ScoredText, window_starts
+from tril.model.evaluation.subject import verdict
 from tril.model.generation.language_model import LanguageModel
 from tril.model.intervals import Interval, clustered_mean
 from tril.model.masks import document_mask, split_documents
-from tril.scripts.common.evaluation import verdict
 
 T, V = 12, 320
 BYTES = build(TokenizerConfig(kind="byte"), ())
