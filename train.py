@@ -158,27 +158,27 @@ def build_parts(
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
     from tril.model.training.callbacks.metrics import Metrics
+    from tril.model.training.errors import out_of_memory
     from tril.model.training.optim import base_of
-    from tril.model.training.out_of_memory import model_memory
-    from tril.model.training.strategies import ModelParallel, tensor_ranks
+    from tril.model.training.parallel import FSDP
     from tril.model.training.width_scaling import scale_initial_values
 
     gc.enable()
     assert config.hardware is not None
     metrics = Metrics(config.tokens_per_step(), config.hardware.peak_flops, started)
     trainer = build_trainer(cfg, config, metrics, stop)
-    metrics.count_devices(trainer.world_size, trainer.world_size // tensor_ranks(trainer))
+    metrics.count_devices(trainer.world_size)
     data = TextDataModule(**config.data.loading(), context_length=config.model.context_length, seed=cfg.seed)
     data.prepare_data()
     for loader in (data.train_dataloader, data.val_dataloader):
         loader()  # raises if the text is too short
     vocab_size = choose_vocab_size(cfg.model.vocab_size, data.vocab_size)
     torch.manual_seed(derive_seed(cfg.seed, "initialisation"))
-    divided = isinstance(trainer.strategy, ModelParallel)  # over processes, which fill their parts themselves
+    sharded = isinstance(trainer.strategy, FSDP)  # each process fills its shards itself
     model_config = replace(config.model, vocab_size=vocab_size)
-    with model_memory(model_config), torch.device("meta" if divided else "cpu"):
+    with out_of_memory(**memory_settings(config)), torch.device("meta" if sharded else "cpu"):
         model = GPT(model_config)
-    if config.optim.scale_with_width and not divided:
+    if config.optim.scale_with_width and not sharded:
         scale_initial_values(model, base_of(config.optim))
     if start is not None:
         start.load_into(model)
@@ -193,12 +193,10 @@ def build_parts(
 def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Parts) -> dict[str, float]:
     """Trains the model and writes the summary."""
     from tril.model.checkpoint import load
-    from tril.model.training import attention_kernels as kernels
     from tril.model.training.callbacks.gradient_norms import GradientNorms
     from tril.model.training.callbacks.stop_reason import stop_reason
-    from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused
+    from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused, out_of_memory
     from tril.model.training.hardware import configure_torch
-    from tril.model.training.out_of_memory import memory_errors
     from tril.model.training.summary import describe, finish
 
     hardware, data, model, metrics = config.hardware, parts.data, parts.model, parts.metrics
@@ -206,13 +204,11 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
     folder, first = Path(cfg.output_dir), parts.trainer.is_global_zero
     before = start_folder(folder, cfg, config, resumed) if first else None
     module = build_module(cfg, config, parts)
-    times = kernels.measure(model.config, data.batch_size, hardware, documents=data.document_mask)
-    print(describe(model, data.meta, hardware, config.steps, metrics.tokens_per_step, folder, times), flush=True)
+    print(describe(model, data.meta, hardware, config.steps, metrics.tokens_per_step, folder), flush=True)
     configure_torch(hardware.accelerator)
     diverged = None
-    memory = memory_errors(parts.trainer, module, batch_size=data.batch_size, hardware=hardware)
     try:
-        with kernels.prefer(times), memory:
+        with out_of_memory(**memory_settings(config)):
             fit(parts.trainer, module, data, resumed, metrics, plain(cfg))
     except RunRefused as error:
         if before is not None:  # a resumed run keeps its settings
@@ -251,11 +247,10 @@ def build_module(cfg: DictConfig, config: RunConfig, parts: Parts) -> "TrainingM
     import torch
 
     from tril.model.training.module import TrainingModule
-    from tril.model.training.strategies import tensor_ranks
 
     assert config.hardware is not None
-    data_rank = parts.trainer.global_rank // tensor_ranks(parts.trainer)
-    torch.manual_seed(derive_seed(cfg.seed, f"dropout/{data_rank}" if data_rank else "dropout"))
+    rank = parts.trainer.global_rank
+    torch.manual_seed(derive_seed(cfg.seed, f"dropout/{rank}" if rank else "dropout"))
     return TrainingModule(
         parts.model,
         config.optim,
@@ -288,6 +283,12 @@ def start_folder(folder: Path, cfg: DictConfig, config: RunConfig, resumed: Resu
     before = settings.read_text(encoding="utf-8") if settings.is_file() else None
     write_text(settings, settings_text(cfg))
     return before
+
+
+def memory_settings(config: RunConfig) -> dict[str, int]:
+    """The settings to lower where memory does not suffice."""
+    model = config.model
+    return {"batch_size": config.data.batch_size, "context_length": model.context_length, "dim": model.dim}
 
 
 def derive_seed(seed: int, purpose: str) -> int:

@@ -5,7 +5,6 @@ data.batch_size, and a projection to many GPUs with its assumptions. Nothing is 
 
   python scripts/plan.py model=small data.batch_size=16               this machine, and DDP on many GPUs
   python scripts/plan.py model=gpt2 trainer=fsdp time=false           FSDP2, without timed steps
-  python scripts/plan.py trainer=tp gpus=[2,4] gpu=A100 gpu_memory=40 link=300   tensor parallelism
 """
 
 import sys
@@ -48,8 +47,8 @@ def here(run: RunConfig, plan: PlanConfig, rank: "RankModel") -> None:
     import torch
 
     from tril.model.gpt import GPT
-    from tril.model.training.step_memory import n_bytes
     from tril.scripts.planning import plan_text
+    from tril.scripts.planning.step_memory import n_bytes
 
     with torch.device("meta"):
         model = GPT(run.model)
@@ -59,16 +58,16 @@ def here(run: RunConfig, plan: PlanConfig, rank: "RankModel") -> None:
     kv_cache = n_bytes([*cache.keys, *cache.values]) * rank.weight_bytes // 4
     print(plan_text.memory_table(memory, kv_cache, run.model.context_length))
     windows = print_room(run, rank)
-    tokens = run.tokens_per_step() * rank.grid.data_ranks
+    tokens = run.tokens_per_step() * rank.grid.world_size
     seconds = timed(run, model, windows) if plan.time and rank.grid.world_size == 1 else None
     print(f"\n{plan_text.run_table(tokens, tokens * model.flops_per_token(), run.steps, seconds)}", flush=True)
 
 
 def print_room(run: RunConfig, rank: "RankModel") -> int | None:
     """Prints the largest data.batch_size that fits on one device of this machine, and returns it; None: unknown."""
-    from tril.model.training.step_memory import ALLOCATOR_FACTOR, available_bytes
     from tril.scripts.planning.plan_text import room
     from tril.scripts.planning.projection import batch_that_fits
+    from tril.scripts.planning.step_memory import ALLOCATOR_FACTOR, available_bytes
 
     assert run.hardware is not None
     accelerator = run.hardware.accelerator
@@ -121,10 +120,7 @@ def elsewhere(run: RunConfig, plan: PlanConfig) -> None:
 
 def trainer_name(run: RunConfig) -> str:
     """The choice of the group `trainer` with the strategy that many devices have."""
-    if run.trainer.strategy != "model_parallel":
-        return "ddp"
-    size = run.trainer.tensor_parallel_size
-    return "tp" if size is None else "fsdp" if size == 1 else f"fsdp trainer.tensor_parallel_size={size}"
+    return "fsdp" if run.trainer.strategy == "model_parallel" else "ddp"
 
 
 if __name__ == "__main__":

@@ -67,8 +67,7 @@ def test_data_configs_parse(path, tmp_path):
 def test_trainer_keys_are_lightnings():
     from lightning import Trainer
 
-    ours = {"tensor_parallel_size"}  # of the strategy
-    assert set(composed().trainer) - ours <= set(inspect.signature(Trainer.__init__).parameters)
+    assert set(composed().trainer) <= set(inspect.signature(Trainer.__init__).parameters)
 
 
 def source_of(name, folder):

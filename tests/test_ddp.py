@@ -116,23 +116,12 @@ def start_again(run: Path, *overrides: str, cwd: Path) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **streams)
 
 
-ONE_OF_THEM = "; change one of them"
 REFUSED = {
     "trainer.strategy=ddp_spawn": "trainer.strategy=ddp_spawn must be 'auto', 'ddp' or 'model_parallel'",
     "trainer.strategy=ddp_notebook": "trainer.strategy=ddp_notebook must be 'auto', 'ddp' or 'model_parallel'",
     "trainer=ddp trainer.num_nodes=2": "trainer.num_nodes=2 needs processes that torchrun or srun starts on every "
     "node; start with torchrun --nnodes=2, or use trainer.num_nodes=1",
-    "trainer=tp trainer.devices=3": "trainer.tensor_parallel_size=3 must divide model.n_heads=2" + ONE_OF_THEM,
-    "trainer=tp trainer.devices=2 model.n_heads=4 model.n_kv_heads=1": "trainer.tensor_parallel_size=2 must divide "
-    "model.n_kv_heads=1" + ONE_OF_THEM,
-    "trainer=tp trainer.devices=2 model.mlp_hidden=63": "trainer.tensor_parallel_size=2 must divide "
-    "model.mlp_hidden=63" + ONE_OF_THEM,
-    "trainer=fsdp trainer.devices=4 trainer.tensor_parallel_size=3": "trainer.tensor_parallel_size=3 must divide 4, "
-    "the devices of the run; use 1, 2, 4",
-    "trainer=tp trainer.devices=2 model.attn_dropout=0.1": "model.attn_dropout=0.1 would drop the same weights in the "
-    "heads of each rank; set it to 0, or trainer.tensor_parallel_size to 1",
-    "trainer=fsdp trainer.devices=2 compile=true": "trainer.strategy=model_parallel does not compile; set "
-    "compile=false",
+    "trainer=fsdp trainer.devices=2 compile=true": "compile=true does not go with trainer=fsdp; set compile=false",
 }
 
 

@@ -158,7 +158,7 @@ REFUSED = [
     (["model=qwen3"], "model.mlp=swiglu must be relu2"),
     (["model.vocab_size=263"], "model.vocab_size=263 must be at least 264"),
     (["data.tokenizer.vocab_size=300"], "data.tokenizer.vocab_size=300 contradicts init_from="),
-    (["trainer=tp"], "init_from needs whole weights in each process"),
+    (["trainer=fsdp"], "init_from needs whole weights in each process"),
     (["optim.scale_with_width=true"], "optim.scale_with_width=true scales initial values"),
     (["optim.lr=-1"], "optim.lr=-1"),
     (["init_from=nothing"], "nothing does not exist"),

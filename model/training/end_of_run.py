@@ -4,7 +4,7 @@ from typing import Any
 
 from tril.model.runs import partial_validation
 
-SHOWN_STEPS = 5  # of spikes and of skipped steps
+SHOWN_STEPS = 5
 
 
 def show(summary: dict[str, Any]) -> str:
@@ -31,9 +31,8 @@ def show(summary: dict[str, Any]) -> str:
     lines += [("training", spent), ("causality", summary["causality"])]
     if summary["init_from"] is not None:
         lines.append(("init from", summary["init_from"]))
-    for name, key in (("loss spikes", "loss_spikes"), ("skipped", "skipped_steps")):
-        if summary[key] is not None and summary[key]["count"]:
-            lines.append((name, shown_steps(summary[key])))
+    if summary["skipped_steps"] is not None and summary["skipped_steps"]["count"]:
+        lines.append(("skipped", shown_steps(summary["skipped_steps"])))
     if summary["stopped_early"] is not None:
         lines.append(("stopped", summary["stopped_early"]))
     if summary["profile"] is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def plot_losses(
     path: Path, metrics: Metrics, *, title: str, initial: float | None, gradients: GradientNorms | None = None
 ) -> None:
-    """Plots the losses with their spikes, the learning rates, and gradient norms if there are any, into a PNG.
+    """Plots the losses, the learning rates, and gradient norms if there are any, into a PNG.
 
     Args:
         title: of the run.
@@ -30,7 +30,7 @@ def plot_losses(
     heights = [3.0, *([0.7] if rates else []), *([1.3] if norms else [])]
     figure = Figure(figsize=(6, 1.6 + 1.1 * sum(heights)), layout="constrained")
     panels = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    plot_loss(panels[0], metrics, initial, gradients.detector.spikes if gradients is not None else [])
+    plot_loss(panels[0], metrics, initial)
     if rates:
         plot_rates(panels[1], rates)
     if norms:
@@ -50,13 +50,8 @@ def plot_losses(
     figure.savefig(path, dpi=150)
 
 
-def plot_loss(axes: "Axes", metrics: Metrics, initial: float | None, spikes: list[dict]) -> None:
-    """Plots training and validation losses, and marks spikes.
-
-    Args:
-        initial: see `plot_losses`.
-        spikes: "step" and "loss" of each.
-    """
+def plot_loss(axes: "Axes", metrics: Metrics, initial: float | None) -> None:
+    """Plots training and validation losses; `initial`: see `plot_losses`."""
     train, val = metrics.train, comparable(metrics.val)
     axes.plot(steps_of(train), [row["loss"] for row in train], lw=1.2, label="training")
     label = "validation"
@@ -73,11 +68,6 @@ def plot_loss(axes: "Axes", metrics: Metrics, initial: float | None, spikes: lis
         axes.set_ylim(min(losses) - margin, top + 2 * margin)
     if initial is not None:
         axes.axhline(initial, color="0.4", ls="--", lw=1, label=f"ln V = {initial:.2f}, the loss of a uniform guess")
-    if spikes:
-        upper = axes.get_ylim()[1]
-        heights = [min(spike["loss"], upper) for spike in spikes]  # at the upper edge if the spike is above it
-        style: dict[str, Any] = {"color": "tab:red", "ls": "", "marker": "v", "clip_on": False}
-        axes.plot(steps_of(spikes), heights, label="spike, one step", **style)
     axes.set_ylabel("loss, nats per token")
     axes.legend(fontsize=9, loc="upper right", bbox_to_anchor=(1, 0.93))  # below the dashed line
 

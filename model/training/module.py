@@ -26,7 +26,6 @@ from tril.model.training.optim import OptimConfig, base_of, build_optimizer
 from tril.model.training.parallel import shard, whole_copy
 from tril.model.training.random_states import random_states, restore_random_states
 from tril.model.training.schedule import lr_factor
-from tril.model.training.strategies import tensor_ranks
 from tril.model.training.validation_losses import ValidationLosses, in_order
 from tril.model.training.width_scaling import scale_initial_values
 
@@ -81,16 +80,16 @@ class TrainingModule(LightningModule):
         self._group_options: list[dict[str, Any]] = []  # of the optimizer's groups, as the config has them
 
     def configure_model(self) -> None:
-        """Divides the model over the processes of trainer=fsdp and trainer=tp, once."""
+        """Shards the model over the processes of trainer=fsdp, once."""
         mesh = self._device_mesh
         if mesh is not None and self.model.embed.weight.is_meta:
-            shard(self.model, mesh, self.trainer.strategy.root_device)
+            shard(self.model, mesh["data_parallel"], self.trainer.strategy.root_device)
             if self.optim.scale_with_width:
                 scale_initial_values(self.model, base_of(self.optim))
             self.nll = compiled_loss(self.model, self.compile_mode)
 
     def whole_model(self) -> GPT | None:
-        """The model; of a divided one, a copy on rank 0's CPU, and None on the other ranks. All ranks must call it."""
+        """The model; of a sharded one, a copy on rank 0's CPU, and None on the other ranks. All ranks must call it."""
         return self.model if self._device_mesh is None else whole_copy(self.model)
 
     @property
@@ -159,7 +158,7 @@ class TrainingModule(LightningModule):
         """The result of `in_order` for the rows of all processes."""
         rows = losses.take()
         rows = torch.as_tensor(self.all_gather(rows)).view(-1, *rows.shape)  # (ranks, N, T + 1)
-        return in_order(rows[:: tensor_ranks(self._trainer)])  # these ranks have the same windows
+        return in_order(rows)
 
     def take_train_loss(self) -> Tensor:
         """Mean loss in nats per token since the last call. Reading it at every step would make a GPU wait."""
@@ -234,14 +233,18 @@ def compiled_loss(model: GPT, mode: str | None) -> Callable[..., Tensor]:
 
 
 class Mean:
-    """A running mean over tokens that stays on the device until it is taken."""
+    """A running mean over tokens that stays on the device until it is taken. Losses that are not finite do not count.
+
+    They belong to steps that are left out (callbacks.gradients.on_nonfinite).
+    """
 
     def __init__(self) -> None:
         self.total: Tensor | float = 0.0
         self.count: Tensor | float = 0
 
     def add(self, total: Tensor, count: Tensor) -> None:
-        self.total, self.count = self.total + total, self.count + count
+        is_finite = total.isfinite()
+        self.total, self.count = self.total + total.where(is_finite, 0), self.count + count.where(is_finite, 0)
 
     def state_dict(self) -> dict[str, float]:
         return {"total": float(self.total), "count": float(self.count)}

@@ -18,8 +18,8 @@ from torch.optim.adamw import adamw
 
 from tril.data.settings import declared
 from tril.model.gpt import GPT
-from tril.model.training.local_shards import gathered, local, local_gradients, part_of
 from tril.model.training.settings import OptimConfig
+from tril.model.training.shards import gather, local, shard_of
 from tril.model.training.width_scaling import Base, lr_ratio, rate_factor
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
@@ -106,20 +106,20 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
     def _muon(self, params: list[Tensor], group: dict) -> None:
-        """One Muon step for parameters of one shape. Matrices that are divided over ranks are gathered one by one."""
-        grads = local_gradients(params)
+        """One Muon step for parameters of one shape. Matrices that are sharded over ranks are gathered one by one."""
+        grads = [local(p.grad) for p in params if p.grad is not None]
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         buffers = [local(self.state[p]["momentum_buffer"]) for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
-        matrices = [gathered(update, p) for update, p in zip(updates, params, strict=True)]
+        matrices = [gather(update, p) for update, p in zip(updates, params, strict=True)]
         directions = orthogonalize(torch.stack(matrices).to(self.products), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
         directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format).unbind()
         lr = group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape)
-        parts = [part_of(direction, p) for direction, p in zip(directions, params, strict=True)]
+        parts = [shard_of(direction, p) for direction, p in zip(directions, params, strict=True)]
         weights = [local(p) for p in params]
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, parts, alpha=-lr)
@@ -132,7 +132,7 @@ class MuonAdamW(torch.optim.Optimizer):
         averages, squares, steps = (
             [local(self.state[p][k]) for p in params] for k in ("exp_avg", "exp_avg_sq", "step")
         )
-        weights, grads = [local(p) for p in params], local_gradients(params)
+        weights, grads = [local(p) for p in params], [local(p.grad) for p in params if p.grad is not None]
         beta1, beta2 = group["betas"]
         options = {key: group[key] for key in ("lr", "weight_decay", "eps", "fused")}
         max_squares = []  # amsgrad only

@@ -1,120 +1,236 @@
-"""Divides a GPT over the processes of a run: tensor parallelism over some of them, FSDP2 over the others.
+"""How the processes of a run share its work: DDP, or FSDP2; and one end for all of them when one dies.
 
-Tensor parallelism (Shoeybi et al. 2019): a rank has H / t query heads and G / t key/value heads, 1 / t of the FFN's
-hidden units and 1 / t of the vocabulary. The q, k, v, up and gate matrices are divided by rows, o_proj and down by
-columns; each of these pairs ends with one sum over the ranks. Norms and the position table are whole on every rank.
-
-FSDP2 (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html) divides each parameter by rows over the
-data ranks, and gathers the parameters of one block at a time.
-
-t tensor ranks, H query heads, G key/value heads.
+DDP: every process has the whole model, and gradients are averaged. FSDP2
+(https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html): each parameter is sharded by rows over the
+processes, and the parameters of one block at a time are gathered. In both, every process has batches of its own.
 """
 
+import contextlib
 import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
 import warnings
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Replicate, distribute_module
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
+from lightning import Trainer
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.optim import Optimizer
 
-from tril.model.attention import MultiHeadAttention
-from tril.model.gpt import GPT, Block
+import __main__
+from tril.model.gpt import GPT
 from tril.model.initialization import init_parameter
 from tril.model.stored_model import SkipInit
-from tril.model.training.local_shards import local, part_of
+from tril.model.training.errors import RankFailed
+from tril.model.training.settings import TrainerConfig
+from tril.model.training.shards import local, shard_of
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors, on rank 0 only
+POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
+CONNECTION = re.compile(r"gloo|NCCL|ProcessGroup|Connection (closed|reset)|DistBackendError", re.IGNORECASE)
+TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
-class Replicated(ParallelStyle):
-    """Every rank computes the whole module, with parameters that are DTensors as all others are."""
+class Launcher(_SubprocessScriptLauncher):
+    """Lightning's launcher, but a process that dies ends the run with one line; Lightning kills all without a word.
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def enter(module: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
-            return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
+    A thread of the first process watches those that it has started, and a thread of each of these watches the first
+    one. The main threads, whose connections break, leave the explanation to them. torchrun and Slurm watch their
+    processes themselves.
 
-        def leave(module: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
-            return output.to_local()
+    Args:
+        resume: the command that continues the run.
+    """
 
-        return distribute_module(module, device_mesh, None, enter, leave)  # pyright: ignore[reportArgumentType]
+    def __init__(self, strategy: Any, resume: str) -> None:
+        super().__init__(strategy.cluster_environment, strategy.num_processes, strategy.num_nodes)
+        self.resume, self._parent, self._ended = resume, os.getppid(), False
+
+    def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        environment = self.cluster_environment
+        environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if not environment.creates_processes_externally:
+            # under the `tril` command, sys.argv[0] is no file that Python can run
+            script = sys.argv[0] if __main__.__spec__ or Path(sys.argv[0]).is_file() else str(TRAIN)
+            with mock.patch.object(sys, "argv", [script, *sys.argv[1:]]):
+                self._call_children_scripts()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        is_watched = isinstance(environment, LightningEnvironment)
+        if is_watched:
+            threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if CONNECTION.search(f"{type(error).__name__}: {error}"):
+                if is_watched:
+                    time.sleep(GRACE_SECONDS)
+                first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise RankFailed(f"another process of the run has ended ({first})") from error
+            raise
+        finally:
+            self._ended = True
+
+    def _watch(self) -> None:
+        while not self._ended:
+            time.sleep(POLL_SECONDS)
+            if self.cluster_environment.local_rank() > 0 and os.getppid() != self._parent:
+                self._end("rank 0 has ended")
+            for rank, process in enumerate(self.procs, 1):
+                if status := process.poll():
+                    by = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                    self._end(f"rank {rank} {by}")
+
+    def _end(self, reason: str) -> None:
+        """Ends all processes of this machine, unless the main thread has just ended for a reason of its own."""
+        time.sleep(POLL_SECONDS)
+        if not self._ended:
+            for process in self.procs:
+                process.kill()
+                process.wait()
+            if self.cluster_environment.local_rank() < 2:  # of several that lost rank 0, one tells it
+                print(f"error: {reason}; continue with {self.resume}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+class DDP(DDPStrategy):
+    """Lightning's, with our launcher."""
+
+    def __init__(self, resume: str) -> None:
+        super().__init__()
+        self._resume = resume
+
+    def _configure_launcher(self) -> None:
+        self._launcher = Launcher(self, self._resume)
+
+
+class FSDP(ModelParallelStrategy):
+    """Lightning's, with our launcher, and with checkpoints that any number of processes continues.
+
+    Lightning numbers the parameters of the optimizer in another way than torch does in a run of one process, and reads
+    a file without verifying it.
+    """
+
+    def __init__(self, resume: str) -> None:
+        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
+        self._resume = resume
+
+    def _configure_launcher(self) -> None:
+        self._launcher = Launcher(self, self._resume)
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.world_size
+        super().setup_environment()
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """No gradient is sent in the block, which has all micro-batches of a step but the last."""
+        assert self.model is not None
+        sharded = [module for module in self.model.children() if isinstance(module, FSDPModule)]
+        for module in sharded:
+            module.set_requires_gradient_sync(False)
+        yield
+        for module in sharded:
+            module.set_requires_gradient_sync(True)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """The whole state on rank 0, numbered as torch numbers it in a run of one process."""
+        assert self.model is not None
+        state: dict[str, Any] = dict(
+            get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer), options=FULL)
+        )
+        names = chain.from_iterable(group["params"] for group in state.get("param_groups", ()))
+        return renamed(state, {name: number for number, name in enumerate(names)}) if state else state
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Every process reads the file and keeps its shards, so the number of processes may have changed."""
+        assert self.model is not None
+        checkpoint = self.checkpoint_io.load_checkpoint(self.broadcast(checkpoint_path))
+        set_model_state_dict(self.model, checkpoint["state_dict"], options=FULL)
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            saved = chain.from_iterable(group["params"] for group in state["param_groups"])
+            now = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            numbers = {number: names[id(p)] for number, p in zip(saved, now, strict=True)}
+            set_optimizer_state_dict(self.model, optimizer, renamed(state, numbers), options=FULL)
+        return checkpoint
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.checkpoint_io.teardown()  # Lightning leaves this to the strategies that it saves by
+
+
+def renamed(state: dict[str, Any], keys: dict) -> dict[str, Any]:
+    """The state of an optimizer with other keys for its parameters."""
+    return {
+        "state": {keys[key]: value for key, value in state["state"].items()},
+        "param_groups": [group | {"params": [keys[key] for key in group["params"]]} for group in state["param_groups"]],
+    }
+
+
+def make_strategy(config: TrainerConfig, resume: str) -> Strategy | str:
+    """The strategy of `lightning.Trainer`; on one device its default."""
+    if config.strategy == "auto" and config.devices == 1 and config.num_nodes == 1:
+        return "auto"
+    return FSDP(resume) if config.strategy == "model_parallel" else DDP(resume)
+
+
+def check_processes(trainer: Trainer) -> None:
+    """Raises ValueError unless the settings are those of the processes that torchrun or srun started."""
+    devices, nodes = trainer.num_devices, trainer.num_nodes
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if isinstance(environment, LightningEnvironment) and nodes > 1:
+        needs = f"trainer.num_nodes={nodes} needs processes that torchrun or srun starts on every node"
+        raise ValueError(f"{needs}; start with torchrun --nnodes={nodes}, or use trainer.num_nodes=1")
+    started = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else devices * nodes  # torchrun sets both
+    if isinstance(environment, SLURMEnvironment):
+        started = environment.world_size()
+    if started != devices * nodes:
+        product = f"trainer.devices={devices} * trainer.num_nodes={nodes}"
+        raise ValueError(f"{product} must be {started}, the number of processes that were started; change one of them")
 
 
 def shard(model: GPT, mesh: DeviceMesh, device: torch.device) -> None:
-    """Divides a GPT on the meta device, then gives it the initial weights of a whole one, to the bit.
+    """Shards a GPT on the meta device over the processes; its initial weights are those of a whole one, bit for bit.
 
-    Args:
-        model: changed in place.
-        mesh: with the dimensions "data_parallel" and "tensor_parallel".
-        device: of this rank.
+    Each parameter has a random stream of its own, so only one whole one is in memory at a time.
     """
-    # About DTensors that are divided twice, and about an output that nothing changes in place.
+    # About tensors that are sharded again, and about an output that nothing changes in place.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", ".*returned a view tensor")
-    data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
-    if tensor.size() > 1:
-        split_matrices(model, tensor)
-    if data.size() > 1:
+    if mesh.size() > 1:
         for block in model.blocks:
-            fully_shard(block, mesh=data)
-        fully_shard(model, mesh=data)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         register_fsdp_forward_method(model, "nll")
-    materialize(model, device)
-    with device:
-        model.make_tables()
-    if model.config.pos == "alibi" and model.config.n_heads:
-        model.alibi_slopes = model.alibi_slopes.chunk(tensor.size())[tensor.get_local_rank()]
-
-
-def split_matrices(model: GPT, mesh: DeviceMesh) -> None:
-    """Tensor parallelism over the ranks of the mesh."""
-    plan: dict[str, ParallelStyle] = {
-        "embed": RowwiseParallel(input_layouts=Replicate()),
-        "norm": Replicated(),
-        "head": ColwiseParallel(output_layouts=Replicate()),
-    }
-    if model.pos_embed is not None:
-        plan["pos_embed"] = Replicated()
-    parallelize_module(model, mesh, plan)
-    if model.config.tie_embeddings:
-        model.head.weight = model.embed.weight
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        split_block(block, mesh)
-
-
-def split_block(block: Block, mesh: DeviceMesh) -> None:
-    plan: dict[str, ParallelStyle] = {}
-    if isinstance(attn := block.attn, MultiHeadAttention):
-        attn.n_heads, attn.n_kv_heads = attn.n_heads // mesh.size(), attn.n_kv_heads // mesh.size()
-        plan |= {"norm1": Replicated(), "attn.o_proj": RowwiseParallel()}
-        plan |= {f"attn.{name}_proj": ColwiseParallel() for name in "qkv"}
-        if not isinstance(attn.q_norm, nn.Identity):  # its gain is shared by the heads, whose dimension is 1
-            plan |= {f"attn.{name}_norm": SequenceParallel(sequence_dim=1, use_local_output=True) for name in "qk"}
-    if block.mlp is not None:
-        plan |= {"norm2": Replicated(), "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()}
-        if block.mlp.gate is not None:
-            plan["mlp.gate"] = ColwiseParallel()
-    parallelize_module(block, mesh, plan)
-
-
-@torch.no_grad()
-def materialize(model: GPT, device: torch.device) -> None:
-    """Draws the initial weights. Each parameter has a random stream of its own, so only one whole one is in memory."""
     model.to_empty(device=device)
     for name, p in model.named_parameters():
         whole = torch.empty(p.shape, dtype=p.dtype)
         init_parameter(whole, name, model.config, model.init_seed)
-        local(p).copy_(part_of(whole.to(device), p))
+        with torch.no_grad():
+            local(p).copy_(shard_of(whole.to(device), p))
+    with device:
+        model.make_tables()
 
 
 def whole_copy(model: GPT) -> GPT | None:
@@ -126,13 +242,3 @@ def whole_copy(model: GPT) -> GPT | None:
         whole = GPT(model.config)
     whole.load_state_dict(weights)
     return whole.eval()
-
-
-def place_gradients(model: nn.Module) -> None:
-    """Divides gradients as their parameters are; sums those to which each tensor rank contributes.
-
-    Such as that of a gain which all heads share. The optimizer needs the same layout, since it reads local parts.
-    """
-    for p in model.parameters():
-        if isinstance(p.grad, DTensor) and p.grad.placements != p.placements:  # pyright: ignore[reportAttributeAccessIssue] DTensor
-            p.grad = p.grad.redistribute(placements=p.placements)  # pyright: ignore[reportAttributeAccessIssue] DTensor

@@ -98,7 +98,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, config=strict_settings("trainer"))
 class TrainerConfig:
-    """The arguments of `lightning.Trainer` that a run may have, and `tensor_parallel_size`."""
+    """The arguments of `lightning.Trainer` that a run may have."""
 
     accelerator: Accelerator = setting("auto", "CUDA, else MPS, else CPU")
     precision: Precision = setting("auto", "bf16-mixed if the hardware has bf16, else 32-true (16-mixed on older GPUs)")
@@ -109,9 +109,6 @@ class TrainerConfig:
     log_every_n_steps: Count = setting(10, "optimizer steps between two lines of metrics.csv")
     strategy: Literal["auto", "ddp", "model_parallel"] = setting("auto", "auto: ddp if there are several devices")
     num_nodes: Count = setting(1, "above 1 with torchrun or srun")
-    tensor_parallel_size: Count | None = setting(
-        1, "devices that share each matrix and batch; null: all", needs="strategy=model_parallel"
-    )
     limit_train_batches: Any = setting(None, "batches of an epoch: a number, or a share such as 0.5")
     limit_val_batches: Any = setting(None, "batches of a validation: a number, or a share such as 0.5")
     devices: Any = setting(1, "of each node; auto: all")

@@ -26,27 +26,19 @@ SPECIAL_TOKENS = {"bpe": 1, "byte": 1, "char": 2}  # end of text; of characters 
 
 
 def describe(
-    model: GPT,
-    meta: dict[str, Any],
-    hardware: Hardware,
-    steps: int,
-    tokens_per_step: int,
-    folder: Path,
-    kernel_times: dict[str, float] | None = None,
+    model: GPT, meta: dict[str, Any], hardware: Hardware, steps: int, tokens_per_step: int, folder: Path
 ) -> str:
     """The four lines printed before a run, and one for each source of a mixture.
 
     Args:
         meta: meta.json of the prepared data, or what `data.mixture.PreparedMixture` has of several.
         steps: optimizer steps of the run.
-        kernel_times: milliseconds by attention kernel, see `attention_kernels.measure`.
     """
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
     answers = f" ({sum(meta['targets'].values()):,} of them in answers)" if "targets" in meta else ""
     threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
     graphs = " with CUDA graphs" if hardware.compile == CUDA_GRAPHS else ""
     compiled = f", compiled{graphs} (the first step takes a while)" if hardware.compile else ""
-    kernels = ", ".join(f"{name} {ms:.2f} ms" for name, ms in (kernel_times or {}).items())
     mixed = "".join(f"        {name}: {text}\n" for name, text in source_texts(meta, total).items())
     return (
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
@@ -55,8 +47,7 @@ def describe(
         f"vocabulary {vocabulary(meta)}\n{mixed}"
         f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M "
         f"{'' if mixed else f'({total / train:.2f} epochs) '}"
-        f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}"
-        f"{f', attention kernels: {kernels}' if kernels else ''}\n"
+        f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}\n"
         f"folder  {folder}"
     )
 
@@ -155,7 +146,6 @@ def finish(
         "device": f"{hardware.device_name} ({hardware.accelerator})",
         "precision": hardware.precision,
         "threads": torch.get_num_threads() if hardware.accelerator == "cpu" else None,
-        "loss_spikes": None if gradients is None else counted([spike["step"] for spike in gradients.detector.spikes]),
         "skipped_steps": None if gradients is None else counted(gradients.skipped),
         "diverged": None if diverged is None else str(diverged),
         "stopped_early": stopped_early,

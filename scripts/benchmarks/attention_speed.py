@@ -10,11 +10,12 @@ from functools import partial
 import torch
 
 from tril.model.attention import BACKENDS, attention
-from tril.model.training.attention_kernels import DTYPES
+from tril.model.autocast import AUTOCAST
 from tril.scripts.benchmarks.machine import total_memory
 from tril.scripts.benchmarks.section import Bench, Lines, Plot, Samples, Section
 from tril.scripts.benchmarks.timing import interleaved, step_seconds, steps_within
 
+DTYPES = AUTOCAST | {"bf16-true": torch.bfloat16, "32-true": torch.float32}  # of q, k and v by precision
 HEADS, HEAD_SIZE = 4, 64
 SHORTEST = 64
 LONGEST = {"cpu": 2048, "mps": 4096, "cuda": 16384}

@@ -19,7 +19,6 @@ from tril.data.batches import TrainWindows, on_device
 from tril.data.prepare import MAX_UINT16_VOCAB
 from tril.model.autocast import AUTOCAST
 from tril.model.gpt import GPT
-from tril.model.training import attention_kernels as kernels
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import mfu
 from tril.model.training.module import TrainingModule
@@ -37,7 +36,7 @@ CLIP = {None: clip_grad_norm_, "norm": clip_grad_norm_, "value": clip_grad_value
 def train(bench: Bench) -> Iterator[Section]:
     """The bare loop; with `vs`, also our train.py and the other program."""
     module, windows, peak_flops = new_module(bench), new_windows(bench), bench.hardware.peak_flops
-    with training_conditions(bench):
+    with training_conditions():
         if bench.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         reset_peak_memory()
@@ -73,7 +72,7 @@ def outside(bench: Bench) -> list[Section]:
     module, windows, tokens = new_module(bench), new_windows(bench), bench.run_config.tokens_per_step()
     loops = {"bare": bare_seconds, "train.py": lightning_seconds}
     tasks = {name: partial(loop, bench, module, windows) for name, loop in loops.items()}
-    with training_conditions(bench):
+    with training_conditions():
         steps = timing.interleaved(tasks, bench.config.repeats, "outside")
     times = {name: [statistics.mean(seconds) for seconds in repetitions] for name, repetitions in steps.items()}
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -100,15 +99,12 @@ def bare_seconds(bench: Bench, module: TrainingModule, windows: TrainWindows) ->
 
 
 @contextlib.contextmanager
-def training_conditions(bench: Bench) -> Iterator[None]:
-    """What train.py sets around its steps: the fastest attention kernel of the device, and no garbage collection."""
-    config = bench.run_config
-    times = kernels.measure(config.model, config.data.batch_size, bench.hardware, documents=config.data.document_mask)
+def training_conditions() -> Iterator[None]:
+    """What train.py sets around its steps: no garbage collection."""
     gc.collect()
     gc.disable()
     try:
-        with kernels.prefer(times):
-            yield
+        yield
     finally:
         gc.enable()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, ListConfig
 
 from tril.model.runs import SWEEP
-from tril.scripts.common.cli import nearest, plain, task_overrides
+from tril.scripts.common.cli import command, nearest, plain, task_overrides
 from tril.scripts.common.resume import Resumed
 from tril.scripts.common.run_config import RunConfig
 from tril.scripts.common.signals import StoppedError, StopRequest
@@ -45,7 +45,7 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
 
     from tril.model.training.callbacks.checkpoints import Checkpoints
     from tril.model.training.checkpointing import CheckpointFiles
-    from tril.model.training.strategies import check_parallel, make_strategy
+    from tril.model.training.parallel import check_processes, make_strategy
     from tril.model.training.trainer_config import TrainerConfig
 
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -69,11 +69,10 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
     checkpoints = Checkpoints(cfg.output_dir, config.checkpoint, stop)
     assert config.hardware is not None
     arguments: dict[str, Any] = {"plugins": [CheckpointFiles()]} | plain(cfg.trainer)
-    arguments.pop("tensor_parallel_size", None)
     arguments |= {
         "accelerator": config.hardware.accelerator,
         "precision": config.hardware.precision,
-        "strategy": make_strategy(config.trainer, cfg.trainer.devices),
+        "strategy": make_strategy(config.trainer, f"{command('train')} resume={cfg.output_dir}"),
         "default_root_dir": cfg.output_dir,
         "profiler": make_profiler(config.trainer.profiler, cfg.output_dir),
         "use_distributed_sampler": False,  # the data module gives each process its windows
@@ -86,7 +85,7 @@ def build_trainer(cfg: DictConfig, config: RunConfig, metrics: "Metrics", stop: 
         trainer = Trainer(**arguments)
     except (MisconfigurationException, TypeError) as error:  # Lightning's message about a wrong argument
         raise ValueError(f"trainer: {error}") from error
-    check_parallel(trainer, config.model, config.hardware)
+    check_processes(trainer)
     return trainer
 
 

@@ -61,10 +61,8 @@ class RunConfig:
 
     @property
     def data_ranks(self) -> int:
-        """Processes, or groups of tensor ranks, that each have batches of their own."""
-        if self.trainer.strategy != "model_parallel":
-            return self.devices
-        return max(1, self.devices // (self.trainer.tensor_parallel_size or self.devices))
+        """Processes, which each have batches of their own."""
+        return self.devices
 
     def tokens_per_step(self) -> int:
         """Training tokens per step and device."""
@@ -129,8 +127,10 @@ def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
         model["vocab_size"] = 1
     model, optim, data = build(GPTConfig, model, "model"), build(OptimConfig, optim, "optim"), parse(plain(cfg.data))
     keep_compiled_code()  # sets the folder of compiled code, which torch reads when it looks for a compiler
-    divided = trainer.strategy == "model_parallel"  # which does not compile
-    compile = False if divided and top.compile == "auto" else top.compile
+    sharded = trainer.strategy == "model_parallel"  # which does not compile
+    if sharded and top.compile not in ("auto", False):
+        raise ValueError(f"compile={str(top.compile).lower()} does not go with trainer=fsdp; set compile=false")
+    compile = False if sharded else top.compile
     hardware = None if elsewhere else select_hardware(trainer.accelerator, trainer.precision, compile)
     return RunConfig(top, model, optim, data, trainer, checkpoint, hardware)
 

@@ -6,12 +6,12 @@ import torch
 
 from tril.model.gpt import GPT
 from tril.model.training.hardware import Hardware, peak_flops
-from tril.model.training.step_memory import ALLOCATOR_FACTOR, largest_batch
 from tril.scripts.common.run_config import RunConfig
 from tril.scripts.planning.communication import sent_per_step
 from tril.scripts.planning.plan_config import PlanConfig
 from tril.scripts.planning.process_grid import grid_of
 from tril.scripts.planning.rank_memory import RankMemory, RankModel
+from tril.scripts.planning.step_memory import ALLOCATOR_FACTOR, largest_batch
 
 AUTO_PRECISION = "bf16-mixed"  # trainer.precision=auto on a GPU
 
@@ -42,19 +42,15 @@ class Projection:
 
 
 def project(run: RunConfig, plan: PlanConfig, world_size: int) -> Projection:
-    """The run on `world_size` GPUs of the kind `plan.gpu`.
-
-    Raises:
-        ValueError: the model cannot be divided over them.
-    """
+    """The run on `world_size` GPUs of the kind `plan.gpu`."""
     grid, hardware = grid_of(run, world_size), gpu_hardware(run, plan.gpu)
     rank = RankModel(run.model, run.optim, hardware, grid)
     batch_size, accumulate = run.data.batch_size, run.accumulate
-    tokens = run.tokens_per_step() * grid.data_ranks
+    tokens = run.tokens_per_step() * grid.world_size
     with torch.device("meta"):
         flops = tokens * GPT(run.model).flops_per_token(masked=True)  # as MFU counts them
     assert hardware.peak_flops is not None
-    sent = sent_per_step(rank, batch_size, accumulate)
+    sent = sent_per_step(rank, accumulate)
     return Projection(
         world_size,
         rank.memory(batch_size, accumulate),

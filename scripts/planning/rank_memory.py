@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.training.hardware import Hardware
 from tril.model.training.optim import OptimConfig, by_shape, param_groups
-from tril.model.training.step_memory import StepMemory, n_bytes, step_memory
 from tril.scripts.planning.process_grid import ProcessGrid
+from tril.scripts.planning.step_memory import StepMemory, n_bytes, step_memory
 
 OPTIMIZER_TENSORS = {"muon": 1, "adamw": 2}  # momentum; averages of the gradient and of its square
 
@@ -57,10 +57,9 @@ class RankModel:
 
     @functools.cached_property
     def parts(self) -> GPT:
-        """Parameters of one tensor rank, without content. The vocabulary is divided by rows."""
-        rows = -(-self.config.vocab_size // self.grid.tensor_ranks)
+        """The parameters, without content."""
         with torch.device("meta"):
-            return GPT(replace(local_config(self.config, self.grid.tensor_ranks), vocab_size=rows))
+            return GPT(self.config)
 
     @property
     def weight_bytes(self) -> int:
@@ -68,13 +67,13 @@ class RankModel:
         return 2 if self.hardware.precision == "bf16-true" else 4
 
     def share(self, parameters: Iterable[Tensor]) -> int:
-        """Bytes that the first data rank has: FSDP2 divides rows, and rounds up."""
-        ranks = self.grid.data_ranks if self.grid.sharded else 1
+        """Bytes that the first rank has: FSDP2 divides rows, and rounds up."""
+        ranks = self.grid.world_size if self.grid.sharded else 1
         return self.weight_bytes * sum(-(-p.shape[0] // ranks) * (p.numel() // p.shape[0]) for p in parameters)
 
     @functools.cached_property
     def block(self) -> int:
-        """Bytes of the parameters of one block of this tensor rank."""
+        """Bytes of the parameters of one block."""
         return self.weight_bytes * sum(p.numel() for p in self.parts.blocks[0].parameters())
 
     @functools.cached_property
@@ -90,19 +89,13 @@ class RankModel:
             # torch's DistributedDataParallel copies gradients into buckets, unless gradient_as_bucket_view is set
             buckets = whole.gradients if self.grid.world_size > 1 else 0
             return RankMemory(**vars(whole), buckets=buckets)
-        local = local_config(self.config, self.grid.tensor_ranks)  # the logits are gathered, so the vocabulary is whole
-        return self._divided(step_memory_once(local, self.optim, batch_size, self.hardware, **options), whole.update)
+        return self._divided(whole)
 
-    def _divided(self, step: StepMemory, update: int) -> RankMemory:
-        """Memory with FSDP2 and tensor parallelism.
-
-        Args:
-            step: activations of this tensor rank.
-            update: of the whole model: Muon orthogonalizes whole matrices on every rank.
-        """
+    def _divided(self, step: StepMemory) -> RankMemory:
+        """Memory with FSDP2. Muon orthogonalizes whole matrices on every rank."""
         # FSDP2 has gathered what is outside of the blocks, and one block. In the backward pass of a block three more
         # exist: the next block, the gradients of this one, and the copy of them that is sent.
-        gradients, fsdp = self.share(self.parts.parameters()), self.grid.data_ranks > 1
+        gradients = self.share(self.parts.parameters())
         muon = [group["params"] for group in param_groups(self.parts, self.optim) if group["kind"] == "muon"]
         return RankMemory(
             weights=gradients + n_bytes(self.parts.buffers()),
@@ -112,23 +105,10 @@ class RankModel:
                 for group in param_groups(self.parts, self.optim)
             ),
             forward=step.forward,
-            backward=max(step.backward_divided, step.backward_blocks + fsdp * 3 * self.block),
+            backward=max(step.backward_divided, step.backward_blocks + 3 * self.block),
             backward_divided=step.backward_divided,
             backward_blocks=step.backward_blocks,
             # the update of the largest group of equal matrices exists divided and whole
-            update=update + max((self.share(p) for p in by_shape(itertools.chain(*muon))), default=0),
-            gathered=fsdp * (self.root + self.block),
+            update=step.update + max((self.share(p) for p in by_shape(itertools.chain(*muon))), default=0),
+            gathered=self.root + self.block,
         )
-
-
-def local_config(config: GPTConfig, tensor_ranks: int) -> GPTConfig:
-    """The model with the heads and hidden units of one tensor rank (Shoeybi et al. 2019, section 3)."""
-    if tensor_ranks == 1:
-        return config
-    local = {}
-    if config.n_heads:
-        heads = {"n_heads": config.n_heads, "n_kv_heads": config.kv_heads}
-        local = {name: count // tensor_ranks for name, count in heads.items()} | {"head_dim": config.head_size}
-    if config.mlp != "none":
-        local["mlp_hidden"] = config.mlp_size // tensor_ranks
-    return replace(config, **local)

@@ -21,11 +21,7 @@ PLAN = [
         ("data.tokenizer.kind=hub", "data.tokenizer.path=x"),
         "model.vocab_size=null needs a local tokenizer; set it, as in model.vocab_size=50304",
     ),
-    (
-        ("trainer=fsdp", "trainer.devices=2", "trainer.tensor_parallel_size=3"),
-        "trainer.tensor_parallel_size=3 must divide 2, the devices of the run; use 1, 2",
-    ),
-    (("trainer=fsdp", "compile=true"), "trainer.strategy=model_parallel does not compile; set compile=false"),
+    (("trainer=fsdp", "compile=true"), "compile=true does not go with trainer=fsdp; set compile=false"),
     (("optim=adamw", "optim.momentum=0.5"), "optim.momentum=0.5 has no effect with optim.kind=adamw"),
     ("model.causal=false", "model.causal=false lets every position attend to later ones"),
     ("+foo=1", "there is no setting foo"),

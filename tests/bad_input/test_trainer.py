@@ -46,7 +46,6 @@ TRAIN = [
     ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn must be 'auto', 'ddp' or 'model_parallel'"),
     ("trainer.num_nodes=0", "trainer.num_nodes=0 must be greater than or equal to 1"),
     ("trainer.num_nodes=x", "trainer.num_nodes='x' must be a valid integer"),
-    ("trainer.tensor_parallel_size=0", "trainer.tensor_parallel_size=0 must be greater than or equal to 1"),
     ("trainer.precision=x", "trainer.precision=x must be 'auto', '32-true', 'bf16-mixed', 'bf16-true' or"),
     ("trainer.precision=16", "trainer.precision=16-mixed needs trainer.accelerator=cuda, not cpu; use auto or 32-true"),
     ("trainer.precision=null", "trainer.precision=null must be 'auto', '32-true', 'bf16-mixed', 'bf16-true' or"),

@@ -1,6 +1,6 @@
-"""Measures steps of divided and copied GPTs, as one rank of `tests.ranks.run_ranks`. Rank 0 writes what it measured.
+"""Measures steps of sharded and copied GPTs, as one rank of `tests.ranks.run_ranks`. Rank 0 writes what it measured.
 
-Argument: a JSON file with the cases: {name: [fields of GPTConfig, optimizer, tensor ranks (0: DDP), windows]}.
+Argument: a JSON file with the cases: {name: [fields of GPTConfig, optimizer, whether FSDP2 shards it, windows]}.
 """
 
 import bisect
@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.training.local_shards import local
 from tril.model.training.optim import MuonAdamW, OptimConfig, build_optimizer
-from tril.model.training.parallel import place_gradients, shard
+from tril.model.training.parallel import shard
+from tril.model.training.shards import local
 
 STEPS = 4
 
@@ -30,9 +30,9 @@ STEPS = 4
 class Sent(TorchDispatchMode):
     """Adds up what a ring of the ranks of each collective operation would send."""
 
-    def __init__(self, tensor_ranks: int):
+    def __init__(self):
         super().__init__()
-        self.tensor_ranks, self.total = tensor_ranks, 0.0
+        self.total = 0.0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out, name = func(*args, **(kwargs or {})), str(func)
@@ -42,8 +42,6 @@ class Sent(TorchDispatchMode):
                 self.total += max(sizes) - min(sizes)
             elif "all_gather_into" in name:  # of the input, n
                 self.total += (args[1] - 1) * sizes[0]
-            elif "all_reduce" in name:  # only tensor ranks do
-                self.total += 2 * (self.tensor_ranks - 1) / self.tensor_ranks * sizes[0]
             elif "allreduce_" in name:  # DDP
                 self.total += 2 * (dist.get_world_size() - 1) / dist.get_world_size() * sum(sizes)
         return out
@@ -58,40 +56,34 @@ class Loss(nn.Module):
         return self.model.nll(ids, ids).mean()
 
 
-def build(config: GPTConfig, tensor_ranks: int) -> tuple[GPT, nn.Module]:
-    if tensor_ranks == 0:
+def build(config: GPTConfig, sharded: bool) -> tuple[GPT, nn.Module]:
+    if not sharded:
         model = GPT(config)
         return model, DistributedDataParallel(Loss(model))
     with torch.device("meta"):
         model = GPT(config)
-    sizes = (dist.get_world_size() // tensor_ranks, tensor_ranks)
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("data_parallel", "tensor_parallel"))
-    shard(model, mesh, torch.device("cpu"))
+    shard(model, init_device_mesh("cpu", (dist.get_world_size(),)), torch.device("cpu"))
     return model, Loss(model)
 
 
-def measure(fields: dict, kind: str, tensor_ranks: int, windows: int) -> dict[str, float]:
+def measure(fields: dict, kind: str, sharded: bool, windows: int) -> dict[str, float]:
     """The peak of the tensors' bytes in a step, and the bytes sent in it.
 
     Python's reference cycles, which live for a time that is chance, are collected before each step.
     """
     gc.collect()  # what the cases before left
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        model, loss = build(GPTConfig(**fields), tensor_ranks)
+        model, loss = build(GPTConfig(**fields), sharded)
         optimizer = build_optimizer(model, OptimConfig(kind=kind))
         ids = torch.randint(fields["vocab_size"], (windows, fields["context_length"]))
         for _ in range(STEPS):
             gc.collect()
-            with Sent(tensor_ranks) as sent, record_function("step"):
+            with Sent() as sent, record_function("step"):
                 value = loss(ids)
                 optimizer.zero_grad()
                 value.backward()
-                place_gradients(model)
                 optimizer.step()
-    return {
-        "peak": lowest_peak(prof, held_bytes(model, optimizer, copies=1 if tensor_ranks else 2)),
-        "sent": sent.total,
-    }
+    return {"peak": lowest_peak(prof, held_bytes(model, optimizer, copies=1 if sharded else 2)), "sent": sent.total}
 
 
 def lowest_peak(prof: profile, held: int) -> int:

@@ -33,9 +33,9 @@ class Metrics(Callback):
         self._step, self._seconds = 0, 0.0  # of the last row of `train`
         self._started = started
 
-    def count_devices(self, n_devices: int, n_batches: int) -> None:
-        """Scales peak FLOP/s from one device to `n_devices`, and tokens per step to the batches that they share."""
-        self.tokens_per_step *= n_batches
+    def count_devices(self, n_devices: int) -> None:
+        """Scales peak FLOP/s and tokens per step from one device to `n_devices`."""
+        self.tokens_per_step *= n_devices
         self.peak_flops = self.peak_flops and self.peak_flops * n_devices
 
     @staticmethod

@@ -45,7 +45,7 @@ def test_mfu_is_the_median_speed_against_the_peak():
     assert metrics.tokens_per_second() == 2e5
     assert metrics.mfu() == 2e5 * 6e6 / 3e12
     assert unknown.mfu(2e5) is None
-    metrics.count_devices(4, 4)
+    metrics.count_devices(4)
     assert metrics.tokens_per_step == 400 and metrics.mfu(8e5) == 2e5 * 6e6 / 3e12
 
 

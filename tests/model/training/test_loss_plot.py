@@ -23,7 +23,6 @@ GRADIENTS = SimpleNamespace(
         {"step": 10, "total": 5.0, "muon": 4.0, "decay": 3.0},
         {"step": 20, "total": 50.0, "muon": 4.0, "decay": 3.0},
     ],
-    detector=SimpleNamespace(spikes=[{"step": 15, "loss": 99.0}]),
 )
 
 
@@ -57,7 +56,6 @@ def test_losses_rates_and_norms_are_drawn_by_step(figure):
         "training": (STEPS, LOSSES),
         "validation, best 2.5000 (1.2500 bits per byte)": ([20, 3000], [4.5, 2.5]),
         "ln V = 8.32, the loss of a uniform guess": ([0, 1], [LN_V, LN_V]),  # the whole width
-        "spike, one step": ([15], [loss.get_ylim()[1]]),  # at the upper edge
     }
     assert lines(rates) == {"muon": (STEPS, RATES["muon"]), "decay, no_decay": (STEPS, RATES["decay"])}
     assert lines(norms)["total"] == ([10, 20], [5.0, 50.0])

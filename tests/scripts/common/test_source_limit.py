@@ -53,7 +53,6 @@ def first_repeat(n_windows: int) -> int:
         (["data.batch_size=1"], 1),
         (["trainer.accumulate_grad_batches=3"], 12),
         (["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true"], 8),
-        (["trainer=tp", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true"], 4),
     ],
 )
 def test_steps_until_a_source_has_been_read_once(limited, overrides, per_step):

@@ -13,7 +13,7 @@ from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.training.hardware import Hardware
 from tril.model.training.optim import OptimConfig, build_optimizer
-from tril.model.training.step_memory import largest_batch, step_bytes, step_memory
+from tril.scripts.planning.step_memory import largest_batch, step_bytes, step_memory
 
 CPU = Hardware("cpu", "32-true", None, "a machine", None)
 TABLE = {"n_heads": 0, "mlp_hidden": 1, "n_layers": 1, "pos": "none"}  # nearly all is the embedding
