@@ -19,10 +19,7 @@ TRAIN = [
 ]
 VAL = [{"step": 20, "loss": 4.5, "bpb": 2.25}, {"step": 3000, "loss": 2.5, "bpb": 1.25}]
 GRADIENTS = SimpleNamespace(
-    rows=[
-        {"step": 10, "total": 5.0, "muon": 4.0, "decay": 3.0},
-        {"step": 20, "total": 50.0, "muon": 4.0, "decay": 3.0},
-    ],
+    rows=[{"step": 10, "total": 5.0, "muon": 4.0, "decay": 3.0}, {"step": 20, "total": 50.0, "muon": 4.0, "decay": 3.0}]
 )
 
 
