@@ -4,8 +4,6 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-import torch
-
 # torch's CPU allocator (Linux and macOS, then Windows) and MPS; on CUDA it has an exception of its own.
 MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|MPS backend out of memory")
 
@@ -40,6 +38,8 @@ def out_of_memory(*, batch_size: int, context_length: int, dim: int) -> Iterator
     try:
         yield
     except (MemoryError, RuntimeError) as error:
+        import torch  # late: errors are imported before settings are checked
+
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not MEMORY.search(str(error)):
             raise
         settings = f"data.batch_size={batch_size}, model.context_length={context_length} or model.dim={dim}"
