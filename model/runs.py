@@ -19,7 +19,7 @@ import yaml
 if TYPE_CHECKING:
     import torch
 
-    from tril.model.generation.language_model import LanguageModel
+    from tril.model.checkpoint import LanguageModel
 
 ROOTS = ("outputs", "multirun")
 CHECKPOINTS = "checkpoints"  # the folder in that of a run, with the next three files
