@@ -12,7 +12,6 @@ python train.py init_from=hf:FOLDER                start from other weights, see
 """
 
 import contextlib
-import gc
 import hashlib
 import shutil
 import sys
@@ -29,11 +28,12 @@ from tril.model.atomic_files import remove_leftovers, write_text
 from tril.model.callable_module import make_callable
 from tril.model.runs import BEST, CHECKPOINTS, SETTINGS, SUMMARY, remove_if_empty, run_folder
 from tril.model.training.errors import RankFailed
+from tril.model.training.gc_pause import gc_paused
 from tril.scripts.ablation.sweep_job import check_single, in_sweep, run_job
 from tril.scripts.common.arguments import RUN_TEXT_KEYS
-from tril.scripts.common.build_trainer import build_trainer, fit, sweep_of, tracked
+from tril.scripts.common.build_trainer import callbacks_of, new_trainer, sweep_of, tracked
 from tril.scripts.common.cli import UserError, check_writable, command, entry, plain, user_errors
-from tril.scripts.common.equal_flops import with_equal_flops
+from tril.scripts.common.equal_flops import with_max_flops
 from tril.scripts.common.init_from import Start, check_start, resolve_init
 from tril.scripts.common.locks import lock_run
 from tril.scripts.common.old_text import OldText, lineage_of
@@ -42,7 +42,6 @@ from tril.scripts.common.ranks import process_rank, quiet_ranks
 from tril.scripts.common.resume import Resumed, choose_folder, chosen_folder, resolve_resume, settings_text
 from tril.scripts.common.resume_checks import checkpoint_payload, finished_results
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size, refuse_processes, refuse_unused
-from tril.scripts.common.short_warmup import with_short_warmup
 from tril.scripts.common.signals import REQUEUE, StoppedError, StopRequest, requeue, stop_on_signals
 from tril.scripts.common.source_limit import with_source_limit
 from tril.scripts.common.trained_run import METRICS
@@ -116,7 +115,6 @@ def train(cfg: DictConfig, stop: StopRequest | None = None, *, one_process: bool
             cfg, start = resolve_init(cfg)
             if start is not None:
                 stack.callback(start.discard_unused)
-            cfg, shortened = with_short_warmup(cfg) if resumed is None else (cfg, "")
             config = check_config(cfg)
             check_start(start, config, resumes=resumed is not None)
             if one_process:
@@ -127,15 +125,15 @@ def train(cfg: DictConfig, stop: StopRequest | None = None, *, one_process: bool
             if process_rank() == 0:
                 stack.enter_context(lock_run(Path(cfg.output_dir)))
             if resumed is None:  # a resumed run has its steps
-                cfg, config = with_equal_flops(cfg, config)
+                cfg, config = with_max_flops(cfg, config)
             cfg, config, remark = with_source_limit(cfg, config, resumed)
-            for line in filter(None, (shortened, remark)):
-                print(line, flush=True)
+            if remark:
+                print(remark, flush=True)
             parts = build_parts(cfg, config, resumed, stop or StopRequest(), started, start)
             del start  # its weights are in the model
             if resumed and (results := finished_results(resumed, config, Path(cfg.output_dir), parts.trainer)):
                 return results
-        stack.enter_context(tracked(parts.trainer, Path(cfg.output_dir)))
+        stack.enter_context(tracked(parts.trainer, Path(cfg.output_dir), cfg))
         return run(cfg, config, resumed, parts)
 
 
@@ -152,22 +150,19 @@ def build_parts(
     Raises:
         ValueError: settings that do not fit the text, or the checkpoint of a resumed run.
     """
-    gc.disable()  # collections during the imports take a sixth of their time
-    import torch
+    with gc_paused():  # collections during the imports take a sixth of their time
+        import torch
 
-    from tril.data.datamodule import TextDataModule
-    from tril.model.gpt import GPT
-    from tril.model.training.callbacks.metrics import Metrics
-    from tril.model.training.errors import out_of_memory
-    from tril.model.training.optim import base_of
-    from tril.model.training.parallel import FSDP
-    from tril.model.training.width_scaling import scale_initial_values
+        from tril.data.datamodule import TextDataModule
+        from tril.model.gpt import GPT
+        from tril.model.training.callbacks.metrics import Metrics
+        from tril.model.training.errors import out_of_memory
+        from tril.model.training.optim import base_of
+        from tril.model.training.parallel import FSDP
+        from tril.model.training.width_scaling import scale_initial_values
 
-    gc.enable()
     assert config.hardware is not None
-    metrics = Metrics(config.tokens_per_step(), config.hardware.peak_flops, started)
-    trainer = build_trainer(cfg, config, metrics, stop)
-    metrics.count_devices(trainer.world_size)
+    trainer = new_trainer(cfg, config, stop, started, resumed)
     data = TextDataModule(**config.data.loading(), context_length=config.model.context_length, seed=cfg.seed)
     data.prepare_data()
     for loader in (data.train_dataloader, data.val_dataloader):
@@ -187,55 +182,66 @@ def build_parts(
     payload = checkpoint_payload(model, data, config, resumed, allowed, lineage=lineage_of(start, old_text, model))
     if resumed is not None and old_text is not None:
         old_text.check_resumed(payload.get("init_from"))
-    return Parts(metrics, trainer, data, model, payload, old_text)
+    return Parts(Metrics.of(trainer), trainer, data, model, payload, old_text)
 
 
 def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Parts) -> dict[str, float]:
     """Trains the model and writes the summary."""
     from tril.model.checkpoint import load
-    from tril.model.training.callbacks.gradient_norms import GradientNorms
-    from tril.model.training.callbacks.stop_reason import stop_reason
     from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused, out_of_memory
     from tril.model.training.hardware import configure_torch
-    from tril.model.training.summary import describe, finish
+    from tril.model.training.summary import code_version, describe, finish
+    from tril.model.training.trainer import fit
 
     hardware, data, model, metrics = config.hardware, parts.data, parts.model, parts.metrics
     assert hardware is not None
     folder, first = Path(cfg.output_dir), parts.trainer.is_global_zero
     before = start_folder(folder, cfg, config, resumed) if first else None
     module = build_module(cfg, config, parts)
-    print(describe(model, data.meta, hardware, config.steps, metrics.tokens_per_step, folder), flush=True)
+    description = describe(
+        model,
+        data.meta,
+        hardware,
+        steps=config.steps,
+        tokens_per_step=config.tokens_per_step() * parts.trainer.world_size,
+        schedule=config.optim.schedule,
+        early_stop=None if sweep_of(folder) else callbacks_of(cfg).early_stop,
+        folder=folder,
+    )
+    print(description, flush=True)
     configure_torch(hardware.accelerator)
     diverged = None
     try:
         with out_of_memory(**memory_settings(config)):
-            fit(parts.trainer, module, data, resumed, metrics, plain(cfg))
+            settings = plain(cfg) | {"code": code_version()}
+            fit(parts.trainer, module, data, checkpoint=None if resumed is None else resumed.path, settings=settings)
     except RunRefused as error:
         if before is not None:  # a resumed run keeps its settings
             write_text(folder / SETTINGS, before)
         raise UserError(str(error)) from error
     except OutOfMemory as error:
         raise UserError(str(error)) from None
+    except StoppedError as stopped:
+        stopped.step = parts.trainer.global_step
+        raise
     except NonFiniteError as error:  # of all processes
         if not first:
             sys.exit(2)
         diverged = error
     if not first:
         return {"val/loss": metrics.val[-1]["loss"]}
+    lineage = parts.payload.get("init_from")
     results = finish(
-        metrics,
-        model,
+        parts.trainer,
+        module,
+        data.meta | {"val_bytes_per_token": data.val_bytes_per_token},
         folder,
         hardware=hardware,
         seed=cfg.seed,
-        data=data.meta | {"val_bytes_per_token": data.val_bytes_per_token},
-        seconds=metrics.wall_seconds(),
-        certificate=module.certificate,
-        gradients=GradientNorms.of(parts.trainer),
+        sample=command("sample"),
         diverged=diverged,
-        stopped_early=None if diverged else stop_reason(parts.trainer),
-        lineage=parts.payload.get("init_from"),
-        old_after=None if parts.old_text is None or diverged else parts.old_text.score(load(folder)),
+        lineage=lineage,
+        more=None if parts.old_text is None else parts.old_text.losses(lineage, None if diverged else load(folder)),
     )
     if diverged is not None:  # after the summary, by which a sweep sees a diverged run
         raise UserError(str(diverged)) from diverged

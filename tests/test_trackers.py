@@ -5,17 +5,15 @@ import math
 
 import pytest
 import yaml
-from lightning.pytorch.loggers import CSVLogger
 
 from tests.runs import composed, interrupted, rows
 from tests.wandb_file import read_wandb
 from tril import train as train_script
 from tril.model.runs import SWEEP
 from tril.model.training.summary import code_version
-from tril.scripts.common.cli import UserError
 
 CLOCKS = {"train/seconds", "train/tokens_per_second"}
-NOT_IN_CSV = ("trainer", "samples", "loss", "attention", "head_scores")  # what only wandb gets
+NOT_IN_CSV = ("trainer", "samples", "loss")  # what only wandb gets
 TRACKERS = ("logger=[wandb,tensorboard]", "logger.wandb.log_model=true")
 
 
@@ -96,21 +94,15 @@ def test_wandb_has_settings_commit_and_results(run):
     assert (first.exit_code, last.exit_code) == (1, 0)
 
 
-def test_wandb_has_samples_loss_plot_checkpoint_and_tokenizer(run):
+def test_wandb_has_samples_loss_plot_and_checkpoint(run):
     last, media = read_wandb(run), read_wandb(run).folder / "files" / "media"
-    [table] = [json.loads(path.read_text()) for path in media.glob("table/samples_*.json")]
-    assert table["columns"] == ["step", "prompt", "text"] and [row[:2] for row in table["data"]] == [[8, ""]]
-    assert f"--- sample at step 8 ---\n{table['data'][0][2]}\n" in (run / "samples.txt").read_text()
+    [table] = [json.loads(path.read_text()) for path in media.glob("table/sample_8_*.json")]
+    [(prompt, text)] = table["data"]
+    assert f"--- sample at step 8 ---\n{prompt}{text}\n" in (run / "samples.txt").read_text()
     [image] = media.glob("images/loss_*.png")
     assert image.read_bytes() == (run / "loss.png").read_bytes()
-    for name in ("attention", "head_scores"):
-        [picture] = media.glob(f"images/{name}_*.png")
-        assert picture.read_bytes().startswith(b"\x89PNG")
     sizes = {a.type: [(entry.path, entry.size) for entry in a.manifest.contents] for a in last.artifacts}
     assert sizes["model"] == [("best.ckpt", (run / "checkpoints" / "best.ckpt").stat().st_size)]
-    [(name, size)] = sizes["tokenizer"]
-    assert name == "tokenizer.json" and size > 1000
-    assert {a.type for a in read_wandb(run, number=0).artifacts} == {"run_table"}  # interrupted
 
 
 def test_tensorboard_has_the_curves_of_metrics_csv_and_the_samples(run):
@@ -126,8 +118,6 @@ def test_tensorboard_has_the_curves_of_metrics_csv_and_the_samples(run):
         6,
         8,
     ]  # without that of the killed process
-    best = found.pop(("best_val_loss", 0))
-    assert best == pytest.approx(json.loads((run / "summary.json").read_text())["best_val_loss"], rel=1e-6)
     expected = logged(run)
     assert found.keys() == expected.keys()
     assert all(math.isclose(found[key], expected[key], rel_tol=1e-6) for key in expected)  # float32
@@ -135,49 +125,3 @@ def test_tensorboard_has_the_curves_of_metrics_csv_and_the_samples(run):
     assert [event.step for event in texts] == [4, 8]
     last = texts[-1].tensor_proto.string_val[0].decode()
     assert last.strip("`").strip("\n") in (run / "samples.txt").read_text()
-
-
-class Broken(CSVLogger):
-    """It fails at a step, or does not start."""
-
-    def __init__(self, step):
-        super().__init__("unused")
-        self.step = step
-
-    @property
-    def experiment(self):
-        if self.step == 0:
-            raise ConnectionError("no network")
-        return None
-
-    def log_hyperparams(self, params=None):
-        pass
-
-    def log_metrics(self, metrics, step=None):
-        if step == self.step:
-            raise ConnectionError("no network")
-
-    def save(self):
-        pass
-
-    def finalize(self, status):
-        raise RuntimeError("the connection was closed")
-
-
-def broken(step):
-    entry = f"+logger.mine={{_target_:tests.test_trackers.Broken,step:{step}}}"
-    return entry, "allow_targets=[tests.test_trackers.Broken]"
-
-
-@pytest.mark.parametrize("step", [pytest.param(4, marks=pytest.mark.slow), 99])
-def test_a_tracker_that_fails_leaves_the_run_complete(configure, tmp_path, step, caplog):
-    """At a validation, or when Lightning finalizes it after the last step."""
-    assert train_script.train(configure(*broken(step)))["val/loss"] > 0
-    assert (tmp_path / "run" / "summary.json").is_file()
-    assert [row["step"] for row in rows(tmp_path / "run") if row["val/loss"]] == ["4", "8"]
-    assert sum("Broken failed" in record.getMessage() for record in caplog.records) == 1
-
-
-def test_a_tracker_that_does_not_start_refuses_the_run(configure):
-    with pytest.raises(UserError, match="Broken does not start: no network; correct that, or leave it out with"):
-        train_script.train(configure(*broken(0)))

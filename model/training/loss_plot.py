@@ -23,9 +23,9 @@ def plot_losses(
         gradients: the run's gradient norms; None: not measured.
     """
     from matplotlib.figure import Figure  # not pyplot, which looks for a display
-    from matplotlib.ticker import EngFormatter, StrMethodFormatter
+    from matplotlib.ticker import StrMethodFormatter
 
-    rates = [row for row in metrics.train if "lr" in row]  # checkpoints of older versions have rows without it
+    rates = metrics.train
     norms = gradients.rows if gradients is not None else []
     heights = [3.0, *([0.7] if rates else []), *([1.3] if norms else [])]
     figure = Figure(figsize=(6, 1.6 + 1.1 * sum(heights)), layout="constrained")
@@ -36,10 +36,6 @@ def plot_losses(
     if norms:
         plot_norms(panels[-1], norms)
     figure.suptitle(title, fontsize=11, parse_math=False)
-    tokens = metrics.tokens_per_step
-    top = panels[0].secondary_xaxis("top", functions=(lambda step: step * tokens, lambda n: n / tokens))
-    top.set_xlabel("tokens")
-    top.xaxis.set_major_formatter(EngFormatter(sep=" "))
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     last = max((row["step"] for row in (*metrics.train, *metrics.val)), default=1)

@@ -32,6 +32,35 @@ from tril.model.training.width_scaling import scale_initial_values
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 
 
+class Loss:
+    """The loss of each target of a batch in nats, (B, T), as in `GPT.nll`.
+
+    Args:
+        model: the GPT.
+        compile: torch.compile's mode; "regional": one block is compiled, for training only, which takes a fraction of
+            the time; None: not compiled. With CUDA graphs the next call overwrites the result.
+        document_eot: id of the token that opens a document; attention and positions do not cross documents. None: a
+            window is one text.
+    """
+
+    def __init__(self, model: GPT, compile: str | None = None, document_eot: int | None = None) -> None:
+        self.model, self.compile, self.document_eot = model, compile, document_eot
+        self.compiled: Callable[..., Tensor] = model.nll
+        if compile:
+            raise_recompile_limit()
+        if compile == REGIONAL:
+            self.compiled = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
+        elif compile:
+            self.compiled = torch.compile(model.nll, dynamic=False, mode=compile)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        if self.compile == CUDA_GRAPHS:
+            torch.compiler.cudagraph_mark_step_begin()
+        inputs, targets = batch
+        nll = self.model.nll if self.compile == REGIONAL and not torch.is_grad_enabled() else self.compiled
+        return nll(inputs, targets, **document_options(inputs, self.document_eot))
+
+
 class TrainingModule(LightningModule):
     """Trains a GPT on batches of (inputs, targets).
 
@@ -44,10 +73,7 @@ class TrainingModule(LightningModule):
         val_documents: the documents of the first n validation targets, counted from 0, (n,), given n of each source;
             None: the losses of documents are not kept.
         payload: the "tril" entry of a checkpoint, see `model.checkpoint.payload`; the module adds the certificate.
-        compile: torch.compile's mode for the loss; "regional": one block is compiled, for training only, which takes a
-            fraction of the time; None: not compiled. Parameter names do not change.
-        document_eot: id of the token that opens a document; attention and positions do not cross documents. None: a
-            window is one text.
+        compile, document_eot: see `Loss`.
     """
 
     def __init__(
@@ -63,21 +89,24 @@ class TrainingModule(LightningModule):
         document_eot: int | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
-        self.optim, self.total_steps = optim, total_steps
+        self.model, self.optim, self.total_steps = model, optim, total_steps
+        self.losses = Loss(model, compile, document_eot)
         self.val_bytes = val_bytes if isinstance(val_bytes, Mapping) else {"": val_bytes}
-        self.val_documents, self.document_eot = val_documents, document_eot
-        self.compile_mode = compile
-        self.nll = compiled_loss(model, compile)
+        self.val_documents = val_documents
         self.val_windows = torch.empty(2, 0)  # nats and number of targets of each window of the last validation
-        self._payload = dict(payload)
-        self._certified: dict[str, Any] = {}  # config, data and code of the certificate
-        self._train_loss = Mean()
         self.val_nll = torch.empty(0)  # nats of each target of the last validation, (M,)
         self.val_targets: list[int] = []  # of each source in the last validation
         self._val = [ValidationLosses() for _ in self.val_bytes]
+        self._payload = dict(payload)
+        self._certified: dict[str, Any] = {}  # config, data and code of the certificate
+        self._train_loss = Mean()
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
         self._group_options: list[dict[str, Any]] = []  # of the optimizer's groups, as the config has them
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether processes share the weights."""
+        return self._device_mesh is not None
 
     def configure_model(self) -> None:
         """Shards the model over the processes of trainer=fsdp, once."""
@@ -86,11 +115,11 @@ class TrainingModule(LightningModule):
             shard(self.model, mesh["data_parallel"], self.trainer.strategy.root_device)
             if self.optim.scale_with_width:
                 scale_initial_values(self.model, base_of(self.optim))
-            self.nll = compiled_loss(self.model, self.compile_mode)
+            self.losses = Loss(self.model, self.losses.compile, self.losses.document_eot)
 
     def whole_model(self) -> GPT | None:
         """The model; of a sharded one, a copy on rank 0's CPU, and None on the other ranks. All ranks must call it."""
-        return self.model if self._device_mesh is None else whole_copy(self.model)
+        return whole_copy(self.model) if self.is_sharded else self.model
 
     @property
     def certificate(self) -> dict[str, Any] | None:
@@ -129,20 +158,14 @@ class TrainingModule(LightningModule):
         """Collects the loss of every target."""
         self._val[dataloader_idx].add(self.losses(batch), batch[1])
 
-    def losses(self, batch: Batch) -> Tensor:
-        """Loss of each target in nats (B, T), as in `GPT.nll`. With CUDA graphs the next call overwrites them."""
-        if self.compile_mode == CUDA_GRAPHS:
-            torch.compiler.cudagraph_mark_step_begin()
-        inputs, targets = batch
-        # Regional compilation is for training only: validation would be another compilation.
-        nll = self.model.nll if self.compile_mode == REGIONAL and not self.training else self.nll
-        return nll(inputs, targets, **document_options(inputs, self.document_eot))
-
     def on_validation_epoch_end(self) -> None:
         """Logs val/loss and val/bpb over all windows of all processes, and those of each of several sources."""
-        parts = [self._gathered(losses) for losses in self._val]
-        self.val_windows, self.val_nll = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-        sums = [windows.sum(1).tolist() for windows, _ in parts]  # nats and targets of each source
+        gathered = []
+        for losses in self._val:
+            rows = losses.take()
+            gathered.append(in_order(torch.as_tensor(self.all_gather(rows)).view(-1, *rows.shape)))  # (ranks, N, T + 1)
+        self.val_windows, self.val_nll = (torch.cat(each, -1) for each in zip(*gathered, strict=True))
+        sums = [windows.sum(1).tolist() for windows, _ in gathered]  # nats and targets of each source
         self.val_targets = [int(targets) for _, targets in sums]
         if not all(self.val_targets):
             raise RunRefused("the validated batches have no targets; raise or leave out trainer.limit_val_batches")
@@ -153,12 +176,6 @@ class TrainingModule(LightningModule):
             loss, bpb = val_names(source)
             # `Metrics` writes them to the loggers: Lightning would log them under the step before.
             self.log_dict({loss: nats / targets, bpb: nats / math.log(2) / size}, logger=False)
-
-    def _gathered(self, losses: ValidationLosses) -> tuple[Tensor, Tensor]:
-        """The result of `in_order` for the rows of all processes."""
-        rows = losses.take()
-        rows = torch.as_tensor(self.all_gather(rows)).view(-1, *rows.shape)  # (ranks, N, T + 1)
-        return in_order(rows)
 
     def take_train_loss(self) -> Tensor:
         """Mean loss in nats per token since the last call. Reading it at every step would make a GPU wait."""
@@ -189,19 +206,19 @@ class TrainingModule(LightningModule):
         checkpoint["random_states"] = random_states(device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Reads what `on_save_checkpoint` added; checkpoints of older versions lack some of it."""
+        """Reads what `on_save_checkpoint` added."""
         self._train_loss.load_state_dict(checkpoint.get("train_loss", {}))
         self._random_states = checkpoint.get("random_states", {})
 
     def on_train_start(self) -> None:
-        """Restores random states last, since what runs before may draw random numbers."""
+        """Restores random states last, since what runs before may draw random numbers.
+
+        The optimizer's groups get the options of this run's config; those of a checkpoint came with its state.
+        """
         restore_random_states(self._random_states)
         self._random_states = {}
-        if self._group_options:
-            self._apply_group_options()
-
-    def _apply_group_options(self) -> None:
-        """Gives the groups the options of this run's config; those of a checkpoint came with the optimizer's state."""
+        if not self._group_options:
+            return
         [config] = self.trainer.lr_scheduler_configs
         schedule = config.scheduler
         assert isinstance(schedule, LambdaLR)
@@ -220,16 +237,6 @@ def val_names(source: str) -> tuple[str, str]:
     """The names of loss and bits per byte of a source; "": those of the whole validation."""
     prefix = f"val/{source}/" if source else "val/"
     return f"{prefix}loss", f"{prefix}bpb"
-
-
-def compiled_loss(model: GPT, mode: str | None) -> Callable[..., Tensor]:
-    """`model.nll`, compiled as the argument of `TrainingModule` says."""
-    if not mode:
-        return model.nll
-    raise_recompile_limit()
-    if mode == REGIONAL:
-        return functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
-    return torch.compile(model.nll, dynamic=False, mode=mode)
 
 
 class Mean:

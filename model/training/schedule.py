@@ -8,11 +8,39 @@ import math
 
 from tril.model.training.settings import ScheduleConfig
 
+SHORT_WARMUP = 10  # a warm-up that is longer than the run becomes one step in so many
+FLOPS_TOLERANCE = 0.02  # of trainer.max_flops
+
+
+def warmup_of(config: ScheduleConfig, total_steps: int) -> int:
+    """The steps of warm-up of a run: those of the config, or a tenth of a run that is shorter than they are."""
+    return config.warmup_steps if config.warmup_steps <= total_steps else total_steps // SHORT_WARMUP
+
+
+def steps_for_flops(
+    max_flops: float, flops_per_step: float, *, max_steps: int, val_check_interval: int
+) -> tuple[int, int]:
+    """The steps of a run with so many FLOPs, and the steps between two of its validations.
+
+    It has as many validations as a run of `max_steps` with one every `val_check_interval` steps.
+
+    Raises:
+        ValueError: no number of steps is within FLOPS_TOLERANCE.
+    """
+    exact = max_flops / flops_per_step
+    steps = max(1, round(exact))
+    if (error := abs(steps / exact - 1)) > FLOPS_TOLERANCE:
+        least = math.ceil(0.5 / FLOPS_TOLERANCE) * flops_per_step  # half a step is then within the tolerance
+        left = f"leave {exact:.1f} steps of {flops_per_step:.3g} FLOPs, and {steps} are {error:.1%} off"
+        raise ValueError(f"trainer.max_flops={max_flops:.3g} {left}; use at least {least:.3g}")
+    validations = math.ceil(max_steps / val_check_interval)  # the last one is at the end
+    return steps, math.ceil(steps / validations)
+
 
 def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
     """The factor on the learning rate for optimizer step `step` = 0 .. total_steps - 1.
 
-    With W = warmup_steps, m = min_lr_ratio and D = the step where the decay starts (W for "linear" and "cosine",
+    With W = `warmup_of` the run, m = min_lr_ratio and D = the step where the decay starts (W for "linear" and "cosine",
     total_steps - round(decay_fraction * total_steps), but not before W, for "wsd"):
 
         step < W              (step + 1) / (W + 1)                 not 0 at step 0; reaches 1 at step W
@@ -23,14 +51,8 @@ def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
 
     "cosine" is nanoGPT's schedule with total_steps = lr_decay_iters and m = min_lr / learning_rate.
     "wsd" is the trapezoid of Hägele et al., 2024, https://arxiv.org/abs/2405.18392.
-
-    Raises:
-        ValueError: the warm-up is longer than the run.
     """
-    warmup, floor = config.warmup_steps, config.min_lr_ratio
-    if warmup > total_steps:
-        limit = f"is longer than the run of {total_steps} steps; use at most {total_steps}, or train longer"
-        raise ValueError(f"optim.schedule.warmup_steps={warmup} {limit}")
+    warmup, floor = warmup_of(config, total_steps), config.min_lr_ratio
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if config.kind == "constant":

@@ -103,6 +103,9 @@ class TrainerConfig:
     accelerator: Accelerator = setting("auto", "CUDA, else MPS, else CPU")
     precision: Precision = setting("auto", "bf16-mixed if the hardware has bf16, else 32-true (16-mixed on older GPUs)")
     max_steps: Count = setting(900, "optimizer steps")
+    max_flops: Finite | None = setting(
+        None, "FLOPs of the whole training: they decide the steps, in place of max_steps", gt=0
+    )
     max_time: Any = setting(None, "DD:HH:MM:SS; stops a run early")
     val_check_interval: Count = setting(150, "optimizer steps between two complete validations; the last step has one")
     accumulate_grad_batches: Count = setting(1, "micro-batches per optimizer step")
@@ -229,6 +232,7 @@ class EarlyStopConfig:
 
     patience: Count = setting(4, "consecutive validations without a lower loss, after which the run stops")
     min_delta: Finite = setting(0.0, "a loss counts as lower if it is lower by more than this, nats per token", ge=0)
+    min_passes: Finite = setting(10.0, "a run of at most so many passes over its text is not stopped; 0: any run", ge=0)
 
 
 @dataclass(frozen=True, config=strict_settings("callbacks"))
@@ -242,7 +246,7 @@ class CallbacksConfig:
     heads: HeadsConfig | None = HeadsConfig()
     progress: ProgressConfig | None = ProgressConfig()
     samples: SamplesConfig | None = SamplesConfig()
-    early_stop: EarlyStopConfig | None = None
+    early_stop: EarlyStopConfig | None = EarlyStopConfig()
 
 
 @dataclass(frozen=True, config=strict_settings("logger.wandb"))

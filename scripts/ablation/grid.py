@@ -15,15 +15,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.scripts.common.cli import UserError, explain, message_of, plain
-from tril.scripts.common.equal_flops import with_equal_flops
+from tril.scripts.common.equal_flops import with_max_flops
 from tril.scripts.common.formats import clock
 from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size
-from tril.scripts.common.short_warmup import with_short_warmup
 from tril.scripts.common.source_limit import with_source_limit
 from tril.scripts.common.tables import plain_table
 
 # the settings that decide what a run computes
-SETTINGS = ("seed", "compile", "causality", "model", "data", "optim", "trainer", "callbacks", "equal_flops")
+SETTINGS = ("seed", "compile", "causality", "model", "data", "optim", "trainer", "callbacks")
 VALUE = re.compile(r"(seed|\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
 MAX_FOLDER_NAME = 120  # characters
 
@@ -84,7 +83,7 @@ def compose_grid(config: DictConfig, config_name: str, *, elsewhere: bool) -> tu
     rejected = []
     for overrides in grid:
         try:
-            cfg, _ = with_short_warmup(composer.settings(overrides), overrides)
+            cfg = composer.settings(overrides)
             run = PlannedRun(overrides, cfg, check_config(cfg, elsewhere=elsewhere))
         except OmegaConfBaseException as error:  # raised while a value is read
             rejected.append(Rejected(overrides, explain(error, config_name)))
@@ -238,7 +237,7 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     speeds, estimated, rejected = {}, [], []
     for run in runs:
         try:
-            run.cfg, run.config, _ = with_source_limit(*with_equal_flops(run.cfg, run.config))
+            run.cfg, run.config, _ = with_source_limit(*with_max_flops(run.cfg, run.config))
             config, data = run.config, run.config.data
             assert config.hardware is not None  # only runs on this machine are estimated
             prepared, length, val_windows = data.prepare(), config.model.context_length, 0

@@ -7,6 +7,7 @@ import os
 import statistics
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,14 +20,13 @@ from tril.data.batches import TrainWindows, on_device
 from tril.data.prepare import MAX_UINT16_VOCAB
 from tril.model.autocast import AUTOCAST
 from tril.model.gpt import GPT
-from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import mfu
 from tril.model.training.module import TrainingModule
 from tril.model.training.summary import peak_memory_bytes
 from tril.scripts.benchmarks import timing, versus
 from tril.scripts.benchmarks.machine import reset_peak_memory
 from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
-from tril.scripts.common.build_trainer import build_trainer
+from tril.scripts.common.build_trainer import new_trainer
 from tril.scripts.common.cli import user_errors
 from tril.scripts.common.signals import StopRequest
 
@@ -111,19 +111,13 @@ def training_conditions() -> Iterator[None]:
 
 def lightning_seconds(bench: Bench, module: TrainingModule, windows: TrainWindows) -> list[float]:
     """The time of each step in the Trainer that train.py builds, without validation and checkpoints."""
-    trainer_settings = {
-        "devices": 1,
-        "max_steps": bench.config.warmup + bench.config.steps,
-        "limit_val_batches": 0,
-        "val_check_interval": None,
-        "check_val_every_n_epoch": None,  # no checkpoint at the end either
-    }
+    steps, config = bench.config.warmup + bench.config.steps, bench.run_config
+    trainer = replace(config.trainer, devices=1, max_steps=steps, val_check_interval=steps + 1)
     # Without the callbacks that run only before the first step, or that need a tokenizer.
     callbacks = {name: cfg for name, cfg in bench.cfg["callbacks"].items() if name not in ("causality", "samples")}
-    cfg = OmegaConf.create(bench.cfg | {"callbacks": callbacks, "trainer": bench.cfg["trainer"] | trainer_settings})
-    metrics = Metrics(bench.run_config.tokens_per_step(), bench.hardware.peak_flops)
+    cfg = OmegaConf.create(bench.cfg | {"callbacks": callbacks})
     with user_errors():
-        trainer = build_trainer(cfg, bench.run_config, metrics, StopRequest())
+        trainer = new_trainer(cfg, replace(config, trainer=trainer), StopRequest())
     timer = timing.StepTimer(bench.device)
 
     def mark_step(trainer, module, outputs, batch, batch_idx: int) -> None:

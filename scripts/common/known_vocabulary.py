@@ -5,14 +5,12 @@ from dataclasses import replace
 from omegaconf import DictConfig
 
 from tril.scripts.common.run_config import RunConfig, check_config
-from tril.scripts.common.short_warmup import with_short_warmup
 
 CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and unknown characters
 
 
 def parse_run(cfg: DictConfig) -> RunConfig:
     """The checked settings of train.py, with the vocabulary size that the tokenizer will have if none is chosen."""
-    cfg, _ = with_short_warmup(cfg)
     config = check_config(cfg)
     if cfg.model.vocab_size is not None:
         return config

@@ -81,6 +81,11 @@ class OldText:
         if before["text"] != self.text.meta["fingerprint"]:
             raise ValueError(f"{KEY}={self.path} has changed since the run started; restore it, or set {KEY}=null")
 
+    def losses(self, lineage: dict[str, Any] | None, lm: LanguageModel | None) -> dict[str, float | None]:
+        """The entries of summary.json: losses of the source of a run, and of its best model, if it did not diverge."""
+        named = {"before": (lineage or {}).get("old_text") or {}, "after": {} if lm is None else self.score(lm)}
+        return {f"old_{key}_{when}": scores.get(key) for key in ("loss", "bpb") for when, scores in named.items()}
+
 
 def lineage_of(start: Start | None, old_text: OldText | None, model: GPT) -> dict[str, Any] | None:
     """The source of a run, with the scores of `model` before its first step; None without a source."""

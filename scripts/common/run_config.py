@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("model", "data", "optim", "optim.schedule", "trainer", "callbacks", "checkpoint", "causality")
 SINGLE = ("seed", "compile", "resume", "init_from", "output_dir", "allow_changes", "allow_targets")
-KEYS = (*GROUPS, "logger", "sweep", "hydra", "equal_flops", *SINGLE)
+KEYS = (*GROUPS, "logger", "sweep", "hydra", *SINGLE)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,6 @@ def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
     """Raises ValueError for settings of different groups that exclude each other."""
     from tril.model.attention_flex import MIN_HEAD_DIM
     from tril.model.training.hardware import CUDA_GRAPHS
-    from tril.model.training.schedule import lr_factor
 
     model, hardware = config.model, config.hardware
     if not model.causal and not allow_leak:
@@ -148,7 +147,6 @@ def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
     if (budget := config.data.token_budget) is not None and budget <= model.context_length:
         window = f"must be more than model.context_length={model.context_length}, the tokens of one window"
         raise ValueError(f"data.token_budget={budget} {window}; raise it, or leave it out for all tokens")
-    lr_factor(0, config.steps, config.optim.schedule)  # raises if the warm-up is longer than the run
     if model.backend == "flex" and hardware is not None and hardware.accelerator != "cuda":
         device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"
         raise ValueError(f"model.backend=flex {device}; use model.backend=fused")

@@ -15,7 +15,6 @@ from tril.scripts.ablation import grid
 from tril.scripts.common.arguments import RUN_TEXT_KEYS, quoted
 from tril.scripts.common.cli import explain, message_of
 from tril.scripts.common.run_config import check_config, refuse_unused
-from tril.scripts.common.short_warmup import with_short_warmup
 from tril.scripts.trials.source_tree import SourceTree
 
 CERTIFIED = "the referee compares certified runs only"
@@ -105,7 +104,7 @@ def _checked_settings(overrides: list[str]) -> dict:
     try:
         cfg = compose("train", [quoted(override, RUN_TEXT_KEYS) for override in overrides])
         settings = _settings(cfg)
-        cfg, _ = with_short_warmup(grid.without_folder(cfg), overrides)
+        cfg = grid.without_folder(cfg)
         resolved = grid.settings_of(cfg)
         config = check_config(cfg)
     except (HydraException, OmegaConfBaseException) as error:

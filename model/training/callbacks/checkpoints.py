@@ -49,17 +49,16 @@ class Checkpoints(Checkpoint):
     def __init__(self, folder: str | Path, config: CheckpointConfig, stop: Stop) -> None:
         self.folder, self.config, self._stop = Path(folder) / CHECKPOINTS, config, stop
         self._saved_at = 0.0  # time.monotonic()
+        self._loops: dict[str, Any] | None = None  # Lightning's counters at the end of the last step
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
-        """Makes a run that ended together with a pass over its text continue with a new pass.
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
+        """Gives a checkpoint the counters at the end of its step, from which Lightning 2.6 continues in every case.
 
-        Lightning 2.6 restarts with one more batch of the old pass if the checkpoint was written in a validation outside
-        of trainer.val_check_interval, as that of the last step. This batch alone would also be an optimizer step.
+        Those within a validation are ambiguous: with the ones of a validation outside of trainer.val_check_interval,
+        as that of the last step, it makes one more step of a pass that is over.
         """
-        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        if progress["is_last_batch"] and progress["current"]["completed"] == progress["current"]["ready"]:
-            for counts in (progress["current"], progress["total"]):
-                counts["completed"] -= 1  # as in a checkpoint before the validation, with which the pass counts as over
+        if self._loops is not None:
+            checkpoint["loops"]["fit_loop"] = self._loops
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._saved_at = time.monotonic()
@@ -72,9 +71,9 @@ class Checkpoints(Checkpoint):
         last_epoch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         if trainer.global_step == trainer.max_steps or last_epoch:
             trainer.should_stop = True  # Lightning then validates, while it still has the state of the loaders
-        if loop._should_check_val_fx(trainer.fit_loop._data_fetcher):  # pyright: ignore[reportArgumentType] set by fit
-            return
-        if _any_process(trainer, self._stop.requested or self._is_due(trainer)):  # all take part in a checkpoint
+        is_validated = loop._should_check_val_fx(trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType] set by fit
+        self._loops = trainer.fit_loop.state_dict() if is_validated else None
+        if not is_validated and _any_process(trainer, self._stop.requested or self._is_due(trainer)):  # all take part
             self._save_and_stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:

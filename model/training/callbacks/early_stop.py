@@ -1,51 +1,35 @@
 """Stops a run whose validation loss no longer falls."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from pydantic import Field, validate_call
 
-from tril.data.settings import strict_settings
-from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 
 
 class EarlyStop(EarlyStopping):
-    """Lightning's EarlyStopping on val/loss. The run ends as after its last step; best.ckpt holds the best weights.
+    """Lightning's EarlyStopping on val/loss, for runs that read their text often. best.ckpt holds the best weights.
 
     Args:
         patience: consecutive validations without a lower loss, after which the run stops.
         min_delta: a loss counts as lower if it is lower by more than this, nats per token.
+        min_passes: a run of at most so many passes over its text is not stopped.
     """
 
-    @validate_call(config=strict_settings("callbacks.early_stop"))
-    def __init__(
-        self,
-        patience: Annotated[int, Field(ge=1)] = 4,
-        min_delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
-    ) -> None:
+    def __init__(self, patience: int, min_delta: float, min_passes: float) -> None:
         super().__init__("val/loss", min_delta=min_delta, patience=patience, check_on_train_epoch_end=False)
-
-    @staticmethod
-    def reason(trainer: Trainer) -> str | None:
-        """Why the run stopped early, in words; None: it did not, or has no such callback."""
-        found = next((each for each in trainer.callbacks if isinstance(each, EarlyStop)), None)  # pyright: ignore[reportAttributeAccessIssue] dynamic
-        if found is None or not found.is_exhausted or trainer.global_step >= trainer.max_steps:
-            return None
-        best = Metrics.of(trainer).best()
-        return (
-            f"at step {trainer.global_step:,} of {trainer.max_steps:,}: val/loss is not below {best['loss']:.4f}, "
-            f"that of step {best['step']:,}, in {found.wait_count} validations (callbacks.early_stop.patience)"
-        )
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self.wait_count >= self.patience
+        self.min_passes, self._is_on = min_passes, False
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """A run that had stopped makes no step when it is resumed, unless it gets more patience."""
-        trainer.should_stop = trainer.should_stop or self.is_exhausted
+        batches = trainer.max_steps * trainer.accumulate_grad_batches
+        self._is_on = batches / trainer.num_training_batches > self.min_passes
+        trainer.should_stop = trainer.should_stop or self._is_on and self.wait_count >= self.patience
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if self._is_on:
+            super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})  # the one of this run's settings

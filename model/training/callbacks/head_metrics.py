@@ -1,11 +1,7 @@
 """Logs attention statistics of every head while a model trains."""
 
-from typing import Annotated
-
 from lightning import Callback, Trainer
-from pydantic import Field, validate_call
 
-from tril.data.settings import strict_settings
 from tril.model.heads.ablation import all_heads, head_name
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import text_scores
@@ -22,17 +18,16 @@ class HeadMetrics(Callback):
         windows: the first validation windows, over which the means are taken.
     """
 
-    @validate_call(config=strict_settings("callbacks.heads"))
-    def __init__(self, windows: Annotated[int, Field(ge=1)] = 2) -> None:
+    def __init__(self, windows: int) -> None:
         self.windows = windows
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        model = pl_module.whole_model() if pl_module.model.config.n_heads else None  # gathers a divided model
+        model = pl_module.whole_model() if pl_module.model.config.n_heads else None  # gathers a sharded model
         if model is None or not trainer.is_global_zero:
             return
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
         ids, targets = data.first_val_windows(self.windows)
-        text = TokenWindows(ids, targets, pl_module.document_eot)
+        text = TokenWindows(ids, targets, pl_module.losses.document_eot)
         heads, _ = text_scores(model, text)
         names = [head_name(head) for head in all_heads(model.config)]
         metrics = {

@@ -14,29 +14,24 @@ from tril.model.training.module import TrainingModule, val_names
 class Metrics(Callback):
     """Logs loss, learning rate and throughput every `trainer.log_every_n_steps`, and keeps the curves for the summary.
 
-    Throughput counts training only: validation, sampling and checkpoints stop its clock.
+    Throughput counts training only: validation, sampling and checkpoints stop its clock. Tokens are counted, since the
+    size of a step may change in a resumed run.
 
     Args:
-        tokens_per_step: of one device.
         peak_flops: dense FLOP/s of one device, for the MFU; None: unknown, no MFU is logged.
         started: time.perf_counter() at the start of the process.
     """
 
-    def __init__(self, tokens_per_step: int, peak_flops: float | None, started: float = 0.0) -> None:
-        self.tokens_per_step, self.peak_flops = tokens_per_step, peak_flops
+    def __init__(self, peak_flops: float | None, started: float = 0.0) -> None:
+        self.peak_flops, self._started = peak_flops, started  # FLOP/s of all devices once training starts
         self.flops_per_token = 0.0  # as the MFU counts them; set by on_fit_start
+        self.tokens = 0  # of all processes, in all steps so far
         self.train: list[dict] = []  # step, loss, tokens_per_second; lr: group of the optimizer -> rate
         # step, loss, bpb; of several sources also sources: name -> loss, bpb; windows: scored, of, if these differ
         self.val: list[dict] = []
         self.val_windows: dict[str, int] | None = None  # of the last validation
         self._clock = Stopwatch()  # runs during training
-        self._step, self._seconds = 0, 0.0  # of the last row of `train`
-        self._started = started
-
-    def count_devices(self, n_devices: int) -> None:
-        """Scales peak FLOP/s and tokens per step from one device to `n_devices`."""
-        self.tokens_per_step *= n_devices
-        self.peak_flops = self.peak_flops and self.peak_flops * n_devices
+        self._row = (0, 0, 0.0)  # step, tokens and seconds of the last row of `train`
 
     @staticmethod
     def of(trainer: Trainer) -> "Metrics":
@@ -45,52 +40,53 @@ class Metrics(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self.flops_per_token = pl_module.model.flops_per_token(masked=True)
+        self.peak_flops = self.peak_flops and self.peak_flops * trainer.world_size
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._step, self._seconds = trainer.global_step, self._clock.seconds()
+        self._row = (trainer.global_step, self.tokens, self._clock.seconds())
         self._clock.start()
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:
+        self._clock.start()  # after the other callbacks of a validation
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
-        step = trainer.global_step
+        self.tokens += batch[0].numel() * trainer.world_size
+        step, (last_step, last_tokens, last_seconds) = trainer.global_step, self._row
         interval = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] dynamic
-        if step == self._step or step % interval and step != trainer.max_steps:
+        if step == last_step or step % interval and step != trainer.max_steps:
             return
         loss = pl_module.take_train_loss().item()  # waits for the device, so the seconds below include its work
         seconds = self._clock.seconds()
-        speed = (step - self._step) * self.tokens_per_step / (seconds - self._seconds)
-        metrics = {"train/loss": loss, "train/tokens_per_second": speed} | self.spent(step)
+        speed = (self.tokens - last_tokens) / (seconds - last_seconds)
+        metrics = {"train/loss": loss, "train/tokens_per_second": speed} | self.spent()
         if self.peak_flops is not None:
             metrics["train/mfu"] = self.mfu(speed)
         rates = {group["name"]: group["lr"] for group in trainer.optimizers[0].param_groups}
         self.write(trainer, metrics | {f"lr/{name}": rate for name, rate in rates.items()})
         self.train.append({"step": step, "loss": loss, "tokens_per_second": speed, "lr": rates})
-        self._step, self._seconds = step, seconds
+        self._row = (step, self.tokens, seconds)
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._clock.stop()
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        step = trainer.global_step
         rows, metrics = {}, {}
         for source in ("", *pl_module.sources):
             names = val_names(source)
             values = [trainer.callback_metrics[name].item() for name in names]
             rows[source] = dict(zip(("loss", "bpb"), values, strict=True))
             metrics |= zip(names, values, strict=True)
-        row = {"step": step, **rows.pop("")}
+        row = {"step": trainer.global_step, **rows.pop("")}
         self.val_windows = validated_windows(trainer)
         if self.val_windows is not None and self.val_windows["scored"] < self.val_windows["of"]:
             row["windows"] = self.val_windows
             metrics["val/windows"] = float(self.val_windows["scored"])
         self.val.append(row | {"sources": rows} if rows else row)
-        self.write(trainer, metrics | self.spent(step))
+        self.write(trainer, metrics | self.spent())
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:
-        self._clock.start()  # after the other callbacks of a validation
-
-    def spent(self, step: int) -> dict[str, float]:
+    def spent(self) -> dict[str, float]:
         """Tokens and seconds of training only, so that runs with other validation intervals can be plotted together."""
-        return {"train/tokens": float(step * self.tokens_per_step), "train/seconds": self._clock.seconds()}
+        return {"train/tokens": float(self.tokens), "train/seconds": self._clock.seconds()}
 
     def wall_seconds(self) -> float:
         """Seconds since the run started, in all its processes up to their last checkpoint."""
@@ -115,14 +111,13 @@ class Metrics(Callback):
         return None if self.peak_flops is None else mfu(speed, self.flops_per_token, self.peak_flops)
 
     def state_dict(self) -> dict:
-        spent = {"seconds": self._clock.seconds(), "wall_seconds": self.wall_seconds()}
+        spent = {"tokens": self.tokens, "seconds": self._clock.seconds(), "wall_seconds": self.wall_seconds()}
         return {"train": self.train, "val": self.val, "val_windows": self.val_windows, **spent}
 
     def load_state_dict(self, state: dict) -> None:
-        self.train, self.val = state["train"], state["val"]
-        self.val_windows = state.get("val_windows")  # this and the seconds are missing in checkpoints of older versions
-        self._clock = Stopwatch(state.get("seconds", 0.0))
-        self._started -= state.get("wall_seconds", 0.0)
+        self.train, self.val, self.val_windows = state["train"], state["val"], state["val_windows"]
+        self.tokens, self._clock = state["tokens"], Stopwatch(state["seconds"])
+        self._started -= state["wall_seconds"]
 
 
 def comparable(val: list[dict]) -> list[dict]:

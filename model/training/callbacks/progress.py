@@ -2,19 +2,14 @@
 
 import os
 import sys
-from typing import Annotated
 
 from lightning import Callback, Trainer
-from pydantic import Field, validate_call
 from tqdm import tqdm
 
-from tril.data.settings import strict_settings
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import compile_seconds
 from tril.model.training.module import TrainingModule
-
-LOG_INTERVAL = 10  # seconds between lines of a long validation if stderr is not a terminal
 
 
 class Progress(Callback):
@@ -25,8 +20,7 @@ class Progress(Callback):
         lines: plain lines per run, approximately.
     """
 
-    @validate_call(config=strict_settings("callbacks.progress"))
-    def __init__(self, lines: Annotated[int, Field(ge=1)] = 20) -> None:
+    def __init__(self, lines: int) -> None:
         self.lines = lines
         self._bar: tqdm | None = None
         self._val_bar: tqdm | None = None
@@ -35,7 +29,7 @@ class Progress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if trainer.is_global_zero:
-            self._compiling = pl_module.compile_mode is not None
+            self._compiling = pl_module.losses.compile is not None
             self._last_line_step = trainer.global_step
             steps = {"total": trainer.max_steps, "initial": trainer.global_step, "unit": "step"}
             self._bar = tqdm(**steps, dynamic_ncols=True, disable=not sys.stderr.isatty())
@@ -55,16 +49,16 @@ class Progress(Callback):
         self._bar.update(step - self._bar.n)
         if self._bar.disable and step >= self._last_line_step + trainer.max_steps / self.lines:
             self._last_line_step = step
-            seconds_left = (trainer.max_steps - step) * metrics.tokens_per_step / metrics.tokens_per_second()
+            tokens_per_step = metrics.tokens / step
+            seconds_left = (trainer.max_steps - step) * tokens_per_step / metrics.tokens_per_second()
             left = tqdm.format_interval(seconds_left)
             print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if trainer.is_global_zero:
-            interval = 0.1 if sys.stderr.isatty() else LOG_INTERVAL
             options = {"desc": "validation", "unit": "batch", "leave": False, "dynamic_ncols": True}
             n_batches = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
-            self._val_bar = tqdm(total=int(sum(n_batches)), mininterval=interval, delay=interval, **options)
+            self._val_bar = tqdm(total=int(sum(n_batches)), delay=0.1, disable=not sys.stderr.isatty(), **options)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int, dataloader_idx: int = 0

@@ -1,40 +1,22 @@
 """Generates a sample of text after every validation."""
 
 from pathlib import Path
-from typing import Annotated, Any
 
 from lightning import Callback, Trainer
-from pydantic import BeforeValidator, Field, validate_call
 from tqdm import tqdm
 
-from tril.data.settings import strict_settings
-from tril.model.generation.config import Temperature
 from tril.model.training.errors import RunRefused
+from tril.model.training.loggers import log_sample
 from tril.model.training.module import TrainingModule
-from tril.model.training.trackers import log_sample
-
-
-def _number_as_text(prompt: Any) -> Any:
-    """prompt=1 is parsed as a number."""
-    return str(prompt) if isinstance(prompt, int | float) else prompt
 
 
 class Samples(Callback):
     """Prints a short text after every validation and appends it to `folder`/samples.txt."""
 
-    @validate_call(config=strict_settings("callbacks.samples"))
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        prompt: Annotated[str, BeforeValidator(_number_as_text)] = "",
-        max_new_tokens: Annotated[int, Field(ge=1)] = 100,
-        temperature: Temperature = 0.8,
-        seed: Annotated[int, Field(ge=0, lt=2**64)] = 0,
-    ) -> None:
+    def __init__(self, folder: str | Path, *, prompt: str, max_new_tokens: int, temperature: float, seed: int) -> None:
         self.path, self.prompt = Path(folder) / "samples.txt", prompt
         self.options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-        self._size: int | None = None  # bytes of the file up to the checkpoint; None: an older version wrote that
+        self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         try:
@@ -45,14 +27,12 @@ class Samples(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Not earlier: with model_parallel, Lightning reads the checkpoint after `on_fit_start`."""
-        if trainer.ckpt_path is None:
-            self._size = 0
-        if trainer.is_global_zero and self.path.is_file() and self._size is not None:
+        if trainer.is_global_zero and self.path.is_file():
             with self.path.open("r+b") as file:  # later samples come again
                 file.truncate(self._size)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        lm = pl_module.language_model()  # gathers a divided model
+        lm = pl_module.language_model()  # gathers a sharded model
         if lm is None or not trainer.is_global_zero:
             return
         text = lm.generate(self.prompt, **self.options)
@@ -64,8 +44,8 @@ class Samples(Callback):
             self._size = file.tell()
         tqdm.write(text)
 
-    def state_dict(self) -> dict[str, int | None]:
+    def state_dict(self) -> dict[str, int]:
         return {"size": self._size}
 
-    def load_state_dict(self, state: dict[str, int | None]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self._size = state["size"]

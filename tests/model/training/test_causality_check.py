@@ -13,12 +13,7 @@ from tril.data.batches import TrainWindows, ValWindows
 from tril.model.causality.certificate import Certificate
 from tril.model.gpt import GPT, Block, GPTConfig
 from tril.model.training.callbacks import causality_check
-from tril.model.training.callbacks.causality_check import (
-    CausalityCheck,
-    CausalityError,
-    check_weights,
-    short_certificate,
-)
+from tril.model.training.callbacks.causality_check import CausalityCheck, CausalityError, check_weights, short_checks
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
@@ -34,7 +29,9 @@ def module_of(model=None, *, document_eot=None, compile=None, **choices):
 
 def certificate_of(module, precision="32-true", batch_size=4) -> Certificate:
     randomize(module.model)
-    return short_certificate(module, precision, batch_size)
+    certificate = Certificate("the loss of a training step, and its model")
+    certificate.results += short_checks(module.losses, precision, batch_size)
+    return certificate
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -138,22 +135,24 @@ def test_a_large_model_is_not_decoded_token_by_token(monkeypatch):
 def test_every_validation_tests_other_positions():
     module = module_of()
     randomize(module.model)
-    nll = module.nll
+    nll = module.losses.compiled
 
     def leaking(ids, targets, **kwargs):
         losses = nll(ids, targets, **kwargs)
         return losses + 0.01 * F.one_hot(torch.tensor(21), 40) * ids[:, 22:23]
 
-    module.nll = leaking
-    found = [any(not r.passed for r in check_weights(module, "32-true", 8, 8, seed)) for seed in range(60)]
+    module.losses.compiled = leaking
+    found = [any(not r.passed for r in check_weights(module.losses, "32-true", 8, 8, seed)) for seed in range(60)]
     assert 1 <= sum(found) < 60
 
 
 def test_a_leak_of_the_loss_only_is_found():
     """As a defect of the compiler would cause."""
     module = module_of()
-    nll = module.nll
-    module.nll = lambda ids, targets, **kwargs: nll(ids, targets, **kwargs) + 0.01 * ids.float().mean(1, keepdim=True)
+    nll = module.losses.compiled
+    module.losses.compiled = lambda ids, targets, **kwargs: (
+        nll(ids, targets, **kwargs) + 0.01 * ids.float().mean(1, keepdim=True)
+    )
     failures = certificate_of(module).failures_by_check()
     assert list(failures) == ["no future"] and "of=loss" in failures["no future"][0].case
 

@@ -130,7 +130,7 @@ def test_every_loss_starts_a_step_of_cuda_graphs(monkeypatch, mode, begun):
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("begin"))
     monkeypatch.setattr(torch, "compile", lambda loss, *, dynamic, mode: (modes.append(mode), loss)[1])
     lm = module(compile=mode)
-    monkeypatch.setattr(lm, "nll", lambda *batch: (calls.append("loss"), lm.model.nll(*batch))[1])
+    monkeypatch.setattr(lm.losses, "compiled", lambda *batch: (calls.append("loss"), lm.model.nll(*batch))[1])
     for step in (lm.training_step, lm.validation_step, lm.training_step):
         step(batches(1)[0], 0)
     assert modes == [mode] * (mode is not None)

@@ -10,15 +10,15 @@ from tests.model.training.test_causality_check import EOT, TinyData, module_of
 from tril.data.batches import TrainWindows, ValWindows
 from tril.model.causality.subject import randomize
 from tril.model.gpt import GPT
-from tril.model.training.callbacks import pipeline_check
-from tril.model.training.callbacks.pipeline_check import check_pipeline
+from tril.model.training.callbacks import causality_check
+from tril.model.training.callbacks.causality_check import check_pipeline
 
 HINT = 3.0  # added to a logit
 
 
 def failed(module, windows=TinyData.windows_of, precision="32-true"):
     randomize(module.model, torch.Generator().manual_seed(0))
-    results = list(check_pipeline(module, precision, windows, TinyData.batch_size))
+    results = list(check_pipeline(module.losses, precision, windows, TinyData.batch_size))
     return [f"{result.check} {result.case}" for result in results if not result.passed]
 
 
@@ -106,13 +106,13 @@ def test_the_canary_sees_targets_that_reach_the_loss_by_another_way(monkeypatch)
         return HINT * F.one_hot(last["targets"][:n_rows, :length] % model.config.vocab_size, model.config.vocab_size)
 
     monkeypatch.setattr(GPT, "nll", nll_with(lambda *batch: hint(*batch) if batch[0].training else 0.0))
-    monkeypatch.setattr(pipeline_check, "check_losses", lambda *_: ())
+    monkeypatch.setattr(causality_check, "check_losses", lambda *_: ())
     assert failed(module_of(), windows) == ["pipeline canary weights=trained mode=training"]
 
 
 def test_a_large_model_has_no_canary(monkeypatch):
-    monkeypatch.setattr(pipeline_check, "CANARY_BUDGET", 1e3)
-    checks = {result.check for result in check_pipeline(module_of(), "32-true", TinyData.windows_of, 4)}
+    monkeypatch.setattr(causality_check, "CANARY_BUDGET", 1e3)
+    checks = {result.check for result in check_pipeline(module_of().losses, "32-true", TinyData.windows_of, 4)}
     assert checks == {"shift", "repeatable", "targets"}
 
 
@@ -121,5 +121,5 @@ def test_the_windows_of_a_long_context_are_checked_on_a_longer_text():
         return {"train": TrainWindows(tokens.numpy(), 70_000, 2, seed=0), "val": ValWindows(tokens.numpy(), 70_000, 2)}
 
     module = module_of(context_length=70_000, pos="rope", n_layers=1)
-    shifts = list(itertools.islice(check_pipeline(module, "32-true", windows, 1), 2))
+    shifts = list(itertools.islice(check_pipeline(module.losses, "32-true", windows, 1), 2))
     assert [(r.check, r.passed, r.length, r.tested > 70_000) for r in shifts] == [("shift", True, 70_000, True)] * 2

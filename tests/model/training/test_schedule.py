@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tril.data.settings import explain
-from tril.model.training.schedule import ScheduleConfig, lr_factor
+from tril.model.training.schedule import ScheduleConfig, lr_factor, steps_for_flops
 
 
 def factors(total: int, **config) -> list[float]:
@@ -91,10 +91,17 @@ def test_scales_through_lambda_lr():
     assert seen == [1.0, 2.0, 1.0]
 
 
-def test_warmup_longer_than_the_run_names_both_numbers():
+def test_a_warmup_longer_than_the_run_is_a_tenth_of_it():
     assert factors(3, warmup_steps=3)[:3] == [0.25, 0.5, 0.75]
-    with pytest.raises(ValueError, match=r"warmup_steps=21 .* 20 steps"):
-        lr_factor(0, 20, ScheduleConfig(warmup_steps=21))
+    assert factors(20, warmup_steps=21) == factors(20, warmup_steps=2)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0, 7.7])
+def test_the_steps_for_some_flops_cost_as_much_and_have_as_many_validations(scale):
+    steps, interval = steps_for_flops(900 * scale, 1.0, max_steps=900, val_check_interval=150)
+    assert steps == pytest.approx(900 * scale, rel=0.02) and -(-steps // interval) == 6
+    with pytest.raises(ValueError, match=r"leave 1\.5 steps .* use at least 25"):
+        steps_for_flops(1.5, 1.0, max_steps=900, val_check_interval=150)
 
 
 def test_all_invalid_values_are_listed():

@@ -1,55 +1,72 @@
-"""The figures at the end of a run: whose memory is counted."""
+"""The lines at the end of a run, and which code and memory its summary names."""
 
-import json
+import math
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.conftest import tiny_gpt
-from tril.model.training.hardware import Hardware
-from tril.model.training.summary import PACKAGE, code_version, finish, peak_memory_bytes
+from tril.model.training.summary import PACKAGE, code_version, duration, peak_memory_bytes, show
 
-ROW = {"step": 4, "loss": 2.0, "bpb": 1.5}
-METRICS = SimpleNamespace(
-    val_windows={"scored": 12, "of": 12},
-    val=[ROW],
-    train=[],
-    best=lambda: ROW,
-    tokens_per_step=8,
-    tokens_per_second=lambda: 9.0,
-    mfu=lambda: None,
-)
+SUMMARY = {
+    "final_val_loss": 2.5, "final_val_bpb": 1.25, "best_val_loss": 2.5, "best_val_bpb": 1.25, "best_step": 900,
+    "steps": 900, "tokens": 900 * 2048, "seconds": 268.4, "train_seconds": 200.0, "causality": "certified",
+    "sources": None, "skipped_steps": {"count": 0, "steps": []}, "stopped_early": None, "profile": None,
+    "val_windows": {"scored": 90, "of": 90}, "init_from": None, "folder": "outputs/A/B",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("accelerator", "counted"), [("cuda", True), ("cpu", False)])
-def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch, tmp_path, accelerator, counted):
+def test_a_usual_run():
+    assert show(SUMMARY, "tril sample").splitlines() == [
+        "  validation  1.2500 bits per byte, 2.5000 nats per token",
+        "  training    900 steps, 1,843,200 tokens in 3 min 20 s, 9,216 tokens per second; "
+        "4 min 28 s with validation and start",
+        "  causality   certified",
+        "  folder      outputs/A/B: summary.json has all figures, loss.png the curve",
+        '  next        tril sample ckpt=latest prompt="..."',
+    ]
+
+
+def test_what_is_unusual():
+    changes = {"best_step": 800, "best_val_bpb": 1.2, "best_val_loss": 2.4, "train_seconds": 0.0}
+    changes |= {"skipped_steps": {"count": 7, "steps": [10, 20, 30, 40, 50, 60, 70]}, "init_from": "hf:ORG/NAME@1"}
+    changes |= {"stopped_early": "at step 900: no lower loss", "sources": {"code": SUMMARY | {"epochs": 0.5}}}
+    lines = show(SUMMARY | changes, "tril sample").splitlines()
+    assert lines[0].endswith("best 1.2000 bits per byte, 2.4000 nats per token at step 800 (best.ckpt)")
+    assert lines[1].endswith("1.2500 bits per byte, 2.5000 nats per token; 0.50 epochs: code")
+    assert "  skipped     7 at step 10, 20, 30, 40, 50, ..." in lines and "  init from   hf:ORG/NAME@1" in lines
+    assert "  stopped     at step 900: no lower loss" in lines
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(59.4, "59 s"), (59.6, "1 min 0 s"), (3600, "1 h 0 min")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 10**15)
-    hardware = Hardware(accelerator, "32-true", None, "a machine", None)
-    data = {
-        "val_bytes_per_token": 1.0,
-        "fingerprint": "text",
-        "source": {"kind": "file"},
-        "counts": {"train": {"tokens": 1000}},
-    }
-    finish(METRICS, tiny_gpt(), tmp_path, hardware=hardware, seed=0, data=data, seconds=1.0, certificate=None)
-    peak = json.loads((tmp_path / "summary.json").read_text())["peak_memory_gb"]
-    assert (peak == 3e6) is counted and peak > 0.01
-    assert peak_memory_bytes("cpu") < 3 * 10**15  # of this process
+    assert peak_memory_bytes("cuda") == 3 * 10**15 and 1e7 < peak_memory_bytes("cpu") < 3 * 10**15
+    assert math.isfinite(peak_memory_bytes("mps"))
 
 
-def test_the_code_version_is_that_of_this_checkout_alone(tmp_path):
+def test_the_code_version_is_that_of_this_checkout_alone_and_counts_changes_of_tracked_files(tmp_path):
     """A package installed within another repository has none."""
     package = tmp_path / "site-packages" / "tril"
     package.mkdir(parents=True)
     assert code_version(package) is None
-    identity = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
-    for command in (["init"], [*identity, "commit", "--allow-empty", "-m", "theirs"]):
-        subprocess.run(["git", "-C", tmp_path, *command], check=True, capture_output=True)
+
+    def git(*command):
+        identity = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *command], check=True, capture_output=True)
+
+    (tmp_path / "tracked").write_text("a")
+    git("init")
+    git("add", "tracked")
+    git("commit", "-m", "theirs")
     assert code_version(package) is None
+    (package / "untracked").touch()
     commit = code_version(tmp_path)
     assert commit is not None and len(commit) == 12
-    (package / "file").touch()
+    (tmp_path / "tracked").write_text("b")
     assert code_version(tmp_path) == commit + "+"
     assert (code_version() is None) != (PACKAGE / ".git").exists()

@@ -35,7 +35,7 @@ def fit(module: TrainingModule, *callbacks: Callback, checkpoint=None, done: int
     options = {"accelerator": "cpu", "logger": False, "log_every_n_steps": 2, **options}
     options |= {"num_sanity_val_steps": 0, "check_val_every_n_epoch": None, "enable_checkpointing": False}
     options |= {"enable_progress_bar": False, "enable_model_summary": False, "max_steps": STEPS}
-    trainer = Trainer(callbacks=[Metrics(B * T, None), *callbacks], **{"val_check_interval": STEPS, **options})
+    trainer = Trainer(callbacks=[Metrics(None), *callbacks], **{"val_check_interval": STEPS, **options})
     train = Remaining(batches(STEPS * trainer.accumulate_grad_batches), done)
     trainer.fit(module, train, Remaining(batches(2)), ckpt_path=checkpoint, weights_only=True)
     return trainer

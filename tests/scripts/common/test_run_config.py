@@ -14,7 +14,6 @@ from tril.model.training import hardware
 from tril.scripts.common import run_config
 from tril.scripts.common.cli import CONFIGS
 from tril.scripts.common.run_config import check_config, refuse_unused
-from tril.scripts.common.short_warmup import with_short_warmup
 
 SMALL = [
     "model.dim=384",
@@ -208,25 +207,3 @@ def test_the_command_caches_compiled_code_next_to_the_data(tmp_path):
     }
     done = subprocess.run([sys.executable, "-c", COMPILES], cwd=CONFIGS.parent, env=env, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1:] == [str(tmp_path / "compiled")], done.stderr
-
-
-@pytest.mark.parametrize(("steps", "expected"), [(10, 1), (19, 1), (1, 0)])
-def test_a_short_run_has_a_short_warmup_and_says_so(steps, expected):
-    override = f"trainer.max_steps={steps}"
-    cfg, line = with_short_warmup(composed(override, base=[]), [override])
-    assert check_config(cfg).optim.schedule.warmup_steps == cfg.optim.schedule.warmup_steps == expected
-    assert line == f"optim.schedule.warmup_steps=20 is longer than the run of {steps} steps, so it is {expected}"
-
-
-@pytest.mark.parametrize("overrides", [[], ["trainer.max_steps=20"], ["trainer.max_steps=-1"], ["trainer.max_steps=x"]])
-def test_other_runs_keep_their_warmup(overrides):
-    cfg = composed(*overrides, base=[])
-    assert with_short_warmup(cfg, overrides) == (cfg, "") and cfg.optim.schedule.warmup_steps == 20
-
-
-def test_a_typed_warmup_that_is_too_long_is_refused():
-    overrides = ["trainer.max_steps=10", "optim.schedule.warmup_steps=11"]
-    cfg, line = with_short_warmup(composed(*overrides, base=[]), overrides)
-    with pytest.raises(ValueError, match="warmup_steps=11 is longer than the run of 10 steps; use at most 10"):
-        check_config(cfg)
-    assert line == ""
