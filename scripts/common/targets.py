@@ -12,15 +12,15 @@ from tril.scripts.common.cli import message_of
 
 PACKAGES = ("tril.model.training", "lightning.pytorch.callbacks", "lightning.pytorch.loggers")
 RENAMED = {  # targets in run folders of older versions
-    "model.training.callbacks.GarbageCollection": "tril.model.training.callbacks.garbage_collection.GarbageCollection",
+    "model.training.callbacks.GarbageCollection": "tril.model.training.trainer.GarbageCollection",
     "model.training.callbacks.Metrics": "tril.model.training.callbacks.metrics.Metrics",
     "model.training.callbacks.Progress": "tril.model.training.callbacks.progress.Progress",
     "model.training.callbacks.Samples": "tril.model.training.callbacks.samples.Samples",
     "model.training.callbacks.WindowLosses": "tril.model.training.callbacks.window_losses.WindowLosses",
     "model.training.causality.Causality": "tril.model.training.callbacks.causality_check.CausalityCheck",
     "model.training.heads.HeadMetrics": "tril.model.training.callbacks.head_metrics.HeadMetrics",
-    "model.training.loggers.wandb_logger": "tril.model.training.trackers.WandbLog",
-    "tril.model.training.loggers.wandb_logger": "tril.model.training.trackers.WandbLog",
+    "model.training.loggers.wandb_logger": "lightning.pytorch.loggers.WandbLogger",
+    "tril.model.training.loggers.wandb_logger": "lightning.pytorch.loggers.WandbLogger",
 }
 
 
