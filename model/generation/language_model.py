@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from tril.model.generation.generate import generate_ids
@@ -16,6 +15,7 @@ from tril.model.gpt import GPT, GPTConfig
 
 EOT = "<|endoftext|>"
 INCOMPLETE = "\ufffd"  # decoded from the bytes of an incomplete character
+MAX_INCOMPLETE = 32  # tokens to wait for the end of a character; after these, the bytes are not valid UTF-8
 
 
 class LanguageModel:
@@ -165,10 +165,14 @@ def _release(steps: Iterator[Tensor], streams: Sequence["TextStream"]) -> Iterat
 class TextStream:
     """The text of one token after another, each piece released as soon as no later token can change or remove it.
 
-    It ends at the end-of-text token, and before the stop string that is complete first.
+    The text of a token can depend on those before it: a character of several tokens, a space that is dropped at the
+    start. So each token is decoded together with the tokens of the previous piece, at first the prompt, and the text
+    of that piece is removed. (DecodeStream of tokenizers fails on bytes that are no UTF-8 if the tokenizer falls back
+    to bytes, as those of SentencePiece do.) The text ends at the end-of-text token, and before the stop string that is
+    complete first.
 
     Args:
-        prompt: ids before the first token, whose text is not repeated but decides on a space at the start.
+        prompt: ids before the first token.
         replaced: ids after the prompt that the new tokens replace, and whose text the reader already has.
     """
 
@@ -182,27 +186,31 @@ class TextStream:
         stops: Sequence[str] = (),
     ):
         self.tokenizer, self.eot_id, self.stops = tokenizer, eot_id, stops
-        self.ids, self.decoder = list(prompt), DecodeStream(ids=list(prompt), skip_special_tokens=True)
-        before, self.n_decoded = tokenizer.decode(self.ids), len(tokenizer.decode([*prompt, *replaced]))
-        # DecodeStream repeats a prompt that seems to end within a character.
-        self.n_known = self.n_decoded - (0 if before.endswith(INCOMPLETE) else len(before))
         self.held, self.ended = "", False
+        self._start(list(prompt))
+        self.n_shown = len(tokenizer.decode([*prompt, *replaced]))
+
+    def _start(self, ids: list[int]) -> None:
+        self.ids, self.n_old, self.n_shown = ids, len(ids), len(self.tokenizer.decode(ids))
 
     def push(self, token: int) -> str:
         """Returns the text that this token makes final; "" while a character is incomplete."""
         if self.ended or token == self.eot_id:
             return self.finish()
         self.ids.append(token)
-        text = self.decoder.step(self.tokenizer, token) or ""
-        new, self.n_known = text[self.n_known :], max(0, self.n_known - len(text))
-        self.n_decoded += len(new)
+        text = self.tokenizer.decode(self.ids)
+        may_change = text.endswith(INCOMPLETE) and len(self.ids) - self.n_old < MAX_INCOMPLETE
+        if may_change or len(text) <= self.n_shown:
+            return ""
+        new = text[self.n_shown :]
+        self._start(self.ids[self.n_old :])
         return self._until_stop(new)
 
     def finish(self) -> str:
         """Returns the text held back so far, as no token follows."""
         if self.ended:
             return ""
-        text = self._until_stop(self.tokenizer.decode(self.ids)[self.n_decoded :])
+        text = self._until_stop(self.tokenizer.decode(self.ids)[self.n_shown :])
         if not self.ended:
             text, self.ended = text + self.held, True
         return text

@@ -130,7 +130,7 @@ def chat_template(folder: Path) -> str | None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of all safetensors files of a folder.
+    """The tensors of all safetensors files of a folder, which are mapped into memory and not read yet.
 
     Raises:
         OSError: a file is missing or cannot be read.

@@ -6,12 +6,12 @@ import re
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.conftest import tiny_gpt
-from tril.model.generation.language_model import EOT, INCOMPLETE, LanguageModel, TextStream
+from tril.model.generation.language_model import EOT, INCOMPLETE, MAX_INCOMPLETE, LanguageModel, TextStream
 from tril.model.generation.sampling import SamplingConfig
 from tril.scripts.common.cli import message_of
 
@@ -74,21 +74,38 @@ def language_model(tokenizer, **choices):
 def test_pieces_join_to_the_text_of_all_tokens_also_of_bytes_that_are_no_utf8(name, prompt, ids):
     tokenizer = DECODED[name]
     largest = max(tokenizer.get_vocab().values())
-    prompt, ids = ([i % (largest + 1) for i in part] for part in (prompt, ids))
-    before = tokenizer.decode(prompt)
-    stream = TextStream(tokenizer, prompt)
+    prompt, ids = ([i % (largest + 1) for i in part[:MAX_INCOMPLETE]] for part in (prompt, ids))
+    before, stream = tokenizer.decode(prompt), TextStream(tokenizer, prompt)
+    assume(not before.endswith(INCOMPLETE))  # a prompt is a text
     pieces = [*map(stream.push, ids), stream.finish()]
     assert "".join(pieces) == tokenizer.decode(prompt + ids)[len(before) :]
     assert not any(piece.endswith(INCOMPLETE) for piece in pieces[:-1])
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_text_arrives_before_its_end(name):
-    stream, ids = TextStream(TOKENIZERS[name]), TOKENIZERS[name].encode(TEXT).ids
-    pieces = [*map(stream.push, ids), stream.finish()]
-    assert "".join(pieces) == TEXT and INCOMPLETE not in TEXT and sum(map(bool, pieces)) > len(ids) / 3
-    stream = TextStream(sentencepiece_like(), [1])
-    assert [*map(stream.push, [2, 3, 4])] == [" cat", "s", " sat"]  # the space at the start is kept
+def byte_fallback():
+    """As tokenizers of SentencePiece: a run of byte tokens that is no UTF-8 is decoded as one."""
+    words = [EOT, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁the"]
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], byte_fallback=True))
+    steps = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence(list(steps))
+    tokenizer.add_special_tokens([AddedToken(EOT, special=True, normalized=False)])
+    return tokenizer
+
+
+@given(st.lists(st.integers(0, 259), max_size=400))
+def test_no_sequence_of_tokens_fails_or_makes_the_cost_of_a_token_grow(ids):
+    tokenizer, decoded = byte_fallback(), []
+
+    class Spy:
+        def decode(self, ids):
+            decoded.append(len(ids))
+            return tokenizer.decode(ids)
+
+    stream = TextStream(Spy(), [257])
+    assert all(isinstance(piece, str) for piece in [*map(stream.push, ids), stream.finish()])
+    assert max(decoded) <= 2 * MAX_INCOMPLETE
+    stream = TextStream(tokenizer, [257])
+    assert "".join([*map(stream.push, [1 + byte for byte in TEXT.encode()]), stream.finish()]) == TEXT
 
 
 @pytest.fixture
@@ -130,6 +147,15 @@ def test_the_first_complete_stop_string_ends_a_text(stops, script):
         assert lm.generate("x", stop=stops) == "".join(lm.stream("x", stop=stops)) == scan(text, stops or ())
     script(tokenizer.encode("one two, enough").ids)
     assert list(lm.stream("x", stop=["enter", ", and"])) == ["o", "n", "e ", "t", "w", "o", ", ", "eno", "u", "g", "h"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_text_arrives_before_its_end(name):
+    stream, ids = TextStream(TOKENIZERS[name]), TOKENIZERS[name].encode(TEXT).ids
+    pieces = [*map(stream.push, ids), stream.finish()]
+    assert "".join(pieces) == TEXT and INCOMPLETE not in TEXT and sum(map(bool, pieces)) > len(ids) / 3
+    stream = TextStream(sentencepiece_like(), [1])
+    assert [*map(stream.push, [2, 3, 4])] == [" cat", "s", " sat"]  # the space at the start is kept
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
