@@ -13,12 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tril.model.attention_flex import flex
-from tril.model.attention_fused import fused, repeat_heads
-from tril.model.attention_stacked import Backend, by_head
+from tril.model.backends import Backend, by_head, flex, fused, repeat_heads
 from tril.model.callable_module import make_callable
-from tril.model.head_sizes import head_sizes
 from tril.model.kv_cache import LayerCache
+from tril.model.layers import make_norm
 from tril.model.masks import (
     Masking,
     as_boolean,
@@ -28,8 +26,7 @@ from tril.model.masks import (
     open_fully_masked_rows,
     visible_keys,
 )
-from tril.model.norm import make_norm
-from tril.model.rope import rotate
+from tril.model.positions import rotate
 
 
 def attention(
@@ -151,6 +148,27 @@ def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) ->
         check_masking(Masking(mask, bias, causal, window), (*q_shape[:-1], k_shape[-2]))
 
 
+def head_sizes(
+    dim: int, n_heads: int, n_kv_heads: int | None, head_dim: int | None, v_head_dim: int | None, **widths: int
+) -> tuple[int, int, int, int]:
+    """H, G, D and D_v with their defaults filled in, see `MultiHeadAttention`; `widths` are further sizes.
+
+    Raises:
+        ValueError: sizes below 1, or that do not divide.
+    """
+    sizes = {"dim": dim, "n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "v_head_dim": v_head_dim}
+    for name, size in (sizes | widths).items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name}={size} must be at least 1")
+    if head_dim is None and dim % n_heads:
+        raise ValueError(f"n_heads={n_heads} must divide dim={dim}; change one of them or set head_dim")
+    n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    if n_heads % n_kv_heads:
+        raise ValueError(f"n_kv_heads={n_kv_heads} must divide n_heads={n_heads}")
+    head_dim = dim // n_heads if head_dim is None else head_dim
+    return n_heads, n_kv_heads, head_dim, head_dim if v_head_dim is None else v_head_dim
+
+
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1 ... head_H) W_O (Vaswani et al. 2017, section 3.2.2).
 
@@ -167,7 +185,7 @@ class MultiHeadAttention(nn.Module):
         out_proj: False: no output projection; the concatenated heads (H * D_v) are the output.
         qk_norm: normalization of each head's q and k, with a gain over D shared by the heads: "rmsnorm" (Henry et al.
             2020; also True), "layernorm" (Dehghani et al. 2023) or "none" (also False).
-        norm_eps: of `qk_norm`; see `tril.model.norm.make_norm`.
+        norm_eps: of `qk_norm`; see `tril.model.layers.make_norm`.
         attn_dropout, resid_dropout: on the weights, and on the output; in training mode only.
 
     Raises:
@@ -237,7 +255,7 @@ class MultiHeadAttention(nn.Module):
                 `mask` or `bias` hide a part.
             value: (B, S, kv_dim); None: the key.
             mask, bias, need_weights: as in `attention`; S counts cached positions too.
-            rope: cos and sin at the positions of the query, see `tril.model.rope.rotate`.
+            rope: cos and sin at the positions of the query, see `tril.model.positions.rotate`.
             cache: one layer of a `KVCache`; the query continues what it holds. The caller advances it.
             head_gate: factor on each head's output, (H,) or (B, H): 0 removes a head.
             last_only: compute the output of the last position only; keys and values are those of all positions.

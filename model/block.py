@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from tril.model.attention import MultiHeadAttention
 from tril.model.config import GPTConfig
+from tril.model.layers import MLP, make_norm
 from tril.model.masks import last_row
-from tril.model.mlp import MLP
-from tril.model.norm import make_norm
 
 
 class Block(nn.Module):

@@ -11,14 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tril.model.alibi import alibi_bias, alibi_slopes
 from tril.model.block import Block, block_norm, call_block
 from tril.model.config import GPTConfig
-from tril.model.flops import scored_keys
 from tril.model.initialization import init_weights, rng_state
 from tril.model.kv_cache import KVCache
-from tril.model.mlp import MLP
-from tril.model.rope import rope_table
+from tril.model.layers import MLP
+from tril.model.positions import POSITIONS
 
 __all__ = ["GPT", "MLP", "Block", "GPTConfig", "IGNORE", "call_block"]
 
@@ -31,10 +29,6 @@ class GPT(nn.Module):
     `hidden` and `logits` are the two halves of `forward`; `nll` is the loss per token.
     """
 
-    rope_cos: Tensor
-    rope_sin: Tensor
-    alibi_slopes: Tensor
-
     def __init__(self, config: GPTConfig):
         super().__init__()
         if config.vocab_size is None:
@@ -42,7 +36,8 @@ class GPT(nn.Module):
         self.config = config
         self.init_seed = rng_state()  # before the modules, whose shapes decide what they draw
         self.embed = nn.Embedding(config.vocab_size, config.dim)
-        self.pos_embed = nn.Embedding(config.context_length, config.dim) if config.pos == "learned" else None
+        sizes = {"n_heads": config.n_heads, "head_dim": config.head_size, "base": config.rope_base}
+        self.pos_embed = POSITIONS[config.pos](config.dim, config.context_length, **sizes)
         self.embd_dropout = nn.Dropout(config.embd_dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = block_norm(config)
@@ -58,13 +53,7 @@ class GPT(nn.Module):
 
     def make_tables(self) -> None:
         """Registers what follows from the config, and is not in checkpoints, on torch's default device."""
-        config = self.config
-        if config.pos == "rope":
-            cos, sin = rope_table(config.context_length, config.head_size, base=config.rope_base)
-            self.register_buffer("rope_cos", cos, persistent=False)  # (context_length, D/2); follows from the config
-            self.register_buffer("rope_sin", sin, persistent=False)
-        if config.pos == "alibi" and config.n_heads:
-            self.register_buffer("alibi_slopes", alibi_slopes(config.n_heads), persistent=False)  # (H,)
+        self.pos_embed.make_tables()
 
     def forward(
         self,
@@ -126,11 +115,8 @@ class GPT(nn.Module):
             self._check_length(ids.shape[1] + (0 if cache is None else cache.length))
         if head_gate is not None:
             self._check_gate(head_gate)
-        x = self.embed(ids)  # (B, T, C)
-        if self.pos_embed is not None:
-            x = x + self.pos_embed(positions)
-        x = self.embd_dropout(x)
-        rope, bias = self._rope(positions), self._alibi(ids.shape[1], cache, cache_position)
+        x = self.embd_dropout(self.pos_embed.embed(self.embed(ids), positions))  # (B, T, C)
+        rope, bias = self.pos_embed.rotation(positions), self.pos_embed.bias(ids.shape[1], cache, cache_position)
         if self.config.checkpoint_activations and torch.is_grad_enabled():  # the backward pass computes blocks again
             run_block = functools.partial(checkpoint, run_block, use_reentrant=False)
         last = len(self.blocks) - 1
@@ -184,8 +170,8 @@ class GPT(nn.Module):
         total = sum(p.numel() for p in self.parameters())  # a tied head is counted once, as the embedding
         if embeddings:
             return total
-        tables = {id(m.weight): m.weight.numel() for m in (self.embed, self.pos_embed, self.head) if m is not None}
-        return total - sum(tables.values())
+        tables = {*self.embed.parameters(), *self.pos_embed.parameters(), *self.head.parameters()}
+        return total - sum(p.numel() for p in tables)
 
     def flops_per_token(self, length: int | None = None, *, masked: bool = False) -> int:
         """FLOPs of one training token, forward and backward, in sequences of `length` (default: context_length).
@@ -213,19 +199,15 @@ class GPT(nn.Module):
             shape = tuple(head_gate.shape)
             raise ValueError(f"head_gate of shape {shape} must begin with the number of layers, {len(self.blocks)}")
 
-    def _rope(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """cos and sin: positions (T,) -> (T, D/2); positions (B, T) -> (B, 1, T, D/2)."""
-        if self.config.pos != "rope":
-            return None
-        cos, sin = self.rope_cos[positions], self.rope_sin[positions]
-        return (cos, sin) if positions.dim() == 1 else (cos[:, None], sin[:, None])
 
-    def _alibi(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor | None:
-        """The bias of the scores, (H, T, S)."""
-        if self.config.pos != "alibi" or not self.config.n_heads:
-            return None
-        if cache is None:
-            return alibi_bias(self.alibi_slopes, n_queries, n_queries)
-        if cache_position is None:
-            return alibi_bias(self.alibi_slopes, n_queries, cache.length + n_queries)
-        return alibi_bias(self.alibi_slopes, n_queries, cache.capacity, start=cache_position)
+def scored_keys(length: int, *, causal: bool, window: int | None) -> float:
+    """Keys per query of a sequence of `length` tokens, on average over its positions.
+
+    With `causal` position t sees t + 1 keys, at most `window`; the mean without a window is (length + 1) / 2. Without
+    `causal` it is `length`, or the window where that is shorter.
+    """
+    window = length if window is None else min(window, length)
+    if not causal:
+        return window
+    # The first `window` positions see 1, 2, ..., window keys.
+    return (window * (window + 1) / 2 + (length - window) * window) / length

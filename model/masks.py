@@ -18,17 +18,19 @@ class Masking(NamedTuple):
     """What restricts or changes the scores of a backend.
 
     Either `mask` says what is visible, and each query has a visible key, or `causal` and `window` do. `bias` is finite
-    and comes with a mask.
-
-    Attributes:
-        mask: bool, True = may attend; broadcastable to (B, H, T, S).
-        bias: floating point, added to the scaled scores; broadcastable to (B, H, T, S).
+    and comes with a mask. Both are broadcastable to (B, H, T, S).
     """
 
     mask: Tensor | None
     bias: Tensor | None
     causal: bool
     window: int | None
+
+
+def visible_from_positions(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """The one definition of causal visibility, of absolute positions that are compared with broadcasting."""
+    visible = key <= query
+    return visible if window is None else visible & (key > query - window)
 
 
 def causal_mask(
@@ -48,19 +50,10 @@ def causal_mask(
     Raises:
         ValueError: `window` < 1.
     """
-    if window is not None:
-        check_window(window)
+    check_window(window)
     first = n_keys - n_queries if start is None else start
     query = torch.arange(n_queries, device=device)[:, None] + first  # (T, 1)
     return visible_from_positions(query, torch.arange(n_keys, device=device), window)  # (T, S)
-
-
-def visible_from_positions(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """The one definition of causal visibility: absolute positions of queries and keys are compared with
-    broadcasting.
-    """
-    visible = key <= query
-    return visible if window is None else visible & (key > query - window)
 
 
 def visible_keys(
@@ -73,17 +66,14 @@ def visible_keys(
     window: int | None,
     device: Device,
 ) -> Tensor | None:
-    """`mask`, the causal mask and the -inf of `bias` as one boolean mask, broadcastable to (B, H, T, S).
-
-    None if nothing is masked.
-    """
+    """`mask`, the causal mask and the -inf of `bias` as one mask, broadcastable to (B, H, T, S); None: none of them."""
     visible = None if mask is None else as_boolean(mask)
     if bias is not None:
         finite = bias != -math.inf  # a NaN stays visible, in the output
         visible = finite if visible is None else finite & visible
     if causal:
-        causal_part = causal_mask(n_queries, n_keys, window=window, device=device)  # (T, S)
-        visible = causal_part if visible is None else causal_part & visible
+        past = causal_mask(n_queries, n_keys, window=window, device=device)  # (T, S)
+        visible = past if visible is None else past & visible
     return visible
 
 
@@ -101,14 +91,12 @@ def open_fully_masked_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prefix_mask(n_queries: int, n_keys: int, prefix_length: int | Tensor, *, device: Device = None) -> Tensor:
-    """Mask of a prefix language model (Raffel et al. 2020, section 3.2.1).
+    """Mask of a prefix language model (Raffel et al. 2020, section 3.2.1), for a module with causal=False.
 
-    The first `prefix_length` positions attend to each other in both directions, later ones to all of the past. It
-    replaces the causal mask, so the module needs causal=False: with causal=True the prefix would be causal as well.
+    The first `prefix_length` positions attend to each other in both directions, later ones to all of the past.
 
     Args:
-        prefix_length: an integer, or a tensor of integers (B,). The values of a tensor are not checked, which would
-            synchronize with the GPU.
+        prefix_length: an integer, or a tensor of integers (B,), whose values are not checked.
 
     Returns:
         bool (T, S), or (B, 1, T, S) for a `prefix_length` of shape (B,).
@@ -117,11 +105,9 @@ def prefix_mask(n_queries: int, n_keys: int, prefix_length: int | Tensor, *, dev
         ValueError: a negative integer, or a tensor of another shape or dtype.
     """
     prefix = torch.as_tensor(prefix_length, device=device)
-    if prefix.dim() > 1 or not _holds_integers(prefix):
-        given = f"prefix_length of shape {tuple(prefix.shape)} and {prefix.dtype}"
-        raise ValueError(f"{given} must be an integer, or integers (B,), one per row")
-    if not isinstance(prefix_length, Tensor) and prefix_length < 0:
-        raise ValueError(f"prefix_length={prefix_length} must be at least 0 (0: a causal mask)")
+    if prefix.dim() > 1 or not _holds_integers(prefix) or (isinstance(prefix_length, int) and prefix_length < 0):
+        given = f"prefix_length={prefix_length} of shape {tuple(prefix.shape)} and {prefix.dtype}"
+        raise ValueError(f"{given} must be an integer of at least 0, or integers (B,), one per row")
     if prefix.dim() == 1:
         prefix = prefix[:, None, None, None]  # (B, 1, 1, 1)
     query = torch.arange(n_keys - n_queries, n_keys, device=prefix.device)[:, None]  # (T, 1)
@@ -131,34 +117,19 @@ def prefix_mask(n_queries: int, n_keys: int, prefix_length: int | Tensor, *, dev
 
 
 def padding_mask(visible: Tensor) -> Tensor:
-    """Masks padding tokens.
+    """Masks padding tokens: (B, S), boolean or 0/1 integers, 0 = padding -> bool (B, 1, 1, S); S counts cached ones.
 
-    The convention is that of `scores.masked_fill(mask == 0, -inf)` and of the `attention_mask` that Hugging Face
-    tokenizers return. Left-padded rows also need `positions` per row. A row of padding only is fully masked and gives
-    zeros.
-
-    Args:
-        visible: (B, S), boolean or 0/1 integers, 0 = padding; S counts the cached positions too.
-
-    Returns:
-        (B, 1, 1, S) bool.
-
-    Raises:
-        ValueError: another shape, or a floating-point tensor.
+    It is the `attention_mask` of Hugging Face tokenizers. Left-padded rows also need `positions` per row. A row of
+    padding only is fully masked and gives zeros. Raises ValueError for another shape, or a floating-point tensor.
     """
     if visible.dim() != 2:
-        raise ValueError(
-            f"padding of shape {tuple(visible.shape)} must be (B, S): one 0 (padding) or 1 per key and row"
-        )
+        shape = tuple(visible.shape)
+        raise ValueError(f"padding of shape {shape} must be (B, S): one 0 (padding) or 1 per key and row")
     return as_boolean(visible)[:, None, None]
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """Separates the documents of a packed window: document numbers (B, T) -> bool (B, 1, T, T), True in the same
-    document.
-
-    The model adds the causal mask.
-    """
+    """Separates the documents of a packed window: their numbers (B, T) -> bool (B, 1, T, T). It is not causal."""
     return documents[:, None, :, None] == documents[:, None, None, :]
 
 
@@ -188,44 +159,6 @@ def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
     return {"mask": document_mask(documents), "positions": positions}
 
 
-def check_window(window: int, causal: bool = True) -> None:
-    """Raises ValueError for a window below 1, or without `causal`."""
-    if window < 1:
-        raise ValueError(f"window={window} must be at least 1 (a query sees itself); use None to see all of the past")
-    if not causal:
-        raise ValueError(f"window={window} counts back from the query's own position and needs causal=True")
-
-
-def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
-    """Raises ValueError for a wrong window, mask or bias.
-
-    The mask is boolean or of integers, the bias of floating-point numbers, and both broadcast to `shape`, which is
-    (B, H, T, S), (B, T, S) or (T, S).
-    """
-    mask, bias, causal, window = masking
-    if window is not None:
-        check_window(window, causal)
-    if mask is not None:
-        _check_dtype(mask)
-        _check_shape("mask", mask, shape)
-    if bias is not None:
-        if not bias.is_floating_point():
-            raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
-        _check_shape("bias", bias, shape)
-
-
-def _check_shape(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
-    sizes = zip(reversed(x.shape), reversed(shape), strict=False)  # broadcasting aligns the last dimensions
-    if x.dim() > len(shape) or any(size not in (1, expected) for size, expected in sizes):
-        letters = ", ".join(["B", "H", "T", "S"] if len(shape) == 4 else ["B", "T", "S"][-len(shape) :])
-        remedy = (
-            "; padding of shape (B, S) goes through tril.model.masks.padding_mask"
-            if name == "mask" and len(shape) == 4
-            else ""
-        )
-        raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to ({letters}) = {tuple(shape)}{remedy}")
-
-
 def last_row(mask: Tensor | None) -> Tensor | None:
     """The row of the last query, (..., 1, S), of a mask or bias that broadcasts to (..., T, S)."""
     return None if mask is None else torch.atleast_2d(mask)[..., -1:, :]
@@ -233,17 +166,43 @@ def last_row(mask: Tensor | None) -> Tensor | None:
 
 def as_boolean(mask: Tensor) -> Tensor:
     """True = may attend; an integer 0 is masked. Raises ValueError for a floating-point tensor."""
-    _check_dtype(mask)
-    return mask if mask.dtype == torch.bool else mask != 0
-
-
-def _check_dtype(mask: Tensor) -> None:
-    if mask.dtype != torch.bool and not _holds_integers(mask):
+    if mask.dtype == torch.bool:
+        return mask
+    if not _holds_integers(mask):
         raise ValueError(
             f"mask must be boolean (True = may attend) or 0/1 integers (0 = masked), not {mask.dtype}, which may be an "
             "additive mask; pass mask.bool() for 0 and 1, mask == 0 for -inf and 0"
         )
+    return mask != 0
 
 
 def _holds_integers(x: Tensor) -> bool:
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
+
+def check_window(window: int | None, causal: bool = True) -> None:
+    """Raises ValueError for a window below 1, or without `causal`."""
+    if window is not None and window < 1:
+        raise ValueError(f"window={window} must be at least 1 (a query sees itself); use None to see all of the past")
+    if window is not None and not causal:
+        raise ValueError(f"window={window} counts back from the query's own position and needs causal=True")
+
+
+def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
+    """Raises ValueError for a wrong window, or a mask or bias of another dtype or that does not broadcast.
+
+    Args:
+        shape: (B, H, T, S), (B, T, S) or (T, S).
+    """
+    mask, bias, causal, window = masking
+    check_window(window, causal)
+    if mask is not None:
+        as_boolean(mask[:0] if mask.dim() else mask)
+    if bias is not None and not bias.is_floating_point():
+        raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
+    for name, x in {"mask": mask, "bias": bias}.items():
+        sizes = [] if x is None else zip(reversed(x.shape), reversed(shape), strict=False)  # the last ones are aligned
+        if x is not None and (x.dim() > len(shape) or any(size not in (1, needed) for size, needed in sizes)):
+            letters = ", ".join("BHTS" if len(shape) == 4 else "BTS"[-len(shape) :])
+            remedy = "; padding of shape (B, S) goes through tril.model.masks.padding_mask" if name == "mask" else ""
+            raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to ({letters}) = {shape}{remedy}")

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import tril.data.batches
-import tril.model.attention_fused
 import tril.model.autocast
+import tril.model.backends
 from tril.model.checkpoint import payload
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.module import TrainingModule
@@ -136,7 +136,7 @@ def test_machine_code_has_the_same_losses(precision, bound):
 @pytest.mark.parametrize("blocks", [5, 256], ids="blocks of {}".format)
 @pytest.mark.parametrize("backend", ["fused", "explicit"])
 def test_bf16_stays_within_its_bound(optim, backend, blocks, monkeypatch):
-    monkeypatch.setattr(tril.model.attention_fused, "QUERY_BLOCK", blocks)
+    monkeypatch.setattr(tril.model.backends, "QUERY_BLOCK", blocks)
     losses = run(optim, backend=backend, precision="bf16-mixed")
     assert losses == pytest.approx(GOLDEN[optim], abs=BF16)
     assert losses != pytest.approx(GOLDEN[optim], abs=1e-6), "it ran in bf16"

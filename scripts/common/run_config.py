@@ -137,7 +137,7 @@ def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
 
 def _check_combinations(config: RunConfig, allow_leak: bool) -> None:
     """Raises ValueError for settings of different groups that exclude each other."""
-    from tril.model.attention_flex import MIN_HEAD_DIM
+    from tril.model.backends import MIN_HEAD_DIM
     from tril.model.training.hardware import CUDA_GRAPHS
 
     model, hardware = config.model, config.hardware

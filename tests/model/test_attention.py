@@ -1,299 +1,147 @@
-"""`attention` and `attention_weights` against a float64 reference, on every backend.
+"""What the contract leaves open of attention: torch.compile, the meta device, bf16 blocks, sizes of zero, flex, shards.
 
-B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v size of a value.
+B batch, T queries, S keys, H query heads, G key/value heads, D head size, C width.
 """
 
-import math
-import sys
-from pathlib import Path
+import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-import tril.model.attention
-from tests.conftest import BACKENDS_SLOW_FLEX, TRAINABLE, assert_close
-from tril.model.attention import MultiHeadAttention, attention, attention_weights, causal_mask
+from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomize
+from tests.model.sharding import shard_heads
+from tril.model import backends, causal_mask
+from tril.model.attention import MultiHeadAttention, attention
+from tril.model.kv_cache import KVCache
+from tril.model.positions import rope_table
 
-B, H, D = 2, 4, 8
-SIZES = [(6, 6), (3, 7), (7, 3), (1, 6), (6, 1)]  # (T, S)
-VISIBILITY = [(False, None), (True, None), (True, 1), (True, 3), (True, 99)]  # (causal, window)
-MASKS = ["no mask", "(S,)", "(T, S)", "(B, 1, 1, S)", "(B, 1, T, S)", "(B, H, T, S)", "(1, H, T, S)", "(B, 1, T, 1)"]
-
-
-def make_qkv(n_queries, n_keys, n_kv_heads=2, dtype=torch.float32, v_size=D):
-    sizes = ((H, n_queries, D), (n_kv_heads, n_keys, D), (n_kv_heads, n_keys, v_size))
-    return tuple(torch.randn(B, *size, dtype=dtype) for size in sizes)
-
-
-def make_mask(kind, n_queries, n_keys):
-    """A random mask in which some rows are fully masked."""
-    if kind == "no mask":
-        return None
-    sizes = {"B": B, "H": H, "T": n_queries, "S": n_keys}
-    shape = [sizes.get(c) or int(c) for c in kind.strip("()").replace(",", " ").split()]
-    mask = torch.rand(shape) < 0.6
-    if kind != "(S,)":
-        mask.flatten(0, -2)[0] = False
-    return mask
+B, H, D, C = 2, 4, 8, 24
+SIZES = [(6, 6), (3, 7), (7, 3), (1, 6)]  # (T, S)
+OPTIONS = [
+    lambda t, s: {},
+    lambda t, s: {"causal": True, "window": 2, "mask": torch.rand(B, 1, t, s) < 0.7},
+    lambda t, s: {"causal": True, "bias": torch.randn(H, t, s)},
+    lambda t, s: {"mask": causal_mask(t, s), "bias": torch.randn(B, 1, 1, s), "need_weights": True},
+]
 
 
-def visible_by_loops(n_queries, n_keys, causal, window, mask=None):
-    """(B, H, T, S), from one pair of positions after another."""
-    visible = torch.ones(n_queries, n_keys, dtype=torch.bool)
-    for i in range(n_queries):
-        for j in range(n_keys):
-            distance = (i + n_keys - n_queries) - j
-            visible[i, j] = not causal or 0 <= distance < (window or math.inf)
-    visible = visible.expand(B, H, n_queries, n_keys)
-    return visible if mask is None else visible & mask
+def qkv(t: int, s: int, dtype=torch.float32) -> list[torch.Tensor]:
+    return [torch.randn(B, *size, dtype=dtype) for size in ((H, t, D), (2, s, D), (2, s, 5))]
 
 
-def reference_weights(q, k, visible, bias=None):
-    """exp(q k / sqrt(D) + bias), 0 where masked, divided by its sum: in float64, without softmax and masked scores."""
-    k = k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = torch.einsum("bhtd,bhsd->bhts", q.double(), k) / math.sqrt(q.shape[-1])
-    exponentials = (scores if bias is None else scores + bias.double()).exp() * visible
-    total = exponentials.sum(-1, keepdim=True)
-    return exponentials / (total + (total == 0))
+def fully_compiled(function):
+    """torch.compile that fails at a graph break."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="eager", fullgraph=True, dynamic=False)
 
 
-def reference(q, k, v, visible, bias=None):
-    v = v.double().repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-    return torch.einsum("bhts,bhsd->bhtd", reference_weights(q, k, visible, bias), v)
-
-
-@pytest.mark.parametrize("mask_kind", MASKS)
-@pytest.mark.parametrize("causal, window", VISIBILITY)
-@pytest.mark.parametrize("n_queries, n_keys", SIZES)
 @pytest.mark.parametrize("backend", TRAINABLE)
-def test_output_and_gradients_match_the_reference(backend, n_queries, n_keys, causal, window, mask_kind):
-    mask = make_mask(mask_kind, n_queries, n_keys)
-    visible = visible_by_loops(n_queries, n_keys, causal, window, mask)
-    qkv = [x.requires_grad_() for x in make_qkv(n_queries, n_keys)]
-    out = attention(*qkv, mask=mask, causal=causal, window=window, backend=backend)
-    expected = reference(*qkv, visible)
-    assert_output_and_gradients(out, expected, qkv, visible)
+def test_compiled_attention_equals_the_uncompiled_with_its_gradients(backend):
+    run = fully_compiled(attention)
+    for (t, s), make in zip(SIZES, OPTIONS, strict=True):
+        options, inputs = make(t, s) | {"backend": backend}, [x.requires_grad_() for x in qkv(t, s)]
+        results = []
+        for function in (run, attention):
+            out = function(*inputs, **options)
+            out = out if isinstance(out, tuple) else (out,)
+            results.append((*out, *torch.autograd.grad(out, inputs, [torch.ones_like(x) for x in out])))
+        for actual, expected in zip(*results, strict=True):
+            assert_close(actual, expected.double())
 
 
-def assert_output_and_gradients(out, expected, qkv, visible):
-    assert_close(out, expected)
-    assert (out[~visible.any(-1)] == 0).all()
+@torch.no_grad()
+def test_a_decoding_step_is_compiled_once_and_equals_the_full_pass():
+    attn, x = randomize(MultiHeadAttention(C, H, n_kv_heads=2, v_head_dim=5, window=4)), torch.randn(B, 6, C)
+    bias, cache, step = torch.randn(H, 6, 8), KVCache(1, B, 2, 8, C // H, v_head_dim=5), fully_compiled(attn)
+    outputs = []
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for t in range(6):
+            options = {"bias": bias[:, t : t + 1].clone(), "cache": cache.layer(0, torch.tensor([t]))}
+            outputs.append(step(x[:, t : t + 1], **options))
+    assert_close(torch.cat(outputs, dim=1), attn(x, bias=bias[..., :6]))
 
-    upstream = torch.randn_like(out)
-    gradients = torch.autograd.grad(out, qkv, upstream)
-    for actual, wanted in zip(gradients, torch.autograd.grad(expected, qkv, upstream.double()), strict=True):
-        assert_close(actual, wanted)
+
+@pytest.mark.parametrize("backend", TRAINABLE)
+def test_no_value_is_read(backend):
+    """Reading one would wait for a GPU; a tensor on the meta device has none."""
+    for (t, s), make in zip(SIZES, OPTIONS, strict=True):
+        options = {key: x.to("meta") if isinstance(x, torch.Tensor) else x for key, x in make(t, s).items()}
+        out = attention(*(x.to("meta").requires_grad_() for x in qkv(t, s)), backend=backend, **options)
+        out = out[0] if isinstance(out, tuple) else out
+        assert out.shape == (B, H, t, 5) and out.device.type == "meta"
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
+@torch.no_grad()
+def test_sizes_of_zero_give_zeros(sizes, backend):
+    out = attention(*qkv(*sizes), causal=True, backend=backend)
+    assert out.shape == (B, H, sizes[0], 5) and not out.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@torch.no_grad()
+def test_heads_and_batch_may_be_left_out(backend):
+    q, k, v = (x[:, :1] for x in qkv(6, 6))
+    whole = attention(q, k, v, causal=True, backend=backend)
+    assert_close(attention(q[:, 0], k[:, 0], v[:, 0], causal=True, backend=backend), whole[:, 0])
+    assert_close(attention(q[1, 0], k[1, 0], v[1, 0], causal=True, backend=backend), whole[1, 0])
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(st.sampled_from([1, 3, 256]), st.booleans(), st.sampled_from([0, 10**9]), st.sampled_from(SIZES))
+def test_bf16_on_a_cpu_is_close_to_float64_in_blocks_and_without(block, causal, max_weights, sizes):
+    causal = causal and sizes[0] == sizes[1]
+    inputs = qkv(*sizes, dtype=torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backends, "QUERY_BLOCK", block)
+        patch.setattr(backends, "MAX_WEIGHTS", max_weights)
+        out = attention(*inputs, causal=causal)
+    expected = attention(*(x.double() for x in inputs), causal=causal, backend="explicit")
+    assert out.dtype == torch.bfloat16
+    assert_close(out, expected, roundings=4)
+
+
+def test_flex_refuses_what_it_cannot_compute():
+    q, k, v = qkv(3, 3)
+    with pytest.raises(ValueError, match="backend='flex' has no attention dropout"):
+        attention(q, k, v, backend="flex", dropout_p=0.1)
+    with pytest.raises(ValueError, match="backend='flex' cannot train on cpu"):
+        attention(q.requires_grad_(), k, v, backend="flex")
+
+
+def test_the_largest_scores_do_not_overflow():
+    q, k, v = (1e4 * x for x in qkv(5, 5))
+    for backend in TRAINABLE:
+        out = attention(q, k, v, causal=True, backend=backend)
+        assert out.isfinite().all()
+        assert_close(out, attention(q.double(), k.double(), v.double(), causal=True, backend="explicit"), roundings=64)
 
 
 @pytest.mark.parametrize(
-    "n_queries, n_keys, causal, window, mask_kind",
+    "choices",
     [
-        (6, 6, False, None, "no mask"),
-        (6, 6, True, 2, "no mask"),
-        (6, 6, True, 3, "(B, 1, 1, S)"),
-        pytest.param(6, 6, True, None, "no mask", marks=pytest.mark.slow),
-        pytest.param(3, 7, True, None, "no mask", marks=pytest.mark.slow),
-        pytest.param(1, 6, True, 3, "no mask", marks=pytest.mark.slow),
-        pytest.param(7, 3, True, None, "no mask", marks=pytest.mark.slow),
-        pytest.param(3, 7, False, None, "(S,)", marks=pytest.mark.slow),
-        pytest.param(3, 7, True, None, "(B, H, T, S)", marks=pytest.mark.slow),
+        {"n_kv_heads": 2, "qkv_bias": True, "out_bias": True, "window": 3},
+        {"qk_norm": "rmsnorm", "v_head_dim": 5, "out_dim": 7, "out_bias": True},
+        {"qk_norm": "layernorm", "head_dim": 10, "causal": False},
     ],
 )
-def test_flex_matches_the_reference(n_queries, n_keys, causal, window, mask_kind):
-    mask = make_mask(mask_kind, n_queries, n_keys)
-    q, k, v = make_qkv(n_queries, n_keys)
-    out = attention(q, k, v, mask=mask, causal=causal, window=window, backend="flex")
-    visible = visible_by_loops(n_queries, n_keys, causal, window, mask)
-    assert_close(out, reference(q, k, v, visible))
-    assert (out[~visible.any(-1)] == 0).all()
-
-
-@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
-def test_grouped_heads_equal_repeated_heads(backend, n_kv_heads):
-    q, k, v = make_qkv(5, 7, n_kv_heads)
-    out = attention(q, k, v, causal=True, backend=backend)
-    assert_close(out, reference(q, k, v, visible_by_loops(5, 7, True, None)))
-    for h in range(H):  # query head h reads key/value head h // (H / G)
-        query, shared = slice(h, h + 1), slice(h * n_kv_heads // H, h * n_kv_heads // H + 1)
-        expected = attention(q[:, query], k[:, shared], v[:, shared], causal=True, backend="explicit")
-        assert_close(out[:, query], expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
-def test_equals_torchs_is_causal_where_queries_and_keys_are_aligned(backend):
-    q, k, v = make_qkv(6, 6, n_kv_heads=H)
-    out = attention(q, k, v, causal=True, backend=backend)
-    assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
-
-
-@pytest.mark.parametrize("backend", TRAINABLE)
-def test_queries_that_precede_the_first_key_give_zeros(backend):
-    """The last query is at the position of the last key, so 5 queries and 2 keys leave 3 queries without a key."""
-    q, k, v = make_qkv(5, 2)
-    out = attention(q, k, v, causal=True, backend=backend)
-    assert (out[:, :, :3] == 0).all() and (out[:, :, 3:] != 0).all()
-    assert_close(out[:, :, 3], v[:, :, 0].repeat_interleave(2, dim=1))  # query 3 sees key 0 only
-    weights = attention_weights(q, k, causal_mask(5, 2))
-    assert torch.equal(weights.sum(-1) > 0, torch.tensor([0, 0, 0, 1, 1]).bool().expand(B, H, 5))
-
-
-@pytest.mark.parametrize("backend", TRAINABLE)
-def test_gradcheck(backend):
-    q, k, v = (x[:1, ..., :2] for x in make_qkv(2, 3, dtype=torch.float64))
-    qkv = [x.clone().requires_grad_() for x in (q[:, :2], k[:, :1], v[:, :1])]  # two query heads share one key head
-    mask = torch.tensor([[[1, 1, 1], [0, 1, 1]], [[0, 0, 1], [1, 1, 1]]]).bool()  # head 1, query 0 is fully masked
-    torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, mask=mask, causal=True, window=2, backend=backend), qkv)
-
-
-@pytest.mark.parametrize("backend", TRAINABLE)
-@pytest.mark.parametrize("n_queries, n_keys", SIZES)
-def test_fully_masked_rows_give_zeros_and_no_gradient(backend, n_queries, n_keys):
-    qkv = [x.requires_grad_() for x in make_qkv(n_queries, n_keys)]
-    with torch.autograd.detect_anomaly(check_nan=True):
-        out = attention(*qkv, mask=torch.zeros(n_queries, n_keys, dtype=torch.bool), causal=True, backend=backend)
-        out.sum().backward()
-    assert (out == 0).all()
-    assert all((x.grad == 0).all() for x in qkv)
-
-
-@pytest.mark.parametrize("backend", TRAINABLE)
-def test_anomaly_detection_reports_nothing_with_fully_masked_rows(backend):
-    qkv, mask = [x.requires_grad_() for x in make_qkv(7, 5)], make_mask("(B, H, T, S)", 7, 5)
-    with torch.autograd.detect_anomaly(check_nan=True):
-        attention(*qkv, mask=mask, causal=True, window=2, backend=backend).square().sum().backward()
-    assert all(x.grad.isfinite().all() and (x.grad != 0).any() for x in qkv)
-
-
-@pytest.mark.parametrize("mask_kind", MASKS)
-@pytest.mark.parametrize("n_queries, n_keys", SIZES)
-def test_no_backend_receives_a_fully_masked_row(monkeypatch, n_queries, n_keys, mask_kind):
-    """CPU kernels return zeros there; others return NaN, a mean, or a NaN gradient."""
-
-    def spy(q, k, v, masking, dropout_p):
-        mask, bias, causal, window = masking
-        assert mask is None or not causal and window is None and mask.any(-1).all()
-        assert not causal or n_queries <= n_keys
-        assert bias is None or mask is not None and bias.isfinite().all()
-        return torch.full_like(q, math.nan), torch.full((*q.shape[:3], k.shape[2]), math.nan)
-
-    monkeypatch.setitem(tril.model.attention.BACKENDS, "explicit", spy)
-    mask, finite = make_mask(mask_kind, n_queries, n_keys), torch.rand(n_queries, n_keys) < 0.5
-    zeros_and_infinities = finite.float().log()
-    for bias, both in [(None, mask), (zeros_and_infinities, finite if mask is None else finite & mask)]:
-        out, weights = attention(
-            *make_qkv(n_queries, n_keys), mask=mask, bias=bias, causal=True, backend="explicit", need_weights=True
-        )
-        sees_a_key = visible_by_loops(n_queries, n_keys, True, None, both).any(-1)
-        for result in (out, weights):
-            assert (result[~sees_a_key] == 0).all() and result[sees_a_key].isnan().all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
-@pytest.mark.parametrize("by", ["causal", "mask", "bias"])
-def test_masked_keys_have_no_effect_with_scores_of_ten_thousand(backend, by):
-    q, k, v = make_qkv(6, 6, n_kv_heads=H)
-    k[:, :, 4:] = 1e4 * q[:, :, 3:4]  # the masked keys 4 and 5 have by far the largest scores for query 3
-    mask = torch.arange(6) < 4
-    visible = {"causal": {"causal": True}, "mask": {"mask": mask}, "bias": {"bias": mask.float().log()}}[by]
-    out = attention(q, k, v, **visible, backend=backend)
-    assert_close(out[:, :, 3:4], reference(q[:, :, 3:4], k[:, :, :4], v[:, :, :4], True))
-
-    k[:, :, 4:], v[:, :, 4:] = -k[:, :, 4:], 1e4  # masked keys and values change no bit
-    assert torch.equal(attention(q, k, v, **visible, backend=backend)[:, :, 3], out[:, :, 3])
-
-
-def test_weights_of_huge_scores_are_finite_and_exact():
-    q = torch.full((1, 1, 4, 1), 100.0)
-    k = torch.tensor([-1e9, 100.0, 100.0, 120.0]).view(1, 1, 4, 1)  # scores -1e11, 1e4, 1e4, 1.2e4
-    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
-    expected = torch.tensor([[0, 0.5, 0.5, 0], [0, 0, 0, 1.0], [1.0, 0, 0, 0], [0, 0, 0, 0]])
-    assert torch.equal(attention_weights(q, k, mask)[0, 0], expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
-def test_masked_keys_have_no_effect_where_all_visible_scores_are_very_negative(backend):
-    q, k, v = torch.ones(1, 1, 4, D), torch.zeros(1, 1, 4, D), torch.randn(1, 1, 4, D)
-    k[:, :, :2] = -1e10  # a finite number such as -1e9 in place of -inf would be too large
-    out = attention(q, k, v, mask=torch.arange(4) < 2, backend=backend)
-    assert_close(out, v[:, :, :2].mean(2, keepdim=True).expand_as(v))
-
-
-def test_weights_of_a_fully_masked_row_have_finite_gradients():
-    q, k = (x.requires_grad_() for x in make_qkv(5, 5)[:2])
-    with torch.autograd.detect_anomaly(check_nan=True):
-        attention_weights(q, k, make_mask("(B, H, T, S)", 5, 5)).square().sum().backward()
-    assert (q.grad[0, 0, 0] == 0).all() and q.grad.isfinite().all() and k.grad.isfinite().all()
-
-
-def test_weights_are_a_scaled_softmax_in_float32():
-    q, k, _ = make_qkv(3, 7)
-    expected = (q.double() @ k.double().repeat_interleave(2, dim=1).mT / math.sqrt(D)).exp()
-    expected /= expected.sum(-1, keepdim=True)
-    assert_close(attention_weights(q, k), expected)
-    weights = attention_weights(q.bfloat16(), k.bfloat16())
-    assert weights.dtype == torch.float32
-    assert_close(weights.sum(-1), torch.ones(B, H, 3))  # bfloat16 would miss this precision
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", BACKENDS_SLOW_FLEX)
-@pytest.mark.parametrize("causal, window", [(False, None), (True, 3)])
-def test_low_precision_is_close_to_float32(backend, causal, window, dtype):
-    q, k, v = (x.to(dtype) for x in make_qkv(6, 6))
-    out = attention(q, k, v, causal=causal, window=window, backend=backend)
-    assert out.dtype == dtype
-    exact = attention(*(x.float() for x in (q, k, v)), causal=causal, window=window, backend="explicit")
-    assert_close(out, exact, roundings=4)  # score, weight, product and sum are each rounded once
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("p", [0.1, 0.5])
-@pytest.mark.parametrize("backend", TRAINABLE)
-def test_dropout_drops_weights_and_scales_up_the_rest(backend, p, causal):
-    size = 16
-    zeros = torch.zeros(8, H, size, 2 * size)  # all scores equal: a query that sees n keys gives each 1 / n
-    v = torch.cat([torch.eye(size)] * 2, dim=-1).expand_as(zeros)  # the output is the weights, twice
-    weights, again = attention(zeros, zeros, v, causal=causal, dropout_p=p, backend=backend).chunk(2, dim=-1)
-    assert torch.equal(weights, again)  # weights are dropped, not outputs
-    n_seen = torch.arange(1, size + 1) if causal else torch.full((size,), size)
-    visible = (torch.arange(size) < n_seen[:, None]).expand_as(weights)
-    kept = weights != 0
-    assert not kept[~visible].any()
-    assert_close(weights[kept], (1 / (n_seen * (1 - p)))[:, None].expand_as(weights)[kept])
-    n = visible.sum().item()
-    assert abs(kept.sum().item() / n - (1 - p)) < 5 * math.sqrt(p * (1 - p) / n)  # five standard deviations
-    assert (kept[:, 0] != kept[:, 1]).any() and (kept[0] != kept[1]).any()  # each head and row draws separately
-
-
-@pytest.mark.parametrize("backend", TRAINABLE)
-def test_dropout_follows_the_seed_and_0_disables_it(backend):
-    q, k, v = make_qkv(6, 6)
-
-    def run(seed, p):
-        torch.manual_seed(seed)
-        return attention(q, k, v, causal=True, dropout_p=p, backend=backend)
-
-    assert torch.equal(run(0, 0.5), run(0, 0.5))
-    assert not torch.equal(run(0, 0.5), run(1, 0.5))
-    assert torch.equal(run(0, 0.0), run(1, 0.0))
-
-
-def test_the_explicit_path_is_at_most_six_functions_in_two_files():
-    """From x to the output of the module, a reader follows the equation through few functions."""
-    package = Path(tril.model.attention.__file__).parent
-    functions = set()
-
-    def record(frame, event, _):
-        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(package):
-            functions.add((Path(frame.f_code.co_filename).name, frame.f_code.co_qualname))
-
-    attn, x = MultiHeadAttention(24, 4, backend="explicit"), torch.randn(B, 6, 24)
-    sys.setprofile(record)
-    try:
-        attn(x)
-    finally:
-        sys.setprofile(None)
-    assert ("attention.py", "explicit") in functions
-    assert len(functions) <= 6 and len({file for file, _ in functions}) <= 2, functions
+def test_the_local_heads_of_the_ranks_add_up_to_the_module(choices):
+    """Outputs and the gradient of the input: a module can be split over processes."""
+    attn, x = randomize(MultiHeadAttention(C, H, **choices)), torch.randn(B, 6, C, requires_grad=True)
+    rope, mask = rope_table(6, attn.head_dim), torch.rand(B, 1, 6, 6) < 0.7
+    before = copy.deepcopy(attn.state_dict())
+    for world_size in (1, 2):
+        parts = [shard_heads(attn, rank, world_size) for rank in range(world_size)]
+        results = []
+        for run in (attn, lambda *x, parts=parts, **options: sum(part(*x, **options) for part in parts)):
+            out = run(x, rope=rope, mask=mask)
+            results.append((out, *torch.autograd.grad(out, x, torch.ones_like(out))))
+        for actual, expected in zip(*results, strict=True):
+            assert_close(actual, expected.double())
+    assert all(torch.equal(x, before[name]) for name, x in attn.state_dict().items())
+    with pytest.raises(ValueError, match="world_size=3 must divide n_heads=4"):
+        shard_heads(attn, 0, 3)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tril.model.attention import BACKENDS
-from tril.model.attention_flex import MIN_HEAD_DIM
 from tril.model.autocast import AUTOCAST, has_bf16
+from tril.model.backends import MIN_HEAD_DIM
 from tril.model.causality.case import MAX_ROWS, ODD_LENGTH, Case, lengths_to_test, structural_lengths
 from tril.model.causality.subject import GPTSubject, attention_layers, randomize, same_random_numbers
 from tril.model.config import GPTConfig

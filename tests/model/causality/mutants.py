@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.model.causality.parts import PARTS
-from tril.model import attention, attention_flex, masks
+from tril.model import attention, backends, masks
 from tril.model.config import GPTConfig
 from tril.model.gpt import Block
 
@@ -71,10 +71,10 @@ def mutant(*checks: str, where: dict[str, str] | None = None, precision: str = "
 
 def rule(patch: Patch, visible: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Replaces `key <= query` and the window."""
-    for module in (masks, attention_flex):
+    for module in (masks, backends):
         patch.setattr(module, "visible_from_positions", lambda query, key, window: visible(query, key))
     # The cache of block masks may hold another mutant's mask.
-    patch.setattr(attention_flex, "causal_block_mask", attention_flex.causal_block_mask.__wrapped__)
+    patch.setattr(backends, "causal_block_mask", backends.causal_block_mask.__wrapped__)
 
 
 def kernel(patch: Patch, changed: Callable, name: str = "explicit") -> None:

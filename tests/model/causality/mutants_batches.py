@@ -11,22 +11,21 @@ from tril.model import masks
 from tril.model.causality import subject
 from tril.model.gpt import GPT, Block
 from tril.model.kv_cache import KVCache, LayerCache
+from tril.model.positions import Rope
 
 END = 0  # end-of-text in the certificate's documents
 
 
 @mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"})
 def rotary_offset_forgotten_in_decoding(patch):
-    rope = GPT._rope
-    patch.setattr(
-        GPT, "_rope", lambda self, positions: rope(self, positions if positions.dim() > 1 else positions - positions[0])
-    )
+    rope = Rope.rotation
+    patch.setattr(Rope, "rotation", lambda self, p: rope(self, p if p.dim() > 1 else p - p[0]))
 
 
 @mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"})
 def rotary_offset_one_too_small_in_decoding(patch):
-    rope = GPT._rope
-    patch.setattr(GPT, "_rope", lambda self, p: rope(self, p if p.dim() > 1 else p - p[0].clamp(max=1)))
+    rope = Rope.rotation
+    patch.setattr(Rope, "rotation", lambda self, p: rope(self, p if p.dim() > 1 else p - p[0].clamp(max=1)))
 
 
 @mutant("decoding", where={"decoding": "chunks of 1: row 0, position 0[ ,]"}, **LEARNED)

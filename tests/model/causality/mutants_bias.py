@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.model.causality.mutants import NEXT, kernel, mutant
-from tril.model import attention, attention_flex, attention_fused, gpt
+from tril.model import attention, backends, positions
 
 ALIBI = {"pos": "alibi"}
 SECOND = {"attention": "layer 0, head 0, query 1, key 0:"}
@@ -17,19 +17,19 @@ SECOND = {"attention": "layer 0, head 0, query 1, key 0:"}
 
 @mutant("attention", where=SECOND, **ALIBI)
 def alibi_with_the_wrong_sign(patch):
-    original = gpt.alibi_bias
-    patch.setattr(gpt, "alibi_bias", lambda *sizes, **options: -original(*sizes, **options))
+    original = positions.alibi_bias
+    patch.setattr(positions, "alibi_bias", lambda *sizes, **options: -original(*sizes, **options))
 
 
 @mutant("attention", where=SECOND, **ALIBI)
 def alibi_slopes_in_reverse_order(patch):
-    original = gpt.alibi_slopes
-    patch.setattr(gpt, "alibi_slopes", lambda n_heads: original(n_heads).flip(0))
+    original = positions.alibi_slopes
+    patch.setattr(positions, "alibi_slopes", lambda n_heads: original(n_heads).flip(0))
 
 
 @mutant("attention", where=SECOND, **ALIBI | {"n_heads": 6, "n_kv_heads": 3, "head_dim": 8})
 def alibi_slopes_of_a_power_of_two_for_any_number(patch):
-    patch.setattr(gpt, "alibi_slopes", lambda n_heads: 2 ** (-8 * torch.arange(1, n_heads + 1) / n_heads))
+    patch.setattr(positions, "alibi_slopes", lambda n_heads: 2 ** (-8 * torch.arange(1, n_heads + 1) / n_heads))
 
 
 @mutant("attention", where=SECOND, **ALIBI)
@@ -42,28 +42,28 @@ def bias_added_before_the_scale(patch):
 
 @mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"}, **ALIBI)
 def bias_of_the_newest_keys_in_the_first_columns(patch):
-    original = gpt.alibi_bias
+    original = positions.alibi_bias
 
     def changed(slopes, n_queries, n_keys, *, start=None):
         return F.pad(original(slopes, n_queries, n_queries), (0, n_keys - n_queries))  # (H, T, S)
 
-    patch.setattr(gpt, "alibi_bias", changed)
+    patch.setattr(positions, "alibi_bias", changed)
 
 
 @mutant("decoding", "attention", where={"decoding": "chunks of 1: row 0, position 1[ ,]"}, **ALIBI)
 def alibi_counted_from_the_start_of_the_chunk(patch):
-    original = gpt.alibi_bias
-    patch.setattr(gpt, "alibi_bias", lambda *sizes, start=None: original(*sizes, start=torch.tensor([0])))
+    original = positions.alibi_bias
+    patch.setattr(positions, "alibi_bias", lambda *sizes, start=None: original(*sizes, start=torch.tensor([0])))
 
 
 @mutant("decoding", where={"decoding": "steps of constant shape: row 0, position 18[ ,]"}, **ALIBI)
 def alibi_without_the_position_of_the_step(patch):
-    original = gpt.alibi_bias
+    original = positions.alibi_bias
 
     def changed(*sizes, start=None):
         return original(*sizes, start=None if start is None else start * 0)
 
-    patch.setattr(gpt, "alibi_bias", changed)
+    patch.setattr(positions, "alibi_bias", changed)
 
 
 @mutant("decoding", where={"decoding": "last position of random chunks: row 0, position [1-9]"}, **ALIBI)
@@ -93,7 +93,7 @@ def bias_dropped_with_a_mask(patch):
 
 @mutant("no future", "attention", "decoding", "documents", "canary", where=NEXT, backend="fused", **ALIBI)
 def mask_dropped_with_a_bias(patch):
-    patch.setattr(attention_fused, "additive", lambda bias, mask: bias)
+    patch.setattr(backends, "additive", lambda bias, mask: bias)
 
 
 @mutant("attention", where={"attention": "layer 0, head 1, query 1, key 0:"}, backend="stacked", **ALIBI)
@@ -106,7 +106,7 @@ def bias_of_the_first_head_for_all(patch):
 
 @mutant("attention", where=SECOND, backend="flex", context_length=24, **ALIBI)
 def bias_ignored_by_flex(patch):
-    patch.setattr(attention_flex, "_score_mod", lambda q, k, bias: None)
+    patch.setattr(backends, "score_mod", lambda q, k, bias: None)
 
 
 def ignore_infinities(patch):

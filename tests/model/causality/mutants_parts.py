@@ -6,9 +6,10 @@ B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v s
 import torch
 import torch.nn.functional as F
 
+from tests.model import sharding
 from tests.model.causality import shards
 from tests.model.causality.mutants import NEXT, kernel, mutant
-from tril.model import attention, gpt, sharding
+from tril.model import attention, gpt
 from tril.model.attention import MultiHeadAttention
 from tril.model.kv_cache import LayerCache
 

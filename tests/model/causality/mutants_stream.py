@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.model.causality.mutants import LEARNED, NEXT, mutant, next_token, stream
 from tril.model.attention import MultiHeadAttention
 from tril.model.gpt import GPT, MLP
-from tril.model.norm import RMSNorm
+from tril.model.layers import RMSNorm
 
 
 def block_means(x: Tensor, size: int) -> Tensor:

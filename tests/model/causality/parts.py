@@ -20,6 +20,7 @@ from tril.model.causality.subject import GPTSubject, ProbedLayer, attention_laye
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.kv_cache import KVCache
+from tril.model.positions import Positions
 
 
 class WithoutCache(GPTSubject):
@@ -104,11 +105,25 @@ def three_times_itself(config: GPTConfig) -> GPT:
     return model
 
 
+class Future(Positions):
+    def bias(self, n_queries: int, *_) -> Tensor:
+        return torch.full((1, n_queries, n_queries), -torch.inf).triu(1)
+
+
 class AdditiveMask(GPT):
     """The causal mask is a bias of -inf, for modules with causal=False."""
 
-    def _alibi(self, n_queries: int, *_) -> Tensor:
-        return torch.full((1, n_queries, n_queries), -torch.inf).triu(1)
+    def __init__(self, config: GPTConfig):
+        super().__init__(config)
+        self.pos_embed.__class__ = Future
+
+
+class BiasTable(Positions):
+    def bias(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor:
+        first = 0 if cache is None else cache.length if cache_position is None else cache_position
+        n_keys = cache.capacity if cache and cache_position is not None else first + n_queries
+        query, key = torch.arange(n_queries)[:, None] + first, torch.arange(n_keys)
+        return self.table[:, (query - key).clamp(min=0)].masked_fill(bias_hides(query, key), -torch.inf)  # (H, T, S)
 
 
 class LearnedBias(GPT):
@@ -116,13 +131,8 @@ class LearnedBias(GPT):
 
     def __init__(self, config: GPTConfig):
         super().__init__(config)
-        self.table = nn.Parameter(torch.zeros(config.n_heads, config.context_length))
-
-    def _alibi(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor:
-        first = 0 if cache is None else cache.length if cache_position is None else cache_position
-        n_keys = cache.capacity if cache and cache_position is not None else first + n_queries
-        query, key = torch.arange(n_queries)[:, None] + first, torch.arange(n_keys)
-        return self.table[:, (query - key).clamp(min=0)].masked_fill(bias_hides(query, key), -torch.inf)  # (H, T, S)
+        self.pos_embed.__class__ = BiasTable
+        self.pos_embed.table = nn.Parameter(torch.zeros(config.n_heads, config.context_length))
 
 
 def bias_hides(query: Tensor, key: Tensor) -> Tensor:
@@ -143,7 +153,8 @@ class LearnedBiasSubject(GPTSubject):
     def probed_layers(self, length: int) -> list[ProbedLayer]:
         rule, positions = score_formula(self.model.config, length), torch.arange(length)
         distance = (positions[:, None] - positions).clamp(min=0)
-        bias = self.model.table.detach()[:, distance].masked_fill(bias_hides(positions[:, None], positions), -torch.inf)
+        table = self.model.pos_embed.table.detach()
+        bias = table[:, distance].masked_fill(bias_hides(positions[:, None], positions), -torch.inf)
         formula = ScoreFormula(rule.norm, rule.norm_eps, rule.rope_base, bias)
         layers = [] if self.compiled else attention_layers(self.model)
         return [ProbedLayer(f"layer {i}", attn, self.visible(length, i), formula) for i, attn in enumerate(layers)]

@@ -7,12 +7,12 @@ import copy
 
 from torch import Tensor, nn
 
+from tests.model.sharding import shard_heads
 from tril.model.attention import MultiHeadAttention
 from tril.model.causality.attention_formula import ScoreFormula
 from tril.model.causality.subject import GPTSubject, ProbedLayer, score_formula, use_explicit_backend
 from tril.model.gpt import GPT
 from tril.model.kv_cache import LayerCache
-from tril.model.sharding import shard_heads
 
 WORLD_SIZE = 2
 

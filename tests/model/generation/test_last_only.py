@@ -7,7 +7,7 @@ from tests.conftest import TRAINABLE, assert_close, randomize, tiny_gpt
 from tests.model.generation.test_generate import PARTS
 from tril.model.attention import MultiHeadAttention
 from tril.model.masks import causal_mask
-from tril.model.rope import rope_table
+from tril.model.positions import rope_table
 
 B, T, C, H = 2, 6, 24, 4
 MASKS = {
