@@ -36,7 +36,6 @@ from tril.scripts.common.cli import UserError, check_writable, command, entry, p
 from tril.scripts.common.equal_flops import with_max_flops
 from tril.scripts.common.init_from import Start, check_start, resolve_init
 from tril.scripts.common.locks import lock_run
-from tril.scripts.common.old_text import OldText, lineage_of
 from tril.scripts.common.python_api import python_api
 from tril.scripts.common.ranks import process_rank, quiet_ranks
 from tril.scripts.common.resume import Resumed, choose_folder, chosen_folder, resolve_resume, settings_text
@@ -91,7 +90,6 @@ class Parts:
     data: "TextDataModule"
     model: "GPT"
     payload: dict[str, Any]  # the "tril" entry of its checkpoints
-    old_text: OldText | None
 
 
 def train(cfg: DictConfig, stop: StopRequest | None = None, *, one_process: bool = False) -> dict[str, float]:
@@ -116,7 +114,7 @@ def train(cfg: DictConfig, stop: StopRequest | None = None, *, one_process: bool
             if start is not None:
                 stack.callback(start.discard_unused)
             config = check_config(cfg)
-            check_start(start, config, resumes=resumed is not None)
+            check_start(start, config)
             if one_process:
                 refuse_processes(config)
             if sweep_of(Path(cfg.output_dir)) is None:  # a sweep compares runs by their effective settings
@@ -163,7 +161,7 @@ def build_parts(
 
     assert config.hardware is not None
     trainer = new_trainer(cfg, config, stop, started, resumed)
-    data = TextDataModule(**config.data.loading(), context_length=config.model.context_length, seed=cfg.seed)
+    data = TextDataModule(config.data, context_length=config.model.context_length, seed=cfg.seed)
     data.prepare_data()
     for loader in (data.train_dataloader, data.val_dataloader):
         loader()  # raises if the text is too short
@@ -177,17 +175,13 @@ def build_parts(
         scale_initial_values(model, base_of(config.optim))
     if start is not None:
         start.load_into(model)
-    old_text = OldText.of(config)
     allowed = OmegaConf.to_object(cfg.allow_changes) if OmegaConf.is_config(cfg.allow_changes) else cfg.allow_changes
-    payload = checkpoint_payload(model, data, config, resumed, allowed, lineage=lineage_of(start, old_text, model))
-    if resumed is not None and old_text is not None:
-        old_text.check_resumed(payload.get("init_from"))
-    return Parts(Metrics.of(trainer), trainer, data, model, payload, old_text)
+    payload = checkpoint_payload(model, data, config, resumed, allowed, lineage=start and start.lineage)
+    return Parts(Metrics.of(trainer), trainer, data, model, payload)
 
 
 def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Parts) -> dict[str, float]:
     """Trains the model and writes the summary."""
-    from tril.model.checkpoint import load
     from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused, out_of_memory
     from tril.model.training.hardware import configure_torch
     from tril.model.training.summary import code_version, describe, finish
@@ -241,7 +235,6 @@ def run(cfg: DictConfig, config: RunConfig, resumed: Resumed | None, parts: Part
         sample=command("sample"),
         diverged=diverged,
         lineage=lineage,
-        more=None if parts.old_text is None else parts.old_text.losses(lineage, None if diverged else load(folder)),
     )
     if diverged is not None:  # after the summary, by which a sweep sees a diverged run
         raise UserError(str(diverged)) from diverged

@@ -1,13 +1,15 @@
-"""Batches of windows over a token array: shuffled without replacement for training, in order for validation.
+"""Batches of windows over token arrays: shuffled without replacement for training, in order for validation.
 
-Letters: B windows in a batch, T context length, M targets (tokens but the first), n = ceil(M / T) windows, W ranks.
+Letters: B windows in a batch, T context length, M targets (tokens but the first), n = ceil(M / T) windows of a text,
+N windows in a block, W ranks.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+
+from tril.data.mixture import BLOCK
 
 IGNORE = -100  # targets that do not count; the default of torch's cross entropy
 MAX_PASSES = 10  # through the text in one batch
@@ -63,55 +65,11 @@ def gather(
     return inputs, targets.masked_fill(ignored, IGNORE)
 
 
-def like(tokens: Array, numbers: np.ndarray) -> Array:
-    """`numbers` on the device of `tokens`."""
-    return numbers if isinstance(tokens, np.ndarray) else torch.from_numpy(numbers).to(tokens.device)
-
-
 def check_batch_size(batch_size: int, n_windows: int) -> None:
     """Raises ValueError if a batch has more than MAX_PASSES times all windows, which may not even fit into memory."""
     if batch_size > MAX_PASSES * n_windows:
         limit = f"is more than {MAX_PASSES} times the {n_windows:,} windows of the training part"
         raise ValueError(f"data.batch_size={batch_size} {limit}; use at most {n_windows}")
-
-
-class EndlessWindows(ABC):
-    """Batches cut from an endless sequence of windows, hence always full; the state is one counter.
-
-    One pass over this object yields len(self) batches and starts where the last one stopped.
-
-    Args:
-        n_windows: of one pass, rounded down to complete optimizer steps.
-        batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
-        accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
-    """
-
-    def __init__(self, n_windows: int, batch_size: int, rank: int, world_size: int, accumulate: int) -> None:
-        self.n_windows, self.batch_size = n_windows, batch_size
-        self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
-        self.consumed = 0  # windows of all ranks
-
-    def __len__(self) -> int:
-        """The batches of the complete optimizer steps in one pass, at least of one step."""
-        step = self.batch_size * self.world_size * self.accumulate  # windows
-        return max(1, self.n_windows // step) * self.accumulate
-
-    def __iter__(self) -> Iterator[Batch]:
-        for _ in range(len(self)):
-            start = self.consumed
-            # Counted before the yield: a checkpoint written during the batch resumes with the next one.
-            self.consumed += self.batch_size * self.world_size
-            yield self._batch(range(start + self.rank, self.consumed, self.world_size))
-
-    def state_dict(self) -> dict[str, int]:
-        return {"consumed": self.consumed}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.consumed = state["consumed"]
-
-    @abstractmethod
-    def _batch(self, indices: range) -> Batch:
-        """The B windows at `indices` of the endless sequence."""
 
 
 class WindowOrder:
@@ -144,55 +102,134 @@ class WindowOrder:
             self._epoch = epoch, int(random.integers(self.n_targets)), random.permutation(self.n_windows)
         return self._epoch[1:]
 
+    def windows(self, start: int, n: int) -> np.ndarray:
+        """Number and offset of the windows start ... start + n - 1, (2, n)."""
+        parts = []
+        while n:
+            epoch, first = divmod(start, self.n_windows)
+            offset, numbers = self.epoch(epoch)
+            part = numbers[first : first + n]
+            parts.append(np.stack([part, np.full_like(part, offset)]))
+            start, n = start + len(part), n - len(part)
+        return np.concatenate(parts, 1)
 
-class TrainWindows(EndlessWindows):
-    """Training batches of one text in the order of `WindowOrder`; a batch may hold the end of an epoch and the next.
+
+class TrainWindows:
+    """Training batches of one or more texts, in fixed shares. No window crosses two texts.
+
+    The endless sequence of windows consists of blocks. Each block has a fixed number of windows of every text, in an
+    order that depends on (seed, block) alone. So the windows of a text before an index follow from the number of the
+    block and from one block, and the k-th of them is window k of the text's own `WindowOrder`. Batches are always full:
+    one may hold the end of an epoch and the next. The state is one counter.
+
+    One pass over this object yields len(self) batches, about as many as all texts have, and starts where the last one
+    stopped.
 
     Args:
-        tokens: (M + 1,) ids, typically memory-mapped; a tensor of `on_device` gives the same batches on its device.
-        batch_size, rank, world_size, accumulate: see `EndlessWindows`.
-        is_target: see `gather`.
+        texts: (M + 1,) ids of each, typically memory-mapped; tensors of `on_device` give the same batches on their
+            device. A single text may be given without a list.
+        batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
+        accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
+        counts: windows of each text in a block, at least 1; their sum is N.
+        is_target: of each text, see `gather`.
 
     Raises:
-        ValueError: fewer than context_length + 1 tokens.
+        ValueError: a text has fewer than context_length + 1 tokens.
     """
 
     def __init__(
         self,
-        tokens: Array,
+        texts: Array | Sequence[Array],
         context_length: int,
         batch_size: int,
         seed: int,
         rank: int = 0,
         world_size: int = 1,
         accumulate: int = 1,
-        is_target: Array | None = None,
+        *,
+        counts: Sequence[int] = (BLOCK,),
+        is_target: Sequence[Array | None] | None = None,
     ) -> None:
-        self._order = WindowOrder(len(tokens), context_length, seed)
-        super().__init__(self._order.n_windows, batch_size, rank, world_size, accumulate)
-        self.tokens, self.context_length, self.is_target = tokens, context_length, is_target
-        self._epoch: tuple[int, int, Array] | None = None
+        self.texts = [texts] if isinstance(texts, Array) else [*texts]
+        self.counts, self.context_length, self.batch_size, self.seed = counts, context_length, batch_size, seed
+        self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
+        self.is_target = is_target or [None] * len(self.texts)
+        self._orders = [WindowOrder(len(text), context_length, seed) for text in self.texts]
+        self.n_windows = sum(order.n_windows for order in self._orders)
+        self.block_size = sum(counts)  # N
+        self.consumed = 0  # windows of all ranks
+        self._block: tuple[int, Array] | None = None
+
+    def __len__(self) -> int:
+        """The batches of the complete optimizer steps in one pass, at least of one step."""
+        step = self.batch_size * self.world_size * self.accumulate  # windows
+        return max(1, self.n_windows // step) * self.accumulate
+
+    def __iter__(self) -> Iterator[Batch]:
+        for _ in range(len(self)):
+            start = self.consumed
+            # Counted before the yield: a checkpoint written during the batch resumes with the next one.
+            self.consumed += self.batch_size * self.world_size
+            yield self._batch(range(start + self.rank, self.consumed, self.world_size))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.consumed = state["consumed"]
+
+    def first_repeat(self) -> tuple[int, int]:
+        """The number of windows before a text starts its second epoch, and the text that is the first to do so."""
+        found = []
+        for text, (order, count) in enumerate(zip(self._orders, self.counts, strict=True)):
+            block, before = divmod(order.n_windows, count)
+            in_block = np.flatnonzero(self._texts_of(block) == text)[before]
+            found.append((block * self.block_size + int(in_block), text))
+        return min(found)
 
     def _batch(self, indices: range) -> Batch:
-        """From one or more epochs."""
+        """The B windows at `indices` of the endless sequence."""
         parts = []
         while indices:
-            epoch, first = divmod(indices.start, self.n_windows)
-            offset, order = self._shuffle(epoch)
-            windows = order[first :: indices.step][: len(indices)]  # to the end of this epoch at most
-            parts.append(gather(self.tokens, windows, self.context_length, offset, self.is_target))
-            indices = indices[len(windows) :]
-        if len(parts) == 1:
-            return parts[0]
-        inputs, targets = (torch.cat(part) for part in zip(*parts, strict=True))
+            block, first = divmod(indices.start, self.block_size)
+            part = self._windows(block)[:, first :: indices.step][:, : len(indices)]  # to the end of this block at most
+            parts.append(part)
+            indices = indices[part.shape[1] :]
+        text, windows, offsets = np.concatenate(parts, 1) if isinstance(parts[0], np.ndarray) else torch.cat(parts, 1)
+        length, offsets = self.context_length, offsets[:, None]
+        if len(self.texts) == 1:
+            return gather(self.texts[0], windows, length, offsets, self.is_target[0])
+        shape = (2, len(text), length)
+        if isinstance(text, np.ndarray):
+            inputs, targets = torch.empty(shape, dtype=torch.int64)
+            for number, (tokens, flags) in enumerate(zip(self.texts, self.is_target, strict=True)):
+                rows = np.flatnonzero(text == number)
+                inputs[rows], targets[rows] = gather(tokens, windows[rows], length, offsets[rows], flags)
+            return inputs, targets
+        # On a device all rows are read from every text: to select rows, the host would wait for the device.
+        inputs, targets = torch.zeros(shape, dtype=torch.int64, device=text.device)
+        for number, (tokens, flags) in enumerate(zip(self.texts, self.is_target, strict=True)):
+            batch = gather(tokens, windows, length, offsets, flags)
+            is_here = (text == number)[:, None]
+            inputs, targets = torch.where(is_here, batch[0], inputs), torch.where(is_here, batch[1], targets)
         return inputs, targets
 
-    def _shuffle(self, epoch: int) -> tuple[int, Array]:
-        """The offset and the order (n,) of one epoch, on the device of the tokens; copies each epoch once."""
-        if self._epoch is None or self._epoch[0] != epoch:
-            offset, order = self._order.epoch(epoch)
-            self._epoch = epoch, offset, like(self.tokens, order)
-        return self._epoch[1:]
+    def _texts_of(self, block: int) -> np.ndarray:
+        """The text of each window of a block, (N,)."""
+        # The third number separates this stream from those of `WindowOrder`.
+        random = np.random.default_rng([self.seed, block, 1])
+        return random.permutation(np.repeat(np.arange(len(self.counts)), self.counts))
+
+    def _windows(self, block: int) -> Array:
+        """Text, number and offset of each window of a block, (3, N); caches the last block."""
+        if self._block is None or self._block[0] != block:
+            table = np.empty((3, self.block_size), np.int64)
+            table[0] = self._texts_of(block)
+            for text, (order, count) in enumerate(zip(self._orders, self.counts, strict=True)):
+                table[1:, table[0] == text] = order.windows(block * count, count)
+            device = None if isinstance(self.texts[0], np.ndarray) else self.texts[0].device
+            self._block = block, table if device is None else torch.from_numpy(table).to(device)
+        return self._block[1]
 
 
 class ValWindows:
@@ -226,9 +263,9 @@ class ValWindows:
         return -(-self.n_windows // (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
-        windows = like(
-            self.tokens, np.arange(self.rank, len(self) * self.batch_size * self.world_size, self.world_size)
-        )
+        windows = np.arange(self.rank, len(self) * self.batch_size * self.world_size, self.world_size)
+        if isinstance(self.tokens, torch.Tensor):
+            windows = torch.from_numpy(windows).to(self.tokens.device)
         for start in range(0, len(windows), self.batch_size):
             part = windows[start : start + self.batch_size]
             yield gather(self.tokens, part, self.context_length, is_target=self.is_target)

@@ -1,17 +1,15 @@
-"""The cache folder, and files and folders that appear in it only when they are complete."""
+"""The cache folder, and folders that appear in it only when they are complete."""
 
 import contextlib
 import errno
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tril.data.cache_locks import locked, locked_if_free
+from filelock import FileLock, Timeout
 
-PREFIX = ".tmp-"  # of folders that are being written: PREFIX, the name of what is written, "-", random letters
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 REMEDY = "choose another cache folder with data.cache_dir=FOLDER or the environment variable TRIL_CACHE"
 
@@ -47,99 +45,69 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file atomically.
+@contextlib.contextmanager
+def locked(path: Path, task: str) -> Iterator[None]:
+    """Holds the lock of a file or folder of the cache. If another process holds it, says so in one line and waits.
+
+    Args:
+        task: what the holder does, for that line.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the disk is full or cannot be written.
     """
-    with _temporary(path) as part:
-        part.write_bytes(content)
-        sync(part)
-        part.replace(path)
-        sync(path.parent)
-
-
-def write_folder(folder: Path, fill: Callable[[Path], None], is_valid: Callable[[Path], bool]) -> None:
-    """Creates a folder atomically: `fill` writes files to a temporary folder, which is renamed when it is complete.
-
-    If another process has created a valid `folder` in the meantime, that one is kept. An invalid one is replaced.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with _temporary(folder) as part:
-        part.mkdir()
-        fill(part)
-        for path in [*part.iterdir(), part]:  # a rename may reach the disk before the content does
-            sync(path)
+    make_folder(path.parent)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
         try:
-            if os.path.lexists(folder) and not is_valid(folder):
-                _remove(folder)
-            part.rename(folder)
-        except OSError as error:  # a non-empty folder cannot be renamed over
-            if not is_valid(folder):
-                raise OSError(f"cannot replace {folder} ({error.strerror}); remove it, or {REMEDY}") from error
-        sync(folder.parent)
+            lock.acquire(blocking=False)
+        except Timeout:
+            print(f"waiting for another process, which {task} {path}", file=sys.stderr, flush=True)
+            lock.acquire()
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise OSError(f"cannot write {path} ({error.strerror}); free space on that disk, or {REMEDY}") from error
+    finally:
+        if lock.is_locked:  # those who wait for the removed file start again with a new one
+            with contextlib.suppress(OSError):
+                Path(lock.lock_file).unlink()
+        lock.release()
 
 
-def remove_leftovers(cache_dir: Path) -> None:
-    """Removes the temporary folders of processes that were killed: those whose lock is free."""
-    for leftover in cache_dir.glob(f"{PREFIX}*"):
-        name = leftover.name.removeprefix(PREFIX).rpartition("-")[0] or "tmp"  # no name: of version 0.1
-        with contextlib.suppress(OSError), locked_if_free(cache_dir / name) as is_free:
-            if is_free:
-                shutil.rmtree(leftover, ignore_errors=True)
+def write(path: Path, fill: Callable[[Path], object]) -> None:
+    """Creates or replaces a file or folder of the cache atomically. The caller holds its lock.
+
+    Args:
+        fill: writes it to a temporary path, which is renamed when it is complete and on the disk.
+    """
+    part = path.with_name(f".{path.name}.part")
+    _remove(part)  # of a process that was killed
+    try:
+        fill(part)
+        for file in [*part.glob("*"), part]:  # a rename may reach the disk before the content does
+            _sync(file)
+        _remove(path)
+        part.rename(path)
+        _sync(path.parent)
+    finally:
+        _remove(part)
 
 
-def sync(path: Path) -> None:
+def _sync(path: Path) -> None:
     """Waits until the content of a file, or the names in a folder, are on the disk."""
-    is_folder = path.is_dir()
-    if is_folder and sys.platform == "win32":
+    if path.is_dir() and sys.platform == "win32":
         return
-    with contextlib.suppress(OSError) if is_folder else contextlib.nullcontext():  # not on every file system
-        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():  # not on every file system
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-@contextlib.contextmanager
-def explained_errors(path: Path) -> Iterator[None]:
-    """Says what to do if there is no space for `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        raise OSError(f"cannot write {path} ({error.strerror}); free space on that disk, or {REMEDY}") from error
-
-
-@contextlib.contextmanager
-def preparing(folder: Path, task: str) -> Iterator[None]:
-    """Holds the lock of a folder of prepared data, with its parent in place and errors as in `explained_errors`.
-
-    Args:
-        task: what the holder does, for processes that wait.
-    """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-    make_folder(folder.parent)
-    with explained_errors(folder), locked(folder, f"which {task} {folder}"):
-        yield
-
-
-@contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """A path of the same name in a temporary folder next to `path`."""
-    make_folder(path.parent)
-    prefix = f"{PREFIX}{path.name}-"
-    with explained_errors(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as temporary:
-        yield Path(temporary, path.name)
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
-        folder.unlink()
+        path.unlink(missing_ok=True)

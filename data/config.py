@@ -1,34 +1,30 @@
 """The settings below `data:`, checked before anything expensive starts."""
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.mixture import SINGLE, Mixture, PreparedMixture, prepare_source
-from tril.data.prepared import PreparedText
-from tril.data.settings import setting, strict_settings
-from tril.data.sources.file_formats import find
-from tril.data.sources.files import Files
-from tril.data.sources.hub import Hub
-from tril.data.sources.prose import Prose
-from tril.data.sources.single_text import SingleText
-from tril.data.sources.stdlib import StandardLibrary
+from tril.data.mixture import BLOCK, Member, Mixture, expand
+from tril.data.prepare import prepare, prepare_tokenizer
+from tril.data.prepared import PreparedTexts, sha256_of
+from tril.data.settings import build, nearest, setting, strict_settings
+from tril.data.sources import SOURCES as SINGLE
+from tril.data.sources.base import Split
 from tril.data.tokenizer import TokenizerConfig
 
-SOURCES = SINGLE | {Mixture.name: Mixture}
+SOURCES: dict[str, type] = SINGLE | {Mixture.name: Mixture}
 Count = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
 class DataConfig:
-    """The settings below `data:` that every source has: arguments of `TextDataModule`, and `old_path`."""
+    """The settings below `data:` that every source has."""
 
-    source: StandardLibrary | Prose | SingleText | Files | Hub | Mixture = setting(..., "the text; set by data=NAME")
+    source: Any = setting(..., "the text, an object of one of SOURCES; set by data=NAME")
     tokenizer: TokenizerConfig = setting(TokenizerConfig(), "text <-> token ids")
     batch_size: int = setting(8, "windows per device and step", ge=1)
     val_batch_size: Count | None = setting(None, "windows per device in validation; null: batch_size")
@@ -38,9 +34,6 @@ class DataConfig:
     document_mask: bool = setting(
         False, "true: documents in a window do not attend to each other; positions restart in each"
     )
-    old_path: str | None = setting(
-        None, "with init_from: a file or folder; the run ends with the loss on it before and after training"
-    )
 
     @field_validator("cache_dir")
     @classmethod
@@ -49,13 +42,6 @@ class DataConfig:
             raise ValueError(f"data.cache_dir={cache_dir} is a file; give a folder")
         return cache_dir
 
-    @field_validator("old_path")
-    @classmethod
-    def _check_old_path(cls, path: str | None) -> str | None:
-        if path is not None:
-            find("old_path", path)
-        return path
-
     @model_validator(mode="after")
     def _check_chat(self) -> "DataConfig":
         if self.document_mask and getattr(self.source, "is_chat", False):
@@ -63,21 +49,41 @@ class DataConfig:
             raise ValueError(f"data.document_mask=true {cause}; set it to false with data.format=chat")
         return self
 
-    def loading(self) -> dict[str, Any]:
-        """The arguments of `TextDataModule`."""
-        return {name: value for name, value in vars(self).items() if name != "old_path"}
+    @property
+    def members(self) -> dict[str, Member]:
+        """The sources by name with their shares and budgets; a single one has the name ""."""
+        members = self.source.members if isinstance(self.source, Mixture) else {"": Member(self.source, {}, BLOCK)}
+        typed: dict[Split, int | None] = {"train": self.token_budget, "val": self.val_token_budget}
+        return {
+            name: replace(member, budgets={split: typed[split] or member.budgets.get(split) for split in typed})
+            for name, member in members.items()
+        }
 
-    def prepare(self) -> PreparedText | PreparedMixture:
-        """The prepared text, see `data.mixture.prepare_source`."""
-        budgets = {"token_budget": self.token_budget, "val_token_budget": self.val_token_budget}
-        return prepare_source(self.source, self.tokenizer, self.cache_dir, **budgets)
+    def prepare(self) -> PreparedTexts:
+        """Trains or loads the common tokenizer, and prepares every source with it, see `prepare.prepare`."""
+        members = self.members
+        sources = [member.source for member in members.values()]
+        tokenizer, texts = self.tokenizer, {}
+        if len(members) > 1:
+            budgets = [member.budgets["train"] for member in members.values()]
+            tokenizer = prepare_tokenizer(sources, tokenizer, self.cache_dir, budgets)
+        fingerprints: dict[str, str] = {}
+        for name, member in members.items():
+            other = fingerprints.setdefault(sha256_of(member.source.fingerprint()), name)
+            if other != name:
+                raise ValueError(f"data.sources: {other} and {name} are the same text; leave out one of them")
+        for name, member in members.items():
+            train, val = member.budgets["train"], member.budgets["val"]
+            texts[name] = prepare(member.source, tokenizer, self.cache_dir, token_budget=train, val_token_budget=val)
+        return PreparedTexts(texts, [member.count for member in members.values()], self.tokenizer.fingerprint())
 
 
-def parse(mapping: Mapping[str, Any]) -> DataConfig:
+def parse(mapping: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None) -> DataConfig:
     """Checks plain values and builds the settings from them.
 
     Args:
         mapping: `source` names the source. Keys of the source are on the same level as those of `DataConfig`.
+        presets: by name the settings of the data groups that a mixture may name, see `mixture.expand`.
 
     Raises:
         ValueError: an unknown key, for which the message has the nearest valid one; a missing key; or an invalid value.
@@ -86,27 +92,16 @@ def parse(mapping: Mapping[str, Any]) -> DataConfig:
     kind = mapping.get("source")
     if kind not in SOURCES:
         raise ValueError(f"data.source={kind} must be one of {', '.join(SOURCES)}")
-    source = SOURCES[kind]
-    _refuse_unknown("data.", mapping, DataConfig, source)
-    values: dict[str, Any] = _select(mapping, DataConfig) | {"source": source(**_select(mapping, source))}
-    if "tokenizer" in mapping:
-        tokenizer = mapping["tokenizer"]
-        if not isinstance(tokenizer, Mapping):
-            raise ValueError(f"data.tokenizer={tokenizer} must be a group; use data.tokenizer.kind={tokenizer}")
-        _refuse_unknown("data.tokenizer.", tokenizer, TokenizerConfig)
-        values["tokenizer"] = TokenizerConfig(**tokenizer)
-    return DataConfig(**values)
-
-
-def _select(mapping: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    names = {field.name for field in fields(settings)}
-    return {key: value for key, value in mapping.items() if key in names}
-
-
-def _refuse_unknown(prefix: str, mapping: Mapping[str, Any], *groups: type) -> None:
-    valid = [field.name for group in groups for field in fields(group)]
+    groups: tuple[type, type] = DataConfig, SOURCES[kind]
+    common, own = (group.__pydantic_fields__ for group in groups)
     for key in mapping:
-        if key not in valid:
-            near = difflib.get_close_matches(str(key), valid, n=1, cutoff=0.5)
-            remedy = f"did you mean {prefix}{near[0]}?" if near else f"valid are {', '.join(valid)}"
-            raise ValueError(f"there is no setting {prefix}{key}; {remedy}")
+        if key not in common and key not in own:
+            raise ValueError(f"there is no setting data.{key}{nearest(str(key), {*common, *own}, 'data')}")
+    values = {key: value for key, value in mapping.items() if key in own}
+    if kind == Mixture.name and isinstance(values.get("sources"), Mapping):
+        values["sources"] = expand(values["sources"], presets or {})
+    source = build(SOURCES[kind], values, "data")
+    tokenizer = mapping.get("tokenizer", {})
+    if not isinstance(tokenizer, Mapping):
+        raise ValueError(f"data.tokenizer={tokenizer} must be a group; use data.tokenizer.kind={tokenizer}")
+    return build(DataConfig, {key: mapping[key] for key in mapping if key in common} | {"source": source}, "data")

@@ -1,53 +1,54 @@
-"""Documents -> a memory-mapped file of token ids.
+"""Documents -> a memory-mapped file of token ids, see `data.prepared`.
 
-A prepared folder holds tokens.bin (the training part, then the validation part), tokenizer.json and meta.json, and of a
-chat flags.bin, which tells the tokens that are trained on. Its name contains a fingerprint of source, split, tokenizer
-and budgets, so a changed setting never reads stale tokens; a damaged folder is prepared again. How much of the
-validation part also occurs in the training part is measured and stored.
+The name of a prepared folder contains a fingerprint of source, split, tokenizer and budgets, so a changed setting never
+reads stale tokens; a damaged folder is prepared again.
 """
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tokenizers
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from tril.data.cache import REMEDY, preparing, remove_leftovers, resolve_cache_dir, write_folder
-from tril.data.encoding import OPENS, TARGET, Encoded, encoded_pieces
-from tril.data.integrity import FLAGS, TOKENIZER, TOKENS, open_verified, write_meta
-from tril.data.overlap import MAX_SHARE, Overlap, measure_overlap, passage_length
-from tril.data.prepared import PreparedText
+from tril.data.cache import REMEDY, locked, resolve_cache_dir, write
+from tril.data.encoding import OPENS, TARGET, Encoded, encoded_pieces, first_token_bytes
+from tril.data.overlap import measure_overlap
+from tril.data.prepared import FLAGS, TOKENIZER, TOKENS, PreparedText, read_meta, sha256_of, write_meta
 from tril.data.sources.base import Source, Split
-from tril.data.tokenizer import TokenizerConfig, build, n_ids
+from tril.data.tokenizer import TokenizerConfig, build, first_bytes, n_ids
 
-FORMAT = 1  # incremented when the same settings produce other files
+FORMAT = 2  # incremented when the same settings produce other files
 MAX_UINT16_VOCAB = 1 << 16
-LOG_INTERVAL = 10  # seconds between lines of the progress bar if stderr is not a terminal
+MAX_OVERLAP = 0.01  # of the validation tokens; above that, the loss is too low
+SHOWN_OVERLAP = 0.00005  # less is 0.00 %
 UNKNOWN_EXAMPLES = 10
 EXAMPLE_CHARACTERS = 60  # of a passage that occurs in both parts
+Content = TypeVar("Content")
 
 
 @dataclass
 class Counts:
-    """The size of one part; `unknown` counts the tokens for characters that the tokenizer does not have.
+    """The size of one part.
 
-    Of a chat, `bytes` are those of the answers.
+    Attributes:
+        bytes: of a chat, those of the answers.
+        first_bytes: of them, those of the first token, which is not predicted.
+        unknown: tokens for characters that the tokenizer does not have.
     """
 
     documents: int = 0
     bytes: int = 0
+    first_bytes: int = 0
     characters: int = 0
     tokens: int = 0
     unknown: int = 0
@@ -77,102 +78,89 @@ def prepare(
     budgets: dict[Split, int | None] = {"train": token_budget, "val": val_token_budget}
     settings = {"format": FORMAT, "source": source.fingerprint()}
     settings |= {"tokenizer": tokenizer_config.fingerprint(), "budgets": budgets}
-    fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    fingerprint = sha256_of(settings)
     folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
 
     def fill(part: Path) -> None:
         texts = training_texts(source, tokenizer_config, token_budget, progress)
-        tokenizer = train_tokenizer(tokenizer_config, texts, progress)
-        # not tokenizer.save, which raises a bare Exception if the disk is full
-        (part / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        tokenizer = build(tokenizer_config, texts)
         sizes, sha256 = _write_tokens(source, tokenizer, tokenizer_config.eot, budgets, part, progress)
+        sha256 |= write_tokenizer(part, tokenizer)
         libraries = {"tokenizers": tokenizers.__version__}
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         meta = {**settings, "fingerprint": fingerprint, **sizes, "libraries": libraries, "created": created}
-        write_meta(part, meta | _measured_split(source, PreparedText(part, meta, tokenizer)), sha256)
+        meta |= _measured_split(source, PreparedText(part, meta, tokenizer))
+        write_meta(part, meta, sha256)
 
-    prepared = _prepare_once(folder, fingerprint, fill, progress)
-    _warn_of_overlap(prepared)
+    prepared, is_new = write_once(folder, "prepares", fill, lambda folder: PreparedText.read(folder, fingerprint))
+    if is_new and progress:
+        print(describe_split(prepared), file=sys.stderr)
     return prepared
 
 
-def _prepare_once(folder: Path, fingerprint: str, fill: Callable[[Path], None], progress: bool) -> PreparedText:
-    """The text of `folder`, which `fill` writes if it does not exist or is damaged; of several processes, one does."""
-    remove_leftovers(folder.parent)
-    prepared, _ = _opened(folder, fingerprint)
-    if prepared is not None:
-        return prepared
-    with preparing(folder, "prepares"):
-        prepared, damage = _opened(folder, fingerprint)  # another process may have written it
-        if prepared is not None:
-            return prepared
-        if damage:
-            logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", folder, damage)
-        write_folder(folder, fill, lambda folder: _opened(folder, fingerprint)[0] is not None)
-        prepared, damage = _opened(folder, fingerprint)
-    if prepared is None:
-        raise OSError(f"{folder} was written and is damaged ({damage}); check the disk, or {REMEDY}")
-    if progress:
-        split, overlap = prepared.meta["split"], Overlap(**prepared.meta["overlap"])
-        print(f"validation is {split['val_share']:.1%} of the text ({split['rule']}); {overlap}", file=sys.stderr)
-    return prepared
+def prepare_tokenizer(
+    sources: list[Source], config: TokenizerConfig, cache_dir: str | Path | None, token_budgets: list[int | None]
+) -> TokenizerConfig:
+    """The common tokenizer of several sources: trained on the text of each, it is a file of the cache.
 
-
-def _opened(folder: Path, fingerprint: str) -> tuple[PreparedText | None, str]:
-    """The verified text of `folder`; None if it does not exist, or is damaged, with what is wrong."""
-    if not os.path.lexists(folder):
-        return None, ""
-    try:
-        return PreparedText(folder, *open_verified(folder, fingerprint)), ""
-    except ValueError as error:
-        return None, str(error)
-
-
-def _measured_split(source: Source, text: PreparedText) -> dict[str, Any]:
-    """The entries "split" and "overlap" (the fields of `data.overlap.Overlap`) of meta.json.
-
-    Raises:
-        ValueError: the overlap is larger than the source allows.
+    It does not depend on the weights of a mixture, so that runs with other weights have the same tokens.
     """
-    meta, val = text.meta, text.predicted("val")
-    length = passage_length(meta["counts"]["val"]["bytes"] / len(val))
-    overlap = measure_overlap(text.predicted("train"), val, meta["vocab_size"], length)
-    if source.max_overlap is not None and overlap.share > source.max_overlap:
-        limit = f"at most {source.max_overlap:.0%} is accepted; choose a smaller data.val_fraction"
-        raise ValueError(f"data={source.name}: {overlap}; {limit}")
-    sizes = {split: counts["bytes"] for split, counts in meta["counts"].items()}
-    val_share = sizes["val"] / (sizes["train"] + sizes["val"])
-    return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": asdict(overlap)}
+    if config.kind not in ("bpe", "char"):
+        return config
+    settings = {"format": FORMAT, "tokenizer": config.fingerprint(), "sources": [s.fingerprint() for s in sources]}
+    if config.kind == "char":
+        settings |= {"budgets": token_budgets}
+    fingerprint = sha256_of(settings)
+    folder = resolve_cache_dir(cache_dir) / f"tokenizer-{fingerprint[:16]}"
+
+    def texts() -> Iterator[str]:
+        for source, budget in zip(sources, token_budgets, strict=True):
+            read = training_texts(source, config, budget, progress=True)
+            yield from first_bytes(read, config.train_bytes // len(sources)) if config.kind == "bpe" else read
+
+    def fill(part: Path) -> None:
+        write_meta(part, {"fingerprint": fingerprint}, write_tokenizer(part, build(config, texts())))
+
+    write_once(folder, "trains", fill, lambda folder: read_meta(folder, fingerprint))
+    return TokenizerConfig(kind="file", path=str(folder / TOKENIZER), eot=config.eot)
 
 
-def _warn_of_overlap(prepared: PreparedText) -> None:
-    overlap = Overlap(**prepared.meta["overlap"])
-    if overlap.share > MAX_SHARE and overlap.example is not None:
-        ids = prepared.predicted("val")[overlap.example : overlap.example + overlap.passage_tokens]
-        remedy = "the loss on them is too low. Remove repeated text, or give separate text with data.val_path"
-        example = " ".join(prepared.tokenizer.decode(ids.tolist()).split())[:EXAMPLE_CHARACTERS]
-        logging.getLogger(__name__).warning("%s, so %s; for example %r", overlap, remedy, example)
+def write_once(
+    folder: Path, task: str, fill: Callable[[Path], None], read: Callable[[Path], Content]
+) -> tuple[Content, bool]:
+    """Fills a folder of the cache that does not exist or is damaged; of several processes, one does.
+
+    Args:
+        read: raises ValueError if the folder is damaged.
+
+    Returns:
+        What `read` returns, and whether this call filled the folder.
+    """
+
+    def create(part: Path) -> None:
+        part.mkdir()
+        fill(part)
+
+    with contextlib.suppress(ValueError):
+        return read(folder), False
+    with locked(folder, task):
+        try:
+            return read(folder), False  # another process has written it
+        except ValueError as error:
+            if os.path.lexists(folder):
+                logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", folder, error)
+        write(folder, create)
+        try:
+            return read(folder), True
+        except ValueError as error:
+            raise OSError(f"{folder} was written and is damaged ({error}); check the disk, or {REMEDY}") from error
 
 
-def train_tokenizer(config: TokenizerConfig, texts: Iterable[str], progress: bool) -> Tokenizer:
-    """`data.tokenizer.build`; while BPE computes its merges, a line shows the time that this has taken."""
-    was_read, done = threading.Event(), threading.Event()
-
-    def show() -> None:
-        was_read.wait()
-        if not done.is_set():
-            with _progress_bar("training the tokenizer", "s", None, progress, layout="{desc}: {elapsed}") as bar:
-                while not done.wait(min(1, LOG_INTERVAL)):
-                    bar.update()
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        return build(config, texts, was_read.set)
-    finally:
-        done.set()
-        was_read.set()
-        thread.join()
+def write_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
+    """Writes tokenizer.json, and returns its name and sha256."""
+    content = tokenizer.to_str(pretty=True).encode()
+    (folder / TOKENIZER).write_bytes(content)  # not tokenizer.save, which raises a bare Exception if the disk is full
+    return {TOKENIZER: hashlib.sha256(content).hexdigest()}
 
 
 def training_texts(source: Source, config: TokenizerConfig, budget: int | None, progress: bool) -> Iterator[str]:
@@ -187,14 +175,40 @@ def training_texts(source: Source, config: TokenizerConfig, budget: int | None, 
                 return  # a character is a token: later ones are not encoded
 
 
+def describe_split(prepared: PreparedText) -> str:
+    """One line about the validation part, and how much of it occurs in the training part."""
+    split, overlap = prepared.meta["split"], prepared.meta["overlap"]
+    line = f"validation is {split['val_share']:.1%} of the text ({split['rule']})"
+    if overlap["share"] < SHOWN_OVERLAP:
+        return line
+    line += f"; {100 * overlap['share']:.2f} % of its tokens lie in passages that also occur in the training part"
+    if overlap["share"] <= MAX_OVERLAP:
+        return line
+    ids = prepared.predicted("val")[overlap["example"] : overlap["example"] + overlap["passage_tokens"]]
+    example = " ".join(prepared.tokenizer.decode(ids.tolist()).split())[:EXAMPLE_CHARACTERS]
+    remedy = "so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
+    return f"{line}, such as {example!r}, {remedy}"
+
+
+def _measured_split(source: Source, text: PreparedText) -> dict[str, Any]:
+    """The entries "split" and "overlap" (the fields of `data.overlap.Overlap`) of meta.json."""
+    sizes = {split: counts["bytes"] for split, counts in text.meta["counts"].items()}
+    train, val = (text.predicted(split) for split in ("train", "val"))
+    overlap = measure_overlap(train, val, text.meta["vocab_size"], sizes["val"] / len(val))
+    val_share = sizes["val"] / (sizes["train"] + sizes["val"])
+    return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": asdict(overlap)}
+
+
 def _write_tokens(
     source: Source, tokenizer: Tokenizer, eot: str, budgets: dict[Split, int | None], folder: Path, progress: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Writes both parts and returns their entries of meta.json, and the sha256 of each file that it wrote."""
     vocab_size, eot_id = n_ids(tokenizer), tokenizer.token_to_id(eot)
     dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
-    counts, targets, names = {}, {}, (TOKENS, FLAGS) if getattr(source, "is_chat", False) else (TOKENS,)
+    is_chat = getattr(source, "is_chat", False)
+    counts, targets = {}, {}
     with contextlib.ExitStack() as stack:
+        names = (TOKENS, FLAGS) if is_chat else (TOKENS,)
         files = {name: (stack.enter_context(open(folder / name, "wb")), hashlib.sha256()) for name in names}
 
         def write(name: str, content: bytes) -> None:
@@ -210,9 +224,12 @@ def _write_tokens(
             if part.tokens == 0:
                 remedy = "give more text, or change data.val_fraction, data.val_path or data.val_split"
                 raise ValueError(f"data: the {split} part of {source.name} is empty; {remedy}")
+            if is_chat and part.bytes == 0:
+                remedy = "choose another data.chat_template"
+                raise ValueError(f"data: the {split} part of {source.name} has no answer to train on; {remedy}")
             counts[split] = asdict(part)
     entries = {"dtype": dtype.name, "vocab_size": vocab_size, "eot_id": eot_id, "counts": counts}
-    entries |= {"targets": targets} if FLAGS in files else {}
+    entries |= {"targets": targets} if is_chat else {}
     return entries, {name: sha256.hexdigest() for name, (_, sha256) in files.items()}
 
 
@@ -233,6 +250,8 @@ def _write_part(
             flags[: counts.tokens == 0] &= OPENS  # the first token of a part is not predicted
             write(FLAGS, flags.tobytes())
             targets += int((flags & TARGET > 0).sum())
+        elif counts.tokens == 0:
+            counts.first_bytes = first_token_bytes(tokenizer, piece.text)
         if unknown_id is not None and (ids == unknown_id).any():
             counts.unknown += int((ids == unknown_id).sum())
             unknown_characters |= {char for char in set(piece.text) if tokenizer.token_to_id(char) is None}
@@ -251,7 +270,6 @@ def _write_part(
     return counts, targets
 
 
-def _progress_bar(title: str, unit: str, total: int | None, shown: bool, layout: str | None = None) -> tqdm:
-    interval = 0.1 if sys.stderr.isatty() else LOG_INTERVAL
-    options: dict[str, Any] = {"mininterval": interval, "delay": interval, "disable": not shown}
-    return tqdm(desc=title, unit=unit, unit_scale=True, total=total, bar_format=layout, **options)
+def _progress_bar(title: str, unit: str, total: int | None, shown: bool) -> tqdm:
+    """In a terminal only."""
+    return tqdm(desc=title, unit=unit, unit_scale=True, total=total, delay=0.1, disable=None if shown else True)

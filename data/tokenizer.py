@@ -1,29 +1,35 @@
 """Text <-> token ids: trains or loads a `tokenizers.Tokenizer`.
 
-The end-of-text token separates documents. It is inserted as an id and never comes from text: every tokenizer of this
-module has `encode_special_tokens` set, so that a document that contains "<|endoftext|>" does not become two. The flag
-is not part of the saved JSON; read that with `load`.
+The end-of-text token separates documents. It is inserted as an id and never comes from text: `build` sets
+`encode_special_tokens`, so that a document that contains "<|endoftext|>" does not become two. The flag is not part of
+the saved JSON; `for_documents` sets it again.
 """
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tril.data.settings import setting, strict_settings
-from tril.data.tokenizer_json import MAX_BYTES, defect, read_tokenizer
 
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
+AUTO_VOCAB_SIZE, BYTES_PER_MERGE = 4096, 512  # without a chosen size
 COMMIT = re.compile("[0-9a-f]{40}")
+MAX_IDS = 1 << 21  # XLM-V has 901,629
+MAX_BYTES = 1 << 27  # of a tokenizer.json; the largest published ones have about 35 MB
+MAX_GROWTH = 64  # characters that a normalizer or a decoder may make of one
+PROBE = "The caf\u00e9 \u6f22\U0001f469\n\x00 1"
+TEXT_BYTES = set(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}  # of UTF-8
 
 
 @dataclass(frozen=True, config=strict_settings("data.tokenizer"))
@@ -33,7 +39,9 @@ class TokenizerConfig:
     """
 
     kind: Literal["bpe", "char", "byte", "file", "hub"] = setting("bpe", "bpe | char | byte | file | hub")
-    vocab_size: int | None = setting(4096, "tokens with end-of-text; a small text may give fewer", needs="kind=bpe")
+    vocab_size: Annotated[int, Field(ge=MIN_BPE_VOCAB_SIZE, le=MAX_IDS)] | None = setting(
+        None, "tokens; null: 256, and one for each 512 bytes of the training text, at most 4096", needs="kind=bpe"
+    )
     path: str | None = setting(
         None, "kind=file: a tokenizer.json; kind=hub: a name such as openai-community/gpt2", needs="kind=file|hub"
     )
@@ -46,10 +54,7 @@ class TokenizerConfig:
 
     @model_validator(mode="after")
     def _check(self) -> "TokenizerConfig":
-        kind, size, path, key = self.kind, self.vocab_size, self.path, f"data.tokenizer.path={self.path}"
-        if kind == "bpe" and (size is None or size < MIN_BPE_VOCAB_SIZE):
-            need = f"must be at least {MIN_BPE_VOCAB_SIZE} with kind=bpe: 256 bytes and end-of-text"
-            raise ValueError(f"data.tokenizer.vocab_size={json.dumps(size)} {need}")
+        kind, path, key = self.kind, self.path, f"data.tokenizer.path={self.path}"
         if kind in ("bpe", "char", "byte") and path is not None:
             raise ValueError(f"{key} must be null with kind={kind}; use kind=file or kind=hub to load a tokenizer")
         if kind in ("file", "hub") and not path:
@@ -83,44 +88,41 @@ class TokenizerConfig:
         Raises:
             OSError: the hub cannot be reached, or has no such file; or it is too large.
         """
-        assert self.path is not None
-        path = Path(self.path).expanduser() if self.kind == "file" else self._downloaded(self.path)
+        path = Path(str(self.path)).expanduser() if self.kind == "file" else self._downloaded()
         if (size := path.stat().st_size) > MAX_BYTES:
             raise _unreadable(self, ValueError(f"it has {size} bytes, more than {MAX_BYTES}"))
         return path
 
-    def _downloaded(self, repository: str) -> Path:
+    def _downloaded(self) -> Path:
         from huggingface_hub import hf_hub_download
 
         try:  # without network, the download of an earlier start is used
-            return Path(hf_hub_download(repository, "tokenizer.json", revision=self.revision))
+            return Path(hf_hub_download(str(self.path), "tokenizer.json", revision=self.revision))
         except Exception as error:  # network, server and library errors have no common base class
             raise _unreadable(self, error) from error
 
 
-def build(config: TokenizerConfig, texts: Iterable[str], on_read: Callable[[], object] | None = None) -> Tokenizer:
+def build(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Trains or loads the tokenizer.
 
     Args:
         texts: the training part; only kinds "bpe" and "char" read it.
-        on_read: called when BPE has read its text and computes the merges, which takes minutes for a long text.
 
     Raises:
         ValueError: a loaded tokenizer has no end-of-text token, or would lose text.
         OSError: a tokenizer cannot be read, or the hub cannot be reached.
     """
     if config.kind in ("bpe", "byte"):
-        return _configured(_byte_level(config, texts, on_read))
-    return _configured((_characters if config.kind == "char" else _existing)(config, texts))
+        return for_documents(_byte_level(config, texts))
+    return for_documents(_characters(config, texts) if config.kind == "char" else _existing(config))
 
 
-def load(state: str) -> Tokenizer:
-    """The tokenizer from the output of `Tokenizer.to_str`, ready to encode documents.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    return _configured(read_tokenizer(state))
+def for_documents(tokenizer: Tokenizer) -> Tokenizer:
+    """The same object, which now encodes all of a text as text."""
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def n_ids(tokenizer: Tokenizer) -> int:
@@ -128,35 +130,130 @@ def n_ids(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def _configured(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
-    tokenizer.no_padding()
+def load_tokenizer(content: str, vocab_size: int = MAX_IDS) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, checked before and after the `tokenizers` library reads it.
+
+    The library allocates memory up to the largest id, raises bare Exceptions, lets its panics through, and drops
+    characters that it cannot encode.
+
+    Args:
+        vocab_size: rows of the embedding: ids must be smaller.
+
+    Raises:
+        ValueError: it cannot be read, or its ids would not represent a text; the message is the end of a sentence
+            about it.
+    """
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it has {len(content)} characters, more than {MAX_BYTES}")
+    try:
+        problem = _defect(json.loads(content), vocab_size)
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError("it has no model with a vocabulary, or no added_tokens") from error
+    if problem:
+        raise ValueError(problem)
+    tokenizer = guarded(Tokenizer.from_str, content)
+    try:
+        guarded(lambda: tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False).ids))
+    except ValueError as error:
+        raise ValueError(f"it cannot encode {PROBE!r} ({error}); choose another one") from error
     return tokenizer
 
 
-def _byte_level(
-    config: TokenizerConfig, texts: Iterable[str], on_read: Callable[[], object] | None = None
-) -> Tokenizer:
+def _defect(state: dict[str, Any], vocab_size: int) -> str | None:
+    """Why a tokenizer.json is not used, and the remedy."""
+    model, vocab = state["model"], state["model"]["vocab"]
+    if not isinstance(vocab, dict):  # of a unigram model: tokens and scores
+        vocab = {entry[0]: i for i, entry in enumerate(vocab)}
+    ids = [*vocab.values(), *(token["id"] for token in state["added_tokens"])]
+    if wrong := [i for i in ids if type(i) is not int or not 0 <= i < MAX_IDS]:
+        return f"the id {wrong[0]!r} must be an integer from 0 to {MAX_IDS - 1}"
+    if not ids or len(set(vocab.values())) < len(vocab):
+        return "several tokens of its vocabulary have the same id" if ids else "it has no tokens"
+    if max(ids) >= vocab_size:
+        return f"its {max(ids) + 1} tokens exceed the model's vocab_size={vocab_size}; use that of the model's run"
+    if model.get("dropout"):
+        return f"model.dropout={model['dropout']:g} makes its ids random; set it to null in the file"
+    if max(_growth(state.get("normalizer")), _growth(state.get("decoder"))) > MAX_GROWTH:
+        return f"its normalizer or decoder makes more than {MAX_GROWTH} characters of one; choose another one"
+    # The library removes the prefix from the second part of a merge without looking at it, which can abort.
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()]
+    if (prefix := model.get("continuing_subword_prefix")) and not all(
+        second.startswith(prefix) for _, second in merges
+    ):
+        return f"it has merges without the continuing_subword_prefix={prefix!r}"
+    if not _knows_all(state, vocab):
+        return "it has no unknown token, so characters that it lacks would vanish; set model.unk_token in the file"
+    return None
+
+
+def _growth(step: dict[str, Any] | None) -> int:
+    """The most characters that a normalizer or a decoder replaces one by."""
+    if step is None:
+        return 1
+    inner = step.get("normalizers") or step.get("decoders") or ()
+    return max(1, len(step.get("content") or step.get("prepend") or "")) * math.prod(map(_growth, inner))
+
+
+def _knows_all(state: dict[str, Any], vocab: dict[str, int]) -> bool:
+    """Whether each character gets an id: that of the unknown token, or those of its bytes."""
+    model = state["model"]
+    if model.get("unk_id") is not None or model.get("unk_token") in vocab:
+        return True
+    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocab for byte in TEXT_BYTES):
+        return True
+    # ByteLevel writes the bytes that no text has as the characters of the same number
+    characters = [char for char in pre_tokenizers.ByteLevel.alphabet() if ord(char) > 255 or ord(char) in TEXT_BYTES]
+    return is_byte_level(state) and model.get("unk_token") is None and all(char in vocab for char in characters)
+
+
+def is_byte_level(state: dict[str, Any]) -> bool:
+    """Whether each character of a token stands for a byte."""
+    steps = [state.get("normalizer"), state.get("pre_tokenizer")]
+    for step in filter(None, steps):
+        steps += step.get("normalizers") or step.get("pretokenizers") or ()
+    return any(step is not None and step["type"] == "ByteLevel" for step in steps)
+
+
+def guarded(task: Any, *arguments: Any) -> Any:
+    """The result of a call of the library, whose errors become a ValueError of one line."""
+    try:
+        return task(*arguments)
+    except BaseException as error:  # a panic of its Rust code is no Exception
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+
+
+def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE (Radford et al. 2019) trained on `texts`; of kind "byte" without merges. Exact for every text."""
     is_bpe = config.kind == "bpe"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_bpe)
     tokenizer.decoder = decoders.ByteLevel()
+    size, texts = config.vocab_size or MIN_BPE_VOCAB_SIZE, iter(texts if is_bpe else ())
+    if is_bpe and config.vocab_size is None:
+        size, texts = _auto_vocab_size(texts)
     trainer = trainers.BpeTrainer(
-        vocab_size=is_bpe and config.vocab_size or MIN_BPE_VOCAB_SIZE,
+        vocab_size=size if is_bpe else MIN_BPE_VOCAB_SIZE,
         special_tokens=[config.eot],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-
-    def read() -> Iterator[str]:
-        yield from first_bytes(texts, config.train_bytes)
-        if on_read is not None:
-            on_read()
-
-    tokenizer.train_from_iterator(read() if is_bpe else (), trainer)
+    tokenizer.train_from_iterator(first_bytes(texts, config.train_bytes), trainer)
     return tokenizer
+
+
+def _auto_vocab_size(texts: Iterator[str]) -> tuple[int, Iterator[str]]:
+    """256, and one token for each BYTES_PER_MERGE bytes of the texts, at most AUTO_VOCAB_SIZE; and the same texts."""
+    first, size = [], 0
+    for text in texts:
+        first.append(text)
+        size += len(text.encode())
+        if size >= AUTO_VOCAB_SIZE * BYTES_PER_MERGE:
+            break
+    return max(MIN_BPE_VOCAB_SIZE, min(256 + size // BYTES_PER_MERGE, AUTO_VOCAB_SIZE)), chain(first, texts)
 
 
 def _characters(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -168,11 +265,9 @@ def _characters(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def _existing(config: TokenizerConfig, _: Iterable[str]) -> Tokenizer:
-    path = config.json_file
+def _existing(config: TokenizerConfig) -> Tokenizer:
     try:
-        content = path.read_text(encoding="utf-8")
-        tokenizer = read_tokenizer(content)
+        tokenizer = load_tokenizer(config.json_file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _unreadable(config, error) from error
     if tokenizer.token_to_id(config.eot) is None:
@@ -181,8 +276,6 @@ def _existing(config: TokenizerConfig, _: Iterable[str]) -> Tokenizer:
             f"data.tokenizer.eot={config.eot} is not a token of {config.path}; "
             f"its special tokens are {' '.join(special) or 'none'}"
         )
-    if problem := defect(tokenizer, content):
-        raise ValueError(f"data.tokenizer.path={config.path}: {problem}")
     return tokenizer
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tril.model.intervals import Interval
 
 TEXTS = ("ckpt", "other", "pairs", "out", "data.path", "data.val_path", "data.repo")
-UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask", "old_path")  # keys of data: without effect here
+UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask")  # keys of data: without effect here
 MIXTURE = "mixture"  # the source that is several texts
 ONLY_TEXT = ("other", "limit", "stride", "samples")  # no use with pairs=
 ROWS = {  # of the table: figure -> heading, decimals
@@ -105,10 +105,11 @@ def parse_data(data: dict[str, Any] | None, part: str) -> "DataConfig | None":
         if key[0] == "data" and key[1:2] and key[1] in UNUSED:
             raise ValueError(f"{override} has no effect: the checkpoint decides it; leave it out")
     from tril.data.config import parse
+    from tril.scripts.common.run_config import data_presets
 
     if data.get("format") == "chat":
         raise ValueError("data.format=chat has no effect: whole texts are scored, and not answers; leave it out")
-    config = parse(data)
+    config = parse(data, data_presets())
     if config.source.name == MIXTURE:
         raise ValueError("data=mixture has several texts; evaluate one of its sources, such as data=stdlib")
     return config
@@ -122,6 +123,7 @@ def own_texts(run: Run, subjects: "list[Subject]") -> "list[EvaluatedText]":
     """
     from tril.data.config import parse
     from tril.model.evaluation.subject import EvaluatedText
+    from tril.scripts.common.run_config import data_presets
 
     if run.settings["data"].get("source") == MIXTURE:
         sources = f"the mixture of {', '.join(run.settings['data']['sources'])}"
@@ -131,7 +133,7 @@ def own_texts(run: Run, subjects: "list[Subject]") -> "list[EvaluatedText]":
     return [
         EvaluatedText.of(prepared, "val", name)
         if subject.same_tokenizer(subjects[0])
-        else subject.read_text(parse(run.settings["data"]), "val", name)
+        else subject.read_text(parse(run.settings["data"], data_presets()), "val", name)
         for subject in subjects
     ]
 

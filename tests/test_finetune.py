@@ -1,7 +1,6 @@
-"""experiment=finetune and data.old_path: stopping early, its resumption, and the loss on the old text."""
+"""experiment=finetune: stopping early and its resumption."""
 
 import json
-import math
 import re
 
 import numpy as np
@@ -122,71 +121,11 @@ def mean_loss(path, ids):
     return nats / count, count
 
 
-def test_the_loss_on_the_old_text_before_and_after(tmp_path, source, small_text):
-    """Two files, all of both, in the order of their names; a byte is a token."""
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "b.txt").write_text("é" * 70 + "second")
-    (old / "a.md").write_text("first text " * 40)
-    contents = [(old / name).read_bytes() for name in ("a.md", "b.txt")]
-    tokenizer = byte_tokenizer()
-    ids = [i for content in contents for i in [*tokenizer.encode(content.decode()).ids, 256]]
-    done = in_process(*RUN, *small_text, *STOPPING, "trainer.max_steps=6", f"data.old_path={old}", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    summary, run = summary_of(tmp_path / "run"), tmp_path / "run"
-    for when, path in (("before", source), ("after", run / "checkpoints" / "best.ckpt")):
-        loss, count = mean_loss(path, ids)
-        assert summary[f"old_loss_{when}"] == pytest.approx(loss, rel=1e-5)
-        bpb = loss * count / math.log(2) / sum(map(len, contents))
-        assert summary[f"old_bpb_{when}"] == pytest.approx(bpb, rel=1e-5)
-    assert abs(summary["old_loss_after"] - summary["old_loss_before"]) > 0.01
-    assert re.search(r"\n  old text +\d.* bits per byte before, \d.* after; nats per token \d", done.stdout)
-    # A resumed run keeps the loss of the start, for which it needs the same text.
-    (old / "c.txt").write_text("more")
-    done = in_process("resume=run", "trainer.max_steps=9", cwd=tmp_path)
-    assert_refused(done, "has changed since the run started; restore it, or set data.old_path=null")
-    (old / "c.txt").unlink()
-    done = in_process("resume=run", "trainer.max_steps=9", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert summary_of(run)["old_loss_before"] == summary["old_loss_before"] and summary_of(run)["steps"] == 9
-
-
-def test_a_large_old_text_is_scored_in_part(tmp_path, monkeypatch):
-    from tests.runs import composed
-    from tril.data.tokenizer import TokenizerConfig
-    from tril.scripts.common import old_text
-    from tril.scripts.common.run_config import check_config
-
-    monkeypatch.setattr(old_text, "MAX_READ", 5000)
-    monkeypatch.setattr(old_text, "MAX_SCORED", 10 * T)
-    (tmp_path / "old.txt").write_text("some words\n" * 200_000)
-    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
-    config = check_config(
-        composed(
-            f"data.path={tmp_path}",
-            f"data.old_path={tmp_path / 'old.txt'}",
-            "data.cache_dir=" + str(tmp_path / "cache"),
-        )
-    )
-    object.__setattr__(config.data, "tokenizer", TokenizerConfig(kind="file", path=str(tmp_path / "tokenizer.json")))
-    text = old_text.OldText.of(config)
-    lm = LanguageModel(tiny_gpt(vocab_size=264, context_length=T), byte_tokenizer(), EOT)
-    scores = text.score(lm)
-    assert 9 * T < scores["targets"] <= 10 * T  # the last window is shorter
-    assert scores["bpb"] == pytest.approx(scores["loss"] / math.log(2), rel=1e-6)  # a byte is a token
-    assert len(text.text.tokens("val")) < 300_000  # the piece that reaches the limit ends it
-
-
 REFUSED = [
-    (["data.old_path=nothing.txt", "init_from=source.ckpt"], "data.old_path=nothing.txt matches no file"),
-    (
-        ["data.old_path=text.txt"],
-        "data.old_path=text.txt is the text of the model that a run starts from; add init_from",
-    ),
     (
         ["init_from=source.ckpt", "experiment=finetune", "callbacks.early_stop.patience=0"],
         "callbacks.early_stop.patience=0",
-    ),
+    )
 ]
 
 
@@ -194,18 +133,6 @@ REFUSED = [
 def test_refused(tmp_path, text, source, arguments, message):
     done = in_process("data=files", f"data.path={text}", "trainer.accelerator=cpu", *arguments, cwd=tmp_path)
     assert_refused(done, message)
-
-
-@pytest.mark.slow
-def test_an_old_text_must_be_there_from_the_start(tmp_path, text, source):
-    assert (
-        in_process(
-            *RUN, f"data.path={text}", "trainer.max_steps=2", "optim.schedule.warmup_steps=0", cwd=tmp_path
-        ).returncode
-        == 0
-    )
-    done = in_process("resume=run", "trainer.max_steps=4", f"data.old_path={text}", cwd=tmp_path)
-    assert_refused(done, "was not set when the run started from its source; leave it out")
 
 
 def test_sampling_the_newest_run_takes_its_best_checkpoint(tmp_path, source, small_text):

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 Split = Literal["train", "val"]
 
 PIECE_SIZE = 1 << 18  # characters: large enough to encode efficiently, small enough to give every core some pieces
-SPLIT_VERSION = 2  # in fingerprints, incremented when sources assign documents to other parts
+SPLIT_VERSION = 3  # in fingerprints, incremented when sources assign documents to other parts
 HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 
@@ -36,29 +36,28 @@ class Piece(NamedTuple):
 
 
 class Source(Protocol):
-    """Text with a training and a validation part.
-
-    name: a short slug, which begins the name of the folder in the cache.
-    fingerprint: JSON values that change if the text or its split changes; computed at every start.
-    pieces: the text of one part, always in the same order.
-    split_rule: how the text is split, for the user; available after `pieces` has been read.
-    max_overlap: `data.prepare` refuses a larger share of validation that occurs in training; None: it warns.
+    """Text with a training and a validation part: a group of settings, registered in `data.sources.SOURCES`.
 
     A source whose pieces have `turns` also has `is_chat`, which is True.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """A short slug, which begins the name of the folder in the cache."""
+        ...
 
-    def fingerprint(self) -> dict[str, Any]: ...
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON values that change if the text or its split changes; computed at every start."""
+        ...
 
-    def pieces(self, split: Split) -> Iterator[Piece]: ...
+    def pieces(self, split: Split) -> Iterator[Piece]:
+        """The text of one part, always in the same order."""
+        ...
 
     @property
-    def split_rule(self) -> str: ...
-
-    @property
-    def max_overlap(self) -> float | None: ...
+    def split_rule(self) -> str:
+        """How the text is split, for the user; available after `pieces` has been read."""
+        ...
 
 
 def cut(text: str, ends_document: bool = True) -> Iterator[Piece]:
@@ -71,21 +70,6 @@ def cut(text: str, ends_document: bool = True) -> Iterator[Piece]:
         start = end
     if text:
         yield Piece(text[start:], ends_document)
-
-
-def in_split(key: str | bytes, split: Split, val_fraction: float) -> bool:
-    """Whether the document `key` belongs to `split`: a hash of the key decides, so that every machine agrees."""
-    is_val = int.from_bytes(key_hash(key)[:8], "big") < val_fraction * 2**64
-    return is_val == (split == "val")
-
-
-def content_key(text: str) -> bytes:
-    """A key for `in_split` that puts all copies of a row on one side."""
-    return text.strip().encode("utf-8", "replace")
-
-
-def key_hash(key: str | bytes) -> bytes:
-    return hashlib.sha256(key if isinstance(key, bytes) else os.fsencode(key)).digest()
 
 
 def printable(text: object) -> str:

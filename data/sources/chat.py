@@ -1,16 +1,11 @@
-"""Conversations: rows of JSON lines -> messages -> the text of a chat template, in turns that are trained on or not.
+"""Conversations: rows -> messages -> the text of a chat template, in turns that are trained on or not."""
 
-A chat template is a Jinja template as in tokenizer_config.json of Hugging Face transformers. It can come from somebody
-else, so it runs in jinja2's sandbox, as transformers runs it.
-"""
-
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from tril.data.sources.base import Turn, printable
+from tril.data.sources.template import MEMORY, SECONDS, environment, render, within_limits
 
 # Without a template of the model: text that every tokenizer has, and end-of-text after each answer. The space before an
 # answer belongs to it, since byte-level BPE stores a space with the word after it.
@@ -35,20 +30,17 @@ class ChatTemplate:
         self.text, self.name = text, name
         if len(text) > MAX_TEMPLATE:
             raise ValueError(f"{name} has {len(text)} characters, at most {MAX_TEMPLATE} are read; use another")
-        _ = self._template
-
-    @cached_property
-    def _template(self) -> Any:
+        if text != PLAIN and not within_limits(text):
+            raise ValueError(f"{name} takes more than {SECONDS} s or {MEMORY >> 30} GB for two messages; use another")
         try:
-            return _environment().from_string(self.text)
+            self.template = environment().from_string(text)
         except Exception as error:  # besides TemplateError, recursion and others of jinja2's parser
-            raise ValueError(f"{self.name} is not a Jinja template ({printable(error)}); correct it") from error
+            raise ValueError(f"{name} is not a Jinja template ({printable(error)}); correct it") from error
 
     def render(self, messages: list[dict[str, str]], eos: str, where: str, *, generation: bool = False) -> str:
         """The text of messages; `generation`: up to where the next answer begins."""
-        values = {"messages": messages, "eos_token": eos, "bos_token": "", "tools": None, "documents": None}
         try:
-            return self._template.render(**values, add_generation_prompt=generation)
+            return render(self.template, messages, eos, generation)
         except Exception as error:  # whatever the code of a template raises
             cause = f"{self.name} refuses this conversation ({printable(error)})"
             raise ValueError(f"{where}: {cause}; change the row, or choose data.chat_template") from error
@@ -156,31 +148,3 @@ def _checked(message: Any, i: int, names: tuple[str, str] | None, where: str) ->
         raise ValueError(f"{where}: {key} is empty; write its text, or remove the row")
     # JSON can encode half of a surrogate pair, which tokenizers refuse
     return {"role": role, "content": content.encode("utf-8", "replace").decode("utf-8")}
-
-
-def _environment() -> Any:
-    """As transformers has it: sandboxed, with the functions and the tag that published templates use."""
-    from jinja2.ext import Extension
-    from jinja2.nodes import Node
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks answers; their text stays the same."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str) -> None:
-        raise ValueError(message)
-
-    def to_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    extensions = [Generation, "jinja2.ext.loopcontrols"]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = to_json  # jinja2's own escapes for HTML
-    environment.globals["raise_exception"] = raise_exception
-    return environment

@@ -1,57 +1,68 @@
-"""The user's own files: texts, and tables in which every row is a document."""
+"""The user's own files: texts, and files of rows, in which every row is a document."""
 
 import logging
 import os
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass as plain_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import SPLIT_VERSION, Piece, Split, content_key, cut, digest_files, in_split, printable
+from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files, printable
 from tril.data.sources.chat import PLAIN, ChatTemplate, Conversation, read_messages
-from tril.data.sources.file_formats import (
-    CSV,
-    JSON_LINES,
-    PARQUET,
-    SUFFIXES,
-    TEXT,
-    csv_rows,
-    find,
-    json_array,
-    json_rows,
-    open_file,
-    parquet_rows,
-    read_text,
-    row_text,
+from tril.data.sources.formats import find, has_rows, open_file, read_rows, read_text, reading, row_text
+from tril.data.sources.split import (
+    MAX_BYTES,
+    MAX_DOCUMENTS,
+    TOLERANCE,
+    Document,
+    choose_val,
+    choose_whole,
+    in_split,
+    row_content,
+    split_position,
 )
-from tril.data.sources.file_plan import Plan, damage, make_plan, split_position
-from tril.data.sources.split import TOLERANCE
 
 MAX_SHOWN = 10  # files that cannot be read
-SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
-CHUNK = 1 << 20  # bytes read at a time to compare documents
 
-logger = logging.getLogger(__name__)
+
+class Row(NamedTuple):
+    """A row of a file: its name, what decides the split, and of a chat its conversation."""
+
+    name: str
+    text: str
+    conversation: Conversation | None
+
+
+@plain_dataclass(frozen=True)
+class Plan:
+    """How the documents are split, see `data.sources.split`.
+
+    Attributes:
+        val: names of the documents for validation; None: the end of each document.
+        by_content: rows are split by a hash of their content.
+        rule: for the user.
+        unreadable: the files that are left out.
+    """
+
+    val: frozenset[str] | None
+    by_content: bool
+    rule: str
+    unreadable: frozenset[Path]
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
 class Files:
-    """Files with one of `file_formats.SUFFIXES`. Text files and the rows of tables (.jsonl, .json, .csv, .parquet) are
-    documents.
+    """UTF-8 text files, and rows of .jsonl, .json, .csv (all also with .gz) and .parquet. A file of text is a document,
+    and so is a row. They are split as `data.sources.split` says; their names are relative to the common folder of all
+    files, so that moving it does not change the split.
 
-    About `val_fraction` of the text is for validation: whole documents in the order of a hash of their names, with
-    copies and near-copies on one side. If that cannot meet the fraction within a factor of 1.5, as with one file, the
-    last `val_fraction` of each document is for validation. Of more than MAX_DOCUMENTS documents, the rows are split by
-    a hash of their content, which keeps only exact copies together. The names are relative to the common folder of all
-    files, so moving that folder does not change the split.
-
-    With `format="chat"` the rows of .jsonl files are conversations, which are never cut, and the split compares their
-    messages without system prompts.
+    With `format="chat"` the rows are conversations, which are never cut, and the split compares their messages without
+    system prompts.
     """
 
     path: str | list[str] | None = setting(
@@ -59,13 +70,13 @@ class Files:
     )
     text_field: str = setting("text", "the key or column that holds the text of a row", needs="format=text")
     val_fraction: float = setting(
-        0.05, "of the text: whole files and rows if possible, copies together", needs="val_path=null", gt=0, lt=1
+        0.05, "of the text: whole files and rows if possible, else the end of each", needs="val_path=null", gt=0, lt=1
     )
     val_path: str | list[str] | None = setting(
         None, "files to validate on, excluded from `path`; null: a part of `path`"
     )
     format: Literal["text", "chat"] = setting(
-        "text", "chat: .jsonl rows with messages, or prompt and response; trains on the answers"
+        "text", "chat: rows with messages, or prompt and response; trains on the answers"
     )
     chat_template: str | None = setting(
         None, "a file with a Jinja template; null: that of init_from, else a plain one", needs="format=chat"
@@ -74,17 +85,20 @@ class Files:
         "stop", "at files that cannot be read, which are all named; skip: leaves them out"
     )
     name = "files"
-    max_overlap = None
 
     @model_validator(mode="after")
-    def _check_files(self) -> "Files":
-        if self.is_chat and self.text_field != "text":
-            raise ValueError(f"data.text_field={self.text_field} has no effect with data.format=chat; leave it out")
+    def _check(self) -> "Files":
+        paths = {path for split in ("train", "val") for _, path in self.files(split)}
+        tables = {path for path in paths if has_rows(path)}
+        if self.text_field != "text" and (self.is_chat or not tables):
+            cause = "with data.format=chat" if self.is_chat else "on text files, which have no rows"
+            raise ValueError(f"data.text_field={self.text_field} has no effect {cause}; leave it out")
+        if self.is_chat and paths != tables:
+            text = printable(min(paths - tables))
+            raise ValueError(f"data.format=chat needs files of rows, such as .jsonl, and {text} is text; leave it out")
         if not self.is_chat and self.chat_template is not None:
             raise ValueError(f"data.chat_template={self.chat_template} needs data.format=chat; leave it out")
-        self.files("train")
-        if self.is_chat:
-            _ = self.template
+        _ = self.template
         return self
 
     @property
@@ -92,43 +106,47 @@ class Files:
         return self.format == "chat"
 
     @cached_property
-    def template(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate | None:
         """Of conversations."""
-        if self.chat_template is None:
-            return ChatTemplate(PLAIN, "the plain chat template")
+        if not self.is_chat or self.chat_template is None:
+            return ChatTemplate(PLAIN, "the plain chat template") if self.is_chat else None
         path, name = Path(self.chat_template).expanduser(), f"data.chat_template={printable(self.chat_template)}"
         if not path.is_file():
             raise FileNotFoundError(f"{name} does not exist; give a file with a Jinja template")
-        try:
+        with reading(path):
             return ChatTemplate(path.read_text(encoding="utf-8"), name)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name} is not UTF-8 ({error.reason}); convert it") from error
 
     def files(self, split: Split) -> list[tuple[str, Path]]:
         """(path relative to the common folder, path) of the files that contain `split`, sorted.
 
         Raises:
-            ValueError: `path` or `val_path` matches an unsupported file, or `val_path` matches all files of `path`.
+            ValueError: `val_path` matches all files of `path`.
             OSError: `path` or `val_path` matches nothing.
         """
-        suffixes = JSON_LINES if self.is_chat else SUFFIXES
-        paths = find("path", self.path, suffixes)
+        return self._files[split]
+
+    @cached_property
+    def _files(self) -> dict[Split, list[tuple[str, Path]]]:
+        train = val = find("path", self.path)
         if self.val_path is not None:
-            val_paths = find("val_path", self.val_path, suffixes)
-            excluded = {path.resolve() for path in val_paths}
-            paths = val_paths if split == "val" else [path for path in paths if path.resolve() not in excluded]
-        if not paths:
-            raise ValueError(
-                f"data.val_path={self.val_path} matches every file of data.path={self.path}; leave some to train on"
-            )
-        common = os.path.commonpath([path.parent for path in paths])
-        return [(os.path.relpath(path, common), path) for path in paths]
+            val = find("val_path", self.val_path)
+            excluded = {path.resolve() for path in val}
+            train = [path for path in train if path.resolve() not in excluded]
+        if not train:
+            cause = f"data.val_path={self.val_path} matches every file of data.path={self.path}"
+            raise ValueError(f"{cause}; leave some to train on")
+
+        def named(paths: list[Path]) -> list[tuple[str, Path]]:
+            common = os.path.commonpath([path.parent for path in paths])
+            return [(os.path.relpath(path, common), path) for path in paths]
+
+        return {"train": named(train), "val": named(val)}
 
     def fingerprint(self) -> dict[str, Any]:
         splits: tuple[Split, ...] = ("train",) if self.val_path is None else ("train", "val")
         files = [(f"{split} {name}", path) for split in splits for name, path in self.files(split)]
         common = {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field}
-        if self.is_chat:  # the template itself, which a run that starts from this one takes over
+        if self.template is not None:  # the template itself, which a run that starts from this one takes over
             common |= {"format": self.format, "chat_template": self.template.text}
         if self.on_error == "skip":  # which files are left out follows from their content
             common |= {"on_error": self.on_error}
@@ -137,83 +155,24 @@ class Files:
 
     @property
     def split_rule(self) -> str:
-        if self.val_path is not None:
-            return "data.val_path"
-        plan, count = self._plan, f"{len(self._plan.val)} of {self._plan.n_documents}"
-        if plan.rows == "content":
-            texts = f"; {count} text files" if plan.val else "; the end of each text file" if plan.n_documents else ""
-            return f"rows by a hash of their content{texts}"
-        if plan.texts == "document":
-            return f"{count} {'conversations' if self.is_chat else 'documents'}, copies and near-copies on one side"
-        if plan.n_documents == 1:
-            return "the end of the text"
-        return f"the end of each of {plan.n_documents} documents (whole ones would miss it by a factor of {TOLERANCE})"
+        return self._plan.rule
 
     def pieces(self, split: Split) -> Iterator[Piece]:
-        with self._all_problems():
-            plan = None if self.val_path is not None else self._plan
-            yield from self._pieces(self._readable(split), split, plan)
-
-    def all_pieces(self) -> Iterator[Piece]:
-        """The whole text of `path`."""
-        with self._all_problems():
-            yield from self._pieces(self._readable("train"), "train", None)
-
-    def _readable(self, split: Split) -> list[tuple[str, Path]]:
-        """The files of `split` without those that are skipped."""
-        if self.on_error == "stop":
-            return self.files(split)
-        left = [(name, path) for name, path in self.files(split) if path not in self._skipped]
-        if not left:
-            raise ValueError(f"data.on_error=skip leaves no file of the {split} part: {shown(self._skipped.values())}")
-        return left
-
-    @cached_property
-    def _skipped(self) -> dict[Path, str]:
-        problems = self._problems()
-        if problems:
-            files = "file" if len(problems) == 1 else "files"
-            logger.warning("data.on_error=skip leaves out %d %s: %s", len(problems), files, shown(problems.values()))
-        return problems
-
-    def _problems(self) -> dict[Path, str]:
-        """Why files cannot be read. Reads them all."""
-        splits: tuple[Split, ...] = ("train",) if self.val_path is None else ("train", "val")
-        problems = {}
-        for name, path in {path: (name, path) for split in splits for name, path in self.files(split)}.values():
-            try:
-                for _ in self._pieces([(name, path)], "train", None):
-                    pass
-            except (ValueError, OSError) as error:
-                problems[path] = str(error)
-        return problems
-
-    @contextmanager
-    def _all_problems(self) -> Iterator[None]:
-        """Names all files that cannot be read instead of the first one."""
-        try:
-            yield
-        except (ValueError, OSError) as error:
-            problems = self._problems() if self.on_error == "stop" else {}
-            if len(problems) < 2:
-                raise
-            remedy = "correct them, or leave them out with data.on_error=skip"
-            raise ValueError(f"{len(problems)} files cannot be read: {shown(problems.values())}; {remedy}") from error
-
-    def _pieces(self, files: list[tuple[str, Path]], split: Split, plan: Plan | None) -> Iterator[Piece]:
-        """The pieces of one part; of all `files` without a plan."""
-        for name, path in files:
-            with damage(path):
-                if path.name.endswith(TEXT):
-                    if plan is None or plan.texts == "position" or (name in plan.val) == (split == "val"):
-                        yield from self._text(path, split if plan and plan.texts == "position" else None)
+        plan = self._plan
+        for name, path in self.files(split):
+            if path in plan.unreadable:
+                continue
+            with reading(path):
+                if not has_rows(path):
+                    if plan.val is None or (name in plan.val) == (split == "val"):
+                        yield from self._text(path, None if plan.val is not None or self.val_path else split)
                     continue
-                for key, text, conversation in self._rows(name, path):
-                    part = self._row_part(key, text, split, plan)
-                    if conversation is None:
-                        yield from cut(part)
-                    elif part:
-                        yield Piece(conversation.text(), True, conversation.turns)
+                for row in self._rows(name, path):
+                    text = self._part_of_row(row, split)
+                    if row.conversation is None:
+                        yield from cut(text)
+                    elif text:
+                        yield Piece(row.conversation.text(), True, row.conversation.turns)
 
     def _text(self, path: Path, split: Split | None) -> Iterator[Piece]:
         """A text file, or the part of it that is in `split` by position."""
@@ -225,56 +184,84 @@ class Files:
                 return file.read(end - start)
 
             middle = size if split is None else split_position(read, size, self.val_fraction)
-            start, end = {None: (0, size), "train": (0, middle), "val": (middle, size)}[split]
-            try:
-                yield from read_text(file, start, end)
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{printable(path)} is not UTF-8 ({error.reason}); convert it, e.g. iconv -f latin1 -t utf-8"
-                ) from error
+            yield from read_text(file, *((middle, size) if split == "val" else (0, middle)))
 
-    def _row_part(self, key: str, text: str, split: Split, plan: Plan | None) -> str:
+    def _part_of_row(self, row: Row, split: Split) -> str:
         """The part of a row that is in `split`."""
-        if plan is None:
-            return text
-        if plan.rows == "position":
-            data = text.encode()
-            middle = split_position(lambda start, end: data[start:end], len(data), self.val_fraction)
-            return (data[:middle] if split == "train" else data[middle:]).decode()
-        is_here = (
-            (key in plan.val) == (split == "val")
-            if plan.rows == "document"
-            else in_split(content_key(text), split, self.val_fraction)
-        )
-        return text if is_here else ""
+        plan = self._plan
+        if self.val_path is not None:
+            return row.text
+        if plan.by_content:
+            return row.text if in_split(row.text, split, self.val_fraction) else ""
+        if plan.val is not None:
+            return row.text if (row.name in plan.val) == (split == "val") else ""
+        data = row.text.encode()
+        middle = split_position(lambda start, end: data[start:end], len(data), self.val_fraction)
+        return (data[:middle] if split == "train" else data[middle:]).decode()
 
-    def _rows(self, name: str, path: Path) -> Iterator[tuple[str, str, Conversation | None]]:
-        """Name and text of every row of a table, and of a chat its conversation."""
-        if path.name.endswith(PARQUET):
-            rows = enumerate(parquet_rows(path, path, self.text_field), start=1)
-        elif path.name.endswith(CSV):
-            rows = csv_rows(path)
-        else:
-            rows = json_rows(path) if path.name.endswith(JSON_LINES) else json_array(path, self.text_field)
-        unit = "line" if path.name.endswith(JSON_LINES) else "row"
-        for number, row in rows:
-            where = f"{printable(path)}, {unit} {number}"
-            if self.is_chat:
+    def _rows(self, name: str, path: Path) -> Iterator[Row]:
+        for number, (where, row) in enumerate(read_rows(path, self.text_field), start=1):
+            if self.template is not None:
                 conversation = Conversation(read_messages(row, where), self.template, where)
-                yield f"{name}:{number}", conversation.key(), conversation
+                yield Row(f"{name}:{number}", conversation.key(), conversation)
             else:
-                yield f"{name}:{number}", row_text(row, self.text_field, where), None
+                yield Row(f"{name}:{number}", row_text(row, self.text_field, where), None)
 
     @cached_property
     def _plan(self) -> Plan:
-        def rows(name: str, path: Path) -> Iterator[tuple[str, str]]:
-            with damage(path):
-                yield from ((key, text) for key, text, _ in self._rows(name, path))
+        """Reads all documents once.
 
-        files = self._readable("train")
-        if empty := [printable(path) for _, path in files if not path.stat().st_size]:
-            logger.warning("without text: %s", shown(empty))
-        return make_plan(files, rows, self.val_fraction, "conversation" if self.is_chat else None)
+        Raises:
+            ValueError: a file cannot be read, or whole conversations do not give `val_fraction`.
+        """
+        files = {path: name for split in ("train", "val") for name, path in self.files(split)}
+        compare = self.val_path is None and sum(path.stat().st_size for path in files) <= MAX_BYTES
+        texts: dict[str, Document] = {}
+        rows: dict[str, Document] = {}
+        problems, n_rows = {}, 0
+        for path, name in files.items():
+            try:
+                with reading(path):
+                    if not has_rows(path):
+                        texts[name] = Document((piece.text.encode() for piece in self._text(path, None)), compare)
+                        continue
+                    for row in self._rows(name, path):
+                        n_rows += bool(row.text)
+                        if row.text and self.val_path is None and len(texts) + n_rows <= MAX_DOCUMENTS:
+                            rows[row.name] = Document([row_content(row.text)], compare)
+            except (ValueError, OSError) as error:
+                problems[path] = str(error)
+        self._report(problems, len(files))
+        if self.val_path is not None:
+            return Plan(None, False, "data.val_path", frozenset(problems))
+        by_content = len(texts) + n_rows > MAX_DOCUMENTS and n_rows > 0
+        documents = texts if by_content else texts | rows
+        choose = choose_whole if self.is_chat and not by_content else choose_val
+        val = choose(documents, self.val_fraction)
+        rule = f"the end of each of {len(documents)} documents" if len(documents) > 1 else "the end of the text"
+        if val is not None:
+            what = "conversations" if self.is_chat else "documents"
+            rule = f"{len(val)} of {len(documents)} {what} that share no passages with others"
+        elif len(documents) > 1:
+            rule += f" (whole ones would miss data.val_fraction by a factor of {TOLERANCE})"
+        if by_content:
+            rule = "rows by a hash of their content" + (f"; {rule}" if documents else "")
+        return Plan(val, by_content, rule, frozenset(problems))
+
+    def _report(self, problems: dict[Path, str], n_files: int) -> None:
+        """Raises ValueError with all files that cannot be read, or names those that are left out."""
+        if not problems:
+            return
+        if self.on_error == "stop" and len(problems) == 1:
+            raise ValueError(*problems.values())
+        if self.on_error == "stop":
+            remedy = "correct them, or leave them out with data.on_error=skip"
+            raise ValueError(f"{len(problems)} files cannot be read: {shown(problems.values())}; {remedy}")
+        if len(problems) == n_files:
+            raise ValueError(f"data.on_error=skip leaves no file: {shown(problems.values())}")
+        files = "file" if len(problems) == 1 else "files"
+        message = "data.on_error=skip leaves out %d %s: %s"
+        logging.getLogger(__name__).warning(message, len(problems), files, shown(problems.values()))
 
 
 def shown(problems: Collection[str]) -> str:

@@ -10,8 +10,9 @@ from pydantic import ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import SPLIT_VERSION, Piece, Split, content_key, cut, digest_files, in_split
-from tril.data.sources.file_formats import parquet_rows, row_text
+from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files
+from tril.data.sources.formats import parquet_rows, row_text
+from tril.data.sources.split import in_split
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -30,7 +31,6 @@ class Hub:
     val_fraction: float = setting(0.005, "of the rows, by a hash of their content", needs="val_split=null", gt=0, lt=1)
     row_ends_document: bool = setting(True, "false: rows are the lines of a running text")
     streaming: bool = setting(False, "true: read over the network while preparing; false: download first")
-    max_overlap = None
 
     @field_validator("repo")
     @classmethod
@@ -92,7 +92,7 @@ class Hub:
         name = self.val_split if split == "val" and self.val_split else self.train_split
         for number, row in enumerate(self._rows(name)):
             text = row_text(row, self.text_field, f"{self.repo}, split {name}, row {number}")
-            if self.val_split or in_split(content_key(text), split, self.val_fraction):
+            if self.val_split or in_split(text, split, self.val_fraction):
                 yield from cut(text, ends_document=self.row_ends_document)
 
     def _rows(self, split: str) -> Iterator[Any]:
@@ -125,7 +125,7 @@ class Hub:
             raise ValueError(f"there is no split {split}, only {', '.join(map(str, files))}")
         for address in files[split]:
             with fsspec.open(address) as file:
-                yield from parquet_rows(file, address, self.text_field)
+                yield from parquet_rows(file, self.text_field)
 
     def _unreadable(self, error: Exception) -> OSError:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

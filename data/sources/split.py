@@ -1,81 +1,123 @@
-"""Which documents are for validation: in the order of a hash of their names, until the wanted share is met."""
+"""Which documents are for validation: one rule for every text.
 
+Documents that share long passages with others are for training. Of the others, those come first whose names have the
+smallest hash, until the wanted share is reached, so that every machine agrees. Where whole documents cannot give that
+share, as with one file, the end of each document is for validation. Texts of too many rows to compare are split by a
+hash of the content of each row.
+"""
+
+import hashlib
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-from tril.data.families import Sketch, copied_shares, families
-from tril.data.sources.base import key_hash
+from tril.data.overlap import Passages, shared_parts
+from tril.data.sources.base import Split
 
 TOLERANCE = 1.5  # the share of the validation part is at most this factor from the wanted one
 MAX_DOCUMENTS = 10_000  # with more, memory and time to compare them become noticeable
-MAX_BYTES = 1 << 27  # of text in which near-copies are found, in 1 to 3 s
-MAX_COPIED = 0.01  # of a validation document of an embedded corpus
-MAX_DOCUMENT = 0.12  # of the validation part of an embedded corpus
+MAX_BYTES = 1 << 27  # of text that is compared, in 1 to 3 s; of more, only equal documents are found
+MAX_SHARED = 0.01  # of a validation document
+MAX_DOCUMENT = 0.12  # of the validation part, if the other documents are enough
+SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
 
 
-def choose_val(
-    names: Sequence[str], sketches: Sequence[Sketch], val_fraction: float, near: bool = True
-) -> frozenset[str] | None:
-    """Names of the documents for validation: whole families of copies, until the share fits.
+class Document:
+    """What is kept of a document to compare it with others.
 
     Args:
-        near: near-copies belong to a family too, see `data.families.families`.
+        chunks: its bytes.
+        compare: False: it is only known whether another one is equal.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], compare: bool = True) -> None:
+        self.size, digest = 0, hashlib.blake2b(digest_size=16)
+
+        def read() -> Iterable[bytes]:
+            for chunk in chunks:
+                self.size += len(chunk)
+                digest.update(chunk)
+                yield chunk
+
+        self.passages = Passages(read() if compare else ())
+        for _ in () if compare else read():
+            pass
+        self.digest = digest.digest()
+
+
+def choose_val(documents: Mapping[str, Document], val_fraction: float, salt: str = "") -> frozenset[str] | None:
+    """The names of the documents for validation.
+
+    Args:
+        documents: by name.
+        salt: put before each name for its hash.
 
     Returns:
-        None if whole families cannot give a share within a factor TOLERANCE of `val_fraction`.
+        None if whole documents cannot give a share within a factor TOLERANCE of `val_fraction`.
     """
-    sizes: dict[int, int] = {}
-    groups = families(sketches, near)
-    for group, sketch in zip(groups, sketches, strict=True):
-        sizes[group] = sizes.get(group, 0) + sketch.size
-    total = sum(sizes.values())
-    target = val_fraction * total
-    chosen = _fill({group: (names[group], size) for group, size in sizes.items()}, target, TOLERANCE * target)
-    size = sum(sizes[group] for group in chosen)
-    if not target / TOLERANCE <= size < total:
+    if not documents:
         return None
-    return frozenset(name for name, group in zip(names, groups, strict=True) if group in chosen)
-
-
-def choose_clean_val(documents: Mapping[str, bytes], val_fraction: float, salt: str = "") -> frozenset[str]:
-    """Names of the documents of an embedded corpus for validation.
-
-    Documents of which more than MAX_COPIED is copied from or to others are for training, with all their family. So the
-    overlap of validation with training is at most MAX_COPIED. A document is at most MAX_DOCUMENT of the wanted part.
-    """
-    texts = list(documents.values())
-    counts, shares = Counter(texts), copied_shares(texts)
-    target = val_fraction * sum(map(len, texts))
+    copies = Counter(document.digest for document in documents.values())
+    shares = shared_parts([document.passages for document in documents.values()])
+    total = sum(document.size for document in documents.values())
+    target, size, chosen = val_fraction * total, 0, set()
     clean = {
-        name: (f"{salt}:{name}", len(text))
-        for (name, text), share in zip(documents.items(), shares, strict=True)
-        if share <= MAX_COPIED and counts[text] == 1
+        name: document.size
+        for (name, document), share in zip(documents.items(), shares, strict=True)
+        if share <= MAX_SHARED and copies[document.digest] == 1
     }
-    small = {name: entry for name, entry in clean.items() if entry[1] <= MAX_DOCUMENT * target}
-    enough = sum(size for _, size in small.values()) >= target  # not in the small texts of tests
-    return frozenset(_fill(small if enough else clean, target, TOLERANCE * target))
-
-
-def _fill(candidates: Mapping[Any, tuple[str, int]], target: float, limit: float) -> set[Any]:
-    """Takes candidates, (name, size) each, in the order of a hash of the name, while that brings the sum nearer."""
-    chosen, size = set(), 0
-    for key in sorted(candidates, key=lambda key: key_hash(candidates[key][0])):
-        larger = size + candidates[key][1]
-        if larger <= limit and abs(larger - target) < abs(size - target):
-            chosen.add(key)
+    small = {name: size for name, size in clean.items() if size <= MAX_DOCUMENT * target}
+    candidates = small if sum(small.values()) >= target else clean
+    for name in sorted(candidates, key=lambda name: hash_of(salt + name)):
+        larger = size + candidates[name]
+        if larger <= TOLERANCE * target and abs(larger - target) < abs(size - target):
+            chosen.add(name)
             size = larger
-    return chosen
+    return frozenset(chosen) if target / TOLERANCE <= size < total else None
 
 
-def split_point(window: bytes) -> int:
-    """Where to cut text near the start of `window`, the bytes from the one before the wanted position on.
+def choose_whole(documents: Mapping[str, Document], val_fraction: float, salt: str = "") -> frozenset[str]:
+    """As `choose_val`, for documents that may not be cut.
 
-    Returns:
-        An index above 0: the first start of a line, else the first white space, else the first start of a character.
+    Raises:
+        ValueError: they cannot give `val_fraction`.
     """
+    val = choose_val(documents, val_fraction, salt)
+    if val is None:
+        cause = f"data.val_fraction={val_fraction} cannot be met with {len(documents)} whole documents"
+        remedy = "change it, give more text, or give other files with data.val_path"
+        raise ValueError(f"{cause}, of which those that share text with others are for training; {remedy}")
+    return val
+
+
+def in_split(text: str, split: Split, val_fraction: float) -> bool:
+    """Whether a row belongs to `split`: a hash of its content decides, which puts all copies on one side."""
+    is_val = int.from_bytes(hash_of(row_content(text))[:8], "big") < val_fraction * 2**64
+    return is_val == (split == "val")
+
+
+def row_content(text: str) -> bytes:
+    return text.strip().encode("utf-8", "replace")
+
+
+def hash_of(key: str | bytes) -> bytes:
+    return hashlib.sha256(key if isinstance(key, bytes) else os.fsencode(key)).digest()
+
+
+def split_position(read: Callable[[int, int], bytes], size: int, val_fraction: float) -> int:
+    """Where the validation part of a text of `size` bytes starts: near the wanted position, at the first start of a
+    line, else the first white space, else the first start of a character.
+
+    Args:
+        read: (start, end) -> the bytes between.
+    """
+    wanted = round(size * val_fraction)
+    if wanted == 0:
+        return size
+    position = max(int(size * (1 - val_fraction)), 1)
+    window = read(position - 1, min(position + min(max(wanted // 3, 4), SEARCH), size))
     if line_end := window.find(b"\n", 0, len(window) - 1) + 1:  # at the end it would leave nothing
-        return line_end
+        return position - 1 + line_end
     blanks = [i for blank in (b" ", b"\t", b"\r", b"\v", b"\f") if (i := window.find(blank, 1)) > 0]
     characters = (i for i in range(1, len(window)) if window[i] & 0xC0 != 0x80)  # not inside a UTF-8 sequence
-    return min(blanks) if blanks else next(characters, len(window))
+    return min(position - 1 + (min(blanks) if blanks else next(characters, len(window))), size)

@@ -13,13 +13,13 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files
-from tril.data.sources.split import MAX_COPIED, choose_clean_val
+from tril.data.sources.split import Document, choose_whole
 
 # Files differ in size and kind, so the order of their hashes decides how typical the first 10 % of the text are. This
 # salt, one of the first 8000, gives at least 80 files on Python 3.11, 3.12 and 3.13, none above 12 % of the part, with
 # packages and sizes mixed as in the whole. Of the text that 3.12 and 3.13 share with 3.11, 97 % and 91 % of what either
 # validates on is validated on by both. It was chosen by names, sizes and packages; no model was used.
-VAL_SALT = "5550"
+VAL_SALT = "5550:"
 SKIPPED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 
 MIN_TABLE_BYTES = 1000
@@ -33,13 +33,11 @@ GENERATED = re.compile(rb"\bgenerated (?:by|from|with)\b|\bauto-?generated\b", r
 class StandardLibrary:
     """The Python files of the interpreter's standard library without its tests and tables: about 10 MB.
 
-    A file is a document. About `val_fraction` of the text is for validation: files in the order of a hash of their
-    relative paths, without those that share passages with others, see `choose_clean_val`.
+    A file is a document, see `data.sources.split`.
     """
 
     val_fraction: float = setting(0.1, "of the text: files in the order of a hash of their names", gt=0, lt=1)
     name = "stdlib"
-    max_overlap = MAX_COPIED
 
     def files(self) -> list[tuple[str, Path]]:
         """(relative POSIX path, path) of every file, sorted."""
@@ -69,8 +67,8 @@ class StandardLibrary:
     def _is_val(self) -> dict[str, bool]:
         """Whether each file that is no table is for validation."""
         contents = ((name, path.read_bytes()) for name, path in self.files())
-        documents = {name: content for name, content in contents if not is_table(content)}
-        val = choose_clean_val(documents, self.val_fraction, VAL_SALT)
+        documents = {name: Document([content]) for name, content in contents if not is_table(content)}
+        val = choose_whole(documents, self.val_fraction, VAL_SALT)
         return {name: name in val for name in documents}
 
 

@@ -214,6 +214,6 @@ def _clusters(
     texts = [ids[ids != lm.eot_id].tolist() for ids in np.split(targets[order], ends[:-1])]
     decoded = lm.tokenizer.decode_batch(texts, skip_special_tokens=False)
     sizes = np.array([max(float(len(text.encode())), NO_BYTES) for text in decoded])
-    if len(documents) == len(tokens) - 1:  # the bytes of the first token count too, as in val/bpb
+    if len(documents) == len(tokens) - 1:  # the bytes of the first token count too
         sizes *= n_bytes / sizes.sum()
     return clusters, cluster, sizes

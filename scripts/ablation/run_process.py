@@ -13,9 +13,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
-from tril.data.cache_locks import try_lock
 from tril.model.atomic_files import write_json
 from tril.model.runs import CHECKPOINTS, FAILURE, state_of
 from tril.scripts.ablation.sweep_files import read_summary
@@ -91,6 +90,27 @@ def locked_if_free(folder: Path) -> Iterator[TextIO | None]:
     """Locks the run's folder; None if another process holds the lock."""
     with lock_file(folder).open("w") as lock:
         yield lock if try_lock(lock) else None
+
+
+def try_lock(file: IO) -> bool:
+    """Locks the file until all its descriptors are closed; False if another process holds the lock.
+
+    Raises:
+        OSError: the file system has no locks.
+    """
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 def lock_file(folder: Path) -> Path:

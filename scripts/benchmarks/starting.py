@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tril.data.mixture import PreparedMixture
-from tril.data.prepared import PreparedText
+from tril.data.prepared import PreparedTexts
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import find_checkpoint
@@ -48,7 +47,7 @@ def run(bench: Bench) -> list[Section]:
     return [Section("start", "Start of a process", rows, times, notes, Plot(by_number(times), "process", "seconds"))]
 
 
-def random_checkpoint(bench: Bench, prepared: PreparedText | PreparedMixture) -> Path:
+def random_checkpoint(bench: Bench, prepared: PreparedTexts) -> Path:
     """Saves a checkpoint of the configured model with random weights and the tokenizer of the data."""
     path = bench.folder / "random.ckpt"
     size = choose_vocab_size(bench.cfg["model"]["vocab_size"], prepared.meta["vocab_size"])

@@ -14,7 +14,7 @@ DEBUG = (  # what debug=true stands for; keys that are typed too win
     "data.token_budget=200000",
     "data.val_token_budget=20000",
 )
-PATHS = ("data.path", "data.val_path", "data.old_path", "data.chat_template", "data.repo")
+PATHS = ("data.path", "data.val_path", "data.chat_template", "data.repo")
 RUN_TEXT_KEYS = ("resume", "init_from", *PATHS, "callbacks.samples.prompt")  # of train.py, see `quoted`
 
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from tril.data.mixture import PreparedMixture
-    from tril.data.prepared import PreparedText
+    from tril.data.prepared import PreparedTexts
     from tril.model.heads.attention_maps import TokenWindows
     from tril.model.text_clusters import TextClusters
 
@@ -49,13 +48,14 @@ def read_run(checkpoint: Path) -> Run:
     return Run(checkpoint, settings, content.get("global_step"), content["tril"])
 
 
-def prepared_text(run: Run) -> PreparedText | PreparedMixture:
+def prepared_text(run: Run) -> PreparedTexts:
     """The text of a run, or those of its mixture.
 
     Raises:
         ValueError: it has changed since, or the saved settings name another cache folder or server.
     """
     from tril.data.config import parse
+    from tril.scripts.common.run_config import data_presets
 
     if "targets" in run.metadata["data"]:
         cause = "was trained on the answers of conversations (data.format=chat), and this command scores whole texts"
@@ -66,7 +66,7 @@ def prepared_text(run: Run) -> PreparedText | PreparedMixture:
         if key == "data.cache_dir":
             remedy = f"if you trust it, set the environment variable TRIL_CACHE={value}"
         raise ValueError(f"the saved {key}={value} is neither Tril's own nor in the run's folder; {remedy}")
-    prepared = parse(run.settings["data"]).prepare()
+    prepared = parse(run.settings["data"], data_presets()).prepare()
     fingerprint, expected = prepared.meta["fingerprint"], run.metadata["data"]["fingerprint"]
     if fingerprint != expected:
         raise ValueError(

@@ -109,16 +109,9 @@ def resolve_init(cfg: DictConfig) -> tuple[DictConfig, Start | None]:
     return merged, start
 
 
-def check_start(start: Start | None, config: RunConfig, *, resumes: bool = False) -> None:
-    """Raises ValueError for settings that do not go with a source, or without one.
-
-    Args:
-        resumes: the run continues one, which may have had a source.
-    """
+def check_start(start: Start | None, config: RunConfig) -> None:
+    """Raises ValueError for settings that do not go with a source."""
     if start is None:
-        if config.data.old_path is not None and not resumes:
-            cause = "is the text of the model that a run starts from"
-            raise ValueError(f"data.old_path={config.data.old_path} {cause}; add {KEY}=RUN, or leave it out")
         return
     if config.trainer.strategy == "model_parallel":
         raise ValueError(f"{KEY} needs whole weights in each process; use trainer=default or trainer=ddp")

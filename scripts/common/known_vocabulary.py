@@ -17,8 +17,8 @@ def parse_run(cfg: DictConfig) -> RunConfig:
     tokenizer = config.data.tokenizer
     if tokenizer.kind == "hub":
         raise ValueError("model.vocab_size=null needs a local tokenizer; set it, as in model.vocab_size=50304")
-    from tril.data.tokenizer import build, n_ids
+    from tril.data.tokenizer import AUTO_VOCAB_SIZE, build, n_ids
 
-    sizes = {"bpe": tokenizer.vocab_size, "char": CHARACTERS}
+    sizes = {"bpe": tokenizer.vocab_size or AUTO_VOCAB_SIZE, "char": CHARACTERS}
     size = sizes.get(tokenizer.kind) or n_ids(build(tokenizer, ()))
     return replace(config, model=replace(config.model, vocab_size=size))

@@ -4,30 +4,29 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tril.data.cache_locks import NO_LOCKS, locked_if_free
+from filelock import FileLock, Timeout
 
 RUN_LOCK = ".run.lock"  # in the folder of a run, while it trains
 
 
 @contextlib.contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Locks the folder of a run, which is created, while the block trains it. A file system may have no locks.
+    """Locks the folder of a run, which is created, while the block trains it.
 
     Raises:
         ValueError: another process trains it.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / RUN_LOCK)
     try:
-        with contextlib.ExitStack() as stack:
-            try:
-                is_free = stack.enter_context(locked_if_free(folder / "run"))
-            except OSError as error:
-                if error.errno not in NO_LOCKS:
-                    raise
-                is_free = True
-            if not is_free:
-                raise ValueError(f"another process trains the run in {folder}; wait for its end, or stop it")
-            yield
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise ValueError(f"another process trains the run in {folder}; wait for its end, or stop it") from error
+        yield
     finally:
+        if lock.is_locked:
+            (folder / RUN_LOCK).unlink(missing_ok=True)
+        lock.release()
         with contextlib.suppress(OSError):  # the run has written files
             folder.rmdir()

@@ -42,7 +42,7 @@ def checkpoint_payload(
     """
     from tril.model.checkpoint import payload
 
-    new = payload(model, data.tokenizer, eot=data.tokenizer_config.eot, data=data.meta)
+    new = payload(model, data.tokenizer, eot=data.config.tokenizer.eot, data=data.meta)
     new |= {"run": run_settings(config), "code": source_fingerprint()}
     if resumed is not None:
         old, path = resumed.content["tril"], resumed.path

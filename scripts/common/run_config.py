@@ -95,6 +95,14 @@ def check_config(cfg: DictConfig, *, elsewhere: bool = False) -> RunConfig:
     return config
 
 
+def data_presets() -> dict[str, dict]:
+    """The settings of the data groups, which the sources of a mixture may name."""
+    import yaml
+
+    paths = sorted((CONFIGS / "data").glob("*.yaml"))
+    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
+
+
 def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
     from tril.data.cache import keep_compiled_code
     from tril.data.config import parse
@@ -125,7 +133,11 @@ def _build_config(cfg: DictConfig, elsewhere: bool) -> RunConfig:
     optim["schedule"] = build(ScheduleConfig, optim["schedule"], "optim.schedule")
     if model["vocab_size"] is None:  # the tokenizer's, unknown before the data are prepared
         model["vocab_size"] = 1
-    model, optim, data = build(GPTConfig, model, "model"), build(OptimConfig, optim, "optim"), parse(plain(cfg.data))
+    model, optim, data = (
+        build(GPTConfig, model, "model"),
+        build(OptimConfig, optim, "optim"),
+        parse(plain(cfg.data), data_presets()),
+    )
     keep_compiled_code()  # sets the folder of compiled code, which torch reads when it looks for a compiler
     sharded = trainer.strategy == "model_parallel"  # which does not compile
     if sharded and top.compile not in ("auto", False):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tril.data.batches import Batch, TrainWindows, ValWindows
 from tril.data.mixture import BLOCK
-from tril.data.mixture_windows import MixtureWindows
 from tril.model.causality.batch_checks import check_shift
 from tril.model.causality.loss_checks import certify_loss
 from tril.model.masks import document_options
@@ -33,7 +32,7 @@ def certify_pipeline(model: "GPT", origin: dict[str, Any]) -> "Certificate":
     config, run = model.config, origin.get("run", {})
     length = max(MIN_LENGTH, int(MAX_FLOPS / PASSES / (2 * model.n_parameters())))
     length, device = min(length, config.context_length), model.embed.weight.device
-    counts = [round(BLOCK * source["share"]) for source in origin["data"].get("sources", {}).values()]
+    counts = [round(BLOCK * source["share"]) for source in origin["data"].get("sources", {}).values()] or [BLOCK]
     document_eot = origin["data"].get("eot_id") if run.get("data.document_mask") else None
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -43,9 +42,7 @@ def certify_pipeline(model: "GPT", origin: dict[str, Any]) -> "Certificate":
         if len(tokens) <= length + 1:
             return ()  # `certify_loss` gives a longer text
         ids, seed = tokens.numpy(), run.get("seed", 0)
-        if counts:
-            return MixtureWindows([ids] * len(counts), counts, length, 1, seed)
-        return TrainWindows(ids, length, 1, seed)
+        return TrainWindows([ids] * len(counts), length, 1, seed, counts=counts)
 
     def validation(tokens: Tensor, _: torch.Generator) -> Iterable[Batch]:
         return ValWindows(tokens.numpy(), length, 1)

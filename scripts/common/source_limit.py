@@ -51,11 +51,11 @@ def with_source_limit(
 
 def _windows(config: RunConfig, source: "Mixture", seed: int) -> tuple[int, str]:
     """The windows of the run before a source starts its second epoch, and the name of the source."""
-    from tril.data.mixture_windows import MixtureWindows
+    from tril.data.batches import TrainWindows
 
     tokens = [text.tokens("train") for text in config.data.prepare().texts.values()]
     counts = [member.count for member in source.members.values()]
-    limit, number = MixtureWindows(tokens, counts, config.model.context_length, 1, seed).first_repeat()
+    limit, number = TrainWindows(tokens, config.model.context_length, 1, seed, counts=counts).first_repeat()
     return limit, list(source.members)[number]
 
 

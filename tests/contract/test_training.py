@@ -105,6 +105,15 @@ def test_loss_and_bits_per_byte_are_those_of_the_logits_over_windows_in_order(ru
     assert content["final_val_bpb"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
 
 
+def test_bits_per_byte_of_the_whole_validation_part_count_the_bytes_of_what_is_predicted(run_of, texts):
+    lm, content = (read(run_of("gpt2")) for read in (load, summary))
+    end, documents = lm.tokenizer.token_to_id("<|endoftext|>"), [texts.parent / "38.txt", texts.parent / "39.txt"]
+    ids = [i for path in documents for i in (*lm.tokenizer.encode(path.read_text("utf-8")).ids, end)]
+    size = len(lm.tokenizer.decode([i for i in ids[1:] if i != end]).encode())  # the first token is no target
+    nats = content["final_val_loss"] * (len(ids) - 1)
+    assert content["final_val_bpb"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+
+
 SCHEDULES = {  # steps of the warm-up, peak, and what follows
     "gpt2": (2, 0.005, lambda step: 0.6 + 0.4 * math.cos(math.pi * (step - 2) / 28)),
     "llama": (2, 0.01, lambda step: (30 - step) / 28),

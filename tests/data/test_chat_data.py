@@ -11,7 +11,6 @@ from tril.data import batches as windows
 from tril.data.batches import IGNORE, TrainWindows, ValWindows, gather, on_device
 from tril.data.config import parse
 from tril.data.datamodule import TextDataModule
-from tril.data.prepared import val_bytes
 
 T = 16
 
@@ -55,11 +54,11 @@ def settings(tmp_path):
 
 def datamodule(settings):
     config = parse(settings)
-    return TextDataModule(**config.loading(), context_length=T)
+    return TextDataModule(config, context_length=T)
 
 
 def test_tokens_targets_and_counts(settings):
-    text = parse(settings).prepare()
+    text = parse(settings).prepare().texts[""]
     for split, pairs in (("train", TRAIN), ("val", VAL)):
         tokens, targets = written(pairs)
         ids = text.tokens(split)
@@ -73,7 +72,7 @@ def test_tokens_targets_and_counts(settings):
         opens = [0, *(i + 1 for i, x in enumerate(tokens[:-1]) if x is None)]
         assert np.flatnonzero(np.diff(text.documents(split), prepend=-1)).tolist() == opens
     sha256 = hashlib.sha256((text.folder / "flags.bin").read_bytes()).hexdigest()
-    assert text.meta["sha256"]["flags.bin"] == sha256
+    assert text.meta["files"]["flags.bin"]["sha256"] == sha256
 
 
 def test_validation_bytes_and_documents_are_those_of_the_answers(settings):
@@ -83,7 +82,7 @@ def test_validation_bytes_and_documents_are_those_of_the_answers(settings):
     assert data.val_bytes[""](total + len(VAL)) == data.val_bytes[""](10**9) == total
     assert data.val_bytes_per_token == total / (total + len(VAL))
     two = len(answers[0]) + 1 + len(answers[1]) + 1  # with their end-of-text tokens
-    assert data.val_bytes[""](two) == val_bytes(data.packed, two) == len(answers[0]) + len(answers[1])
+    assert data.val_bytes[""](two) == len(answers[0]) + len(answers[1])
     assert data.val_bytes[""](two - 1) == data.val_bytes[""](two)  # the end-of-text token has no bytes
     assert data.val_documents(two + 2).tolist() == [0] * (len(answers[0]) + 1) + [1] * (len(answers[1]) + 1) + [2, 2]
     every = [number for number, answer in enumerate(answers) for _ in range(len(answer) + 1)]
@@ -93,7 +92,7 @@ def test_validation_bytes_and_documents_are_those_of_the_answers(settings):
 def test_batches_have_each_target_once_and_no_other(settings):
     data = datamodule(settings)
     for split, loader in (("train", data.train_dataloader()), ("val", data.val_dataloader())):
-        ids, is_target = data.packed.tokens(split).astype(int), data.packed.targets(split)
+        ids, is_target = data.texts[""].tokens(split).astype(int), data.texts[""].targets(split)
         seen = []
         n_batches = -(-loader.n_windows // loader.batch_size)
         if split == "train":  # all windows of the first epoch
@@ -103,7 +102,7 @@ def test_batches_have_each_target_once_and_no_other(settings):
             seen += targets[targets != IGNORE].tolist()
         assert sorted(seen) == sorted(ids[is_target].tolist())
     inputs, targets = next(iter(data.val_dataloader()))
-    ids, is_target = data.packed.tokens("val").astype(int), data.packed.targets("val")
+    ids, is_target = data.texts[""].tokens("val").astype(int), data.texts[""].targets("val")
     assert inputs.flatten().tolist() == ids[: 4 * T].tolist()
     assert targets.flatten().tolist() == np.where(is_target, ids, IGNORE)[1 : 4 * T + 1].tolist()
     assert (data.first_val_windows(2)[1] != IGNORE).all()  # statistics of attention use every position
@@ -124,7 +123,8 @@ def test_targets_that_lie_on_a_device_give_the_same_batches(monkeypatch):
     ids, is_target = random.integers(0, 2**16, 101).astype(np.uint16), random.random(101) < 0.4
     places = [(ids, is_target), (on_device(ids, "cpu"), torch.from_numpy(is_target))]
     for kind, more in ((TrainWindows, {"seed": 4}), (ValWindows, {})):
-        on_host, there = (kind(ids, 7, 3, is_target=mask, **more) for ids, mask in places)
+        masks = [[mask] if kind is TrainWindows else mask for _, mask in places]
+        on_host, there = (kind(ids, 7, 3, is_target=mask, **more) for (ids, _), mask in zip(places, masks, strict=True))
         for ours, theirs in zip(on_host, there, strict=True):
             assert all(map(torch.equal, ours, theirs))
 
@@ -144,17 +144,17 @@ DAMAGES = {
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damaged_flags_are_prepared_again(settings, kind, caplog):
-    text = parse(settings).prepare()
+    text = parse(settings).prepare().texts[""]
     expected = (text.folder / "flags.bin").read_bytes()
     DAMAGES[kind](text.folder / "flags.bin")
-    again = parse(settings).prepare()
+    again = parse(settings).prepare().texts[""]
     assert (again.folder / "flags.bin").read_bytes() == expected and "flags.bin" in caplog.messages[0]
 
 
 def test_other_texts_have_no_flags(settings, tmp_path):
     (tmp_path / "text.txt").write_text("some text " * 50)
     values = settings | {"path": str(tmp_path / "text.txt"), "val_path": None, "format": "text"}
-    text = parse(values).prepare()
+    text = parse(values).prepare().texts[""]
     assert not (text.folder / "flags.bin").exists() and "targets" not in text.meta and text.targets("val") is None
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tril.data.config import SOURCES, DataConfig, parse
-from tril.data.mixture import Mixture
+from tril.data.mixture import Mixture, expand
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose
@@ -36,14 +36,14 @@ def test_shipped_yamls_give_these_sources(tmp_path):
         "prose": Prose(),
         "shakespeare": SingleText(),
         "files": Files(path=str(tmp_path)),
-        "mixture": Mixture(sources=needed["mixture"]["sources"]),
+        "mixture": Mixture(sources=expand(needed["mixture"]["sources"], {})),
         "tinystories": Hub(repo="roneneldan/TinyStories"),
         "wikitext103": Hub(repo="Salesforce/wikitext", config="wikitext-103-raw-v1", row_ends_document=False),
         "fineweb_edu": Hub(
             repo="HuggingFaceFW/fineweb-edu", config="sample-10BT", val_split=None, val_fraction=0.01, streaming=True
         ),
     }  # fmt: skip
-    assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=4096)
+    assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=None)
     assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (8, 12)
     assert parsed["fineweb_edu"].token_budget == 2_500_000_000
     assert parsed["fineweb_edu"].tokenizer.path == "openai-community/gpt2"
@@ -78,7 +78,7 @@ def test_values_are_passed_on(tmp_path):
     [
         (changed(source="web"), "data.source=web must be one of stdlib, prose, shakespeare, files, hub"),
         (changed(batchsize=3), "there is no setting data.batchsize; did you mean data.batch_size?"),
-        (changed(zzzz=3), "there is no setting data.zzzz; valid are source, tokenizer, batch_size"),
+        (changed(zzzz=3), "there is no setting data.zzzz; choose one of data.batch_size, data.cache_dir"),
         (changed(path="x"), "there is no setting data.path"),  # of other sources only
         (changed(tokenizer={"vocabsize": 5}), "data.tokenizer.vocabsize; did you mean data.tokenizer.vocab_size?"),
         (

@@ -11,8 +11,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tril.data import datamodule
 from tril.data.batches import on_device
+from tril.data.config import DataConfig
 from tril.data.datamodule import TextDataModule
-from tril.data.prepared import PreparedText
+from tril.data.prepared import PreparedText, PreparedTexts
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 
@@ -44,12 +45,10 @@ def make_data(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(40)))
 
     def make(**options):
-        arguments = {"context_length": 16, "batch_size": 4, "cache_dir": tmp_path / "cache", "seed": 1} | options
-        return TextDataModule(
-            source=Files(path=str(tmp_path / "text.txt"), val_fraction=0.1),
-            tokenizer=TokenizerConfig(kind="byte"),
-            **arguments,
-        )
+        arguments = {"context_length": 16, "batch_size": 4, "cache_dir": str(tmp_path / "cache"), "seed": 1} | options
+        module = {name: arguments.pop(name) for name in ("context_length", "seed")}
+        source = Files(path=str(tmp_path / "text.txt"), val_fraction=0.1)
+        return TextDataModule(DataConfig(source, TokenizerConfig(kind="byte"), **arguments), **module)
 
     return make
 
@@ -102,9 +101,9 @@ def test_properties_and_shapes(make_data, tmp_path):
     assert data.vocab_size == data.tokenizer.get_vocab_size() == 257
     counts = data.meta["counts"]
     assert counts["train"]["bytes"] + counts["val"]["bytes"] == len(text)
-    assert data.tokenizer.decode(data.packed.tokens("val").tolist()) == text[-counts["val"]["bytes"] :].decode()
+    assert data.tokenizer.decode(data.texts[""].tokens("val").tolist()) == text[-counts["val"]["bytes"] :].decode()
     # one token per byte plus end-of-text, without the first token, which is not predicted
-    assert data.val_bytes_per_token == 1
+    assert data.val_bytes_per_token == (counts["val"]["bytes"] - 1) / counts["val"]["bytes"]
     inputs, targets = next(iter(data.val_dataloader()))
     assert inputs.shape == targets.shape == (2, 16)
     assert next(iter(data.train_dataloader()))[0].shape == (4, 16)
@@ -115,7 +114,7 @@ def test_properties_and_shapes(make_data, tmp_path):
 def test_a_document_mask_gives_the_end_of_text_id_and_the_same_data(make_data):
     plain, masked = make_data(), make_data(document_mask=True)
     assert (plain.document_eot, masked.document_eot) == (None, masked.tokenizer.token_to_id("<|endoftext|>"))
-    assert masked.meta == plain.meta and masked.packed.folder == plain.packed.folder
+    assert masked.meta == plain.meta and masked.texts[""].folder == plain.texts[""].folder
     batches = next(iter(masked.train_dataloader())), next(iter(plain.train_dataloader()))
     assert all(torch.equal(*tensors) for tensors in zip(*batches, strict=True))
 
@@ -124,7 +123,7 @@ def test_a_document_mask_gives_the_end_of_text_id_and_the_same_data(make_data):
 def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, resident):
     """The GPU has `free` times the memory of the training part. The meta device replaces it."""
     data, moved = make_data(), []
-    host = data.packed.tokens("train")
+    host = data.texts[""].tokens("train")
     data.trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device("cuda:0")),
         global_rank=0,
@@ -138,7 +137,7 @@ def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, 
     loaders = [data.train_dataloader() for _ in range(2)]
     assert moved == resident * [torch.device("cuda:0")]
     for loader in loaders:
-        assert isinstance(loader.tokens, np.ndarray) != resident
+        assert isinstance(loader.texts[0], np.ndarray) != resident
         inputs, targets = next(iter(loader))
         assert inputs.shape == targets.shape == (4, 16) and inputs.device.type == ("meta" if resident else "cpu")
 
@@ -157,7 +156,7 @@ def test_documents_of_the_validation_targets(make_data, tmp_path):
     data = make_data()
     np.array([120, 121, 256, 122, 256, 117, 118, 119, 256], np.uint16).tofile(tmp_path / "tokens.bin")  # xy, z, uvw
     meta = {"eot_id": 256, "dtype": "uint16", "counts": {"train": {"tokens": 0}}}
-    data._packed = PreparedText(tmp_path, meta, data.tokenizer)
+    data._prepared = PreparedTexts({"": PreparedText(tmp_path, meta, data.tokenizer)}, [1000], {})
     assert data.val_documents(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
     assert data.val_documents(3).tolist() == [0, 0, 1]
 

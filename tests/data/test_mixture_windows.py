@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from tril.data.batches import IGNORE, TrainWindows, on_device
-from tril.data.mixture_windows import MixtureWindows
 
 T = 4
 SIZES = (101, 30, 9)  # tokens: 25, 8 and 2 windows an epoch
@@ -19,7 +18,7 @@ def tokens():
 
 def make(**options):
     arguments = {"batch_size": 1, "seed": 3} | options
-    return MixtureWindows(arguments.pop("tokens", tokens()), COUNTS, T, **arguments)
+    return TrainWindows(arguments.pop("tokens", tokens()), T, counts=COUNTS, **arguments)
 
 
 def windows(loader, n):
@@ -112,7 +111,7 @@ def test_tokens_that_lie_on_a_device_give_the_same_batches(dtype):
 
 @pytest.mark.parametrize("counts", [(6, 3, 1), (1, 1, 8), (9, 1, 1), (1, 5, 1)])
 def test_first_repeat_is_where_a_source_starts_its_second_epoch(counts):
-    loader = MixtureWindows(tokens(), counts, T, 1, seed=3)
+    loader = TrainWindows(tokens(), T, 1, seed=3, counts=counts)
     epochs = [-(-(size - 1) // T) for size in SIZES]
     sources = sources_of(windows(loader, 400)[0]).tolist()
     starts = [[i for i, source in enumerate(sources) if source == s] for s in range(3)]

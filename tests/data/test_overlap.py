@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import run_python
 from tril.data import overlap as module
-from tril.data.overlap import Overlap, measure_overlap, passage_length
+from tril.data.overlap import Overlap, measure_overlap
 
 
 def searched(train, val, length):
@@ -26,6 +26,8 @@ def searched(train, val, length):
 def test_overlap_is_what_a_search_finds(length, block, monkeypatch):
     monkeypatch.setattr(module, "BLOCK", block)
     monkeypatch.setattr(module, "CHUNK", 128)
+    monkeypatch.setattr(module, "PASSAGE_TOKENS", length)
+    monkeypatch.setattr(module, "PASSAGE_BYTES", 0)
     rng = np.random.default_rng(length)
     train, val = (rng.integers(0, 40, n).astype(np.uint16) for n in (2000, 600))
     val[130:190] = train[1000:1060]  # across the ends of blocks and of chunks
@@ -33,7 +35,7 @@ def test_overlap_is_what_a_search_finds(length, block, monkeypatch):
     val[300:420] = 7
     train[50:102] = 7
     val[-50:] = train[:50]
-    found = measure_overlap(train, val, 40, length)
+    found = measure_overlap(train, val, 40, 3.0)
     tokens, first = searched(train.tolist(), val.tolist(), length)
     assert 60 <= tokens == found.tokens and found.share == tokens / 600
     assert (found.example, found.passage_tokens) == (first, length)
@@ -42,12 +44,7 @@ def test_overlap_is_what_a_search_finds(length, block, monkeypatch):
 def test_texts_shorter_than_a_passage_have_none():
     tokens = np.arange(49, dtype=np.uint16)
     for train, val in ((tokens, tokens), (np.tile(tokens, 3), tokens), (tokens, np.tile(tokens, 3)), (tokens[:0],) * 2):
-        assert measure_overlap(train, val, 49) == Overlap(0, 0.0, 50, None)
-
-
-def test_passages_of_short_tokens_are_longer():
-    assert [passage_length(bytes_per_token) for bytes_per_token in (1, 1.5, 3, 4.2)] == [150, 100, 50, 50]
-    assert str(Overlap(3, 0.0123, 50, 0)).startswith("1.23 % of the validation tokens lie in passages of 50 tokens")
+        assert measure_overlap(train, val, 49, 3.0) == Overlap(0, 0.0, 50, None)
 
 
 MEASURE = """

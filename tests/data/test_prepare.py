@@ -1,290 +1,115 @@
-"""Prepared tokens against literal arrays; reuse, atomicity, memory."""
+"""Prepared texts: bytes of the targets, the size of the vocabulary, damage, and processes that prepare at once."""
 
-import errno
-import json
-import logging
+import math
+import random
+import subprocess
 import sys
-from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.conftest import run_python
-from tril.data import encoding
-from tril.data import prepare as module
-from tril.data.prepare import prepare
-from tril.data.sources.base import Piece
-from tril.data.tokenizer import TokenizerConfig, build
+from tril.data.config import parse
+from tril.data.prepared import val_bytes_per_token
 
-CHAR = TokenizerConfig(kind="char")
-EOT, UNK, A, B, C = range(5)  # ids of end-of-text, unknown and the three characters of TRAIN
-TRAIN = [Piece("ab", True), Piece("c", False), Piece("ca", True), Piece("b", True)]
-VAL = [Piece("b", True), Piece("xa", True)]
+TEXT = "".join(random.Random(0).choices("abcde fgh\u00e9\u6f22\U0001f469\n", k=6000))
 
 
-@dataclass
-class Pieces:
-    """A source of literal pieces that counts how often it is read."""
-
-    train: list = field(default_factory=lambda: list(TRAIN))
-    val: list = field(default_factory=lambda: list(VAL))
-    reads: int = 0
-    name: str = "pieces"
-    split_rule: str = "two lists"
-    max_overlap: float | None = None
-
-    def fingerprint(self):
-        return {"train": self.train, "val": self.val}
-
-    def pieces(self, split):
-        self.reads += 1
-        yield from self.train if split == "train" else self.val
+@pytest.fixture
+def settings(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT, "utf-8")
+    return {"source": "files", "path": str(tmp_path / "text.txt"), "cache_dir": str(tmp_path / "cache")}
 
 
-def test_tokens_and_meta_are_the_literal_ones(tmp_path):
-    prepared = prepare(Pieces(), CHAR, tmp_path, progress=False)
-    np.testing.assert_array_equal(prepared.tokens("train"), [A, B, EOT, C, C, A, EOT, B, EOT])
-    np.testing.assert_array_equal(prepared.tokens("val"), [B, EOT, UNK, A, EOT])
-    meta = json.loads((prepared.folder / "meta.json").read_text())
-    assert meta == prepared.meta
-    assert meta["counts"] == {
-        "train": {"documents": 3, "bytes": 6, "characters": 6, "tokens": 9, "unknown": 0},
-        "val": {"documents": 2, "bytes": 3, "characters": 3, "tokens": 5, "unknown": 1},
-    }
-    assert (meta["dtype"], meta["vocab_size"], meta["eot_id"]) == ("uint16", 5, EOT)
-    assert meta["source"] == json.loads(json.dumps(Pieces().fingerprint()))
-    assert prepared.folder.name == f"pieces-{meta['fingerprint'][:16]}"
-    assert prepared.tokens("train").dtype == np.uint16 and isinstance(prepared.tokens("val"), np.memmap)
-    assert not prepared.tokens("train").flags.writeable
-    assert prepared.tokenizer.encode("<|endoftext|>").ids.count(EOT) == 0
+def prepared(settings, **changed):
+    return parse(settings | changed).prepare().texts[""]
 
 
-def test_text_without_end_and_non_ascii_bytes_are_counted(tmp_path):
-    source = Pieces(train=[Piece("é\n", False), Piece("漢", False)], val=[Piece("é", False)])
-    prepared = prepare(source, TokenizerConfig(kind="byte"), tmp_path, progress=False)
-    assert prepared.meta["counts"]["train"] == {"documents": 1, "bytes": 6, "characters": 3, "tokens": 6, "unknown": 0}
-    assert prepared.tokenizer.decode(prepared.tokens("train").tolist()) == "é\n漢"
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+@pytest.mark.parametrize("first", ["a", "\u00e9", "\u6f22"])
+def test_the_bytes_of_all_targets_are_those_of_their_tokens(settings, tmp_path, kind, first):
+    """The first token of the validation part is no target; of kind "byte" it ends within a character."""
+    (tmp_path / "val.txt").write_text(first + TEXT, "utf-8")
+    text = prepared(settings, val_path=str(tmp_path / "val.txt"), tokenizer={"kind": kind})
+    ids = text.tokens("val").tolist()
+    names = [text.tokenizer.id_to_token(i) for i in ids[1:-1]]  # without end-of-text
+    expected = sum(len(name.encode()) for name in names) if kind == "char" else sum(map(len, names))
+    assert text.val_bytes(len(ids) - 1) == expected
+    assert val_bytes_per_token(text.meta) == expected / (len(ids) - 1)
 
 
-def test_batches_do_not_change_the_tokens(tmp_path, monkeypatch):
-    text = "the cat sat on the mat\n" * 30
-    source = Pieces(train=[Piece(text[i : i + 50], i % 100 == 0) for i in range(0, len(text), 50)])
-    config = TokenizerConfig(vocab_size=270)
-    whole = prepare(source, config, tmp_path / "a", progress=False).tokens("train")
-    monkeypatch.setattr(encoding, "BATCH_SIZE", 70)
-    np.testing.assert_array_equal(prepare(source, config, tmp_path / "b", progress=False).tokens("train"), whole)
-    tokenizer, expected = build(config, [piece.text for piece in source.train]), []
-    for piece in source.train:
-        expected += tokenizer.encode(piece.text).ids + [0] * piece.ends_document
-    np.testing.assert_array_equal(whole, expected)
+@pytest.mark.parametrize(("n_bytes", "size"), [(0, 257), (5_120, 266), (46_000, 345), (1 << 20, 2304), (3 << 20, 4096)])
+def test_the_vocabulary_follows_the_size_of_the_text(n_bytes, size):
+    from tril.data.tokenizer import _auto_vocab_size
+
+    texts = [char * math.ceil(n_bytes / 8) for char in "abcd\u00e9\u00e9"][: n_bytes and 6]  # \u00e9 has two bytes
+    found, same = _auto_vocab_size(iter(texts))
+    assert found == size and list(same) == texts
 
 
-def test_budgets_stop_at_the_piece_that_reaches_them(tmp_path):
-    prepared = prepare(Pieces(), CHAR, tmp_path, token_budget=4, val_token_budget=1, progress=False)
-    np.testing.assert_array_equal(prepared.tokens("train"), [A, B, EOT, C])
-    np.testing.assert_array_equal(prepared.tokens("val"), [B, EOT])
+def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
+    text = prepared(settings, tokenizer={"kind": "byte"})
+    before = {path.name: path.read_bytes() for path in text.folder.iterdir()}
+    chance = random.Random(0)
+    for name, content in before.items():
+        for position in [0, len(content) - 2, *chance.choices(range(len(content)), k=6)]:
+            changed = bytearray(content)
+            changed[position] ^= 1 << chance.randrange(5)
+            (text.folder / name).write_bytes(changed)
+            caplog.clear()
+            again = prepared(settings, tokenizer={"kind": "byte"})
+            assert "is damaged (" in caplog.text, (name, position)
+            assert (again.tokens("train") == text.tokens("train")).all()
+    (text.folder / "tokens.bin").unlink()
+    assert prepared(settings, tokenizer={"kind": "byte"}).tokens("val").tolist()[-1] == 0
 
 
-def test_a_budget_stops_reading(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "BATCH_SIZE", 1)
-
-    class Endless(Pieces):
-        def pieces(self, split):
-            while True:
-                yield Piece("abc", True)
-
-    prepared = prepare(Endless(), CHAR, tmp_path, token_budget=10, val_token_budget=3, progress=False)
-    np.testing.assert_array_equal(prepared.tokens("train"), [A, B, C, EOT] * 3)
+def test_processes_that_start_at_once_prepare_once(settings):
+    code = f"from tril.data.config import parse; print(parse({settings}).prepare().texts[''].meta['created'])"
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = {process.communicate(timeout=120)[0] for process in processes}
+    assert len(outputs) == 1 and all(process.returncode == 0 for process in processes)
+    assert [path.name[:6] for path in Path(settings["cache_dir"]).iterdir()] == ["files-"]  # no lock is left
 
 
-def test_unknown_characters_are_reported_with_examples(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        prepare(Pieces(), CHAR, tmp_path, progress=False)
-    assert caplog.messages == ["1 of 5 tokens are unknown to the tokenizer, such as 'x'"]
+def test_a_budget_ends_a_part_with_the_piece_that_reaches_it(settings, tmp_path):
+    lines = "".join(f"{i:015}\n" for i in range(100_000))  # 16 bytes each; a piece has 2^18 characters
+    (tmp_path / "text.txt").write_text(lines)
+    budgets = {"token_budget": 300_000, "val_token_budget": 5}
+    text = prepared(settings, tokenizer={"kind": "byte"}, **budgets)
+    n_train = 2 * ((1 << 18) + 16)  # to the end of a line
+    assert [len(text.tokens(split)) for split in ("train", "val")] == [n_train, len(lines) // 20 + 1]
+    assert text.tokenizer.decode(text.tokens("train").tolist()) == lines[:n_train]
 
 
-def test_large_vocabulary_needs_uint32(tmp_path):
-    def prepared(n):
-        source = Pieces(
-            train=[Piece("".join(map(chr, range(0x10000, 0x10000 + n))), False)], val=[Piece("\U00010000", True)]
-        )
-        return prepare(source, CHAR, tmp_path, progress=False)
-
-    assert prepared((1 << 16) - 2).tokens("train").dtype == np.uint16
-    wide = prepared((1 << 16) - 1)
-    assert wide.tokens("train").dtype == np.uint32
-    assert wide.tokens("train")[-1] == 1 << 16
+def test_what_changes_the_tokens_changes_the_fingerprint(settings, tmp_path):
+    (tmp_path / "other.txt").write_text(TEXT + "b")
+    changes = [{}, {"val_fraction": 0.1}, {"tokenizer": {"kind": "char"}}, {"tokenizer": {"vocab_size": 300}}]
+    changes += [{"token_budget": 1000}, {"path": str(tmp_path / "other.txt")}]
+    found = {prepared(settings, **change).meta["fingerprint"] for change in changes}
+    assert len(found) == len(changes)
+    same = [{"batch_size": 3}, {"document_mask": True}, {"tokenizer": {"vocab_size": None}}]
+    assert {prepared(settings, **change).meta["fingerprint"] for change in same} < found
 
 
-def test_same_settings_reuse_the_folder_without_reading_or_writing(tmp_path, monkeypatch):
-    source = Pieces()
-    first = prepare(source, CHAR, tmp_path, progress=False)
-    reads, written = source.reads, (first.folder / "tokens.bin").stat().st_mtime_ns
-    monkeypatch.setattr("tril.data.cache.make_folder", lambda folder: pytest.fail(f"{folder} was created"))
-    again = prepare(source, CHAR, tmp_path, progress=False)
-    assert source.reads == reads > 0
-    assert again.folder == first.folder and (again.folder / "tokens.bin").stat().st_mtime_ns == written
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_one_line_states_the_split_and_the_overlap_once(settings, tmp_path, capsys, share):
+    words = [f"{i} {i * i % 997}\n" for i in range(3000)]
+    (tmp_path / "text.txt").write_text("".join(words))
+    val = [f"new {i} {i * i % 991}\n" for i in range(1000)]
+    (tmp_path / "val.txt").write_text("".join([*words[: int(1000 * share)], *val]))
+    for _ in range(2):
+        text = prepared(settings, val_path=str(tmp_path / "val.txt"), tokenizer={"kind": "byte"})
+    lines = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert len(lines) == 1 and "(data.val_path)" in lines[0]
+    assert ("% of its tokens" in lines[0]) == (share > 0) == (text.meta["overlap"]["share"] > 0)
 
 
-def test_every_changed_setting_gets_a_separate_folder(tmp_path):
-    prepared = [
-        prepare(Pieces(), CHAR, tmp_path, progress=False),
-        prepare(Pieces(), TokenizerConfig(kind="byte"), tmp_path, progress=False),
-        prepare(Pieces(), TokenizerConfig(kind="char", eot="</s>"), tmp_path, progress=False),
-        prepare(Pieces(train=TRAIN[:-1]), CHAR, tmp_path, progress=False),
-        prepare(Pieces(), CHAR, tmp_path, token_budget=4, progress=False),
-        prepare(Pieces(), CHAR, tmp_path, val_token_budget=4, progress=False),
-    ]
-    assert len({each.folder for each in prepared}) == len(prepared) == len(list(tmp_path.iterdir()))
-
-
-@pytest.mark.parametrize("damage", ["shorter", "no meta", "half a meta", "another fingerprint", "no tokenizer"])
-def test_a_damaged_folder_is_prepared_again(tmp_path, damage):
-    folder = prepare(Pieces(), CHAR, tmp_path, progress=False).folder
-    meta = (folder / "meta.json").read_text()
-    if damage == "shorter":
-        (folder / "tokens.bin").write_bytes(b"1234")
-    elif damage == "no tokenizer":
-        (folder / "tokenizer.json").unlink()
-    elif damage == "no meta":
-        (folder / "meta.json").unlink()
-    else:
-        fingerprint = json.loads(meta)["fingerprint"]
-        (folder / "meta.json").write_text(meta[:40] if damage == "half a meta" else meta.replace(fingerprint, "0" * 64))
-    source = Pieces()
-    prepared = prepare(source, CHAR, tmp_path, progress=False)
-    assert source.reads > 0
-    np.testing.assert_array_equal(prepared.tokens("val"), [B, EOT, UNK, A, EOT])
-    assert json.loads((folder / "meta.json").read_text())["fingerprint"] == json.loads(meta)["fingerprint"]
-
-
-def test_an_exception_while_writing_leaves_no_files(tmp_path):
-    class Broken(Pieces):
-        def pieces(self, split):
-            yield from super().pieces(split)
-            if split == "val":
-                names = sorted(path.name for path in tmp_path.iterdir())  # the lock and the temporary folder
-                assert len(names) == 2 and names[0].startswith(".pieces-") and names[1].startswith(".tmp-pieces-")
-                raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        prepare(Broken(), CHAR, tmp_path, progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_folder_of_a_faster_process_is_kept(tmp_path, monkeypatch):
-    """On a file system without locks."""
-    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "no locks")))
-
-    class Slower(Pieces):
-        def pieces(self, split):
-            if split == "val":
-                self.faster = prepare(Pieces(), CHAR, tmp_path, progress=False)
-                (self.faster.folder / "marker").touch()
-            yield from super().pieces(split)
-
-    source = Slower()
-    assert prepare(source, CHAR, tmp_path, progress=False).folder == source.faster.folder
-    assert (source.faster.folder / "marker").exists()
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize("empty", ["train", "val"])
-def test_an_empty_part_is_refused(tmp_path, empty):
-    with pytest.raises(ValueError, match=f"the {empty} part of pieces is empty.*data.val_fraction"):
-        prepare(Pieces(**{empty: []}), CHAR, tmp_path, progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-REPEATED = Piece("to be or not to be, that is the question: " * 5, True)
-
-
-def test_overlap_and_split_are_measured_stored_and_told(tmp_path, capsys, caplog):
-    train = [Piece("abcdefghij klmnopq" * 20, True), Piece("x " + REPEATED.text, True)]
-    source = Pieces(train=train, val=[Piece("only here. " * 30, True), REPEATED])
-    prepared = prepare(source, TokenizerConfig(kind="byte"), tmp_path)
-    overlap, n_val = prepared.meta["overlap"], 330 + len(REPEATED.text)
-    covered = len(REPEATED.text) + 1  # and the end of the text
-    assert overlap == {"tokens": covered, "share": covered / (n_val + 2), "passage_tokens": 150, "example": 331}
-    share = n_val / (n_val + sum(len(piece.text) for piece in train))
-    assert prepared.meta["split"] == {"rule": "two lists", "val_share": share}
-    told = f"{100 * covered / (n_val + 2):.2f} % of the validation tokens lie in passages of 150 tokens"
-    assert f"validation is {share:.1%} of the text (two lists); {told}" in capsys.readouterr().err
-    [warning] = caplog.messages
-    assert told in warning and "data.val_path; for example 'to be or not to be" in warning
-    assert "\n" not in warning
-    prepare(source, TokenizerConfig(kind="byte"), tmp_path)  # from the cache
-    assert caplog.messages == [warning] * 2
-
-
-def test_text_without_repetitions_gives_no_warning(tmp_path, caplog):
-    source = Pieces(train=[Piece("abcdefghij" * 40, True)], val=[Piece("klmnopqrst" * 40, True)])
-    assert prepare(source, TokenizerConfig(kind="byte"), tmp_path, progress=False).meta["overlap"]["tokens"] == 0
-    little = Pieces(train=[REPEATED], val=[Piece("".join(map(str, range(6000))), True), REPEATED])
-    share = prepare(little, TokenizerConfig(kind="byte"), tmp_path, progress=False).meta["overlap"]["share"]
-    assert 0.008 < share < 0.01
-    assert caplog.messages == []
-
-
-def test_an_embedded_corpus_with_overlap_is_refused(tmp_path):
-    source = Pieces(train=[REPEATED], val=[REPEATED], max_overlap=0.01)
-    with pytest.raises(ValueError, match="data=pieces: 100.00 % of the validation tokens.*at most 1% is accepted"):
-        prepare(source, TokenizerConfig(kind="byte"), tmp_path, progress=False)
-    assert list(tmp_path.iterdir()) == []
-    source = Pieces(train=[REPEATED], val=[REPEATED], max_overlap=1.0)
-    assert prepare(source, TokenizerConfig(kind="byte"), tmp_path, progress=False).meta["overlap"]["share"] == 1
-
-
-def test_a_folder_of_version_0_1_is_measured(tmp_path):
-    folder = prepare(Pieces(), CHAR, tmp_path, progress=False).folder
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({key: meta[key] for key in meta if key not in ("split", "overlap")}))
-    again = prepare(Pieces(), CHAR, tmp_path, progress=False)
-    assert again.folder == folder and again.meta["overlap"] == meta["overlap"] and again.meta["split"] == meta["split"]
-
-
-@pytest.mark.parametrize("folder", ["file", "file/below"])
-def test_an_unwritable_cache_folder_is_refused(tmp_path, folder):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="cannot write to the cache folder.*data.cache_dir=FOLDER"):
-        prepare(Pieces(), CHAR, tmp_path / folder, progress=False)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_an_os_error_and_leaves_no_files(tmp_path, monkeypatch):
-    def build_on_a_full_disk(*arguments):
-        [part] = tmp_path.glob(".tmp-*/*")
-        (part / "tokenizer.json").symlink_to("/dev/full")
-        return build(*arguments)
-
-    monkeypatch.setattr(module, "build", build_on_a_full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        prepare(Pieces(), CHAR, tmp_path, progress=False)
-    assert list(tmp_path.iterdir()) == []
-
-
-PREPARE = """
-import sys
-from tril.data import encoding, prepare
-from tril.data.sources import file_formats, files
-from tril.data.tokenizer import TokenizerConfig
-
-def peak():  # KiB; not ru_maxrss, which starts with the peak of the parent process
-    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-
-encoding.BATCH_SIZE = file_formats.PIECE_SIZE = 1 << 14
-before = peak()
-prepare.prepare(files.Files(path=sys.argv[1]), TokenizerConfig(kind="byte"), sys.argv[2], progress=False)
-print(peak() - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_memory_stays_flat(tmp_path):
-    """3 MB of text in small batches: as Encoding objects, all tokens at once take about 300 MB."""
-    (tmp_path / "text.txt").write_bytes(b"All work and no play makes this file quite dull to read.\n" * 53_000)
-    done = run_python("-c", PREPARE, str(tmp_path / "text.txt"), str(tmp_path / "cache"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    print(f"grew by {int(done.stdout) / 1024:.0f} MiB")
-    assert int(done.stdout) < 100 * 1024
+def test_documents_are_separated_by_their_first_tokens(tmp_path, settings):
+    for name in "abc":
+        (tmp_path / f"{name}.md").write_text(name * 50)
+    text = prepared(settings, path=f"{tmp_path}/[ab].md", val_path=f"{tmp_path}/c.md", tokenizer={"kind": "byte"})
+    ids, documents = text.tokens("train").tolist(), text.documents("train").tolist()
+    assert documents == [0] * 50 + [1] * 51 + [2]
+    assert [i for i, (a, b) in enumerate(pairwise(documents)) if a != b] == [i - 1 for i in (50, 101)]
+    assert ids == [*text.tokenizer.encode("a" * 50).ids, 0, *text.tokenizer.encode("b" * 50).ids, 0]

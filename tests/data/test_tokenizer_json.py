@@ -5,8 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tril.data.tokenizer import TokenizerConfig, build, load
-from tril.data.tokenizer_json import MAX_IDS
+from tril.data.tokenizer import MAX_IDS, TokenizerConfig, build, load_tokenizer
 
 EOT = {"id": 0, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False}
 EOT |= {"normalized": False, "special": True}
@@ -15,6 +14,7 @@ BPE = {"type": "BPE", "vocab": VOCAB, "merges": [["a", "b"]], "unk_token": "?"}
 WORDS = {"type": "WordLevel", "vocab": VOCAB, "unk_token": "?"}
 PIECES = {**WORDS, "type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 UNIGRAM = {"type": "Unigram", "vocab": [[token, -float(i)] for token, i in VOCAB.items()], "unk_id": 1}
+LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 90}
 BYTES = json.loads(build(TokenizerConfig(kind="byte"), []).to_str())
 FALLBACK = {**BPE, "vocab": VOCAB | {f"<0x{byte:02X}>": 5 + byte for byte in range(256)}, "byte_fallback": True}
 
@@ -80,10 +80,12 @@ NO_UNKNOWN = "it has no unknown token, so characters that it lacks would vanish"
         ({**BYTES, "pre_tokenizer": None}, NO_UNKNOWN),
         (state(without(FALLBACK, "unk_token") | {"vocab": without(FALLBACK["vocab"], "<0xE2>")}), NO_UNKNOWN),
         (state(BPE, pre_tokenizer={"type": "FixedLength", "length": 0}), "it cannot encode 'The caf"),
+        (state(BPE, normalizer={"type": "Sequence", "normalizers": [LONGER] * 4}), "more than 64 characters of one"),
+        (state(PIECES | {"merges": [["a", "b"]]}), "merges without the continuing_subword_prefix='##'"),
     ],
 )
 def test_files_that_lose_text_are_refused(tmp_path, content, message):
-    with pytest.raises(ValueError, match="data.tokenizer.path=") as error:
+    with pytest.raises(OSError, match="data.tokenizer.path=") as error:
         built(tmp_path, content)
     assert message in str(error.value) and "\n" not in str(error.value)
 
@@ -110,7 +112,7 @@ def test_byte_level_in_a_sequence_or_as_a_normalizer_needs_no_unknown_token(tmp_
 
 def test_a_prepared_tokenizer_is_checked_too():
     with pytest.raises(ValueError, match="the id 4000000000 must be"):
-        load(json.dumps(state({**PIECES, "vocab": VOCAB | {"zz": 4_000_000_000}})))
+        load_tokenizer(json.dumps(state({**PIECES, "vocab": VOCAB | {"zz": 4_000_000_000}})))
 
 
 def test_a_file_larger_than_any_tokenizer_is_not_read(tmp_path):

@@ -166,7 +166,12 @@ def test_the_control_end_to_end(trained):
     shown = result.stdout.split("\n\n")[0]
     assert f"± is half of the 95 % interval over {report['observations']['described']}." in result.stdout
     assert shown in page and f"{report['unmasked']['prefix_only']['mean']:.4f} ±" in shown
-    bits = report["masked"]["prefix_only"]["mean"] * (counts["tokens"] - 1) / math.log(2) / counts["bytes"]
+    bits = (
+        report["masked"]["prefix_only"]["mean"]
+        * (counts["tokens"] - 1)
+        / math.log(2)
+        / (counts["bytes"] - counts["first_bytes"])
+    )
     assert f"{bits:.4f} |" in shown.splitlines()[-1]
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.model.interop.folders import EOT, byte_tokenizer
-from tril.data.encoding import OPENS, TARGET, ConversationEncoder
+from tril.data.encoding import OPENS, TARGET, Encoder
 from tril.data.sources.base import Turn
 from tril.data.sources.chat import PLAIN, ChatTemplate, Conversation, read_messages
 from tril.data.sources.files import Files
@@ -36,8 +36,9 @@ def encoded(messages, template=PLAIN, marks=()):
     from tril.data.sources.base import Piece
 
     chat = conversation(messages, template)
-    encoder = ConversationEncoder(byte_tokenizer(*marks), EOT, np.dtype(np.uint16))
-    return encoder(Piece(chat.text(), True, chat.turns))
+    encoder = Encoder(byte_tokenizer(*marks), EOT, np.dtype(np.uint16))
+    [found] = encoder([Piece(chat.text(), True, chat.turns)])
+    return found
 
 
 def test_plain_turns_literally():
@@ -158,23 +159,24 @@ def test_settings_that_are_refused(tmp_path):
         with pytest.raises((ValueError, OSError), match=message):
             Files(path=str(path), **values)
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"a.txt; supported are .jsonl .jsonl.gz "):
-        Files(path=str(tmp_path / "a.txt"), format="chat")
-    assert [name for name, _ in Files(path=str(tmp_path), format="chat").files("train")] == ["chat.jsonl"]
-    with pytest.raises(ValueError, match="val_fraction=0.05 cannot be met with 1 conversation, copies together"):
+    with pytest.raises(ValueError, match=r"data.format=chat needs files of rows, such as .jsonl, and .*a.txt is text"):
+        Files(path=str(tmp_path), format="chat")
+    with pytest.raises(ValueError, match="val_fraction=0.05 cannot be met with 1 whole documents"):
         list(Files(path=str(path), format="chat").pieces("train"))
 
 
 def test_the_split_is_by_conversation_and_copies_stay_together(tmp_path):
     """A long system prompt that all share makes no copies of them; the same messages do."""
     path, system = tmp_path / "chat.jsonl", {"role": "system", "content": "You are a helpful assistant. " * 40}
-    rows = [{"messages": [system, USER, {"role": "assistant", "content": f"{i * 7919} and {i**5}"}]} for i in range(80)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows]))
+    rows = [
+        {"messages": [system, USER, {"role": "assistant", "content": f"{i * 7919} and {i**5}"}]} for i in range(120)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[:40]]))
     source = Files(path=str(path), format="chat", val_fraction=0.25)
     parts = [[piece.text for piece in source.pieces(split)] for split in ("train", "val")]
     assert len(parts[0]) + len(parts[1]) == 160 and 20 <= len(parts[1]) <= 60
     assert not set(parts[0]) & set(parts[1])
-    assert source.split_rule == f"{len(parts[1])} of 160 conversations, copies and near-copies on one side"
+    assert source.split_rule == f"{len(parts[1])} of 160 conversations that share no passages with others"
 
 
 def test_a_template_changes_the_fingerprint(tmp_path):

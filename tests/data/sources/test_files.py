@@ -1,184 +1,179 @@
-"""The user's files: which text is in which part and piece, and what is refused."""
+"""The user's files: what is read, how it is split, and what is refused."""
 
 import gzip
-import hashlib
 import json
-import os
+import random
+import time
+from itertools import combinations
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from tests.data.sources.reading import documents
-from tril.data.sources import file_formats
+from tril.data.config import parse
 from tril.data.sources.files import Files
+from tril.data.sources.split import Document as Doc
+from tril.data.sources.split import choose_val, split_position
+
+WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=9)) for i in range(400)]
 
 
-@pytest.mark.parametrize("ending", [".txt", ".md", ".txt.gz"])
-@pytest.mark.parametrize("piece_size", [4, 1 << 18])
-def test_text_files_are_split_at_a_line_start(tmp_path, monkeypatch, ending, piece_size):
-    monkeypatch.setattr(file_formats, "PIECE_SIZE", piece_size)
-    lines = [f"{i:03d} é\r\n" for i in range(100)]  # 8 bytes each
-    opener = gzip.open if ending.endswith(".gz") else open
-    with opener(tmp_path / f"a{ending}", "wb") as file:
-        file.write("".join(lines).encode())
+def texts(n, seed=0, k=60):
+    chance = random.Random(seed)
+    return [" ".join(chance.choices(WORDS, k=chance.randint(k, 2 * k))) + "\n" for _ in range(n)]
+
+
+@pytest.mark.parametrize("name", ["a.py", "notes", "b.txt.gz", ".hidden.cfg"])
+def test_utf8_text_of_any_name_is_read(tmp_path, name):
+    content = "\ufeffdef f():\r\n    return 'é'\n".encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    source = Files(path=str(tmp_path / name))
+    joined = "".join(piece.text for split in ("train", "val") for piece in source.pieces(split))
+    assert joined == content.decode("utf-8-sig")
+
+
+@pytest.mark.parametrize(
+    "content", ["é".encode("latin-1"), b"a\0b", b"\x89PNG\r\n" + bytes(range(256)), b"\xff\xfea\0"]
+)
+def test_other_encodings_and_binary_files_are_refused_or_left_out(tmp_path, content):
+    (tmp_path / "good.txt").write_text("good text\n" * 9)
+    (tmp_path / "bad.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad.bin is not UTF-8 text .*data.on_error=skip") as error:
+        list(Files(path=str(tmp_path)).pieces("train"))
+    assert "\n" not in str(error.value)
+    skipping = Files(path=str(tmp_path), on_error="skip")
+    assert "".join(piece.text for split in ("train", "val") for piece in skipping.pieces(split)) == "good text\n" * 9
+
+
+def test_all_files_that_cannot_be_read_are_named(tmp_path):
+    for name, content in (("a.json", "["), ("b.csv", 'text\n"x'), ("c.jsonl", '{"other": 1}'), ("d.parquet", "PAR1")):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError) as error:
+        list(Files(path=str(tmp_path)).pieces("train"))
+    assert str(error.value).startswith("4 files cannot be read: ") and "\n" not in str(error.value)
+    assert all(name in str(error.value) for name in ("a.json", "b.csv, line", "c.jsonl, line 1", "d.parquet"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_split_has_the_wanted_size_and_no_document_that_shares_text_with_another(seed):
+    chance = random.Random(seed)
+    contents = texts(60, seed)
+    copied = chance.sample(range(60), 20)
+    for i, j in zip(copied[::2], copied[1::2], strict=True):  # a passage, or all
+        contents[i] = contents[j] if chance.random() < 0.3 else contents[i] + contents[j][:300]
+    named = {f"{i}": Doc([text.encode()]) for i, text in enumerate(contents)}
+    val = choose_val(named, 0.15)
+    share = sum(named[name].size for name in val) / sum(document.size for document in named.values())
+    assert 0.1 < share < 0.225 and not val & {str(i) for i in copied}
+    passages = [{text[i : i + 150] for i in range(len(text) - 149)} for text in contents]
+    for i, j in combinations(range(60), 2):
+        if str(i) in val or str(j) in val:
+            assert not passages[i] & passages[j]
+    more = choose_val(named | {"z" * 9: Doc([texts(1, 99)[0].encode()])}, 0.15)  # most of it stays
+    assert len(val & more) >= 0.7 * len(val)
+
+
+def test_documents_that_are_read_in_chunks_are_compared_like_whole_ones():
+    one, two = ("".join(texts(3, seed)).encode() for seed in (1, 2))
+    both = two[:500] + one[200:700] + two[500:]
+    for size in (1, 149, 150, 151, 400, 10_000):
+        chunks = [both[i : i + size] for i in range(0, len(both), size)]
+        whole, cut = Doc([both]), Doc(chunks)
+        assert cut.digest == whole.digest and cut.size == whole.size
+        assert (cut.passages.hashes == whole.passages.hashes).all()
+        assert (cut.passages.starts == whole.passages.starts).all()
+
+
+def test_where_all_share_text_the_end_of_each_document_is_for_validation(tmp_path):
+    for name in "abcd":
+        (tmp_path / f"{name}.txt").write_text("".join(f"line {i}\n" for i in range(100)))
     source = Files(path=str(tmp_path), val_fraction=0.1)
-    assert documents(source, "train") == ["".join(lines[:90])]
-    assert documents(source, "val") == ["".join(lines[90:])]
-    assert documents(Files(path=str(tmp_path), val_fraction=0.101), "val") == [
-        "".join(lines[90:])
-    ]  # the next line start
+    train, val = ("".join(piece.text for piece in source.pieces(split)) for split in ("train", "val"))
+    whole = "".join(f"line {i}\n" for i in range(100))
+    assert (train, val) == (whole[: len(train) // 4] * 4, whole[len(train) // 4 :] * 4)
+    assert 0.08 < len(val) / 3160 < 0.12
+    assert source.split_rule.startswith("the end of each of 4 documents")
 
 
-def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
-    texts = [f"row {i}\nwith two lines" for i in range(200)]
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write("\n" + "\n".join(json.dumps({"id": i, "text": text}) for i, text in enumerate(texts)) + "\n\n")
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts, "id": list(range(200))}), tmp_path / "b.parquet")
-    for name, first in (("a.jsonl.gz", 2), ("b.parquet", 1)):  # number of the first row; a blank line counts
-        source = Files(path=str(tmp_path / name), val_fraction=0.2)
-        train, val = documents(source, "train"), documents(source, "val")
-        assert sorted(train + val) == sorted(texts)
-        in_hash_order = sorted(range(200), key=lambda i: hashlib.sha256(f"{name}:{i + first}".encode()).digest())
-        assert set(val) == {texts[i] for i in in_hash_order[: len(val)]} and len(val) == 40
-        assert val == sorted(val, key=texts.index) and train == sorted(train, key=texts.index)
+@pytest.mark.parametrize("text", ["a\n" * 500, "word " * 200, "x" * 1000, "é" * 500, "日" * 334])
+def test_a_text_is_cut_at_a_line_a_word_or_a_character(text):
+    data = text.encode()
+    position = split_position(lambda start, end: data[start:end], len(data), 0.05)
+    assert abs(len(data) - position - 50) <= 17
+    before, after = data[:position].decode(), data[position:].decode()
+    assert before + after == text
+    assert not ("\n" in text and before[-1] != "\n") and not (" " in text and after[0] != " ")
 
 
-def test_pieces_of_a_text_file_end_at_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_formats, "PIECE_SIZE", 6)
-    (tmp_path / "a.txt").write_text("abc\ndefg\nhijklmnopqrstuvwxyz\nend\n")
-    pieces = [piece.text for piece in Files(path=str(tmp_path), val_fraction=0.1).pieces("train")]
-    assert pieces == ["abc\ndefg\n", "hijklmnopqrs", "tuvwxyz\n"]
+def test_more_rows_than_are_compared_are_split_by_their_content(tmp_path, monkeypatch):
+    monkeypatch.setattr("tril.data.sources.files.MAX_DOCUMENTS", 50)
+    rows = [f"row {i % 300}" for i in range(600)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    source = Files(path=str(tmp_path / "rows.jsonl"), val_fraction=0.2)
+    train, val = (documents(source, split) for split in ("train", "val"))
+    assert sorted(train + val) == sorted(rows) and not set(train) & set(val) and 60 < len(val) < 180
+    assert source.split_rule == "rows by a hash of their content"
 
 
-def test_separate_validation_files(tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train/a.txt").write_text("one\ntwo\n")
-    (tmp_path / "val.txt").write_text("three\n")
-    source = Files(path=str(tmp_path / "train/*.txt"), val_path=str(tmp_path / "val.txt"))
-    assert (documents(source, "train"), documents(source, "val")) == (["one\ntwo\n"], ["three\n"])
-    assert source.fingerprint() != Files(path=str(tmp_path / "train/*.txt")).fingerprint()
-    (tmp_path / "val.jsonl").write_text("".join(f'{{"text": "{i}"}}\n' for i in range(50)))
-    source = Files(path=str(tmp_path / "train/*.txt"), val_path=str(tmp_path / "val.jsonl"), val_fraction=0.5)
-    assert documents(source, "val") == [str(i) for i in range(50)]
+def test_moving_the_folder_changes_nothing(tmp_path):
+    for folder in ("one", "two/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+        for i, text in enumerate(texts(30)):
+            (tmp_path / folder / f"{i}.md").write_text(text)
+    one, two = (Files(path=f"{tmp_path}/{folder}/*.md") for folder in ("one", "two/deep"))
+    assert one.fingerprint() == two.fingerprint() and documents(one, "val") == documents(two, "val") != []
 
 
-def test_validation_files_in_the_same_folder_are_excluded_from_training(tmp_path, monkeypatch):
-    corpus = tmp_path / "corpus"
-    (corpus / "deep").mkdir(parents=True)
-    for name in ("a.txt", "deep/val.txt", "val.txt"):
-        (corpus / name).write_text(f"{name}\n")
-    os.symlink(corpus / "val.txt", corpus / "deep" / "also.txt")
-    monkeypatch.chdir(tmp_path)
-    source = Files(
-        path="corpus", val_path=str(corpus / "val.txt")
-    )  # a relative and an absolute path; one file is linked twice
-    assert (documents(source, "train"), documents(source, "val")) == (["a.txt\n", "deep/val.txt\n"], ["val.txt\n"])
-    assert documents(Files(path="corpus", val_path="corpus/**/val.txt"), "train") == ["a.txt\n"]
-    assert source.fingerprint()["files"] == 3
-    assert source.fingerprint() == Files(path="corpus/**/*.txt", val_path="corpus/val.txt").fingerprint()
-    assert source.fingerprint() != Files(path="corpus", val_path="corpus/a.txt").fingerprint()
-    with pytest.raises(
-        ValueError, match=r"data.val_path=corpus/\*\* matches every file of data.path=corpus; leave some to train on"
-    ):
-        Files(path="corpus", val_path="corpus/**")
+def test_the_files_of_a_pattern(tmp_path):
+    for name in ("a.txt", "b.md", "n/c.txt", "n/m/d.txt", ".git/e.txt", "n/.f.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "n" / "loop").symlink_to(tmp_path)
+
+    def names(pattern):
+        return [path.relative_to(tmp_path).as_posix() for _, path in Files(path=pattern).files("train")]
+
+    assert names(f"{tmp_path}/**/*.txt") == ["a.txt", "n/c.txt", "n/m/d.txt"]
+    assert names(str(tmp_path)) == names(f"{tmp_path}/**") == ["a.txt", "b.md", "n/c.txt", "n/m/d.txt"]
+    assert names([f"{tmp_path}/n/*.txt", f"{tmp_path}/b.md"]) == ["b.md", "n/c.txt"]
+    with pytest.raises(OSError, match="matches no file"):
+        names(f"{tmp_path}/*.rst")
 
 
-def test_files_of_the_same_name_have_different_hashes_and_keep_them_if_the_folder_moves(tmp_path):
-    def row(i):
-        return f"row {i}"
-
-    for i in range(100):
-        (tmp_path / f"here/{i}").mkdir(parents=True)
-        (tmp_path / f"here/{i}/data.jsonl").write_text(json.dumps({"text": row(i)}))
-    source = Files(path=str(tmp_path / "here"), val_fraction=0.2)
-    val = documents(source, "val")
-    assert 5 < len(val) < 40 and sorted(documents(source, "train") + val) == sorted(map(row, range(100)))
-    assert documents(Files(path=f"{tmp_path}/here/*/*.jsonl", val_fraction=0.2), "val") == val
-    before = source.fingerprint()
-    (tmp_path / "here").rename(tmp_path / "there")
-    moved = Files(path=f"/{tmp_path}/there/", val_fraction=0.2)  # with redundant slashes
-    assert documents(moved, "val") == val and moved.fingerprint() == before
-    (tmp_path / "there/0").rename(tmp_path / "there/00")
-    assert moved.fingerprint() != before  # the row may have moved to the other part
+HANG = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+GROW = "{% set n = namespace(x='abcdefgh') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
 
 
-def test_fingerprint_depends_on_content_not_on_folder(tmp_path):
-    for folder in ("x", "y"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "a.txt").write_text("same\n")
-    x, y = (Files(path=str(tmp_path / folder)) for folder in "xy")
-    assert x.fingerprint() == y.fingerprint()
-    (tmp_path / "y/a.txt").write_text("sane\n")
-    assert x.fingerprint() != y.fingerprint()
+@pytest.mark.parametrize("template", [HANG, GROW, "{{ 'a' * 99999999999 }}"])
+def test_a_chat_template_without_end_is_refused(tmp_path, template):
+    (tmp_path / "template.jinja").write_text(template)
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=r"template.jinja takes more than 5 s or 1 GB"):
+        Files(path=str(tmp_path / "chat.jsonl"), format="chat", chat_template=str(tmp_path / "template.jinja"))
+    assert time.monotonic() - began < 30
+
+
+def test_a_chat_template_without_answers_is_refused(tmp_path):
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
+    rows = [json.dumps({"prompt": text, "response": "b"}) for text in texts(9)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(rows))
+    files = {"path": str(tmp_path / "chat.jsonl"), "format": "chat", "chat_template": str(tmp_path / "template.jinja")}
+    config = parse({"source": "files", "val_fraction": 0.3, "cache_dir": str(tmp_path / "cache"), **files})
+    with pytest.raises(ValueError, match="has no answer to train on; choose another data.chat_template"):
+        config.prepare()
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    ("settings", "message"),
     [
-        ("a.pdf", b"x", r"data.path=.*a\.pdf matches .*a\.pdf; supported are \.txt"),
-        ("a.txt", b"caf\xe9\n" * 9, "a.txt is not UTF-8.*iconv"),
-        ("a.jsonl", b'{"text": "x"}\n{"tex\n', "line 2 is not JSON"),
-        ("a.jsonl", b"[1]\n", r"line 1 is .*\[1\].*; write one JSON object per line"),
-        (
-            "a.jsonl",
-            b'{"body": "x", "id": 1}\n',
-            "line 1 has no field 'text'; choose one with data.text_field=NAME: body, id",
-        ),
-        ("a.jsonl", b'{"text": 5}\n', "'text' holds int, not text"),
-        ("a.jsonl", b"[" * 100_000 + b"\n", "line 1 is not JSON"),
-        ("a.parquet", b"PAR?", "a.parquet is damaged or incomplete"),
+        ({"text_field": "body"}, "data.text_field=body has no effect on text files, which have no rows; leave it out"),
+        ({"format": "chat"}, "data.format=chat needs files of rows, such as .jsonl"),
+        ({"chat_template": "x"}, "data.chat_template=x needs data.format=chat"),
+        ({"val_path": "{}/a.txt"}, "matches every file of data.path"),
     ],
 )
-def test_unreadable_files_are_refused_in_one_line(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
+def test_settings_without_effect_are_refused(tmp_path, settings, message):
+    (tmp_path / "a.txt").write_text("text")
+    settings = {key: value.replace("{}", str(tmp_path)) for key, value in settings.items()}
     with pytest.raises(ValueError, match=message):
-        list(Files(path=str(tmp_path / name), val_fraction=0.5).pieces("train"))
-        list(Files(path=str(tmp_path / name), val_fraction=0.5).pieces("val"))
-
-
-@pytest.mark.parametrize("ending", ["txt.gz", "jsonl.gz"])
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda packed: packed[:-20], "Compressed file ended"),
-        (lambda packed: packed[:10] + b"\xff" * 9 + packed[19:], "invalid block type"),
-        (lambda packed: packed[:-8] + bytes(8), "CRC"),
-        (lambda packed: b"never packed", "Not a gzipped file"),
-    ],
-)
-def test_damaged_files_are_named(tmp_path, ending, damage, reason):
-    (tmp_path / f"a.{ending}").write_bytes(damage(gzip.compress(b'{"text": "a row"}\n' * 1000)))
-    with pytest.raises(
-        ValueError, match=rf"a\.{ending} is damaged or incomplete \(.*{reason}.*; copy or create it again"
-    ):
-        list(Files(path=str(tmp_path)).pieces("train"))
-
-
-def test_a_damaged_table_is_named(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"text": [f"row {i}" for i in range(1000)]}), tmp_path / "a.parquet")
-    content = (tmp_path / "a.parquet").read_bytes()
-    (tmp_path / "a.parquet").write_bytes(content[:50] + b"\xff" * 50 + content[100:])
-    with pytest.raises(ValueError, match=r"a\.parquet is damaged or incomplete \(.*\); copy or create it again"):
-        list(Files(path=str(tmp_path)).pieces("train"))
-
-
-def test_patterns_without_a_match_are_refused(tmp_path):
-    with pytest.raises(OSError, match="matches no file"):
-        Files(path=str(tmp_path / "*.txt"))
-    with pytest.raises(OSError, match="matches no file"):
-        Files(path=str(tmp_path))
-    with pytest.raises(ValueError, match="data.path is missing; give a file"):
-        Files(path=None)
-
-
-def test_parquet_without_the_field_names_the_columns(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "id": [1]}), tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match="has no field 'text'; .*: body, id"):
-        list(Files(path=str(tmp_path)).pieces("train"))
-    assert documents(Files(path=str(tmp_path), text_field="body", val_fraction=1e-9), "train") == ["x"]
-
-
-def test_half_a_surrogate_pair_becomes_a_replacement(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
-    assert documents(Files(path=str(tmp_path), val_fraction=1e-9), "train") == ["a?b"]
+        Files(path=str(tmp_path / "a.txt"), **settings)

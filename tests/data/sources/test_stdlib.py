@@ -89,7 +89,7 @@ def test_files_that_share_passages_are_for_training(tmp_path, monkeypatch):
     source = StandardLibrary(val_fraction=0.2)
     val = {name for name, is_val in source._is_val.items() if is_val}
     assert len(val) >= 8 and val <= {f"module_{i}.py" for i in range(10, 40)}
-    in_hash_order = sorted(contents, key=lambda name: hashlib.sha256(f"{VAL_SALT}:{name}".encode()).digest())
+    in_hash_order = sorted(contents, key=lambda name: hashlib.sha256(f"{VAL_SALT}{name}".encode()).digest())
     assert val == set([name for name in in_hash_order if name in {f"module_{i}.py" for i in range(10, 40)}][: len(val)])
     assert sorted(documents(source, "val")) == sorted(contents[name] for name in val)
 

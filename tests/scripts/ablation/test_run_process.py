@@ -11,10 +11,9 @@ import time
 
 import pytest
 
-from tril.data.cache_locks import try_lock
 from tril.model.runs import new_folder, state_of
 from tril.scripts.ablation import run_process
-from tril.scripts.ablation.run_process import locked, train
+from tril.scripts.ablation.run_process import locked, train, try_lock
 from tril.scripts.ablation.sweep_job import time_left
 
 PARENT = """
