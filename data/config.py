@@ -28,7 +28,9 @@ class DataConfig:
     tokenizer: TokenizerConfig = setting(TokenizerConfig(), "text <-> token ids")
     batch_size: int = setting(8, "windows per device and step", ge=1)
     val_batch_size: Count | None = setting(None, "windows per device in validation; null: batch_size")
-    cache_dir: str | None = setting(None, "null: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril")
+    cache_dir: str | None = setting(
+        None, "null: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril", typed_only=True
+    )
     token_budget: Count | None = setting(None, "training tokens to prepare, of a mixture from each source; null: all")
     val_token_budget: Count | None = setting(None, "validation tokens to prepare, likewise")
     document_mask: bool = setting(

@@ -25,7 +25,7 @@ from pydantic_core import PydanticUndefined
 REQUIRED = PydanticUndefined  # the default of a setting that has none
 
 
-def setting(default: Any, help: str, *, needs: str | None = None, **limits: Any) -> Any:
+def setting(default: Any, help: str, *, needs: str | None = None, typed_only: bool = False, **limits: Any) -> Any:
     """A field of a group of settings.
 
     Args:
@@ -34,9 +34,10 @@ def setting(default: Any, help: str, *, needs: str | None = None, **limits: Any)
         needs: the value of another setting of the group without which this one has no effect: "kind=muon",
             "kind=file|hub", or "clip" alone, which must not be null, false or 0. Several, all of which are needed,
             are separated by spaces.
+        typed_only: never taken from the settings of a saved run, such as a URL.
         limits: of pydantic's `Field`, such as ge=1.
     """
-    extra = {"needs": needs} if needs else None
+    extra = {"needs": needs, "typed_only": typed_only}
     return Field(default, description=help, json_schema_extra=extra, **limits)  # pyright: ignore
 
 
@@ -57,7 +58,7 @@ class Setting:
         key: dotted, as on the command line.
         default: a plain value; REQUIRED: it has none.
         choices: the valid values, if they are listed.
-        needs: see `setting`.
+        needs: see `setting`, as for `typed_only`.
     """
 
     key: str
@@ -65,6 +66,7 @@ class Setting:
     help: str
     choices: tuple = ()
     needs: str | None = None
+    typed_only: bool = False
 
 
 def declared(group: type, prefix: str = "") -> Iterator[Setting]:
@@ -74,10 +76,9 @@ def declared(group: type, prefix: str = "") -> Iterator[Setting]:
         if (inner := group_of(field.annotation)) is not None:
             yield from declared(inner, key)
             continue
-        extra = field.json_schema_extra
-        needs = extra.get("needs") if isinstance(extra, dict) else None
-        default = field.get_default(call_default_factory=True)
-        yield Setting(key, plain(default), field.description or "", choices_of(field.annotation), needs)
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        default = plain(field.get_default(call_default_factory=True))
+        yield Setting(key, default, field.description or "", choices_of(field.annotation), **extra)
 
 
 def defaults(group: type) -> dict[str, Any]:
@@ -121,8 +122,8 @@ def without_effect(config: Any, prefix: str = "") -> dict[str, str]:
         if dataclasses.is_dataclass(value) and hasattr(value, "__pydantic_fields__"):
             found |= without_effect(value, key)
         extra = field.json_schema_extra
-        needs = str(extra.get("needs", "")) if isinstance(extra, dict) else ""
-        unmet = [need for need in needs.split() if not _is_met(config, need)]
+        needs = extra.get("needs") if isinstance(extra, dict) else None
+        unmet = [need for need in str(needs or "").split() if not _is_met(config, need)]
         if unmet:
             found[key] = unmet[0]
     return found

@@ -40,7 +40,9 @@ class GPTConfig:
     n_kv_heads: Size | None = setting(None, "key/value heads; null: n_heads", needs="n_heads")
     head_dim: Size | None = setting(None, "size of a head; null: dim / n_heads", needs="n_heads")
     mlp: Literal["relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"] = setting("relu2", "kind of the FFN")
-    mlp_ratio: float = setting(4.0, "hidden width of the FFN, relative to dim; swiglu: 2/3 of it", gt=0, lt=2**31)
+    mlp_ratio: float = setting(
+        4.0, "hidden width of the FFN, relative to dim; swiglu: 2/3 of it", needs="mlp_hidden=null", gt=0, lt=2**31
+    )
     mlp_hidden: Size | None = setting(None, "hidden width of the FFN; null: from mlp_ratio")
     norm: Literal["rmsnorm", "layernorm"] = setting("rmsnorm", "normalization before attention, FFN and head")
     norm_eps: Positive | None = setting(None, "null: the machine epsilon for rmsnorm, 1e-5 for layernorm")

@@ -16,28 +16,27 @@ import tempfile
 from datetime import datetime
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from tril.scripts.benchmarks.bench_config import KEYS, PARTS, TEXTS, parse
 from tril.scripts.benchmarks.section import Bench, Section
-from tril.scripts.common.cli import entry, plain, program, task_overrides, user_errors, writable
-from tril.scripts.common.known_vocabulary import parse_run
-from tril.scripts.common.run_config import refuse_unused
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import program, user_errors, writable
+from tril.scripts.cli.typed import Typed
 
 COMMAND = f"{program()} {shlex.join(sys.argv[1:])}".rstrip()  # as typed; Hydra's quotes are added later
 
 
 @entry("bench", TEXTS)
-def main(cfg: DictConfig) -> None:
-    benchmark(cfg, [override for override in task_overrides() if is_for_training(override)])
+def main(cfg: dict, typed: Typed) -> None:
+    benchmark(cfg, typed.without(*KEYS))
 
 
-def benchmark(cfg: DictConfig, overrides: list[str]) -> None:
+def benchmark(cfg: dict, typed: Typed) -> None:
     """Runs all parts that `what` names.
 
     Args:
         cfg: configs/bench.yaml, composed.
-        overrides: the typed key=value that train.py accepts.
+        typed: of the settings that train.py has.
 
     Raises:
         UserError: wrong settings, or a program that cannot be started or fails.
@@ -46,20 +45,14 @@ def benchmark(cfg: DictConfig, overrides: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         with user_errors():
             config = parse(cfg)
-            cfg.output_dir = folder
-            run_config = parse_run(cfg)  # imports torch, after a mistake in the keys above is reported
-            refuse_unused(run_config, overrides)
+            settings = {key: value for key, value in cfg.items() if key not in KEYS}
+            run_config = RunConfig.of(settings, typed).with_likely_vocabulary().on_this_machine()
             out = writable(config.out or f"outputs/bench/{datetime.now():%Y-%m-%d-%H-%M-%S}", "out")
         try:
-            run(Bench(config, run_config, plain(cfg), overrides, Path(folder)), out, load)
+            run(Bench(config, run_config, cfg, [each.typed for each in typed], Path(folder)), out, load)
         finally:
             if not any(out.iterdir()):
                 out.rmdir()
-
-
-def is_for_training(override: str) -> bool:
-    """Whether train.py accepts a typed key=value."""
-    return override.partition("=")[0].lstrip("+~") not in (*KEYS, "output_dir")
 
 
 def run(bench: Bench, out: Path, load: float | None) -> None:

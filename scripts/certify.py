@@ -20,9 +20,11 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import UserError, build, entry, fail, pick_device, task_overrides, user_errors, writable
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import UserError, fail, pick_device, user_errors, writable
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.causality.certificate import Certificate
@@ -58,11 +60,11 @@ class CertifyConfig:
 
 
 @entry("certify", TEXTS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(CertifyConfig, cfg)
         models = [f"{kind}={getattr(settings, kind)}" for kind in KINDS if getattr(settings, kind) is not None]
-        models += [override for override in task_overrides() if models and override.lstrip("+~").startswith("model")]
+        models += [f"{each.key}={each.value}" for each in typed if models and each.key.startswith("model")]
         if len(models) > 1:
             raise ValueError(f"{' and '.join(models)} name several models; keep one")
         checkpoint = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
@@ -76,7 +78,7 @@ def main(cfg) -> None:
 
     with model_errors(), user_errors():
         device = pick_device(settings.device)
-        name, cases, origin, pipeline = subject(settings, checkpoint, device)
+        name, cases, origin, pipeline = subject(settings, checkpoint, device, typed.get("model") or "nano")
         default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", Path(name).name.replace(":", "-"))
         folder = writable(settings.out or default, "out")
     if device == "cpu":
@@ -109,7 +111,7 @@ def model_errors() -> Iterator[None]:
 
 
 def subject(
-    settings: CertifyConfig, checkpoint: Path | None, device: str
+    settings: CertifyConfig, checkpoint: Path | None, device: str, preset: str
 ) -> tuple[str, Any, dict, Callable[[], "Certificate"] | None]:
     """The name of the model, its cases or a function that returns their builders, and of a checkpoint what
     causality.json says about it and the certificate of its loss and windows.
@@ -138,7 +140,7 @@ def subject(
     if checkpoint is not None:
         from tril.model.binding import compare
         from tril.model.checkpoint import Checkpoint
-        from tril.scripts.common.run_pipeline import certify_pipeline
+        from tril.scripts.cli.run_pipeline import certify_pipeline
 
         stored = Checkpoint.read(checkpoint)
         model, comparison = stored.language_model().model, compare(stored)
@@ -147,14 +149,7 @@ def subject(
         return str(checkpoint), cases, origin, lambda: certify_pipeline(model.to(device), stored.entry())
     vocab_size = settings.model["vocab_size"] or FRESH_VOCABULARY
     config = build(GPTConfig, settings.model | {"vocab_size": vocab_size}, "model")
-    return chosen("model"), functools.partial(gpt_case_builders, config, **options), {}, None
-
-
-def chosen(group: str) -> str:
-    """The option of a config group, such as nano for model=nano."""
-    from hydra.core.hydra_config import HydraConfig
-
-    return HydraConfig.get().runtime.choices[group]
+    return preset, functools.partial(gpt_case_builders, config, **options), {}, None
 
 
 def report(certificate, origin: dict, folder: Path) -> None:

@@ -23,9 +23,11 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
-from tril.scripts.common.cli import build, entry, nearest, user_errors, writable
-from tril.scripts.common.tables import markdown_table
+from tril.data.settings import build, nearest, strict_settings
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.typed import Typed
 
 PRELOADED = ["torch", "transformers.modeling_utils", "tril.model.causality.class_verdict"]
 SUFFIX = r"(For(CausalLM|ConditionalGeneration)|(LM|LMHead)Model|ModelWithLMHead|WithLMHeadModel)"
@@ -45,7 +47,7 @@ class SweepConfig:
 
 
 @entry("certify_transformers", ("names", "out"))
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(SweepConfig, cfg)
         names = chosen(settings.names)

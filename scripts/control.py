@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import build, entry, flatten, user_errors, writable
-from tril.scripts.common.finished_run import Run, read_run, sample_windows, validation_tokens
-from tril.scripts.common.tables import markdown_table
+from tril.scripts.cli.config import flatten
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.finished_run import Run, read_run, sample_windows, validation_tokens
+from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.intervals import Interval
@@ -54,7 +57,7 @@ class ControlConfig:
 
 
 @entry("control", TEXTS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(ControlConfig, cfg)
         paths = {name: find(name, getattr(settings, name)) for name in COMMANDS}

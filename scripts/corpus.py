@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
-from tril.scripts.common.cli import build, entry, nearest, user_errors, writable
-from tril.scripts.common.tables import markdown_table, plain_table
+from tril.data.settings import build, nearest, strict_settings
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.tables import markdown_table, plain_table
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.causality.corpus import Entry
@@ -35,13 +37,13 @@ class CorpusConfig:
 
 
 @entry("corpus", ("out",))
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(CorpusConfig, cfg)
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.causality import corpus
     from tril.model.causality.corpus.scoring import chosen
-    from tril.scripts.common.checkers import CHECKERS
+    from tril.scripts.cli.checkers import CHECKERS
 
     with user_errors():
         for name in settings.checkers:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import pick_device, user_errors, writable
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.evaluation.subject import Subject
@@ -49,7 +51,7 @@ class EvalConfig:
 
 
 @entry("eval", TEXTS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(EvalConfig, cfg)
         names, checkpoint = settings.names(), find_checkpoint(settings.ckpt)

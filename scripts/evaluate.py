@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.atomic_files import write_json
 from tril.model.evaluation.pairs import read_pairs, score_pairs
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import build, entry, pick_device, task_overrides, user_errors, writable
-from tril.scripts.common.finished_run import Run, prepared_text, read_run
-from tril.scripts.common.formats import plural
-from tril.scripts.common.tables import markdown_table
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import pick_device, user_errors, writable
+from tril.scripts.cli.finished_run import Run, prepared_text, read_run
+from tril.scripts.cli.formats import plural
+from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.data.config import DataConfig
@@ -66,10 +68,10 @@ class EvaluateConfig:
 
 
 @entry("evaluate", TEXTS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(EvaluateConfig, cfg)
-        data = parse_data(settings.data, settings.part)
+        data = parse_data(settings.data, settings.part, typed)
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         pairs = None if settings.pairs is None else read_pairs(settings.pairs)
         run = read_run(paths[0]) if pairs is None and data is None else None
@@ -89,7 +91,7 @@ def main(cfg) -> None:
         measure_text(subjects, data, run, settings, default)
 
 
-def parse_data(data: dict[str, Any] | None, part: str) -> "DataConfig | None":
+def parse_data(data: dict[str, Any] | None, part: str, typed: Typed) -> "DataConfig | None":
     """The settings below data:, checked; None for the run's own text.
 
     Raises:
@@ -100,12 +102,12 @@ def parse_data(data: dict[str, Any] | None, part: str) -> "DataConfig | None":
         if part != "val":
             raise ValueError(f"part={part} needs a text, such as data=files data.path=FILE; the run's own is part=val")
         return None
-    for override in task_overrides():
-        key = override.partition("=")[0].lstrip("+~").split(".")
+    for override in typed:
+        key = override.key.split(".")
         if key[0] == "data" and key[1:2] and key[1] in UNUSED:
-            raise ValueError(f"{override} has no effect: the checkpoint decides it; leave it out")
+            raise ValueError(f"{override.typed} has no effect: the checkpoint decides it; leave it out")
     from tril.data.config import parse
-    from tril.scripts.common.run_config import data_presets
+    from tril.scripts.cli.config import data_presets
 
     if data.get("format") == "chat":
         raise ValueError("data.format=chat has no effect: whole texts are scored, and not answers; leave it out")
@@ -123,7 +125,7 @@ def own_texts(run: Run, subjects: "list[Subject]") -> "list[EvaluatedText]":
     """
     from tril.data.config import parse
     from tril.model.evaluation.subject import EvaluatedText
-    from tril.scripts.common.run_config import data_presets
+    from tril.scripts.cli.config import data_presets
 
     if run.settings["data"].get("source") == MIXTURE:
         sources = f"the mixture of {', '.join(run.settings['data']['sources'])}"

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.runs import SUMMARY, find_checkpoint, run_folder
-from tril.scripts.common.cli import build, check_writable, entry, fail, user_errors
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import check_writable, fail, user_errors
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
@@ -41,7 +43,7 @@ class ExportConfig:
 
 
 @entry("export", TEXT_KEYS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(ExportConfig, cfg)
         checkpoint = find_checkpoint(settings.ckpt)

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_checkpoint, find_sweep, run_folder
-from tril.scripts.common.cli import build, entry, flatten, pick_device, user_errors, writable
-from tril.scripts.common.finished_run import Run, read_run, sample_windows, validation_tokens
-from tril.scripts.common.tables import csv_text, markdown_table
+from tril.scripts.cli.config import flatten
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import pick_device, user_errors, writable
+from tril.scripts.cli.finished_run import Run, read_run, sample_windows, validation_tokens
+from tril.scripts.cli.tables import csv_text, markdown_table
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +67,7 @@ class Settings:
 
 
 @entry("heads", TEXT_KEYS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():  # before torch, which takes a second to import
         settings = build(Settings, cfg)
         sweep = None if settings.dir is None else find_sweep(settings.dir)

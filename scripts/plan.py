@@ -10,11 +10,10 @@ data.batch_size, and a projection to many GPUs with its assumptions. Nothing is 
 import sys
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
-
-from tril.scripts.common.cli import entry, task_overrides, user_errors
-from tril.scripts.common.known_vocabulary import parse_run
-from tril.scripts.common.run_config import RunConfig, refuse_unused
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import user_errors
+from tril.scripts.cli.typed import Typed
 from tril.scripts.planning.plan_config import KEYS, PlanConfig, parse
 
 if TYPE_CHECKING:
@@ -25,12 +24,11 @@ TIMED_FLOPS = 1e11  # of a timed pass on a CPU, which takes a second or two; or 
 
 
 @entry("plan")
-def main(cfg: DictConfig) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         plan = parse(cfg)
-        run = parse_run(cfg)  # imports torch, after a mistake in the keys above is reported
-        typed = [override for override in task_overrides() if override.partition("=")[0].lstrip("+~") not in KEYS]
-        refuse_unused(run, typed)
+        run = RunConfig.of({key: value for key, value in cfg.items() if key not in KEYS}, typed.without(*KEYS))
+        run = run.with_likely_vocabulary().on_this_machine()
         from tril.scripts.planning.process_grid import grid_of
 
         grid = grid_of(run, run.devices)

@@ -15,9 +15,11 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.runs import find_checkpoint
-from tril.scripts.common.cli import build, entry, pick_device, plain, user_errors
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import pick_device, user_errors
+from tril.scripts.cli.typed import Typed
 
 TEXT_KEYS = ("ckpt", "other", "prompt")
 LOOPBACK = "127.0.0.1"
@@ -36,9 +38,9 @@ class Settings:
 
 
 @entry("play", TEXT_KEYS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
-        serve(plain(cfg))
+        serve(cfg)
 
 
 def serve(cfg: dict) -> None:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
-from tril.scripts.common.cli import UserError, build, entry, user_errors, writable
-from tril.scripts.common.formats import clock, plural
-from tril.scripts.common.signals import StoppedError, stop_on_signals
+from tril.data.settings import build, strict_settings
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import UserError, user_errors, writable
+from tril.scripts.cli.formats import clock, plural
+from tril.scripts.cli.process import StoppedError, stop_on_signals
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.scripts.trials.arms import Arm
@@ -59,7 +61,7 @@ class Settings:
 
 
 @entry("referee", TEXT_KEYS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(Settings, cfg)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if settings.quiet else sys.stderr):

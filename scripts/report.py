@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_sweep
 from tril.scripts.ablation.sweep_files import SweepDir
-from tril.scripts.common.cli import build, entry, user_errors, writable
-from tril.scripts.common.tables import csv_text
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.tables import csv_text
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.scripts.ablation.results import Sweep
@@ -58,7 +60,7 @@ class Request:
 
 
 @entry("report", TEXT_KEYS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(Settings, cfg)
         if settings.out is not None and settings.publish is not None:

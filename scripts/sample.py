@@ -14,10 +14,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.generation.config import SamplingConfig
 from tril.model.runs import find_checkpoint
-from tril.scripts.common.cli import build, drop_output, entry, pick_device, plain, user_errors
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import drop_output, pick_device, user_errors
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel
@@ -64,8 +66,7 @@ class Settings:
 
 
 @entry("sample", TEXT_KEYS)
-def main(cfg) -> None:
-    cfg = plain(cfg)
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():  # before torch, which takes a second to import
         options = {key: cfg.pop(key) for key in SamplingConfig.__dataclass_fields__ if key in cfg}
         build(SamplingConfig, options)

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_sweep
 from tril.scripts.ablation.sweep_files import SweepDir
-from tril.scripts.common.cli import build, entry, plain, task_overrides, user_errors, writable
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.scripts.ablation.results import Sweep
@@ -57,9 +59,9 @@ class Settings:
 
 
 @entry("scaling", TEXT_KEYS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
-        settings = read_settings(plain(cfg))
+        settings = read_settings(cfg)
         if settings.out is not None and settings.publish is not None:
             raise ValueError(f"out={settings.out} excludes publish={settings.publish}; use one of them")
         source = find_sweep(settings.dir)
@@ -73,7 +75,7 @@ def main(cfg) -> None:
     with contextlib.ExitStack() as unpacked:
         with user_errors():
             sweep_folder, published = unpacked.enter_context(opened(source))
-            settings = with_published(plain(cfg), published)
+            settings = with_published(cfg, typed, published)
             sweep = read_sweep(sweep_folder)
             points = points_of(sweep, settings.size)
             place = settings.publish or settings.out or (source.parent if source.is_file() else source)
@@ -119,10 +121,9 @@ def write_page(sweep: "Sweep", points: "Points", settings: Settings, folder: Pat
     print(f"{text}\n{folder}: {', '.join(files)}", flush=True)
 
 
-def with_published(values: dict, published: Mapping[str, object]) -> Settings:
+def with_published(values: dict, typed: Typed, published: Mapping[str, object]) -> Settings:
     """The typed settings, and for the others those of the published page where there is one."""
-    typed = {override.lstrip("+").partition("=")[0].partition(".")[0] for override in task_overrides()}
-    names = Settings.__dataclass_fields__.keys() - typed
+    names = Settings.__dataclass_fields__.keys() - {override.key.partition(".")[0] for override in typed}
     return read_settings(values | {key: value for key, value in published.items() if key in names})
 
 

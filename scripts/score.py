@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.model.atomic_files import write_json
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.common.cli import build, entry, pick_device, user_errors, writable
-from tril.scripts.common.formats import plural
-from tril.scripts.common.tables import plain_table
-from tril.scripts.common.text_file import read_utf8
+from tril.scripts.cli.entry import entry
+from tril.scripts.cli.errors import pick_device, user_errors, writable
+from tril.scripts.cli.formats import plural
+from tril.scripts.cli.tables import plain_table
+from tril.scripts.cli.text_file import read_utf8
+from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.evaluation.subject import Subject
@@ -65,7 +67,7 @@ class ScoreConfig:
 
 
 @entry("score", TEXTS)
-def main(cfg) -> None:
+def main(cfg: dict, typed: Typed) -> None:
     with user_errors():
         settings = build(ScoreConfig, cfg)
         text, checkpoint = settings.content(), find_checkpoint(settings.ckpt)

@@ -88,17 +88,20 @@ def text(tmp_path):
 
 @pytest.fixture
 def configure(tmp_path, text, monkeypatch):
-    """A function that composes the configuration of a tiny run on `text`, in a folder of tmp_path.
+    """A function that returns the settings of a tiny run on `text`, in a folder of tmp_path.
 
     The runs of the test write a small loss.png; `tests/test_train.py` and runs in other processes draw the real one.
     """
-    from tests.runs import DRAWN_BY, composed, small_picture
+    from tests.runs import DRAWN_BY, small_picture, typed
 
     monkeypatch.setattr(DRAWN_BY, small_picture)
 
     def configure(*overrides, folder="run"):
-        return composed(
-            f"data.path={text}", f"data.cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / folder}", *overrides
+        return typed(
+            f"data.path={text}",
+            f"data.cache_dir={tmp_path / 'cache'}",
+            f"hydra.run.dir={tmp_path / folder}",
+            *overrides,
         )
 
     return configure

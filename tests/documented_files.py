@@ -8,7 +8,7 @@ from unittest import mock
 
 from tests.model.interop.folders import byte_tokenizer, folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
-from tests.runs import TINY, composed
+from tests.runs import TINY, typed
 from tril import train as train_script
 from tril.scripts.ablation.published_sweep import opened
 
@@ -48,9 +48,9 @@ def write_files(folder: Path) -> None:
     """Two runs, a sweep, models of others and texts."""
     write_texts(folder)
     for name, extra in ((RUN, []), (Path("RUN_WITHOUT_MASK"), ["experiment=control_no_mask"])):
-        paths = [f"data.path={folder / 'text.txt'}", f"output_dir={folder / name}"]
+        paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / name}"]
         with mock.patch.dict(os.environ, {"TRIL_CACHE": str(folder / "cache")}):
-            train_script.train(composed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
+            train_script.train(typed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
     write_models(folder)
     for name in COPIES:
         shutil.copytree(folder / RUN, folder / name)

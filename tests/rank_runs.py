@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.runs import composed, in_process, interrupted
-from tril.scripts.common.ranks import process_rank, quiet_ranks
+from tril.scripts.cli.process import process_rank, quiet_ranks
 from tril.train import train
 
 

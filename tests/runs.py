@@ -8,13 +8,11 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
 
 from tests.calls import call
 from tests.conftest import run_python
-from tril.scripts.common.cli import CONFIGS
+from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.typed import FREE_TEXT, Typed
 
 TINY = [
     "data=files",
@@ -36,11 +34,10 @@ TINY = [
 DRAWN_BY = "tril.model.training.summary.plot_losses"  # called at the end of a run
 
 
-def composed(*overrides: str, base: list[str] = TINY) -> DictConfig:
-    """configs/train.yaml with the settings of a tiny run."""
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("train", [*base, *overrides])
+def typed(*settings: str, base: list[str] = TINY) -> Typed:
+    """The settings of a tiny run, of each key the last one."""
+    last = {setting.partition("=")[0].lstrip("+"): setting for setting in (*base, *settings)}
+    return Typed.of(last.values(), FREE_TEXT)
 
 
 def command_line(*overrides, cwd, **environment) -> subprocess.CompletedProcess:

@@ -122,7 +122,7 @@ def test_the_chat_template_of_the_source_is_taken_over(tmp_path, chats, hf):
     done = in_process(*HF, f"init_from=hf:{hf}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
-    [file] = run.glob("chat-*.jinja")
+    [file] = (tmp_path / "cache" / "taken_over").glob("*.jinja")
     expected = '{% set bos_token = "<s>" %}{% set eos_token = "<|im_end|>" %}' + CHATML
     assert file.read_text() == expected
     settings = yaml.safe_load((run / "config.yaml").read_text())
@@ -136,15 +136,16 @@ def test_the_chat_template_of_the_source_is_taken_over(tmp_path, chats, hf):
     assert done.returncode == 0, done.stderr
     done = in_process(*HF[:4], "hydra.run.dir=second", *HF[5:], "init_from=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert next((tmp_path / "second").glob("chat-*.jinja")).read_text() == expected
+    assert (
+        read(tmp_path / "second" / "checkpoints" / "last.ckpt")["tril"]["data"]["source"]["chat_template"] == expected
+    )
 
 
 @pytest.mark.slow
 def test_a_chosen_template_goes_before_that_of_the_source(tmp_path, chats, hf):
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     refused = in_process(*HF, f"init_from=hf:{hf}", "data.chat_template=mine.jinja", cwd=tmp_path)
-    assert refused.returncode == 0 and not list((tmp_path / "run").glob("chat-*.jinja"))
-    assert not list((tmp_path / "run").glob("chat-*"))
+    assert refused.returncode == 0 and not list((tmp_path / "cache" / "taken_over").glob("*.jinja"))
     data = read(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["data"]
     assert data["source"]["chat_template"].startswith("{% for m in messages %}[")
 

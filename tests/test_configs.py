@@ -1,77 +1,77 @@
-"""Every shipped config composes and matches its constructor, and every experiment runs a step."""
+"""Every shipped config composes and is valid, presets have the sizes that they claim, and every experiment runs."""
 
 import inspect
 import shutil
 
 import pytest
 import torch
-import yaml
 
-from tests import runs
 from tests.conftest import tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer
+from tests.runs import typed
 from tril import train as train_script
-from tril.data.config import SOURCES, parse
+from tril.data.config import SOURCES
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
-from tril.model.gpt import GPT, GPTConfig
-from tril.scripts.common.cli import CONFIGS, plain
+from tril.model.gpt import GPT
+from tril.model.training.settings import TrainerConfig
+from tril.scripts.cli.compose import CONFIGS, compose
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.typed import FREE_TEXT, Typed
 
-EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
-MODELS = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
+GROUPS = ("model", "optim", "trainer", "data", "callbacks", "logger", "debug", "experiment")
+OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
+EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 
 
-def composed(*overrides):
-    return runs.composed(*overrides, base=[])
+def checked(*settings: str) -> RunConfig:
+    return RunConfig.of(compose("train", Typed.of(settings, FREE_TEXT)).settings)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_model_presets_set_every_field_of_gptconfig(name):
-    assert set(composed(f"model={name}").model) == set(GPTConfig.__dataclass_fields__)
+def sizes(choice: str, vocab_size: int) -> GPT:
+    with torch.device("meta"):
+        return GPT(checked(choice, f"model.vocab_size={vocab_size}").model)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_a_group_is_valid(option, text, tmp_path):
+    needed = {"data=files": f"data.path={text}", "data=mixture": f"data.sources={{stdlib: 1, {text}: 1}}"}
+    config = checked(option, *filter(None, [needed.get(option)]))
+    group, _, name = option.partition("=")
+    if group == "data":
+        values = compose("train", Typed.of([option, *filter(None, [needed.get(option)])])).settings["data"]
+        assert isinstance(config.data.source, SOURCES[values["source"]])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+def test_the_settings_of_every_program_compose(name):
+    assert compose(name, Typed()).settings
 
 
 def test_presets_have_the_sizes_they_claim():
-    sizes = {}
-    for name in MODELS:
-        values = plain(composed(f"model={name}").model)
-        with torch.device("meta"):
-            sizes[name] = GPT(GPTConfig(**values | {"vocab_size": 50257 if name == "gpt2" else 4096}))
-    assert sizes["nano"].n_parameters() == 2_558_016
-    assert sizes["small"].n_parameters(embeddings=False) == pytest.approx(10.6e6, rel=0.01)
-    assert sizes["base"].n_parameters(embeddings=False) == pytest.approx(12 * 12 * 768**2, rel=0.001)
-    assert sizes["gpt2"].n_parameters() == 124_439_808  # as published
+    assert sizes("model=nano", 4096).n_parameters() == 2_558_016
+    assert sizes("model=small", 4096).n_parameters(embeddings=False) == pytest.approx(10.6e6, rel=0.01)
+    assert sizes("model=base", 4096).n_parameters(embeddings=False) == pytest.approx(12 * 12 * 768**2, rel=0.001)
+    assert sizes("model=gpt2", 50257).n_parameters() == 124_439_808  # as published
 
 
 def test_experiments_of_nanogpt_have_its_parameter_count():
-    counts = {}
-    for name in ("shakespeare_nanogpt_cpu", "shakespeare_nanogpt_gpu"):
-        values = plain(composed(f"experiment={name}").model)
-        counts[name] = GPT(GPTConfig(**values | {"vocab_size": 65})).n_parameters()
-    # nanoGPT prints 0.80 M and 10.65 M, without its position table (context * width).
-    assert counts["shakespeare_nanogpt_cpu"] - 64 * 128 == pytest.approx(0.80e6, abs=0.005e6)
-    assert counts["shakespeare_nanogpt_gpu"] - 256 * 384 == pytest.approx(10.65e6, abs=0.005e6)
-
-
-@pytest.mark.parametrize("path", sorted((CONFIGS / "data").glob("*.yaml")), ids=lambda path: path.stem)
-def test_data_configs_parse(path, tmp_path):
-    (tmp_path / "text.txt").write_text("text")
-    values = yaml.safe_load(path.read_text())
-    if values["source"] == "files":
-        values["path"] = str(tmp_path / "text.txt")
-    if values["source"] == "mixture":
-        values["sources"] = {"stdlib": 1, str(tmp_path / "text.txt"): 1}
-    assert isinstance(parse(values).source, SOURCES[values["source"]])
+    """nanoGPT prints 0.80 M and 10.65 M, without its position table (context * width)."""
+    for name, table, printed in (("cpu", 64 * 128, 0.80e6), ("gpu", 256 * 384, 10.65e6)):
+        count = sizes(f"experiment=shakespeare_nanogpt_{name}", 65).n_parameters()
+        assert count - table == pytest.approx(printed, abs=0.005e6)
 
 
 def test_trainer_keys_are_lightnings():
     from lightning import Trainer
 
-    assert set(composed().trainer) <= set(inspect.signature(Trainer.__init__).parameters)
+    ours = {"tensor_parallel_size"}  # of the strategy
+    assert set(TrainerConfig.__pydantic_fields__) - ours <= set(inspect.signature(Trainer.__init__).parameters)
 
 
 def source_of(name, folder):
-    """The keys of an experiment that starts from another model."""
+    """The settings of an experiment that starts from another model."""
     if name != "finetune":
         return []
     model = tiny_gpt(vocab_size=264, context_length=32)
@@ -87,26 +87,28 @@ def source_of(name, folder):
         pytest.param("shakespeare_long", [], marks=[pytest.mark.slow, NEEDS_COMPILER], id="shakespeare_long-compiled"),
     ],
 )
-def test_every_experiment_runs_a_step(name, options, tmp_path):
+def test_every_experiment_runs_a_step(name, options, tmp_path, text):
     """With its model, optimizer, schedule and callbacks, but smaller and on a local text."""
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"{i} times {i} is {i * i}\n" for i in range(500)))
-    shrunk = {"n_layers": 2, "dim": 32, "n_heads": 2, "context_length": 32, "vocab_size": None}
-    cfg = composed(
-        f"experiment={name}",
-        "data=files",
-        f"data.path={text}",
-        f"data.cache_dir={tmp_path / 'cache'}",
-        "data.batch_size=2",
-        "data.tokenizer.vocab_size=300",
-        *(f"model.{key}={'null' if value is None else value}" for key, value in shrunk.items()),
-        "trainer.max_steps=1",
-        "trainer.accumulate_grad_batches=1",
-        "trainer.accelerator=cpu",
-        "optim.schedule.warmup_steps=0",
-        "callbacks.samples.max_new_tokens=4",
-        f"output_dir={tmp_path / 'run'}",
-        *options,
-        *source_of(name, tmp_path),
+    shrunk = {"n_layers": 2, "dim": 32, "n_heads": 2, "context_length": 32, "vocab_size": "null"}
+    of_source = source_of(name, tmp_path)
+    run = train_script.train(
+        typed(
+            f"experiment={name}",
+            "data=files",
+            f"data.path={text}",
+            f"data.cache_dir={tmp_path / 'cache'}",
+            "data.batch_size=2",
+            *(["data.tokenizer.vocab_size=300"] if not of_source else []),
+            *(f"model.{key}={value}" for key, value in shrunk.items()),
+            "trainer.max_steps=1",
+            "trainer.accumulate_grad_batches=1",
+            "trainer.accelerator=cpu",
+            "optim.schedule.warmup_steps=0",
+            "callbacks.samples.max_new_tokens=4",
+            f"hydra.run.dir={tmp_path / 'run'}",
+            *options,
+            *of_source,
+            base=[],
+        )
     )
-    assert train_script.train(cfg)["val/loss"] > 0
+    assert run.summary["steps"] == 1 and run.summary["final_val_loss"] > 0

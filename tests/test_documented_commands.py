@@ -72,6 +72,7 @@ COMPLETE = {  # commands that the slow tests run, with what shortens them; other
     "python train.py data.path=posts.jsonl data.text_field=body": (*TINY_MODEL, *BPE),
     "python train.py data=shakespeare data.path=input.txt": TINY_MODEL,
     "python train.py data.tokenizer.kind=byte": (*TINY_MODEL, *LITTLE),
+    "python train.py experiment=finetune init_from=RUN data.path=my.txt": (),
     "python train.py experiment=finetune init_from=RUN data=files data.format=chat data.path=chat.jsonl": (),
     "python train.py init_from=hf:FOLDER data=files data.path=text.txt": (),
     "python train.py init_from=nanogpt:out-shakespeare-char/ckpt.pt data=shakespeare": ("data.path=input.txt",),

@@ -10,11 +10,12 @@ import yaml
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer, folder_of
-from tests.runs import composed, in_process
+from tests.runs import in_process, typed
 from tril.model.binding import weights_digest
 from tril.model.checkpoint import Checkpoint, load, read, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf_folder import read_hf
+from tril.scripts.cli.errors import UserError
 
 RUN = [  # without keys of the model and the tokenizer, which are the source's
     "data=files",
@@ -85,8 +86,8 @@ def test_lineage_settings_and_data(tmp_path, text, source):
     assert [summary[f"init_from{suffix}"] for suffix in ("", "_weights", "_step")] == list(lineage.values())
     assert re.search(rf"\n  init from +{re.escape(str(source))}\n", done.stdout)
     settings = yaml.safe_load((run / "config.yaml").read_text())
-    [file] = run.glob("tokenizer-*.json")
-    assert settings["init_from"] is None and settings["data"]["tokenizer"]["path"] == str(file)
+    [file] = (tmp_path / "cache" / "taken_over").glob("*.json")
+    assert "init_from" not in settings and settings["data"]["tokenizer"]["path"] == str(file)
     assert settings["model"] == load(source).config.to_dict()
     # A byte is a token, and each document has an end.
     assert entry["data"]["vocab_size"] == 257 and entry["data"]["tokenizer"]["kind"] == "file"
@@ -174,26 +175,16 @@ def test_refused_and_nothing_is_left(tmp_path, text, source, arguments, message)
     assert_refused(
         train(tmp_path, text, *([f"init_from={source}"] * ("init_from" not in arguments[0])), *arguments), message
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == before
 
 
-def test_equal_values_in_another_form_are_accepted(tmp_path, source, text):
-    from tril.scripts.common.init_from import resolve_init
+def test_equal_values_in_another_form_are_accepted(source, text):
+    from tril.scripts.cli.start import find_start
 
-    keys = ["data=files", f"data.path={text}", f"init_from={source}", f"output_dir={tmp_path / 'run'}"]
-    cfg, start = resolve_init(
-        composed(*keys, "model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit", base=[])
-    )
-    assert start is not None and start.lineage["source"] == str(source)
-    assert cfg.model == load(source).config.to_dict() | {"backend": "explicit"}
-    with pytest.raises(ValueError, match="model.head_dim=16 must be None"):
-        resolve_init(composed(*keys, "model.head_dim=16", base=[]))
-
-
-@pytest.mark.slow
-def test_not_with_resume_and_not_in_a_grid(tmp_path, text, source):
-    assert train(tmp_path, text, f"init_from={source}", "trainer.max_steps=2").returncode == 0
-    done = in_process("resume=run", f"init_from={source}", cwd=tmp_path)
-    assert_refused(done, "cannot be combined with resume")
-    done = in_process("-m", *RUN[:-1], f"data.path={text}", f"init_from={source}", "seed=0,1", cwd=tmp_path)
-    assert done.returncode == 2 and "is for a single run of train.py; leave it out here" in done.stderr
+    keys = [f"data.path={text}", f"init_from={source}"]
+    chosen = ["model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit"]
+    settings, start = find_start(typed(*keys, *chosen, base=[]))
+    assert start.lineage is not None and start.lineage["source"] == str(source)
+    assert settings["model"] == load(source).config.to_dict() | {"backend": "explicit"}
+    with pytest.raises(UserError, match="model.head_dim=16 must be null"):
+        find_start(typed(*keys, "model.head_dim=16", base=[]))

@@ -56,8 +56,8 @@ def test_without_a_table_the_user_names_the_tokenizer(tmp_path, text):
     assert done.returncode == 0, done.stderr
     trained, settings = load(tmp_path / "run"), yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (trained.n_ids, trained.config.vocab_size, trained.eot) == (257, 264, EOT)
-    [copy] = (tmp_path / "run").glob("tokenizer-*.json")
-    assert settings["data"]["tokenizer"]["path"] == str(copy) and settings["init_from"] is None
+    [copy] = (tmp_path / "cache" / "taken_over").glob("*.json")
+    assert settings["data"]["tokenizer"]["path"] == str(copy) and "init_from" not in settings
 
 
 def test_with_a_table_another_tokenizer_and_another_model_are_refused(tmp_path, text):

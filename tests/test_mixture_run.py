@@ -9,13 +9,13 @@ import torch
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.runs import TINY, composed, in_process, interrupted, rows
+from tests.runs import TINY, in_process, interrupted, rows, typed
 from tril import train as train_script
 from tril.data.batches import TrainWindows
 from tril.data.config import parse
 from tril.model.checkpoint import load
 from tril.scripts import evaluate, heads
-from tril.scripts.common.cli import UserError, plain
+from tril.scripts.cli.errors import UserError
 
 MIXTURE = ["data=mixture", *TINY[1:], "data.sources={docs: 0.75, other.txt: 0.25}"]
 T = 32  # context length
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
         lines = (f"café {d}: line {i}, product {d * i}, sum {d + i}.\n" for i in range(4))
         (folder / "docs" / f"{d}.txt").write_text("".join(lines), encoding="utf-8")
     (folder / "other.txt").write_text("".join(f"{i}! The square of {i} is {i * i}\n" for i in range(500)))
-    options = ["data.document_mask=true", f"output_dir={folder / 'run'}"]
+    options = ["data.document_mask=true", "hydra.run.dir=run"]
     done = in_process(*MIXTURE, *options, cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "run" / "printed").write_text(done.stdout, encoding="utf-8")
@@ -39,14 +39,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def configure(folder, tmp_path, monkeypatch):
-    """A function that composes a run without document masks, in a folder of tmp_path."""
+    """A function that returns the settings of a run without document masks, in a folder of tmp_path."""
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("TRIL_CACHE", str(folder / "cache"))
 
     def configure(*overrides, run="run", sources=MIXTURE[-1]):
-        places = [f"data.cache_dir={folder / 'cache'}", f"output_dir={tmp_path / run}"]
-        return composed(sources, *places, *overrides, base=MIXTURE[:-1])
+        return typed(sources, f"hydra.run.dir={tmp_path / run}", *overrides, base=MIXTURE[:-1])
 
     return configure
+
+
+def resume(folder):
+    return train_script.train(typed(f"resume={folder}", base=[]))
 
 
 def validations(run):
@@ -66,10 +70,9 @@ def nats_by_hand(lm, tokens):
 
 
 def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
-    cfg = configure()
-    metrics = train_script.train(cfg)
+    trained = train_script.train(configure())
     run, lm = tmp_path / "run", load(tmp_path / "run" / "checkpoints" / "last.ckpt")
-    texts = parse(plain(cfg.data)).prepare().texts
+    texts = parse(trained.settings["data"]).prepare().texts
     nats = {name: nats_by_hand(lm, text.tokens("val")) for name, text in texts.items()}
     targets = {name: len(text.tokens("val")) - 1 for name, text in texts.items()}
     sizes = {name: text.meta["counts"]["val"]["bytes"] for name, text in texts.items()}
@@ -77,13 +80,13 @@ def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
     for name in ("docs", "other.txt"):
         loss, bpb = nats[name] / targets[name], nats[name] / math.log(2) / sizes[name]
         found = summary["sources"][name]
-        for value in (metrics[f"val/{name}/loss"], float(logged[f"val/{name}/loss"]), found["final_val_loss"]):
+        for value in (float(logged[f"val/{name}/loss"]), found["final_val_loss"]):
             assert value == pytest.approx(loss, rel=1e-5)
-        for value in (metrics[f"val/{name}/bpb"], float(logged[f"val/{name}/bpb"]), found["final_val_bpb"]):
+        for value in (float(logged[f"val/{name}/bpb"]), found["final_val_bpb"]):
             assert value == pytest.approx(bpb, rel=1e-5)
     total, count = sum(nats.values()), sum(targets.values())
-    assert metrics["val/loss"] == summary["final_val_loss"] == pytest.approx(total / count, rel=1e-5)
-    assert metrics["val/bpb"] == pytest.approx(total / math.log(2) / sum(sizes.values()), rel=1e-5)
+    assert float(logged["val/loss"]) == summary["final_val_loss"] == pytest.approx(total / count, rel=1e-5)
+    assert summary["final_val_bpb"] == pytest.approx(total / math.log(2) / sum(sizes.values()), rel=1e-5)
     assert abs(nats["docs"] / targets["docs"] - nats["other.txt"] / targets["other.txt"]) > 0.01
     assert summary["val_bytes_per_token"] == pytest.approx(sum(sizes.values()) / count)
     assert [summary["sources"][name]["share"] for name in ("docs", "other.txt")] == [0.75, 0.25]
@@ -114,24 +117,24 @@ def test_what_a_run_prints(folder):
 
 @pytest.mark.slow
 def test_a_limit_of_validation_is_one_for_each_source(configure, tmp_path):
-    metrics = train_script.train(configure("+trainer.limit_val_batches=2", "data.val_batch_size=1"))
+    run = train_script.train(configure("+trainer.limit_val_batches=2", "data.val_batch_size=1"))
     windows = np.load(tmp_path / "run" / "windows_last.npz")
     assert windows["targets"].tolist() == [T] * 4
     for name, nats in (("docs", windows["nll"][:2].sum()), ("other.txt", windows["nll"][2:].sum())):
-        assert metrics[f"val/{name}/loss"] == pytest.approx(nats / (2 * T))
-        assert nats / math.log(2) / metrics[f"val/{name}/bpb"] == pytest.approx(
-            round(nats / math.log(2) / metrics[f"val/{name}/bpb"]), abs=1e-3
-        )  # a number of bytes
+        found = run.summary["sources"][name]
+        assert found["final_val_loss"] == pytest.approx(nats / (2 * T))
+        n_bytes = nats / math.log(2) / found["final_val_bpb"]
+        assert n_bytes == pytest.approx(round(n_bytes), abs=1e-3)
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(configure, tmp_path):
     steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=3"]
-    whole = train_script.train(configure(*steps, run="whole"))
+    train_script.train(configure(*steps, run="whole"))
     with interrupted():
         train_script.train(configure(*steps, run="half"))
     last = torch.load(tmp_path / "half" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 3
-    assert train_script.train(configure(f"resume={tmp_path / 'half'}", run="half")) == whole
+    resume(tmp_path / "half")
     weights = [
         torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
         for name in ("whole", "half")
@@ -152,48 +155,46 @@ def test_other_weights_and_other_text_are_refused_when_a_run_is_resumed(configur
     message = r"data.sources={'docs': 0.667, 'other.txt': 0.333} must be {'docs': 0.75, 'other.txt': 0.25}, as in "
     message += ".*; leave it out, or start a new run"
     with pytest.raises(UserError, match=message):
-        train_script.train(configure(f"resume={tmp_path / 'run'}"))
+        resume(tmp_path / "run")
     saved.write_text(original.replace("docs: 0.75", "docs/1*: 0.75"))
     with pytest.raises(UserError, match="the data .* must be those of"):
-        train_script.train(configure(f"resume={tmp_path / 'run'}"))
+        resume(tmp_path / "run")
     saved.write_text(original.replace("docs: 0.75", "docs: 3").replace("other.txt: 0.25", "other.txt: 1"))
-    train_script.train(configure(f"resume={tmp_path / 'run'}"))  # the same shares
+    resume(tmp_path / "run")  # the same shares
 
 
 @pytest.mark.slow
 def test_a_run_stops_where_a_source_has_been_read_once(configure, tmp_path, capsys, monkeypatch):
     """The windows that it trained on, as the loader gave them."""
     starts = []
-    original = train_script.build_parts
+    original = train_script.build_training
 
     def watched(*arguments):
-        parts = original(*arguments)
-        step = type(parts.trainer.strategy).training_step
+        trainer, module = original(*arguments)
+        step = type(trainer.strategy).training_step
         monkeypatch.setattr(
-            type(parts.trainer.strategy),
+            type(trainer.strategy),
             "training_step",
             lambda self, batch, index: (starts.extend(batch[0].tolist()), step(self, batch, index))[1],
         )
-        return parts
+        return trainer, module
 
-    monkeypatch.setattr(train_script, "build_parts", watched)
+    monkeypatch.setattr(train_script, "build_training", watched)
     stop = ["data.exhausted=stop", "trainer.max_steps=5000", "trainer.val_check_interval=1000"]
     stop += ["~callbacks.causality", "~callbacks.samples"]
-    cfg = configure(*stop, sources="data.sources={docs: 0.5, other.txt: 0.5}")
-    train_script.train(cfg)
+    run = train_script.train(configure(*stop, sources="data.sources={docs: 0.5, other.txt: 0.5}"))
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data.exhausted")]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     steps = summary["steps"]
     first = f"data.exhausted=stop: docs has been read once after {steps} steps"
     assert line == f"{first}, which replace trainer.max_steps=5000"
     assert len(starts) == 4 * steps
-    loader = TrainWindows(parse(plain(cfg.data)).prepare().texts["docs"].tokens("train"), T, 1, seed=0)
+    loader = TrainWindows(parse(run.settings["data"]).prepare().texts["docs"].tokens("train"), T, 1, seed=0)
     epoch = {tuple(inputs[0].tolist()) for inputs, _ in loader}
     seen = [tuple(window) for window in starts if tuple(window) in epoch]
     assert len(seen) == len(set(seen)) and len(loader) - 4 < len(seen) <= len(loader) == len(epoch)
-    again = configure(f"resume={tmp_path / 'run'}")
-    again.trainer.max_steps = 6000
-    train_script.train(again)  # no step is left
+    resume(tmp_path / "run")
+    assert f"has finished its {steps} steps; it is unchanged" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == steps
 
 
@@ -251,5 +252,5 @@ def test_a_mixture_teaches_both_texts(configure, folder, tmp_path):
     options = ["data.tokenizer.kind=char", "trainer.max_steps=80", "trainer.val_check_interval=80"]
     sources = f"data.sources={{{tmp_path / 'abc.txt'}: 0.5, {tmp_path / 'xyz.txt'}: 0.5}}"
     found = train_script.train(configure(*options, sources=sources))
-    losses = [found[f"val/{tmp_path / name}/loss"] for name in ("abc.txt", "xyz.txt")]
+    losses = [found.summary["sources"][str(tmp_path / name)]["final_val_loss"] for name in ("abc.txt", "xyz.txt")]
     assert max(losses) < 0.1 < math.log(8)

@@ -15,8 +15,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from tests.conftest import run_python
-from tril.scripts.common.cli import CONFIGS
-from tril.scripts.common.command import COMMANDS
+from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.console import COMMANDS
 
 ROOT = CONFIGS.parent
 PAGES = (".html", ".css", ".js", ".jinja")
@@ -236,22 +236,22 @@ def test_the_command_lists_every_script():
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
 def test_help_lists_the_commands_with_one_line_each(arguments, monkeypatch, capsys):
-    from tril.scripts.common import command
+    from tril.scripts.cli import console
 
     monkeypatch.setattr(sys, "argv", ["tril", *arguments])
-    command.main()
+    console.main()
     lines = capsys.readouterr().out.splitlines()
     for name, description in COMMANDS.items():
         assert [line.split(maxsplit=2)[2] for line in lines if line.startswith(f"  tril {name} ")] == [description]
 
 
 def test_an_unknown_command_is_one_line_with_the_nearest(monkeypatch, capsys):
-    from tril.scripts.common import command
+    from tril.scripts.cli import console
 
     for name, remedy in (("trian", "did you mean tril train?"), ("xyz", "use one of train, sample")):
         monkeypatch.setattr(sys, "argv", ["tril", name])
         with pytest.raises(SystemExit) as error:
-            command.main()
+            console.main()
         output = capsys.readouterr()
         assert error.value.code == 2 and output.out == ""
         assert output.err.startswith(f"error: there is no command tril {name}; {remedy}")

@@ -52,7 +52,7 @@ def test_the_best_loss_is_one_of_those_on_as_many_windows_as_the_last():
 def test_the_plot_names_the_part_and_draws_no_other():
     part = {"windows": PART["val_windows"]}
     axes = Figure().add_subplot()
-    plot_loss(axes, metrics_of((0, 0.5, {}), (1, 2.0, part), (2, 1.5, part)), None, [])
+    plot_loss(axes, metrics_of((0, 0.5, {}), (1, 2.0, part), (2, 1.5, part)), None)
     _, line = axes.get_lines()
     assert line.get_label() == "validation on 4 of 1,110 windows, best 1.5000 (1.5000 bits per byte)"
     assert line.get_xdata().tolist() == [1, 2]

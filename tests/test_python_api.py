@@ -1,31 +1,24 @@
 """`from tril import train; train("model=nano")`: the run of the command, in a process that goes on."""
 
-import csv
 import gc
-import inspect
-import json
 import logging
 import random
 import signal
-import subprocess
 import sys
 import warnings
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from tests.conftest import run_python
-from tests.runs import TINY, in_process
+from tests.runs import TINY
 from tril import train
-from tril.model.runs import relocate
 from tril.model.training.module import TrainingModule
-from tril.scripts.common.cli import CONFIGS, UserError, plain
-from tril.scripts.common.trained_run import TrainedRun
+from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.errors import UserError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -50,51 +43,6 @@ def run(folder):
         patch.chdir(folder)
         patch.setenv("TRIL_CACHE", str(folder / "cache"))
         return train(*TINY, "data.path=text.txt")
-
-
-def test_a_call_trains_the_run_of_the_command(run, folder):
-    done = in_process(*TINY, "data.path=text.txt", "hydra.run.dir=command", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    typed = TrainedRun(folder / "command")
-    called, expected = (
-        torch.load(place / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-        for place in (run.folder, typed.folder)
-    )
-    assert called.keys() == expected.keys() and all(torch.equal(called[name], expected[name]) for name in expected)
-    assert relocate(plain(run.config), str(run.folder), str(typed.folder)) == plain(typed.config)
-
-
-def test_the_run_gives_the_content_of_its_files(run, folder):
-    assert run.folder.is_absolute() and run.folder.parents[2] == folder and run.folder.parents[1].name == "outputs"
-    assert run.summary == json.loads((run.folder / "summary.json").read_text()) and run.summary["steps"] == 8
-    assert run.config == yaml.safe_load((run.folder / "config.yaml").read_text())
-    assert (run.config.model.dim, run.config.output_dir) == (32, str(run.folder))
-    with (run.folder / "csv" / "version_0" / "metrics.csv").open() as file:
-        rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
-    assert [{key: str(value) for key, value in row.items()} for row in run.metrics] == rows
-    assert [row["step"] for row in run.metrics if "val/loss" in row] == [4, 8]
-    assert run.metrics[-1].get("val/loss", run.summary["final_val_loss"]) == run.summary["final_val_loss"]
-
-
-def test_the_run_loads_its_best_model(run):
-    weights = torch.load(run.folder / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
-    lm = run.load()
-    assert not lm.model.training
-    assert all(torch.equal(weights[f"model.{name}"], value) for name, value in lm.model.state_dict().items())
-    assert isinstance(lm.generate("line", max_new_tokens=3), str)
-
-
-def test_a_saved_text_is_no_interpolation(tmp_path):
-    (tmp_path / "config.yaml").write_text("a: ${oc.env:HOME}\nb: [1]\n")
-    config = TrainedRun(tmp_path).config
-    assert config.a == "${oc.env:HOME}" and config.b == [1]
-    with pytest.raises(Exception, match="read-only"):
-        config.b = 2
-
-
-def test_the_module_is_the_function_and_the_script():
-    assert [str(parameter) for parameter in inspect.signature(train).parameters.values()] == ["*overrides: str"]
-    assert callable(train.main) and list(inspect.signature(train.train).parameters) == ["cfg", "stop", "one_process"]
 
 
 def test_a_second_run_in_a_process_that_keeps_its_state(run, monkeypatch):
@@ -142,62 +90,42 @@ def state_of_process() -> dict:
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("setting", "message"),
     [
-        ["model=nono"],
-        ["model.n_hedas=3"],
-        ["model.n_heads=3"],
-        ["model.n_heads=1,2"],
-        ["model.n_heads"],
-        ["data.path=my notes/*.md"],
-        ["resume=nowhere"],
-        ["hydra.run.dir=text.txt/run"],
-        ["+model.heads=3"],
-    ],
-    ids=" ".join,
-)
-def test_a_wrong_setting_is_the_line_of_the_command(overrides, folder, capfd):
-    places = set(folder.glob("outputs/*/*"))
-    with pytest.raises(UserError) as raised:
-        train(*TINY, *overrides)
-    assert capfd.readouterr() == ("", "")
-    done = in_process(*TINY, *overrides, cwd=folder)
-    assert (done.returncode, done.stderr) == (2, f"error: {raised.value}\n")
-    assert raised.value.__cause__ is None and raised.value.__suppress_context__
-    assert set(folder.glob("outputs/*/*")) == places
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+        ("-m", "-m is an option of the command line; settings are written key=value; start a grid in a terminal"),
+        ("--help", "--help is an option of the command line; settings are written key=value"),
+        ({"seed": 1}, "{'seed': 1} is dict; settings are strings, such as \"trainer.max_steps=100\""),
+        ("foo.bar.baz=1", "there is no setting foo.bar.baz; see tril train --help"),
         (
-            ["-m", "seed=0,1"],
-            "-m starts a grid, which has a process for each run; start it in a terminal: tril train -m",
-        ),
-        (["--help"], "--help is an option of the command line; settings are written key=value"),
-        ([{"seed": 1}], "{'seed': 1} is dict; settings are strings, such as \"trainer.max_steps=100\""),
-        (["foo.bar.baz=1"], "there is no setting foo; see tril train --help"),
-        (
-            ["trainer=ddp"],
+            "trainer=ddp",
             "trainer.strategy=ddp with trainer.devices=auto starts processes; use tril train in a terminal",
         ),
         (
-            ["trainer.devices=2"],
+            "trainer.devices=2",
             "trainer.strategy=auto with trainer.devices=2 starts processes; use tril train in a term",
         ),
     ],
 )
-def test_what_only_the_command_can_do_is_refused(overrides, message):
+def test_what_only_the_command_can_do_is_refused(setting, message, folder):
+    before = set(folder.rglob("*"))
     with pytest.raises(UserError) as raised:
-        train(*overrides)
+        train(setting)
     assert str(raised.value).startswith(message)
+    assert set(folder.rglob("*")) == before
+
+
+def test_a_notebook_shows_the_line_of_a_wrong_setting_alone(capfd):
+    with pytest.raises(UserError) as raised:
+        train(*TINY, "data.path=text.txt", "model.n_heads=3")
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_error_of_a_run_keeps_its_cause(monkeypatch):
     def broken(*_):
         raise RuntimeError("a bug") from KeyError("its cause")
 
-    monkeypatch.setattr(train, "build_parts", broken)
+    monkeypatch.setattr(train, "build_training", broken)
     with pytest.raises(RuntimeError, match="a bug") as raised:
         train(*TINY, "data.path=text.txt")
     assert isinstance(raised.value.__cause__, KeyError)
@@ -252,9 +180,3 @@ def test_sigterm_goes_to_the_handler_of_the_process_after_the_checkpoint(folder,
     finally:
         signal.signal(signal.SIGTERM, before)
     assert found == [(signal.SIGTERM, True)]
-
-
-def test_importing_the_function_does_not_import_torch(folder):
-    code = "import sys; from tril import train; print(sorted({'torch', 'lightning', 'numpy'} & set(sys.modules)))"
-    done: subprocess.CompletedProcess = run_python("-c", code, cwd=folder)
-    assert done.stdout == "[]\n", done.stderr

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -15,7 +14,6 @@ from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.callbacks.samples import Samples
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import MuonAdamW
-from tril.scripts.common.cli import CONFIGS
 
 SIGNALS = pytest.mark.parametrize(("signum", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
 WAITS = "the run stops after this step; Ctrl-C again stops it at once\n"
@@ -53,7 +51,6 @@ def test_a_signal_before_the_first_step_stops_at_once(send, tmp_path, signum, na
 @pytest.mark.parametrize(
     ("owner", "method", "overrides", "step"),
     [
-        (TrainingModule, "training_step", [], 1),
         (MuonAdamW, "step", [], 1),
         (TrainingModule, "training_step", ["data.batch_size=2", "trainer.accumulate_grad_batches=3"], 1),
         (TrainingModule, "validation_step", [], 4),
@@ -110,21 +107,6 @@ def test_slurms_signal_writes_a_checkpoint_and_requeues_the_job(send, tmp_path, 
     assert errors.startswith("stopped by SIGUSR1 at step 1; continue with ") and errors.endswith(f"; {outcome}\n")
     assert not (requeued := tmp_path / "requeued").exists() or requeued.read_text() == "requeue 7_3\n"
     assert requeued.exists() == (outcome == "Slurm starts the job again")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that a process can handle")
-def test_the_command_ends_with_143_on_sigterm(tmp_path, text):
-    command = [sys.executable, CONFIGS.parent / "train.py", *TINY, f"data.path={text}", "trainer.max_steps=100000"]
-    environment = os.environ | {"TRIL_CACHE": str(tmp_path / "cache")}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "callbacks.samples=null"], cwd=tmp_path, env=environment, **pipes) as process:
-        validations = (line for line in process.stdout if "  validation: " in line)
-        next(validations), next(validations)  # the first one has written its checkpoint by then
-        process.terminate()
-        errors = process.communicate(timeout=60)[1]
-    assert process.returncode == 143
-    stopped = r"stopped by SIGTERM at step \d+; continue with python train.py resume=\S+\n"
-    assert re.fullmatch(stopped, after_preparing(errors)), errors
 
 
 def after_preparing(errors: str) -> str:

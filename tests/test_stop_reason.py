@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import assert_refused
 from tests.runs import TINY, in_process
-from tests.test_resume_finished import files
+from tests.test_finetune import files
 
 MANY = ["trainer.max_steps=100000", "trainer.val_check_interval=100000", "callbacks.samples=null"]
 

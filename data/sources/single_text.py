@@ -29,6 +29,7 @@ class SingleText:
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         "of the download",
         needs="path=null",
+        typed_only=True,
     )
     sha256: str | None = setting(
         "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",

@@ -70,7 +70,7 @@ class ScheduleConfig:
 class OptimConfig:
     """How the weights are updated. Learning rates are peaks; the schedule scales all of them."""
 
-    kind: Literal["muon", "adamw"] = setting("muon", "muon: AdamW for embedding, head, norms and biases")
+    kind: Literal["muon", "adamw"] = setting("muon", "set by optim=NAME")
     lr: Finite = setting(0.02, "AdamW's peak learning rate", gt=0)
     muon_lr: Finite = setting(0.014, "Muon's, for updates of spectral norm 1", needs="kind=muon", gt=0)
     lr_scale: Finite = setting(1.0, "multiplies the learning rates; +tune=lr chooses it for each variant", gt=0)

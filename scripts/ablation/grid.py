@@ -4,26 +4,25 @@ import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.scripts.common.cli import UserError, explain, message_of, plain
-from tril.scripts.common.equal_flops import with_max_flops
-from tril.scripts.common.formats import clock
-from tril.scripts.common.run_config import RunConfig, check_config, choose_vocab_size
-from tril.scripts.common.source_limit import with_source_limit
-from tril.scripts.common.tables import plain_table
+from tril.scripts.cli.compose import explain
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.errors import UserError, message_of
+from tril.scripts.cli.formats import clock
+from tril.scripts.cli.tables import plain_table
+from tril.scripts.cli.typed import Typed
 
-# the settings that decide what a run computes
-SETTINGS = ("seed", "compile", "causality", "model", "data", "optim", "trainer", "callbacks")
-VALUE = re.compile(r"(seed|\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
+VALUE = re.compile(r"(seed|(\+\+)?\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
 MAX_FOLDER_NAME = 120  # characters
 
 
@@ -40,16 +39,20 @@ class PlannedRun:
     """
 
     overrides: list[str]
-    cfg: DictConfig
+    settings: dict[str, Any]
     config: RunConfig
     values: dict[str, object] = field(default_factory=dict)
     folder: str = ""
     arm: str = ""
     sizes: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def seed(self) -> int:
+        return self.config.top.seed
+
     def entry(self) -> dict:
         """Its entry of sweep.json."""
-        named = {"folder": self.folder, "values": self.values, "seed": self.cfg.seed, "overrides": self.overrides}
+        named = {"folder": self.folder, "values": self.values, "seed": self.seed, "overrides": self.overrides}
         return named | {"estimated_seconds": None} | self.sizes
 
 
@@ -83,8 +86,9 @@ def compose_grid(config: DictConfig, config_name: str, *, elsewhere: bool) -> tu
     rejected = []
     for overrides in grid:
         try:
-            cfg = composer.settings(overrides)
-            run = PlannedRun(overrides, cfg, check_config(cfg, elsewhere=elsewhere))
+            settings = composer.settings(overrides)
+            checked = RunConfig.of(settings, Typed.of(overrides, sweeps=True), refuse_unused=False)
+            run = PlannedRun(overrides, settings, checked if elsewhere else checked.on_this_machine())
         except OmegaConfBaseException as error:  # raised while a value is read
             rejected.append(Rejected(overrides, explain(error, config_name)))
         except (ValueError, OSError) as error:
@@ -111,18 +115,18 @@ class Composer:
         self.composed: dict[tuple[str, ...], DictConfig] = {}  # by the overrides that choose groups
         self.reasons: dict[str, str] = {}  # by Hydra's message
 
-    def settings(self, overrides: list[str]) -> DictConfig:
-        """Raises ValueError for invalid overrides."""
+    def settings(self, overrides: list[str]) -> dict[str, Any]:
+        """The settings of a run as plain values; raises ValueError for invalid overrides."""
         values = [override for override in overrides if VALUE.match(override)]
         groups = tuple(override for override in overrides if override not in values)
         try:
             if groups not in self.composed:
-                cfg = without_folder(self.loader.load_sweep_config(self.config, list(groups)))
+                cfg = self.loader.load_sweep_config(self.config, list(groups))
                 self.composed[groups] = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
             cfg = copy.deepcopy(self.composed[groups])
             for parsed in self.parser.parse_overrides(values):
-                OmegaConf.update(cfg, parsed.key_or_group, parsed.value())  # as Hydra does
-            return cfg
+                OmegaConf.update(cfg, parsed.key_or_group, parsed.value(), force_add=True)
+            return plain_settings(cfg)
         except (HydraException, OmegaConfBaseException) as error:
             message = str(error)
             if message not in self.reasons:
@@ -137,22 +141,15 @@ class Composer:
         return explain(error, self.config_name)
 
 
-def without_folder(cfg: DictConfig) -> DictConfig:
-    """Removes the reference to the run's folder, which exists only within a job of Hydra."""
-    with read_write(cfg), open_dict(cfg):
-        cfg.output_dir = "."
-    return cfg
-
-
-def settings_of(cfg: DictConfig) -> dict:
-    """The settings that decide what a run computes, resolved."""
-    return {key: plain(cfg[key]) if isinstance(cfg[key], DictConfig) else cfg[key] for key in SETTINGS if key in cfg}
+def plain_settings(cfg: DictConfig) -> dict[str, Any]:
+    """A composed configuration as plain values, without Hydra's own."""
+    settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    return OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType]
 
 
 def same_run(run: PlannedRun) -> str:
     """A key that is equal for two runs whose results are necessarily equal."""
-    canonical = {"model": asdict(run.config.model.canonical()), "optim": asdict(run.config.optim.canonical())}
-    return json.dumps(settings_of(run.cfg) | canonical, sort_keys=True)
+    return json.dumps(run.config.canonical(), sort_keys=True)
 
 
 def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
@@ -191,9 +188,9 @@ def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
     """Sets the values and the folder of each run; returns the swept keys without the seed."""
     texts, swept = texts_of(runs), swept_keys(runs)
     for run, text in zip(runs, texts, strict=True):
-        run.values = {key: value_of(run.cfg, key, text[key]) for key in swept}
+        run.values = {key: value_of(run.settings, key, text[key]) for key in swept}
         of_arm = {key: text[key] for key in swept}
-        run.arm, run.folder = folder_name(of_arm) or "configuration", folder_name(of_arm | {"seed": run.cfg.seed})
+        run.arm, run.folder = folder_name(of_arm) or "configuration", folder_name(of_arm | {"seed": run.seed})
     return swept
 
 
@@ -211,12 +208,12 @@ def texts_of(runs: Sequence[PlannedRun]) -> list[dict[str, str]]:
     ]
 
 
-def value_of(cfg: DictConfig, key: str, choice: str | None) -> object:
+def value_of(settings: Mapping[str, Any], key: str, choice: str | None) -> object:
     """The value of a key; for a config group `choice`, the name of its option."""
-    value = OmegaConf.select(cfg, key.partition("@")[0].replace("/", "."))
-    if isinstance(value, DictConfig):
-        return choice
-    return OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value
+    value: Any = settings
+    for name in key.partition("@")[0].replace("/", ".").split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return choice if isinstance(value, Mapping) else value
 
 
 def folder_name(values: Mapping[str, object]) -> str:
@@ -237,16 +234,14 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     speeds, estimated, rejected = {}, [], []
     for run in runs:
         try:
-            run.cfg, run.config, _ = with_source_limit(*with_max_flops(run.cfg, run.config))
-            config, data = run.config, run.config.data
-            assert config.hardware is not None  # only runs on this machine are estimated
-            prepared, length, val_windows = data.prepare(), config.model.context_length, 0
+            data, length, val_windows = run.config.data, run.config.model.context_length, 0
+            prepared = data.prepare()
             for text in prepared.texts.values():
-                TrainWindows(text.tokens("train"), length, data.batch_size, run.cfg.seed)
+                TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)
                 val_windows += ValWindows(text.tokens("val"), length, data.batch_size).n_windows
-            model = replace(
-                config.model, vocab_size=choose_vocab_size(run.cfg.model.vocab_size, prepared.meta["vocab_size"])
-            )
+            run.config, _ = run.config.fitted(prepared)
+            config, model = run.config, run.config.model
+            assert config.hardware is not None  # only runs on this machine are estimated
         except (ValueError, OSError) as error:
             rejected.append(Rejected(run.overrides, message_of(error)))
             continue
@@ -276,7 +271,7 @@ def grid_table(runs: Sequence[PlannedRun], states: Sequence[str], tuning: Mappin
     for i, run in enumerate(runs):
         groups.setdefault(str(run.values), []).append(i)
     for members in groups.values():
-        run, seeds = runs[members[0]], ",".join(str(runs[i].cfg.seed) for i in members)
+        run, seeds = runs[members[0]], ",".join(str(runs[i].seed) for i in members)
         label = ", ".join(f"{key}={value}" for key, value in run.values.items()) or "the configuration"
         counts = {state: sum(states[i] == state for i in members) for state in ("finished", "unfinished", "failed")}
         sizes = ["?"] * 3

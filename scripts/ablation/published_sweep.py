@@ -24,7 +24,7 @@ from tril.scripts.ablation.results import Sweep
 from tril.scripts.ablation.run_files import CONFIG
 from tril.scripts.ablation.sweep_files import read_json
 from tril.scripts.ablation.tuning import CHOSEN
-from tril.scripts.common.saved_settings import read_settings
+from tril.scripts.cli.saved import read_settings
 
 ARCHIVE = "runs.tar.xz"
 REQUEST = "report.json"  # in the archive: baseline, which and margin of the published report

@@ -12,7 +12,7 @@ from tril.scripts.ablation.run_files import check_same_validation
 from tril.scripts.ablation.stages import FAMILY_ALPHA
 from tril.scripts.ablation.statistics import EQUAL, POOLED, POWER, Comparison
 from tril.scripts.ablation.tuning_results import read_tuning
-from tril.scripts.common.formats import plural
+from tril.scripts.cli.formats import plural
 
 NO_STATEMENT = {
     "preliminary": "not compared yet, because its stage has unfinished runs",

@@ -18,8 +18,7 @@ from typing import IO, TextIO
 from tril.model.atomic_files import write_json
 from tril.model.runs import CHECKPOINTS, FAILURE, state_of
 from tril.scripts.ablation.sweep_files import read_summary
-from tril.scripts.common.arguments import quoted
-from tril.scripts.common.formats import clock
+from tril.scripts.cli.formats import clock
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped
 LOCK_POLL_SECONDS = 0.5
@@ -55,11 +54,11 @@ def train_locked(
     (folder / FAILURE).unlink(missing_ok=True)
     if (folder / CHECKPOINTS / "last.ckpt").is_file():
         typed = [text for text in overrides if TYPED.match(text)]
-        arguments = [quoted(f"resume={folder}", ("resume",)), *typed]
+        arguments = [f"resume={folder}", *typed]
     else:  # without a checkpoint, nothing in the folder is of use
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        arguments = [*overrides, quoted(f"hydra.run.dir={folder}", ("hydra.run.dir",))]
+        arguments = [*overrides, f"hydra.run.dir={folder}"]
     print(f"start   {name}", flush=True)
     log = folder / "log.txt"
     status = spawn([*program, *arguments], log, lock)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from tril.scripts.ablation.results import Sweep
-from tril.scripts.common.cli import command
+from tril.scripts.cli.errors import command
 
 DELTA = 1e-3  # Hoffmann et al.: relative errors beyond it count linearly instead of quadratically
 EXPONENTS = (0.01, 2.0)  # bounds of alpha and beta; Hoffmann et al. start from 0 to 2

@@ -22,9 +22,9 @@ from tril.scripts.ablation import grid
 from tril.scripts.ablation.sweep_files import TUNE, read_json
 from tril.scripts.ablation.tune_plan import TuningPlan, check_tune, tune_entry
 from tril.scripts.ablation.tune_settings import TuneConfig, read_tune
-from tril.scripts.common.arguments import quoted
-from tril.scripts.common.cli import UserError, command, fail, user_errors
-from tril.scripts.common.formats import clock
+from tril.scripts.cli.errors import UserError, command, fail, user_errors
+from tril.scripts.cli.formats import clock
+from tril.scripts.cli.typed import quoted
 
 LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine
 
@@ -79,14 +79,15 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     runs, tune = plan_runs(config, config_name)
     swept = grid.name_runs(runs)
     with user_errors():
-        family = family_of(grid.without_folder(config), swept, tune)
+        family = family_of(config, swept, tune)
         folder, earlier = find_folder(config, family)
         folder.mkdir(parents=True, exist_ok=True)
-        stages = stages_of(earlier, ((run.cfg.seed, run.values) for run in runs))
+        stages = stages_of(earlier, ((run.seed, run.values) for run in runs))
     entries = [run.entry() | ({"tuning": f"{TUNE}/{run.arm}"} if tune else {}) for run in runs]
     planned = {run.folder for run in runs}
     entries += [entry for entry in earlier.get("cells", []) if entry["folder"] not in planned]
-    baseline = {key: grid.value_of(config, key, config.hydra.runtime.choices.get(key)) for key in swept}
+    settings, choices = grid.plain_settings(config), config.hydra.runtime.choices
+    baseline = {key: grid.value_of(settings, key, choices.get(key)) for key in swept}
     # "cells": the name of the runs since the first version of the file
     index = {"family": family, "command": typed(), "swept": swept, "baseline": baseline, "stages": stages}
     index |= {TUNE: tune_entry(folder, tune, entries)} if tune else {}
@@ -96,7 +97,7 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
 
     with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
-        sweep_dir = quoted(f"hydra.sweep.dir={folder}", ("hydra.sweep.dir",))
+        sweep_dir = f"hydra.sweep.dir={quoted(str(folder))}"
         config.hydra.overrides.hydra += [sweep_dir, "hydra.sweep.subdir=."]
     return folder
 
@@ -167,7 +168,9 @@ def print_best(folder: Path) -> None:
 
 def family_of(config: DictConfig, swept: list[str], tune: TuneConfig | None = None) -> str:
     """A hash that is equal for all commands that sweep the same keys over the same settings: they share a folder."""
-    base = grid.settings_of(config) | {"seed": None} | ({TUNE: vars(tune)} if tune else {})
+    settings = grid.plain_settings(config)
+    base = {key: value for key, value in settings.items() if key not in ("logger", "checkpoint", "sweep", "seed")}
+    base |= {TUNE: vars(tune)} if tune else {}
     return sha256(json.dumps([sorted(swept), base], sort_keys=True).encode()).hexdigest()
 
 

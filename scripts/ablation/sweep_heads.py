@@ -10,10 +10,11 @@ from tril.model.runs import find_checkpoint
 from tril.scripts.ablation.head_average_plots import draw_averages
 from tril.scripts.ablation.report_tables import spread
 from tril.scripts.ablation.results import Sweep, Variant, read_sweep
-from tril.scripts.common.cli import flatten, user_errors, writable
-from tril.scripts.common.finished_run import Run, evenly_spaced_windows, read_run, sample_windows, validation_tokens
-from tril.scripts.common.formats import plural
-from tril.scripts.common.tables import csv_text, markdown_table
+from tril.scripts.cli.config import flatten
+from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.finished_run import Run, evenly_spaced_windows, read_run, sample_windows, validation_tokens
+from tril.scripts.cli.formats import plural
+from tril.scripts.cli.tables import csv_text, markdown_table
 
 if TYPE_CHECKING:
     from tril.model.heads.ablation import Ablation

@@ -9,42 +9,26 @@ import sys
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from tril.model.atomic_files import write_json
 from tril.model.runs import FAILURE, SWEEP, state_of
 from tril.scripts.ablation.run_process import train
 from tril.scripts.ablation.sweep_files import TUNE, read_json, read_summary
-from tril.scripts.common.cli import UserError, command, task_overrides
-from tril.scripts.common.formats import clock
+from tril.scripts.cli.formats import clock
 
 
-def in_sweep() -> bool:
-    """Whether this process is a job of `train.py -m`."""
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-
-
-def check_single() -> None:
-    """Raises UserError for an ablation without -m, which would silently train its base configuration alone."""
-    if not HydraConfig.initialized():
-        return
-    params = HydraConfig.get().sweeper.get("params") or {}
-    chosen = {override.partition("=")[0].lstrip("+") for override in task_overrides()}
-    if params and not chosen & params.keys():
-        remedy = f"run it with {command('train')} -m, or choose a value, such as {next(iter(params))}=..."
-        raise UserError(f"the ablation is a grid over {', '.join(params)}; {remedy}")
-    if TUNE in chosen:
-        raise UserError(f"+tune=lr tunes the variants of a grid; run it with {command('train')} -m")
-
-
-def run_job() -> float:
+def run_job(cfg: DictConfig) -> float:
     """Trains the run of this Hydra job unless it is finished.
+
+    Args:
+        cfg: composed by Hydra, and not read: the run composes its settings in a process of its own.
 
     Returns:
         Its validation loss; NaN if it failed, was stopped or is left out.
     """
     settings = HydraConfig.get()
-    sweep, overrides = Path(settings.sweep.dir), task_overrides()
+    sweep, overrides = Path(settings.sweep.dir), list(settings.overrides.task)
     if not (sweep / SWEEP).is_file():
         return search_step(Path(settings.runtime.output_dir), overrides)
     index = read_json(sweep / SWEEP)

@@ -4,8 +4,8 @@ import math
 import re
 from pathlib import Path
 
-from tril.scripts.common.formats import engineering, plural
-from tril.scripts.common.tables import markdown_table
+from tril.scripts.cli.formats import engineering, plural
+from tril.scripts.cli.tables import markdown_table
 
 
 def render(template: str, **values: object) -> str:

@@ -8,10 +8,8 @@ from tril.scripts.ablation.grid import PlannedRun, swept_keys
 from tril.scripts.ablation.sweep_files import TUNE
 from tril.scripts.ablation.tune_settings import RATES, SCALE, TuneConfig
 from tril.scripts.ablation.tuning import planned_trials, read_chosen, retry_failed
-from tril.scripts.common.cli import UserError
-from tril.scripts.common.formats import clock
-
-WINDOW_LOSSES = ".WindowLosses"  # the callback that writes the losses by which trials are compared
+from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.formats import clock
 
 
 def check_tune(tune: TuneConfig, runs: Sequence[PlannedRun]) -> None:
@@ -20,7 +18,7 @@ def check_tune(tune: TuneConfig, runs: Sequence[PlannedRun]) -> None:
         raise UserError(
             f"{both[0]} is swept, but +tune=lr chooses the learning rate of each variant; leave out one of them"
         )
-    if shared := {run.cfg.seed for run in runs} & set(tune.seeds):
+    if shared := {run.seed for run in runs} & set(tune.seeds):
         problem = f"has seed {min(shared)} of the grid, whose runs would then choose their own learning rate"
         raise UserError(f"tune.seeds={list(tune.seeds)} {problem}; choose other seeds, such as tune.seeds=[1000]")
     for run in runs:
@@ -29,8 +27,7 @@ def check_tune(tune: TuneConfig, runs: Sequence[PlannedRun]) -> None:
             raise UserError(
                 f"{SCALE}={run.config.optim.lr_scale:g} has no effect with +tune=lr, which chooses it; {remedy}"
             )
-        callbacks = run.cfg.callbacks.values()
-        if not any(str(callback and callback.get("_target_")).endswith(WINDOW_LOSSES) for callback in callbacks):
+        if run.config.callbacks.windows is None:
             raise UserError("+tune=lr compares trials by the losses of callbacks.windows; leave out ~callbacks.windows")
 
 

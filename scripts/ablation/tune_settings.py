@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import build, strict_settings
 from tril.scripts.ablation.sweep_files import TUNE
-from tril.scripts.common.cli import UserError, build, user_errors
+from tril.scripts.cli.errors import UserError, user_errors
 
 SCALE = "optim.lr_scale"
 RATES = (SCALE, "optim.lr", "optim.muon_lr")  # not swept: the multiplier would undo the sweep

@@ -4,14 +4,12 @@ import re
 from dataclasses import fields
 from typing import Annotated
 
-from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import strict_settings
+from tril.data.settings import nearest, strict_settings
 from tril.model.runs import find_checkpoint
 from tril.scripts.benchmarks.processes import check_program
-from tril.scripts.common.cli import nearest, plain
 
 PARTS = {  # name: module of scripts.benchmarks, its function
     "train": ("training_speed", "train"),
@@ -74,11 +72,11 @@ class BenchConfig:
 KEYS = tuple(field.name for field in fields(BenchConfig))
 
 
-def parse(cfg: DictConfig) -> BenchConfig:
+def parse(settings: dict) -> BenchConfig:
     """Checks the keys of `BenchConfig` in the composed settings, without importing torch.
 
     Raises:
         ValueError: a value is invalid, or a command cannot be started.
         OSError: there is no checkpoint `ckpt`.
     """
-    return BenchConfig(**plain(OmegaConf.masked_copy(cfg, list(KEYS))))  # output_dir has no value yet
+    return BenchConfig(**{key: settings[key] for key in KEYS})

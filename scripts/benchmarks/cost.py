@@ -7,7 +7,7 @@ from functools import partial
 from tril.scripts.benchmarks.section import Bench, Plot, Section
 from tril.scripts.benchmarks.timing import interleaved, paired_ratio, step_seconds, steps_within
 from tril.scripts.benchmarks.training_speed import BareLoop, new_module, new_windows
-from tril.scripts.common.run_config import RunConfig
+from tril.scripts.cli.config import RunConfig
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 MAX_SECONDS = 2.0  # of a step at the largest factor; a longer one is left out

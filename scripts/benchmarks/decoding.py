@@ -17,7 +17,7 @@ from tril.model.gpt import GPT
 from tril.scripts.benchmarks import versus
 from tril.scripts.benchmarks.section import Bench, Plot, Section
 from tril.scripts.benchmarks.timing import StepTimer, interleaved, paired_ratio
-from tril.scripts.common.cli import UserError, user_errors
+from tril.scripts.cli.errors import UserError, user_errors
 
 PROMPT = 16  # tokens
 BATCHES = {1: "1 stream", 64: "batch of 64"}
@@ -79,7 +79,7 @@ def load_decoder(bench: Bench) -> Decoder:
 
 def random_model(bench: Bench, config: GPTConfig) -> GPT:
     """A model without the zeros of the usual initialization."""
-    torch.manual_seed(bench.cfg["seed"])
+    torch.manual_seed(bench.run_config.top.seed)
     return randomize(GPT(config))
 
 

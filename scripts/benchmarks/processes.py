@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 
-from tril.scripts.common.cli import UserError, user_errors
+from tril.scripts.cli.errors import UserError, user_errors
 
 TRAIN = (sys.executable, "-m", "tril.train")
 SAMPLE = (sys.executable, "-m", "tril.scripts.sample")

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tril.model.atomic_files import write_json
-from tril.model.runs import BEST, CHECKPOINTS, SUMMARY, find_checkpoint, run_folder
+from tril.model.runs import BEST, CHECKPOINTS, SUMMARY, Run, find_checkpoint, run_folder
 from tril.scripts.benchmarks.machine import BUSY
-from tril.scripts.common.cli import fail
-from tril.scripts.common.trained_run import TrainedRun
+from tril.scripts.cli.errors import fail
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD, PICTURE, PAGE = "docs/readme.json", "docs/default_run.png", "docs/play.png"
@@ -63,7 +62,7 @@ def trained(folder: Path) -> tuple[Path, dict[str, Any] | None]:
     if busy or os.getloadavg()[0] > (summary["threads"] or 1) + BUSY:
         print("other processes used the cores, so README.md keeps the time that it has", file=sys.stderr)
         return run, None
-    validated = sum("val/loss" in row for row in TrainedRun(run).metrics)  # each takes as long as tens of steps
+    validated = sum("val/loss" in row for row in Run(run).metrics)  # each takes as long as tens of steps
     measured = {"seconds": round(seconds), "validations": validated, "date": str(date.today())}
     return run, measured | {k: summary[k] for k in MACHINE}
 

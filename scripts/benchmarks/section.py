@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tril.scripts.benchmarks.bench_config import BenchConfig
-from tril.scripts.common.run_config import RunConfig
+from tril.scripts.cli.config import RunConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,9 +16,8 @@ from tril.scripts.benchmarks import processes
 from tril.scripts.benchmarks.decoding import random_model
 from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
 from tril.scripts.benchmarks.timing import interleaved, spread
-from tril.scripts.common.arguments import quoted
-from tril.scripts.common.cli import UserError, user_errors
-from tril.scripts.common.run_config import choose_vocab_size
+from tril.scripts.cli.config import with_vocabulary
+from tril.scripts.cli.errors import UserError, user_errors
 
 STEP_LINE = b"step "  # how a line of callbacks.progress begins
 
@@ -50,8 +49,8 @@ def run(bench: Bench) -> list[Section]:
 def random_checkpoint(bench: Bench, prepared: PreparedTexts) -> Path:
     """Saves a checkpoint of the configured model with random weights and the tokenizer of the data."""
     path = bench.folder / "random.ckpt"
-    size = choose_vocab_size(bench.cfg["model"]["vocab_size"], prepared.meta["vocab_size"])
-    model = random_model(bench, replace(bench.run_config.model, vocab_size=size))
+    chosen = replace(bench.run_config.model, vocab_size=bench.cfg["model"]["vocab_size"])
+    model = random_model(bench, with_vocabulary(chosen, prepared.meta["vocab_size"]))
     save(path, LanguageModel(model, prepared.tokenizer, bench.run_config.data.tokenizer.eot))
     return path
 
@@ -62,7 +61,7 @@ def train_command(bench: Bench) -> list[str]:
         *bench.overrides,
         "trainer.log_every_n_steps=1",
         f"callbacks.progress.lines={bench.run_config.steps}",
-        quoted(f"hydra.run.dir={bench.folder / 'start'}", ("hydra.run.dir",)),
+        f"hydra.run.dir={bench.folder / 'start'}",
     ]
 
 

@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from omegaconf import OmegaConf
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from tril.data.batches import TrainWindows, on_device
@@ -26,9 +25,9 @@ from tril.model.training.summary import peak_memory_bytes
 from tril.scripts.benchmarks import timing, versus
 from tril.scripts.benchmarks.machine import reset_peak_memory
 from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
-from tril.scripts.common.build_trainer import new_trainer
-from tril.scripts.common.cli import user_errors
-from tril.scripts.common.signals import StopRequest
+from tril.scripts.cli.errors import user_errors
+from tril.scripts.cli.process import StopRequest
+from tril.scripts.cli.trainer import new_trainer
 
 CLIP = {None: clip_grad_norm_, "norm": clip_grad_norm_, "value": clip_grad_value_}  # by gradient_clip_algorithm
 
@@ -111,13 +110,12 @@ def training_conditions() -> Iterator[None]:
 
 def lightning_seconds(bench: Bench, module: TrainingModule, windows: TrainWindows) -> list[float]:
     """The time of each step in the Trainer that train.py builds, without validation and checkpoints."""
-    steps, config = bench.config.warmup + bench.config.steps, bench.run_config
+    config, steps = bench.run_config, bench.config.warmup + bench.config.steps
+    # Without the callbacks that run only before the first step, or that need a tokenizer, and without validation.
+    callbacks = replace(config.callbacks, causality=None, samples=None)
     trainer = replace(config.trainer, devices=1, max_steps=steps, val_check_interval=steps + 1)
-    # Without the callbacks that run only before the first step, or that need a tokenizer.
-    callbacks = {name: cfg for name, cfg in bench.cfg["callbacks"].items() if name not in ("causality", "samples")}
-    cfg = OmegaConf.create(bench.cfg | {"callbacks": callbacks})
     with user_errors():
-        trainer = new_trainer(cfg, replace(config, trainer=trainer), StopRequest())
+        trainer, _ = new_trainer(replace(config, callbacks=callbacks, trainer=trainer), bench.folder, StopRequest())
     timer = timing.StepTimer(bench.device)
 
     def mark_step(trainer, module, outputs, batch, batch_idx: int) -> None:
@@ -135,7 +133,7 @@ def lightning_seconds(bench: Bench, module: TrainingModule, windows: TrainWindow
 
 def new_module(bench: Bench) -> TrainingModule:
     """The module of train.py with fresh weights."""
-    torch.manual_seed(bench.cfg["seed"])
+    torch.manual_seed(bench.run_config.top.seed)
     config = bench.run_config
     return TrainingModule(
         GPT(config.model),
@@ -150,7 +148,7 @@ def new_module(bench: Bench) -> TrainingModule:
 
 def new_windows(bench: Bench) -> TrainWindows:
     """The windows of train.py over random ids, one epoch as long as a repetition; on CUDA in the GPU's memory."""
-    config, seed = bench.run_config, bench.cfg["seed"]
+    config, seed = bench.run_config, bench.run_config.top.seed
     size = config.tokens_per_step() * (bench.config.warmup + bench.config.steps) + 1
     dtype = np.uint16 if config.model.vocab_size <= MAX_UINT16_VOCAB else np.uint32  # as in a prepared file
     tokens = np.random.default_rng(seed).integers(config.model.vocab_size, size=size, dtype=np.uint32).astype(dtype)
@@ -171,8 +169,8 @@ class BareLoop:
         self.optimizer, self.schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.precision == "16-mixed")
-        algorithm = bench.cfg["trainer"].get("gradient_clip_algorithm")
-        self.clip, self.clip_grad = bench.cfg["trainer"]["gradient_clip_val"], CLIP[algorithm]
+        trainer = bench.run_config.trainer
+        self.clip, self.clip_grad = trainer.gradient_clip_val, CLIP[trainer.gradient_clip_algorithm]
         self.accumulate = bench.run_config.accumulate
         self.batches = itertools.chain.from_iterable(itertools.repeat(windows))
 

@@ -11,8 +11,7 @@ from tril.scripts.benchmarks.bench_config import COUNT, BenchConfig
 from tril.scripts.benchmarks.processes import TRAIN, last_line, run, split_command
 from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
 from tril.scripts.benchmarks.timing import interleaved, paired_ratio
-from tril.scripts.common.arguments import quoted
-from tril.scripts.common.cli import UserError, user_errors
+from tril.scripts.cli.errors import UserError, user_errors
 
 SHORT, LONG = 64, 64 + 512  # new tokens in the two calls of vs_sample; the difference of their times counts
 RATIO = "tokens/s, tril / other, {}"  # columns of `paired_ratio`
@@ -65,15 +64,15 @@ def run_tril(bench: Bench) -> tuple[float, float]:
 def train_command(bench: Bench, folder: Path) -> list[str]:
     """train.py with the settings of this benchmark. No row of its metrics.csv mixes the warm-up with later steps."""
     warmup, steps = bench.config.warmup, bench.config.warmup + bench.config.steps
-    lr_warmup = min(bench.cfg["optim"]["schedule"]["warmup_steps"], steps)  # at most as long as the run
+    lr_warmup = min(bench.run_config.optim.schedule.warmup_steps, steps)  # at most as long as the run
     return [
         *TRAIN,
         *(override for override in bench.overrides if not override.startswith("logger=")),
         "logger=csv",
         f"trainer.max_steps={steps}",
-        f"trainer.log_every_n_steps={math.gcd(warmup, bench.cfg['trainer']['log_every_n_steps'])}",
+        f"trainer.log_every_n_steps={math.gcd(warmup, bench.run_config.trainer.log_every_n_steps)}",
         f"optim.schedule.warmup_steps={lr_warmup}",
-        quoted(f"hydra.run.dir={folder}", ("hydra.run.dir",)),
+        f"hydra.run.dir={folder}",
     ]
 
 

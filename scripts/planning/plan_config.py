@@ -3,12 +3,10 @@
 from dataclasses import fields
 from typing import Annotated
 
-from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import strict_settings
-from tril.scripts.common.cli import plain
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -38,6 +36,6 @@ class PlanConfig:
 KEYS = tuple(field.name for field in fields(PlanConfig))
 
 
-def parse(cfg: DictConfig) -> PlanConfig:
+def parse(settings: dict) -> PlanConfig:
     """Checks the keys of `PlanConfig` in the composed settings. Raises ValueError for an invalid value."""
-    return PlanConfig(**plain(OmegaConf.masked_copy(cfg, list(KEYS))))
+    return PlanConfig(**{key: settings[key] for key in KEYS})

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from tril.model.gpt import GPT
-from tril.scripts.common.formats import clock, engineering, plural
-from tril.scripts.common.run_config import RunConfig
-from tril.scripts.common.tables import plain_table
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.formats import clock, engineering, plural
+from tril.scripts.cli.tables import plain_table
 from tril.scripts.planning.plan_config import PlanConfig
 from tril.scripts.planning.process_grid import ProcessGrid
 from tril.scripts.planning.projection import Projection, gpu_hardware

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tril.scripts.common.run_config import RunConfig
+from tril.scripts.cli.config import RunConfig
 
 
 @dataclass(frozen=True)

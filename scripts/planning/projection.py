@@ -6,7 +6,7 @@ import torch
 
 from tril.model.gpt import GPT
 from tril.model.training.hardware import Hardware, peak_flops
-from tril.scripts.common.run_config import RunConfig
+from tril.scripts.cli.config import RunConfig
 from tril.scripts.planning.communication import sent_per_step
 from tril.scripts.planning.plan_config import PlanConfig
 from tril.scripts.planning.process_grid import grid_of

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 from pydantic import AfterValidator, Field
 
-from tril.data.settings import strict_settings
-from tril.scripts.common.cli import build, message_of, printable
+from tril.data.settings import build, strict_settings
+from tril.scripts.cli.errors import message_of, printable
 
 if TYPE_CHECKING:
     import uvicorn

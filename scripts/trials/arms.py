@@ -8,20 +8,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+import yaml
 
-from tril.scripts.ablation import grid
-from tril.scripts.common.arguments import RUN_TEXT_KEYS, quoted
-from tril.scripts.common.cli import explain, message_of
-from tril.scripts.common.run_config import check_config, refuse_unused
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.errors import message_of
+from tril.scripts.cli.typed import FREE_TEXT, Typed
 from tril.scripts.trials.source_tree import SourceTree
 
 CERTIFIED = "the referee compares certified runs only"
 NOT_OF_AN_ARM = {  # keys that the referee chooses
     "seed": "set the first seed with seed=N, outside of the arms",
     "resume": "the referee continues its runs by itself",
-    "output_dir": "the referee chooses the folders; set the folder of all with out=FOLDER",
     "ablation": "name one configuration",
     "tune": "tune in a sweep, then set optim.lr_scale",
     "sweep": "the referee trains no grid",
@@ -98,23 +96,13 @@ def split_overrides(name: str, common: str, text: str) -> list[str]:
 
 def _checked_settings(overrides: list[str]) -> dict:
     """Composes with the running code and checks as train.py does; the settings that decide what a run computes."""
-    from hydra import compose
-    from hydra.errors import HydraException
-
-    try:
-        cfg = compose("train", [quoted(override, RUN_TEXT_KEYS) for override in overrides])
-        settings = _settings(cfg)
-        cfg = grid.without_folder(cfg)
-        resolved = grid.settings_of(cfg)
-        config = check_config(cfg)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(explain(error, "train")) from error
-    refuse_unused(config, overrides)
-    if resolved["causality"]["allow_leak"]:
+    typed = Typed.of(overrides, FREE_TEXT)
+    config = RunConfig.of(compose("train", typed).settings, typed).on_this_machine()
+    if config.causality.allow_leak:
         raise ValueError(f"causality.allow_leak=true allows false losses; {CERTIFIED}")
-    if resolved["callbacks"].get("causality") is None:
+    if config.callbacks.causality is None:
         raise ValueError(f"callbacks.causality=null leaves out the certificate; {CERTIFIED}")
-    return settings
+    return _without_seed(config.canonical())
 
 
 def _settings_at(tree: SourceTree, overrides: list[str]) -> dict:
@@ -124,13 +112,8 @@ def _settings_at(tree: SourceTree, overrides: list[str]) -> dict:
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
         raise ValueError(f"at commit {str(tree.commit)[:12]}: {lines[-1].removeprefix('error: ')}")
-    cfg = OmegaConf.create(done.stdout)
-    assert isinstance(cfg, DictConfig)
-    return _settings(cfg)
+    return _without_seed(yaml.safe_load(done.stdout))
 
 
-def _settings(cfg: DictConfig) -> dict:
-    """What decides the result of a run apart from its seed; paths of the run are not resolved."""
-    content = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(content, dict)
-    return {str(key): content.get(key) for key in grid.SETTINGS if key != "seed"}
+def _without_seed(settings: dict) -> dict:
+    return {key: value for key, value in settings.items() if key != "seed"}

@@ -11,7 +11,7 @@ from tril.model.runs import FAILURE, state_of
 from tril.scripts.ablation.run_files import Run, read_run
 from tril.scripts.ablation.run_process import train
 from tril.scripts.ablation.sweep_files import read_json
-from tril.scripts.common.cli import UserError
+from tril.scripts.cli.errors import UserError
 from tril.scripts.trials.arms import CERTIFIED, Arm, runs_folder
 
 WALL_SECONDS = "wall_seconds"  # of a run, with the start of its process

@@ -9,7 +9,7 @@ import numpy as np
 
 from tril.model.atomic_files import atomic_path, write_json, write_text
 from tril.scripts.ablation.templates import render
-from tril.scripts.common.formats import clock, plural
+from tril.scripts.cli.formats import clock, plural
 from tril.scripts.trials.arms import Arm
 from tril.scripts.trials.decision import Decision, Rules
 from tril.scripts.trials.sequential import ALPHA, MAX_PAIRS, Look

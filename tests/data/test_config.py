@@ -16,7 +16,7 @@ from tril.data.sources.prose import Prose
 from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
-from tril.scripts.common.cli import message_of
+from tril.scripts.cli.errors import message_of
 
 ROOT = Path(__file__).parents[2]
 YAMLS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs/data").glob("*.yaml")}

@@ -10,7 +10,7 @@ from tril.data.mixture import block_counts
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
 from tril.data.sources.stdlib import StandardLibrary
-from tril.scripts.common.cli import message_of
+from tril.scripts.cli.errors import message_of
 
 SHIPPED = {"source": "mixture"}
 WIKI = {"source": "hub", "repo": "Salesforce/wikitext", "config": "wikitext-103-raw-v1", "row_ends_document": False}

@@ -16,7 +16,7 @@ from tril.model.causality.grids import gpt_grid, transformers_grid
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.scripts.certify import CertifyConfig, main, subject
-from tril.scripts.common.cli import CONFIGS
+from tril.scripts.cli.compose import CONFIGS
 
 SMALL = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu"]
 
@@ -55,11 +55,11 @@ def test_a_fresh_model_is_certified(tmp_path):
 
 
 def test_exhaustive_and_compile_apply_to_the_grid(monkeypatch):
-    monkeypatch.setattr("tril.scripts.certify.chosen", lambda group: "nano")
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     model = {"vocab_size": None, "context_length": 4, "n_layers": 1, "dim": 8, "n_heads": 1}
     for on in (False, True):
-        cases = [build() for build in subject(CertifyConfig(model=model, exhaustive=on, compile=on), None, "cpu")[1]()]
+        settings = CertifyConfig(model=model, exhaustive=on, compile=on)
+        cases = [build() for build in subject(settings, None, "cpu", "nano")[1]()]
         assert all(math.isinf(case.budget) is on for case in cases)
         assert any(case.subject.compiled for case in cases) is on
 

@@ -20,7 +20,7 @@ from tril.model.causality.certificate import Certificate
 from tril.model.causality.class_verdict import no_verdict, verdict
 from tril.scripts import certify_transformers
 from tril.scripts.certify_transformers import chosen, in_process, main
-from tril.scripts.common.cli import CONFIGS
+from tril.scripts.cli.compose import CONFIGS
 
 FILE = f"transformers-{transformers.__version__}.jsonl"
 HERE = ["workers=0", "out=field"]

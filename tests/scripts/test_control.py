@@ -11,22 +11,23 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
+import yaml
 
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.causality.test_mask_control import two_sides
 from tests.model.test_checkpoint import rewrite
-from tests.runs import TINY, rows
+from tests.runs import rows, typed
 from tril import train as train_script
+from tril.data.settings import build
 from tril.model.checkpoint import load
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.intervals import clustered_mean
 from tril.model.text_clusters import TextClusters
-from tril.scripts.common.cli import CONFIGS, build, message_of, plain
-from tril.scripts.common.finished_run import read_run, validation_tokens
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.errors import message_of
+from tril.scripts.cli.finished_run import read_run, validation_tokens
+from tril.scripts.cli.typed import Typed
 from tril.scripts.control import ControlConfig, check_pair, main, measure, table
 
 T = 32  # context length of TINY
@@ -53,11 +54,9 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIL_CACHE", str(folder / "cache"))
         for name, extra in (("masked", []), ("unmasked", ["experiment=control_no_mask"])):
-            GlobalHydra.instance().clear()
-            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-                paths = [f"data.path={folder / 'text.txt'}", f"output_dir={folder / 'outputs' / name}"]
-                cfg = compose("train", [*TINY, *paths, *extra, "trainer.max_steps=40", "trainer.val_check_interval=20"])
-            train_script.train(cfg)
+            paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / 'outputs' / name}"]
+            steps = ["trainer.max_steps=40", "trainer.val_check_interval=20"]
+            train_script.train(typed(*paths, *extra, *steps))
         yield folder
 
 
@@ -73,9 +72,9 @@ def run(folder, *arguments):
 def test_a_shortened_validation_is_named(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "copy")
     for path in (tmp_path / "copy" / "outputs").glob("*/config.yaml"):
-        settings = OmegaConf.load(path)
-        settings.trainer.limit_val_batches = 1
-        OmegaConf.save(settings, path)
+        settings = yaml.safe_load(path.read_text())
+        settings["trainer"]["limit_val_batches"] = 1
+        path.write_text(yaml.safe_dump(settings))
     result = run(tmp_path / "copy", "masked=outputs/masked", "unmasked=outputs/unmasked", *OPTIONS)
     assert result.returncode == 0, result.stderr
     remark = "The validation losses that the runs logged are those with trainer.limit_val_batches=1."
@@ -93,16 +92,11 @@ def direct(model, window):
 
 
 def test_the_experiment_differs_from_the_default_in_the_mask_only():
-    def composed(*overrides):
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return plain(compose("train", ["output_dir=x", *overrides]))
-
-    control, default = composed("experiment=control_no_mask"), composed()
+    control, default = (
+        compose("train", Typed.of(settings)).settings for settings in (["experiment=control_no_mask"], [])
+    )
     assert (control["model"].pop("causal"), default["model"].pop("causal")) == (False, True)
     assert (control["causality"].pop("allow_leak"), default["causality"].pop("allow_leak")) == (True, False)
-    for values in (control, default):  # an interpolation of it
-        del values["callbacks"]["causality"]["allow_leak"]
     assert control == default
 
 
@@ -274,11 +268,10 @@ def test_other_refusals_of_a_pair(runs):
     ],
 )
 def test_wrong_settings(key, value, message):
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        cfg = plain(compose("control"))
-    build(ControlConfig, cfg)
+    settings = compose("control", Typed()).settings
+    build(ControlConfig, settings)
     with pytest.raises(ValueError) as caught:
-        build(ControlConfig, cfg | {key: value})
+        build(ControlConfig, settings | {key: value})
     assert re.match(message, message_of(caught.value))
 
 

@@ -8,7 +8,7 @@ from tests.calls import call
 from tests.conftest import assert_refused
 from tril.model.causality import corpus
 from tril.model.causality.corpus.scoring import Finding
-from tril.scripts.common.checkers import CHECKERS
+from tril.scripts.cli.checkers import CHECKERS
 from tril.scripts.corpus import main, wrong_verdicts
 
 ENTRIES = {entry.name: entry for entry in corpus.entries()}

@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
         lines = (f"caf\u00e9 {d}: line {i}, product {d * i}, sum {d + i}.\n" for i in range(4))
         (folder / "docs" / f"{d}.txt").write_text("".join(lines), encoding="utf-8")
     done = runs.in_process(
-        *runs.TINY, *SETTINGS, f"data.path={folder / 'docs'}", f"output_dir={folder / 'run'}", cwd=folder
+        *runs.TINY, *SETTINGS, f"data.path={folder / 'docs'}", f"hydra.run.dir={folder / 'run'}", cwd=folder
     )
     assert done.returncode == 0, done.stderr
     lm = load(folder / "run" / "checkpoints" / "last.ckpt")
@@ -100,8 +100,8 @@ def test_the_figures_are_those_of_the_runs_own_validation(trained):
 
 
 def validation_tokens(folder):
-    from tril.scripts.common.finished_run import read_run
-    from tril.scripts.common.finished_run import validation_tokens as tokens
+    from tril.scripts.cli.finished_run import read_run
+    from tril.scripts.cli.finished_run import validation_tokens as tokens
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIL_CACHE", str(folder / "cache"))

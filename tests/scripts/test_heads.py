@@ -17,16 +17,18 @@ from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.generation.test_language_model import with_gaps
 from tests.model.test_checkpoint import language_model, rewrite
-from tests.runs import composed
+from tests.runs import typed
 from tril import train as train_script
+from tril.data.settings import build
 from tril.model.checkpoint import load, read, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import head_gate, obstacle
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import HeadScores
 from tril.model.intervals import clustered_mean
-from tril.scripts.common.cli import CONFIGS, build, message_of
-from tril.scripts.common.finished_run import read_run, sample_windows, validation_tokens
+from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.errors import message_of
+from tril.scripts.cli.finished_run import read_run, sample_windows, validation_tokens
 from tril.scripts.heads import Settings, alphabet, main, prompt_ids, write_maps
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
@@ -43,10 +45,10 @@ def trained(tmp_path_factory):
     lines = [json.dumps({"text": f"line {i}: the square of {i} is {i * i}."}) for i in range(2000)]
     (folder / "text.jsonl").write_text("\n".join(lines))
     steps = ["trainer.max_steps=30", "trainer.val_check_interval=30"]
-    output = f"output_dir={folder / 'outputs' / 'run'}"
+    output = f"hydra.run.dir={folder / 'outputs' / 'run'}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIL_CACHE", str(folder / "cache"))
-        train_script.train(composed(f"data.path={folder / 'text.jsonl'}", output, *steps, "data.document_mask=true"))
+        train_script.train(typed(f"data.path={folder / 'text.jsonl'}", output, *steps, "data.document_mask=true"))
         yield folder
 
 
@@ -287,7 +289,6 @@ def test_a_diverged_model_is_refused(trained, tmp_path):
 )
 def test_wrong_settings(key, value, message):
     cfg = yaml.safe_load((CONFIGS / "heads.yaml").read_text())
-    del cfg["defaults"]
     build(Settings, cfg)
     with pytest.raises(ValueError) as error:
         build(Settings, cfg | {key: value})

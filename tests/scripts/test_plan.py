@@ -3,14 +3,12 @@
 import re
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
 
 from tests.calls import call
 from tril.scripts import plan
-from tril.scripts.common.cli import CONFIGS
-from tril.scripts.common.known_vocabulary import parse_run
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.typed import Typed
 from tril.scripts.planning.plan_config import KEYS, parse
 from tril.scripts.planning.plan_text import duration
 from tril.scripts.planning.projection import project
@@ -22,22 +20,16 @@ PARAMETERS = MATRICES + TABLE + GAINS
 
 
 def projected(world_size, *overrides):
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        cfg = compose("plan", [*TINY, *overrides])
-    return project(parse_run(cfg), parse(cfg), world_size)
+    settings = compose("plan", Typed.of([*TINY, *overrides])).settings
+    run = RunConfig.of({key: value for key, value in settings.items() if key not in KEYS})
+    return project(run.on_this_machine(), parse(settings), world_size)
 
 
-def test_groups_and_shared_keys_equal_those_of_train_py():
-    ours, theirs = OmegaConf.load(CONFIGS / "plan.yaml"), OmegaConf.load(CONFIGS / "train.yaml")
-    groups, expected = (
-        [str(group) for group in cfg.defaults if "override" not in str(group) and group != "script_defaults"]
-        for cfg in (ours, theirs)
-    )
-    assert groups == expected
-    shared = {key for key in theirs if key in ours} - {"defaults", "hydra", "output_dir"}
-    assert all(ours[key] == theirs[key] for key in shared)
-    assert set(ours) - set(theirs) == set(KEYS)
+def test_other_settings_are_those_of_train_py():
+    settings = compose("plan", Typed()).settings
+    run = {key: value for key, value in settings.items() if key not in KEYS}
+    assert RunConfig.of(run) == RunConfig.of(compose("train", Typed()).settings)
+    assert set(settings) - set(run) == set(KEYS)
 
 
 def test_ddp_copies_the_model_and_reduces_its_gradients():

@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.calls import call
 from tests.conftest import assert_refused
@@ -17,8 +16,8 @@ from tests.scripts.ablation.synthetic import write_sweep
 from tril.scripts.ablation.comparisons import compare_with_baseline
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.templates import escape, printable
-from tril.scripts.common.arguments import quoted
-from tril.scripts.common.tables import csv_text
+from tril.scripts.cli.tables import csv_text
+from tril.scripts.cli.typed import Typed
 from tril.scripts.report import TEXT_KEYS, find_sweep, main, results, run_rows
 
 NASTY = "<script>alert(1)<b>|`*_$^$ & "
@@ -201,13 +200,8 @@ VALUES = ("n_heads=4", "a.b=1,c=none", "multirun/x,y=1/z", 'say "hi" \\ = {1} \\
 
 @pytest.mark.parametrize("value", VALUES)
 def test_free_text_reaches_hydra_unchanged(value):
-    override = OverridesParser.create().parse_override(quoted(f"baseline={value}", TEXT_KEYS))
-    assert (override.key_or_group, override.value()) == ("baseline", value)
-
-
-def test_values_of_hydras_grammar_are_not_quoted():
-    for argument in ("baseline='a=1'", "which=best", "--help", "out=null"):
-        assert quoted(argument, TEXT_KEYS) == argument
+    [override] = Typed.of([f"baseline={value}"], TEXT_KEYS)
+    assert (override.key, override.parsed()) == ("baseline", value)
 
 
 def test_text_is_escaped_for_markdown():

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from torch._inductor import config as inductor_config
 
 from tests.calls import call
 from tests.conftest import assert_refused, run_python
 from tests.model.test_checkpoint import language_model
 from tril.data.cache import resolve_cache_dir
+from tril.data.settings import build
 from tril.model.checkpoint import load, save
 from tril.model.generation.config import SamplingConfig
-from tril.scripts.common.arguments import quoted
-from tril.scripts.common.cli import CONFIGS, build, message_of, pick_device, plain
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.errors import message_of, pick_device
+from tril.scripts.cli.typed import Typed
 from tril.scripts.sample import TEXT_KEYS, Settings, compiles, main, removed, sample, show
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "sample.py"
@@ -51,8 +52,7 @@ def run_process(folder, *arguments, code):
 
 
 def settings(*arguments):
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return plain(compose("sample", overrides=[quoted(argument, TEXT_KEYS) for argument in arguments]))
+    return compose("sample", Typed.of(arguments, TEXT_KEYS)).settings
 
 
 def checked(*arguments):
@@ -164,7 +164,6 @@ def test_what_is_hydras_grammar_stays_so():
     assert settings("prompt='a, b '")["prompt"] == settings('prompt="a, b "')["prompt"] == "a, b "
     assert settings("n=3", "top_p=null", "temperature=0.5")["n"] == 3
     assert settings("ckpt=runs/epoch=3, v{1}.ckpt")["ckpt"] == "runs/epoch=3, v{1}.ckpt"
-    assert [quoted(argument, TEXT_KEYS) for argument in ("--help", "n=3", "prompt")] == ["--help", "n=3", "prompt"]
 
 
 def test_prompts(tmp_path):

@@ -1,22 +1,26 @@
 """scripts/scaling.py: its files and tables, what it refuses, and configs/ablation/scaling.yaml."""
 
+import itertools
 import json
 import math
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.scripts.ablation.law_sweeps import PUBLISHED_INTERACTION, SIZES, STEPS, law_sweep, noisy, points_from
-from tests.test_ablations import composed, grid, meta_model
-from tril.model.config import GPTConfig
+from tril.model.gpt import GPT
 from tril.scripts.ablation.scaling_law import Law
-from tril.scripts.common.cli import CONFIGS, message_of, plain
-from tril.scripts.common.run_config import check_config
+from tril.scripts.cli.compose import CONFIGS, compose
+from tril.scripts.cli.config import RunConfig, flatten
+from tril.scripts.cli.errors import message_of
+from tril.scripts.cli.typed import Typed
 from tril.scripts.scaling import main, read_settings
 
 pytestmark = pytest.mark.xdist_group("scaling")  # one process of pytest-xdist has the costly fixture
@@ -145,36 +149,42 @@ def test_grid_starts_with_its_question_and_command():
     assert start == "#   python train.py -m +ablation=scaling seed=0,1"
 
 
-def test_grid_has_the_sizes_and_lengths_that_it_names():
-    runs = grid("scaling")
-    assert list(runs) == [f"{shape},{steps}" for shape in SIZES for steps in STEPS]
-    for name, cfg in runs.items():
-        shape, steps = name.split(",")
-        assert "x".join(map(str, (cfg.model.n_layers, cfg.model.dim))) == shape
-        assert check_config(cfg).steps == cfg.trainer.val_check_interval == int(steps)
-        assert cfg.data.batch_size * cfg.model.context_length * int(steps) == STEPS[int(steps)]
-        assert meta_model(cfg).n_parameters(embeddings=False) == pytest.approx(
-            SIZES[shape], rel=0.01
-        )  # except the gains of the norms
-        assert cfg.model.dim / cfg.model.n_heads == 32
+@pytest.fixture(scope="module")
+def grid():
+    """(shape, steps) -> the settings of each run, in the order of the grid."""
+    params = yaml.safe_load((CONFIGS / "ablation" / "scaling.yaml").read_text())["hydra"]["sweeper"]["params"]
+    values = itertools.product(params["shape"].split(","), params["steps"].split(","))
+    return {
+        (shape, int(steps)): compose(
+            "train", Typed.of(["+ablation=scaling", f"shape={shape}", f"steps={steps}"])
+        ).settings
+        for shape, steps in values
+    }
 
 
-def test_nothing_but_shape_and_length_differs_from_the_default_run():
-    default = composed()
-    for cfg in grid("scaling").values():
-        assert {key for key in default.model if cfg.model[key] != default.model[key]} <= {"n_layers", "dim", "n_heads"}
-        assert {key for key in default.trainer if cfg.trainer[key] != default.trainer[key]} <= {
-            "max_steps",
-            "val_check_interval",
-        }
-        assert {key for key in default.optim if cfg.optim[key] != default.optim[key]} == {"scale_with_width"}
-        assert all(cfg[key] == default[key] for key in ("data", "causality", "compile", "seed"))
+def test_grid_has_the_sizes_and_lengths_that_it_names(grid):
+    assert list(grid) == list(itertools.product(SIZES, STEPS))
+    for (shape, steps), settings in grid.items():
+        config = RunConfig.of(settings)
+        assert f"{config.model.n_layers}x{config.model.dim}" == shape
+        assert config.steps == config.trainer.val_check_interval == steps
+        assert config.tokens_per_step() * steps == STEPS[steps]
+        with torch.device("meta"):
+            model = GPT(replace(config.model, vocab_size=4096))
+        assert model.n_parameters(embeddings=False) == pytest.approx(SIZES[shape], rel=0.01)  # except the norms' gains
+        assert config.model.head_size == 32
 
 
-def test_settings_of_a_run_are_complete_without_the_grid():
-    cfg = plain(composed("+ablation=scaling", "shape=5x224", "steps=100", "output_dir=."))
-    assert GPTConfig(**cfg["model"] | {"vocab_size": 1}).n_heads == 7
-    assert (cfg["trainer"]["max_steps"], cfg["trainer"]["val_check_interval"]) == (100, 100)
+def test_nothing_but_shape_and_length_differs_from_the_default_run(grid):
+    default, differ = flatten(compose("train", Typed()).settings), set()
+    for settings in grid.values():
+        values = flatten({key: value for key, value in settings.items() if key not in ("shapes", "shape", "steps")})
+        assert values.keys() == default.keys()
+        differ |= {key for key, value in values.items() if value != default[key]}
+    model, trainer = ("n_layers", "dim", "n_heads"), ("max_steps", "val_check_interval")
+    assert differ == {
+        "optim.scale_with_width", *(f"model.{key}" for key in model), *(f"trainer.{key}" for key in trainer)
+    }  # fmt: skip
 
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "scaling"

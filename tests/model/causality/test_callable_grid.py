@@ -10,7 +10,7 @@ from torch import nn
 
 from tril.model.causality.certificate import certify
 from tril.model.causality.grids.callable_grid import Sizes, callable_cases
-from tril.scripts.common.cli import message_of
+from tril.scripts.cli.errors import message_of
 
 V, C, T = 17, 32, 64
 MATRIX = torch.randn(V, V, generator=torch.Generator().manual_seed(0))

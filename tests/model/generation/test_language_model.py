@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from tests.conftest import tiny_gpt
 from tril.model.generation.language_model import EOT, INCOMPLETE, MAX_INCOMPLETE, LanguageModel, TextStream
 from tril.model.generation.sampling import SamplingConfig
-from tril.scripts.common.cli import message_of
+from tril.scripts.cli.errors import message_of
 
 TEXT = "naïve café – 東京タワー, 😀👩‍👩‍👧 and 𝔘𝔫𝔦𝔠𝔬𝔡𝔢;\ttabs\n\n  and spaces"
 

@@ -160,7 +160,7 @@ def test_between_steps_the_model_has_no_hooks_and_its_mode():
     ],
 )
 def test_wrong_values_are_refused_by_the_call(wrong, message):
-    from tril.scripts.common.cli import message_of
+    from tril.scripts.cli.errors import message_of
 
     with pytest.raises(ValueError) as error:
         live_tokens(language_model(), "a", **{"max_new_tokens": 2, "seed": 0, **PLAIN, **wrong})

@@ -23,7 +23,7 @@ from tril.model.interop.hf_check import difference
 from tril.model.interop.hf_folder import WEIGHTS, chat_template, read_hf, stored_certificate, write_hf
 from tril.model.interop.model_card import CERTIFICATE, figures, model_card, sha256_of
 from tril.scripts.certify import main as certify
-from tril.scripts.common.cli import CONFIGS
+from tril.scripts.cli.compose import CONFIGS
 
 GPT2 = {"pos": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qk_norm": "none"}
 LLAMA = {"mlp": "swiglu", "qk_norm": "none"}

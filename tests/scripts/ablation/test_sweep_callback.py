@@ -9,7 +9,7 @@ from tests.conftest import assert_refused
 from tests.scripts.ablation.commands import index_of, sweep
 from tril import train
 from tril.scripts.ablation import grid, sweep_callback
-from tril.scripts.common.cli import UserError
+from tril.scripts.cli.errors import UserError
 
 
 def test_grid_with_invalid_runs_is_refused_with_all_of_them_named(here):

@@ -4,17 +4,19 @@ import json
 import re
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.runs import TINY, composed
+from tests.runs import TINY, typed
 from tests.scripts.ablation.commands import index_of, sweep
 from tests.scripts.ablation.fake_training import FakeTraining
 from tril import train
 from tril.scripts.ablation import run_process
 from tril.scripts.ablation.sweep_callback import family_of
 from tril.scripts.ablation.tune_settings import read_tune
-from tril.scripts.common.cli import UserError
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.errors import UserError
 
 ROOT2 = [0.5, 0.71, 1.0, 1.41, 2.0]
 CHANGES = ("tune.multipliers=[1,2]", "tune.seeds=[1001]", "tune.extend=1")
@@ -25,6 +27,11 @@ def training(here, no_timing, monkeypatch):
     training = FakeTraining({1: 0.71, 2: 1.41, 4: 1.0})
     monkeypatch.setattr(run_process, "spawn", training.spawn)
     return training
+
+
+def composed(*settings):
+    """As Hydra gives them to its callback."""
+    return OmegaConf.create(compose("train", typed(*settings)).settings)
 
 
 def rows(done) -> list[list[str]]:
@@ -76,7 +83,7 @@ def test_runs_of_an_arm_without_a_loss_fail_and_the_same_command_tries_again(her
 
 def test_settings_of_the_tuning_are_part_of_the_identity_of_a_sweep():
     def family(*overrides):
-        cfg = composed(*overrides, "output_dir=.")
+        cfg = composed(*overrides)
         return family_of(cfg, ["model.n_heads"], read_tune(cfg))
 
     commands = [[], ["+tune=lr"], *(["+tune=lr", more] for more in CHANGES)]

@@ -4,13 +4,12 @@ import copy
 import functools
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
-from tril.scripts.bench import parse_run
-from tril.scripts.benchmarks.bench_config import parse
+from tril.scripts.benchmarks.bench_config import KEYS, TEXTS, parse
 from tril.scripts.benchmarks.section import Bench
-from tril.scripts.common.cli import CONFIGS, plain
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.typed import Typed
 
 TINY = [
     "model.n_layers=1",
@@ -25,15 +24,18 @@ TINY = [
 
 
 @functools.cache
-def _composed(config_name, overrides, options):
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose(config_name, list(overrides), **dict(options))
+def _composed(overrides):
+    return compose("bench", Typed.of(overrides, TEXTS)).settings
 
 
-def composed(*overrides, config_name="bench", **options):
+def composed(*overrides):
     """The composed settings; a copy, since the same overrides are composed once."""
-    return copy.deepcopy(_composed(config_name, overrides, tuple(options.items())))
+    return copy.deepcopy(_composed(overrides))
+
+
+def run_config(settings):
+    """The settings of the run that is timed, before the hardware is chosen."""
+    return RunConfig.of({key: value for key, value in settings.items() if key not in KEYS}).with_likely_vocabulary()
 
 
 @pytest.fixture
@@ -41,8 +43,7 @@ def make_bench(tmp_path):
     """`make_bench("key=value", ...)`: one repetition of one step of a tiny model on the CPU, after one of warm-up."""
 
     def make_bench(*overrides, typed=()):
-        cfg = composed("repeats=1", "warmup=1", "steps=1", *TINY, *overrides)
-        cfg.output_dir = str(tmp_path)
-        return Bench(parse(cfg), parse_run(cfg), plain(cfg), list(typed), tmp_path)
+        settings = composed("repeats=1", "warmup=1", "steps=1", *TINY, *overrides)
+        return Bench(parse(settings), run_config(settings).on_this_machine(), settings, list(typed), tmp_path)
 
     return make_bench

@@ -8,7 +8,9 @@ from tests.conftest import assert_refused, run_python
 from tests.scripts.benchmarks.conftest import TINY, composed
 from tril.scripts import bench
 from tril.scripts.benchmarks.section import Section
-from tril.scripts.common.cli import CONFIGS, UserError
+from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.typed import Typed
 
 SECTION = Section("train", "First", [{"a": 1}], {"a": [1.0]})
 
@@ -44,7 +46,7 @@ def test_a_mistake_is_reported_in_one_line_with_status_2(tmp_path, override, mes
 )
 def test_a_mistake_is_found_before_anything_is_timed(in_folder, tmp_path, overrides, message, capsys):
     with pytest.raises(UserError, match=message):
-        bench.benchmark(composed(*in_folder, "what=train", *overrides), [])
+        bench.benchmark(composed(*in_folder, "what=train", *overrides), Typed())
     assert "## " not in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["text.txt"]
 
@@ -52,7 +54,7 @@ def test_a_mistake_is_found_before_anything_is_timed(in_folder, tmp_path, overri
 def test_files_and_output(in_folder, tmp_path, capsys, monkeypatch):
     """In this process; with a command that is typed, since Hydra's form of it has more quotes."""
     monkeypatch.setattr(bench, "COMMAND", "python scripts/bench.py 'vs=python other.py'")
-    bench.benchmark(composed(*in_folder, "what=train"), [])
+    bench.benchmark(composed(*in_folder, "what=train"), Typed())
     folder = tmp_path / "here"
     assert sorted(path.name for path in folder.iterdir()) == ["bench.json", "bench.md", "bench.png"]
     said = capsys.readouterr()
@@ -74,7 +76,7 @@ def test_results_before_a_failure_are_kept(in_folder, tmp_path, capsys, monkeypa
 
     monkeypatch.setattr("tril.scripts.benchmarks.training_speed.train", two_parts)
     with pytest.raises(UserError, match="out of memory"):
-        bench.benchmark(composed(*in_folder, "what=train"), [])
+        bench.benchmark(composed(*in_folder, "what=train"), Typed())
     (section,) = json.loads((tmp_path / "here/bench.json").read_text())["sections"]
     assert section["title"] == "First"
     assert capsys.readouterr().out == (tmp_path / "here/bench.md").read_text()
@@ -84,7 +86,7 @@ def test_parts_run_in_the_order_of_what(in_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("tril.scripts.benchmarks.training_speed.train", lambda bench: [SECTION])
     other = Section("cost", "Second", [{"b": 2}], {})
     monkeypatch.setattr("tril.scripts.benchmarks.cost.run", lambda bench: [other])
-    bench.benchmark(composed(*in_folder, "what=[cost,train]"), [])
+    bench.benchmark(composed(*in_folder, "what=[cost,train]"), Typed())
     read = json.loads((tmp_path / "here/bench.json").read_text())
     assert [section["title"] for section in read["sections"]] == ["Second", "First"]
     assert not (tmp_path / "here/bench.png").exists()  # neither has a panel

@@ -1,17 +1,22 @@
 """The settings of the benchmark: what is refused, and which keys train.py receives."""
 
+from dataclasses import replace
+
 import pytest
 from omegaconf import OmegaConf
 
-from tests.scripts.benchmarks.conftest import composed
-from tril.scripts import bench
+from tests.scripts.benchmarks.conftest import composed, run_config
+from tril.model.training.settings import CheckpointConfig
 from tril.scripts.benchmarks.bench_config import KEYS, PARTS, TEXTS, parse
-from tril.scripts.common.cli import CONFIGS, UserError, user_errors
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.errors import UserError, user_errors
+from tril.scripts.cli.typed import Typed
 
 
 def changed(*overrides):
     """As `composed`, without Hydra's grammar, which takes longer."""
-    return OmegaConf.merge(composed(), OmegaConf.from_dotlist(list(overrides)))
+    return composed() | OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
 
 
 @pytest.mark.parametrize(
@@ -68,18 +73,13 @@ def test_all_parts_or_one():
     assert parse(composed("what=[decode,train]")).what == ["decode", "train"]
 
 
-def test_groups_and_shared_keys_equal_those_of_train_py():
-    """What is timed is what would be trained."""
-    ours, theirs = OmegaConf.load(CONFIGS / "bench.yaml"), OmegaConf.load(CONFIGS / "train.yaml")
-    groups, expected = (
-        [str(group) for group in cfg.defaults if "override" not in str(group) and group != "script_defaults"]
-        for cfg in (ours, theirs)
-    )
-    assert groups == expected
-    shared = {key for key in theirs if key in ours} - {"defaults", "hydra", "output_dir"}
-    assert shared == {"seed", "compile", "causality", "checkpoint", "allow_targets"}
-    assert all(ours[key] == theirs[key] for key in shared - {"checkpoint"})  # no checkpoint while steps are timed
-    assert set(ours) - set(theirs) == set(KEYS) and set(TEXTS) < set(KEYS)
+def test_other_settings_are_those_of_train_py():
+    """What is timed is what would be trained, without checkpoints while steps are timed."""
+    settings = {key: value for key, value in composed().items() if key not in KEYS}
+    theirs = RunConfig.of(compose("train", Typed()).settings)
+    checkpoint = CheckpointConfig(every_minutes=None, every_n_steps=None)
+    assert RunConfig.of(settings) == replace(theirs, checkpoint=checkpoint)
+    assert set(composed()) - set(settings) == set(KEYS) > set(TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,9 @@ def test_groups_and_shared_keys_equal_those_of_train_py():
     ],
 )
 def test_the_vocabulary_size_follows_the_tokenizer(overrides, size):
-    assert bench.parse_run(composed("trainer.accelerator=cpu", *overrides)).model.vocab_size == size
+    assert run_config(composed(*overrides)).model.vocab_size == size
 
 
 def test_a_tokenizer_of_the_hub_is_not_loaded_for_its_size():
-    overrides = ["trainer.accelerator=cpu", "data.tokenizer.kind=hub", "data.tokenizer.path=somebody/model"]
-    with pytest.raises(ValueError, match="set it, as in model.vocab_size="):
-        bench.parse_run(composed(*overrides))
-
-
-def test_train_py_receives_only_its_own_keys():
-    accepted = ["model.dim=8", "+trainer.x=1", "~callbacks.samples", "experiment=e", "seed=1"]
-    own = ["what=train", "vs='python x'", "vs_dir=a", "vs_pattern=b", "vs_tokens=2", "vs_sample=a", "ckpt=a", "out=b"]
-    own += ["repeats=1", "warmup=1", "steps=1", "output_dir=x"]
-    assert [override for override in own + accepted if bench.is_for_training(override)] == accepted
+    with pytest.raises(UserError, match="set it, as in model.vocab_size="):
+        run_config(composed("data.tokenizer.kind=hub", "data.tokenizer.path=somebody/model"))

@@ -9,7 +9,7 @@ from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.scripts.benchmarks import decoding, versus
 from tril.scripts.benchmarks.decoding import Decoder
-from tril.scripts.common.cli import UserError
+from tril.scripts.cli.errors import UserError
 
 
 @pytest.fixture

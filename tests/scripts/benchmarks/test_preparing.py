@@ -8,7 +8,7 @@ from tril.data import prepare as prepare_module
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
 from tril.scripts.benchmarks import prepare_worker, preparing
-from tril.scripts.common.cli import UserError
+from tril.scripts.cli.errors import UserError
 
 FIGURES = {
     "before: memory (bytes)": 50e6,

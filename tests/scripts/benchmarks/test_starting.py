@@ -7,7 +7,7 @@ import pytest
 from tests.scripts.benchmarks.conftest import TINY
 from tril.model.checkpoint import load
 from tril.scripts.benchmarks import processes, starting
-from tril.scripts.common.cli import UserError
+from tril.scripts.cli.errors import UserError
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
-from tests.scripts.benchmarks.conftest import composed
 from tril.data.config import DataConfig
 from tril.scripts.benchmarks import processes, versus
-from tril.scripts.common.cli import UserError
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.typed import FREE_TEXT, Typed
 
 PROGRAM = """
 import sys
@@ -90,12 +91,15 @@ def test_our_command_is_train_py_with_the_typed_settings_and_the_steps_of_the_be
     bench = bench("0", "model.dim=128")
     command = versus.train_command(bench, tmp_path / "it's here")
     assert command[:3] == [sys.executable, "-m", "tril.train"]
-    typed = [override for override in command[3:] if "a b" not in override]
-    cfg = composed(*typed, config_name="train", return_hydra_config=True)
-    assert (cfg.model.dim, cfg.model.context_length) == (128, 64)  # of the experiment
-    assert (cfg.trainer.max_steps, cfg.trainer.log_every_n_steps, cfg.optim.schedule.warmup_steps) == (5, 2, 5)
-    assert cfg.hydra.run.dir == str(tmp_path / "it's here") and cfg.logger == {}
-    assert "data.path=/a b/c.txt" in command and "logger=csv" in command and "logger=none" not in command
+    typed = Typed.of(command[3:], FREE_TEXT)
+    settings = compose("train", typed).settings
+    model, trainer = settings["model"], settings["trainer"]
+    assert (model["dim"], model["context_length"]) == (128, 64)  # of the experiment
+    warmup = settings["optim"]["schedule"]["warmup_steps"]
+    assert (trainer["max_steps"], trainer["log_every_n_steps"], warmup) == (5, 2, 5)
+    assert typed.get("hydra.run.dir") == str(tmp_path / "it's here")
+    assert settings["data"]["path"] == "/a b/c.txt"
+    assert "logger=csv" in command and "logger=none" not in command
 
 
 def test_rows_of_whole_programs(bench, tmp_path, monkeypatch):
@@ -107,7 +111,7 @@ def test_rows_of_whole_programs(bench, tmp_path, monkeypatch):
         names.append(name)
         if "tril.train" not in command:
             return 3.0, run(name, command, folder)[1]
-        target = tmp_path / command[-1].partition("=")[2].strip("'") / "csv" / "version_0"
+        target = tmp_path / command[-1].partition("=")[2] / "csv" / "version_0"
         target.mkdir(parents=True)
         (target / "metrics.csv").write_text(CSV)
         return 9.0, ""

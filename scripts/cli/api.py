@@ -1,0 +1,93 @@
+"""`tril.train(*settings)`: the run of `python train.py SETTINGS` in this process."""
+
+import contextlib
+import functools
+import gc
+import logging
+import random
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+
+from tril.model.runs import Run
+from tril.scripts.cli.errors import CALLED, UserError
+from tril.scripts.cli.process import StoppedError, StopRequest, stop_on_signals
+from tril.scripts.cli.typed import FREE_TEXT, Typed
+
+PROGRAM = "tril train"  # in messages
+LOGGERS = ("lightning.pytorch", "lightning.fabric")  # whose level a run sets
+
+
+def python_api(task: Callable[[Typed, StopRequest], Run]) -> Callable[..., Run]:
+    """The function that a call of the module `tril.train` calls.
+
+    Args:
+        task: trains with the settings of a command line.
+    """
+
+    def train(*settings: str) -> Run:
+        """Trains a model in this process, as `python train.py SETTINGS` does: train("model=nano", "seed=1").
+
+        Signal handlers, random generators, warnings and torch's global options are restored afterwards.
+
+        Args:
+            settings: as on the command line, group=choice or key=value.
+
+        Returns:
+            The finished run: its `folder`, `summary`, `config` and `metrics`, and `load()` for its model.
+
+        Raises:
+            UserError: a ValueError whose message is one line: a wrong setting, or a run that diverged.
+            KeyboardInterrupt: Ctrl-C stopped the run, after it wrote a checkpoint; the message says how to continue.
+        """
+        for setting in settings:
+            if not isinstance(setting, str):
+                remedy = 'settings are strings, such as "trainer.max_steps=100"'
+                raise UserError(f"{setting!r} is {type(setting).__name__}; {remedy}")
+            if setting.startswith("-"):
+                remedy = "settings are written key=value; start a grid in a terminal"
+                raise UserError(f"{setting} is an option of the command line; {remedy}")
+        called = CALLED.set(PROGRAM)
+        try:
+            with unchanged_process(), stop_on_signals(ends_process=False) as stop:
+                return task(Typed.of(settings, FREE_TEXT), stop)
+        except UserError as error:
+            raise error.with_traceback(None) from None  # a notebook shows the line, not the frames that found it
+        except StoppedError as stopped:
+            signum = stopped.status - 128
+            if signum != signal.SIGINT:
+                signal.raise_signal(signum)  # to the handler that it has without the run
+            raise KeyboardInterrupt(stopped.describe(f'train("resume={stopped.folder}")')) from None
+        finally:
+            CALLED.reset(called)
+
+    return train
+
+
+@contextlib.contextmanager
+def unchanged_process() -> Iterator[None]:
+    """Restores the state of torch, the random generators and Python after the block."""
+    import numpy as np
+    import torch
+
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    restore = [functools.partial(logger.setLevel, logger.level) for logger in loggers]
+    restore += [
+        functools.partial(random.setstate, random.getstate()),
+        functools.partial(np.random.set_state, np.random.get_state()),
+        functools.partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
+        functools.partial(
+            torch.use_deterministic_algorithms,
+            torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        functools.partial(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark),
+        gc.enable if gc.isenabled() else gc.disable,
+    ]
+    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    try:
+        with torch.random.fork_rng(devices), warnings.catch_warnings():
+            yield
+    finally:
+        for undo in restore:
+            undo()

@@ -1,0 +1,356 @@
+"""The settings of a run as numbers: checked once, then completed once by what the text and the start decide."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tril.data.config import SOURCES, DataConfig, parse
+from tril.data.settings import build, declared, defaults, plain, typed, without_effect
+from tril.model.config import GPTConfig, check_memory
+from tril.model.training.settings import (
+    CallbacksConfig,
+    CausalityConfig,
+    CheckpointConfig,
+    LoggerConfig,
+    OptimConfig,
+    SweepConfig,
+    TopLevelConfig,
+    TrainerConfig,
+)
+from tril.scripts.cli.errors import UserError, unknown_setting, user_errors
+from tril.scripts.cli.typed import Typed
+
+if TYPE_CHECKING:
+    from tril.model.training.hardware import Hardware
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+GROUPS = {
+    "model": GPTConfig,
+    "optim": OptimConfig,
+    "trainer": TrainerConfig,
+    "callbacks": CallbacksConfig,
+    "logger": LoggerConfig,
+    "checkpoint": CheckpointConfig,
+    "causality": CausalityConfig,
+    "sweep": SweepConfig,
+}
+CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and unknown characters
+MIN_FLEX_HEAD = 16  # head size that the kernels of FlexAttention need
+NOTHING_TYPED = Typed()
+OPEN = ("callbacks", "logger")  # groups in which the command line may add a _target_ under a name of its own
+OF_THE_COMMAND = ("resume", "init_from", "allow_targets", "experiment", "debug", "ablation")  # no settings of a run
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The settings of a run.
+
+    Attributes:
+        targets: callbacks and loggers with a `_target_`, which the command line adds: dotted key -> arguments.
+        hardware: None until `fitted`.
+    """
+
+    top: TopLevelConfig
+    model: GPTConfig
+    data: DataConfig
+    optim: OptimConfig
+    trainer: TrainerConfig
+    callbacks: CallbacksConfig
+    logger: LoggerConfig
+    checkpoint: CheckpointConfig
+    causality: CausalityConfig
+    sweep: SweepConfig = SweepConfig()
+    targets: Mapping[str, dict] = field(default_factory=dict)
+    hardware: "Hardware | None" = None
+
+    @classmethod
+    def of(
+        cls, settings: Mapping[str, Any], command_line: Typed = NOTHING_TYPED, *, refuse_unused: bool = True
+    ) -> "RunConfig":
+        """Checks nested plain values. Imports no torch, and reads no text.
+
+        Args:
+            command_line: what was typed.
+            refuse_unused: refuse a typed setting that has no effect. In a sweep, it may have one in other runs.
+
+        Raises:
+            UserError: names the wrong settings in one line.
+        """
+        added = {each.key for each in command_line if each.sign == "+"}  # a recipe may have keys of its own
+        known = [*(key for key in settings if key not in added), *known_settings(settings)]
+        for each in command_line:
+            if not is_known(each.key, known):
+                raise UserError(str(unknown_setting(each.key, known)))
+            if each.sign == "~" and (each.is_group or each.key.partition(".")[0] not in (*OPEN, "hydra")):
+                remedy = f"leave out ~{each.key}, or set {each.key}=VALUE"
+                raise UserError(f"{each.key} is required, only single callbacks and loggers can be removed; {remedy}")
+        with user_errors():
+            config = cls._build(settings)
+            _check_combinations(config)
+            if refuse_unused:
+                _refuse_without_effect(config, command_line)
+        return config
+
+    @classmethod
+    def _build(cls, settings: Mapping[str, Any]) -> "RunConfig":
+        groups, targets = {}, {}
+        for name, group in GROUPS.items():
+            values = settings.get(name, {})
+            if not isinstance(values, Mapping):
+                remedy = f"change one, such as {name}.KEY=VALUE"
+                raise ValueError(f"{name}={typed(values)} must be a group of settings; {remedy}")
+            own = dict(values)
+            for key in [*own] if name in OPEN else ():
+                if isinstance(own[key], Mapping) and "_target_" in own[key]:
+                    targets[f"{name}.{key}"] = dict(own.pop(key))
+            if name in OPEN:  # what was removed with ~callbacks.NAME is off
+                own = dict.fromkeys(group.__pydantic_fields__) | own
+            groups[name] = build(group, own, name)
+        top = {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}
+        if "data" not in settings or not isinstance(settings["data"], Mapping):
+            raise ValueError(f"data={settings.get('data')} must be a group of settings; choose one with data=NAME")
+        return cls(build(TopLevelConfig, top), data=parse(settings["data"], data_presets()), targets=targets, **groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, of which `of` makes the same settings, apart from the targets."""
+        groups = {name: plain(getattr(self, name)) for name in GROUPS if name != "sweep"}
+        return {**plain(self.top), "data": data_settings(self.data), **groups}
+
+    def canonical(self) -> dict[str, Any]:
+        """What a run computes, as nested plain values: equal for two runs whose results are necessarily equal."""
+        values = self.to_dict() | {"targets": plain(self.targets)}
+        same = {"model": plain(self.model.canonical()), "optim": plain(self.optim.canonical())}
+        return {key: value for key, value in (values | same).items() if key not in ("logger", "checkpoint")}
+
+    def on_this_machine(self) -> "RunConfig":
+        """The settings with the hardware that they choose; imports torch.
+
+        Raises:
+            UserError: this machine lacks what they need.
+        """
+        from tril.data.cache import keep_compiled_code
+        from tril.model.training.hardware import CUDA_GRAPHS, select_hardware
+
+        keep_compiled_code()  # before torch looks for a compiler
+        sharded = self.trainer.strategy == "model_parallel"  # which does not compile
+        compile = False if sharded and self.top.compile == "auto" else self.top.compile
+        with user_errors():
+            if compile and sharded:
+                raise ValueError(f"compile={typed(compile)} does not go with trainer=fsdp; set compile=false")
+            hardware = select_hardware(self.trainer.accelerator, self.trainer.precision, compile)
+            if self.model.backend == "flex" and hardware.accelerator != "cuda":
+                device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"
+                raise ValueError(f"model.backend=flex {device}; use model.backend=fused")
+            # The second micro-batch would overwrite the gradients of the first.
+            if hardware.compile == CUDA_GRAPHS and self.accumulate > 1:
+                needs = f"needs trainer.accumulate_grad_batches=1, not {self.accumulate}"
+                raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")
+        return replace(self, hardware=hardware)
+
+    def fitted(self, text: Any, *, step: int = 0, n_read: int = 0) -> tuple["RunConfig", str]:
+        """The settings with what the text decides: the vocabulary, and the steps of data.exhausted=stop.
+
+        Args:
+            text: the prepared text.
+            step: optimizer steps that a resumed run has made.
+            n_read: training windows that it has read.
+
+        Returns:
+            The settings, and what has changed in words; "": nothing to tell.
+
+        Raises:
+            UserError: the settings do not fit the text.
+        """
+        with user_errors():
+            model = with_vocabulary(self.model, text.meta["vocab_size"])
+            check_memory(model)
+            config, remark = replace(self, model=model)._with_max_flops(), ""
+            if getattr(self.data.source, "exhausted", "repeat") == "stop":
+                config, remark = config._until_read_once(text, step, n_read)
+        return config, remark
+
+    def _with_max_flops(self) -> "RunConfig":
+        """With the steps that trainer.max_flops gives; raises ValueError if no number of steps has so many FLOPs."""
+        trainer = self.trainer
+        if trainer.max_flops is None:
+            return self
+        import torch
+
+        from tril.model.gpt import GPT
+        from tril.model.training.schedule import steps_for_flops
+
+        with torch.device("meta"):
+            flops = GPT(self.model).flops_per_token() * self.tokens_per_step() * self.data_ranks
+        limits = {"max_steps": trainer.max_steps, "val_check_interval": trainer.val_check_interval}
+        steps, interval = steps_for_flops(trainer.max_flops, flops, **limits)
+        return replace(self, trainer=replace(trainer, max_steps=steps, val_check_interval=interval, max_flops=None))
+
+    def _until_read_once(self, text: Any, step: int, n_read: int) -> tuple["RunConfig", str]:
+        """With fewer steps if a source of a mixture would be read a second time; raises ValueError if none is left."""
+        from tril.data.batches import TrainWindows
+
+        members = self.data.source.members  # pyright: ignore[reportAttributeAccessIssue] a mixture
+        tokens = [each.tokens("train") for each in text.texts.values()]
+        counts = [member.count for member in members.values()]
+        windows = TrainWindows(tokens, self.model.context_length, 1, self.top.seed, counts=counts)
+        limit, number = windows.first_repeat()
+        name, per_step = list(members)[number], self.data.batch_size * self.accumulate * self.data_ranks
+        steps = step + max(0, limit - n_read) // per_step
+        if steps >= self.steps:
+            return self, ""
+        if steps == 0:
+            needs = f"a step takes {per_step} windows, and {name} has been read once after {limit}"
+            raise ValueError(f"data.exhausted=stop leaves no step: {needs}; use data.exhausted=repeat")
+        line = f"data.exhausted=stop: {name} has been read once after {steps:,} steps, which replace trainer.max_steps="
+        return replace(self, trainer=replace(self.trainer, max_steps=steps)), f"{line}{self.steps}"
+
+    def with_likely_vocabulary(self) -> "RunConfig":
+        """With the vocabulary that the tokenizer will probably have, for commands that do not prepare the text.
+
+        Raises:
+            UserError: it cannot be told.
+        """
+        tokenizer = self.data.tokenizer
+        with user_errors():
+            if self.model.vocab_size is not None:
+                return self
+            if tokenizer.kind == "hub":
+                remedy = "set it, as in model.vocab_size=50304"
+                raise ValueError(f"model.vocab_size=null needs a local tokenizer; {remedy}")
+            from tril.data.tokenizer import AUTO_VOCAB_SIZE, n_ids
+            from tril.data.tokenizer import build as build_tokenizer
+
+            sizes = {"bpe": tokenizer.vocab_size or AUTO_VOCAB_SIZE, "char": CHARACTERS}
+            size = sizes.get(tokenizer.kind) or n_ids(build_tokenizer(tokenizer, ()))
+            return replace(self, model=replace(self.model, vocab_size=size))
+
+    def refuse_processes(self) -> None:
+        """Raises UserError for a run of several processes, which only a command can start."""
+        trainer = self.trainer
+        if trainer.strategy != "auto" or trainer.devices != 1 or trainer.num_nodes != 1:
+            chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"
+            raise UserError(f"{chosen} starts processes; use tril train in a terminal, or trainer=default")
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.trainer.max_steps
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches per step."""
+        return self.trainer.accumulate_grad_batches
+
+    @property
+    def devices(self) -> int:
+        """Devices of the run as configured; Lightning counts a CPU as one."""
+        import torch
+
+        devices, nodes = self.trainer.devices, self.trainer.num_nodes
+        if devices in ("auto", -1):
+            devices = torch.cuda.device_count() if self.hardware and self.hardware.accelerator == "cuda" else 1
+        return nodes * (len(devices) if isinstance(devices, list) else devices)
+
+    @property
+    def val_interval(self) -> int:
+        """Micro-batches between two validations, as Lightning counts them; the setting counts optimizer steps."""
+        return self.trainer.val_check_interval * self.accumulate
+
+    @property
+    def data_ranks(self) -> int:
+        """Processes that each have batches of their own."""
+        return self.devices
+
+    def tokens_per_step(self) -> int:
+        """Training tokens per step and device."""
+        return self.data.batch_size * self.model.context_length * self.accumulate
+
+    def seed_for(self, purpose: str) -> int:
+        """A separate seed for each purpose, so that a change of one (such as dropout) does not affect the others."""
+        return int.from_bytes(hashlib.sha256(f"{self.top.seed}/{purpose}".encode()).digest()[:4], "big")
+
+
+def with_vocabulary(model: GPTConfig, needed: int) -> GPTConfig:
+    """The model with the vocabulary of the tokenizer, unless a larger one was chosen.
+
+    Raises:
+        ValueError: the chosen vocabulary has fewer rows than the tokenizer has tokens.
+    """
+    if model.vocab_size is not None and model.vocab_size < needed:
+        remedy = "raise it, or leave it null"
+        raise ValueError(
+            f"model.vocab_size={model.vocab_size} is too small for the tokenizer's {needed} tokens; {remedy}"
+        )
+    return replace(model, vocab_size=model.vocab_size or needed)
+
+
+def known_settings(settings: Mapping[str, Any]) -> list[str]:
+    """The dotted names of the settings of a run, with those of its kind of text, and of all groups."""
+    data = settings.get("data")
+    source = SOURCES.get(str(data.get("source"))) if isinstance(data, Mapping) else None
+    groups = [("", TopLevelConfig), *GROUPS.items(), ("data", DataConfig), *([("data", source)] if source else [])]
+    names = [*OF_THE_COMMAND, *GROUPS, "data", "data.tokenizer"]
+    names += [f"{prefix}.{name}" for prefix in OPEN for name in GROUPS[prefix].__pydantic_fields__]
+    return [*names, *(each.key for prefix, group in groups for each in declared(group, prefix))]
+
+
+def is_known(key: str, known: list[str]) -> bool:
+    """Whether a key may be typed: a setting or a group, something of Hydra, or a `_target_` of the command line."""
+    first, _, rest = key.partition(".")
+    adds_target = first in OPEN and rest and rest.partition(".")[0] not in GROUPS[first].__pydantic_fields__
+    of_hydra = first in ("hydra", "tune") or "/" in key or "@" in key
+    return key in known or of_hydra or bool(adds_target) or any(name.startswith(f"{key}.") for name in known)
+
+
+def _check_combinations(config: RunConfig) -> None:
+    """Raises ValueError for settings of different groups that exclude each other."""
+    model = config.model
+    if not model.causal and not config.causality.allow_leak:
+        effect = "lets every position attend to later ones, so its losses would be false"
+        raise ValueError(f"model.causal=false {effect}; set causality.allow_leak=true if that is intended")
+    if (budget := config.data.token_budget) is not None and budget <= model.context_length:
+        window = f"must be more than model.context_length={model.context_length}, the tokens of one window"
+        raise ValueError(f"data.token_budget={budget} {window}; raise it, or leave it out for all tokens")
+    if model.backend == "flex" and 0 < model.head_size < MIN_FLEX_HEAD:
+        size = f"a head size of at least {MIN_FLEX_HEAD}, not {model.head_size} (model.head_dim, or dim / n_heads)"
+        raise ValueError(f"model.backend=flex needs {size}; use model.backend=fused")
+
+
+def _refuse_without_effect(config: RunConfig, command_line: Typed) -> None:
+    """Raises ValueError for a typed setting that has no effect with the others."""
+    groups = [(name, getattr(config, name)) for name in GROUPS]
+    groups += [("data", config.data.source), ("data.tokenizer", config.data.tokenizer)]
+    for prefix, group in groups:
+        values, default = (flatten({prefix: tree}) for tree in (plain(group), defaults(type(group))))
+        for key, need in without_effect(group, prefix).items():
+            if key in command_line and values[key] != default.get(key):
+                need = f"{key.rpartition('.')[0]}.{need}"
+                raise ValueError(
+                    f"{key}={command_line.get(key)} has no effect without {need}; leave it out, or set that"
+                )
+
+
+def data_presets() -> dict[str, dict]:
+    """The settings of the data groups, which the sources of a mixture may name."""
+    import yaml
+
+    paths = sorted((CONFIGS / "data").glob("*.yaml"))
+    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def data_settings(data: DataConfig) -> dict[str, Any]:
+    """The settings below `data:` as plain values, those of the text on the same level."""
+    common = {name: value for name, value in vars(data).items() if name != "source"}
+    (source,) = (name for name, kind in SOURCES.items() if kind is type(data.source))
+    return plain(common) | plain(data.source) | {"source": source}
+
+
+def flatten(tree: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}. An empty mapping stays."""
+    flat = {}
+    for key, value in tree.items():
+        below = flatten(value, separator) if isinstance(value, Mapping) and value else None
+        flat |= {key: value} if below is None else {f"{key}{separator}{name}": item for name, item in below.items()}
+    return flat

@@ -1,0 +1,188 @@
+"""The processes of a run: their ranks, the folder that all of them use, and the signals that end them.
+
+Lightning starts the processes of trainer.devices=N itself; torchrun and Slurm's srun start them before train.py runs.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tril.model.runs import CHECKPOINTS, LAST, ROOTS
+
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of torchrun, Lightning and srun, in Lightning's order
+RUN_FOLDER = "TRIL_RUN_FOLDER"  # the variable in which rank 0 tells the processes that Lightning starts its folder
+REQUEUE = getattr(signal, "SIGUSR1", None)  # Slurm sends it before the time limit, with #SBATCH --signal=USR1@120
+
+
+def process_rank() -> int:
+    """The rank of this process in its run; 0 in a run of one process."""
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+
+
+def quiet_ranks() -> None:
+    """Every rank but 0 prints errors only, for the rest of the process."""
+    if process_rank() > 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+
+
+@contextlib.contextmanager
+def shared_folder(choose: Callable[[], Path]) -> Iterator[Path]:
+    """The run's folder, the same in all its processes: rank 0 chooses it.
+
+    The processes that Lightning starts in the block get it in an environment variable, those of torchrun from its
+    store. Under srun it follows from the number of the job.
+    """
+    if process_rank() > 0 and RUN_FOLDER in os.environ:
+        yield Path(os.environ[RUN_FOLDER])
+        return
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        folder = _from_store(choose)
+    elif "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        folder = Path(ROOTS[0], f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}")
+    else:
+        folder = choose()
+    os.environ[RUN_FOLDER] = str(folder.absolute())
+    try:
+        yield folder
+    finally:
+        os.environ.pop(RUN_FOLDER, None)
+
+
+def _from_store(choose: Callable[[], Path]) -> Path:
+    """The choice of rank 0, in every process that torchrun started."""
+    import torch.distributed as dist
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage] documented
+    key = f"tril/run_folder/{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+    if process_rank() == 0:
+        store.set(key, str(choose()))
+    return Path(store.get(key).decode())
+
+
+class StoppedError(BaseException):
+    """A signal stops the run. Not an Exception, so that only the entry point catches it.
+
+    Attributes:
+        status: of the process.
+        step: optimizer steps of the run so far.
+        folder: of the run; None: it has none yet.
+    """
+
+    def __init__(self, signum: int, folder: Path | None = None) -> None:
+        super().__init__()
+        self.name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        self.status, self.step, self.folder = 128 + signum, 0, folder
+
+    def describe(self, resume: str) -> str:
+        """What happened in one line; `resume` is the command that continues the run."""
+        resumable = self.folder is not None and (self.folder / CHECKPOINTS / LAST).is_file()
+        remedy = f"continue with {resume}" if resumable else "there is no checkpoint yet"
+        return f"stopped by {self.name} at step {self.step}; {remedy}"
+
+
+class StopRequest:
+    """The first signal that asks a run to stop; a second one does not wait for the end of the step.
+
+    Args:
+        ends_process: a second signal ends the process; otherwise it raises a StoppedError.
+
+    Attributes:
+        folder: of the run that it stops; None: it has none yet.
+    """
+
+    def __init__(self, ends_process: bool = True) -> None:
+        self.signum: int | None = None
+        self.folder: Path | None = None
+        self._ends_process = ends_process
+        self._deferred = False
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came, which waits for the end of the step."""
+        return self.signum is not None
+
+    def defer(self) -> None:
+        """From now on a signal waits for the end of the step. Replaces the handlers that Lightning's fit sets."""
+        self._deferred = True
+        self.install()
+
+    def at_once(self) -> None:
+        """From now on a signal stops the run at once, as one that still waits does."""
+        self._deferred = False
+        if self.requested:
+            self.finish()
+
+    def finish(self) -> NoReturn:
+        """Ends the run. If another rank received the signal, the run stops as for SIGTERM."""
+        raise StoppedError(signal.SIGTERM if self.signum is None else self.signum, self.folder)
+
+    def install(self) -> None:
+        """Sets the handlers; `restore` sets those of before. Only the main thread may do that."""
+        if threading.current_thread() is threading.main_thread():
+            requeue = [REQUEUE] if REQUEUE is not None and slurm_job() else []
+            for signum in (signal.SIGTERM, signal.SIGINT, *requeue):
+                self._before.setdefault(signum, signal.getsignal(signum))
+                signal.signal(signum, self._handle)
+
+    def restore(self) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._before = {}
+
+    def _handle(self, signum: int, frame: object) -> None:
+        if self.requested and self._ends_process:
+            os._exit(128 + signum)
+        if self.requested:
+            self.at_once()
+        self.signum = signum
+        if not self._deferred:
+            self.finish()
+        if signum == signal.SIGINT and process_rank() == 0:
+            print("the run stops after this step; Ctrl-C again stops it at once", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def stop_on_signals(ends_process: bool = True) -> Iterator[StopRequest]:
+    """SIGTERM and SIGINT, and under Slurm SIGUSR1, stop the run of the block with a StoppedError.
+
+    Args:
+        ends_process: a second signal ends the process, whatever it does.
+    """
+    stop = StopRequest(ends_process)
+    stop.install()
+    try:
+        yield stop
+    finally:
+        stop.restore()
+
+
+def slurm_job() -> str | None:
+    """The id of this Slurm job, or of this task of a job array; None outside of Slurm."""
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def requeued(stopped: StoppedError) -> str:
+    """Asks Slurm to start this job again if its signal says so. Returns what happened, for the last line of the run."""
+    if REQUEUE is None or stopped.status != 128 + REQUEUE:
+        return ""
+    command = ["scontrol", "requeue", slurm_job() or ""]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"; {' '.join(command)} failed: {error}"
+    failed = f"{' '.join(command)} failed: {done.stderr.strip()}"
+    return f"; {failed if done.returncode else 'Slurm starts the job again'}"

@@ -1,0 +1,177 @@
+"""Wrong input for the other commands.
+
+`tests/contract/bad_input.txt` has what users do most; here is each other kind of mistake once.
+"""
+
+import pytest
+
+from tests.bad_input.conftest import name_of
+
+BENCH = [
+    ("what=[]", "what=[] must name each part once, and at least one; choose from train, outside,"),
+    ("what=[train,train]", "what=['train', 'train'] must name each part once"),
+    ("what=null", "what=None is not a part of the benchmark; choose one of attention, cost, data,"),
+    ("what={}", "Error merging override what={}"),
+    ("vs=nothing-such", "vs: there is no program nothing-such; name one that starts without a shell"),
+    ("vs='", "vs=' is not a command (No closing quotation)"),
+    ("vs_pattern='('", "vs_pattern=( must be a valid regular expression"),
+    ("vs_pattern=abc", "vs_pattern=abc has 0 groups; it needs one, around the milliseconds"),
+    ("vs_sample=true", "vs_sample=true lacks {n}; write it in place of the number of new tokens"),
+    (("what=train", "vs_sample=true {n}"), "vs_sample is timed by what=decode, but what=train; add decode"),
+    (("what=decode", "vs=true"), "vs is timed by what=train, but what=decode; add train"),
+    (("vs=true", "vs_dir=nowhere"), "vs_dir=nowhere is not a folder; give the folder that the command of vs"),
+    ("ckpt=nowhere", "nowhere does not exist; name a checkpoint file, a run's folder or latest"),
+    ("out=FILES/text.txt", "cannot write to FILES/text.txt; choose another folder with out=FOLDER"),
+    ("model.causal=false", "model.causal=false lets every position attend to later ones"),
+    ("resume=latest", "there is no setting resume; see"),
+    ("~what", "what is missing"),
+    ("repeats=0", "repeats=0 must be greater than or equal to 1"),
+]
+
+SCALING = [
+    ("dir=FILES/folder", "FILES/folder holds neither a sweep.json with runs nor a run with config.yaml; name the"),
+    ("dir=FILES/text.txt", "FILES/text.txt is not a readable runs.tar.xz of a published report (Input format not"),
+    ("dir=\u0000", "\\x00 is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
+    (("dir=FILES/folder", "size=tokens"), "size=tokens must be 'parameters_without_embeddings' or 'parameters'"),
+    (("dir=FILES/folder", "predict=null"), "predict.parameters is missing; predict.tokens is missing; predict.flops"),
+    (("dir=FILES/folder", "predict.parameters=[0]"), "predict.parameters.0=0 must be greater than 0"),
+    (("dir=FILES/folder", "predict.flops={}"), "Error merging override ++predict.flops={}"),
+]
+
+REPORT = [
+    ("dir=FILES/run", "FILES/run/config.yaml cannot be read (while parsing a flow node expected the node content,"),
+    ("dir=a\nb", "a b is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
+    (("dir=FILES/folder", "margin=nan"), "margin=nan must be a finite number"),
+    (("dir=FILES/folder", "out=a", "publish=b"), "out=a excludes publish=b; use one of them"),
+    ("~dir", "Could not delete from config. 'dir' does not exist."),
+    ("margin", "cannot read 'margin'; settings are written key=value"),
+]
+
+EVALUATE = [
+    ("ckpt=FILES/tiny.ckpt", "FILES/config.yaml does not exist, so the data of FILES/tiny.ckpt are unknown; name a"),
+    (("ckpt=FILES/tiny.ckpt", "part=all"), "part=all needs a text, such as data=files data.path=FILE; the run's own"),
+    (("ckpt=FILES/tiny.ckpt", "data=files"), "data.path is missing; give a file, a folder or a glob, such as"),
+    (("ckpt=FILES/tiny.ckpt", "data=prose", "data.tokenizer.kind=char"), "data.tokenizer.kind=char has no effect:"),
+    (("ckpt=FILES/tiny.ckpt", "data=prose", "data.batch_size=4"), "data.batch_size=4 has no effect: the checkpoint"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/nowhere"), "pairs=FILES/nowhere cannot be read (No such file or"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/latin1.txt"), "pairs=FILES/latin1.txt is not UTF-8 (unexpected end of"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt"), "pairs=FILES/text.txt: line 1: not JSON; line 2: not JSON;"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "limit=4"), "limit=4 has no effect with pairs=FILES/text.txt;"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "data=prose"), "data=... has no effect with"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "other=x"), "other=x has no effect with pairs=FILES/text.txt;"),
+    (("ckpt=FILES/tiny.ckpt", "data=files", "data.path=FILES/text.txt", "out=FILES/text.txt"), "cannot write to"),
+    (("ckpt=FILES/tiny.ckpt", "data=nothing"), "there is no data=nothing; choose one of files, fineweb_edu, mixture,"),
+]
+
+SCORE = [
+    ("ckpt=FILES/tiny.ckpt", "text and path: exactly one of them must be set; use text=TEXT or path=FILE"),
+    (("ckpt=FILES/tiny.ckpt", "text=a", "path=FILES/text.txt"), "text and path: exactly one of them must be set; use"),
+    (("ckpt=FILES/tiny.ckpt", "text="), "text is empty; give at least one character"),
+    (("ckpt=FILES/tiny.ckpt", "path=FILES/empty"), "path=FILES/empty is empty; give at least one character"),
+    (("ckpt=FILES/tiny.ckpt", "path=FILES/folder"), "path=FILES/folder cannot be read (Is a directory); name a text"),
+    (("ckpt=FILES/tiny.ckpt", "path=FILES/binary"), "path=FILES/binary is not UTF-8 (invalid start byte); convert it"),
+    (("ckpt=FILES/tiny.ckpt", "text=a", "stride=13"), "stride=13 exceeds the context length of FILES/tiny.ckpt, 12;"),
+    (("ckpt=FILES/tiny.ckpt", "text=a", "out=FILES/text.txt"), "cannot write to FILES/text.txt; choose another"),
+]
+
+CERTIFY = [
+    ("hf=FILES/tokenizer.json", "hf=FILES/tokenizer.json cannot be loaded: Unrecognized model in"),
+    ("call=x", "vocab_size=null must be a valid integer; context_length=null must be a valid integer"),
+    (("call=os:sep", "vocab_size=3", "context_length=4"), "call=os:sep is str and not callable on ids; name a"),
+    (("call=os:getcwd", "vocab_size=0", "context_length=4"), "vocab_size=0 must be greater than or equal to 3"),
+    ("context_length=3", "vocab_size, context_length, receptive_field go with call=...; of a fresh model set"),
+    ("out=\u0000", "embedded null byte"),
+    (("ckpt=FILES/tiny.ckpt", "model=nano"), "ckpt=FILES/tiny.ckpt and model=nano name several models; keep one"),
+    (("call=a:b:c", "vocab_size=3", "context_length=4"), "call=a:b:c must read package.module:function, such as"),
+    (("call=not_there:f", "vocab_size=3", "context_length=4"), "call=not_there:f cannot be imported: No module named"),
+    ("model=null", "Config group override must be a string or a list. Got NoneType"),
+]
+
+CONTROL = [
+    ("masked=FILES/tiny.ckpt", "unmasked is missing; give the folder of a run of `python train.py"),
+    (("masked=FILES/tiny.ckpt", "unmasked=FILES/tiny.ckpt"), "FILES/config.yaml does not exist, so the data of"),
+    (("masked=FILES/folder", "unmasked=FILES/folder"), "FILES/folder contains no checkpoints/last.ckpt; name a"),
+    (("masked=x", "unmasked=x", "prompts=[1]"), "prompts.0=1 must be a valid string"),
+    (("masked=x", "unmasked=x", "seed=18446744073709551616"), "seed=18446744073709551616 must be less than"),
+]
+
+HEADS = [
+    ("dir=FILES/text.txt", "FILES/text.txt is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
+    ("dir=FILES/folder", "FILES/folder holds neither a sweep.json with runs nor a run with config.yaml; name the"),
+    (("dir=FILES/folder", "prompt=x"), "prompt=x is for one model, dir=FILES/folder for all of a sweep; give one of"),
+    ("ckpt=FILES/list.ckpt", "FILES/config.yaml does not exist, so the data of FILES/list.ckpt are unknown; name a"),
+    ("seed=9223372036854775808", "seed=9223372036854775808 must be less than 9223372036854775808"),
+]
+
+PLAN = [
+    ("gpus=[]", "gpus=[] must have at least 1 item after validation, not 0"),
+    ("gpus=[0]", "gpus.0=0 must be greater than or equal to 1"),
+    ("gpu=H1000", "gpu=H1000 has no known peak FLOP/s; choose one of B200, H200 NVL, H200, GH200, H100 PCIe, H100"),
+    (("data.tokenizer.kind=hub", "data.tokenizer.path=x"), "model.vocab_size=null needs a local tokenizer; set it,"),
+    (("trainer=fsdp", "trainer.devices=2", "trainer.tensor_parallel_size=3"), "trainer.tensor_parallel_size=3 must"),
+    (("trainer=fsdp", "compile=true"), "trainer.strategy=model_parallel does not compile; set compile=false"),
+    (("optim=adamw", "optim.momentum=0.5"), "optim.momentum=0.5 has no effect without optim.kind=muon; leave it out,"),
+    ("model.causal=false", "model.causal=false lets every position attend to later ones, so its losses would be"),
+    ("+foo=1", "there is no setting foo"),
+    ("out=x", "there is no setting out; did you mean hydra.run.dir?"),
+]
+
+REFEREE = [
+    ("budget=1d", "budget=1d must be a time, such as 90s, 60m or 2h"),
+    ("budget=null", "budget=None must be a time, such as 90s, 60m or 2h"),
+    ("candidate=seed=1", "candidate: seed=1 cannot be set for an arm; set the first seed with seed=N, outside of the"),
+    ("candidate=resume=latest", "candidate: resume=latest cannot be set for an arm; the referee continues its runs"),
+    ("candidate=hydra.run.dir=x", "candidate: hydra.run.dir=x cannot be set for an arm; the referee chooses the"),
+    ("candidate=-m", "candidate: cannot read '-m'; settings are written key=value"),
+    ("candidate=+ablation=heads", "candidate: +ablation=heads cannot be set for an arm; name one configuration"),
+    ("candidate='model.dim=", 'cannot read candidate="\'model.dim=" (No closing quotation); close the quotes'),
+    ("baseline=model.dim=[", "baseline: cannot read 'model.dim=['; put quotes within quotes, \"model.dim='...'\""),
+    ("candidate=model.dim=32,64", "candidate: model.dim=32,64 has several values; add -m for a grid of runs, or"),
+    ("common=trainer.max_steps=x", "baseline: trainer.max_steps='x' must be a valid integer"),
+    ("baseline_ref=--help", "baseline_ref=--help is not a commit of /work/wt/cli/tril; use a branch, a tag or a hash"),
+    ("candidate_ref=HEAD~99999", "candidate_ref=HEAD~99999 is not a commit of /work/wt/cli/tril; use a branch, a tag"),
+    ("+margin=1", "Could not append to config. An item is already at 'margin'.: Either remove + prefix: 'margin=1'"),
+    ("candidate=model.n_head=3", "candidate: there is no setting model.n_head; did you mean model.n_heads?"),
+    ("common=data=nothing", "baseline: there is no data=nothing; choose one of files, fineweb_edu, mixture, prose,"),
+]
+
+SAMPLE = [
+    ("ckpt=FILES/other.ckpt", "FILES/other.ckpt has no state_dict and tril entries; use a .ckpt file that train.py"),
+    ("ckpt=\u0000", "\\x00 does not exist; name a checkpoint file, a run's folder or latest"),
+    ("ckpt=a\nb", "a b does not exist; name a checkpoint file, a run's folder or latest"),
+    (("ckpt=FILES/tiny.ckpt", "n=10001"), "n=10001 must be less than or equal to 10000"),
+    (("ckpt=FILES/tiny.ckpt", "stop=[]"), "stop=[] must be a text, or a list of at least one; use null for none"),
+    (("ckpt=FILES/tiny.ckpt", "stop=''"), "stop='' must be a text of at least one character; use null for none"),
+    (("ckpt=FILES/tiny.ckpt", "prompt=[1]"), "prompt=[1] must be a text or a list of texts; quote numbers in a list"),
+    (("ckpt=FILES/tiny.ckpt", "prompt_file=nowhere"), "[Errno 2] No such file or directory: 'nowhere'"),
+    (("ckpt=FILES/tiny.ckpt", "prompt_file=FILES/folder"), "[Errno 21] Is a directory: 'FILES/folder'"),
+    (("ckpt=FILES/tiny.ckpt", "prompt_file=FILES/binary"), "prompt_file=FILES/binary is not UTF-8 (invalid start"),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads=[]"), "remove_heads=[] must name at least one head, such as [L0H0]; use"),
+    (("ckpt=FILES/tiny.ckpt", "remove_heads=[x]"), "the model has no head 'x'; with 2 layers of 4 heads, use L0H0 to"),
+    (("ckpt=FILES/tiny.ckpt", "+n=2"), "Could not append to config. An item is already at 'n'.: Either remove +"),
+    (("ckpt=FILES/tiny.ckpt", "--nothing"), "--nothing: settings have no dashes; write nothing=VALUE"),
+    (("ckpt=FILES/tiny.ckpt", "-m", "n=0"), "-m starts a grid of training runs, which python script.py cannot; leave"),
+    (("ckpt=FILES/tiny.ckpt", "model=nano"), "Could not override 'model'. No match in the defaults list.: To append"),
+    (("ckpt=FILES/tiny.ckpt", "device=cpu:1"), "device=cpu:1 is not available; use auto, cpu"),
+    (("ckpt=FILES/tiny.ckpt", "n=1", "n=0"), "n=0 must be greater than or equal to 1"),
+]
+
+ROWS = {
+    "bench": BENCH,
+    "scaling": SCALING,
+    "report": REPORT,
+    "evaluate": EVALUATE,
+    "score": SCORE,
+    "certify": CERTIFY,
+    "control": CONTROL,
+    "heads": HEADS,
+    "plan": PLAN,
+    "referee": REFEREE,
+    "sample": SAMPLE,
+}
+CASES = [(command, *row) for command, rows in ROWS.items() for row in rows]
+
+
+@pytest.mark.parametrize(("command", "arguments", "message"), CASES, ids=name_of)
+def test_it_is_refused(refused, command, arguments, message):
+    refused(command, arguments, message)
