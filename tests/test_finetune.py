@@ -71,9 +71,7 @@ def test_it_stops_early_says_why_and_keeps_the_best(tmp_path, source, small_text
     assert [step for step, _ in val] == [3 * (i + 1) for i in range(len(val))] and len(val) < 40  # each once
     assert val[-4] == best  # three validations without a lower loss
     assert (summary["steps"], summary["best_step"]) == (val[-1][0], best[0])
-    reason = (
-        f"at step {val[-1][0]} of 400: val/loss is not below {best[1]:.4f}, that of step {best[0]}, in 3 validations"
-    )
+    reason = f"at step {val[-1][0]} of 400: val/loss is not below {best[1]:.4f} in 3 validations"
     assert summary["stopped_early"].startswith(reason)
     assert re.search(rf"\n  stopped +{re.escape(reason)}", done.stdout)
     steps = {name: read(run / "checkpoints" / f"{name}.ckpt")["global_step"] for name in ("last", "best")}

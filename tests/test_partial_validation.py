@@ -38,7 +38,7 @@ def test_a_complete_validation_is_not_marked():
 
 
 def metrics_of(*validations: tuple[int, float, dict]) -> Metrics:
-    metrics = Metrics(1, None)
+    metrics = Metrics(None)
     metrics.val = [{"step": step, "loss": loss, "bpb": loss, **more} for step, loss, more in validations]
     return metrics
 

@@ -20,7 +20,7 @@ def stop_reason(trainer: Trainer) -> str | None:
         if isinstance(callback, EarlyStopping) and callback.wait_count >= callback.patience:
             best = f"below {float(callback.best_score):.4f} in {callback.wait_count} validations"
             reason = f"{callback.monitor} is not {best} (callbacks.early_stop.patience)"
-        elif isinstance(callback, Timer) and callback.time_remaining() == 0:
+        elif isinstance(callback, Timer) and (callback.time_remaining() or 0) < 0:
             reason = f"trainer.max_time={limit_of(callback)} is over"
     return f"at step {step:,} of {steps:,}: {reason}"
 
