@@ -96,8 +96,9 @@ def test_wandb_has_settings_commit_and_results(run):
 
 def test_wandb_has_samples_loss_plot_and_checkpoint(run):
     last, media = read_wandb(run), read_wandb(run).folder / "files" / "media"
-    [table] = [json.loads(path.read_text()) for path in media.glob("table/sample_8_*.json")]
-    [(prompt, text)] = table["data"]
+    [table] = [json.loads(path.read_text()) for path in media.glob("table/samples_*.json")]
+    [(step, prompt, text)] = table["data"]
+    assert step == 8
     assert f"--- sample at step 8 ---\n{prompt}{text}\n" in (run / "samples.txt").read_text()
     [image] = media.glob("images/loss_*.png")
     assert image.read_bytes() == (run / "loss.png").read_bytes()
