@@ -142,9 +142,8 @@ def log_sample(trainer: Trainer, prompt: str, text: str) -> None:
     """Gives a sample to the loggers."""
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
-            logger.log_text(
-                f"sample_{trainer.global_step}", ["prompt", "text"], [[prompt, text]], step=trainer.global_step
-            )
+            step = trainer.global_step
+            logger.log_text("samples", ["step", "prompt", "text"], [[step, prompt, text]], step=step)
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("sample", f"```\n{prompt}{text}\n```", trainer.global_step)
 
