@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from tril.model.checkpoint import read, write
+from tril.model.checkpoint import read_state, write_state
 from tril.model.runs import LAST, PREVIOUS
 
 
@@ -58,7 +58,7 @@ class CheckpointFiles(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, map_location=None, weights_only: bool | None = True) -> dict[str, Any]:
         """Verified, and without unpickling code, whatever Lightning's default is."""
-        return read(path, mmap=False)  # mapped tensors would change with the file
+        return read_state(path)  # mapped tensors would change with the file
 
     def teardown(self) -> None:
         """At the end of a run, also of one that fails."""
@@ -74,10 +74,10 @@ def write_and_rotate(path: Path, content: dict[str, Any]) -> None:
     There are two complete checkpoints at every moment.
     """
     if path.name != LAST:
-        return write(path, content)
+        return write_state(path, content)
     new = _temporary(path)
     try:
-        write(new, content)
+        write_state(new, content)
         if path.is_file():
             link(path, path.with_name(PREVIOUS))
         os.replace(new, path)

@@ -40,8 +40,7 @@ from torch.optim import Optimizer
 
 import __main__
 from tril.model.gpt import GPT
-from tril.model.initialization import init_parameter
-from tril.model.stored_model import SkipInit
+from tril.model.initialization import SkipInit, init_parameter
 from tril.model.training.errors import RankFailed
 from tril.model.training.settings import TrainerConfig
 from tril.model.training.shards import local, shard_of

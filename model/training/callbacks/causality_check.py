@@ -25,8 +25,8 @@ from tril.model.causality.redraw_checks import check_redrawn
 from tril.model.causality.subject import GPTSubject, Subject, randomize
 from tril.model.causality.target_checks import check_other_targets, check_own_targets
 from tril.model.gpt import GPT
+from tril.model.initialization import SkipInit
 from tril.model.masks import document_options
-from tril.model.stored_model import SkipInit
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import Loss, TrainingModule
 

@@ -89,7 +89,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
         assert begin.wait(60)
         original(path, content)
 
-    monkeypatch.setattr(checkpointing, "write", wait_then_write)
+    monkeypatch.setattr(checkpointing, "write_state", wait_then_write)
     files.save_checkpoint(CONTENT | {"global_step": 1, "w": weights}, tmp_path / "last.ckpt")
     weights += 1
     begin.set()
