@@ -135,7 +135,7 @@ def start_loggers(trainer: Trainer, settings: dict[str, Any]) -> None:
             logger.log_hyperparams(settings)
         except Exception as error:
             message = f"{type(logger).__name__} does not start: {' '.join(str(error).split())}"
-            raise RunRefused(f"{message}; correct that, or leave it out with logger=none") from error
+            raise RunRefused(f"{message}; correct that, or leave it out with logger=csv") from error
 
 
 def log_sample(trainer: Trainer, prompt: str, text: str) -> None:
@@ -143,7 +143,8 @@ def log_sample(trainer: Trainer, prompt: str, text: str) -> None:
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             step = trainer.global_step
-            logger.log_text("samples", ["step", "prompt", "text"], [[step, prompt, text]], step=step)
+            row: Any = [step, prompt, text]
+            logger.log_text("samples", ["step", "prompt", "text"], [row], step=step)
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("sample", f"```\n{prompt}{text}\n```", trainer.global_step)
 
