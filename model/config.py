@@ -190,11 +190,11 @@ def check_memory(config: GPTConfig, *, bytes_per_parameter: int = BYTES) -> None
         bytes_per_parameter: 4 for the weights in float32; with gradients and the two averages of Adam 16.
     """
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-    if (positions := config.context_length * max(config.head_size, 2)) > MAX_POSITION_ELEMENTS:
-        limit = config.context_length * MAX_POSITION_ELEMENTS // positions
-        raise ValueError(f"model.context_length={config.context_length} must be at most {limit}, for its tables")
     needed = config.n_parameters() * bytes_per_parameter
     if needed > available:
         size = f"model.dim={config.dim}, model.n_layers={config.n_layers} and model.vocab_size={config.vocab_size} are"
         limit = f"need {needed / 2**30:,.0f} GiB of memory, and this machine has {available / 2**30:,.0f}"
         raise ValueError(f"{size} {config.n_parameters():,} parameters, which {limit}; make the model smaller")
+    if (positions := config.context_length * max(config.head_size, 2)) > MAX_POSITION_ELEMENTS:
+        limit = config.context_length * MAX_POSITION_ELEMENTS // positions
+        raise ValueError(f"model.context_length={config.context_length} must be at most {limit}, for its tables")

@@ -102,13 +102,17 @@ def test_parameters_are_counted_as_the_model_has_them(choices):
         assert config.n_parameters() == GPT(config).n_parameters()
 
 
-@pytest.mark.parametrize("choices", [{"dim": 10**7, "n_heads": 1}, {"context_length": 2**40}, {"vocab_size": 2**40}])
-def test_what_exceeds_the_memory_is_refused_before_it_is_allocated(choices):
-    config = GPTConfig(**{"vocab_size": 50} | choices)
-    with pytest.raises(
-        ValueError, match=rf"model\.{next(iter(choices))}=.* GiB of memory, and this machine has"
-    ) as error:
-        check_memory(config)
+@pytest.mark.parametrize(
+    "choices, message",
+    [
+        ({"dim": 10**7, "n_heads": 1}, r"model.dim=10000000, .* GiB of memory, and this machine has"),
+        ({"vocab_size": 2**40}, r"model.vocab_size=1099511627776 .* GiB of memory, and this machine has"),
+        ({"context_length": 2**40}, "model.context_length=1099511627776 must be at most 5592405, for its tables"),
+    ],
+)
+def test_what_exceeds_the_memory_is_refused_before_it_is_allocated(choices, message):
+    with pytest.raises(ValueError, match=message) as error:
+        check_memory(GPTConfig(**{"vocab_size": 50} | choices))
     assert "\n" not in str(error.value)
     check_memory(GPTConfig(50))
 

@@ -84,7 +84,7 @@ def test_the_time_of_a_sampled_token_is_a_difference(bench, monkeypatch):
         versus.sampling_seconds_per_token(config)
 
 
-OVERRIDES = ["experiment=shakespeare_nanogpt_cpu", "logger=none", "data.path=/a b/c.txt", "trainer.max_steps=900"]
+OVERRIDES = ["experiment=shakespeare_nanogpt_cpu", "logger=csv", "data.path=/a b/c.txt", "trainer.max_steps=900"]
 
 
 def test_our_command_is_train_py_with_the_typed_settings_and_the_steps_of_the_benchmark(bench, tmp_path):
