@@ -22,7 +22,7 @@ OF_TRIL = list({command.words: command for command in COMMANDS if command.script
 OTHERS = [command for command in COMMANDS if not command.script]
 GRIDS = ("scripts.ablation.grid.estimate_runs", "scripts.ablation.grid.name_runs")  # the second one on clusters
 ACCEPTED = {  # what each script calls when it has accepted its settings
-    "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "train.run_job"),
+    "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.ablation.sweep_job.search_step"),
     "bench": ("scripts.bench.run",),
     "certify": ("model.causality.certificate.certify", "model.causality.case_processes.certify_grid"),
     "certify_transformers": ("scripts.certify_transformers.verdicts",),
