@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.runs import composed, in_process, interrupted
+from tests.runs import in_process, interrupted, typed
 from tril.scripts.cli.process import process_rank, quiet_ranks
 from tril.train import train
 
@@ -24,9 +24,9 @@ def run(overrides: list[str], ends_early: bool) -> None:
         assert done.returncode == 0, done.stderr
     elif ends_early:
         with interrupted():
-            train(composed(*overrides))
+            train(typed(*overrides))
     else:
-        train(composed(*overrides))
+        train(typed(*overrides))
 
 
 def count_reductions() -> Counter:
@@ -58,7 +58,7 @@ def main() -> None:
     for overrides, ends_early in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         counts.clear()
         run(overrides, ends_early)
-        folders = [text.partition("=")[2] for text in overrides if text.startswith("output_dir=")]
+        folders = [text.partition("=")[2] for text in overrides if text.startswith("hydra.run.dir=")]
         if folders and process_rank() == 0:
             Path(f"{folders[0]}.reductions").write_text(json.dumps(counts))
 

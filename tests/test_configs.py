@@ -66,7 +66,7 @@ def test_experiments_of_nanogpt_have_its_parameter_count():
 def test_trainer_keys_are_lightnings():
     from lightning import Trainer
 
-    ours = {"tensor_parallel_size"}  # of the strategy
+    ours = {"max_flops"}
     assert set(TrainerConfig.__pydantic_fields__) - ours <= set(inspect.signature(Trainer.__init__).parameters)
 
 

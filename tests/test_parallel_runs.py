@@ -42,7 +42,7 @@ def folder(base):
     folder, data = base
 
     def run(name: str, *settings: str) -> list[str]:
-        return [*data, f"output_dir={folder / name}", *settings]
+        return [*data, f"hydra.run.dir={folder / name}", *settings]
 
     def resumed(name: str, *settings: str) -> list[str]:
         return [f"resume={folder / name}", data[1], *settings]

@@ -122,7 +122,7 @@ def test_a_notebook_shows_the_line_of_a_wrong_setting_alone(capfd):
 
 
 def test_an_error_of_a_run_keeps_its_cause(monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("a bug") from KeyError("its cause")
 
     monkeypatch.setattr(train, "build_training", broken)

@@ -6,7 +6,7 @@ import math
 import pytest
 import yaml
 
-from tests.runs import composed, interrupted, rows
+from tests.runs import interrupted, rows, typed
 from tests.wandb_file import read_wandb
 from tril import train as train_script
 from tril.model.runs import SWEEP
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
     def train(*overrides, name):
         base = (f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}")
-        return train_script.train(composed(*base, f"output_dir='{folder / name}'", *overrides))
+        return train_script.train(typed(*base, f"hydra.run.dir={folder / name}", *overrides))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
             train(*TRACKERS, name="2026/sweep/a=1")
         with SummaryWriter(str(folder / "2026/sweep/a=1/tensorboard")) as killed:
             killed.add_scalar("train/loss", 9.0, 6)  # the process was killed after step 6
-        train(f"resume='{folder / '2026/sweep/a=1'}'", name="2026/sweep/a=1")
+        train_script.train(typed(f"resume={folder / '2026/sweep/a=1'}", base=[]))
     return folder
 
 

@@ -79,4 +79,4 @@ def parse(settings: dict) -> BenchConfig:
         ValueError: a value is invalid, or a command cannot be started.
         OSError: there is no checkpoint `ckpt`.
     """
-    return BenchConfig(**{key: settings[key] for key in KEYS})
+    return BenchConfig(**{key: settings[key] for key in KEYS if key in settings})

@@ -38,4 +38,4 @@ KEYS = tuple(field.name for field in fields(PlanConfig))
 
 def parse(settings: dict) -> PlanConfig:
     """Checks the keys of `PlanConfig` in the composed settings. Raises ValueError for an invalid value."""
-    return PlanConfig(**{key: settings[key] for key in KEYS})
+    return PlanConfig(**{key: settings[key] for key in KEYS if key in settings})

@@ -56,9 +56,9 @@ def peak():  # KiB
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 
 train = np.memmap(sys.argv[1], dtype=np.uint16, mode="r")
-measure_overlap(train[:2000000], train[:100000], 4096)
+measure_overlap(train[:2000000], train[:100000], 4096, 4.0)
 before = peak()
-measure_overlap(train, train[:100000], 4096)
+measure_overlap(train, train[:100000], 4096, 4.0)
 print(peak() - before)
 """
 
@@ -76,7 +76,7 @@ def test_speed(capsys):
     """20 million tokens a second and core are wanted; a tenth of that is the bound, for a busy machine."""
     tokens = np.random.default_rng(0).integers(0, 4096, 4_000_000).astype(np.uint16)
     start = time.process_time()
-    measure_overlap(tokens, tokens[:300_000], 4096)
+    measure_overlap(tokens, tokens[:300_000], 4096, 4.0)
     speed = len(tokens) / (time.process_time() - start)
     print(f"{speed / 1e6:.0f} million tokens per second of processor time")
     assert speed > 2e6

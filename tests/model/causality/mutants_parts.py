@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.model import sharding
 from tests.model.causality import shards
 from tests.model.causality.mutants import NEXT, kernel, mutant
-from tril.model import attention, gpt
+from tril.model import attention, positions
 from tril.model.attention import MultiHeadAttention
 from tril.model.kv_cache import LayerCache
 
@@ -62,8 +62,8 @@ def norm_eps_ignored(patch):
 
 @mutant("attention", where=SECOND, rope_base=100.0)
 def rope_base_ignored(patch):
-    table = gpt.rope_table
-    patch.setattr(gpt, "rope_table", lambda length, head_dim, base: table(length, head_dim))
+    table = positions.rope_table
+    patch.setattr(positions, "rope_table", lambda length, head_dim, base: table(length, head_dim))
 
 
 def with_arguments(patch, changed):

@@ -20,7 +20,7 @@ from tril.model.causality.subject import GPTSubject, ProbedLayer, attention_laye
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.kv_cache import KVCache
-from tril.model.positions import Positions
+from tril.model.positions import Positions, Rope
 
 
 class WithoutCache(GPTSubject):
@@ -118,7 +118,7 @@ class AdditiveMask(GPT):
         self.pos_embed.__class__ = Future
 
 
-class BiasTable(Positions):
+class BiasTable(Rope):
     def bias(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor:
         first = 0 if cache is None else cache.length if cache_position is None else cache_position
         n_keys = cache.capacity if cache and cache_position is not None else first + n_queries

@@ -2,11 +2,9 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from pydantic import ValidationError
 from torch import nn
 
@@ -226,15 +224,3 @@ def test_equal_optimizers_have_one_canonical_form():
     assert set(changes) | set(base) | set(shared) | {"kind"} == {
         field.name for field in dataclasses.fields(OptimConfig)
     }
-
-
-CONFIGS = Path(__file__).parents[3] / "configs" / "optim"
-
-
-def test_adamw_yaml_has_every_key_and_muons_at_their_defaults():
-    values = yaml.safe_load((CONFIGS / "adamw.yaml").read_text())
-    schedule = ScheduleConfig("cosine", warmup_steps=100, min_lr_ratio=0.1)
-    assert set(values) == {field.name for field in dataclasses.fields(OptimConfig)}
-    assert OptimConfig(**values | {"schedule": ScheduleConfig(**values["schedule"])}) == OptimConfig(
-        kind="adamw", lr=1e-3, weight_decay=0.1, schedule=schedule
-    )

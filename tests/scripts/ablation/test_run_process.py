@@ -94,13 +94,13 @@ def spawned(monkeypatch):
 def test_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, spawned, capsys):
     commands, folder = spawned(0, SUMMARY), tmp_path / "a,b=1"
     assert train(folder, ["model.dim=8"], "a") == 1.5
-    assert commands == [[sys.executable, "-P", "-m", "tril.train", "model.dim=8", f"hydra.run.dir='{folder}'"]]
+    assert commands == [[sys.executable, "-P", "-m", "tril.train", "model.dim=8", f"hydra.run.dir={folder}"]]
     (folder / "summary.json").unlink()
     (folder / "leftover").mkdir()
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "last.ckpt").touch()
     train(folder, ["model.dim=8", "allow_targets=[a.B]"], "a")
-    assert commands[1][3:] == ["tril.train", f"resume='{folder}'", "allow_targets=[a.B]"]
+    assert commands[1][3:] == ["tril.train", f"resume={folder}", "allow_targets=[a.B]"]
     assert (folder / "leftover").is_dir()
     (folder / "summary.json").unlink()
     (folder / "checkpoints" / "last.ckpt").unlink()
