@@ -75,7 +75,8 @@ def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
     texts = parse(trained.settings["data"]).prepare().texts
     nats = {name: nats_by_hand(lm, text.tokens("val")) for name, text in texts.items()}
     targets = {name: len(text.tokens("val")) - 1 for name, text in texts.items()}
-    sizes = {name: text.meta["counts"]["val"]["bytes"] for name, text in texts.items()}
+    counts = {name: text.meta["counts"]["val"] for name, text in texts.items()}
+    sizes = {name: count["bytes"] - count["first_bytes"] for name, count in counts.items()}
     summary, logged = json.loads((run / "summary.json").read_text()), validations(run)[-1]
     for name in ("docs", "other.txt"):
         loss, bpb = nats[name] / targets[name], nats[name] / math.log(2) / sizes[name]
@@ -204,12 +205,6 @@ def test_stop_leaves_a_shorter_run_as_it_is_and_needs_a_step(configure, tmp_path
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 8
     with pytest.raises(UserError, match="data.exhausted=stop leaves no step: a step takes 9000 windows, and docs has"):
         train_script.train(configure("data.exhausted=stop", "data.batch_size=9000"))
-
-
-def test_a_name_that_is_twice_on_the_command_line_is_refused(folder):
-    sources = "data.sources={docs: 0.5, other.txt: 1, docs: 2}"
-    done = in_process(*MIXTURE[:-1], sources, cwd=folder)
-    assert_refused(done, f"error: {sources} has docs twice; leave out one of them")
 
 
 @pytest.mark.slow

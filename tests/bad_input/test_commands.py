@@ -139,14 +139,8 @@ SAMPLE = [
     ("ckpt=\u0000", "\\x00 does not exist; name a checkpoint file, a run's folder or latest"),
     ("ckpt=a\nb", "a b does not exist; name a checkpoint file, a run's folder or latest"),
     (("ckpt=FILES/tiny.ckpt", "n=10001"), "n=10001 must be less than or equal to 10000"),
-    (
-        ("ckpt=FILES/tiny.ckpt", "stop=[]"),
-        "stop=[] must be a text, or a list of at least one, without empty ones; null for",
-    ),
-    (
-        ("ckpt=FILES/tiny.ckpt", "stop=''"),
-        "stop='' must be a text, or a list of at least one, without empty ones; null for",
-    ),
+    (("ckpt=FILES/tiny.ckpt", "stop=[]"), "stop=[] must be a text, or a list of at least one, without empty"),
+    (("ckpt=FILES/tiny.ckpt", "stop=''"), "stop='' must be a text, or a list of at least one, without empty"),
     (("ckpt=FILES/tiny.ckpt", "prompt=[1]"), "prompt=[1] must be a text or a list of texts; quote numbers in a list"),
     (("ckpt=FILES/tiny.ckpt", "prompt_file=nowhere"), "[Errno 2] No such file or directory: 'nowhere'"),
     (("ckpt=FILES/tiny.ckpt", "prompt_file=FILES/folder"), "[Errno 21] Is a directory: 'FILES/folder'"),

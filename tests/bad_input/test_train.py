@@ -94,20 +94,14 @@ TRAIN = [
     ("data.tokenizer.kind=file", "data.tokenizer.path is missing; kind=file needs a tokenizer.json"),
     (("data.tokenizer.kind=file", "data.tokenizer.path=nowhere.json"), "data.tokenizer.path=nowhere.json does not"),
     (("data=shakespeare", "data.path=FILES/text.txt", "data.sha256=abc"), "data.sha256=abc has no effect without"),
-    (
-        ("data=files", "data.path=FILES/binary"),
-        "FILES/binary is not UTF-8 text (it has a zero byte, as binary files have); convert it",
-    ),
-    (
-        ("data.path=FILES/text.txt", "data.val_path=nowhere"),
-        "data.val_path=nowhere matches no file; give a file, a folder or a glob",
-    ),
+    (("data=files", "data.path=FILES/binary"), "FILES/binary is not UTF-8 text (it has a zero byte, as"),
+    (("data.path=FILES/text.txt", "data.val_path=nowhere"), "data.val_path=nowhere matches no file; give a file,"),
     (("data.path=FILES/text.txt", "data.val_fraction=1"), "data.val_fraction=1 must be less than 1"),
     (("data=mixture", "data.sources={stdlib: 1}"), "data.sources={stdlib: 1} must have at least two sources, such as"),
-    (("data=mixture", "data.sources={stdlib: 0, prose: 1}"), "data.sources.stdlib=0 must be"),
+    (("data=mixture", "data.sources={stdlib: 0, prose: 1}"), "data.sources: the weight 0 of stdlib must be a"),
     (
         ("data.path=FILES/text.txt", "data.format=chat", "data.document_mask=true"),
-        "data.format=chat needs files of rows, such as .jsonl, and",
+        "data.format=chat needs files of rows",
     ),
     ("+foo=1", "there is no setting foo"),
 ]

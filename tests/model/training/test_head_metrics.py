@@ -15,9 +15,9 @@ def log_heads(model, batch, *, windows, document_eot=None) -> dict[str, float]:
     logger = SimpleNamespace(log_metrics=lambda metrics, step: logged.update(metrics | {"step": step}))
     data = SimpleNamespace(first_val_windows=lambda n: tuple(part[:n] for part in batch))
     trainer = SimpleNamespace(is_global_zero=True, datamodule=data, loggers=[logger], global_step=7)
+    losses = SimpleNamespace(document_eot=document_eot)
     HeadMetrics(windows=windows).on_validation_end(
-        trainer,
-        SimpleNamespace(model=model, whole_model=lambda: model, losses=SimpleNamespace(document_eot=document_eot)),
+        trainer, SimpleNamespace(model=model, whole_model=lambda: model, losses=losses)
     )
     return logged
 

@@ -129,16 +129,13 @@ def test_folder_of_another_sweep_is_refused(here, no_timing):
 
 
 def test_a_failed_run_does_not_end_the_others_and_is_trained_again(here, no_timing):
-    done = sweep(here, "callbacks.samples.max_new_tokens=8,0,4")
+    done = sweep(here, "optim.lr_scale=1,1e30,0.5")
     assert done.returncode == 1
-    message = "error: callbacks.samples: max_new_tokens=0 must be positive"
-    assert f"FAILED  callbacks.samples.max_new_tokens=0,seed=0: {message} (status 2" in done.stdout
+    message = "error: loss"
+    assert f"FAILED  optim.lr_scale=1e+30,seed=0: {message} (status 2" in done.stdout
     assert "2 of 3 runs are finished" in done.stdout
-    assert (
-        "NOT finished: callbacks.samples.max_new_tokens=0,seed=0 (failed); start the same command again to continue"
-        in done.stdout
-    )
-    again = sweep(here, "callbacks.samples.max_new_tokens=8,0,4")
+    assert "NOT finished: optim.lr_scale=1e+30,seed=0 (failed); start the same command again to continue" in done.stdout
+    again = sweep(here, "optim.lr_scale=1,1e30,0.5")
     assert "1 of 3 runs to train" in again.stdout and again.stdout.count("start   ") == 1
 
 
