@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
             train(*TRACKERS, name="2026/sweep/a=1")
         with SummaryWriter(str(folder / "2026/sweep/a=1/tensorboard")) as killed:
             killed.add_scalar("train/loss", 9.0, 6)  # the process was killed after step 6
-        train_script.train(typed(f"resume={folder / '2026/sweep/a=1'}", base=[]))
+        train_script.train(typed(f"resume={folder / '2026/sweep/a=1'}", f"data.cache_dir={folder / 'cache'}", base=[]))
     return folder
 
 

@@ -85,7 +85,7 @@ class ScoredText:
 
         Args:
             tokens: (M + 1,) ids of the text.
-            n_bytes: of all targets, which counts if all are scored. Of some windows, the bytes of the
+            n_bytes: of the whole text, which counts if all targets are scored. Of some windows, the bytes of the
                 decoded tokens count, without end-of-text.
             stride, limit: see `window_starts`; None: windows that do not overlap.
             document_eot: see `score_windows`.
@@ -214,6 +214,6 @@ def _clusters(
     texts = [ids[ids != lm.eot_id].tolist() for ids in np.split(targets[order], ends[:-1])]
     decoded = lm.tokenizer.decode_batch(texts, skip_special_tokens=False)
     sizes = np.array([max(float(len(text.encode())), NO_BYTES) for text in decoded])
-    if len(documents) == len(tokens) - 1:  # all targets: what the tokenizer changed, such as case, does not count
+    if len(documents) == len(tokens) - 1:  # the bytes of the first token count too
         sizes *= n_bytes / sizes.sum()
     return clusters, cluster, sizes

@@ -38,7 +38,6 @@ class EvaluatedText:
         tokens: (number of tokens,) ids.
         name: which text it is, for the reader.
         n_bytes: UTF-8 bytes of the text.
-        first_bytes: of them, those of the first token, which is not predicted.
         n_unknown: tokens that stand for characters that the tokenizer does not have.
         fingerprint: of text, split and tokenizer.
     """
@@ -46,7 +45,6 @@ class EvaluatedText:
     tokens: np.ndarray
     name: str
     n_bytes: int
-    first_bytes: int
     n_unknown: int
     fingerprint: str
 
@@ -58,8 +56,7 @@ class EvaluatedText:
         if len(tokens) < 2:
             raise ValueError(f"{name} has {len(tokens)} tokens, at least 2 are needed; give more text")
         n_bytes, n_unknown = (sum(counts[split][key] for split in splits) for key in ("bytes", "unknown"))
-        first_bytes = counts[splits[0]]["first_bytes"]
-        return cls(tokens, name, n_bytes, first_bytes, n_unknown, prepared.meta["fingerprint"])
+        return cls(tokens, name, n_bytes, n_unknown, prepared.meta["fingerprint"])
 
     def n_documents(self, eot_id: int) -> int:
         """Documents that contain a token with a target."""
@@ -151,7 +148,7 @@ class Subject:
     def score(self, text: EvaluatedText, *, stride: int | None = None, limit: int | None = None) -> ScoredText:
         """Scores a text in windows that do not overlap, or that slide by `stride`; see `ScoredText.of`."""
         options = {"stride": stride, "limit": limit, "document_eot": self.document_eot}
-        return ScoredText.of(self.lm, text.tokens, text.n_bytes - text.first_bytes, **options)
+        return ScoredText.of(self.lm, text.tokens, text.n_bytes, **options)
 
     def check_samples_code(self, n: int) -> None:
         """Raises ValueError unless the model was trained on Python code."""
