@@ -6,8 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tril.model.atomic_files import remove_leftovers
-from tril.model.runs import BEST, CHECKPOINTS, METRICS, ROOTS, SETTINGS, SUMMARY, SWEEP, Run, new_folder, run_folder
-from tril.scripts.cli.errors import check_writable
+from tril.model.runs import (
+    BEST,
+    CHECKPOINTS,
+    LOCK,
+    METRICS,
+    ROOTS,
+    SETTINGS,
+    SUMMARY,
+    SWEEP,
+    Run,
+    new_folder,
+    run_folder,
+)
+from tril.scripts.cli.errors import UserError, check_writable
 from tril.scripts.cli.process import process_rank, shared_folder
 
 CONTINUED_FILES = (METRICS, "samples.txt", "windows_best.npz", f"{CHECKPOINTS}/{BEST}")  # in another folder
@@ -49,7 +61,12 @@ def open_run(chosen: str | None, resumed: Path | None) -> Iterator[Run]:
             stack.enter_context(run.lock())
             for place in (folder, folder / CHECKPOINTS, (folder / METRICS).parent):
                 remove_leftovers(place)
-        yield run
+        try:
+            yield run
+        except UserError:  # a run that was refused leaves nothing
+            if process_rank() == 0 and {path.name for path in folder.iterdir()} <= {LOCK}:
+                shutil.rmtree(folder)
+            raise
 
 
 def take_files(run: Run, resumed: Path | None, *, work_left: bool) -> None:

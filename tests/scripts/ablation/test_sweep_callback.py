@@ -131,7 +131,7 @@ def test_folder_of_another_sweep_is_refused(here, no_timing):
 def test_a_failed_run_does_not_end_the_others_and_is_trained_again(here, no_timing):
     done = sweep(here, "optim.lr_scale=1,1e30,0.5")
     assert done.returncode == 1
-    message = "error: loss"
+    message = "error: the loss is nan"
     assert f"FAILED  optim.lr_scale=1e+30,seed=0: {message} (status 2" in done.stdout
     assert "2 of 3 runs are finished" in done.stdout
     assert "NOT finished: optim.lr_scale=1e+30,seed=0 (failed); start the same command again to continue" in done.stdout
