@@ -45,6 +45,9 @@ STANDS_FOR = {  # words of commands: what they are here
     "seed=SEED": "seed=0",
     "hf=my-model": "hf=FOLDER",
     "hf=ORG/NAME": "hf=FOLDER",
+    "hydra.run.dir=outputs/0": "hydra.run.dir=new",  # the folder has the runs that the pages train first
+    "hydra.run.dir=outputs/1": "hydra.run.dir=new",
+    "hydra.run.dir=base": "hydra.run.dir=new",
 }
 STANDS_FOR_IN = {"scaling": {"dir=latest": "dir=scaling"}}  # the newest sweep in the folder is no law
 CANNOT_START = {  # words of commands that are refused here: what they need
