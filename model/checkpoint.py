@@ -320,19 +320,3 @@ def one_line(text: str) -> str:
     """At most 600 characters without line breaks and control characters, since a file can contain any."""
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return text if len(text) <= 600 else f"{text[:300]} ... {text[-296:]}"
-
-
-# For callers that do not use Checkpoint yet.
-write = write_state
-
-
-def read(path: str | Path, *, entries: Collection[str] | None = None, mmap: bool = True) -> dict[str, Any]:
-    return read_state(path, entries=entries, mmap=mmap)
-
-
-def language_model(path: Path, content: dict[str, Any], device: torch.device | str = "cpu") -> "LanguageModel":
-    return Checkpoint.of(content, path).language_model(device)
-
-
-def payload(model: GPT, tokenizer: Any, eot: str, data: dict[str, Any]) -> dict[str, Any]:
-    return Checkpoint(model.config, {}, tokenizer.to_str(), eot, data=data).entry()

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import tiny_gpt
-from tril.model.checkpoint import payload
+from tril.model.checkpoint import Checkpoint
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.generation.step import decode_step
@@ -36,7 +36,9 @@ PROMPTS = {"one": [[1, 2, 3]], "unequal": [[1, 2], [3] * 9, [4] * 20]}
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document_eot, kind):
     model = tiny_gpt(**parts).to("meta")
-    content = payload(model, Tokenizer(models.BPE({}, [])), "A", {"fingerprint": "text"})
+    content = Checkpoint(
+        model.config, {}, Tokenizer(models.BPE({}, [])).to_str(), "A", data={"fingerprint": "text"}
+    ).entry()
     run = {"total_steps": 40, "val_bytes": float, "payload": content, "document_eot": document_eot}
     module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
     made = module.configure_optimizers("bf16-mixed")

@@ -13,7 +13,7 @@ from tests.conftest import assert_refused
 from tests.data.sources.test_chat import CHATML, MARKS
 from tests.model.interop.folders import byte_tokenizer, change_json, folder_of
 from tests.runs import TINY, in_process
-from tril.model.checkpoint import load, read
+from tril.model.checkpoint import load, read_state
 
 T = 32
 CHAT = ["data.format=chat", "data.path=train.jsonl", "data.val_path=val.jsonl", "hydra.run.dir=run"]
@@ -127,7 +127,7 @@ def test_the_chat_template_of_the_source_is_taken_over(tmp_path, chats, hf):
     assert file.read_text() == expected
     settings = yaml.safe_load((run / "config.yaml").read_text())
     assert settings["data"]["chat_template"] == str(file)
-    data = read(run / "checkpoints" / "last.ckpt")["tril"]["data"]
+    data = read_state(run / "checkpoints" / "last.ckpt")["tril"]["data"]
     assert data["source"]["chat_template"] == expected
     marked = sum(len(message["content"].encode()) + 1 for each in chats for message in each[1::2])
     assert data["targets"]["val"] == marked  # bytes, and the token that ends the answer
@@ -137,7 +137,8 @@ def test_the_chat_template_of_the_source_is_taken_over(tmp_path, chats, hf):
     done = in_process(*HF[:4], "hydra.run.dir=second", *HF[5:], "init_from=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (
-        read(tmp_path / "second" / "checkpoints" / "last.ckpt")["tril"]["data"]["source"]["chat_template"] == expected
+        read_state(tmp_path / "second" / "checkpoints" / "last.ckpt")["tril"]["data"]["source"]["chat_template"]
+        == expected
     )
 
 
@@ -146,7 +147,7 @@ def test_a_chosen_template_goes_before_that_of_the_source(tmp_path, chats, hf):
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     refused = in_process(*HF, f"init_from=hf:{hf}", "data.chat_template=mine.jinja", cwd=tmp_path)
     assert refused.returncode == 0 and not list((tmp_path / "cache" / "taken_over").glob("*.jinja"))
-    data = read(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["data"]
+    data = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["data"]
     assert data["source"]["chat_template"].startswith("{% for m in messages %}[")
 
 

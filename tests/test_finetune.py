@@ -10,7 +10,7 @@ import torch
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer
 from tests.runs import in_process, rows
-from tril.model.checkpoint import read, save
+from tril.model.checkpoint import read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import find_checkpoint
 
@@ -74,7 +74,7 @@ def test_it_stops_early_says_why_and_keeps_the_best(tmp_path, source, small_text
     reason = f"at step {val[-1][0]} of 400: val/loss is not below {best[1]:.4f} in 3 validations"
     assert summary["stopped_early"].startswith(reason)
     assert re.search(rf"\n  stopped +{re.escape(reason)}", done.stdout)
-    steps = {name: read(run / "checkpoints" / f"{name}.ckpt")["global_step"] for name in ("last", "best")}
+    steps = {name: read_state(run / "checkpoints" / f"{name}.ckpt")["global_step"] for name in ("last", "best")}
     assert steps == {"last": val[-1][0], "best": best[0]}
     assert find_checkpoint(run).name == "best.ckpt"  # what is sampled
     certificate = json.loads((run / "causality.json").read_text())

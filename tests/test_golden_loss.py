@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter
 import tril.data.batches
 import tril.model.autocast
 import tril.model.backends
-from tril.model.checkpoint import payload
+from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
@@ -50,7 +50,7 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
     )
     rates = OptimConfig(kind=optim, lr=0.01, schedule=ScheduleConfig(warmup_steps=3))
     tokenizer = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
-    content = payload(GPT(config), tokenizer, "A", {})
+    content = Checkpoint(config, {}, tokenizer.to_str(), "A", data={}).entry()
     torch.manual_seed(0)
     module = TrainingModule(GPT(config), rates, total_steps=STEPS, val_bytes=float, payload=content, compile=compile)
     losses, step = [], module.training_step

@@ -12,7 +12,7 @@ from tests.conftest import assert_refused, tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer, folder_of
 from tests.runs import in_process, typed
 from tril.model.binding import weights_digest
-from tril.model.checkpoint import Checkpoint, load, read, save
+from tril.model.checkpoint import Checkpoint, load, read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf_folder import read_hf
 from tril.scripts.cli.errors import UserError
@@ -80,7 +80,7 @@ def test_lineage_settings_and_data(tmp_path, text, source):
     run = tmp_path / "run"
     digest = weights_digest(Checkpoint.read(source).weights)
     lineage = {"source": str(source), "weights": digest, "step": None}
-    entry = read(run / "checkpoints" / "last.ckpt")["tril"]
+    entry = read_state(run / "checkpoints" / "last.ckpt")["tril"]
     assert entry["init_from"] == lineage and entry["causality"]["passed"] is True
     summary = json.loads((run / "summary.json").read_text())
     assert [summary[f"init_from{suffix}"] for suffix in ("", "_weights", "_step")] == list(lineage.values())
@@ -100,12 +100,12 @@ def test_resuming_needs_no_source(tmp_path, text, source):
     """The run is stopped after two of four steps; the source is gone when it goes on."""
     first = train(tmp_path, text, f"init_from={source}", "trainer.max_steps=2")
     assert first.returncode == 0, first.stderr
-    lineage = read(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["init_from"]
+    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["init_from"]
     source.unlink()
     (tmp_path / "run").rename(tmp_path / "moved")
     done = in_process("resume=moved", "trainer.max_steps=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    content = read(tmp_path / "moved" / "checkpoints" / "last.ckpt")
+    content = read_state(tmp_path / "moved" / "checkpoints" / "last.ckpt")
     assert content["global_step"] == 4 and content["tril"]["init_from"] == lineage
     assert json.loads((tmp_path / "moved" / "summary.json").read_text())["init_from_weights"] == lineage["weights"]
 
@@ -115,7 +115,7 @@ def test_a_run_can_start_from_a_run_that_did(tmp_path, text, source):
     assert train(tmp_path, text, f"init_from={source}").returncode == 0
     done = train(tmp_path, text, "init_from=run/checkpoints/last.ckpt", "hydra.run.dir=second")
     assert done.returncode == 0, done.stderr
-    content = read(tmp_path / "second" / "checkpoints" / "last.ckpt")
+    content = read_state(tmp_path / "second" / "checkpoints" / "last.ckpt")
     first = tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert content["tril"]["init_from"]["source"] == str(first) and content["tril"]["init_from"]["step"] == 4
     assert load(tmp_path / "second").tokenizer.to_str() == load(source).tokenizer.to_str()

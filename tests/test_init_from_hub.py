@@ -9,7 +9,7 @@ import torch
 from tests.conftest import assert_refused
 from tests.model.interop.folders import folder_of
 from tests.test_init_from import train
-from tril.model.checkpoint import read
+from tril.model.checkpoint import read_state
 from tril.model.interop.hf_download import download, is_hub_name
 from tril.model.interop.hf_folder import read_hf
 
@@ -74,7 +74,7 @@ def test_a_revision(server, source):
 def test_a_run_records_the_commit(tmp_path, text, source):
     done = train(tmp_path, text, f"init_from=hf:{NAME}", "trainer.max_steps=2")
     assert done.returncode == 0, done.stderr
-    lineage = read(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["init_from"]
+    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["init_from"]
     assert lineage["source"] == f"hf:{NAME}@{COMMIT}"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["init_from"] == f"hf:{NAME}@{COMMIT}"
 

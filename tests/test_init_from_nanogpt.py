@@ -8,7 +8,7 @@ from tests.conftest import assert_refused
 from tests.model.interop.folders import EOT, byte_tokenizer
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
 from tests.test_init_from import train, weights_at_start
-from tril.model.checkpoint import load, read
+from tril.model.checkpoint import load, read_state
 from tril.model.interop.nanogpt import read_nanogpt
 
 
@@ -25,7 +25,7 @@ def test_a_model_of_characters_is_trained_and_certified(tmp_path, text, monkeypa
     expected = read_nanogpt(path).language_model().model.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     assert torch.equal(found["embed.weight"][:-2], model.transformer.wte.weight)
-    content = read(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    content = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")
     entry, trained = content["tril"], load(tmp_path / "run")
     assert (entry["init_from"]["source"], entry["init_from"]["step"]) == (str(path), 2000)
     assert entry["causality"]["passed"] is True and content["global_step"] == 2

@@ -12,7 +12,7 @@ import torch
 from tests import rank_runs
 from tests.ranks import run_ranks
 from tests.runs import rows
-from tril.model.checkpoint import load, read
+from tril.model.checkpoint import load, read_state
 
 pytestmark = pytest.mark.xdist_group("parallel_runs")  # one process of pytest-xdist has the costly fixture
 
@@ -100,7 +100,7 @@ def test_losses_and_gradient_norms_follow_one_process(folder, name):
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_checkpoints_hold_the_weights_and_optimizer_state_of_one_process(folder, name):
-    actual, expected = (read(folder / each / "checkpoints" / "last.ckpt") for each in (name, PAIRS[name]))
+    actual, expected = (read_state(folder / each / "checkpoints" / "last.ckpt") for each in (name, PAIRS[name]))
     assert actual.keys() == expected.keys()
     [mine], [theirs] = actual["optimizer_states"], expected["optimizer_states"]
     assert [group["params"] for group in mine["param_groups"]] == [group["params"] for group in theirs["param_groups"]]

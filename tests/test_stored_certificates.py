@@ -11,7 +11,7 @@ from tests.runs import in_process, interrupted
 from tril import train as train_script
 from tril.model.causality import certificate
 from tril.model.causality.grids import gpt_grid
-from tril.model.checkpoint import read, write
+from tril.model.checkpoint import read_state, write_state
 from tril.model.training import checkpointing
 from tril.scripts.certify import main
 
@@ -48,7 +48,7 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
         8: f"passed at step 8; {belongs}",
     }
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert read(checkpoints / "last.ckpt")["tril"]["causality"]["certified_at_step"] == 8
+    assert read_state(checkpoints / "last.ckpt")["tril"]["causality"]["certified_at_step"] == 8
 
 
 def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tm
     monkeypatch.setattr(certificate, "canary", partial(certificate.canary, steps=5))
     train_script.train(configure("callbacks.samples=null"))
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    stored = read(last)["tril"]["causality"]
+    stored = read_state(last)["tril"]["causality"]
 
     def certified(path, out):
         done = call(main, f"ckpt={path}", "device=cpu", f"out={out}", cwd=tmp_path)
@@ -68,9 +68,9 @@ def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tm
     assert line == "stored certificate: passed at step 8; belongs to these weights, config, data and code"
     assert written["of"] == stored["of"] and written["passed"] and written["stored_certificate"]["belongs"]
     assert {"shift", "targets", "pipeline canary"} <= written["checks"].keys()
-    content = read(last, mmap=False)
+    content = read_state(last, mmap=False)
     content["tril"]["config"]["window"] = 7
-    write(tmp_path / "changed.ckpt", content)
+    write_state(tmp_path / "changed.ckpt", content)
     line, written = certified("changed.ckpt", "second")
     assert line == ("stored certificate: passed at step 8; does not belong to this file: the config differs")
     assert written["stored_certificate"]["differs"] == ["the config differs"]

@@ -72,7 +72,7 @@ class TrainingModule(LightningModule):
             sources, which have a validation loader each, this function of every source by its name.
         val_documents: the documents of the first n validation targets, counted from 0, (n,), given n of each source;
             None: the losses of documents are not kept.
-        payload: the "tril" entry of a checkpoint, see `model.checkpoint.payload`; the module adds the certificate.
+        payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; the module adds the certificate.
         compile, document_eot: see `Loss`.
     """
 

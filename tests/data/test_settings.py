@@ -12,7 +12,7 @@ from tril.model.config import GPTConfig
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.training.optim import OptimConfig
 from tril.model.training.schedule import ScheduleConfig
-from tril.model.training.trainer_config import CausalityConfig, TopLevelConfig, TrainerConfig
+from tril.model.training.settings import CausalityConfig, TopLevelConfig, TrainerConfig
 
 
 @dataclass(frozen=True, config=strict_settings("optim.schedule"))

@@ -20,7 +20,7 @@ from tests.model.test_checkpoint import language_model, rewrite
 from tests.runs import typed
 from tril import train as train_script
 from tril.data.settings import build
-from tril.model.checkpoint import load, read, save
+from tril.model.checkpoint import load, read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import head_gate, obstacle
 from tril.model.heads.attention_maps import TokenWindows
@@ -245,7 +245,7 @@ def test_documents_are_kept_apart_where_the_run_kept_them_apart(run):
 def test_a_model_without_heads_is_refused_in_one_line(trained, tmp_path, lm):
     path = tmp_path / "checkpoints" / "last.ckpt"
     without = LanguageModel(tiny_gpt(vocab_size=300, context_length=T, n_heads=0), lm.tokenizer)
-    save(path, without, **read(trained / "outputs" / "run" / "checkpoints" / "last.ckpt")["tril"]["data"])
+    save(path, without, **read_state(trained / "outputs" / "run" / "checkpoints" / "last.ckpt")["tril"]["data"])
     shutil.copy(trained / "outputs" / "run" / "config.yaml", tmp_path)
     assert_refused(
         heads(tmp_path, "ckpt=."), "last.ckpt has model.n_heads=0, blocks without attention heads; name another run"

@@ -13,7 +13,7 @@ from tril.model.runs import BEST, CHECKPOINTS, LAST
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.checkpointing import CheckpointFiles, link
 from tril.model.training.module import TrainingModule
-from tril.model.training.trainer_config import CheckpointConfig
+from tril.model.training.settings import CheckpointConfig
 
 
 class Stop(Protocol):

@@ -11,7 +11,7 @@ import torch
 from tests.runs import rows
 from tril import train as train_script
 from tril.model import checkpoint as checkpoint_module
-from tril.model.checkpoint import read
+from tril.model.checkpoint import read_state
 from tril.model.training import checkpointing
 from tril.model.training.callbacks import checkpoints
 from tril.model.training.checkpointing import CheckpointFiles
@@ -26,7 +26,7 @@ def save(path, step):
 
 
 def steps_of(folder):
-    return {path.name: read(path)["global_step"] for path in sorted(folder.iterdir())}
+    return {path.name: read_state(path)["global_step"] for path in sorted(folder.iterdir())}
 
 
 def test_the_checkpoint_before_is_kept(tmp_path):
@@ -83,7 +83,7 @@ def test_tied_weights_are_written_once(tmp_path):
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     """The tensors of the file are those of the call, and the call returns before the file is written."""
     begin, weights, files = threading.Event(), torch.zeros(3), CheckpointFiles()
-    original = checkpoint_module.write
+    original = checkpoint_module.write_state
 
     def wait_then_write(path, content):
         assert begin.wait(60)
@@ -94,7 +94,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     weights += 1
     begin.set()
     files.teardown()
-    assert read(tmp_path / "last.ckpt")["w"].tolist() == [0, 0, 0]
+    assert read_state(tmp_path / "last.ckpt")["w"].tolist() == [0, 0, 0]
 
 
 @pytest.fixture
@@ -143,6 +143,6 @@ def test_the_newest_two_and_the_best_are_kept(configure, tmp_path, monkeypatch):
 def test_a_longer_run_goes_on_with_the_next_windows(configure, tmp_path):
     """Its last step was no multiple of the validation interval; the checkpoint has the state of the loader."""
     train_script.train(configure("trainer.max_steps=7", "checkpoint.every_n_steps=7"))
-    last = read(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    last = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")
     [loader] = last["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     assert loader == {"consumed": 7 * 4}

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from torch.utils.data import DataLoader
 
 from tests.conftest import tiny_gpt
-from tril.model.checkpoint import payload
+from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import IGNORE
 from tril.model.training.module import Mean, TrainingModule
 from tril.model.training.optim import OptimConfig
@@ -42,7 +42,7 @@ def module(compile=None, steps=6, bytes_per_token=1.0, document_eot=None, **choi
     torch.manual_seed(0)
     model = tiny_gpt(**{"tie_embeddings": False} | choices)
     optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
-    content = payload(model, TOKENIZER, "A", {"fingerprint": "text"})
+    content = Checkpoint(model.config, {}, TOKENIZER.to_str(), "A", data={"fingerprint": "text"}).entry()
     run = {"total_steps": steps, "val_bytes": lambda n_targets: n_targets * bytes_per_token, "payload": content}
     return TrainingModule(model, optim, **run, compile=compile, document_eot=document_eot)
 
