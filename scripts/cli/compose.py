@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from tril.data.settings import nearest
-from tril.scripts.cli.config import CONFIGS, GROUPS
+from tril.scripts.cli.config import CONFIGS, GROUPS, data_defaults
 from tril.scripts.cli.errors import UserError, unknown_setting
 from tril.scripts.cli.typed import Typed
 
@@ -87,7 +87,7 @@ def register_defaults() -> None:
     `settings` of a group has its defaults, `run_settings` those that belong to no config group, and `source_NAME` of
     the group `data` those of a text.
     """
-    from tril.data.config import SOURCES, DataConfig
+    from tril.data.config import SOURCES
     from tril.data.settings import defaults
     from tril.model.training.settings import TopLevelConfig
 
@@ -96,8 +96,8 @@ def register_defaults() -> None:
     store.store("run_settings", defaults(TopLevelConfig) | single)
     for name in GROUPS.keys() - single.keys():
         store.store("settings", defaults(GROUPS[name]), group=name)
-    for name, source in SOURCES.items():
-        store.store(f"source_{name}", defaults(DataConfig) | defaults(source) | {"source": name}, group="data")
+    for name in SOURCES:
+        store.store(f"source_{name}", data_defaults(name), group="data")
 
 
 def run_grid(task, typed: Typed, config_name: str = "train") -> None:

@@ -182,7 +182,7 @@ class RunConfig:
         from tril.model.training.schedule import steps_for_flops
 
         with torch.device("meta"):
-            flops = GPT(self.model).flops_per_token() * self.tokens_per_step() * self.data_ranks
+            flops = GPT(self.model).flops_per_token() * self.tokens_per_step() * self.devices
         limits = {"max_steps": trainer.max_steps, "val_check_interval": trainer.val_check_interval}
         steps, interval = steps_for_flops(trainer.max_flops, flops, **limits)
         return replace(self, trainer=replace(trainer, max_steps=steps, val_check_interval=interval, max_flops=None))
@@ -196,7 +196,7 @@ class RunConfig:
         counts = [member.count for member in members.values()]
         windows = TrainWindows(tokens, self.model.context_length, 1, self.top.seed, counts=counts)
         limit, number = windows.first_repeat()
-        name, per_step = list(members)[number], self.data.batch_size * self.accumulate * self.data_ranks
+        name, per_step = list(members)[number], self.data.batch_size * self.accumulate * self.devices
         steps = step + max(0, limit - n_read) // per_step
         if steps >= self.steps:
             return self, ""
@@ -245,23 +245,13 @@ class RunConfig:
 
     @property
     def devices(self) -> int:
-        """Devices of the run as configured; Lightning counts a CPU as one."""
+        """Devices of the run as configured, each with batches of its own; Lightning counts a CPU as one."""
         import torch
 
         devices, nodes = self.trainer.devices, self.trainer.num_nodes
         if devices in ("auto", -1):
             devices = torch.cuda.device_count() if self.hardware and self.hardware.accelerator == "cuda" else 1
         return nodes * (len(devices) if isinstance(devices, list) else devices)
-
-    @property
-    def val_interval(self) -> int:
-        """Micro-batches between two validations, as Lightning counts them; the setting counts optimizer steps."""
-        return self.trainer.val_check_interval * self.accumulate
-
-    @property
-    def data_ranks(self) -> int:
-        """Processes that each have batches of their own."""
-        return self.devices
 
     def tokens_per_step(self) -> int:
         """Training tokens per step and device."""
@@ -332,12 +322,21 @@ def _refuse_without_effect(config: RunConfig, command_line: Typed) -> None:
                 )
 
 
+def data_defaults(source: str) -> dict[str, Any]:
+    """The defaults below `data:` of a kind of text."""
+    return defaults(DataConfig) | defaults(SOURCES[source]) | {"source": source}
+
+
 def data_presets() -> dict[str, dict]:
     """The settings of the data groups, which the sources of a mixture may name."""
     import yaml
 
-    paths = sorted((CONFIGS / "data").glob("*.yaml"))
-    return {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in paths}
+    presets = {}
+    for path in sorted((CONFIGS / "data").glob("*.yaml")):
+        own = yaml.safe_load(path.read_text(encoding="utf-8"))
+        base = data_defaults(own.pop("defaults")[0].removeprefix("source_"))
+        presets[path.stem] = base | own | {"tokenizer": base["tokenizer"] | own.get("tokenizer", {})}
+    return presets
 
 
 def data_settings(data: DataConfig) -> dict[str, Any]:

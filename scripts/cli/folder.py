@@ -17,6 +17,7 @@ from tril.model.runs import (
     SWEEP,
     Run,
     new_folder,
+    remove_if_empty,
     run_folder,
 )
 from tril.scripts.cli.errors import UserError, check_writable
@@ -65,7 +66,8 @@ def open_run(chosen: str | None, resumed: Path | None) -> Iterator[Run]:
             yield run
         except UserError:  # a run that was refused leaves nothing
             if process_rank() == 0 and {path.name for path in folder.iterdir()} <= {LOCK}:
-                shutil.rmtree(folder)
+                (folder / LOCK).unlink(missing_ok=True)
+                remove_if_empty(folder)
             raise
 
 

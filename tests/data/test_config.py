@@ -6,7 +6,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tril.data.config import SOURCES, DataConfig, parse
 from tril.data.mixture import Mixture, expand
@@ -16,10 +15,13 @@ from tril.data.sources.prose import Prose
 from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.errors import message_of
+from tril.scripts.cli.typed import Typed
 
 ROOT = Path(__file__).parents[2]
-YAMLS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs/data").glob("*.yaml")}
+YAMLS = data_presets()
 
 
 def changed(name="stdlib", tokenizer=None, **values):
@@ -50,8 +52,9 @@ def test_shipped_yamls_give_these_sources(tmp_path):
 
 
 @pytest.mark.parametrize("name", YAMLS)
-def test_shipped_yamls_contain_every_key(name):
+def test_shipped_yamls_with_their_defaults_contain_every_key(name):
     """Otherwise Hydra would refuse an override of that key."""
+    assert compose("train", Typed.of([f"data={name}"])).settings["data"] == YAMLS[name]
     settings = fields(DataConfig) + fields(SOURCES[YAMLS[name]["source"]])
     assert set(YAMLS[name]) == {field.name for field in settings}
     assert set(YAMLS[name]["tokenizer"]) == {field.name for field in fields(TokenizerConfig)}
