@@ -72,6 +72,7 @@ def train(
     with user_errors():
         check_folder(start.folder, start.path)
         added = build_targets(config.targets, start.allowed_targets)
+        config.check_processes()
         data = prepare_text(config)
         config, remark = config.fitted(data.prepared, step=start.step, n_read=start.n_read)
         model = build_model(config, start)

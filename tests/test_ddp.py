@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.calls import call
+from tests.conftest import assert_refused
 from tests.runs import TINY, rows
 from tril.model.checkpoint import read_state
 from tril.scripts.cli.compose import CONFIGS
@@ -115,13 +116,6 @@ def start_again(run: Path, *overrides: str, cwd: Path) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **streams)
 
 
-def assert_refused_last(done: subprocess.CompletedProcess, message: str) -> None:
-    """One line, after at most one about the text: the processes are counted when it is prepared."""
-    *about_the_text, last = done.stderr.splitlines()
-    assert done.returncode == 2 and last.startswith("error: ") and message in last, done.stderr
-    assert len(about_the_text) <= 1
-
-
 REFUSED = {
     "trainer.strategy=ddp_spawn": "trainer.strategy=ddp_spawn must be 'auto', 'ddp' or 'model_parallel'",
     "trainer.strategy=ddp_notebook": "trainer.strategy=ddp_notebook must be 'auto', 'ddp' or 'model_parallel'",
@@ -138,7 +132,7 @@ def test_what_cannot_be_divided_is_refused_in_one_line(tmp_path, text, overrides
     done = call(
         train.main, *TINY, f"data.path={text}", *overrides.split(), cwd=tmp_path, TRIL_CACHE=str(tmp_path / "c")
     )
-    assert_refused_last(done, REFUSED[overrides])
+    assert_refused(done, REFUSED[overrides])
     assert not list(tmp_path.glob("outputs/*/*"))
 
 
@@ -148,4 +142,4 @@ def test_processes_of_torchrun_must_be_those_of_the_settings(tmp_path, text):
     environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TRIL_CACHE": str(tmp_path / "c")}
     done = call(train.main, *TINY, f"data.path={text}", cwd=tmp_path, **environment)
     limit = "must be 2, the number of processes that were started; change one of them"
-    assert_refused_last(done, f"trainer.devices=1 * trainer.num_nodes=1 {limit}")
+    assert_refused(done, f"trainer.devices=1 * trainer.num_nodes=1 {limit}")

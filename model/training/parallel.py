@@ -21,9 +21,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from lightning import Trainer
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
@@ -189,22 +189,30 @@ def renamed(state: dict[str, Any], keys: dict) -> dict[str, Any]:
 
 def make_strategy(config: TrainerConfig, resume: str) -> Strategy | str:
     """The strategy of `lightning.Trainer`; on one device its default."""
-    if config.strategy == "auto" and config.devices == 1 and config.num_nodes == 1:
+    if not is_distributed(config):
         return "auto"
     return FSDP(resume) if config.strategy == "model_parallel" else DDP(resume)
 
 
-def check_processes(trainer: Trainer) -> None:
-    """Raises ValueError unless the settings are those of the processes that torchrun or srun started."""
-    devices, nodes = trainer.num_devices, trainer.num_nodes
-    environment = getattr(trainer.strategy, "cluster_environment", None)
-    if isinstance(environment, LightningEnvironment) and nodes > 1:
+def is_distributed(config: TrainerConfig) -> bool:
+    """Whether a run has a process group, of one process or more."""
+    return config.strategy != "auto" or config.devices != 1 or config.num_nodes != 1
+
+
+def check_processes(config: TrainerConfig, total: int) -> None:
+    """Raises ValueError unless `total` devices are as many as the processes that torchrun or srun started."""
+    nodes = config.num_nodes
+    devices, environment = total // nodes, None
+    if is_distributed(config):  # the environment that Lightning will choose
+        found = (each for each in (TorchElasticEnvironment, SLURMEnvironment) if each.detect())
+        environment = next(found, LightningEnvironment)
+    if environment is LightningEnvironment and nodes > 1:
         needs = f"trainer.num_nodes={nodes} needs processes that torchrun or srun starts on every node"
         raise ValueError(f"{needs}; start with torchrun --nnodes={nodes}, or use trainer.num_nodes=1")
-    started = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else devices * nodes  # torchrun sets both
-    if isinstance(environment, SLURMEnvironment):
-        started = environment.world_size()
-    if started != devices * nodes:
+    started = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else total  # torchrun sets both
+    if environment is SLURMEnvironment:
+        started = SLURMEnvironment().world_size()
+    if started != total:
         product = f"trainer.devices={devices} * trainer.num_nodes={nodes}"
         raise ValueError(f"{product} must be {started}, the number of processes that were started; change one of them")
 

@@ -28,7 +28,7 @@ from tril.model.training.gc_pause import gc_paused
 from tril.model.training.hardware import Hardware
 from tril.model.training.loggers import start_loggers
 from tril.model.training.module import TrainingModule
-from tril.model.training.parallel import check_processes, make_strategy
+from tril.model.training.parallel import make_strategy
 from tril.model.training.settings import CallbacksConfig, CheckpointConfig, TrainerConfig
 
 OURS = {
@@ -95,7 +95,6 @@ def build_trainer(
         )
     except (MisconfigurationException, TypeError) as error:  # Lightning's message about a wrong argument
         raise ValueError(f"trainer: {error}") from error
-    check_processes(trainer)
     return trainer
 
 

@@ -233,6 +233,13 @@ class RunConfig:
             chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"
             raise UserError(f"{chosen} starts processes; use tril train in a terminal, or trainer=default")
 
+    def check_processes(self) -> None:
+        """Raises UserError unless torchrun or srun started as many processes as the settings say; imports Lightning."""
+        from tril.model.training.parallel import check_processes
+
+        with user_errors():
+            check_processes(self.trainer, self.devices)
+
     @property
     def steps(self) -> int:
         """Optimizer steps of the run."""
