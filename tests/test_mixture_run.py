@@ -207,6 +207,12 @@ def test_stop_leaves_a_shorter_run_as_it_is_and_needs_a_step(configure, tmp_path
         train_script.train(configure("data.exhausted=stop", "data.batch_size=9000"))
 
 
+def test_a_name_that_is_twice_on_the_command_line_is_refused(folder):
+    sources = "data.sources={docs: 0.5, other.txt: 1, docs: 2}"
+    done = in_process(*MIXTURE[:-1], sources, cwd=folder)
+    assert_refused(done, f"error: {sources} has docs twice; leave out one of them")
+
+
 @pytest.mark.slow
 def test_evaluate_measures_one_source_as_the_run_did(folder):
     refused = call(evaluate.main, "ckpt=run", cwd=folder, TRIL_CACHE=str(folder / "cache"))

@@ -1,6 +1,7 @@
 """The settings of a run as numbers: checked once, then completed once by what the text and the start decide."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -317,6 +318,10 @@ def _check_combinations(config: RunConfig) -> None:
 
 def _refuse_without_effect(config: RunConfig, command_line: Typed) -> None:
     """Raises ValueError for a typed setting that has no effect with the others."""
+    sources = command_line.get("data.sources") or ""
+    names = re.findall(r"[{,]\s*([^:,{}]+?)\s*:", sources)
+    if twice := [name for name in names if names.count(name) > 1]:  # of which Hydra keeps the last
+        raise ValueError(f"data.sources={sources} has {twice[0]} twice; leave out one of them")
     groups = [(name, getattr(config, name)) for name in GROUPS]
     groups += [("data", config.data.source), ("data.tokenizer", config.data.tokenizer)]
     for prefix, group in groups:
