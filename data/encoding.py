@@ -1,6 +1,5 @@
 """Pieces of text -> token ids, in several threads."""
 
-import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from tril.data.sources.base import Piece
-from tril.data.tokenizer import for_documents, guarded, is_byte_level
+from tril.data.tokenizer import for_documents, guarded
 
 BATCH_SIZE = 1 << 19  # characters that a thread encodes at a time; up to 75 MB as Encoding objects
 MAX_THREADS = 8  # more contend for Python's global lock and take more memory
@@ -89,13 +88,13 @@ def encoded_pieces(pieces: Iterable[Piece], tokenizer: Tokenizer, eot: str, dtyp
 def first_token_bytes(tokenizer: Tokenizer, text: str) -> int:
     """UTF-8 bytes of the first token of a text."""
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    if is_byte_level(json.loads(tokenizer.to_str())):  # also of a token that ends within a character
+    if '"type":"ByteLevel"' in tokenizer.to_str():  # each character of a token is a byte, perhaps within a character
         return len(encoding.tokens[0])
     return len(text[: encoding.offsets[1][0] if len(encoding.ids) > 1 else len(text)].encode())
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
-    return guarded(lambda: tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+    return guarded("cannot encode the text", tokenizer.encode_batch_fast, texts, add_special_tokens=False)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

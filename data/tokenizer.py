@@ -28,8 +28,9 @@ COMMIT = re.compile("[0-9a-f]{40}")
 MAX_IDS = 1 << 21  # XLM-V has 901,629
 MAX_BYTES = 1 << 27  # of a tokenizer.json; the largest published ones have about 35 MB
 MAX_GROWTH = 64  # characters that a normalizer or a decoder may make of one
-PROBE = "The caf\u00e9 \u6f22\U0001f469\n\x00 1"
-TEXT_BYTES = set(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}  # of UTF-8
+# Together they have nearly every byte of UTF-8: a tokenizer that loses none of them loses no other letter.
+CODES = (*range(0x30, 0x7B), *range(0xC0, 0x100), *range(0x100, 0x800, 0x40), *range(0x800, 0x21000, 0x400))
+LETTERS = [char for char in map(chr, CODES) if char.isalnum()]
 
 
 @dataclass(frozen=True, config=strict_settings("data.tokenizer"))
@@ -120,8 +121,6 @@ def build(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 def for_documents(tokenizer: Tokenizer) -> Tokenizer:
     """The same object, which now encodes all of a text as text."""
     tokenizer.encode_special_tokens = True
-    tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
-    tokenizer.no_padding()
     return tokenizer
 
 
@@ -140,51 +139,49 @@ def load_tokenizer(content: str, vocab_size: int = MAX_IDS) -> Tokenizer:
         vocab_size: rows of the embedding: ids must be smaller.
 
     Raises:
-        ValueError: it cannot be read, or its ids would not represent a text; the message is the end of a sentence
-            about it.
+        ValueError: it cannot be read, or its ids would not represent a text; one line.
     """
     if len(content) > MAX_BYTES:
-        raise ValueError(f"it has {len(content)} characters, more than {MAX_BYTES}")
+        raise ValueError(f"the tokenizer has {len(content)} characters, more than {MAX_BYTES}; use another one")
     try:
         problem = _defect(json.loads(content), vocab_size)
-    except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError("it has no model with a vocabulary, or no added_tokens") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the tokenizer cannot be read ({reason}); it needs a model with a vocabulary") from error
     if problem:
         raise ValueError(problem)
-    tokenizer = guarded(Tokenizer.from_str, content)
-    try:
-        guarded(lambda: tokenizer.decode(tokenizer.encode(PROBE, add_special_tokens=False).ids))
-    except ValueError as error:
-        raise ValueError(f"it cannot encode {PROBE!r} ({error}); choose another one") from error
+    tokenizer = guarded("cannot be read", Tokenizer.from_str, content)
+    tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
+    tokenizer.no_padding()
+    encodings = guarded("cannot encode a letter", tokenizer.encode_batch, LETTERS, add_special_tokens=False)
+    decoded = guarded("cannot decode a letter", tokenizer.decode_batch, [encoding.ids for encoding in encodings])
+    for letter, encoding, text in zip(LETTERS, encodings, decoded, strict=True):
+        if not encoding.ids or "\ufffd" in text:  # or the token of one of its bytes is missing
+            raise ValueError(f"the tokenizer has no token for {letter!r}, which would vanish; set its model.unk_token")
     return tokenizer
 
 
 def _defect(state: dict[str, Any], vocab_size: int) -> str | None:
-    """Why a tokenizer.json is not used, and the remedy."""
+    """Why a tokenizer.json is not used, and the remedy; fails on values of other types than the library writes."""
     model, vocab = state["model"], state["model"]["vocab"]
     if not isinstance(vocab, dict):  # of a unigram model: tokens and scores
         vocab = {entry[0]: i for i, entry in enumerate(vocab)}
-    ids = [*vocab.values(), *(token["id"] for token in state["added_tokens"])]
-    if wrong := [i for i in ids if type(i) is not int or not 0 <= i < MAX_IDS]:
-        return f"the id {wrong[0]!r} must be an integer from 0 to {MAX_IDS - 1}"
+    ids = [*vocab.values(), *(token["id"] for token in state.get("added_tokens") or ())]
+    if wrong := [i for i in ids if type(i) is not int or i < 0]:
+        return f"the tokenizer has the id {wrong[0]!r}, which must be an integer from 0 on; use another one"
     if not ids or len(set(vocab.values())) < len(vocab):
-        return "several tokens of its vocabulary have the same id" if ids else "it has no tokens"
+        return f"the tokenizer has {'several tokens with the same id' if ids else 'no tokens'}; use another one"
     if max(ids) >= vocab_size:
-        return f"its {max(ids) + 1} tokens exceed the model's vocab_size={vocab_size}; use that of the model's run"
+        limit = f"the model's vocab_size={vocab_size}"
+        return f"the tokenizer's {max(ids) + 1} tokens exceed {limit}; use the tokenizer of the model's run"
     if model.get("dropout"):
-        return f"model.dropout={model['dropout']:g} makes its ids random; set it to null in the file"
+        return f"the tokenizer has model.dropout={model['dropout']:g}, so its ids are random; set it to null"
     if max(_growth(state.get("normalizer")), _growth(state.get("decoder"))) > MAX_GROWTH:
-        return f"its normalizer or decoder makes more than {MAX_GROWTH} characters of one; choose another one"
-    # The library removes the prefix from the second part of a merge without looking at it, which can abort.
+        return f"the tokenizer makes more than {MAX_GROWTH} characters of one; use another one"
+    # The library cuts the prefix off the second part of each merge unseen; within a character, that ends the process.
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()]
-    if (prefix := model.get("continuing_subword_prefix")) and not all(
-        second.startswith(prefix) for _, second in merges
-    ):
-        return f"it has merges without the continuing_subword_prefix={prefix!r}"
-    if not _knows_all(state, vocab):
-        return "it has no unknown token, so characters that it lacks would vanish; set model.unk_token in the file"
+    if (prefix := model.get("continuing_subword_prefix")) and not all(pair[1].startswith(prefix) for pair in merges):
+        return f"the tokenizer has merges without the continuing_subword_prefix={prefix!r}; use another one"
     return None
 
 
@@ -196,34 +193,15 @@ def _growth(step: dict[str, Any] | None) -> int:
     return max(1, len(step.get("content") or step.get("prepend") or "")) * math.prod(map(_growth, inner))
 
 
-def _knows_all(state: dict[str, Any], vocab: dict[str, int]) -> bool:
-    """Whether each character gets an id: that of the unknown token, or those of its bytes."""
-    model = state["model"]
-    if model.get("unk_id") is not None or model.get("unk_token") in vocab:
-        return True
-    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocab for byte in TEXT_BYTES):
-        return True
-    # ByteLevel writes the bytes that no text has as the characters of the same number
-    characters = [char for char in pre_tokenizers.ByteLevel.alphabet() if ord(char) > 255 or ord(char) in TEXT_BYTES]
-    return is_byte_level(state) and model.get("unk_token") is None and all(char in vocab for char in characters)
-
-
-def is_byte_level(state: dict[str, Any]) -> bool:
-    """Whether each character of a token stands for a byte."""
-    steps = [state.get("normalizer"), state.get("pre_tokenizer")]
-    for step in filter(None, steps):
-        steps += step.get("normalizers") or step.get("pretokenizers") or ()
-    return any(step is not None and step["type"] == "ByteLevel" for step in steps)
-
-
-def guarded(task: Any, *arguments: Any) -> Any:
-    """The result of a call of the library, whose errors become a ValueError of one line."""
+def guarded(problem: str, task: Any, *arguments: Any, **options: Any) -> Any:
+    """The result of a call of the library, whose errors become a ValueError of one line that names the problem."""
     try:
-        return task(*arguments)
+        return task(*arguments, **options)
     except BaseException as error:  # a panic of its Rust code is no Exception
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        raise ValueError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"the tokenizer {problem} ({reason}); use another one") from error
 
 
 def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:

@@ -24,13 +24,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tril.data.settings import explain
+from tril.data.tokenizer import load_tokenizer
 from tril.model.atomic_files import atomic_path
 from tril.model.config import GPTConfig, check_memory
 from tril.model.digest import digest
 from tril.model.gpt import GPT
 from tril.model.initialization import SkipInit
 from tril.model.runs import find_checkpoint
-from tril.model.stored_tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel

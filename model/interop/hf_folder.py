@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from tril.data.tokenizer import load_tokenizer
 from tril.model.checkpoint import build
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.architectures import ARCHITECTURES, from_hf, from_theirs, model_type, to_hf, to_theirs
 from tril.model.interop.model_card import CERTIFICATE, sha256_of
-from tril.model.stored_tokenizer import load_tokenizer
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

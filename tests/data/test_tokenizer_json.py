@@ -5,6 +5,7 @@ import json
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from tril.data import tokenizer as module
 from tril.data.tokenizer import MAX_IDS, TokenizerConfig, build, load_tokenizer
 
 EOT = {"id": 0, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False}
@@ -28,100 +29,80 @@ def without(model, *names):
     return {name: value for name, value in model.items() if name not in names}
 
 
-def built(tmp_path, content):
-    path = tmp_path / "tokenizer.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return build(TokenizerConfig(kind="file", path=str(path)), [])
+def with_id(i, model=BPE):
+    return state({**model, "vocab": VOCAB | {"zz": i}})
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "Expecting value"),
-        ("[]", "it has no model with a vocabulary"),
-        ("[" * 100_000, "nested too deeply"),
-        (state({}), "it has no model with a vocabulary"),
-        (without(state(BPE), "added_tokens"), "or no added_tokens"),
-        (state({**BPE, "vocab": 5}), "it has no model with a vocabulary"),
-        (state({**PIECES, "vocab": VOCAB | {"zz": 4_000_000_000}}), "the id 4000000000 must be an integer from 0 to"),
-        (state({**BPE, "vocab": VOCAB | {"zz": MAX_IDS}}), f"the id {MAX_IDS} must be an integer"),
-        (state({**BPE, "vocab": VOCAB | {"zz": -1}}), "the id -1 must be an integer"),
-        (state({**BPE, "vocab": VOCAB | {"zz": 4e9}}), "the id 4000000000.0 must be an integer"),
-        (state({**BPE, "vocab": VOCAB | {"zz": None}}), "the id None must be an integer"),
-        (state(BPE, added_tokens=[EOT, {**EOT, "id": 4_000_000_000, "content": "z"}]), "the id 4000000000 must be"),
-        (state({**BPE, "vocab": VOCAB | {"zz": 2}}), "several tokens of its vocabulary have the same id"),
+        ("", "the tokenizer cannot be read (JSONDecodeError"),
+        ("[]", "the tokenizer cannot be read (TypeError"),
+        ("[" * 100_000, "the tokenizer cannot be read (RecursionError"),
+        ("1" * 10_000, "the tokenizer cannot be read (ValueError"),  # more digits than Python converts
+        (state({}), "the tokenizer cannot be read (KeyError: 'vocab')"),
+        (state(BPE, added_tokens=[3]), "the tokenizer cannot be read (TypeError"),
+        (state({**BPE, "type": "Other"}), "the tokenizer cannot be read"),
         (state({**BPE, "merges": [["a", "z"]]}), "out of vocabulary"),
-        (state({**BPE, "type": "Other"}), "cannot read"),
-        (state(BPE, pre_tokenizer={"type": "Other"}), "cannot read"),
         (state(BPE, normalizer={"type": "Precompiled", "precompiled_charsmap": "/////wAAAAAA"}), "charsmap"),
-    ],
-)
-def test_unreadable_files_are_refused(tmp_path, content, message):
-    with pytest.raises(
-        OSError, match="cannot read a tokenizer from data.tokenizer.path=.*; give a tokenizer.json"
-    ) as e:
-        built(tmp_path, content)
-    assert message in str(e.value) and "\n" not in str(e.value)
-
-
-NO_UNKNOWN = "it has no unknown token, so characters that it lacks would vanish"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (state({**BPE, "dropout": 0.1}), "model.dropout=0.1 makes its ids random; set it to null in the file"),
-        (state(without(BPE, "unk_token")), NO_UNKNOWN),
-        (state({**BPE, "unk_token": "absent"}), NO_UNKNOWN),
-        (state({**WORDS, "unk_token": "absent"}), NO_UNKNOWN),
-        (state({**PIECES, "unk_token": "absent"}), NO_UNKNOWN),
-        (state({**UNIGRAM, "unk_id": None}), NO_UNKNOWN),
-        ({**BYTES, "model": {**BYTES["model"], "vocab": without(BYTES["model"]["vocab"], "\u0120")}}, NO_UNKNOWN),
-        ({**BYTES, "pre_tokenizer": None}, NO_UNKNOWN),
-        (state(without(FALLBACK, "unk_token") | {"vocab": without(FALLBACK["vocab"], "<0xE2>")}), NO_UNKNOWN),
-        (state(BPE, pre_tokenizer={"type": "FixedLength", "length": 0}), "it cannot encode 'The caf"),
+        (with_id(4_000_000_000), f"4000000001 tokens exceed the model's vocab_size={MAX_IDS}; use the tokenizer"),
+        (with_id(-1), "the tokenizer has the id -1, which must be an integer from 0 on"),
+        (with_id(True), "the tokenizer has the id True"),
+        (with_id(4e9), "the tokenizer has the id 4000000000.0"),
+        (state(BPE, added_tokens=[{**EOT, "id": 4_000_000_000}]), "4000000001 tokens exceed"),
+        (with_id(2), "the tokenizer has several tokens with the same id"),
+        (state({**BPE, "vocab": {}}, added_tokens=[]), "the tokenizer has no tokens"),
+        (state({**BPE, "dropout": 0.1}), "has model.dropout=0.1, so its ids are random; set it to null"),
         (state(BPE, normalizer={"type": "Sequence", "normalizers": [LONGER] * 4}), "more than 64 characters of one"),
         (state(PIECES | {"merges": [["a", "b"]]}), "merges without the continuing_subword_prefix='##'"),
+        (state(without(BPE, "unk_token")), "has no token for '0', which would vanish; set its model.unk_token"),
+        (state({**BPE, "unk_token": "absent"}), "Unk token `absent` not found"),
+        (state({**WORDS, "unk_token": "absent"}), "the tokenizer cannot encode a letter (WordLevel error"),
+        (state({**UNIGRAM, "unk_id": None}), "the tokenizer cannot encode a letter (Encountered an unknown token"),
+        ({**BYTES, "model": {**BYTES["model"], "vocab": without(BYTES["model"]["vocab"], "\u00e9")}}, "has no token"),
+        ({**BYTES, "pre_tokenizer": None}, "has no token for"),  # characters are not split into bytes
+        (state(without(FALLBACK, "unk_token") | {"vocab": without(FALLBACK["vocab"], "<0xE2>")}), "has no token for"),
+        (state(BPE, pre_tokenizer={"type": "FixedLength", "length": 0}), "the tokenizer cannot encode"),
     ],
 )
-def test_files_that_lose_text_are_refused(tmp_path, content, message):
-    with pytest.raises(OSError, match="data.tokenizer.path=") as error:
-        built(tmp_path, content)
-    assert message in str(error.value) and "\n" not in str(error.value)
+def test_files_that_fail_or_lose_text_are_refused(tmp_path, content, message):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(OSError, match="cannot read a tokenizer from data.tokenizer.path=") as error:
+        build(TokenizerConfig(kind="file", path=str(path)), [])
+    assert message in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+IN_SEQUENCE = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, BYTE_LEVEL]}
+BERT = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+BERT |= {"lowercase": True}
+UNUSED = {**BYTES["model"], "vocab": without(BYTES["model"]["vocab"], "\xff", "\xc0")}  # bytes that UTF-8 does not use
 
 
 @pytest.mark.parametrize(
     "content",
     [state(BPE), state(WORDS), state(PIECES), state(UNIGRAM), state({**BPE, "dropout": 0.0}), BYTES]
-    + [state(without(FALLBACK, "unk_token")), state(without(BPE, "type")), state({**BPE, "vocab": VOCAB | {"z": 900}})],
+    + [state(without(FALLBACK, "unk_token")), state(without(BPE, "type")), with_id(900)]
+    + [state(UNUSED, pre_tokenizer=IN_SEQUENCE), state(UNUSED, normalizer={"type": "ByteLevel"})]
+    + [state(PIECES, normalizer=BERT, pre_tokenizer={"type": "Whitespace"})],
 )
-def test_files_that_keep_all_text_are_accepted(tmp_path, content):
-    assert built(tmp_path, content).encode("a\u6f22", add_special_tokens=False).ids != []
+def test_files_that_keep_all_text_are_accepted(content):
+    content.setdefault("decoder", None)
+    assert load_tokenizer(json.dumps(content)).encode("a\u6f22", add_special_tokens=False).ids != []
 
 
-def test_byte_level_in_a_sequence_or_as_a_normalizer_needs_no_unknown_token(tmp_path):
-    """Bytes that UTF-8 does not use may be missing."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    sequence = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level]}
-    vocab = without(BYTES["model"]["vocab"], "\xff", "\xc0")
-    model = {**BYTES["model"], "vocab": vocab}
-    for parts in ({"pre_tokenizer": sequence}, {"normalizer": {"type": "ByteLevel"}}):
-        tokenizer = built(tmp_path, state(model, **parts, decoder=byte_level))
-        assert tokenizer.decode(tokenizer.encode("caf\u00e9 7\u6f22").ids) == "caf\u00e9 7\u6f22"
-
-
-def test_a_prepared_tokenizer_is_checked_too():
-    with pytest.raises(ValueError, match="the id 4000000000 must be"):
-        load_tokenizer(json.dumps(state({**PIECES, "vocab": VOCAB | {"zz": 4_000_000_000}})))
-
-
-def test_a_file_larger_than_any_tokenizer_is_not_read(tmp_path):
+def test_ids_must_be_rows_of_the_model_and_a_large_file_is_not_read(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="the tokenizer's 5 tokens exceed the model's vocab_size=4; use the tokenizer"):
+        load_tokenizer(json.dumps(state(BPE)), 4)
     path = tmp_path / "tokenizer.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    config = TokenizerConfig(kind="file", path=str(path))
     with pytest.raises(OSError, match="it has 1099511627776 bytes, more than 134217728"):
-        config.fingerprint()
+        TokenizerConfig(kind="file", path=str(path)).fingerprint()
+    monkeypatch.setattr(module, "MAX_BYTES", 100)
+    with pytest.raises(ValueError, match="the tokenizer has 101 characters, more than 100; use another one"):
+        load_tokenizer("[" * 101)
 
 
 def test_characters_would_vanish_without_an_unknown_token():
