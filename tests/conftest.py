@@ -12,8 +12,9 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-# Read once, when numpy is imported: on busy cores its threads spend their time waiting for each other.
+# Read when numpy and torch are imported. Threads of several test processes share the cores, so none may spin while it waits.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
