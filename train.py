@@ -17,12 +17,11 @@ from functools import partial
 
 from tril.model.callable_module import make_callable
 from tril.model.runs import Run
-from tril.model.training.errors import RankFailed
 from tril.scripts.ablation.sweep_job import run_job
 from tril.scripts.cli.api import python_api
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.entry import program_entry
-from tril.scripts.cli.errors import command, fail, user_errors
+from tril.scripts.cli.errors import command, user_errors
 from tril.scripts.cli.folder import check_folder, open_run
 from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, quiet_ranks, requeued, stop_on_signals
 from tril.scripts.cli.run import build_model, build_training, is_finished, prepare_text, run_training
@@ -36,10 +35,7 @@ def main(typed: Typed, config_dir: str | None) -> None:
     quiet_ranks()
     try:
         with stop_on_signals() as stop:
-            try:
-                train(typed, stop, config_dir)
-            except RankFailed as error:
-                fail(f"{error}; continue with {command('train')} resume={stop.folder}", status=1)
+            train(typed, stop, config_dir)
     except StoppedError as stopped:
         if process_rank() == 0:
             line = stopped.describe(f"{command('train')} resume={stopped.folder}")
@@ -83,7 +79,7 @@ def train(
         stop.folder = run.folder
         with user_errors():
             parts = {"added": added, "stop": stop, "started": started}
-            trainer, module, config = build_training(config, run, model, data, start, **parts)
+            trainer, module = build_training(config, run, model, data, start, **parts)
             if is_finished(start, config, trainer, run, typed):
                 return run
         return run_training(trainer, module, data, config, run, start)

@@ -75,7 +75,7 @@ class Interrupted(Exception):
 @contextlib.contextmanager
 def interrupted():
     """The run of the block ends with its first validation and its checkpoint."""
-    from tril.model.training.callbacks.checkpoints import Checkpoints
+    from tril.model.training.checkpoints import Checkpoints
 
     original = Checkpoints.on_validation_end
 

@@ -4,6 +4,8 @@ It computes nothing, but tensors of two devices do not mix (except in look-ups),
 for a GPU, fails.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tokenizers import Tokenizer, models
@@ -39,7 +41,7 @@ def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document
     content = Checkpoint(
         model.config, {}, Tokenizer(models.BPE({}, [])).to_str(), "A", data={"fingerprint": "text"}
     ).entry()
-    run = {"total_steps": 40, "val_bytes": float, "payload": content, "document_eot": document_eot}
+    run = {"total_steps": 40, "val_bytes": {"": float}, "payload": content, "document_eot": document_eot}
     module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
     made = module.configure_optimizers("bf16-mixed")
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
@@ -50,6 +52,7 @@ def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts, document
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+    module._trainer = SimpleNamespace(num_val_batches=[1])
     module.eval().validation_step((inputs, targets), 0)
     assert loss.device.type == "meta"
 

@@ -71,7 +71,7 @@ def test_it_stops_early_says_why_and_keeps_the_best(tmp_path, source, small_text
     assert [step for step, _ in val] == [3 * (i + 1) for i in range(len(val))] and len(val) < 40  # each once
     assert val[-4] == best  # three validations without a lower loss
     assert (summary["steps"], summary["best_step"]) == (val[-1][0], best[0])
-    reason = f"at step {val[-1][0]} of 400: val/loss is not below {best[1]:.4f} in 3 validations"
+    reason = f"at step {val[-1][0]} of 400 by callbacks.early_stop.patience"
     assert summary["stopped_early"].startswith(reason)
     assert re.search(rf"\n  stopped +{re.escape(reason)}", done.stdout)
     steps = {name: read_state(run / "checkpoints" / f"{name}.ckpt")["global_step"] for name in ("last", "best")}
@@ -81,7 +81,7 @@ def test_it_stops_early_says_why_and_keeps_the_best(tmp_path, source, small_text
     assert certificate["certified_at_step"] == val[-1][0]
     assert [result["check"] for result in certificate["results"]].count("decoding") == 2  # before, and the last one
     # A resumed run has no step left and changes nothing; with more patience it goes on.
-    before, end = files(run), f"has stopped at step {val[-1][0]} by callbacks.early_stop.patience=3"
+    before, end = files(run), f"has stopped at step {val[-1][0]} by callbacks.early_stop.patience"
     again = in_process("resume=run", cwd=tmp_path)
     assert again.returncode == 0 and f"{end}; it is unchanged" in again.stdout, again.stderr
     other = in_process("resume=run", "optim.lr=0.5", cwd=tmp_path)
@@ -90,7 +90,7 @@ def test_it_stops_early_says_why_and_keeps_the_best(tmp_path, source, small_text
     more = in_process("resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path)
     assert more.returncode == 0, more.stderr
     later = summary_of(run)
-    assert later["steps"] > val[-1][0] and "in 5 validations" in later["stopped_early"]
+    assert later["steps"] > val[-1][0] and later["stopped_early"].endswith("by callbacks.early_stop.patience")
 
 
 @pytest.mark.slow

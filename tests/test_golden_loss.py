@@ -52,7 +52,9 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
     tokenizer = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
     content = Checkpoint(config, {}, tokenizer.to_str(), "A", data={}).entry()
     torch.manual_seed(0)
-    module = TrainingModule(GPT(config), rates, total_steps=STEPS, val_bytes=float, payload=content, compile=compile)
+    module = TrainingModule(
+        GPT(config), rates, total_steps=STEPS, val_bytes={"": float}, payload=content, compile=compile
+    )
     losses, step = [], module.training_step
     module.training_step = lambda batch, batch_idx: losses.append(step(batch, batch_idx)) or losses[-1]
     train, val = tokens()[:3000], tokens()[3000:]

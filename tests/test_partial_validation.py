@@ -5,15 +5,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 
-from tests.runs import rows
 from tests.scripts.ablation.synthetic import write_sweep
 from tril import train as train_script
 from tril.model.interop.model_card import figures
 from tril.model.runs import partial_validation
-from tril.model.training.callbacks.metrics import Metrics
-from tril.model.training.loss_plot import plot_loss
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.run_files import check_same_validation
 
@@ -29,33 +25,11 @@ def test_a_run_says_how_many_windows_it_has_scored(configure, tmp_path, capsys):
     assert summary["val_windows"] == {"scored": 4, "of": windows} and windows > 4  # a batch of 4 windows
     assert f"bits per byte (4 of {windows} windows)" in out
     assert f"on 4 of {windows} windows, not comparable with other runs (trainer.limit_val_batches)" in out
-    assert [row["val/windows"] for row in rows(tmp_path / "run") if row["val/loss"]] == ["4.0"]
 
 
 def test_a_complete_validation_is_not_marked():
     assert partial_validation(WHOLE["val_windows"]) is None and partial_validation(None) is None  # of an older version
     assert partial_validation(PART["val_windows"]) == "4 of 1,110 windows"
-
-
-def metrics_of(*validations: tuple[int, float, dict]) -> Metrics:
-    metrics = Metrics(None)
-    metrics.val = [{"step": step, "loss": loss, "bpb": loss, **more} for step, loss, more in validations]
-    return metrics
-
-
-def test_the_best_loss_is_one_of_those_on_as_many_windows_as_the_last():
-    part = {"windows": PART["val_windows"]}
-    assert metrics_of((0, 0.5, part), (1, 2.0, {}), (2, 3.0, {})).best()["step"] == 1
-    assert metrics_of((0, 0.5, {}), (1, 2.0, part), (2, 3.0, part)).best()["step"] == 1
-
-
-def test_the_plot_names_the_part_and_draws_no_other():
-    part = {"windows": PART["val_windows"]}
-    axes = Figure().add_subplot()
-    plot_loss(axes, metrics_of((0, 0.5, {}), (1, 2.0, part), (2, 1.5, part)), None)
-    _, line = axes.get_lines()
-    assert line.get_label() == "validation on 4 of 1,110 windows, best 1.5000 (1.5000 bits per byte)"
-    assert line.get_xdata().tolist() == [1, 2]
 
 
 def test_runs_with_other_parts_are_not_compared(tmp_path):

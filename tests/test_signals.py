@@ -11,7 +11,7 @@ import torch
 from tests.conftest import run_python
 from tests.runs import TINY, in_process
 from tril.model.training.callbacks.causality_check import CausalityCheck
-from tril.model.training.callbacks.samples import Samples
+from tril.model.training.callbacks.output import Samples
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import MuonAdamW
 

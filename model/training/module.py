@@ -1,6 +1,6 @@
 """The LightningModule: a training step, validation, and the content of a checkpoint.
 
-B batch, T context length.
+B batch, T context length, N windows, M targets, W ranks.
 """
 
 import functools
@@ -22,14 +22,14 @@ from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
 from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
-from tril.model.training.optim import OptimConfig, base_of, build_optimizer
+from tril.model.training.optim import build_optimizer
 from tril.model.training.parallel import shard, whole_copy
-from tril.model.training.random_states import random_states, restore_random_states
 from tril.model.training.schedule import lr_factor
-from tril.model.training.validation_losses import ValidationLosses, in_order
+from tril.model.training.settings import OptimConfig
 from tril.model.training.width_scaling import scale_initial_values
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
+NO_TARGET = -math.inf  # in place of the loss of an ignored target, which no target has
 
 
 class Loss:
@@ -68,12 +68,17 @@ class TrainingModule(LightningModule):
         model: the GPT.
         optim: optimizer and schedule.
         total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
-        val_bytes: the UTF-8 bytes of the first n validation targets, given n; for bits per byte. For data of several
-            sources, which have a validation loader each, this function of every source by its name.
+        val_bytes: for each source, which has a validation loader of its own, the UTF-8 bytes of its first n validation
+            targets, given n; for bits per byte. A single source has the name "".
         val_documents: the documents of the first n validation targets, counted from 0, (n,), given n of each source;
             None: the losses of documents are not kept.
         payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; the module adds the certificate.
         compile, document_eot: see `Loss`.
+
+    Attributes:
+        val_windows: nats and number of targets of each window of the last validation, float64 (2, N).
+        val_nll: nats of each target of the last validation, float32 (M,).
+        val_targets: targets of each source in the last validation.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class TrainingModule(LightningModule):
         optim: OptimConfig,
         *,
         total_steps: int,
-        val_bytes: Callable[[int], float] | Mapping[str, Callable[[int], float]],
+        val_bytes: Mapping[str, Callable[[int], float]],
         val_documents: Callable[..., np.ndarray] | None = None,
         payload: dict[str, Any],
         compile: str | None = None,
@@ -91,15 +96,14 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.model, self.optim, self.total_steps = model, optim, total_steps
         self.losses = Loss(model, compile, document_eot)
-        self.val_bytes = val_bytes if isinstance(val_bytes, Mapping) else {"": val_bytes}
-        self.val_documents = val_documents
-        self.val_windows = torch.empty(2, 0)  # nats and number of targets of each window of the last validation
-        self.val_nll = torch.empty(0)  # nats of each target of the last validation, (M,)
-        self.val_targets: list[int] = []  # of each source in the last validation
-        self._val = [ValidationLosses() for _ in self.val_bytes]
+        self.val_bytes, self.val_documents = val_bytes, val_documents
+        self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
+        self.val_targets: list[int] = []
+        self._val: dict[int, Tensor] = {}  # losses of each loader so far, (n_batches * B, T); on the device
         self._payload = dict(payload)
         self._certified: dict[str, Any] = {}  # config, data and code of the certificate
-        self._train_loss = Mean()
+        self._nats: Tensor | float = 0.0  # of the training targets since the last `take_train_loss`, on the device
+        self._targets: Tensor | float = 0  # their number
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
         self._group_options: list[dict[str, Any]] = []  # of the optimizer's groups, as the config has them
 
@@ -114,7 +118,7 @@ class TrainingModule(LightningModule):
         if mesh is not None and self.model.embed.weight.is_meta:
             shard(self.model, mesh["data_parallel"], self.trainer.strategy.root_device)
             if self.optim.scale_with_width:
-                scale_initial_values(self.model, base_of(self.optim))
+                scale_initial_values(self.model, self.optim)
             self.losses = Loss(self.model, self.losses.compile, self.losses.document_eot)
 
     def whole_model(self) -> GPT | None:
@@ -125,6 +129,11 @@ class TrainingModule(LightningModule):
     def certificate(self) -> dict[str, Any] | None:
         """Summary of the run's causality certificate; None before the causality check or without it."""
         return self._payload.get("causality")
+
+    @property
+    def lineage(self) -> dict[str, Any] | None:
+        """Source, weights and step of the model that the run started from; None: from random weights."""
+        return self._payload.get("init_from")
 
     def set_certificate(self, summary: dict[str, Any]) -> None:
         """Adds the summary of the causality certificate to every checkpoint from now on."""
@@ -146,8 +155,18 @@ class TrainingModule(LightningModule):
         """
         _, targets = batch
         nll = self.losses(batch).sum()
-        self._train_loss.add(nll.detach(), (targets != IGNORE).sum())
+        self._nats, self._targets = self._nats + nll.detach(), self._targets + (targets != IGNORE).sum()
         return nll / targets.numel()
+
+    def take_train_loss(self) -> Tensor:
+        """Mean loss of all processes in nats per token since the last call; 0 without targets.
+
+        Reading it at every step would make a GPU wait.
+        """
+        sums = [torch.as_tensor(n, dtype=torch.float32, device=self.device) for n in (self._nats, self._targets)]
+        nats, targets = torch.as_tensor(self.all_gather(torch.stack(sums))).view(-1, 2).sum(0)
+        self._nats, self._targets = 0.0, 0
+        return nats / targets.clamp(min=1)
 
     @property
     def sources(self) -> list[str]:
@@ -155,17 +174,20 @@ class TrainingModule(LightningModule):
         return list(self.val_bytes) if len(self.val_bytes) > 1 else []
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Collects the loss of every target."""
-        self._val[dataloader_idx].add(self.losses(batch), batch[1])
+        """Keeps the loss of every target, in one tensor: small ones between the large ones of each batch would fragment
+        gigabytes of a CPU's memory, and numbers would wait for a GPU."""
+        nll = self.losses(batch).float().masked_fill(batch[1] == IGNORE, NO_TARGET)  # (B, T)
+        if batch_idx == 0:
+            n_batches = int(self.trainer.num_val_batches[dataloader_idx])
+            self._val[dataloader_idx] = nll.new_full((n_batches * len(nll), nll.shape[1]), NO_TARGET)
+        self._val[dataloader_idx][batch_idx * len(nll) :][: len(nll)] = nll
 
     def on_validation_epoch_end(self) -> None:
         """Logs val/loss and val/bpb over all windows of all processes, and those of each of several sources."""
-        gathered = []
-        for losses in self._val:
-            rows = losses.take()
-            gathered.append(in_order(torch.as_tensor(self.all_gather(rows)).view(-1, *rows.shape)))  # (ranks, N, T + 1)
-        self.val_windows, self.val_nll = (torch.cat(each, -1) for each in zip(*gathered, strict=True))
-        sums = [windows.sum(1).tolist() for windows, _ in gathered]  # nats and targets of each source
+        kept = [in_order(torch.as_tensor(self.all_gather(nll)).view(-1, *nll.shape)) for nll in self._val.values()]
+        self._val = {}
+        self.val_windows, self.val_nll = (torch.cat(each, -1) for each in zip(*kept, strict=True))
+        sums = [windows.sum(1).tolist() for windows, _ in kept]  # nats and targets of each source
         self.val_targets = [int(targets) for _, targets in sums]
         if not all(self.val_targets):
             raise RunRefused("the validated batches have no targets; raise or leave out trainer.limit_val_batches")
@@ -176,10 +198,6 @@ class TrainingModule(LightningModule):
             loss, bpb = val_names(source)
             # `Metrics` writes them to the loggers: Lightning would log them under the step before.
             self.log_dict({loss: nats / targets, bpb: nats / math.log(2) / size}, logger=False)
-
-    def take_train_loss(self) -> Tensor:
-        """Mean loss in nats per token since the last call. Reading it at every step would make a GPU wait."""
-        return self._train_loss.take(self)
 
     def configure_optimizers(  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         self, precision: str | None = None
@@ -200,14 +218,21 @@ class TrainingModule(LightningModule):
         if self.certificate is not None:  # the file gets the hash of the weights when it is written
             of = self._certified | {"step": checkpoint.get("global_step")}
             checkpoint["tril"]["causality"] = self.certificate | {"of": of}
-        checkpoint["train_loss"] = self._train_loss.state_dict()
-        # Not self.device: after `fit` Lightning has moved the module to the CPU.
-        device = self._trainer.strategy.root_device if self._trainer else self.device
-        checkpoint["random_states"] = random_states(device)
+        checkpoint["train_loss"] = {"nats": float(self._nats), "targets": float(self._targets)}
+        states = {"cpu": torch.get_rng_state()}
+        if self.device.type != "cpu":
+            states[self.device.type] = torch.get_device_module(self.device.type).get_rng_state()
+        checkpoint["random_states"] = {kind: self._of_all_ranks(state) for kind, state in states.items()}
+
+    def _of_all_ranks(self, state: Tensor) -> Tensor:
+        """The n bytes of a generator's state on each rank, (W, n); sent from device to device."""
+        on_device = state.to(self.device)
+        return torch.as_tensor(self.all_gather(on_device)).view(-1, len(state)).cpu()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads what `on_save_checkpoint` added."""
-        self._train_loss.load_state_dict(checkpoint.get("train_loss", {}))
+        train_loss = checkpoint.get("train_loss", {})
+        self._nats, self._targets = train_loss.get("nats", 0.0), train_loss.get("targets", 0)
         self._random_states = checkpoint.get("random_states", {})
 
     def on_train_start(self) -> None:
@@ -215,13 +240,12 @@ class TrainingModule(LightningModule):
 
         The optimizer's groups get the options of this run's config; those of a checkpoint came with its state.
         """
-        restore_random_states(self._random_states)
-        self._random_states = {}
-        if not self._group_options:
-            return
-        [config] = self.trainer.lr_scheduler_configs
-        schedule = config.scheduler
-        assert isinstance(schedule, LambdaLR)
+        states, self._random_states = self._random_states, {}
+        for kind, by_rank in states.items():
+            if len(by_rank) == self.trainer.world_size:  # of another number of processes, each keeps its own seed's
+                state = by_rank[self.global_rank].clone()  # torch reads a row from the wrong place
+                torch.set_rng_state(state) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(state)
+        schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
         schedule.base_lrs = [options["lr"] for options in self._group_options]
         factor = lr_factor(schedule.last_epoch, self.total_steps, self.optim.schedule)
         for group, options in zip(schedule.optimizer.param_groups, self._group_options, strict=True):
@@ -239,29 +263,17 @@ def val_names(source: str) -> tuple[str, str]:
     return f"{prefix}loss", f"{prefix}bpb"
 
 
-class Mean:
-    """A running mean over tokens that stays on the device until it is taken. Losses that are not finite do not count.
+def in_order(nll: Tensor) -> tuple[Tensor, Tensor]:
+    """The validation losses of all ranks in the order of the text.
 
-    They belong to steps that are left out (callbacks.gradients.on_nonfinite).
+    Args:
+        nll: (W, N, T), NO_TARGET where a target is ignored; the ranks alternate.
+
+    Returns:
+        nats and number of targets of each window that has targets, float64 (2, N); nats of each target, float32 (M,).
+        Both on the CPU.
     """
-
-    def __init__(self) -> None:
-        self.total: Tensor | float = 0.0
-        self.count: Tensor | float = 0
-
-    def add(self, total: Tensor, count: Tensor) -> None:
-        is_finite = total.isfinite()
-        self.total, self.count = self.total + total.where(is_finite, 0), self.count + count.where(is_finite, 0)
-
-    def state_dict(self) -> dict[str, float]:
-        return {"total": float(self.total), "count": float(self.count)}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.total, self.count = state.get("total", 0.0), state.get("count", 0.0)
-
-    def take(self, module: LightningModule) -> Tensor:
-        """The mean over all processes; starts again at zero."""
-        sums = [torch.as_tensor(n, dtype=torch.float32, device=module.device) for n in (self.total, self.count)]
-        total, count = torch.as_tensor(module.all_gather(torch.stack(sums))).view(-1, 2).sum(0)
-        self.total, self.count = 0.0, 0
-        return total / count.clamp(min=1)  # no targets: 0
+    nll = nll.transpose(0, 1).flatten(0, 1).cpu()  # (N * W, T)
+    is_target = nll != NO_TARGET
+    windows = torch.stack([nll.double().masked_fill(~is_target, 0).sum(1), is_target.sum(1).double()])
+    return windows[:, windows[1] > 0], nll[is_target]

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from tril.data.settings import declared
 from tril.model.gpt import GPT
 from tril.model.training.settings import OptimConfig
-from tril.model.training.shards import gather, local, shard_of
-from tril.model.training.width_scaling import Base, lr_ratio, rate_factor
+from tril.model.training.width_scaling import lr_ratio, rate_factor
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
 NS_EPS = 1e-7  # Jordan's; a zero matrix stays zero
@@ -29,14 +27,6 @@ GROUP_KEYS = {  # required keys of a parameter group, besides its parameters
     "muon": {"lr", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr"},
     "adamw": {"lr", "weight_decay", "betas", "eps", "fused"},
 }
-# without effect on AdamW, and unless scale_with_width
-MUON_KEYS = tuple(each.key for each in declared(OptimConfig) if each.needs == "kind=muon")
-BASE_KEYS = tuple(each.key for each in declared(OptimConfig) if each.needs == "scale_with_width")
-
-
-def base_of(config: OptimConfig) -> Base:
-    """The model whose learning rates these are, for `scale_with_width`."""
-    return Base(config.base_width, config.base_head_dim)
 
 
 def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
@@ -189,7 +179,7 @@ def by_width(group: dict, model: nn.Module, config: OptimConfig) -> list[dict]:
     names = {id(p): name for name, p in model.named_parameters()}
     parts: dict[float, list[Tensor]] = defaultdict(list)
     for p in group["params"]:
-        factor = rate_factor(names[id(p)], p, model.config, base_of(config), group.get("adjust_lr"))
+        factor = rate_factor(names[id(p)], p, model.config, config, group.get("adjust_lr"))
         parts[factor].append(p)
     return [
         group
@@ -215,3 +205,52 @@ def build_optimizer(model: nn.Module, config: OptimConfig, precision: str = "32-
     """
     products = torch.bfloat16 if precision.startswith("bf16") else torch.float32
     return MuonAdamW(param_groups(model, config), products)
+
+
+def effective_rates(model: GPT, config: OptimConfig) -> dict[str, float]:
+    """The peak learning rate of each kind of matrix, such as {"embed": 0.02, "q_proj": 0.014, ...}.
+
+    It includes `lr_scale`, Muon's factor for the matrix's shape, and `scale_with_width`. Rates of Muon and AdamW differ
+    in their unit: Muon's is the spectral norm of a step, AdamW's the size of each element's. A tied head is the
+    embedding. The model may be on the meta device.
+    """
+    rates = {}
+    for group in param_groups(model, config):
+        for p in group["params"]:
+            rates[id(p)] = group["lr"] * (lr_ratio(group["adjust_lr"], *p.shape) if group["kind"] == "muon" else 1.0)
+    return {name.split(".")[-2]: rates[id(p)] for name, p in model.named_parameters() if p.ndim == 2}
+
+
+# Parameters that are sharded over processes are torch's DTensors. Plain tensors pass through the next functions
+# unchanged; DTensor is imported late, since it takes most of a second, and a run of one process has none.
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "placements")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, in the same memory; call it without gradients."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue] a DTensor
+
+
+def gather(shard: Tensor, like: Tensor) -> Tensor:
+    """The whole tensor of which every rank has the shard that it has of `like`; all ranks must call it."""
+    if not is_sharded(like):
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(like, DTensor)
+    layout = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(shard, like.device_mesh, like.placements, run_check=False, **layout).full_tensor()
+
+
+def shard_of(whole: Tensor, like: Tensor) -> Tensor:
+    """What this rank has of `whole` if that is sharded as `like` is. Nothing is sent."""
+    if not is_sharded(like):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(like, DTensor)
+    replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()], run_check=False)
+    return replicated.redistribute(placements=like.placements).to_local()

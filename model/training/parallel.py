@@ -8,7 +8,6 @@ processes, and the parameters of one block at a time are gathered. In both, ever
 import contextlib
 import logging
 import os
-import re
 import signal
 import sys
 import threading
@@ -23,7 +22,6 @@ from unittest import mock
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
@@ -38,16 +36,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
-import __main__
 from tril.model.gpt import GPT
 from tril.model.initialization import SkipInit, init_parameter
-from tril.model.training.errors import RankFailed
+from tril.model.training.optim import local, shard_of
 from tril.model.training.settings import TrainerConfig
-from tril.model.training.shards import local, shard_of
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors, on rank 0 only
 POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
-CONNECTION = re.compile(r"gloo|NCCL|ProcessGroup|Connection (closed|reset)|DistBackendError", re.IGNORECASE)
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
@@ -55,8 +50,7 @@ class Launcher(_SubprocessScriptLauncher):
     """Lightning's launcher, but a process that dies ends the run with one line; Lightning kills all without a word.
 
     A thread of the first process watches those that it has started, and a thread of each of these watches the first
-    one. The main threads, whose connections break, leave the explanation to them. torchrun and Slurm watch their
-    processes themselves.
+    one. The main threads, whose connections break, wait for them. torchrun and Slurm watch their processes themselves.
 
     Args:
         resume: the command that continues the run.
@@ -70,9 +64,7 @@ class Launcher(_SubprocessScriptLauncher):
         environment = self.cluster_environment
         environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not environment.creates_processes_externally:
-            # under the `tril` command, sys.argv[0] is no file that Python can run
-            script = sys.argv[0] if __main__.__spec__ or Path(sys.argv[0]).is_file() else str(TRAIN)
-            with mock.patch.object(sys, "argv", [script, *sys.argv[1:]]):
+            with mock.patch.object(sys, "argv", [str(TRAIN), *sys.argv[1:]]):  # `tril` is no file that Python can run
                 self._call_children_scripts()
         _set_num_threads_if_needed(num_processes=self.num_processes)
         is_watched = isinstance(environment, LightningEnvironment)
@@ -80,12 +72,9 @@ class Launcher(_SubprocessScriptLauncher):
             threading.Thread(target=self._watch, daemon=True).start()
         try:
             return function(*args, **kwargs)
-        except Exception as error:
-            if CONNECTION.search(f"{type(error).__name__}: {error}"):
-                if is_watched:
-                    time.sleep(GRACE_SECONDS)
-                first = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise RankFailed(f"another process of the run has ended ({first})") from error
+        except RuntimeError:  # perhaps of a connection
+            if is_watched:
+                time.sleep(GRACE_SECONDS)
             raise
         finally:
             self._ended = True
@@ -201,19 +190,16 @@ def is_distributed(config: TrainerConfig) -> bool:
 
 def check_processes(config: TrainerConfig, total: int) -> None:
     """Raises ValueError unless `total` devices are as many as the processes that torchrun or srun started."""
-    nodes = config.num_nodes
-    devices, environment = total // nodes, None
-    if is_distributed(config):  # the environment that Lightning will choose
-        found = (each for each in (TorchElasticEnvironment, SLURMEnvironment) if each.detect())
-        environment = next(found, LightningEnvironment)
-    if environment is LightningEnvironment and nodes > 1:
+    nodes, started = config.num_nodes, total
+    if "RANK" in os.environ:  # set by torchrun
+        started = int(os.environ["WORLD_SIZE"])
+    elif is_distributed(config) and SLURMEnvironment.detect():
+        started = SLURMEnvironment().world_size()
+    elif nodes > 1:
         needs = f"trainer.num_nodes={nodes} needs processes that torchrun or srun starts on every node"
         raise ValueError(f"{needs}; start with torchrun --nnodes={nodes}, or use trainer.num_nodes=1")
-    started = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else total  # torchrun sets both
-    if environment is SLURMEnvironment:
-        started = SLURMEnvironment().world_size()
     if started != total:
-        product = f"trainer.devices={devices} * trainer.num_nodes={nodes}"
+        product = f"trainer.devices={total // nodes} * trainer.num_nodes={nodes}"
         raise ValueError(f"{product} must be {started}, the number of processes that were started; change one of them")
 
 

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import canonical, setting, strict_settings
@@ -14,11 +14,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Accelerator = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
 Compile = Literal["auto", True, False, "default", "reduce-overhead", "max-autotune-no-cudagraphs", "regional"]
-PRECISIONS = {  # Lightning's and other short names
-    "32": "32-true", "fp32": "32-true", "float32": "32-true",
-    "16": "16-mixed", "fp16": "16-mixed", "float16": "16-mixed",
-    "bf16": "bf16-mixed", "bfloat16": "bf16-mixed",
-}  # fmt: skip
+PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # Lightning's short names
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -112,36 +108,14 @@ class TrainerConfig:
     log_every_n_steps: Count = setting(10, "optimizer steps between two lines of metrics.csv")
     strategy: Literal["auto", "ddp", "model_parallel"] = setting("auto", "auto: ddp if there are several devices")
     num_nodes: Count = setting(1, "above 1 with torchrun or srun")
-    limit_train_batches: Any = setting(None, "batches of an epoch: a number, or a share such as 0.5")
-    limit_val_batches: Any = setting(None, "batches of a validation: a number, or a share such as 0.5")
-    devices: Any = setting(1, "of each node; auto: all")
+    limit_val_batches: Count | None = setting(None, "batches of a validation; null: all")
+    devices: Any = setting(1, "number of devices of each node; auto: all")
     gradient_clip_val: Finite | None = setting(None, "largest norm of the gradient; null: not clipped", ge=0)
-    gradient_clip_algorithm: Literal["norm", "value"] | None = setting(None, "null: norm", needs="gradient_clip_val")
-    check_val_every_n_epoch: Count | None = setting(None, "null: validation by steps, not by epochs")
-    num_sanity_val_steps: int | None = setting(0, "validation batches before training", ge=-1)
-    min_steps: Count | None = setting(None, "steps that early stopping does not cut")
-    min_epochs: Count | None = setting(None, "epochs that early stopping does not cut")
-    max_epochs: int | None = setting(None, "passes over the text; null: trainer.max_steps decides", ge=-1)
-    enable_model_summary: bool | None = setting(False, "Lightning's; train.py prints a description")
-    enable_progress_bar: bool | None = setting(False, "Lightning's; there is callbacks.progress")
-    deterministic: Literal[True, False, "warn"] | None = setting(None, "torch's deterministic algorithms only")
-    benchmark: bool | None = setting(None, "cuDNN's choice of algorithms by timing")
-    detect_anomaly: bool = setting(False, "torch's anomaly detection, slow")
-    profiler: Literal["simple", "advanced", "pytorch"] | None = setting(None, "writes fit-profile.txt")
 
     @field_validator("precision", mode="before")
     @classmethod
     def _common_name(cls, precision: Any) -> Any:
         return PRECISIONS.get(str(precision), precision)
-
-    @field_validator("accelerator", mode="before")
-    @classmethod
-    def _kind_of_gpu(cls, accelerator: Any) -> Any:
-        if accelerator != "gpu":
-            return accelerator
-        import torch
-
-        return "mps" if torch.backends.mps.is_available() else "cuda"
 
     @field_validator("max_time")
     @classmethod
@@ -153,51 +127,14 @@ class TrainerConfig:
     @field_validator("devices")
     @classmethod
     def _check_devices(cls, devices: Any) -> Any:
-        numbers = devices if isinstance(devices, list) else [devices]
-        limit = 0 if isinstance(devices, list) else 1
-        if devices in ("auto", -1) or numbers and all(type(n) is int and limit <= n < 2**16 for n in numbers):
+        if devices == "auto" or type(devices) is int and 1 <= devices < 2**16:
             return devices
-        raise ValueError(f"trainer.devices={devices} must be a number of devices, a list of their numbers, or auto")
-
-    @field_validator("limit_train_batches", "limit_val_batches")
-    @classmethod
-    def _check_share(cls, limit: Any, info: ValidationInfo) -> Any:
-        if limit is None or type(limit) is int and limit >= 0 or type(limit) is float and 0 <= limit <= 1:
-            return limit
-        needs = "must be a number of batches, or a share of them as 0.5; leave it out for all"
-        raise ValueError(f"trainer.{info.field_name}={limit} {needs}")
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> "TrainerConfig":
-        if self.limit_train_batches == 0:
-            raise ValueError("trainer.limit_train_batches=0 leaves nothing to train on; leave it out")
-        if self.max_epochs == 0:
-            raise ValueError("trainer.max_epochs=0 leaves nothing to train; leave it out, trainer.max_steps is enough")
-        if self.limit_val_batches == 0:
-            raise ValueError("trainer.limit_val_batches=0 skips the validation that every run ends with; leave it out")
-        if self.min_steps is not None and self.min_steps > self.max_steps:
-            limit = f"must be at most trainer.max_steps={self.max_steps}"
-            raise ValueError(f"trainer.min_steps={self.min_steps} {limit}; lower it, or leave it out")
-        limit, batches = self.limit_train_batches, self.accumulate_grad_batches
-        whole = isinstance(limit, int) and limit % batches == 0 or isinstance(limit, float) and limit == 1
-        if batches > 1 and limit is not None and not whole:
-            needs = f"must be a multiple of trainer.accumulate_grad_batches={batches}, so that every step is complete"
-            remedy = f"use {max(1, int(limit) // batches) * batches}"
-            raise ValueError(f"trainer.limit_train_batches={limit} {needs}; {remedy}")
-        return self
+        raise ValueError(f"trainer.devices={devices} must be a number of devices, or auto")
 
 
 @dataclass(frozen=True, config=strict_settings("callbacks"))
 class WithoutOptions:
     """A callback that is on or, as null, off."""
-
-
-@dataclass(frozen=True, config=strict_settings("callbacks.gradients"))
-class GradientsConfig:
-    """Norms of the gradients; no update is made with one that is not finite."""
-
-    on_nonfinite: Literal["stop", "skip"] = setting("stop", "skip: leaves the update of such a step out")
-    max_skips: Count = setting(10, "consecutive steps", needs="on_nonfinite=skip")
 
 
 @dataclass(frozen=True, config=strict_settings("callbacks.heads"))
@@ -231,18 +168,14 @@ class EarlyStopConfig:
     """Stops a run whose validation loss no longer falls; best.ckpt holds the best weights."""
 
     patience: Count = setting(4, "consecutive validations without a lower loss, after which the run stops")
-    min_delta: Finite = setting(0.0, "a loss counts as lower if it is lower by more than this, nats per token", ge=0)
     min_passes: Finite = setting(10.0, "a run of at most so many passes over its text is not stopped; 0: any run", ge=0)
 
 
 @dataclass(frozen=True, config=strict_settings("callbacks"))
 class CallbacksConfig:
-    """The callbacks of a run; null: none."""
+    """The callbacks that can be left out; null: off."""
 
     causality: WithoutOptions | None = WithoutOptions()  # before the first step; refuses a model that sees the future
-    gradients: GradientsConfig | None = GradientsConfig()
-    gc: WithoutOptions | None = WithoutOptions()  # Python's garbage collector runs at validations only
-    windows: WithoutOptions | None = WithoutOptions()  # the validation loss of every window, for paired comparisons
     heads: HeadsConfig | None = HeadsConfig()
     progress: ProgressConfig | None = ProgressConfig()
     samples: SamplesConfig | None = SamplesConfig()
@@ -254,11 +187,6 @@ class WandbConfig:
     """Weights & Biases, in addition to metrics.csv. Without an account the run stays on disk."""
 
     project: str = setting("tril", "at wandb")
-    entity: str | None = setting(None, "the team at wandb; null: your own account")
-    name: str | None = setting(None, "null: that of the run's folder")
-    group: str | None = setting(None, "null: that of the sweep's folder")
-    tags: tuple[str, ...] | None = setting(None, "a list", strict=False)
-    id: str | None = setting(None, "of the run at wandb; null: a new one, which a resumed run keeps")
     log_model: bool = setting(False, "the best checkpoint as an artifact, at the end of the run")
 
 

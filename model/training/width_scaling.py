@@ -1,45 +1,38 @@
 """Learning rates and initial values that transfer over the width of a model: optim.scale_with_width.
 
 The rules are those of the maximal update parametrization, muP (Yang et al. 2021, Tensor Programs V, table 8), in the
-spectral form of Yang, Simon and Bernstein 2023 for Muon. The rates are tuned on a base model of width `base.width`
-whose heads have size `base.head_dim`. With r = dim / base.width, a matrix in a block has n times the inputs and m times
-the outputs of the base model's; both are r, but for the heads, where they are H * D / base.width:
+spectral form of Yang, Simon and Bernstein 2023 for Muon. The rates are tuned on a base model of width `base_width`
+whose heads have size `base_head_dim`. With r = dim / base_width, a matrix in a block has n times the inputs and m times
+the outputs of the base model's; both are r, but for the heads, where they are H * D / base_width:
 
 | parameter                  | AdamW's rate                                  | initial std or value     |
 |----------------------------|-----------------------------------------------|--------------------------|
 | matrix in a block          | / n; Muon: spectral norm * sqrt(m / n)        | / sqrt(n)                |
 | embed, pos_embed, head     | as the base                                   | as the base              |
 | last norm                  | / r                                           | / r                      |
-| q_norm; without it q_proj  | also * sqrt(base.head_dim / D)                | also the same            |
+| q_norm; without it q_proj  | also * sqrt(base_head_dim / D)                | also the same            |
 | other norms, biases        | as the base                                   | as the base              |
 
 The last norm's gain is muP's output multiplier: under Adam, a gain that starts at 1/r and learns at 1/r of the rate is
 a gain that starts at 1 in front of a fixed factor of 1/r (Yang et al. 2021, lemma J.1). One matrix can thus be
 embedding and head, with the values and the rate of an embedding, and the model has the parameters and operations of any
 other. The gain or weight of q is in the same way the factor that turns the scores q k / sqrt(D) into muP's
-q k sqrt(base.head_dim) / D: training aligns q with k, and aligned vectors of D numbers have scores of sqrt(D), with
+q k sqrt(base_head_dim) / D: training aligns q with k, and aligned vectors of D numbers have scores of sqrt(D), with
 `qk_norm` as well as without it. AdamW decays by rate * weight_decay, so its decay of the blocks falls with 1/n too, as
 Qiu et al. 2025 recommend (https://arxiv.org/abs/2512.05620). Depth, batch and length of training are not scaled.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
+from tril.model.training.settings import OptimConfig
 
 MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
 DIGITS = 12  # of a factor: rounding errors would split parameters of equal rates into several groups
-
-
-class Base(NamedTuple):
-    """Width and head size of the model whose learning rates are known."""
-
-    width: int
-    head_dim: int
 
 
 def lr_ratio(adjust_lr: str, rows: float, columns: float) -> float:
@@ -53,7 +46,7 @@ def lr_ratio(adjust_lr: str, rows: float, columns: float) -> float:
     return math.sqrt(max(1, rows / columns))
 
 
-def rate_factor(name: str, parameter: Tensor, config: GPTConfig, base: Base, adjust_lr: str | None) -> float:
+def rate_factor(name: str, parameter: Tensor, config: GPTConfig, base: OptimConfig, adjust_lr: str | None) -> float:
     """The learning rate of a parameter, relative to that of its group in the base model.
 
     Args:
@@ -72,20 +65,20 @@ def rate_factor(name: str, parameter: Tensor, config: GPTConfig, base: Base, adj
     return round(factor, DIGITS)
 
 
-def multiplier(name: str, config: GPTConfig, base: Base) -> float:
+def multiplier(name: str, config: GPTConfig, base: OptimConfig) -> float:
     """The factor on initial value and learning rate that stands for one in the model, on the logits or the scores."""
     part = name.split(".")[-2]
     if name.startswith("norm."):
-        return base.width / config.dim
+        return base.base_width / config.dim
     if part == ("q_proj" if config.qk_norm == "none" else "q_norm"):
-        return math.sqrt(base.head_dim / config.head_size)
+        return math.sqrt(base.base_head_dim / config.head_size)
     return 1.0
 
 
-def growth(name: str, config: GPTConfig, base: Base) -> tuple[float, float]:
+def growth(name: str, config: GPTConfig, base: OptimConfig) -> tuple[float, float]:
     """Inputs and outputs of a block's matrix, relative to the base model's, whose heads have its width in sum."""
-    stream = config.dim / base.width
-    heads = config.n_heads * config.head_size / base.width
+    stream = config.dim / base.base_width
+    heads = config.n_heads * config.head_size / base.base_width
     part = name.split(".")[-2]
     if part in ("q_proj", "k_proj", "v_proj"):
         return stream, heads
@@ -93,7 +86,7 @@ def growth(name: str, config: GPTConfig, base: Base) -> tuple[float, float]:
 
 
 @torch.no_grad()
-def scale_initial_values(model: GPT, base: Base) -> None:
+def scale_initial_values(model: GPT, base: OptimConfig) -> None:
     """Multiplies the initial values that `init_weights` has drawn as the table above says.
 
     Those of init=zero_out follow the width already: the std of q, k, v, up and gate is 0.5 / sqrt(C).

@@ -60,8 +60,7 @@ def rates_of(config: Mapping[str, object]) -> dict[str, float]:
     import torch
 
     from tril.model.gpt import GPT, GPTConfig
-    from tril.model.training.effective_rates import effective_rates
-    from tril.model.training.optim import OptimConfig
+    from tril.model.training.optim import OptimConfig, effective_rates
 
     def build(kind: type, group: str, **more):
         keys = {name: f"{group}.{name}" for name in (field.name for field in fields(kind))}

@@ -27,8 +27,6 @@ def check_tune(tune: TuneConfig, runs: Sequence[PlannedRun]) -> None:
             raise UserError(
                 f"{SCALE}={run.config.optim.lr_scale:g} has no effect with +tune=lr, which chooses it; {remedy}"
             )
-        if run.config.callbacks.windows is None:
-            raise UserError("+tune=lr compares trials by the losses of callbacks.windows; leave out ~callbacks.windows")
 
 
 def tune_entry(folder: Path, tune: TuneConfig, entries: Sequence[dict]) -> dict:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_
 
 from tril.data.batches import TrainWindows, on_device
 from tril.data.prepare import MAX_UINT16_VOCAB
@@ -28,8 +28,6 @@ from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.cli.process import StopRequest
 from tril.scripts.cli.trainer import new_trainer
-
-CLIP = {None: clip_grad_norm_, "norm": clip_grad_norm_, "value": clip_grad_value_}  # by gradient_clip_algorithm
 
 
 def train(bench: Bench) -> Iterator[Section]:
@@ -115,7 +113,7 @@ def lightning_seconds(bench: Bench, module: TrainingModule, windows: TrainWindow
     callbacks = replace(config.callbacks, causality=None, samples=None)
     trainer = replace(config.trainer, devices=1, max_steps=steps, val_check_interval=steps + 1)
     with user_errors():
-        trainer, _ = new_trainer(replace(config, callbacks=callbacks, trainer=trainer), bench.folder, StopRequest())
+        trainer = new_trainer(replace(config, callbacks=callbacks, trainer=trainer), bench.folder, StopRequest())
     timer = timing.StepTimer(bench.device)
 
     def mark_step(trainer, module, outputs, batch, batch_idx: int) -> None:
@@ -139,7 +137,7 @@ def new_module(bench: Bench) -> TrainingModule:
         GPT(config.model),
         config.optim,
         total_steps=max(config.steps, bench.config.warmup + bench.config.steps),
-        val_bytes=float,  # unused: there is no validation
+        val_bytes={},  # unused: there is no validation
         payload={},
         compile=bench.hardware.compile,
         document_eot=0 if config.data.document_mask else None,
@@ -170,7 +168,7 @@ class BareLoop:
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.precision == "16-mixed")
         trainer = bench.run_config.trainer
-        self.clip, self.clip_grad = trainer.gradient_clip_val, CLIP[trainer.gradient_clip_algorithm]
+        self.clip = trainer.gradient_clip_val
         self.accumulate = bench.run_config.accumulate
         self.batches = itertools.chain.from_iterable(itertools.repeat(windows))
 
@@ -183,7 +181,7 @@ class BareLoop:
             self.scaler.scale(loss / self.accumulate).backward()
         if self.clip is not None:
             self.scaler.unscale_(self.optimizer)
-            self.clip_grad(self.parameters, self.clip)
+            clip_grad_norm_(self.parameters, self.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()

@@ -257,9 +257,9 @@ class RunConfig:
         import torch
 
         devices, nodes = self.trainer.devices, self.trainer.num_nodes
-        if devices in ("auto", -1):
+        if devices == "auto":
             devices = torch.cuda.device_count() if self.hardware and self.hardware.accelerator == "cuda" else 1
-        return nodes * (len(devices) if isinstance(devices, list) else devices)
+        return nodes * devices
 
     def tokens_per_step(self) -> int:
         """Training tokens per step and device."""

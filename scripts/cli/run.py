@@ -9,7 +9,7 @@ from tril.model.atomic_files import write_text
 from tril.model.runs import SETTINGS, Run
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, command
-from tril.scripts.cli.folder import sweep_of, take_files
+from tril.scripts.cli.folder import take_files
 from tril.scripts.cli.process import StoppedError, StopRequest
 from tril.scripts.cli.start import SOURCES, Start, resolved_settings
 from tril.scripts.cli.typed import Typed
@@ -43,7 +43,6 @@ def build_model(config: RunConfig, start: Start) -> "GPT":
     import torch
 
     from tril.model.gpt import GPT
-    from tril.model.training.optim import base_of
     from tril.model.training.width_scaling import scale_initial_values
 
     torch.manual_seed(config.seed_for("initialisation"))
@@ -51,7 +50,7 @@ def build_model(config: RunConfig, start: Start) -> "GPT":
     with torch.device("meta" if sharded else "cpu"):
         model = GPT(config.model)
     if config.optim.scale_with_width and not sharded:
-        scale_initial_values(model, base_of(config.optim))
+        scale_initial_values(model, config.optim)
     start.load_into(model)
     return model
 
@@ -66,7 +65,7 @@ def build_training(
     added: tuple[list, list],
     stop: StopRequest,
     started: float,
-) -> "tuple[Trainer, TrainingModule, RunConfig]":
+) -> "tuple[Trainer, TrainingModule]":
     """The Trainer and the LightningModule; afterwards, dropout has a stream of its own on each rank.
 
     Args:
@@ -74,11 +73,8 @@ def build_training(
         stop: asks the run to stop at the end of a step.
         started: time.perf_counter() at the start of the process.
 
-    Returns:
-        Both, and the settings with the identity of the run at its trackers.
-
     Raises:
-        ValueError: a setting that Lightning or a callback refuses.
+        ValueError: the package of a logger is missing.
     """
     import torch
 
@@ -90,7 +86,9 @@ def build_training(
     hardware = config.hardware
     assert hardware is not None
     step = None if start.checkpoint is None else start.step
-    trainer, config = new_trainer(config, run.folder, stop, started=started, step=step, added=added)
+    total = config.steps * config.tokens_per_step() * config.devices
+    passes = total / data.meta["counts"]["train"]["tokens"]
+    trainer = new_trainer(config, run.folder, stop, passes=passes, started=started, step=step, added=added)
     rank = trainer.global_rank
     torch.manual_seed(config.seed_for(f"dropout/{rank}" if rank else "dropout"))
     entry = Checkpoint(
@@ -113,7 +111,7 @@ def build_training(
         compile=hardware.compile,
         document_eot=data.document_eot,
     )
-    return trainer, module, config
+    return trainer, module
 
 
 def is_finished(start: Start, config: RunConfig, trainer: "Trainer", run: Run, typed: Typed) -> bool:
@@ -122,7 +120,7 @@ def is_finished(start: Start, config: RunConfig, trainer: "Trainer", run: Run, t
     Raises:
         ValueError: no step is left, and a setting was typed that would need one.
     """
-    from tril.model.training.callbacks.stop_reason import no_step_left
+    from tril.model.training.trainer import no_step_left
 
     if start.checkpoint is None:
         return False
@@ -130,7 +128,7 @@ def is_finished(start: Start, config: RunConfig, trainer: "Trainer", run: Run, t
     if start.step < config.steps:
         if (limit := no_step_left(trainer, start.state)) is None:
             return False
-        end, remedy = f"stopped at step {start.step:,} by {limit}", f"raise {limit.partition('=')[0]}"
+        end, remedy = f"stopped at step {start.step:,} by {limit}", f"raise {limit}"
     if changed := [each.key for each in typed if each.key not in ("resume", "allow_targets")]:
         done = f"{run.folder} has {end} without {changed[0]}"
         raise ValueError(f"{done}; {remedy} to continue it, or start a new run")
@@ -148,72 +146,30 @@ def run_training(
     Raises:
         UserError: the model sees the future, memory does not suffice, or a loss is not finite.
     """
-    from tril.model.training.errors import NonFiniteError, OutOfMemory, RunRefused, out_of_memory
-    from tril.model.training.hardware import configure_torch
-    from tril.model.training.loggers import finish_loggers
-    from tril.model.training.summary import code_version, describe, finish
+    from tril.model.training.errors import NonFiniteError, RunRefused
+    from tril.model.training.summary import code_version, describe
     from tril.model.training.trainer import fit
 
-    hardware, first, path = config.hardware, trainer.is_global_zero, run.folder / SETTINGS
-    assert hardware is not None
+    first, path = trainer.is_global_zero, run.folder / SETTINGS
     settings = config.to_dict() | {"code": code_version()}
     before = path.read_text(encoding="utf-8") if first and path.is_file() else None
     if first:
         take_files(run, start.path, work_left=start.step < config.steps)
         write_text(path, yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
-    description = describe(
-        module.model,
-        data.meta,
-        hardware,
-        steps=config.steps,
-        tokens_per_step=config.tokens_per_step() * trainer.world_size,
-        schedule=config.optim.schedule,
-        early_stop=None if sweep_of(run.folder) else config.callbacks.early_stop,
-        folder=run.folder,
-    )
-    print(description, flush=True)
-    configure_torch(hardware.accelerator)
-    lower = {
-        "batch_size": config.data.batch_size,
-        "context_length": config.model.context_length,
-        "dim": config.model.dim,
-    }
-    diverged, failed = None, True
+    print(describe(trainer, module, data), flush=True)
     try:
-        try:
-            with out_of_memory(**lower):
-                fit(trainer, module, data, checkpoint=start.path, settings=settings)
-        except RunRefused as error:
-            if before is not None:  # a resumed run keeps its settings
-                write_text(path, before)
-            raise UserError(str(error)) from error
-        except OutOfMemory as error:
-            raise UserError(str(error)) from None
-        except StoppedError as stopped:
-            stopped.step = trainer.global_step
-            raise
-        except NonFiniteError as error:  # of all processes
-            if not first:
-                sys.exit(2)
-            diverged = error
+        fit(trainer, module, data, checkpoint=start.path, settings=settings, sample=command("sample"))
+    except RunRefused as error:
+        if before is not None:  # a resumed run keeps its settings
+            write_text(path, before)
+        raise UserError(str(error)) from error
+    except MemoryError as error:
+        raise UserError(str(error)) from None
+    except StoppedError as stopped:
+        stopped.step = trainer.global_step
+        raise
+    except NonFiniteError as error:  # of all processes
         if not first:
-            return run
-        finish(
-            trainer,
-            module,
-            data.meta | {"val_bytes_per_token": data.val_bytes_per_token},
-            run.folder,
-            hardware=hardware,
-            seed=config.top.seed,
-            sample=command("sample"),
-            diverged=diverged,
-            lineage=start.origin,
-        )
-        if diverged is not None:  # after the summary, by which a sweep sees a diverged run
-            raise UserError(str(diverged)) from diverged
-        failed = False
-    finally:
-        if not isinstance(sys.exc_info()[1], StoppedError):  # an upload must not delay the requeueing of a job
-            log_model = config.logger.wandb is not None and config.logger.wandb.log_model
-            finish_loggers(trainer, run.folder, failed=failed, log_model=log_model)
+            sys.exit(2)
+        raise UserError(str(error)) from error
     return run

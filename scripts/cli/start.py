@@ -35,9 +35,8 @@ ROWS = ("embed.weight", "head.weight")  # of the vocabulary; with tied embedding
 
 # A resumed run may differ from its checkpoint in these without a word; in others only if they are typed.
 FREE = (
-    *("logger.", "checkpoint.", "data.", "callbacks.progress", "callbacks.samples", "callbacks.heads", "callbacks.gc"),
-    *("callbacks.windows", "trainer.accelerator", "trainer.log_every_n_steps", "trainer.enable_", "trainer.profiler"),
-    *("trainer.detect_anomaly", "trainer.benchmark", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
+    *("logger.", "checkpoint.", "data.", "callbacks.progress", "callbacks.samples", "callbacks.heads"),
+    *("trainer.accelerator", "trainer.log_every_n_steps", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
 )
 OF_THE_WINDOWS = ("data.batch_size", "data.document_mask", "data.sources", "data.exhausted")  # these are compared too
 SOURCES = ("train.py", "model/**/*.py", "data/**/*.py")  # the code that decides a run's results

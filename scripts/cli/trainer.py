@@ -1,6 +1,5 @@
 """The lightning.Trainer of a run, from its settings and from what the command line adds."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,39 +17,41 @@ def new_trainer(
     folder: Path,
     stop: StopRequest,
     *,
+    passes: float = 0.0,
     started: float = 0.0,
     step: int | None = None,
     added: tuple[list, list] = ([], []),
-) -> "tuple[Trainer, RunConfig]":
-    """The Trainer with our callbacks and loggers, and the settings with the identity of the run at its trackers.
+) -> "Trainer":
+    """The Trainer with our callbacks and loggers.
 
     Args:
         stop: asks the run to stop at the end of a step.
+        passes: of the run over its text.
         started: time.perf_counter() at the start of the process.
         step: after which a resumed run goes on; None: a new run.
         added: callbacks and loggers that the command line adds.
 
     Raises:
-        ValueError: an argument that Lightning, a callback or a logger refuses.
+        ValueError: the package of a logger is missing.
     """
-    from tril.model.training.loggers import make_loggers, with_identity
-    from tril.model.training.trainer import build_trainer, make_callbacks
+    from tril.model.training.trainer import build_trainer
 
     hardware = config.hardware
     assert hardware is not None
-    sweep, seed, allow_leak = sweep_of(folder), config.top.seed, config.causality.allow_leak
-    config = replace(config, logger=with_identity(config.logger, folder, sweep))
-    callbacks = make_callbacks(config.callbacks, folder, seed=seed, allow_leak=allow_leak, in_sweep=sweep is not None)
-    loggers = make_loggers(config.logger, folder.absolute(), step)
-    trainer = build_trainer(
+    return build_trainer(
         config.trainer,
+        config.callbacks,
+        config.logger,
         config.checkpoint,
-        [*callbacks, *added[0]],
-        [*loggers, *added[1]],
         hardware=hardware,
         folder=folder,
         stop=stop,
+        passes=passes,
+        seed=config.top.seed,
+        allow_leak=config.causality.allow_leak,
+        sweep=sweep_of(folder),
+        step=step,
         started=started,
         resume=f"{command('train')} resume={folder}",
+        added=added,
     )
-    return trainer, config

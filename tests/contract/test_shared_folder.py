@@ -23,7 +23,6 @@ FOREIGN = {  # saved settings that could send something, write outside of the fo
     "logger.csv": CSV | {"version": "OUT"},
     "logger.board": {"_target_": "lightning.pytorch.loggers.TensorBoardLogger", "save_dir": "RUN", "sub_dir": "OUT"},
     "callbacks.samples.folder": ".",
-    "callbacks.windows.folder": "RUN/../x",
     "callbacks.mine": {"_target_": "lightning.pytorch.callbacks.LearningRateMonitor"},
 }
 BOMB = "\n".join(["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 25)])

@@ -20,9 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.training.optim import MuonAdamW, OptimConfig, build_optimizer
+from tril.model.training.optim import MuonAdamW, OptimConfig, build_optimizer, local
 from tril.model.training.parallel import shard
-from tril.model.training.shards import local
 
 STEPS = 4
 

@@ -23,7 +23,7 @@ EOT = 0
 
 def module_of(model=None, *, document_eot=None, compile=None, **choices):
     model = model or GPT(GPTConfig(**TINY | choices))
-    settings = {"total_steps": 100, "val_bytes": float, "compile": compile, "document_eot": document_eot}
+    settings = {"total_steps": 100, "val_bytes": {"": float}, "compile": compile, "document_eot": document_eot}
     return TrainingModule(model, OptimConfig(), payload={}, **settings)
 
 

@@ -48,21 +48,6 @@ def test_a_learning_rate_that_is_far_too_high_stops_the_run(tmp_path, text):
     assert all(math.isfinite(float(row["val/loss"])) for row in rows(tmp_path / "run") if row["val/loss"])
 
 
-def test_a_stopped_run_continues_from_its_last_checkpoint_with_steps_skipped(tmp_path, text, monkeypatch):
-    step = TrainingModule.training_step
-    monkeypatch.setattr(
-        TrainingModule,
-        "training_step",
-        lambda self, batch, batch_idx: step(self, batch, batch_idx) * (math.nan if batch_idx == 5 else 1),
-    )
-    assert "step 6 is not finite: loss nan" in error_line(run(tmp_path, text))
-    done = in_process("resume=run", "callbacks.gradients.on_nonfinite=skip", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    summary = strict_json(tmp_path / "run" / "summary.json")
-    assert summary["skipped_steps"] == {"count": 1, "steps": [6]} and summary["steps"] == 8
-    assert summary["diverged"] is None and "  skipped " in done.stdout and "1 at step 6\n" in done.stdout
-
-
 def test_a_failed_allocation_ends_the_run_in_one_line(tmp_path, text, monkeypatch):
     step = TrainingModule.training_step
 

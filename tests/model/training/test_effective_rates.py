@@ -5,8 +5,7 @@ import torch
 
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
-from tril.model.training.effective_rates import effective_rates
-from tril.model.training.optim import OptimConfig, build_optimizer
+from tril.model.training.optim import OptimConfig, build_optimizer, effective_rates
 
 SHAPE = {"vocab_size": 40, "context_length": 8, "n_layers": 2, "dim": 32, "n_heads": 4, "n_kv_heads": 2}
 CONFIGS = [

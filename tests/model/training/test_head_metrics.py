@@ -7,7 +7,8 @@ import torch
 
 from tests.conftest import tiny_gpt
 from tril.model.heads.attention_maps import attention_maps
-from tril.model.training.callbacks.head_metrics import HeadMetrics
+from tril.model.training.callbacks.output import HeadMetrics
+from tril.model.training.settings import HeadsConfig
 
 
 def log_heads(model, batch, *, windows, document_eot=None) -> dict[str, float]:
@@ -16,7 +17,7 @@ def log_heads(model, batch, *, windows, document_eot=None) -> dict[str, float]:
     data = SimpleNamespace(first_val_windows=lambda n: tuple(part[:n] for part in batch))
     trainer = SimpleNamespace(is_global_zero=True, datamodule=data, loggers=[logger], global_step=7)
     losses = SimpleNamespace(document_eot=document_eot)
-    HeadMetrics(windows=windows).on_validation_end(
+    HeadMetrics(HeadsConfig(windows)).on_validation_end(
         trainer, SimpleNamespace(model=model, whole_model=lambda: model, losses=losses)
     )
     return logged

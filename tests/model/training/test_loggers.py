@@ -1,6 +1,7 @@
 """The csv file of a run, which a resumed run continues."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_a_resumed_run_continues_its_csv_file(tmp_path):
     resumed = loggers.RunLog(tmp_path, step=4)
     resumed.log_metrics({"loss": 1.5}, step=6)
     resumed.log_metrics({"val": 9.0}, step=6)
-    assert file.read_text() == "loss,norm,step,val\n3.0,,2,\n2.0,7.0,4,\n1.5,,6,\n,,6,9.0\n"
+    assert file.read_text().replace("\r", "") == "loss,norm,step,val\n3.0,,2,\n2.0,7.0,4,\n1.5,,6,\n,,6,9.0\n"
     assert not list(file.parent.glob(".*"))
     new = loggers.RunLog(tmp_path)
     new.log_metrics({"loss": 5.0}, step=1)
@@ -42,23 +43,39 @@ def test_a_kill_while_a_column_is_added_keeps_the_rows(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("account", "chosen", "mode"), [(False, None, "offline"), (True, None, None), (False, "x", None)]
 )
-def test_wandb_is_offline_without_an_account_only(monkeypatch, tmp_path, account, chosen, mode):
+def test_wandb_is_offline_without_an_account_only_and_a_resumed_run_keeps_its_id(
+    monkeypatch, tmp_path, account, chosen, mode
+):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(loggers, "has_wandb_account", lambda: account)
+    monkeypatch.setattr("wandb.login", lambda prompt: account)
     if chosen:
         monkeypatch.setenv("WANDB_MODE", chosen)
-    config = loggers.with_identity(LoggerConfig(wandb=WandbConfig(tags=("a",))), tmp_path / "run")
-    _, logger = loggers.make_loggers(config, tmp_path / "run", None)
-    assert logger._wandb_init.get("mode") == mode
-    assert (logger._wandb_init["id"], logger._wandb_init["name"]) == (config.wandb.id, "run")
-    assert loggers.with_identity(config, tmp_path / "other") == config, "a resumed run keeps its identity"
+    config, folder = LoggerConfig(wandb=WandbConfig()), tmp_path / "2026" / "sweep" / "a=1"
+    ids = []
+    for _ in range(2):
+        _, logger = loggers.make_loggers(config, folder, step=None, sweep=folder.parent)
+        options = logger._wandb_init
+        assert (options.get("mode"), options["name"], options["group"]) == (mode, "a=1", "2026/sweep")
+        ids.append(options["id"])
+        (folder / "wandb" / f"offline-run-20261125_120000-{ids[0]}").mkdir(parents=True, exist_ok=True)
+    assert ids[0] == ids[1]
 
 
-def test_an_account_of_wandb_login_is_found(monkeypatch, tmp_path):
-    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert not loggers.has_wandb_account()
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password key\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert loggers.has_wandb_account()
+def test_a_tracker_that_fails_is_named_and_not_called_again_and_metrics_csv_goes_on(tmp_path, capsys):
+    log, calls = loggers.RunLog(tmp_path), []
+
+    class Failing(loggers.RunLog.__base__):
+        name, version = "", 0
+        log_hyperparams = None
+
+        def log_metrics(self, metrics, step=None):
+            calls.append(step)
+            raise OSError("no connection")
+
+    trainer = SimpleNamespace(loggers=[Failing(), log])
+    for step in (1, 2):
+        loggers.call_loggers(trainer, lambda logger, step=step: logger.log_metrics({"loss": 3.0}, step=step))
+    assert calls == [1] and capsys.readouterr().err == "warning: Failing is not called again: no connection\n"
+    assert [row["step"] for row in log._rows()] == ["1", "2"]
+    with pytest.raises(ValueError):
+        loggers.call_loggers(trainer, lambda logger: int("metrics.csv"))

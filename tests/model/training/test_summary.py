@@ -11,7 +11,7 @@ from tril.model.training.summary import PACKAGE, code_version, duration, peak_me
 SUMMARY = {
     "final_val_loss": 2.5, "final_val_bpb": 1.25, "best_val_loss": 2.5, "best_val_bpb": 1.25, "best_step": 900,
     "steps": 900, "tokens": 900 * 2048, "seconds": 268.4, "train_seconds": 200.0, "causality": "certified",
-    "sources": None, "skipped_steps": {"count": 0, "steps": []}, "stopped_early": None, "profile": None,
+    "sources": None, "stopped_early": None,
     "val_windows": {"scored": 90, "of": 90}, "init_from": None, "folder": "outputs/A/B",
 }  # fmt: skip
 
@@ -29,12 +29,12 @@ def test_a_usual_run():
 
 def test_what_is_unusual():
     changes = {"best_step": 800, "best_val_bpb": 1.2, "best_val_loss": 2.4, "train_seconds": 0.0}
-    changes |= {"skipped_steps": {"count": 7, "steps": [10, 20, 30, 40, 50, 60, 70]}, "init_from": "hf:ORG/NAME@1"}
+    changes |= {"init_from": "hf:ORG/NAME@1"}
     changes |= {"stopped_early": "at step 900: no lower loss", "sources": {"code": SUMMARY | {"epochs": 0.5}}}
     lines = show(SUMMARY | changes, "tril sample").splitlines()
     assert lines[0].endswith("best 1.2000 bits per byte, 2.4000 nats per token at step 800 (best.ckpt)")
     assert lines[1].endswith("1.2500 bits per byte, 2.5000 nats per token; 0.50 epochs: code")
-    assert "  skipped     7 at step 10, 20, 30, 40, 50, ..." in lines and "  init from   hf:ORG/NAME@1" in lines
+    assert "  init from   hf:ORG/NAME@1" in lines
     assert "  stopped     at step 900: no lower loss" in lines
 
 

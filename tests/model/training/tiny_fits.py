@@ -1,16 +1,20 @@
 """Short runs of Lightning's Trainer on random tokens, for the tests of callbacks."""
 
+import tempfile
+
 import torch
 from lightning import Callback, Trainer
 
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 from tril.model.training.schedule import ScheduleConfig
 
 V, T, B, STEPS = 31, 12, 2, 8
 SHAPE = {"vocab_size": V, "context_length": T, "n_layers": 2, "dim": 16, "n_heads": 2, "tie_embeddings": False}
+CPU = Hardware("cpu", "32-true", None, "a CPU", None)
 OPTIM = OptimConfig(schedule=ScheduleConfig(kind="linear", warmup_steps=2))
 
 
@@ -27,7 +31,7 @@ def new_model(**choices) -> GPT:
 
 
 def new_module(model: GPT, **options) -> TrainingModule:
-    return TrainingModule(model, OPTIM, total_steps=STEPS, val_bytes=float, payload={}, **options)
+    return TrainingModule(model, OPTIM, total_steps=STEPS, val_bytes={"": float}, payload={}, **options)
 
 
 def fit(module: TrainingModule, *callbacks: Callback, checkpoint=None, done: int = 0, **options) -> Trainer:
@@ -35,7 +39,8 @@ def fit(module: TrainingModule, *callbacks: Callback, checkpoint=None, done: int
     options = {"accelerator": "cpu", "logger": False, "log_every_n_steps": 2, **options}
     options |= {"num_sanity_val_steps": 0, "check_val_every_n_epoch": None, "enable_checkpointing": False}
     options |= {"enable_progress_bar": False, "enable_model_summary": False, "max_steps": STEPS}
-    trainer = Trainer(callbacks=[Metrics(None), *callbacks], **{"val_check_interval": STEPS, **options})
+    callbacks = (Metrics(CPU, tempfile.mkdtemp()), *callbacks)
+    trainer = Trainer(callbacks=[*callbacks], **{"val_check_interval": STEPS, **options})
     train = Remaining(batches(STEPS * trainer.accumulate_grad_batches), done)
     trainer.fit(module, train, Remaining(batches(2)), ckpt_path=checkpoint, weights_only=True)
     return trainer
@@ -44,8 +49,10 @@ def fit(module: TrainingModule, *callbacks: Callback, checkpoint=None, done: int
 class Remaining:
     """A loader of which a resumed run reads the rest; as the loaders of a run, it has the length of the whole."""
 
+    batch_size, world_size = B, 1
+
     def __init__(self, items: list, done: int = 0) -> None:
-        self.items, self.done = items, done
+        self.items, self.done, self.n_windows = items, done, B * len(items)
 
     def __len__(self) -> int:
         return len(self.items)

@@ -9,10 +9,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.optim import OptimConfig, build_optimizer
 from tril.model.training.schedule import ScheduleConfig, lr_factor
-from tril.model.training.width_scaling import Base, scale_initial_values
+from tril.model.training.width_scaling import scale_initial_values
 
 VOCABULARY, LENGTH, BATCH = 97, 32, 8
-BASE = Base(64, 16)  # of a width of 64 with four heads
+BASE = OptimConfig(base_width=64, base_head_dim=16)  # of a width of 64 with four heads
 RATES = {"adamw": {"lr": 0.004}, "muon": {"lr": 0.02, "muon_lr": 0.02}}
 
 
@@ -41,7 +41,7 @@ def trained(
     torch.manual_seed(seed)
     shape = {"context_length": LENGTH, "n_layers": 1, "n_heads": 4, "dim": width}
     model = GPT(GPTConfig(VOCABULARY, **{**shape, **choices}))
-    base = {"scale_with_width": scaled, "base_width": BASE.width, "base_head_dim": BASE.head_dim}
+    base = {"scale_with_width": scaled, "base_width": 64, "base_head_dim": 16}
     optimizer = build_optimizer(model, OptimConfig(kind=kind, lr_scale=lr_scale, **RATES[kind], **base))
     if scaled:
         scale_initial_values(model, BASE)

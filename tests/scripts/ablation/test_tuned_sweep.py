@@ -101,10 +101,6 @@ def test_settings_of_the_tuning_are_part_of_the_identity_of_a_sweep():
             "optim.lr_scale=0.5 has no effect with +tune=lr, which chooses it; leave it out, or set",
         ),
         (["seed=0,1000"], "tune.seeds=[1000] has seed 1000 of the grid, whose runs would then choose their own"),
-        (
-            ["~callbacks.windows"],
-            "+tune=lr compares trials by the losses of callbacks.windows; leave out ~callbacks.win",
-        ),
         (["tune.multipliers=[]"], "tune.multipliers=[] must have at least two numbers; use [0.5, 0.71, 1, 1.41, 2]"),
         (["hydra/sweeper=optuna"], "+tune=lr tunes the variants of a grid, not the runs of OptunaSweeper"),
     ],

@@ -12,9 +12,8 @@ from tests.runs import rows
 from tril import train as train_script
 from tril.model import checkpoint as checkpoint_module
 from tril.model.checkpoint import read_state
-from tril.model.training import checkpointing
-from tril.model.training.callbacks import checkpoints
-from tril.model.training.checkpointing import CheckpointFiles
+from tril.model.training import checkpoints
+from tril.model.training.checkpoints import CheckpointFiles
 
 CONTENT = {"tril": {"config": {}, "tokenizer": "", "eot": ""}, "state_dict": {}}
 
@@ -67,7 +66,7 @@ def test_a_file_system_without_hard_links_gets_copies(tmp_path, monkeypatch):
     def no_links(source, target):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(checkpointing.os, "link", no_links)
+    monkeypatch.setattr(checkpoints.os, "link", no_links)
     save(tmp_path / "last.ckpt", 1), save(tmp_path / "last.ckpt", 2)
     assert steps_of(tmp_path) == {"last.ckpt": 2, "previous.ckpt": 1}
 
@@ -89,7 +88,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
         assert begin.wait(60)
         original(path, content)
 
-    monkeypatch.setattr(checkpointing, "write_state", wait_then_write)
+    monkeypatch.setattr(checkpoints, "write_state", wait_then_write)
     files.save_checkpoint(CONTENT | {"global_step": 1, "w": weights}, tmp_path / "last.ckpt")
     weights += 1
     begin.set()

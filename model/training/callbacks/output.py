@@ -1,0 +1,131 @@
+"""What a run shows while it trains: its progress, a sample of text, and statistics of its heads."""
+
+import sys
+from pathlib import Path
+
+from lightning import Callback, Trainer
+from tqdm import tqdm
+
+from tril.model.heads.ablation import all_heads, head_name
+from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.scores import text_scores
+from tril.model.runs import partial_validation
+from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.errors import RunRefused
+from tril.model.training.loggers import log_sample
+from tril.model.training.module import TrainingModule
+from tril.model.training.settings import HeadsConfig, ProgressConfig, SamplesConfig
+
+LOGGED_SCORES = ("entropy", "first")  # of `tril.model.heads.scores.SCORES`
+
+
+class Progress(Callback):
+    """A progress bar on a terminal; elsewhere, as in a log file, a number of plain lines. One line per validation."""
+
+    def __init__(self, config: ProgressConfig) -> None:
+        self.config = config
+        self._bar: tqdm | None = None  # of rank 0
+        self._last_line_step = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        self._last_line_step = trainer.global_step
+        if trainer.is_global_zero:
+            steps = {"total": trainer.max_steps, "initial": trainer.global_step, "unit": "step"}
+            self._bar = tqdm(**steps, dynamic_ncols=True, disable=not sys.stderr.isatty())
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
+        metrics, step = Metrics.of(trainer), trainer.global_step
+        if self._bar is None or not metrics.train or metrics.train[-1]["step"] != step:
+            return
+        row = metrics.train[-1]
+        text = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(step - self._bar.n)
+        if self._bar.disable and step >= self._last_line_step + trainer.max_steps / self.config.lines:
+            self._last_line_step = step
+            tokens_left = (trainer.max_steps - step) * metrics.tokens / step
+            left = tqdm.format_interval(tokens_left / metrics.tokens_per_second())
+            print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        metrics = Metrics.of(trainer)
+        row, part = metrics.val[-1], partial_validation(metrics.val_windows)
+        lines = [f"step {row['step']:>6,}  validation: {figures(row)}" + (f" ({part})" if part else "")]
+        lines += [f"{'':13}{figures(source)}: {name}" for name, source in row.get("sources", {}).items()]
+        tqdm.write("\n".join(lines))
+
+    def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def figures(row: dict[str, float]) -> str:
+    """Such as "1.2345 nats per token, 0.8901 bits per byte"."""
+    return f"{row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte"
+
+
+class Samples(Callback):
+    """Prints a short text after every validation and appends it to `folder`/samples.txt."""
+
+    def __init__(self, config: SamplesConfig, folder: str | Path, seed: int) -> None:
+        self.path, self.prompt = Path(folder) / "samples.txt", config.prompt
+        self.options = {"max_new_tokens": config.max_new_tokens, "temperature": config.temperature, "seed": seed}
+        self._size = 0  # bytes of the file up to the checkpoint
+
+    def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        try:
+            if (lm := pl_module.language_model()) is not None:
+                lm.stream(self.prompt, **self.options)  # checks the arguments only
+        except ValueError as error:
+            raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
+
+    def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        """Not earlier: with model_parallel, Lightning reads the checkpoint after `on_fit_start`."""
+        if trainer.is_global_zero and self.path.is_file():
+            with self.path.open("r+b") as file:  # later samples come again
+                file.truncate(self._size)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        lm = pl_module.language_model()  # gathers a sharded model
+        if lm is None or not trainer.is_global_zero:
+            return
+        text = lm.generate(self.prompt, **self.options)
+        assert isinstance(text, str)  # of one prompt
+        log_sample(trainer, self.prompt, text)
+        text = f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n"
+        with self.path.open("ab") as file:
+            file.write(text.encode())
+            self._size = file.tell()
+        tqdm.write(text)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"size": self._size}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._size = state["size"]
+
+
+class HeadMetrics(Callback):
+    """Logs each head's mean entropy of its weights (nats) and mean mass on the first token, as heads/entropy/L0H0."""
+
+    def __init__(self, config: HeadsConfig) -> None:
+        self.config = config
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        model = pl_module.whole_model() if pl_module.model.config.n_heads else None  # gathers a sharded model
+        if model is None or not trainer.is_global_zero:
+            return
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        ids, targets = data.first_val_windows(self.config.windows)
+        heads, _ = text_scores(model, TokenWindows(ids, targets, pl_module.losses.document_eot))
+        names = [head_name(head) for head in all_heads(model.config)]
+        Metrics.write(
+            trainer,
+            {
+                f"heads/{score}/{name}": value
+                for score in LOGGED_SCORES
+                for name, value in zip(names, heads[score].flatten().tolist(), strict=True)
+            },
+        )
