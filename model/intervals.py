@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,11 @@ class Interval:
         """Of an interval that exists."""
         assert self.high is not None, "an interval needs two observations with finite values"
         return self.high - self.mean
+
+    def map(self, change: Callable[[float], float]) -> "Interval":
+        """The interval of an increasing function of the mean."""
+        low, high = (None if end is None else change(end) for end in (self.low, self.high))
+        return Interval(change(self.mean), low, high, self.n)
 
 
 @dataclass(frozen=True)

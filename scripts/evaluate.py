@@ -1,28 +1,30 @@
 """Measures a checkpoint on a text:  python scripts/evaluate.py ckpt=latest [data=files data.path=FILE]
 
 Loss, perplexity, bits per byte, accuracy and calibration with their intervals over documents; by default on the
-validation part of the run. other=CHECKPOINT compares two checkpoints, pairs=FILE.jsonl measures minimal pairs. Prints a
-table; writes evaluation.json and evaluation.png.
+validation part of the run. other=CHECKPOINT compares two checkpoints, pairs=FILE.jsonl measures minimal pairs, and
+tasks=NAME[,NAME] runs tasks of lm-evaluation-harness (pip install "tril[eval]"). Prints a table; writes files.
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import build, strict_settings
 from tril.model.atomic_files import write_json
-from tril.model.evaluation.pairs import read_pairs, score_pairs
+from tril.model.evaluation.pairs import Pair, parse_pairs, score_pairs
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors, writable
 from tril.scripts.cli.finished_run import Run, prepared_text, read_run
 from tril.scripts.cli.formats import plural
 from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.text_file import read_utf8
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
@@ -30,10 +32,16 @@ if TYPE_CHECKING:
     from tril.model.evaluation.subject import EvaluatedText, Subject
     from tril.model.intervals import Interval
 
-TEXTS = ("ckpt", "other", "pairs", "out", "data.path", "data.val_path", "data.repo")
-UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask")  # keys of data: without effect here
+TEXTS = ("ckpt", "other", "pairs", "tasks", "include_path", "out", "data.path", "data.val_path", "data.repo")
+KEYS = {  # of each thing that is measured
+    "pairs": ("pairs",),
+    "tasks": ("tasks", "include_path", "num_fewshot", "limit"),
+    "text": ("data", "other", "part", "stride"),
+}
+UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask")  # keys of data: the checkpoint decides them
 MIXTURE = "mixture"  # the source that is several texts
-ONLY_TEXT = ("other", "limit", "stride", "samples")  # no use with pairs=
+PARTS = {"val": "validation part", "all": "whole text"}
+KEPT = ("results", "groups", "group_subtasks", "n-samples", "n-shot", "versions", "higher_is_better", "configs")
 ROWS = {  # of the table: figure -> heading, decimals
     "loss": ("loss, nats per token", 4),
     "perplexity": ("perplexity", 3),
@@ -50,32 +58,39 @@ class EvaluateConfig:
     ckpt: str
     other: str | None
     part: Literal["val", "all"]
-    limit: Annotated[int, Field(ge=2)] | None  # the first and the last window
     stride: Annotated[int, Field(ge=1)] | None
-    samples: Annotated[int, Field(ge=0, le=1000)]
     pairs: str | None
+    tasks: str | None
+    include_path: str | None
+    num_fewshot: Annotated[int, Field(ge=0)] | None
+    limit: Annotated[int, Field(ge=1)] | None
     device: str
     out: str | None
     data: dict | None = None
 
-    @model_validator(mode="after")
-    def _check_pairs(self):
-        unused = [f"{key}={getattr(self, key)}" for key in ONLY_TEXT if getattr(self, key)]
-        unused += ["data=..."] * (self.data is not None) + ["part=all"] * (self.part == "all")
-        if self.pairs is not None and unused:
-            raise ValueError(f"{unused[0]} has no effect with pairs={self.pairs}; leave one of them out")
-        return self
+    def refuse_unused(self, typed: Typed) -> None:
+        """Raises ValueError for a typed setting that has no effect with the others."""
+        measured = next((name for name in ("pairs", "tasks") if getattr(self, name) is not None), "text")
+        reason = "for a text" if measured == "text" else f"with {measured}={getattr(self, measured)}"
+        others = [key for name, keys in KEYS.items() if name != measured for key in keys]
+        for override in typed:
+            key = override.key.split(".")
+            if key[0] in others:
+                raise ValueError(f"{override.typed} has no effect {reason}; leave it out")
+            if key[0] == "data" and (key[-1] in UNUSED or key[1:2] == ["tokenizer"]):
+                raise ValueError(f"{override.typed} has no effect: the checkpoint decides it; leave it out")
 
 
 @entry("evaluate", TEXTS)
 def main(cfg: dict, typed: Typed) -> None:
-    with user_errors():
+    with user_errors():  # before torch, which takes a second to import
         settings = build(EvaluateConfig, cfg)
-        data = parse_data(settings.data, settings.part, typed)
+        settings.refuse_unused(typed)
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
-        pairs = None if settings.pairs is None else read_pairs(settings.pairs)
-        run = read_run(paths[0]) if pairs is None and data is None else None
-    # Importing torch takes a second, so wrong settings are reported before.
+        pairs = None if settings.pairs is None else parse_pairs(read_utf8("pairs", settings.pairs), settings.pairs)
+        data = None if settings.data is None else parse_data(settings.data)
+        manager = None if settings.tasks is None else find_tasks(settings.tasks, settings.include_path)
+        run = read_run(paths[0]) if data is pairs is manager is None else None
     from tril.model.evaluation.subject import Subject
     from tril.model.training.hardware import keep_freed_memory
 
@@ -84,28 +99,22 @@ def main(cfg: dict, typed: Typed) -> None:
         if device == "cpu":
             keep_freed_memory()
         subjects = [Subject.of(path, device) for path in paths]
-    default = run_folder(paths[0]) / "evaluation"
+    folder = Path(settings.out or run_folder(paths[0]) / "evaluation")
     if pairs is not None:
-        measure_pairs(subjects[0], pairs, settings, default)
+        measure_pairs(subjects[0], pairs, settings, folder)
+    elif manager is not None:
+        measure_tasks(subjects[0], manager, settings, folder)
     else:
-        measure_text(subjects, data, run, settings, default)
+        measure_text(subjects, data, run, settings, folder)
 
 
-def parse_data(data: dict[str, Any] | None, part: str, typed: Typed) -> "DataConfig | None":
-    """The settings below data:, checked; None for the run's own text.
+def parse_data(data: dict[str, Any]) -> "DataConfig":
+    """The settings below data:, checked.
 
     Raises:
-        ValueError: an invalid setting, or one that has no effect.
+        ValueError: an invalid setting, or a text that is not scored.
         OSError: a file that does not exist.
     """
-    if data is None:
-        if part != "val":
-            raise ValueError(f"part={part} needs a text, such as data=files data.path=FILE; the run's own is part=val")
-        return None
-    for override in typed:
-        key = override.key.split(".")
-        if key[0] == "data" and key[1:2] and key[1] in UNUSED:
-            raise ValueError(f"{override.typed} has no effect: the checkpoint decides it; leave it out")
     from tril.data.config import parse
     from tril.scripts.cli.config import data_presets
 
@@ -117,88 +126,62 @@ def parse_data(data: dict[str, Any] | None, part: str, typed: Typed) -> "DataCon
     return config
 
 
-def own_texts(run: Run, subjects: "list[Subject]") -> "list[EvaluatedText]":
-    """The validation part of a run in the tokens of each checkpoint, of which the first is the run's.
+def own_texts(run: Run, subjects: "list[Subject]", part: Literal["val", "all"]) -> "list[EvaluatedText]":
+    """The text of a run in the tokens of each checkpoint, of which the first is the run's.
 
     Raises:
         ValueError: it is a mixture, or has changed since.
     """
-    from tril.data.config import parse
     from tril.model.evaluation.subject import EvaluatedText
-    from tril.scripts.cli.config import data_presets
 
     if run.settings["data"].get("source") == MIXTURE:
         sources = f"the mixture of {', '.join(run.settings['data']['sources'])}"
         remedy = "evaluate one of them, such as data=stdlib, or data=files data.path=PATH"
         raise ValueError(f"{run.checkpoint} was trained on {sources}; {remedy}")
-    [prepared], name = prepared_text(run).texts.values(), "the validation part of the run"
+    [prepared], name = prepared_text(run).texts.values(), f"the {PARTS[part]} of the run"
     return [
-        EvaluatedText.of(prepared, "val", name)
+        EvaluatedText.of(prepared, part, name)
         if subject.same_tokenizer(subjects[0])
-        else subject.read_text(parse(run.settings["data"], data_presets()), "val", name)
+        else subject.read_text(parse_data(run.settings["data"]), part, name)
         for subject in subjects
     ]
 
 
-def measure_pairs(subject: "Subject", pairs: list, settings: EvaluateConfig, default: Path) -> None:
-    """Prints the accuracy on minimal pairs; writes pairs.json."""
-    with user_errors():
-        found = score_pairs(subject.lm, pairs, str(settings.pairs))
-        folder = writable(settings.out or default, "out")
-    report = {key: subject.describe()[key] for key in ("checkpoint", "steps")} | {"file": settings.pairs}
-    write_json(folder / "pairs.json", plain(report | found))
-    print(
-        f"accuracy {shown(found['accuracy'], 4)} (95 %, Wilson): the good text is more probable in {found['right']} of "
-        f"{plural(found['pairs'], 'pair')}.\n{plural(found['ties'], 'tie')}, counted as wrong. Each text is scored "
-        f"whole, after an end-of-text token.\n{folder}: pairs.json",
-        flush=True,
-    )
-
-
 def measure_text(
-    subjects: "list[Subject]", data: "DataConfig | None", run: Run | None, settings: EvaluateConfig, default: Path
+    subjects: "list[Subject]", data: "DataConfig | None", run: Run | None, settings: EvaluateConfig, folder: Path
 ) -> None:
     """Prints the figures of a text, the run's own or that of `data`; writes evaluation.json and evaluation.png."""
-    from tril.model.evaluation.plot import plot
+    from tril.model.evaluation.plot import plot_positions
     from tril.model.evaluation.subject import check_comparable, compare
 
-    first = subjects[0]
     with user_errors():
         for subject in subjects:
             subject.check_stride(settings.stride)
-        if settings.samples:
-            first.check_samples_code(settings.samples)
-        if run is not None:
-            texts = own_texts(run, subjects)
+        if data is not None:
+            name = f"the {PARTS[settings.part]} of data.source={data.source.name}"
+            texts = [subject.read_text(data, settings.part, name) for subject in subjects]
         else:
-            assert data is not None
-            texts = [subject.read_text(data, settings.part) for subject in subjects]
+            assert run is not None
+            texts = own_texts(run, subjects, settings.part)
         if len(subjects) > 1:
-            check_comparable(subjects, texts, settings.limit)
-        folder = writable(settings.out or default, "out")
-    windows = {"non_overlapping": None} | ({} if settings.stride is None else {"sliding": settings.stride})
-    evaluations = []
+            check_comparable(subjects, texts)
+        writable(folder, "out")
+    strides = {"non_overlapping": None} | ({} if settings.stride is None else {"sliding": settings.stride})
+    scored, sides = [], []
     for subject, text in zip(subjects, texts, strict=True):
-        log(f"{subject.checkpoint.path}: {len(text.tokens):,} tokens in windows of {subject.length}")
-        scored = {name: subject.score(text, stride=stride, limit=settings.limit) for name, stride in windows.items()}
-        evaluations.append(scored)
-    sides = [subject.describe() | {"text": text.describe()} for subject, text in zip(subjects, texts, strict=True)]
+        print(f"{subject.checkpoint.path}: {len(text.tokens):,} tokens", file=sys.stderr, flush=True)
+        scored.append({name: subject.score(text, stride=stride) for name, stride in strides.items()})
+        protocols = {name: found.report() for name, found in scored[-1].items()}
+        sides.append(subject.describe() | {"text": text.describe(), "protocols": protocols})
     report = sides[0] | {"intervals": "95 %, Student's t over documents, see observations"}
-    protocols = [{name: found.report() for name, found in side.items()} for side in evaluations]
-    report |= {"protocols": protocols[0]}
-    if settings.samples:
-        log(f"{plural(settings.samples, 'sample')}")
-        report["samples"] = first.parsing_samples(settings.samples)
     if len(subjects) > 1:
-        report |= {
-            "other": sides[1] | {"protocols": protocols[1]},
-            "other_minus_checkpoint": {
-                name: compare(*(side[name] for side in evaluations), equal_tokens=first.same_tokenizer(subjects[1]))
-                for name in windows
-            },
+        equal = subjects[0].same_tokenizer(subjects[1])
+        report["other"] = sides[1]
+        report["other_minus_checkpoint"] = {
+            name: compare(*(side[name] for side in scored), equal_tokens=equal) for name in strides
         }
     write_json(folder / "evaluation.json", plain(report))
-    plot(folder / "evaluation.png", protocols[0])
+    plot_positions(folder / "evaluation.png", report["protocols"])
     show(report)
     print(f"\n{folder}: evaluation.json, evaluation.png", flush=True)
 
@@ -209,40 +192,25 @@ def plain(report: dict) -> dict:
 
 
 def show(report: dict[str, Any]) -> None:
-    """Prints the tables."""
-    print(f"{report['checkpoint']} on {report['text']['name']}")
-    print_side(report)
-    if "other" in report:
-        print(f"\n{report['other']['checkpoint']} on the same text")
-        print_side(report["other"])
-        print("\nother - ckpt, paired:")
-        for key, rows in report["other_minus_checkpoint"].items():
-            name = report["protocols"][key]["name"]
-            for unit, row in rows.items():
-                print(f"  {name}: {shown(row['difference'], 4, sign='+')} {unit}: {row['other_is']}")
-    if "samples" in report:
-        found = report["samples"]
-        print(f"\n{found['parsed']} of {plural(found['n'], 'sample')} parse as Python: {shown(found['share'], 3)}")
-
-
-def print_side(side: dict[str, Any]) -> None:
-    """The table of one checkpoint, and what it is about."""
-    protocols = side["protocols"]
-    lines = [["", *(protocols[name]["name"] for name in protocols)]]
-    lines += [
-        [heading, *(shown(protocol["figures"][key], digits) for protocol in protocols.values())]
-        for key, (heading, digits) in ROWS.items()
-    ]
-    print(f"\n{markdown_table(lines)}\n")
-    for protocol in protocols.values():
-        windows, total = protocol["windows"], protocol["of_windows"]
-        print(
-            f"{protocol['name']}: {windows:,} of {total:,} windows of {protocol['context_length']} tokens, "
-            f"{protocol['targets']:,} targets. 95 % intervals over {protocol['observations']['described']}."
-        )
-    if side["text"]["unknown_tokens"]:
-        unknown = plural(side["text"]["unknown_tokens"], "token")
-        print(f"{unknown} of the text stand for characters that the tokenizer lacks; bits per byte are too low.")
+    """Prints the table, with a column for each checkpoint and each kind of windows, and what it is about."""
+    sides = {key: side for key, side in (("ckpt", report), ("other", report.get("other"))) if side is not None}
+    columns = {f"{key}, {found['name']}": found for key, side in sides.items() for found in side["protocols"].values()}
+    lines = [["", *columns]]
+    for figure, (heading, digits) in ROWS.items():
+        lines.append([heading, *(shown(found["figures"][figure], digits) for found in columns.values())])
+    print(f"{report['text']['name']}\n\n{markdown_table(lines)}\n")
+    for key, side in sides.items():
+        print(f"{key}: {side['checkpoint']}")
+        if n_unknown := side["text"]["unknown_tokens"]:
+            cause = "of the text stand for characters that the tokenizer lacks; bits per byte are too low"
+            print(f"  {plural(n_unknown, 'token')} {cause}")
+        for found in side["protocols"].values():
+            windows = f"{found['windows']:,} windows of {found['context_length']} tokens, {found['targets']:,} targets"
+            print(f"  {found['name']}: {windows}. 95 % intervals over {found['observations']['described']}.")
+    for key, rows in report.get("other_minus_checkpoint", {}).items():
+        for unit, row in rows.items():
+            difference = f"{shown(row['difference'], 4, sign='+')} {unit}"
+            print(f"other - ckpt, {report['protocols'][key]['name']}, paired: {difference}: {row['other_is']}")
 
 
 def shown(interval: "Interval", digits: int, sign: str = "") -> str:
@@ -252,8 +220,61 @@ def shown(interval: "Interval", digits: int, sign: str = "") -> str:
     return f"{interval.mean:{sign}z.{digits}f} [{interval.low:{sign}z.{digits}f}, {interval.high:{sign}z.{digits}f}]"
 
 
-def log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def measure_pairs(subject: "Subject", pairs: list[Pair], settings: EvaluateConfig, folder: Path) -> None:
+    """Prints the accuracy on minimal pairs; writes pairs.json."""
+    file = str(settings.pairs)
+    with user_errors():
+        found = score_pairs(subject.lm, pairs, file)
+        writable(folder, "out")
+    write_json(folder / "pairs.json", plain(subject.describe() | {"file": file} | found))
+    print(
+        f"accuracy {shown(found['accuracy'], 4)} (95 %, Wilson): the good text is more probable in {found['right']} of "
+        f"{plural(found['pairs'], 'pair')}.\n{plural(found['ties'], 'tie')}, counted as wrong. Each text is scored "
+        f"whole, after an end-of-text token.\n{folder}: pairs.json",
+        flush=True,
+    )
+
+
+def find_tasks(tasks: str, include_path: str | None) -> Any:
+    """The TaskManager of lm_eval, which has all of `tasks`.
+
+    Raises:
+        ValueError: lm_eval is not installed, or has no such task.
+        OSError: there is no folder `include_path`.
+    """
+    folder = None if include_path is None else Path(os.path.expanduser(include_path))
+    if folder is not None and not folder.is_dir():
+        raise FileNotFoundError(f"include_path={include_path} is not a folder; name one with the YAML files of tasks")
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise ValueError(f'tasks={tasks} needs the library lm_eval; pip install "tril[eval]"') from error
+    manager = TaskManager(include_path=folder)
+    for name in tasks.split(","):
+        if not manager.match_tasks([name]):
+            raise ValueError(f"there is no task {name!r}; `lm_eval ls tasks` lists all names")
+    return manager
+
+
+def measure_tasks(subject: "Subject", manager: Any, settings: EvaluateConfig, folder: Path) -> None:
+    """Prints the table of lm_eval for some of its tasks; writes tasks.json."""
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.utils import handle_non_serializable, make_table
+
+    from tril.model.evaluation.task_model import task_model
+
+    options = {"num_fewshot": settings.num_fewshot, "limit": settings.limit, "log_samples": False}
+    with user_errors():
+        writable(folder, "out")
+        names = manager.match_tasks(str(settings.tasks).split(","))
+        results = simple_evaluate(task_model(subject.lm), tasks=names, task_manager=manager, **options)
+    assert results is not None, "one process"
+    report = subject.describe() | {"limit": settings.limit} | {key: results[key] for key in KEPT if key in results}
+    write_json(folder / "tasks.json", json.loads(json.dumps(report, default=handle_non_serializable)))
+    print(f"{report['checkpoint']}\n\n{make_table(results).strip()}")
+    if results.get("groups"):
+        print(f"\n{make_table(results, 'groups').strip()}")
+    print(f"\n{folder}: tasks.json", flush=True)
 
 
 if __name__ == "__main__":

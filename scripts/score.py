@@ -97,7 +97,7 @@ def token_costs(subject: "Subject", text: str, stride: int | None) -> "list[Toke
     lm = subject.lm
     tokens = np.array([lm.eot_id, *lm.encode(text)])
     ends = [end for _, end in lm.tokenizer.encode(text, add_special_tokens=False).offsets]
-    scored = subject.score(EvaluatedText(tokens, "", len(text.encode()), 0, ""), stride=stride)
+    scored = subject.score(EvaluatedText(tokens, "", len(text.encode())), stride=stride)
     bits = scored.nll.astype(float) / math.log(2)
     return [TokenCost(*cost) for cost in zip(pieces(text, ends), bits.tolist(), strict=True)]
 

@@ -1,14 +1,15 @@
 """What a model predicts for the tokens of texts, in windows of which only the last tokens are scored.
 
-Letters: W windows, B batch, T longest window without its last token, M targets, V vocabulary.
+Letters: B batch, T longest window without its last token, M targets, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
 from tril.model.generation.generate import TOKENS_PER_BATCH, inference
 from tril.model.gpt import GPT, IGNORE
@@ -33,8 +34,8 @@ class Scores(NamedTuple):
 
 def score_windows(
     model: GPT, windows: Sequence[tuple[Ids, int]], *, n_ids: int | None = None, document_eot: int | None = None
-) -> Iterator[tuple[int, Scores]]:
-    """Yields the number and the scores of each window, the longest first, on the device of the model.
+) -> list[Scores]:
+    """The scores of each window, computed on the device of the model; with a progress bar on a terminal.
 
     Args:
         windows: the ids of each, at most `context_length` + 1, and how many of them, at its end, are targets.
@@ -45,6 +46,8 @@ def score_windows(
     """
     device, modules = model.embed.weight.device, list(model.modules())
     left = sorted(range(len(windows)), key=lambda i: -len(windows[i][0]))  # a batch has windows of similar length
+    scores: dict[int, Scores] = {}
+    bar = tqdm(total=len(windows), desc="scored windows", disable=None, leave=False)
     while left:
         longest = len(windows[left[0]][0]) - 1  # T
         size = max(1, TOKENS_PER_BATCH // longest)
@@ -63,5 +66,7 @@ def score_windows(
             confidence = (logits.amax(-1) - logits.logsumexp(-1)).exp()
             found = nll, confidence, logits[:, :n_ids].argmax(-1) == expected
         ends = np.cumsum((targets != IGNORE).sum(1))[:-1]
-        parts = (np.split(values.cpu().numpy(), ends) for values in found)
-        yield from zip(batch, map(Scores, *parts), strict=True)
+        scores |= zip(batch, map(Scores, *(np.split(values.cpu().numpy(), ends) for values in found)), strict=True)
+        bar.update(len(batch))
+    bar.close()
+    return [scores[i] for i in range(len(windows))]

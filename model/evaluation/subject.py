@@ -1,9 +1,7 @@
 """Checkpoints on a text: its tokens for the tokenizer of each, and the comparison of two checkpoints by documents."""
 
-import ast
 import os
 import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +16,11 @@ from tril.data.prepare import prepare
 from tril.data.prepared import PreparedText
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
-from tril.model.evaluation.pairs import wilson
 from tril.model.evaluation.scored_text import ScoredText
 from tril.model.generation.language_model import LanguageModel
 from tril.model.intervals import MIN_DOCUMENTS, Interval
 
 Part = Literal["val", "all"]
-CODE = "stdlib"  # the source whose text is Python
-SPLIT = {"val_fraction", "split"}  # entries of a source's fingerprint that only split its text
-SAMPLING = {"max_new_tokens": 256, "temperature": 0.8, "top_k": 50}  # as scripts/sample.py
-SAMPLES_PER_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -45,8 +38,8 @@ class EvaluatedText:
     tokens: np.ndarray
     name: str
     n_bytes: int
-    n_unknown: int
-    fingerprint: str
+    n_unknown: int = 0
+    fingerprint: str = ""
 
     @classmethod
     def of(cls, prepared: PreparedText, part: Part, name: str) -> "EvaluatedText":
@@ -119,12 +112,8 @@ class Subject:
             limit = f"the context length of {self.checkpoint.path}, {self.length}"
             raise ValueError(f"stride={stride} exceeds {limit}; lower it")
 
-    def read_text(self, data: DataConfig, part: Part, name: str | None = None) -> EvaluatedText:
-        """A text in the tokens of the checkpoint.
-
-        Args:
-            name: None: from `data`, with a remark if it may contain text that the model was trained on.
-        """
+    def read_text(self, data: DataConfig, part: Part, name: str) -> EvaluatedText:
+        """A text in the tokens of the checkpoint."""
         assert not isinstance(data.source, Mixture), "a mixture is several texts"
         budget = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
         with tempfile.TemporaryDirectory() as folder:
@@ -133,81 +122,29 @@ class Subject:
             tokenizer = TokenizerConfig(kind="file", path=str(path), eot=self.checkpoint.eot)
             budgets = {"token_budget": budget, "val_token_budget": data.val_token_budget}
             prepared = prepare(data.source, tokenizer, data.cache_dir, progress=False, **budgets)
-        if name is None:
-            name = f"the {'whole text' if part == 'all' else 'validation part'} of data.source={data.source.name}"
-            if self._may_know(prepared.meta["source"], part):
-                name += ", which may contain training text of the checkpoint"
         return EvaluatedText.of(prepared, part, name)
 
-    def _may_know(self, source: dict[str, Any], part: Part) -> bool:
-        """Whether a text is one of the checkpoint, and not its validation part."""
-        trained = self.checkpoint.data.get("source", {})
-        same = [each for each in trained.get("sources", {"": trained}).values() if _whole(each) == _whole(source)]
-        return bool(same) and (part == "all" or source not in same)
-
-    def score(self, text: EvaluatedText, *, stride: int | None = None, limit: int | None = None) -> ScoredText:
+    def score(self, text: EvaluatedText, *, stride: int | None = None) -> ScoredText:
         """Scores a text in windows that do not overlap, or that slide by `stride`; see `ScoredText.of`."""
-        options = {"stride": stride, "limit": limit, "document_eot": self.document_eot}
-        return ScoredText.of(self.lm, text.tokens, text.n_bytes, **options)
-
-    def check_samples_code(self, n: int) -> None:
-        """Raises ValueError unless the model was trained on Python code."""
-        if self.checkpoint.data.get("source", {}).get("kind") != CODE:
-            raise ValueError(f"samples={n} needs a model of Python code, a run with data={CODE}; leave it out")
-
-    def parsing_samples(self, n: int) -> dict[str, Any]:
-        """The share of n samples, each from the start of a text, that parse as Python."""
-        texts = []
-        for seed, first in enumerate(range(0, n, SAMPLES_PER_BATCH)):
-            texts += self.lm.generate([""] * min(SAMPLES_PER_BATCH, n - first), seed=seed, **SAMPLING)
-        parsed = sum(map(parses, texts))
-        remark = "a sample without a statement does not count as parsed; one that reaches max_new_tokens is cut there"
-        return {"n": n, "parsed": parsed, "share": wilson(parsed, n), "sampling": SAMPLING, "remark": remark}
+        return ScoredText.of(self.lm, text.tokens, text.n_bytes, stride=stride, document_eot=self.document_eot)
 
 
-def _whole(source: dict[str, Any]) -> dict[str, Any]:
-    """A source's fingerprint without its split."""
-    return {key: value for key, value in source.items() if key not in SPLIT}
-
-
-def parses(code: str) -> bool:
-    """Whether a text is Python code with at least one statement."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd literals, such as "\\d"
-        try:
-            return bool(ast.parse(code).body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # null bytes; too many nested brackets
-            return False
-
-
-def check_comparable(subjects: Sequence[Subject], texts: Sequence[EvaluatedText], limit: int | None) -> None:
-    """Raises ValueError if the losses of two checkpoints cannot be paired."""
-    (a, b), pair = subjects, " and ".join(str(subject.checkpoint.path) for subject in subjects)
-    if a.same_tokenizer(b):
-        if limit is not None and a.length != b.length:
-            cause = f"other windows of the two context lengths, {a.length} and {b.length}"
-            raise ValueError(f"limit={limit} would choose {cause}; leave it out")
+def check_comparable(subjects: Sequence[Subject], texts: Sequence[EvaluatedText]) -> None:
+    """Raises ValueError if the losses of two checkpoints cannot be paired: by token, or by document."""
+    if subjects[0].same_tokenizer(subjects[1]):
         return
-    if limit is not None:
-        raise ValueError(f"limit={limit} would choose other text for the two tokenizers of {pair}; leave it out")
-    if texts[0].n_bytes != texts[1].n_bytes:
-        sizes = f"{texts[0].n_bytes:,} and {texts[1].n_bytes:,} bytes"
-        cause = f"the budget of tokens gives the two tokenizers of {pair} other texts"
-        raise ValueError(f"{cause}, {sizes}; give data= without data.val_token_budget and data.token_budget")
+    names = " and ".join(str(subject.checkpoint.path) for subject in subjects)
     documents = [text.n_documents(subject.lm.eot_id) for text, subject in zip(texts, subjects, strict=True)]
-    if documents[0] != documents[1] or documents[0] < MIN_DOCUMENTS:
-        found = f"the text has {documents[0]}, with the other one {documents[1]}"
-        raise ValueError(
-            f"{pair} have other tokenizers, so only documents can be paired, at least {MIN_DOCUMENTS}; {found}; "
-            "give a text of more documents"
-        )
+    if texts[0].n_bytes != texts[1].n_bytes or documents[0] != documents[1] or documents[0] < MIN_DOCUMENTS:
+        sizes = " and ".join(f"{n} of {text.n_bytes:,} bytes" for n, text in zip(documents, texts, strict=True))
+        cause = f"{names} have other tokenizers, so only the same documents can be paired, at least {MIN_DOCUMENTS}"
+        raise ValueError(f"{cause}; they find {sizes}; give a text of more documents, without a budget of tokens")
 
 
 def compare(a: ScoredText, b: ScoredText, *, equal_tokens: bool) -> dict[str, dict[str, Any]]:
     """The losses of the second model minus those of the first, paired by cluster, for each unit."""
     # With equal tokens the targets are the same, so both have the clusters of a, whatever their context lengths.
     nats = (a if equal_tokens else b).sums(b.nll) - a.sums(a.nll)  # (G,)
-    assert not equal_tokens or (a.inputs == b.inputs).all()
     differences = {"nats per token": a.clusters.mean(torch.from_numpy(nats))} if equal_tokens else {}
     differences["bits per byte"] = a.bits_per_byte(nats)
     intervals = {unit: mean.interval() for unit, mean in differences.items()}

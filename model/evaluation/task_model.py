@@ -1,7 +1,4 @@
-"""A model that answers the requests of lm-evaluation-harness: log-likelihoods of texts, and generated text.
-
-Only `harness_model` imports the package `lm_eval`, whose base class is abstract and computes nothing.
-"""
+"""A model that answers the requests of lm-evaluation-harness: log-likelihoods of texts, and generated text."""
 
 import itertools
 import json
@@ -18,80 +15,49 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 Ids = Sequence[int]
 
 
-class TaskModel:
-    """Answers requests, whose `args` are as in `lm_eval.api.model.LM`.
+def task_model(lm: LanguageModel) -> Any:
+    """An instance of `lm_eval.api.model.TemplateLM`, which splits contexts from continuations as for its own models.
 
     A text without context follows an end-of-text token, as in training. A prompt that is not empty follows nothing, as
-    in sampling and in lm_eval's model of Hugging Face `transformers`. Each method raises ValueError if a text has
-    characters that the tokenizer does not know.
+    in sampling. Its methods raise ValueError if a text has characters that the tokenizer does not know, or a task an
+    option of generation that is not supported.
 
     Args:
         lm: with a causal mask. Special tokens in a text are encoded as its tokenizer is set to.
+
+    Raises:
+        ImportError: lm_eval is not installed.
     """
+    from lm_eval.api.model import TemplateLM
 
-    def __init__(self, lm: LanguageModel):
-        assert lm.config.causal, "the losses of a model without causal mask use the tokens that they predict"
-        self.lm = lm
+    class TaskModel(TemplateLM):
+        eot_token_id = lm.eot_id
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """For each (context, continuation): the log-probability of the continuation, and whether it is the greedy one.
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
+            return lm.encode(string) if string else []
 
-        White space at the end of the context moves into the continuation, since a tokenizer joins a space with the word
-        after it. Both are encoded as one text, unless a token of it would belong to both.
-        """
-        pairs = []
-        for context, continuation in (request.args for request in requests):
-            kept = context.rstrip()
-            continuation = context[len(kept) :] + continuation
-            before, whole = self._ids(kept), self._ids(kept + continuation)
-            targets = whole[len(before) :] if whole[: len(before)] == before else self._ids(continuation)
-            pairs.append((before or [self.lm.eot_id], targets))
-        return self._scores(pairs, disable_tqdm)
+        def _loglikelihood_tokens(self, requests, **kwargs) -> list[tuple[float, bool]]:
+            return score_targets(lm, [(context or [lm.eot_id], targets) for _, context, targets in requests])
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """For each (text,): its log-probability. Windows are full, and each token is scored once."""
-        pairs = [([self.lm.eot_id], self._ids(*request.args)) for request in requests]
-        return [score for score, _ in self._scores(pairs, disable_tqdm)]
+        def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
+            pairs = [([lm.eot_id], self.tok_encode(*request.args)) for request in requests]
+            return [score for score, _ in score_targets(lm, pairs)]
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """For each (prompt, generation_kwargs): the text that follows, up to the first stop string.
+        def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+            return generate_texts(lm, [request.args for request in requests])
 
-        Raises:
-            ValueError: an option that is not supported.
-        """
-        texts: dict[int, str] = {}
-        groups: dict[str, list[int]] = {}
-        for i, request in enumerate(requests):  # a batch has the same options
-            groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(i)
-        size = max(1, TOKENS_PER_BATCH // self.lm.config.context_length)
-        with _progress(len(requests), "generated", disable_tqdm) as bar:
-            for rows in groups.values():
-                options = generation_options(requests[rows[0]].args[1])
-                rows.sort(key=lambda i: -len(requests[i].args[0]))  # little padding
-                for seed, first in enumerate(range(0, len(rows), size)):
-                    batch = rows[first : first + size]
-                    found = self.lm.generate([requests[i].args[0] for i in batch], seed=seed, **options)
-                    texts |= zip(batch, found, strict=True)
-                    bar.update(len(batch))
-        return [texts[i] for i in range(len(requests))]
+    return TaskModel()
 
-    def _ids(self, text: str) -> list[int]:
-        return self.lm.encode(text) if text else []
 
-    def _scores(self, pairs: Sequence[tuple[Ids, Ids]], disable_tqdm: bool) -> list[tuple[float, bool]]:
-        """The log-probability of the targets after their context, and whether each is the most probable token."""
-        owners, parts = [], []
-        for i, pair in enumerate(pairs):
-            for window in windows(*pair, self.lm.config.context_length):
-                owners.append(i)
-                parts.append(window)
-        totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
-        with _progress(len(parts), "scored windows", disable_tqdm) as bar:
-            for number, scores in score_windows(self.lm.model, parts, n_ids=self.lm.n_ids):
-                totals[owners[number]] -= scores.nll.sum(dtype=float).item()
-                greedy[owners[number]] &= bool(scores.correct.all())
-                bar.update()
-        return list(zip(totals, greedy, strict=True))
+def score_targets(lm: LanguageModel, pairs: Sequence[tuple[Ids, Ids]]) -> list[tuple[float, bool]]:
+    """The log-probability of the targets after their context, and whether each is the most probable token."""
+    parts = [(i, window) for i, pair in enumerate(pairs) for window in windows(*pair, lm.config.context_length)]
+    totals, greedy = [0.0] * len(pairs), [True] * len(pairs)
+    found = score_windows(lm.model, [window for _, window in parts], n_ids=lm.n_ids)
+    for (i, _), scores in zip(parts, found, strict=True):
+        totals[i] -= scores.nll.sum(dtype=float).item()
+        greedy[i] &= bool(scores.correct.all())
+    return list(zip(totals, greedy, strict=True))
 
 
 def windows(context: Ids, targets: Ids, length: int) -> list[tuple[Ids, int]]:
@@ -106,6 +72,22 @@ def windows(context: Ids, targets: Ids, length: int) -> list[tuple[Ids, int]]:
         (ids[max(0, n_context + end - length - 1) : n_context + end], end - begin)
         for begin, end in itertools.pairwise([0, *ends])
     ]
+
+
+def generate_texts(lm: LanguageModel, requests: Sequence[tuple[str, dict]]) -> list[str]:
+    """For each prompt and its generation_kwargs: the text that follows, up to the first stop string."""
+    texts: dict[int, str] = {}
+    groups: dict[str, list[int]] = {}
+    for i, (_, kwargs) in enumerate(requests):  # a batch has the same options
+        groups.setdefault(json.dumps(kwargs, sort_keys=True), []).append(i)
+    size = max(1, TOKENS_PER_BATCH // lm.config.context_length)
+    for rows in groups.values():
+        options = generation_options(requests[rows[0]][1])
+        rows.sort(key=lambda i: -len(requests[i][0]))  # little padding
+        for seed, batch in enumerate(rows[first : first + size] for first in range(0, len(rows), size)):
+            found = lm.generate([requests[i][0] for i in batch], seed=seed, **options)
+            texts |= zip(batch, found, strict=True)
+    return [texts[i] for i in range(len(requests))]
 
 
 def generation_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,22 +106,3 @@ def generation_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         supported = ", ".join(("until", "max_gen_toks", "do_sample", *SAMPLING))
         raise ValueError(f"generation_kwargs.{unknown[0]} of a task is not supported; use {supported}")
     return options | values | ({} if is_random else {"temperature": 0.0})
-
-
-def _progress(total: int, name: str, is_off: bool) -> Any:
-    """A bar, which is shown on terminals only."""
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=name, disable=is_off or None)
-
-
-def harness_model(lm: LanguageModel) -> Any:
-    """A TaskModel as an instance of `lm_eval.api.model.LM`. Raises ImportError if lm_eval is not installed."""
-    from lm_eval.api.model import LM
-
-    class HarnessModel(TaskModel, LM):
-        def __init__(self) -> None:
-            LM.__init__(self)
-            TaskModel.__init__(self, lm)
-
-    return HarnessModel()
