@@ -68,24 +68,19 @@ class LayerCache:
         Raises:
             ValueError: they do not fit. A tensor `start` is not checked, which would synchronize with the GPU.
         """
-        sizes = (self.keys.shape[3], self.values.shape[3])
-        if (k.shape[3], v.shape[3]) != sizes or k.shape[:3] != v.shape[:3]:
-            raise ValueError(
-                f"keys {tuple(k.shape)} and values {tuple(v.shape)} must be (B, G, T, D) and (B, G, T, D_v) with "
-                f"(D, D_v) = {sizes}; create the KVCache with the module's head_dim and v_head_dim"
-            )
+        n_new, (batch_size, n_kv_heads, capacity, _) = k.shape[2], self.keys.shape
+        expected = [(batch_size, n_kv_heads, n_new, store.shape[3]) for store in (self.keys, self.values)]
+        if [tuple(k.shape), tuple(v.shape)] != expected:
+            shapes = f"keys {tuple(k.shape)} and values {tuple(v.shape)} must be {expected[0]} and {expected[1]}"
+            raise ValueError(f"{shapes}; create the KVCache for this module and this batch")
         if isinstance(self.start, Tensor):
             self.keys.index_copy_(2, self.start, k.type_as(self.keys))  # under autocast k and v may be bf16
             self.values.index_copy_(2, self.start, v.type_as(self.values))
             return self.keys, self.values
-        n_new, capacity = k.shape[2], self.keys.shape[2]
         end = self.start + n_new
-        if k.shape[:2] != self.keys.shape[:2] or end > capacity:
-            raise ValueError(
-                f"{n_new} positions of (B, G) = {tuple(k.shape[:2])} do not fit into a cache of (B, G) = "
-                f"{tuple(self.keys.shape[:2])} that holds {self.start} of {capacity} positions; create a larger "
-                "KVCache or set its length back"
-            )
+        if end > capacity:
+            held = f"a cache that holds {self.start} of {capacity} positions"
+            raise ValueError(f"{n_new} positions do not fit into {held}; create a larger one or set its length back")
         self.keys.narrow(2, self.start, n_new).copy_(k)
         self.values.narrow(2, self.start, n_new).copy_(v)
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)

@@ -5,6 +5,7 @@ last key, so query i is at position i + S - T. This holds with a KV cache (T < S
 wrong.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ def causal_mask(
     Raises:
         ValueError: `window` < 1.
     """
-    check_window(window)
+    check_masking(Masking(None, None, True, window), ())
     first = n_keys - n_queries if start is None else start
     query = torch.arange(n_queries, device=device)[:, None] + first  # (T, 1)
     return visible_from_positions(query, torch.arange(n_keys, device=device), window)  # (T, S)
@@ -67,14 +68,12 @@ def visible_keys(
     device: Device,
 ) -> Tensor | None:
     """`mask`, the causal mask and the -inf of `bias` as one mask, broadcastable to (B, H, T, S); None: none of them."""
-    visible = None if mask is None else as_boolean(mask)
+    masks = [] if mask is None else [as_boolean(mask)]
     if bias is not None:
-        finite = bias != -math.inf  # a NaN stays visible, in the output
-        visible = finite if visible is None else finite & visible
+        masks.append(bias != -math.inf)  # a NaN stays visible, in the output
     if causal:
-        past = causal_mask(n_queries, n_keys, window=window, device=device)  # (T, S)
-        visible = past if visible is None else past & visible
-    return visible
+        masks.append(causal_mask(n_queries, n_keys, window=window, device=device))  # (T, S)
+    return functools.reduce(torch.logical_and, masks) if masks else None
 
 
 def open_fully_masked_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,41 +89,25 @@ def open_fully_masked_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.atleast_2d(mask | fully_masked), fully_masked  # torch's kernels take no mask of shape (S,)
 
 
-def prefix_mask(n_queries: int, n_keys: int, prefix_length: int | Tensor, *, device: Device = None) -> Tensor:
-    """Mask of a prefix language model (Raffel et al. 2020, section 3.2.1), for a module with causal=False.
+def last_row(mask: Tensor | None) -> Tensor | None:
+    """The row of the last query, (..., 1, S), of a mask or bias that broadcasts to (..., T, S)."""
+    return None if mask is None else torch.atleast_2d(mask)[..., -1:, :]
 
-    The first `prefix_length` positions attend to each other in both directions, later ones to all of the past.
 
-    Args:
-        prefix_length: an integer, or a tensor of integers (B,), whose values are not checked.
-
-    Returns:
-        bool (T, S), or (B, 1, T, S) for a `prefix_length` of shape (B,).
-
-    Raises:
-        ValueError: a negative integer, or a tensor of another shape or dtype.
-    """
-    prefix = torch.as_tensor(prefix_length, device=device)
-    if prefix.dim() > 1 or not _holds_integers(prefix) or (isinstance(prefix_length, int) and prefix_length < 0):
-        given = f"prefix_length={prefix_length} of shape {tuple(prefix.shape)} and {prefix.dtype}"
-        raise ValueError(f"{given} must be an integer of at least 0, or integers (B,), one per row")
-    if prefix.dim() == 1:
-        prefix = prefix[:, None, None, None]  # (B, 1, 1, 1)
-    query = torch.arange(n_keys - n_queries, n_keys, device=prefix.device)[:, None]  # (T, 1)
-    key = torch.arange(n_keys, device=prefix.device)  # (S,)
-    # A query that precedes the first key (T > S) is not part of the prefix.
-    return visible_from_positions(query, key, None) | ((query >= 0) & (key < prefix))  # (T, S) or (B, 1, T, S)
+def as_boolean(mask: Tensor) -> Tensor:
+    """True = may attend; an integer 0 is masked. Raises ValueError for a floating-point tensor."""
+    if mask.is_floating_point():
+        remedy = "pass mask.bool() for 0 and 1, mask == 0 for -inf and 0"
+        raise ValueError(f"mask must be boolean (True = may attend) or 0/1 integers, not {mask.dtype}; {remedy}")
+    return mask if mask.dtype == torch.bool else mask != 0
 
 
 def padding_mask(visible: Tensor) -> Tensor:
     """Masks padding tokens: (B, S), boolean or 0/1 integers, 0 = padding -> bool (B, 1, 1, S); S counts cached ones.
 
     It is the `attention_mask` of Hugging Face tokenizers. Left-padded rows also need `positions` per row. A row of
-    padding only is fully masked and gives zeros. Raises ValueError for another shape, or a floating-point tensor.
+    padding only is fully masked and gives zeros.
     """
-    if visible.dim() != 2:
-        shape = tuple(visible.shape)
-        raise ValueError(f"padding of shape {shape} must be (B, S): one 0 (padding) or 1 per key and row")
     return as_boolean(visible)[:, None, None]
 
 
@@ -149,43 +132,11 @@ def split_documents(ids: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
 
 
 def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
-    """Options for `GPT.forward` and `GPT.nll` that separate the documents in ids (B, T); {} for None.
-
-    The last token of a document predicts the token that opens the next one, so no target needs another document.
-    """
+    """Options for `GPT.forward` and `GPT.nll` that separate the documents in ids (B, T); {} for None."""
     if document_eot is None:
         return {}
     documents, positions = split_documents(ids, document_eot)  # (B, T) each
     return {"mask": document_mask(documents), "positions": positions}
-
-
-def last_row(mask: Tensor | None) -> Tensor | None:
-    """The row of the last query, (..., 1, S), of a mask or bias that broadcasts to (..., T, S)."""
-    return None if mask is None else torch.atleast_2d(mask)[..., -1:, :]
-
-
-def as_boolean(mask: Tensor) -> Tensor:
-    """True = may attend; an integer 0 is masked. Raises ValueError for a floating-point tensor."""
-    if mask.dtype == torch.bool:
-        return mask
-    if not _holds_integers(mask):
-        raise ValueError(
-            f"mask must be boolean (True = may attend) or 0/1 integers (0 = masked), not {mask.dtype}, which may be an "
-            "additive mask; pass mask.bool() for 0 and 1, mask == 0 for -inf and 0"
-        )
-    return mask != 0
-
-
-def _holds_integers(x: Tensor) -> bool:
-    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
-
-
-def check_window(window: int | None, causal: bool = True) -> None:
-    """Raises ValueError for a window below 1, or without `causal`."""
-    if window is not None and window < 1:
-        raise ValueError(f"window={window} must be at least 1 (a query sees itself); use None to see all of the past")
-    if window is not None and not causal:
-        raise ValueError(f"window={window} counts back from the query's own position and needs causal=True")
 
 
 def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
@@ -195,14 +146,18 @@ def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
         shape: (B, H, T, S), (B, T, S) or (T, S).
     """
     mask, bias, causal, window = masking
-    check_window(window, causal)
-    if mask is not None:
-        as_boolean(mask[:0] if mask.dim() else mask)
+    if window is not None and window < 1:
+        raise ValueError(f"window={window} must be at least 1 (a query sees itself); use None to see all of the past")
+    if window is not None and not causal:
+        raise ValueError(f"window={window} counts back from the query's own position and needs causal=True")
+    if mask is not None and mask.is_floating_point():
+        as_boolean(mask)
     if bias is not None and not bias.is_floating_point():
         raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
-    for name, x in {"mask": mask, "bias": bias}.items():
-        sizes = [] if x is None else zip(reversed(x.shape), reversed(shape), strict=False)  # the last ones are aligned
-        if x is not None and (x.dim() > len(shape) or any(size not in (1, needed) for size, needed in sizes)):
+    for name, x in (("mask", mask), ("bias", bias)):
+        if x is None:
+            continue
+        sizes = zip(reversed(x.shape), reversed(shape), strict=False)  # the last ones are aligned
+        if x.dim() > len(shape) or any(size not in (1, needed) for size, needed in sizes):
             letters = ", ".join("BHTS" if len(shape) == 4 else "BTS"[-len(shape) :])
-            remedy = "; padding of shape (B, S) goes through tril.model.masks.padding_mask" if name == "mask" else ""
-            raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to ({letters}) = {shape}{remedy}")
+            raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to ({letters}) = {shape}")

@@ -12,7 +12,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-# Read when numpy and torch are imported. Threads of several test processes share the cores, so none may spin while it waits.
+# Read when numpy and torch are imported. Threads of several test processes share the cores, so none may spin while
+# it waits.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

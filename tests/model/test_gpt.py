@@ -174,7 +174,7 @@ def test_the_cache_writes_at_its_length_or_at_a_given_position():
     assert cache.layer(1).update(second, second)[0].flatten().tolist() == [1, 2, 3]
     assert cache.layer(1, torch.tensor([3])).update(second, second)[0].flatten().tolist() == [1, 2, 3, 3]
     assert not cache.keys[0].any()
-    with pytest.raises(ValueError, match="3 positions of .* do not fit into a cache .* that holds 2 of 4"):
+    with pytest.raises(ValueError, match="3 positions do not fit into a cache that holds 2 of 4"):
         cache.layer(1).update(*2 * [torch.ones(1, 1, 3, 1)])
     with pytest.raises(ValueError, match=r"keys \(1, 1, 1, 2\)"):
         cache.layer(1).update(*2 * [torch.ones(1, 1, 1, 2)])

@@ -16,7 +16,6 @@ from tril.model.masks import (
     document_mask,
     document_options,
     padding_mask,
-    prefix_mask,
     split_documents,
 )
 
@@ -24,18 +23,14 @@ DRAWN = settings(deadline=None, max_examples=100, derandomize=True)
 
 
 @DRAWN
-@given(st.integers(0, 6), st.integers(0, 7), st.sampled_from([None, 1, 2, 3, 10]), st.integers(0, 8))
-def test_causal_and_prefix_masks_are_those_of_loops(n_queries, n_keys, window, prefix):
-    """Query i is at position i + S - T; with a prefix, its positions see each other."""
+@given(st.integers(0, 6), st.integers(0, 7), st.sampled_from([None, 1, 2, 3, 10]))
+def test_the_causal_mask_is_that_of_a_loop(n_queries, n_keys, window):
+    """Query i is at position i + S - T."""
     positions = [i + n_keys - n_queries for i in range(n_queries)]
-    causal = [[j <= i and (window is None or i - j < window) for j in range(n_keys)] for i in positions]
-    with_prefix = [[j <= i or 0 <= i and j < prefix for j in range(n_keys)] for i in positions]
-    assert causal_mask(n_queries, n_keys, window=window).tolist() == causal
+    expected = [[j <= i and (window is None or i - j < window) for j in range(n_keys)] for i in positions]
+    assert causal_mask(n_queries, n_keys, window=window).tolist() == expected
     start = torch.tensor([n_keys - n_queries])
-    assert causal_mask(n_queries, n_keys, window=window, start=start).tolist() == causal
-    assert prefix_mask(n_queries, n_keys, prefix).tolist() == with_prefix
-    rows = prefix_mask(n_queries, n_keys, torch.tensor([prefix, 0]))
-    assert rows[0, 0].tolist() == with_prefix and torch.equal(rows[1, 0], causal_mask(n_queries, n_keys))
+    assert causal_mask(n_queries, n_keys, window=window, start=start).tolist() == expected
 
 
 @DRAWN
@@ -63,30 +58,14 @@ def test_padded_rows_equal_the_rows_without_padding():
     assert_close(logits[1:], model(ids[1:]))
 
 
-@torch.no_grad()
-def test_a_prefix_sees_itself_and_the_rest_only_the_past():
-    model, ids = tiny_gpt(causal=False), torch.randint(31, (1, 6))
-    mask = prefix_mask(6, 6, 3)
-    before = model(ids, mask=mask)
-    for changed in range(6):
-        other = ids.clone()
-        other[0, changed] = (ids[0, changed] + 1) % 31
-        differs = (model(other, mask=mask) != before).any(-1)[0].tolist()
-        assert differs == [changed <= i or changed < 3 for i in range(6)]
-
-
 @pytest.mark.parametrize(
     "call, message",
     [
         (lambda: causal_mask(3, 3, window=0), "window=0 must be at least 1"),
         (lambda: check_masking(Masking(None, None, False, 3), ()), "window=3 .* needs causal=True"),
-        (lambda: prefix_mask(3, 3, -1), "prefix_length=-1 .* must be an integer of at least 0"),
-        (lambda: prefix_mask(3, 3, 1.5), "torch.float32 must be an integer"),
-        (lambda: prefix_mask(3, 3, torch.ones(2, 1).long()), r"of shape \(2, 1\)"),
-        (lambda: padding_mask(torch.ones(3).long()), r"padding of shape \(3,\) must be \(B, S\)"),
         (lambda: padding_mask(torch.ones(2, 3)), r"torch.float32.*mask.bool\(\)"),
         (lambda: check_masking(Masking(torch.ones(2, 5).bool(), None, False, None), (2, 3, 4, 5)),
-         r"mask of shape \(2, 5\) does not broadcast to \(B, H, T, S\) = \(2, 3, 4, 5\); padding of shape \(B, S\)"),
+         r"mask of shape \(2, 5\) does not broadcast to \(B, H, T, S\) = \(2, 3, 4, 5\)"),
         (lambda: check_masking(Masking(None, torch.ones(3, 4), False, None), (4, 3)),
          r"bias of shape \(3, 4\) does not broadcast to \(T, S\) = \(4, 3\)"),
         (lambda: check_masking(Masking(None, torch.ones(3).bool(), False, None), (3, 3)), "bias must be floating poin"),

@@ -18,7 +18,7 @@ from tril.model.causality.plot import edges, plot
 from tril.model.causality.receptive_field import expected_dependencies
 from tril.model.causality.subject import GPTSubject
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.masks import prefix_mask
+from tril.model.masks import causal_mask
 
 TINY = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_heads": 4}
 
@@ -178,7 +178,7 @@ class PrefixLM(GPTSubject):
     def __init__(self, model, *, prefix, expected_prefix):
         super().__init__(model)
         self.prefix, self.expected_prefix = prefix, expected_prefix
-        self.run = lambda ids: model(ids, mask=prefix_mask(ids.shape[1], ids.shape[1], prefix))
+        self.run = lambda ids: model(ids, mask=causal_mask(*2 * ids.shape[1:]) | (torch.arange(ids.shape[1]) < prefix))
 
     def visible(self, length, layer=None):
         return torch.tensor(
