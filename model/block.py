@@ -1,6 +1,6 @@
 """A block of a GPT: attention and FFN, each on a normalized input and added to the residual stream.
 
-B batch, T queries, S keys, H heads, C width.
+B batch, T positions, C width.
 """
 
 from torch import Tensor, nn
@@ -8,58 +8,29 @@ from torch import Tensor, nn
 from tril.model.attention import MultiHeadAttention
 from tril.model.config import GPTConfig
 from tril.model.layers import MLP, make_norm
-from tril.model.masks import last_row
 
 
 class Block(nn.Module):
-    """Pre-norm block: x + attention(norm(x)), then x + FFN(norm(x)). A part that the config leaves out is None.
+    """Pre-norm block: x + attention(norm(x)), then x + FFN(norm(x)). A part that the config leaves out is None."""
 
-    Args:
-        config: see `GPTConfig`.
-        cross: attend to a context between the two, x + attention(norm(x), context): the decoder block of an
-            encoder-decoder model (Vaswani et al. 2017, section 3.1). `GPT` has none.
-    """
-
-    def __init__(self, config: GPTConfig, *, cross: bool = False):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         has_attn, has_mlp = config.n_heads > 0, config.mlp != "none"
-        if cross and not has_attn:
-            raise ValueError("cross=True needs heads, and the config has none (n_heads=0); set n_heads")
         mlp = {"kind": config.mlp, "bias": config.bias, "dropout": config.resid_dropout}
         self.norm1 = block_norm(config) if has_attn else None
         self.attn = make_attention(config) if has_attn else None
-        self.norm_cross = block_norm(config) if cross else None
-        self.cross_attn = make_attention(config) if cross else None
         self.norm2 = block_norm(config) if has_mlp else None
         self.mlp = MLP(config.dim, config.mlp_size, **mlp) if has_mlp else None
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        context: Tensor | None = None,
-        context_mask: Tensor | None = None,
-        last_only: bool = False,
-        **options,
-    ) -> Tensor:
+    def forward(self, x: Tensor, *, last_only: bool = False, **options) -> Tensor:
         """x (B, T, C) -> (B, T, C), with `last_only` (B, 1, C).
 
         Args:
-            context: (B, S, C), for a block with cross=True; used without normalization.
-            context_mask: which part of the context is visible, broadcastable to (B, H, T, S); None: all of it.
-            last_only, **options: those of `MultiHeadAttention.forward`, for self-attention; not `need_weights`.
-
-        Raises:
-            ValueError: a context without cross=True, none with it, or a context_mask without a context.
+            last_only, **options: those of `MultiHeadAttention.forward`; not `need_weights`.
         """
-        if (context is None) != (self.cross_attn is None) or (context is None and context_mask is not None):
-            raise ValueError("context and Block(config, cross=True) need each other, and context_mask needs both")
         out = x[:, -1:] if last_only else x
         if self.attn is not None and self.norm1 is not None:
             out = out + self.attn(self.norm1(x), last_only=last_only, **options)
-        if self.cross_attn is not None and self.norm_cross is not None:
-            context_mask = last_row(context_mask) if last_only else context_mask
-            out = out + self.cross_attn(self.norm_cross(out), context, mask=context_mask)
         if self.mlp is not None and self.norm2 is not None:
             out = out + self.mlp(self.norm2(out))
         return out

@@ -15,9 +15,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.conftest import GPT2, MODEL_CHOICES, TRAINABLE, assert_close, randomize, tiny_gpt
-from tril.model.gpt import GPT, IGNORE, Block, GPTConfig
+from tril.model.gpt import GPT, IGNORE, GPTConfig
 from tril.model.kv_cache import KVCache
-from tril.model.masks import causal_mask, document_options, padding_mask
+from tril.model.masks import document_options
 
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
 PARTS = {name: st.sampled_from(values) for name, values in MODEL_CHOICES.items() if name != "backend"}
@@ -230,7 +230,7 @@ def test_every_projection_is_a_separate_linear():
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "up", "gate", "down", "head"}
 
 
-# --- memory, and blocks with cross-attention
+# --- memory
 
 
 def step(checkpoint: bool, **choices) -> tuple[GPT, torch.Tensor, int]:
@@ -263,32 +263,6 @@ def test_checkpointed_activations_give_the_same_gradients_from_less_memory(choic
         assert torch.equal(p.grad, q.grad), name
     bytes_of_a_block = [step(each, **choices)[2] - step(each, n_layers=3, **choices)[2] for each in (False, True)]
     assert bytes_of_a_block[1] == 3 * 16 * 32 * 4 < bytes_of_a_block[0] / 10  # its input, B T C float32 numbers
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_a_block_with_cross_attention_equals_torchs_decoder_layer_with_its_gradients(padded):
-    parts = {"norm": "layernorm", "bias": True, "mlp": "relu", "mlp_hidden": 40, "pos": "none", "qk_norm": "none"}
-    block = randomize(Block(GPTConfig(1, dim=24, **parts), cross=True)).eval()
-    options = {"dim_feedforward": 40, "dropout": 0.0, "activation": "relu", "batch_first": True, "norm_first": True}
-    layer, state, ours = nn.TransformerDecoderLayer(24, H, **options).eval(), {}, block.state_dict()
-    names = {"norm1": "norm1", "norm2": "norm_cross", "norm3": "norm2", "linear1": "mlp.up", "linear2": "mlp.down"}
-    names |= {"self_attn.out_proj": "attn.o_proj", "multihead_attn.out_proj": "cross_attn.o_proj"}
-    for kind in ("weight", "bias"):
-        state |= {f"{theirs}.{kind}": ours[f"{name}.{kind}"] for theirs, name in names.items()}
-        for theirs, name in (("self_attn", "attn"), ("multihead_attn", "cross_attn")):
-            state[f"{theirs}.in_proj_{kind}"] = torch.cat([ours[f"{name}.{part}_proj.{kind}"] for part in "qkv"])
-    layer.load_state_dict(state)
-    tokens = torch.arange(9) < torch.tensor([[5], [8]])  # (B, S)
-    x, context = (torch.randn(B, n, 24, requires_grad=True) for n in (6, 9))
-    out = block(x, context=context, context_mask=padding_mask(tokens) if padded else None)
-    expected = layer(x, context, ~causal_mask(6, 6), memory_key_padding_mask=~tokens if padded else None)
-    assert_close(out, expected)
-    for actual, reference in zip(*(torch.autograd.grad(y.sum(), (x, context)) for y in (out, expected)), strict=True):
-        assert_close(actual, reference)
-    with pytest.raises(ValueError, match="context and Block"):
-        block(x)
-    with pytest.raises(ValueError, match="cross=True needs heads"):
-        Block(GPTConfig(1, dim=24, n_heads=0), cross=True)
 
 
 def test_the_loss_of_an_untrained_model_is_that_of_a_uniform_distribution():

@@ -9,20 +9,35 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from tril.model.block import Block, block_norm, make_attention
 from tril.model.causality.attention_formula import ScoreFormula
 from tril.model.causality.receptive_field import expected_dependencies
 from tril.model.causality.subject import GPTSubject, ProbedLayer, score_formula
-from tril.model.gpt import GPT, Block, GPTConfig
+from tril.model.gpt import GPT, GPTConfig
 
 N_CONTEXT = 5  # S
 
 
+class DecoderBlock(Block):
+    """The decoder block of an encoder-decoder model (Vaswani et al. 2017, section 3.1)."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__(config)
+        self.norm_cross, self.cross_attn = block_norm(config), make_attention(config)
+
+    def forward(self, x: Tensor, *, context: Tensor, last_only: bool = False, **options) -> Tensor:
+        out = x[:, -1:] if last_only else x
+        out = out + self.attn(self.norm1(x), last_only=last_only, **options)
+        out = out + self.cross_attn(self.norm_cross(out), context)
+        return out if self.mlp is None else out + self.mlp(self.norm2(out))
+
+
 class CrossBlock(nn.Module):
-    """`Block(config, cross=True)` on the decoder's part of the stream; the context passes through unchanged."""
+    """`DecoderBlock` on the decoder's part of the stream; the context passes through unchanged."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.block = Block(config, cross=True)
+        self.block = DecoderBlock(config)
 
     def forward(self, x: Tensor, *, rope, bias: Tensor | None, last_only: bool, mask: None, **options) -> Tensor:
         context, x = x[:, :N_CONTEXT], x[:, N_CONTEXT:]  # (B, S, C), (B, T, C)
