@@ -116,9 +116,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) ->
     """
     device = q.device.type
     if dropout_p > 0:
-        raise ValueError(
-            f"backend='flex' has no attention dropout (got {dropout_p}); use backend='fused' or attn_dropout=0"
-        )
+        raise ValueError(f"backend='flex' has no attention dropout ({dropout_p}); use backend='fused'")
     if device == "cuda" and q.shape[-1] < MIN_HEAD_DIM:
         limit = f"a head size of at least {MIN_HEAD_DIM} on CUDA"
         raise ValueError(f"backend='flex' needs {limit}, not {q.shape[-1]}; use backend='fused'")
@@ -129,13 +127,16 @@ def flex(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) ->
         return fused(q, k, v, masking, dropout_p)  # FlexAttention has no kernel for these sizes
     from torch.nn.attention.flex_attention import flex_attention
 
-    run = flex_attention
     if device == "cpu":  # torch refuses tensors with requires_grad=True in no_grad mode too
         q, k, v = q.detach(), k.detach(), v.detach()
-    if not torch.compiler.is_compiling():  # uncompiled on CUDA, it materializes all T x S scores
-        run = compiled_flex() if device == "cuda" else eager_flex
     options = {"score_mod": score_mod(q, k, masking.bias), "block_mask": block_mask(q, k, masking)}
-    return run(q, k, v, **options, enable_gqa=k.shape[1] != q.shape[1]), None
+    options["enable_gqa"] = k.shape[1] != q.shape[1]
+    if torch.compiler.is_compiling():
+        return flex_attention(q, k, v, **options), None
+    if device == "cuda":  # uncompiled, it materializes all T x S scores
+        return compiled_flex()(q, k, v, **options), None
+    with torch.compiler.set_stance("force_eager"):  # its own torch.compile traces each new shape in up to 1 s
+        return flex_attention(q, k, v, **options), None
 
 
 @functools.cache
@@ -144,14 +145,6 @@ def compiled_flex():
 
     raise_recompile_limit()
     return torch.compile(flex_attention)
-
-
-def eager_flex(*args, **options) -> Tensor:
-    """FlexAttention without its own call of torch.compile, which traces the mask for each new shape in up to 1 s."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    with torch.compiler.set_stance("force_eager"):
-        return flex_attention(*args, **options)
 
 
 def score_mod(q: Tensor, k: Tensor, bias: Tensor | None):

@@ -13,9 +13,9 @@ from tril.data.settings import canonical, defaults, setting, strict_settings, ty
 Size = Annotated[int, Field(ge=1, lt=2**48)]  # far above any model, and below what overflows in a product of two
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
+Norm = Literal["rmsnorm", "layernorm"]
 NormOrBool = Annotated[  # True and False: rmsnorm and none
-    Literal["rmsnorm", "layernorm", "none"],
-    BeforeValidator(lambda kind: {"True": "rmsnorm", "False": "none"}.get(repr(kind), kind)),
+    Literal[Norm, "none"], BeforeValidator(lambda kind: {"True": "rmsnorm", "False": "none"}.get(repr(kind), kind))
 ]
 SizeOrNone = Annotated[Size, WrapValidator(lambda value, check: None if value is None else check(value))]
 
@@ -44,7 +44,7 @@ class GPTConfig:
         4.0, "hidden width of the FFN, relative to dim; swiglu: 2/3 of it", needs="mlp_hidden=null", gt=0, lt=2**31
     )
     mlp_hidden: Size | None = setting(None, "hidden width of the FFN; null: from mlp_ratio")
-    norm: Literal["rmsnorm", "layernorm"] = setting("rmsnorm", "normalization before attention, FFN and head")
+    norm: Norm = setting("rmsnorm", "normalization before attention, FFN and head")
     norm_eps: Positive | None = setting(None, "null: the machine epsilon for rmsnorm, 1e-5 for layernorm")
     pos: Literal["rope", "learned", "alibi", "none"] = setting("rope", "how the model tells positions apart")
     rope_base: Positive = setting(10_000.0, "base of the rotation frequencies", needs="pos=rope")

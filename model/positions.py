@@ -74,14 +74,11 @@ class Alibi(Positions):
     def make_tables(self) -> None:
         self.register_buffer("slopes", alibi_slopes(self.sizes[1]), persistent=False)  # (H,)
 
-    def bias(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor | None:
-        if self.sizes[1] == 0:  # no heads
-            return None
-        if cache is None:
-            return alibi_bias(self.slopes, n_queries, n_queries)
-        if cache_position is None:
-            return alibi_bias(self.slopes, n_queries, cache.length + n_queries)
-        return alibi_bias(self.slopes, n_queries, cache.capacity, start=cache_position)
+    def bias(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor:
+        n_keys = n_queries if cache is None else cache.length + n_queries
+        if cache is not None and cache_position is not None:
+            n_keys = cache.capacity
+        return alibi_bias(self.slopes, n_queries, n_keys, start=cache_position)
 
 
 POSITIONS: dict[str, type[Positions]] = {"rope": Rope, "learned": Learned, "alibi": Alibi, "none": Positions}
