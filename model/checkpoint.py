@@ -1,33 +1,32 @@
-"""Self-contained checkpoints: one file of plain containers that loads with `weights_only=True`.
+"""Self-contained checkpoints: one file of plain values and tensors that loads with `weights_only=True`.
 
-    {"state_dict": {"model.<parameter>": tensor, ...},
-     "tril": {"config", "tokenizer", "eot", "data", "versions", "run", "code", "causality", "init_from"},
-     "digests": {entry: sha256}, ...}
+    {"state_dict": {"model.<parameter>": tensor, ...}, "weights": sha256 of them, "global_step": optimizer steps,
+     "tril": {the other attributes of Checkpoint}, ...}
 
-Training writes it through Lightning, which adds the state for resuming: "optimizer_states", "loops" and so on. An entry
-is verified when it is read, so sampling does not read the optimizer's state.
+Training writes it through Lightning, which adds the state for resuming: "optimizer_states", "loops" and so on. The file
+is a zip archive, which has a CRC-32 of each record. Its comment is the seal, a hash of names, sizes and CRCs of all
+records. A resumed run compares all CRCs; a model alone only that of the values and the sha256 of its weights.
 """
 
-import contextlib
 import errno
-import platform
+import functools
+import hashlib
 import re
-import zipfile
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from importlib.metadata import version
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 from pydantic import ValidationError
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from tril.data.settings import explain
+from tril.data.settings import explain, strict_settings
 from tril.data.tokenizer import load_tokenizer
 from tril.model.atomic_files import atomic_path
 from tril.model.config import GPTConfig, check_memory
-from tril.model.digest import digest
 from tril.model.gpt import GPT
 from tril.model.initialization import SkipInit
 from tril.model.runs import find_checkpoint
@@ -35,52 +34,36 @@ from tril.model.runs import find_checkpoint
 if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel
 
-DIGESTS = "digests"  # the entry with the sha256 of each other entry
 PREFIX = "model."  # of parameter names: the GPT is the attribute `model` of the module that Lightning saves
-WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # converted to float32
-REMEDY = "it is damaged, use another file"
-# Attribute of Checkpoint: its key in the "tril" entry, and its type. The first three are in every file.
-ENTRY = {
-    **{"config": ("config", dict), "tokenizer": ("tokenizer", str), "eot": ("eot", str), "data": ("data", dict)},
-    **{"versions": ("versions", dict), "settings": ("run", dict), "code": ("code", str)},
-    **{"certificate": ("causality", dict), "lineage": ("init_from", dict)},
-}
-REQUIRED = ("config", "tokenizer", "eot")
+PACKAGE = Path(__file__).resolve().parents[1]
+SOURCES = ("train.py", "model/**/*.py", "data/**/*.py")  # the code that decides a run's results
 
 
 class DamagedCheckpoint(ValueError):
-    """The file `path` is not what was written. The message names the other checkpoints of its folder, newest first."""
+    """A file is not what was written. The message names the other checkpoints of its folder, newest first."""
 
     def __init__(self, path: Path, problem: str):
-        self.path = path
-        others = []
-        for file in path.parent.glob("*.ckpt"):
-            with contextlib.suppress(OSError):  # a run that goes on may replace it
-                if not file.samefile(path):  # nor is it a hard link to the damaged one
-                    others.append((file.stat().st_mtime, file))
-        newest = [str(file) for _, file in sorted(others, reverse=True)[:3]]
-        remedy = f"use {' or '.join(newest)}" if newest else "restore it from a copy, or train again"
+        others = [file for file in path.parent.glob("*.ckpt") if file.is_file() and not file.samefile(path)]
+        others.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+        remedy = f"use {' or '.join(map(str, others[:3]))}" if others else "restore it from a copy, or train again"
         super().__init__(one_line(f"{path} {problem}; {remedy}"))
 
 
-def current_versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "tokenizers": version("tokenizers")}
-
-
-@dataclass
+@dataclass(frozen=True, config=strict_settings() | {"arbitrary_types_allowed": True})
 class Checkpoint:
     """A model, and what is needed to use it and to know where it comes from.
 
     Attributes:
-        weights: by the parameter names of GPT; {} where they were not read.
+        weights: by the parameter names of GPT.
         tokenizer: the JSON of `tokenizers`.
         eot: the end-of-text token.
         data: meta.json of the text that it was trained on.
         step: optimizer steps before it was written; None: unknown.
-        certificate: summary of the causality certificate, see `tril.model.binding`; None: none.
+        certificate: summary of the causality certificate, see `verdict`; None: none.
         lineage: where the initial weights come from; None: they were random.
         settings: of the run, as plain values.
         code: sha256 of the source files that decide a run's results.
+        torch_version: that wrote the file.
     """
 
     config: GPTConfig
@@ -92,47 +75,39 @@ class Checkpoint:
     certificate: dict[str, Any] | None = None
     lineage: dict[str, Any] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=current_versions)
     code: str | None = None
+    torch_version: str = str(torch.__version__)
     path: Path | None = None
 
     @classmethod
-    def read(cls, path: str | Path, *, weights: bool = True) -> "Checkpoint":
-        """Reads and verifies a file.
-
-        Raises:
-            OSError: the file cannot be read.
-            DamagedCheckpoint: it is not what was written.
-            ValueError: it is not a checkpoint of Tril.
-        """
-        entries = ("tril", "global_step", "state_dict") if weights else ("tril", "global_step")
-        return cls.of(read_state(path, entries=entries, mmap=True), Path(path))
+    def read(cls, path: str | Path) -> "Checkpoint":
+        """Reads and verifies a file without the state of training. Raises as `read_state`."""
+        return cls.of(read_state(path, training=False), Path(path))
 
     @classmethod
     def of(cls, state: dict[str, Any], path: Path) -> "Checkpoint":
-        """The checkpoint in what `read_state` returned for `path`."""
-        entry, step = state["tril"], state.get("global_step")
-        values = {name: entry[key] for name, (key, _) in ENTRY.items() if key in entry}
+        """The checkpoint in what `read_state` returned for `path`. Raises ValueError if its values are wrong."""
+        weights = {str(name).removeprefix(PREFIX): tensor for name, tensor in state["state_dict"].items()}
         try:
-            values["config"] = GPTConfig(**values["config"])
+            entry = state["tril"] | {"config": GPTConfig(**state["tril"].get("config", {}))}
+            return cls(**entry, weights=weights, step=state.get("global_step"), path=path)
         except (ValueError, TypeError) as error:
             raise _refused(path, error) from error
-        weights = {str(name).removeprefix(PREFIX): tensor for name, tensor in state.get("state_dict", {}).items()}
-        return cls(**values, weights=weights, step=step if type(step) is int else None, path=path)
 
     def entry(self) -> dict[str, Any]:
         """The "tril" entry of the file."""
-        values = {key: getattr(self, name) for name, (key, _) in ENTRY.items()} | {"config": self.config.to_dict()}
-        return {key: value for key, value in values.items() if value is not None}
+        values = {x.name: getattr(self, x.name) for x in fields(self) if x.name not in ("weights", "step", "path")}
+        return values | {"config": self.config.to_dict()}
 
     def write(self, path: str | Path) -> None:
         """Writes a file without the state of training; see `write_state`."""
         weights = {PREFIX + name: tensor for name, tensor in self.weights.items()}
-        step = {} if self.step is None else {"global_step": self.step}
-        write_state(path, {"state_dict": weights, "tril": self.entry(), **step})
+        write_state(path, {"state_dict": weights, "global_step": self.step, "tril": self.entry()})
 
     def language_model(self, device: torch.device | str = "cpu") -> "LanguageModel":
-        """The model, in evaluation mode and in float32, with its tokenizer.
+        """The model, in evaluation mode, with its tokenizer; the weights are copies in float32.
+
+        The number of parameters is compared with the config before the model is built, and their shapes on `meta`.
 
         Raises:
             ValueError: config, weights and tokenizer do not match.
@@ -140,11 +115,36 @@ class Checkpoint:
         from tril.model.generation.language_model import LanguageModel
 
         try:
-            model = build(self.config, self.weights, device)
-            assert self.config.vocab_size is not None
-            return LanguageModel(model.eval(), load_tokenizer(self.tokenizer, self.config.vocab_size), self.eot)
+            model = self._model(device)
+            tokenizer = load_tokenizer(self.tokenizer, model.config.vocab_size)
+            return LanguageModel(model.eval(), tokenizer, self.eot)
         except ValueError as error:
             raise _refused(self.path, error) from error
+
+    def _model(self, device: torch.device | str) -> GPT:
+        config, weights = self.config, dict(self.weights)
+        if config.tie_embeddings:  # the head is the embedding
+            weights.pop("head.weight", None)
+        if wrong := [name for name, x in weights.items() if not x.is_floating_point()]:
+            raise ValueError(f"{wrong[0]} is no floating-point tensor; use another file")
+        n_stored, n_needed = sum(x.numel() for x in weights.values()), config.vocab_size and config.n_parameters()
+        if n_stored != n_needed:
+            problem = f"its tensors have {n_stored:,} elements, and its config has {n_needed or 0:,} parameters"
+            raise ValueError(f"{problem}; it is damaged, use another file")
+        check_memory(config)
+        with torch.device("meta"), SkipInit():
+            model = GPT(config)
+        copies = {name: x.to(device, torch.float32, copy=True) for name, x in weights.items()}
+        if config.tie_embeddings and "embed.weight" in copies:
+            copies["head.weight"] = copies["embed.weight"]
+        try:
+            model.load_state_dict(copies, assign=True)
+        except RuntimeError as error:  # names or shapes differ
+            raise ValueError(f"{error}; it is damaged, use another file") from error
+        model.tie_head()
+        with torch.device(device):
+            model.make_tables()
+        return model
 
 
 def load(path: str | Path = "latest", device: torch.device | str = "cpu") -> "LanguageModel":
@@ -165,76 +165,34 @@ def load(path: str | Path = "latest", device: torch.device | str = "cpu") -> "La
 
 def save(path: str | Path, lm: "LanguageModel", **data: Any) -> None:
     """Writes a checkpoint atomically; `data` are plain values that describe the training data."""
-    weights = lm.model.state_dict()
-    Checkpoint(lm.config, dict(weights), lm.tokenizer.to_str(), lm.eot, data=data).write(path)
-
-
-def build(config: GPTConfig, weights: dict[str, Tensor], device: torch.device | str = "cpu") -> GPT:
-    """The model with copies of `weights` in float32.
-
-    The sizes in the config are compared with the tensors before memory is taken for them.
-
-    Raises:
-        ValueError: names, shapes or dtypes that are not exactly those of the model.
-    """
-    problems = [f"{name} is no floating-point tensor" for name, x in weights.items() if not _is_weight(x)]
-    if not problems:
-        n_stored = sum(x.numel() for name, x in weights.items() if name != "head.weight" or not config.tie_embeddings)
-        if config.vocab_size is None or config.n_parameters() != n_stored:
-            raise ValueError(f"its tensors have {n_stored:,} elements, and its config {_count(config)}; {REMEDY}")
-        check_memory(config)
-        with torch.device("meta"), SkipInit():  # takes no memory
-            model = GPT(config)
-        shapes = {name: tuple(x.shape) for name, x in model.state_dict().items()}
-        stored = {name: tuple(x.shape) for name, x in weights.items()}
-        names = sorted(shapes.keys() | stored.keys())
-        problems = [
-            f"{PREFIX}{name} has the shape {stored.get(name)}, and needs {shapes.get(name)}"
-            for name in names
-            if shapes.get(name) != stored.get(name)
-        ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise ValueError(f"its tensors do not match its config ({'; '.join(problems[:3])}{more}); {REMEDY}")
-    copies = {name: weights[name].to(device, p.dtype, copy=True) for name, p in model.named_parameters()}
-    model.load_state_dict(copies, strict=False, assign=True)  # a tied head is not among the copies
-    model.tie_head()
-    with torch.device(device):
-        model.make_tables()
-    return model
-
-
-def _is_weight(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype in WEIGHT_DTYPES
-
-
-def _count(config: GPTConfig) -> str:
-    return "no vocab_size" if config.vocab_size is None else f"has {config.n_parameters():,} parameters"
+    Checkpoint(lm.config, dict(lm.model.state_dict()), lm.tokenizer.to_str(), lm.eot, data=data).write(path)
 
 
 def write_state(path: str | Path, content: dict[str, Any]) -> None:
-    """Writes `content` and its digests with `torch.save`, atomically; a new certificate gets that of the weights.
+    """Writes `content` with `torch.save`, atomically, with the digest of the weights and the seal of the archive.
+
+    A certificate without "of" is of these weights.
 
     Args:
-        content: plain containers and values, and dense tensors. Nothing may change it meanwhile: the digests are
-            computed before the file is written.
+        content: plain containers and values, and tensors. Nothing may change it meanwhile.
 
     Raises:
         OSError: it cannot be written, with the reason and a remedy; an earlier file is unchanged.
         ValueError: the content has something that `read_state` would refuse.
     """
-    path = Path(path)
-    content = {key: value for key, value in content.items() if key != DIGESTS}
-    weights = digest(content["state_dict"]) if "state_dict" in content else None
-    match content.get("tril"):
-        case {"causality": {"of": {"weights": None} as of} as certificate} as entry:
-            certificate = certificate | {"of": of | {"weights": weights}}
-            content["tril"] = entry | {"causality": certificate}
-    digests = {key: weights if key == "state_dict" else digest(value) for key, value in content.items()}
+    path, entry = Path(path), content["tril"]
+    content = content | {"weights": digest(content["state_dict"])}
+    if entry.get("certificate") and "of" not in entry["certificate"]:
+        of = _binding(content["weights"], entry["config"], entry.get("code"))
+        content["tril"] = entry | {"certificate": entry["certificate"] | {"of": of}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as part, part.open("wb") as file:
-            torch.save(content | {DIGESTS: digests}, file)
+        with atomic_path(path) as part:
+            with part.open("wb") as file:
+                torch.save(content, file)
+            load_plain(part)
+            with ZipFile(part, "a") as archive:
+                archive.comment = _seal(archive)
     except (OSError, RuntimeError) as error:
         cause = error
         while cause is not None and not isinstance(cause, OSError):
@@ -246,12 +204,12 @@ def write_state(path: str | Path, content: dict[str, Any]) -> None:
         raise OSError(reason) from error
 
 
-def read_state(path: str | Path, *, entries: Collection[str] | None = None, mmap: bool = False) -> dict[str, Any]:
+def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
     """The content of a checkpoint file, verified; tensors are on the CPU.
 
     Args:
-        entries: those to return and verify; None: all.
-        mmap: map the tensors into memory instead of reading them. The file must not change while they are in use.
+        training: verify the state of training too. Otherwise all tensors are mapped into memory, so the file must not
+            change while they are in use, and only the weights are read.
 
     Raises:
         OSError: the file cannot be read.
@@ -259,25 +217,23 @@ def read_state(path: str | Path, *, entries: Collection[str] | None = None, mmap
         ValueError: it is not a checkpoint of Tril.
     """
     path = Path(path)
-    content = load_plain(path, mmap=mmap)
-    entry = content.get("tril") if isinstance(content, dict) else None
-    if not isinstance(entry, dict) or not isinstance(content.get("state_dict"), dict):
-        raise ValueError(f"{path} has no state_dict and tril entries; use a .ckpt file that train.py wrote")
-    stored = content.pop(DIGESTS, None)
-    if not isinstance(stored, dict) or stored.keys() != content.keys():
-        raise DamagedCheckpoint(path, "is damaged, or of another version of Tril: it has no digest of each entry")
-    content = {key: value for key, value in content.items() if entries is None or key in entries}
-    try:
-        size = path.stat().st_size
-        wrong = [key for key, value in content.items() if digest(value, max_bytes=size) != stored[key]]
-    except (ValueError, RuntimeError) as error:
-        raise DamagedCheckpoint(path, f"is damaged: {error}") from error
-    if wrong:
-        raise DamagedCheckpoint(path, f"is damaged: {wrong[0]} differs from its sha256")
-    missing = [key for key in REQUIRED if key not in entry]
-    missing += [key for key, kind in ENTRY.values() if key in entry and not isinstance(entry[key], kind)]
-    if missing:
-        raise ValueError(f"{path} has no {', '.join(missing)} in its tril entry; {REMEDY}")
+    content = load_plain(path, mmap=not training)
+    match content:
+        case {"state_dict": dict(), "tril": dict()}:
+            pass
+        case _:
+            raise ValueError(f"{path} has no state_dict and tril entries; use a .ckpt file that train.py wrote")
+    with ZipFile(path) as archive:
+        if archive.comment != _seal(archive):
+            raise DamagedCheckpoint(path, "is damaged, or another program wrote it: its seal does not fit")
+        try:
+            if training and archive.testzip() is not None:
+                raise BadZipFile("bad CRC-32")
+            archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+            if not training and digest(content["state_dict"]) != content["weights"]:
+                raise ValueError("its weights differ from their sha256")
+        except Exception as error:  # zlib, zipfile and the tensors raise many kinds
+            raise DamagedCheckpoint(path, f"is damaged ({error})") from error
     return content
 
 
@@ -289,9 +245,9 @@ def load_plain(path: Path, *, mmap: bool = True) -> Any:
         DamagedCheckpoint: it is not a checkpoint of torch.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with ZipFile(path) as archive:
             records = archive.infolist()
-        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+        if any(record.compress_type != ZIP_STORED for record in records):
             raise ValueError("a record is compressed")
         if sum(record.file_size for record in records) > path.stat().st_size:
             raise ValueError("its records are larger than the file")
@@ -299,16 +255,81 @@ def load_plain(path: Path, *, mmap: bool = True) -> Any:
     except Exception as error:  # of any kind: the file decides what torch.load meets
         if isinstance(error, OSError) and error.filename is not None:  # no such file, or no permission
             raise
-        raise DamagedCheckpoint(path, f"is not a checkpoint, or is truncated{_reason(error)}") from error
+        text = str(error)
+        if forbidden := re.search(r"GLOBAL ([\w.]+)", text):
+            text = f"it refers to {forbidden[1]}, which no checkpoint needs"
+        elif not text or "weights" in text.lower():  # torch advises to allow code
+            text = type(error).__name__
+        raise DamagedCheckpoint(path, f"is not a checkpoint, or is truncated ({text.splitlines()[0]})") from error
 
 
-def _reason(error: Exception) -> str:
-    """The first line of an error, in parentheses. torch advises to allow code, which is not repeated."""
-    text = str(error)
-    if forbidden := re.search(r"GLOBAL ([\w.]+)", text):
-        return f" (it refers to {forbidden[1]}, which no checkpoint needs)"
-    lines = text.strip().splitlines()
-    return f" ({lines[0]})" if lines and "weights" not in text.lower() else ""
+def _seal(archive: ZipFile) -> bytes:
+    """A hash of the directory of an archive, with the CRC-32 of each record."""
+    records = [(record.filename, record.file_size, record.CRC) for record in archive.infolist()]
+    return hashlib.sha256(repr(records).encode()).hexdigest().encode()
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """sha256 of the names of tensors, in any order, and of their dtypes, shapes and numbers.
+
+    Raises:
+        ValueError: they are not dense, so that a small file could stand for terabytes.
+    """
+
+    def memory(x: Tensor) -> tuple:
+        return x.data_ptr(), x.dtype, x.shape, x.stride()
+
+    def sha256(x: Tensor) -> str:
+        return hashlib.sha256(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
+
+    distinct = {memory(x): x for x in tensors.values()}  # tied weights are hashed once
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in distinct.values()}
+    if sum(x.nbytes for x in distinct.values()) > sum(storages.values()) or any(x.is_meta for x in distinct.values()):
+        raise ValueError("its tensors overlap")
+    with ThreadPoolExecutor() as pool:  # hashlib releases the global interpreter lock
+        numbers = dict(zip(distinct, pool.map(sha256, distinct.values()), strict=True))
+    lines = [f"{name} {x.dtype} {tuple(x.shape)} {numbers[memory(x)]}" for name, x in sorted(tensors.items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _binding(weights: str, config: dict[str, Any], code: str | None) -> str:
+    """What a certificate belongs to: one digest of weights, config and code. It shows changes, and prevents no forgery,
+    since anyone can compute it.
+    """
+    return hashlib.sha256(repr((weights, sorted(config.items()), code)).encode()).hexdigest()
+
+
+@functools.cache
+def code_sha256() -> str:
+    """sha256 of the source files that decide a run's results, with their paths."""
+    content = hashlib.sha256()
+    for path in sorted({path for pattern in SOURCES for path in PACKAGE.glob(pattern)}):
+        content.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return content.hexdigest()
+
+
+def verdict(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Whether the certificate in a checkpoint belongs to its weights and config, and to the running code.
+
+    The certificate tested the weights of the step "certified_at_step", or random weights.
+
+    Returns:
+        "text": one line; "belongs"; "passed": as stored, None without a certificate.
+    """
+    certificate = checkpoint.certificate or {}
+    passed, step = certificate.get("passed"), certificate.get("certified_at_step")
+    if not isinstance(passed, bool):
+        return {"text": "none", "belongs": False, "passed": None}
+    weights = digest({PREFIX + name: x for name, x in checkpoint.weights.items()})
+    problem = None
+    if certificate.get("of") != _binding(weights, checkpoint.config.to_dict(), code_sha256()):
+        problem = "the weights, the config or the code differ"
+    elif step is None or step != checkpoint.step:
+        problem = f"the weights are of step {checkpoint.step}, which it did not test"
+    text = "passed" if passed else "FAILED"
+    text += " before training, with random weights" if step is None else f" at step {step}"
+    belongs = f"does not belong to this file: {problem}" if problem else "belongs to these weights, config and code"
+    return {"text": one_line(f"{text}; {belongs}"), "belongs": problem is None, "passed": passed}
 
 
 def _refused(path: Path | None, error: Exception) -> ValueError:

@@ -138,13 +138,11 @@ def subject(
         check_compiler(device)
     options["compile"] = settings.compile
     if checkpoint is not None:
-        from tril.model.binding import compare
-        from tril.model.checkpoint import Checkpoint
+        from tril.model.checkpoint import Checkpoint, verdict
         from tril.scripts.cli.run_pipeline import certify_pipeline
 
         stored = Checkpoint.read(checkpoint)
-        model, comparison = stored.language_model().model, compare(stored)
-        origin = {"of": comparison.pop("of"), "stored_certificate": comparison}
+        model, origin = stored.language_model().model, {"stored_certificate": verdict(stored)}
         cases = functools.partial(gpt_case_builders, model.config, model.state_dict(), **options)
         return str(checkpoint), cases, origin, lambda: certify_pipeline(model.to(device), stored.entry())
     vocab_size = settings.model["vocab_size"] or FRESH_VOCABULARY

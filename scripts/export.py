@@ -162,12 +162,12 @@ def temporary_sibling(folder: Path) -> Iterator[Path]:
 def write(part: Path, lm: "LanguageModel", stored: "Checkpoint", license: str | None, name: str) -> str:
     """Writes all files of the folder `name` into `part`; returns the class of the model."""
     from tril.model.atomic_files import write_json, write_text
-    from tril.model.binding import compare
+    from tril.model.checkpoint import verdict
     from tril.model.interop.architectures import ARCHITECTURES, model_type
     from tril.model.interop.hf_folder import write_hf
     from tril.model.interop.model_card import CERTIFICATE, model_card, sha256_of
 
-    tensors, comparison = write_hf(part, lm), compare(stored)
+    tensors, comparison = write_hf(part, lm), verdict(stored)
     certificate = {"causality": stored.certificate, "stored_certificate": comparison, "sha256": sha256_of(tensors)}
     write_json(part / CERTIFICATE, certificate)
     words = {"verdict": comparison["text"], "license": license}

@@ -104,7 +104,7 @@ def test_a_process_that_dies_ends_the_run_with_one_line_and_the_run_continues(tm
     assert last == f"error: {reason}; continue with python train.py resume={tmp_path / 'run'}"
     assert len(about_the_text) <= 1 and "Traceback" not in stderr
     assert status == (-signal.SIGKILL, 1)[rank]
-    step = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt", entries=("global_step",))["global_step"]
+    step = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt", training=False)["global_step"]
     status, stdout, stderr = finish(start_again(tmp_path / "run", f"trainer.max_steps={step + 10}", cwd=tmp_path))
     assert status == 0 and "  validation  " in stdout, stderr
 

@@ -11,8 +11,7 @@ from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer, folder_of
 from tests.runs import in_process, typed
-from tril.model.binding import weights_digest
-from tril.model.checkpoint import Checkpoint, load, read_state, save
+from tril.model.checkpoint import Checkpoint, digest, load, read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf_folder import read_hf
 from tril.scripts.cli.errors import UserError
@@ -81,7 +80,7 @@ def test_lineage_settings_and_data(tmp_path, text, source):
     digest = weights_digest(Checkpoint.read(source).weights)
     lineage = {"source": str(source), "weights": digest, "step": None}
     entry = read_state(run / "checkpoints" / "last.ckpt")["tril"]
-    assert entry["init_from"] == lineage and entry["causality"]["passed"] is True
+    assert entry["lineage"] == lineage and entry["certificate"]["passed"] is True
     summary = json.loads((run / "summary.json").read_text())
     assert [summary[f"init_from{suffix}"] for suffix in ("", "_weights", "_step")] == list(lineage.values())
     assert re.search(rf"\n  init from +{re.escape(str(source))}\n", done.stdout)
@@ -100,13 +99,13 @@ def test_resuming_needs_no_source(tmp_path, text, source):
     """The run is stopped after two of four steps; the source is gone when it goes on."""
     first = train(tmp_path, text, f"init_from={source}", "trainer.max_steps=2")
     assert first.returncode == 0, first.stderr
-    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["init_from"]
+    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["lineage"]
     source.unlink()
     (tmp_path / "run").rename(tmp_path / "moved")
     done = in_process("resume=moved", "trainer.max_steps=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     content = read_state(tmp_path / "moved" / "checkpoints" / "last.ckpt")
-    assert content["global_step"] == 4 and content["tril"]["init_from"] == lineage
+    assert content["global_step"] == 4 and content["tril"]["lineage"] == lineage
     assert json.loads((tmp_path / "moved" / "summary.json").read_text())["init_from_weights"] == lineage["weights"]
 
 
@@ -117,7 +116,7 @@ def test_a_run_can_start_from_a_run_that_did(tmp_path, text, source):
     assert done.returncode == 0, done.stderr
     content = read_state(tmp_path / "second" / "checkpoints" / "last.ckpt")
     first = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    assert content["tril"]["init_from"]["source"] == str(first) and content["tril"]["init_from"]["step"] == 4
+    assert content["tril"]["lineage"]["source"] == str(first) and content["tril"]["lineage"]["step"] == 4
     assert load(tmp_path / "second").tokenizer.to_str() == load(source).tokenizer.to_str()
     from tril.scripts.sample import main
 

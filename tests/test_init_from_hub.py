@@ -74,7 +74,7 @@ def test_a_revision(server, source):
 def test_a_run_records_the_commit(tmp_path, text, source):
     done = train(tmp_path, text, f"init_from=hf:{NAME}", "trainer.max_steps=2")
     assert done.returncode == 0, done.stderr
-    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["init_from"]
+    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["lineage"]
     assert lineage["source"] == f"hf:{NAME}@{COMMIT}"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["init_from"] == f"hf:{NAME}@{COMMIT}"
 

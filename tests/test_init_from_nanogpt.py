@@ -27,8 +27,8 @@ def test_a_model_of_characters_is_trained_and_certified(tmp_path, text, monkeypa
     assert torch.equal(found["embed.weight"][:-2], model.transformer.wte.weight)
     content = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")
     entry, trained = content["tril"], load(tmp_path / "run")
-    assert (entry["init_from"]["source"], entry["init_from"]["step"]) == (str(path), 2000)
-    assert entry["causality"]["passed"] is True and content["global_step"] == 2
+    assert (entry["lineage"]["source"], entry["lineage"]["step"]) == (str(path), 2000)
+    assert entry["certificate"]["passed"] is True and content["global_step"] == 2
     assert not torch.equal(trained.model.embed.weight, expected["embed.weight"])
     # A character is a token, each document has an end, and no character is unknown.
     counts = entry["data"]["counts"]["train"]

@@ -48,7 +48,7 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
         8: f"passed at step 8; {belongs}",
     }
     checkpoints = tmp_path / "run" / "checkpoints"
-    assert read_state(checkpoints / "last.ckpt")["tril"]["causality"]["certified_at_step"] == 8
+    assert read_state(checkpoints / "last.ckpt")["tril"]["certificate"]["certified_at_step"] == 8
 
 
 def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tm
     monkeypatch.setattr(certificate, "canary", partial(certificate.canary, steps=5))
     train_script.train(configure("callbacks.samples=null"))
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    stored = read_state(last)["tril"]["causality"]
+    stored = read_state(last)["tril"]["certificate"]
 
     def certified(path, out):
         done = call(main, f"ckpt={path}", "device=cpu", f"out={out}", cwd=tmp_path)

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from tril.model.binding import describe
 from tril.model.compilation import raise_recompile_limit
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, IGNORE, call_block
@@ -101,7 +100,6 @@ class TrainingModule(LightningModule):
         self.val_targets: list[int] = []
         self._val: dict[int, Tensor] = {}  # losses of each loader so far, (n_batches * B, T); on the device
         self._payload = dict(payload)
-        self._certified: dict[str, Any] = {}  # config, data and code of the certificate
         self._nats: Tensor | float = 0.0  # of the training targets since the last `take_train_loss`, on the device
         self._targets: Tensor | float = 0  # their number
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
@@ -128,18 +126,16 @@ class TrainingModule(LightningModule):
     @property
     def certificate(self) -> dict[str, Any] | None:
         """Summary of the run's causality certificate; None before the causality check or without it."""
-        return self._payload.get("causality")
+        return self._payload.get("certificate")
 
     @property
     def lineage(self) -> dict[str, Any] | None:
         """Source, weights and step of the model that the run started from; None: from random weights."""
-        return self._payload.get("init_from")
+        return self._payload.get("lineage")
 
     def set_certificate(self, summary: dict[str, Any]) -> None:
         """Adds the summary of the causality certificate to every checkpoint from now on."""
-        self._payload["causality"] = summary
-        data = self._payload.get("data", {}).get("fingerprint")
-        self._certified = describe(self.model.config.to_dict(), data=data)  # not later: source files may change
+        self._payload["certificate"] = summary
 
     def language_model(self) -> LanguageModel | None:
         """The model with its tokenizer, for sampling; see `whole_model`."""
@@ -215,9 +211,6 @@ class TrainingModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what sampling and an exact continuation need."""
         checkpoint["tril"] = dict(self._payload)
-        if self.certificate is not None:  # the file gets the hash of the weights when it is written
-            of = self._certified | {"step": checkpoint.get("global_step")}
-            checkpoint["tril"]["causality"] = self.certificate | {"of": of}
         checkpoint["train_loss"] = {"nats": float(self._nats), "targets": float(self._targets)}
         states = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":

@@ -43,10 +43,10 @@ def read_run(checkpoint: Path) -> Run:
     Raises:
         FileNotFoundError: the checkpoint is not in a run folder.
     """
-    from tril.model.checkpoint import read_state
+    from tril.model.checkpoint import Checkpoint
 
-    settings, content = read_saved(checkpoint), read_state(checkpoint, entries=("tril", "global_step"))
-    return Run(checkpoint, settings, content.get("global_step"), content["tril"])
+    settings, stored = read_saved(checkpoint), Checkpoint.read(checkpoint)
+    return Run(checkpoint, settings, stored.step, stored.entry())
 
 
 def prepared_text(run: Run) -> PreparedTexts:

@@ -11,7 +11,7 @@ from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, command
 from tril.scripts.cli.folder import take_files
 from tril.scripts.cli.process import StoppedError, StopRequest
-from tril.scripts.cli.start import SOURCES, Start, resolved_settings
+from tril.scripts.cli.start import Start, resolved_settings
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def build_training(
     """
     import torch
 
-    from tril.model.binding import sources_sha256
-    from tril.model.checkpoint import Checkpoint
+    from tril.model.checkpoint import Checkpoint, code_sha256
     from tril.model.training.module import TrainingModule
     from tril.scripts.cli.trainer import new_trainer
 
@@ -99,7 +98,7 @@ def build_training(
         data=data.meta,
         lineage=start.origin,
         settings=resolved_settings(config),
-        code=sources_sha256(*SOURCES),
+        code=code_sha256(),
     )
     module = TrainingModule(
         model,

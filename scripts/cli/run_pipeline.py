@@ -29,7 +29,7 @@ def certify_pipeline(model: "GPT", origin: dict[str, Any]) -> "Certificate":
             than its context.
         origin: the "tril" entry of the run's checkpoint.
     """
-    config, run, data = model.config, origin.get("run", {}), origin.get("data", {})
+    config, run, data = model.config, origin["settings"], origin["data"]
     length = max(MIN_LENGTH, int(MAX_FLOPS / PASSES / (2 * model.n_parameters())))
     length, device = min(length, config.context_length), model.embed.weight.device
     counts = [round(BLOCK * source["share"]) for source in data.get("sources", {}).values()] or [BLOCK]

@@ -39,7 +39,6 @@ FREE = (
     *("trainer.accelerator", "trainer.log_every_n_steps", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
 )
 OF_THE_WINDOWS = ("data.batch_size", "data.document_mask", "data.sources", "data.exhausted")  # these are compared too
-SOURCES = ("train.py", "model/**/*.py", "data/**/*.py")  # the code that decides a run's results
 OF_TRAINING = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "global_step")  # entries of Lightning
 OF_RESUMING = ("resume", "allow_targets", "hydra.run.dir")  # keys of a command that resumes, and of no run
 # They make other weights or another order of the text, so they cannot change at all; a model's others neither.
@@ -265,11 +264,12 @@ def resolved_settings(config: RunConfig) -> dict[str, Any]:
 
 def version_warnings(checkpoint: "Checkpoint") -> list[str]:
     """What differs between a checkpoint and this installation, and may change the results."""
-    from tril.model.binding import sources_sha256
-    from tril.model.checkpoint import current_versions
+    import torch
 
-    lines, code = [], sources_sha256(*SOURCES)
-    old, new = (each.get("torch", "").rpartition(".")[0] for each in (checkpoint.versions, current_versions()))
+    from tril.model.checkpoint import code_sha256
+
+    lines, code = [], code_sha256()
+    old, new = (each.rpartition(".")[0] for each in (checkpoint.torch_version, str(torch.__version__)))
     if old != new:
         lines.append(f"torch {new} continues a run of torch {old}, so results may differ")
     if checkpoint.code not in (None, code):
@@ -303,9 +303,9 @@ def take_over(source: str | None, settings: dict[str, Any], typed: Typed) -> tup
     data["tokenizer"] = {"kind": "file", "path": str(kept(lm.tokenizer.to_str(), "json")), "eot": lm.eot}
     if template is not None and data.get("format") == "chat" and data.get("chat_template") is None:
         data["chat_template"] = str(kept(template, "jinja"))
-    from tril.model.binding import weights_digest
+    from tril.model.checkpoint import digest
 
-    lineage = {"source": origin, "weights": weights_digest(dict(lm.model.state_dict())), "step": step}
+    lineage = {"source": origin, "weights": digest(dict(lm.model.state_dict())), "step": step}
     return settings | {"model": model, "data": data}, Start(lm=lm, lineage=lineage)
 
 

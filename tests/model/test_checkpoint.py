@@ -1,9 +1,17 @@
-"""A loaded checkpoint computes the same; a file is written whole or not at all; what its certificate belongs to."""
+"""Checkpoints: what is loaded computes the same, a file is written whole or not at all, and no damaged one is used."""
 
+import io
 import json
 import os
+import resource
+import shutil
 import signal
-import sys
+import time
+import zipfile
+from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -11,9 +19,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import tiny_gpt
-from tests.model.generation.test_language_model import byte_level
-from tril.model.binding import compare, describe, sources_sha256
-from tril.model.checkpoint import Checkpoint, load, read_state, save, write_state
+from tests.model.generation.test_language_model import byte_level, characters
+from tril.model.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    _seal,
+    code_sha256,
+    digest,
+    load,
+    read_state,
+    save,
+    verdict,
+    write_state,
+)
 from tril.model.generation.language_model import LanguageModel
 
 PARTS = {
@@ -24,6 +42,7 @@ PARTS = {
     "tie_embeddings": [True, False],
     "n_kv_heads": [None, 2],
 }
+N_DAMAGED, PAGE = 200, 4096
 
 
 def language_model(**parts) -> LanguageModel:
@@ -59,18 +78,20 @@ def test_what_is_loaded_computes_the_same(tmp_path, parts):
 
 
 def test_the_file_and_its_attributes(saved):
-    lm, content = language_model(), torch.load(saved, weights_only=True)
-    assert content.keys() == {"state_dict", "tril", "digests"} and content["digests"].keys() == {"state_dict", "tril"}
-    assert content["state_dict"].keys() == {f"model.{name}" for name in lm.model.state_dict()}
-    assert json.loads(json.dumps(content["tril"])) == content["tril"]  # plain values only
-    stored = Checkpoint.read(saved)
-    assert (stored.config, stored.data, stored.step, stored.path) == (lm.config, {"name": "test"}, None, saved)
-    assert stored.weights.keys() == lm.model.state_dict().keys() and Checkpoint.read(saved, weights=False).weights == {}
-    stored.step, stored.lineage, stored.settings, stored.code = 3, {"source": "a"}, {"seed": 1}, "0"
-    stored.certificate = {"passed": True}
-    stored.write(saved.with_name("b.ckpt"))
-    again = Checkpoint.read(saved.with_name("b.ckpt"))
-    assert again.entry() == stored.entry() and again.step == 3 and again.certificate == {"passed": True}
+    content, stored = torch.load(saved, weights_only=True), Checkpoint.read(saved)
+    assert content.keys() == {"state_dict", "weights", "global_step", "tril"}
+    assert json.loads(json.dumps(content["tril"])) == content["tril"] == stored.entry()  # plain values only
+    assert (stored.config, stored.data, stored.step, stored.path) == (
+        language_model().config,
+        {"name": "test"},
+        None,
+        saved,
+    )
+    values = {"lineage": {"source": "a"}, "settings": {"seed": 1}, "code": "0"}
+    rewrite(saved, lambda c: (c.update(global_step=3), c["tril"].update(values)))
+    again = Checkpoint.read(saved)
+    again.write(saved)
+    assert again.step == 3 and again.entry() == Checkpoint.read(saved).entry() == stored.entry() | values
 
 
 def test_weights_of_another_precision_are_converted(saved):
@@ -80,114 +101,329 @@ def test_weights_of_another_precision_are_converted(saved):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, expected[f"model.{name}"].float())
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_reading_does_not_copy_the_weights(saved):
-    """Lightning's checkpoints contain the optimizer state too, which sampling should not read."""
-    tensors = Checkpoint.read(saved).weights.values()
-    maps = [
-        range(*(int(x, 16) for x in line.split()[0].split("-")))
-        for line in open("/proc/self/maps")
-        if line.rstrip().endswith(str(saved))
-    ]
-    assert maps and all(any(x.data_ptr() in m for m in maps) for x in tensors)
+def fail_half_way(content, file):
+    file.write(b"half")
+    try:
+        raise OSError(28, "No space left on device")
+    except OSError:
+        raise RuntimeError("unexpected pos") from None  # as torch does
 
 
-def assert_kept(path, before, message) -> None:
-    with pytest.raises(OSError) as error:
-        write_state(path, {"state_dict": {"a": torch.zeros(1_000_000)}})
-    assert str(error.value) == f"cannot write {path}: {message} another folder with hydra.run.dir"
-    assert path.read_bytes() == before and os.listdir(path.parent) == [path.name]
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="POSIX only")
-def test_a_file_that_cannot_be_written_leaves_the_earlier_one(saved):
-    import resource
-
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+@pytest.mark.parametrize("cause", ["File too large", "No space left on device; free space, or"])
+def test_a_file_that_cannot_be_written_leaves_the_earlier_one(cause, saved, monkeypatch):
+    before, limits = saved.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    content, handler = torch.load(saved, weights_only=True), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if cause.startswith("No space"):
+        monkeypatch.setattr(torch, "save", fail_half_way)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        assert_kept(saved, saved.read_bytes(), "File too large; choose")
+        with pytest.raises(OSError, match=f"cannot write {saved}: {cause}.* choose another folder with hydra.run.dir"):
+            write_state(saved, content | {"more": torch.zeros(1_000_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+    assert saved.read_bytes() == before and os.listdir(saved.parent) == [saved.name]
 
 
-def test_a_full_disk_is_named_with_its_remedy(saved, monkeypatch):
-    def fail_half_way(content, file):
-        file.write(b"half")
-        try:
-            raise OSError(28, "No space left on device")
-        except OSError:
-            raise RuntimeError("unexpected pos") from None  # as torch does
-
-    monkeypatch.setattr(torch, "save", fail_half_way)
-    assert_kept(saved, saved.read_bytes(), "No space left on device; free space, or choose")
+def test_what_could_not_be_read_is_not_written(saved):
+    before, score = saved.read_bytes(), torch.tensor(1.0).numpy()[()]
+    with pytest.raises(ValueError, match="it refers to numpy"):
+        rewrite(saved, lambda content: content.update(score=score))
+    assert saved.read_bytes() == before and os.listdir(saved.parent) == [saved.name]
 
 
-def test_what_could_not_be_read_is_not_written(tmp_path):
-    with pytest.raises(ValueError, match="it has a float64, and must have plain values and tensors"):
-        write_state(tmp_path / "a.ckpt", {"score": torch.tensor(1.0).numpy().astype("float64")[()]})
-    assert os.listdir(tmp_path) == []
-
-
-def certified(path, *, step=4, **certificate) -> dict:
-    """A checkpoint of step 4 with a certificate, as training writes it."""
-    lm = language_model(n_layers=1)
-    of = describe(lm.config.to_dict(), data="of the text", step=step)
-    checkpoint = Checkpoint(lm.config, dict(lm.model.state_dict()), lm.tokenizer.to_str(), lm.eot, step=step)
-    checkpoint.data, checkpoint.certificate = {"fingerprint": "of the text"}, {"passed": True, "of": of} | certificate
-    checkpoint.write(path)
-    return verdict(path)
-
-
-def verdict(path) -> dict:
-    return compare(Checkpoint.read(path))
+# Certificates
 
 
 def flip_the_last_bit(content) -> None:
     content["state_dict"]["model.blocks.0.attn.q_proj.weight"].view(torch.int32)[0, 0] ^= 1
 
 
-@pytest.mark.parametrize(
-    "change, differs",
-    [
-        (flip_the_last_bit, "the weights differ"),
-        (lambda content: content["tril"]["config"].update(window=5), "the config differs"),
-        (lambda content: content["tril"]["data"].update(fingerprint="other"), "the data differ"),
-        (lambda content: content["tril"]["causality"]["of"].update(code="0"), "the code differs"),
-        (lambda content: content.update(global_step=5), None),  # the step of the file is not what was tested
-        (lambda content: content["tril"].pop("causality"), "none"),
-        (lambda content: content["tril"]["causality"].update(passed="yes"), "none that can be read"),
-    ],
-)
-def test_a_certificate_belongs_to_the_weights_config_data_and_code_that_it_tested(change, differs, tmp_path):
-    before = certified(path := tmp_path / "a.ckpt", certified_at_step=4)
-    assert before["text"] == "passed at step 4; belongs to these weights, config, data and code"
-    assert before["belongs"] and before["differs"] == [] and before["passed"] is True
-    rewrite(path, change)
-    after = verdict(path)
-    assert after["differs"] == ([differs] if differs else []) and after["belongs"] is (differs is None)
+OTHER = "does not belong to this file: the weights, the config or the code differ"
 
 
 @pytest.mark.parametrize(
-    "certificate, text",
+    "change, text",
     [
-        ({"certified_at_step": 3}, "passed at step 3; does not belong to this file: the weights are of step 4, which"),
-        ({"certified_at_step": None}, "passed before training, with random weights; does not belong to this file: the"),
-        ({"certified_at_step": 4, "passed": False}, "FAILED at step 4; belongs to these weights"),
+        (lambda content: None, "passed at step 4; belongs to these weights, config and code"),
+        (lambda content: content["tril"]["certificate"].update(passed=False), "FAILED at step 4; belongs to these"),
+        (flip_the_last_bit, f"passed at step 4; {OTHER}"),
+        (lambda content: content["tril"]["config"].update(window=5), f"passed at step 4; {OTHER}"),
+        (lambda content: content["tril"]["certificate"].update(of="0"), f"passed at step 4; {OTHER}"),
         (
-            {"certified_at_step": 4, "of": [1]},
-            "passed at step 4; does not belong to this file: the weights differ; the",
+            lambda content: content.update(global_step=5),
+            "passed at step 4; does not belong to this file: the weights are",
         ),
+        (
+            lambda content: content["tril"]["certificate"].update(certified_at_step=None),
+            "passed before training, with random weights; does not belong to this file: the weights are of step 4",
+        ),
+        (lambda content: content["tril"].pop("certificate"), "none"),
+        (lambda content: content["tril"]["certificate"].update(passed="yes"), "none"),
     ],
 )
-def test_the_verdict_in_words(certificate, text, tmp_path):
-    assert certified(tmp_path / "a.ckpt", **certificate)["text"].startswith(text)
+def test_a_certificate_belongs_to_the_weights_the_config_and_the_code_that_it_tested(change, text, saved):
+    certificate = {"passed": True, "certified_at_step": 4}
+    rewrite(
+        saved, lambda c: c.update(global_step=4, tril=c["tril"] | {"code": code_sha256(), "certificate": certificate})
+    )
+    rewrite(saved, change)
+    found = verdict(Checkpoint.read(saved))
+    assert found["text"].startswith(text) and found["belongs"] is ("; belongs" in text)
 
 
-def test_the_code_is_that_of_the_files():
-    assert sources_sha256("model/digest.py") != sources_sha256("model/digest.py", "model/gpt.py")
+# Damage
 
 
-def test_read_state_gives_only_what_is_asked_for(saved):
-    assert read_state(saved, entries=("tril", "absent")).keys() == {"tril"}
+def training_content() -> dict:
+    """What Lightning saves: weights, optimizer, schedule, progress and random states."""
+    lm = language_model()
+    optimizer = torch.optim.AdamW(lm.model.parameters(), lr=1e-3)
+    lm.model(torch.arange(12)[None]).logsumexp(-1).sum().backward()
+    optimizer.step()
+    return {
+        "epoch": 1,
+        "global_step": 10,
+        "state_dict": {f"model.{name}": tensor for name, tensor in lm.model.state_dict().items()},
+        "loops": {"fit_loop": {"epoch_progress": {"total": {"ready": 1, "completed": 0}}}},
+        "callbacks": {"Checkpoint": {"best_model_score": torch.tensor(2.5), "dirpath": "/runs/1"}},
+        "optimizer_states": [optimizer.state_dict()],
+        "random_states": {"cpu": torch.get_rng_state()},
+        "tril": Checkpoint(lm.config, {}, lm.tokenizer.to_str(), lm.eot, data={"name": "test"}).entry(),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A checkpoint file that no test changes."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("whole") / "last.ckpt"
+    write_state(path, training_content())
+    return path
+
+
+def flip_bit(data: bytes, start: int, end: int, random: Random) -> bytes:
+    position = random.randrange(start, end)
+    return data[:position] + bytes([data[position] ^ 1 << random.randrange(8)]) + data[position + 1 :]
+
+
+def swap_pages(data: bytes, random: Random) -> bytes:
+    first, second = sorted(PAGE * i for i in random.sample(range(len(data) // PAGE), 2))
+    pages = data[first : first + PAGE], data[second : second + PAGE]
+    return data[:first] + pages[1] + data[first + PAGE : second] + pages[0] + data[second + PAGE :]
+
+
+def zero_page(data: bytes, random: Random) -> bytes:
+    start = PAGE * random.randrange(len(data) // PAGE)
+    return data[:start] + bytes(PAGE) + data[start + PAGE :]
+
+
+def edit(data: bytes, random: Random) -> bytes:
+    """Another number, text or element in a whole archive with its CRCs, as another program would write it."""
+    content, file = torch.load(io.BytesIO(data), weights_only=True), io.BytesIO()
+    parent, key = content, "state_dict"
+    while isinstance(value := parent[key], dict | list):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        if not keys:
+            value["new"] = 0
+            break
+        parent, key = value, random.choice(keys)
+    else:
+        parent[key] = {str: lambda: value + " ", type(None): lambda: 0}.get(type(value), lambda: value + 1)()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+KINDS = [
+    lambda data, random: flip_bit(data, 0, len(data), random),
+    lambda data, random: flip_bit(data, data.index(b"data.pkl"), data.index(b"PK\x07\x08"), random),
+    lambda data, random: flip_bit(data, data.index(b"PK\x01\x02"), len(data), random),  # names, sizes and positions
+    lambda data, random: data[: random.randrange(len(data))],
+    lambda data, random: data + data[-random.randrange(1, 2 * PAGE) :],
+    zero_page,
+    swap_pages,
+    edit,
+]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def sampled(path: Path) -> list:
+    """All that sampling uses."""
+    lm = load(path)
+    return [dict(lm.model.state_dict()), lm.config.to_dict(), lm.tokenizer.to_str(), lm.eot]
+
+
+def outcome(function, path: Path, expected) -> str:
+    """refused, harmless, or accepted with other values."""
+    try:
+        found = function(path)
+    except (ValueError, OSError) as error:
+        text = str(error)
+        assert str(path) in text and "\n" not in text and "weights_only" not in text, text
+        return "refused"
+    return "harmless" if same(found, expected) else "WRONG"
+
+
+@pytest.mark.parametrize("function", [read_state, sampled])
+def test_no_damaged_copy_is_used(function, whole, tmp_path):
+    """Bit flips, truncations, zeroed and swapped pages, and edits of values in a whole archive."""
+    data, expected, counts = whole.read_bytes(), function(whole), Counter()
+    for i in range(N_DAMAGED):
+        damaged = KINDS[i % len(KINDS)](data, Random(i))
+        assert damaged != data  # the damage is real
+        (tmp_path / f"{i}.ckpt").write_bytes(damaged)  # a new file, since the one before may be mapped
+        counts[outcome(function, tmp_path / f"{i}.ckpt", expected)] += 1
+        (tmp_path / f"{i}.ckpt").unlink()
+    assert counts["WRONG"] == 0 and counts.total() == N_DAMAGED
+    # Most damage matters; sampling does not need the optimizer, and a few bytes of an archive mean nothing.
+    assert counts["refused"] > (0.9 if function is read_state else 0.5) * N_DAMAGED
+
+
+def test_what_was_written_is_read_and_can_be_written_again(whole, tmp_path):
+    torch.manual_seed(0)
+    content = training_content()
+    for training in (True, False):
+        write_state(tmp_path / "a.ckpt", read_state(whole, training=training))
+        found = read_state(tmp_path / "a.ckpt")
+        assert same({key: found[key] for key in content}, content)
+    (tmp_path / "a.ckpt").write_bytes(bytes(1000))  # tensors in memory do not need the file
+    assert same({key: found[key] for key in content}, content)
+
+
+def test_the_other_checkpoints_of_the_folder_are_offered(whole, tmp_path):
+    for age, name in enumerate(["last", "previous", "best", "older", "oldest"]):
+        shutil.copy(whole, tmp_path / f"{name}.ckpt")
+        os.utime(tmp_path / f"{name}.ckpt", (1e9 - age, 1e9 - age))
+    (tmp_path / "last.ckpt").write_bytes(whole.read_bytes()[:1000])
+    os.link(tmp_path / "last.ckpt", tmp_path / "same.ckpt")  # damaged as well
+    with pytest.raises(DamagedCheckpoint) as error:
+        load(tmp_path / "last.ckpt")
+    others = " or ".join(str(tmp_path / f"{name}.ckpt") for name in ("previous", "best", "older"))
+    assert str(error.value).endswith(f"; use {others}")
+
+
+# Hostile files
+
+
+@contextmanager
+def limits():
+    """The block takes a few seconds, and what would take much memory fails in it."""
+    started, before = time.perf_counter(), resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 500 * 10**6, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert time.perf_counter() - started < 5
+
+
+def assert_one_line(path: Path, message: str) -> None:
+    with limits(), pytest.raises(ValueError, match=message) as error:
+        load(path)
+    text = str(error.value)
+    assert str(path) in text and text.isprintable() and len(text) <= 610
+    assert "weights only" not in text.lower() and "allocate" not in text
+
+
+def config(**values):
+    return lambda content: content["tril"]["config"].update(values)
+
+
+def entry(**values):
+    return lambda content: content["tril"].update(values)
+
+
+def state(**values):
+    return lambda content: content["state_dict"].update({f"model.{key}": value for key, value in values.items()})
+
+
+SIZES = r"its tensors have [\d,]+ elements, and its config has [\d,]+ parameters; it is damaged"
+DTYPE = "norm.weight is no floating-point tensor"
+LIES = [  # with right digests, which anyone can compute
+    (config(vocab_size=10**11), SIZES),
+    (config(vocab_size=None), "its config has 0 parameters"),
+    (config(n_layers=10**4), SIZES),
+    (config(n_heads=10**9, head_dim=2, n_kv_heads=1), SIZES),
+    (config(context_length=10**12), "model.context_length=1000000000000 must be at most 33554432"),
+    (config(window=10**30), "model.window=1000000000000000000000000000000 must be less than"),
+    (config(**{"vocab\n_size": 1}), "vocab _size"),
+    (lambda content: content["tril"]["config"].update({3: 1}), "keywords must be strings"),
+    (lambda content: content["state_dict"].pop("model.norm.weight"), SIZES),
+    (state(extra=torch.zeros(0)), "extra.*; it is damaged, use another file"),
+    (state(**{"norm.weight": torch.ones(4, 8)}), r"size mismatch for norm.weight: .*\[4, 8\]"),
+    (state(**{"norm.weight": torch.ones(32).long()}), DTYPE),
+    (state(**{"norm.weight": torch.ones(32).to("meta")}), "overlap"),
+    (state(**{"norm.weight": torch.ones(32).to_sparse()}), "is damaged"),
+    (state(**{"norm.weight": torch.ones(1).expand(10**9, 10**9)}), "overlap"),
+    (state(**{"norm.weight": torch.ones(32).to(torch.complex64)}), DTYPE),
+    (state(**{"norm.weight": "text"}), "is damaged"),
+    (entry(config=[1]), "config"),
+    (entry(eot=3, certificate=True), "eot=3 must be .*; certificate=true must be"),
+    (entry(more=1), "more"),
+    (lambda content: content["tril"].pop("tokenizer"), "tokenizer is missing"),
+    (entry(eot="</s>"), "the tokenizer has no token '</s>'"),
+    (entry(tokenizer=characters().to_str().replace('"a":', '"a":400000000', 1)), "exceed the model's vocab_size=257"),
+    (lambda content: content.pop("tril"), "has no state_dict and tril entries; use a .ckpt file that train.py wrote"),
+]
+
+
+def write_lie(path: Path, content: dict) -> None:
+    """Writes what `write_state` would not, with right digests, which anyone can compute."""
+    with suppress(ValueError, AttributeError, RuntimeError):
+        content["weights"] = digest(content["state_dict"])
+    torch.save(content, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = _seal(archive)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("hostile") / "a.ckpt"
+    save(path, language_model())
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("change, message", LIES, ids=lambda value: value if isinstance(value, str) else "")
+def test_lies_are_refused_before_memory_is_taken(change, message, original, tmp_path):
+    content = torch.load(original, weights_only=True)
+    change(content)
+    write_lie(tmp_path / "a.ckpt", content)
+    assert_one_line(tmp_path / "a.ckpt", message)
+
+
+def test_code_is_never_run(tmp_path):
+    class Attack:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "attacked"),)
+
+    torch.save({"state_dict": {}, "tril": Attack()}, tmp_path / "a.ckpt")
+    assert_one_line(tmp_path / "a.ckpt", rf"it refers to {os.name}.mkdir, which no checkpoint needs")
+    assert not (tmp_path / "attacked").exists()
+
+
+PICKLES = {
+    "a record is compressed": bytes(50_000_000),
+    "is not a checkpoint, or is truncated": b"\x80\x02\xff.",
+    "has no state_dict and tril entries": b"\x80\x02" + b"]" * 10**5 + b"a" * 99_999 + b".",
+    "is not a checkpoint, or is .*": b"\x80\x02c__builtin__\nbytearray\n\x8a\x06" + b"\xff" * 5 + b"\x7f\x85R.",
+}
+
+
+@pytest.mark.parametrize("message", PICKLES)
+def test_archives_that_lie_about_sizes(message, original, tmp_path):
+    compression = zipfile.ZIP_DEFLATED if "compressed" in message else zipfile.ZIP_STORED
+    with zipfile.ZipFile(original) as old, zipfile.ZipFile(tmp_path / "a.ckpt", "w", compression) as new:
+        for name in old.namelist():
+            new.writestr(name, PICKLES[message] if name.endswith("data.pkl") else old.read(name))
+    assert_one_line(tmp_path / "a.ckpt", message)

@@ -54,8 +54,8 @@ class CausalityCheck(Callback):
     consumed. At every validation the trained weights are tested with one batch of replaced tokens, and with more at the
     last one: a mask may come off later. A sharded model is tested before training only, as a whole copy on rank 0.
 
-    Every checkpoint holds the summary and what it belongs to (`tril.model.binding`); `folder`/causality.json holds all
-    figures.
+    Every checkpoint holds the summary and what it belongs to (`tril.model.checkpoint.verdict`); `folder`/causality.json
+    holds all figures.
 
     Args:
         folder: of the run.

@@ -78,8 +78,8 @@ def test_other_code_and_torch_are_a_warning(copied, monkeypatch):
     path = copied / "run" / "checkpoints" / "last.ckpt"
     from tril.model.checkpoint import read_state, write_state
 
-    state = read_state(path, mmap=False)
-    state["tril"] = state["tril"] | {"code": "0" * 64, "versions": {"torch": "1.0.0"}}
+    state = read_state(path)
+    state["tril"] = state["tril"] | {"code": "0" * 64, "torch_version": "1.0.0"}
     write_state(path, state)
     done = in_process("resume=run", "trainer.max_steps=3", cwd=copied)
     assert done.returncode == 0, done.stderr
