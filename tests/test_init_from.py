@@ -77,8 +77,8 @@ def test_lineage_settings_and_data(tmp_path, text, source):
     done = train(tmp_path, text, f"init_from={source}")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
-    digest = weights_digest(Checkpoint.read(source).weights)
-    lineage = {"source": str(source), "weights": digest, "step": None}
+    weights = digest(Checkpoint.read(source).weights)
+    lineage = {"source": str(source), "weights": weights, "step": None}
     entry = read_state(run / "checkpoints" / "last.ckpt")["tril"]
     assert entry["lineage"] == lineage and entry["certificate"]["passed"] is True
     summary = json.loads((run / "summary.json").read_text())

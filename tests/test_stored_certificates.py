@@ -6,26 +6,25 @@ from functools import partial
 import pytest
 
 from tests.calls import call
-from tests.model.test_checkpoint import verdict
 from tests.runs import in_process, interrupted
 from tril import train as train_script
 from tril.model.causality import certificate
 from tril.model.causality.grids import gpt_grid
-from tril.model.checkpoint import read_state, write_state
-from tril.model.training import checkpointing
+from tril.model.checkpoint import Checkpoint, read_state, verdict, write_state
+from tril.model.training import checkpoints
 from tril.scripts.certify import main
 
 
 @pytest.fixture
 def every_verdict(monkeypatch):
     """The verdict on each checkpoint that a run writes, by its step."""
-    verdicts, original = {}, checkpointing.write_and_rotate
+    verdicts, original = {}, checkpoints.write_and_rotate
 
-    def changed(path, content):
-        original(path, content)
-        verdicts[content["global_step"]] = verdict(path)["text"]
+    def changed(path, content, is_best):
+        original(path, content, is_best)
+        verdicts[content["global_step"]] = verdict(Checkpoint.read(path))["text"]
 
-    monkeypatch.setattr(checkpointing, "write_and_rotate", changed)
+    monkeypatch.setattr(checkpoints, "write_and_rotate", changed)
     return verdicts
 
 
@@ -35,7 +34,7 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
     with interrupted():
         train_script.train(configure(*steps))
     untested = "does not belong to this file: the weights are of step {}, which it did not test"
-    belongs = "belongs to these weights, config, data and code"
+    belongs = "belongs to these weights, config and code"
     assert every_verdict == {
         3: f"passed before training, with random weights; {untested.format(3)}",
         4: f"passed at step 4; {belongs}",
@@ -57,7 +56,6 @@ def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tm
     monkeypatch.setattr(certificate, "canary", partial(certificate.canary, steps=5))
     train_script.train(configure("callbacks.samples=null"))
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    stored = read_state(last)["tril"]["certificate"]
 
     def certified(path, out):
         done = call(main, f"ckpt={path}", "device=cpu", f"out={out}", cwd=tmp_path)
@@ -65,13 +63,13 @@ def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tm
         return done.stdout.splitlines()[0], json.loads((tmp_path / out / "causality.json").read_text())
 
     line, written = certified(last, "first")
-    assert line == "stored certificate: passed at step 8; belongs to these weights, config, data and code"
-    assert written["of"] == stored["of"] and written["passed"] and written["stored_certificate"]["belongs"]
+    assert line == "stored certificate: passed at step 8; belongs to these weights, config and code"
+    assert written["passed"] and written["stored_certificate"]["belongs"]
     assert {"shift", "targets", "pipeline canary"} <= written["checks"].keys()
-    content = read_state(last, mmap=False)
+    content = read_state(last)
     content["tril"]["config"]["window"] = 7
     write_state(tmp_path / "changed.ckpt", content)
     line, written = certified("changed.ckpt", "second")
-    assert line == ("stored certificate: passed at step 8; does not belong to this file: the config differs")
-    assert written["stored_certificate"]["differs"] == ["the config differs"]
-    assert written["of"]["weights"] == stored["of"]["weights"]
+    differs = "the weights, the config or the code differ"
+    assert line == f"stored certificate: passed at step 8; does not belong to this file: {differs}"
+    assert written["stored_certificate"]["belongs"] is False
