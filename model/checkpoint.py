@@ -105,9 +105,7 @@ class Checkpoint:
         write_state(path, {"state_dict": weights, "global_step": self.step, "tril": self.entry()})
 
     def language_model(self, device: torch.device | str = "cpu") -> "LanguageModel":
-        """The model, in evaluation mode, with its tokenizer; the weights are copies in float32.
-
-        The number of parameters is compared with the config before the model is built, and their shapes on `meta`.
+        """The model, in evaluation mode, with its tokenizer.
 
         Raises:
             ValueError: config, weights and tokenizer do not match.
@@ -115,13 +113,20 @@ class Checkpoint:
         from tril.model.generation.language_model import LanguageModel
 
         try:
-            model = self._model(device)
+            model = self.model(device)
             tokenizer = load_tokenizer(self.tokenizer, model.config.vocab_size)
             return LanguageModel(model.eval(), tokenizer, self.eot)
         except ValueError as error:
             raise _refused(self.path, error) from error
 
-    def _model(self, device: torch.device | str) -> GPT:
+    def model(self, device: torch.device | str = "cpu") -> GPT:
+        """The model with copies of the weights in float32.
+
+        The number of parameters is compared with the config before the model is built, and their shapes on `meta`.
+
+        Raises:
+            ValueError: names, shapes or dtypes that are not those of the model.
+        """
         config, weights = self.config, dict(self.weights)
         if config.tie_embeddings:  # the head is the embedding
             weights.pop("head.weight", None)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from tril.data.tokenizer import load_tokenizer
-from tril.model.checkpoint import build
+from tril.model.checkpoint import Checkpoint
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.architectures import ARCHITECTURES, from_hf, from_theirs, model_type, to_hf, to_theirs
 from tril.model.interop.model_card import CERTIFICATE, sha256_of
@@ -45,7 +45,7 @@ def read_hf(folder: str | Path) -> LanguageModel:
         if not isinstance(eot, str) or tokenizer.token_to_id(eot) is None:
             raise ValueError(f"no end-of-text token: set eos_token_id in {CONFIG}, or eos_token in {TOKENIZER_CONFIG}")
         state = from_theirs(ARCHITECTURES[values["model_type"]], config, read_weights(folder))
-        return LanguageModel(build(config, state).eval(), tokenizer, eot)
+        return LanguageModel(Checkpoint(config, state, tokenizer="", eot=eot).model().eval(), tokenizer, eot)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from error
 

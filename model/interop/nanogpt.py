@@ -12,9 +12,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from torch import Tensor
 
-from tril.model.checkpoint import Checkpoint, load_plain
+from tril.model.checkpoint import Checkpoint, digest, load_plain
 from tril.model.config import GPTConfig
-from tril.model.digest import digest
 from tril.model.generation.language_model import EOT, LanguageModel
 from tril.model.interop.architectures import EMBED, HEAD, NANOGPT, from_theirs, read_config
 
@@ -82,7 +81,7 @@ def read_nanogpt(path: Path) -> NanoGPT:
         named = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
         if wrong := [name for name, tensor in named.items() if not isinstance(tensor, Tensor)]:
             raise ValueError(f"{wrong[0]} is no tensor; use another file")
-        digest(named, max_bytes=path.stat().st_size)  # dense tensors of the size of the file
+        digest(named)  # raises if they are not dense
         state = from_theirs(NANOGPT, config, named)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
