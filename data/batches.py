@@ -178,15 +178,6 @@ class TrainWindows:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.consumed = state["consumed"]
 
-    def first_repeat(self) -> tuple[int, int]:
-        """The number of windows before a text starts its second epoch, and the text that is the first to do so."""
-        found = []
-        for text, (order, count) in enumerate(zip(self._orders, self.counts, strict=True)):
-            block, before = divmod(order.n_windows, count)
-            in_block = np.flatnonzero(self._texts_of(block) == text)[before]
-            found.append((block * self.block_size + int(in_block), text))
-        return min(found)
-
     def _batch(self, indices: range) -> Batch:
         """The B windows at `indices` of the endless sequence."""
         parts = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass as plain_dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError, model_validator
@@ -46,9 +46,6 @@ class Mixture:
 
     sources: dict[Any, Any] | None = setting(
         None, "weights, of any sum: NAME of another data=NAME (with its settings), path or glob: weight"
-    )
-    exhausted: Literal["repeat", "stop"] = setting(
-        "repeat", "a source that was read once: repeat starts its next epoch, stop ends the run there"
     )
     name = "mixture"
 

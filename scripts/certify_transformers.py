@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.settings import build, nearest, strict_settings
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import user_errors, writable
-from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.formats import markdown_table
 from tril.scripts.cli.typed import Typed
 
 PRELOADED = ["torch", "transformers.modeling_utils", "tril.model.causality.class_verdict"]

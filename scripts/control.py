@@ -21,7 +21,7 @@ from tril.scripts.cli.config import flatten
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import user_errors, writable
 from tril.scripts.cli.finished_run import Run, read_run, sample_windows, validation_tokens
-from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.formats import markdown_table
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:

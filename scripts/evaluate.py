@@ -22,9 +22,7 @@ from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors, writable
 from tril.scripts.cli.finished_run import Run, prepared_text, read_run
-from tril.scripts.cli.formats import plural
-from tril.scripts.cli.tables import markdown_table
-from tril.scripts.cli.text_file import read_utf8
+from tril.scripts.cli.formats import markdown_table, plural, read_utf8
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:

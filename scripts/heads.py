@@ -25,7 +25,7 @@ from tril.scripts.cli.config import flatten
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors, writable
 from tril.scripts.cli.finished_run import Run, read_run, sample_windows, validation_tokens
-from tril.scripts.cli.tables import csv_text, markdown_table
+from tril.scripts.cli.formats import csv_text, markdown_table
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:

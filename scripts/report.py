@@ -21,7 +21,7 @@ from tril.model.runs import find_sweep
 from tril.scripts.ablation.sweep_files import SweepDir
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import user_errors, writable
-from tril.scripts.cli.tables import csv_text
+from tril.scripts.cli.formats import csv_text
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:

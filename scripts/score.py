@@ -16,9 +16,7 @@ from tril.model.atomic_files import write_json
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors, writable
-from tril.scripts.cli.formats import plural
-from tril.scripts.cli.tables import plain_table
-from tril.scripts.cli.text_file import read_utf8
+from tril.scripts.cli.formats import plain_table, plural, read_utf8
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:

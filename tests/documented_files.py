@@ -8,8 +8,7 @@ from unittest import mock
 
 from tests.model.interop.folders import byte_tokenizer, folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
-from tests.runs import TINY, typed
-from tril import train as train_script
+from tests.runs import TINY, train_typed, typed
 from tril.scripts.ablation.published_sweep import opened
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +49,7 @@ def write_files(folder: Path) -> None:
     for name, extra in ((RUN, []), (Path("RUN_WITHOUT_MASK"), ["experiment=control_no_mask"])):
         paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / name}"]
         with mock.patch.dict(os.environ, {"TRIL_CACHE": str(folder / "cache")}):
-            train_script.train(typed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
+            train_typed(typed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
     write_models(folder)
     for name in COPIES:
         shutil.copytree(folder / RUN, folder / name)

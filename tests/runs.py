@@ -11,7 +11,7 @@ import pytest
 
 from tests.calls import call
 from tests.conftest import run_python
-from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.compose import CONFIGS, compose
 from tril.scripts.cli.typed import FREE_TEXT, Typed
 
 TINY = [
@@ -53,6 +53,14 @@ def in_process(*overrides, cwd) -> SimpleNamespace:
 
     with mock.patch(DRAWN_BY, small_picture):
         return call(train.main, *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"))
+
+
+def train_typed(typed: Typed):
+    """The run of these settings, in this process; errors are exceptions."""
+    from tril import train
+    from tril.scripts.cli.process import StopRequest
+
+    return train.train(compose("train", typed).settings, typed, StopRequest())
 
 
 def small_picture(path: Path, *_, **__) -> None:

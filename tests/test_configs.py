@@ -8,8 +8,7 @@ import torch
 
 from tests.conftest import tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer
-from tests.runs import typed
-from tril import train as train_script
+from tests.runs import train_typed, typed
 from tril.data.config import SOURCES
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
@@ -91,7 +90,7 @@ def test_every_experiment_runs_a_step(name, options, tmp_path, text):
     """With its model, optimizer, schedule and callbacks, but smaller and on a local text."""
     shrunk = {"n_layers": 2, "dim": 32, "n_heads": 2, "context_length": 32, "vocab_size": "null"}
     of_source = source_of(name, tmp_path)
-    run = train_script.train(
+    run = train_typed(
         typed(
             f"experiment={name}",
             "data=files",

@@ -9,9 +9,7 @@ import torch
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.runs import TINY, in_process, interrupted, rows, typed
-from tril import train as train_script
-from tril.data.batches import TrainWindows
+from tests.runs import TINY, in_process, interrupted, rows, train_typed, typed
 from tril.data.config import parse
 from tril.model.checkpoint import load
 from tril.scripts import evaluate, heads
@@ -50,7 +48,7 @@ def configure(folder, tmp_path, monkeypatch):
 
 
 def resume(folder):
-    return train_script.train(typed(f"resume={folder}", base=[]))
+    return train_typed(typed(f"resume={folder}", base=[]))
 
 
 def validations(run):
@@ -70,7 +68,7 @@ def nats_by_hand(lm, tokens):
 
 
 def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
-    trained = train_script.train(configure())
+    trained = train_typed(configure())
     run, lm = tmp_path / "run", load(tmp_path / "run" / "checkpoints" / "last.ckpt")
     texts = parse(trained.settings["data"]).prepare().texts
     nats = {name: nats_by_hand(lm, text.tokens("val")) for name, text in texts.items()}
@@ -118,7 +116,7 @@ def test_what_a_run_prints(folder):
 
 @pytest.mark.slow
 def test_a_limit_of_validation_is_one_for_each_source(configure, tmp_path):
-    run = train_script.train(configure("+trainer.limit_val_batches=2", "data.val_batch_size=1"))
+    run = train_typed(configure("+trainer.limit_val_batches=2", "data.val_batch_size=1"))
     windows = np.load(tmp_path / "run" / "windows_last.npz")
     assert windows["targets"].tolist() == [T] * 4
     for name, nats in (("docs", windows["nll"][:2].sum()), ("other.txt", windows["nll"][2:].sum())):
@@ -130,9 +128,9 @@ def test_a_limit_of_validation_is_one_for_each_source(configure, tmp_path):
 
 def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(configure, tmp_path):
     steps = ["data.batch_size=2", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=3"]
-    train_script.train(configure(*steps, run="whole"))
+    train_typed(configure(*steps, run="whole"))
     with interrupted():
-        train_script.train(configure(*steps, run="half"))
+        train_typed(configure(*steps, run="half"))
     last = torch.load(tmp_path / "half" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == 3
     resume(tmp_path / "half")
@@ -149,7 +147,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(configure, tmp_pa
 @pytest.mark.slow
 def test_other_weights_and_other_text_are_refused_when_a_run_is_resumed(configure, tmp_path):
     with interrupted():
-        train_script.train(configure())
+        train_typed(configure())
     saved = tmp_path / "run" / "config.yaml"
     original = saved.read_text()
     saved.write_text(original.replace("docs: 0.75", "docs: 0.5"))
@@ -162,49 +160,6 @@ def test_other_weights_and_other_text_are_refused_when_a_run_is_resumed(configur
         resume(tmp_path / "run")
     saved.write_text(original.replace("docs: 0.75", "docs: 3").replace("other.txt: 0.25", "other.txt: 1"))
     resume(tmp_path / "run")  # the same shares
-
-
-@pytest.mark.slow
-def test_a_run_stops_where_a_source_has_been_read_once(configure, tmp_path, capsys, monkeypatch):
-    """The windows that it trained on, as the loader gave them."""
-    starts = []
-    original = train_script.build_training
-
-    def watched(*arguments):
-        trainer, module = original(*arguments)
-        step = type(trainer.strategy).training_step
-        monkeypatch.setattr(
-            type(trainer.strategy),
-            "training_step",
-            lambda self, batch, index: (starts.extend(batch[0].tolist()), step(self, batch, index))[1],
-        )
-        return trainer, module
-
-    monkeypatch.setattr(train_script, "build_training", watched)
-    stop = ["data.exhausted=stop", "trainer.max_steps=5000", "trainer.val_check_interval=1000"]
-    stop += ["~callbacks.causality", "~callbacks.samples"]
-    run = train_script.train(configure(*stop, sources="data.sources={docs: 0.5, other.txt: 0.5}"))
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data.exhausted")]
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    steps = summary["steps"]
-    first = f"data.exhausted=stop: docs has been read once after {steps} steps"
-    assert line == f"{first}, which replace trainer.max_steps=5000"
-    assert len(starts) == 4 * steps
-    loader = TrainWindows(parse(run.settings["data"]).prepare().texts["docs"].tokens("train"), T, 1, seed=0)
-    epoch = {tuple(inputs[0].tolist()) for inputs, _ in loader}
-    seen = [tuple(window) for window in starts if tuple(window) in epoch]
-    assert len(seen) == len(set(seen)) and len(loader) - 4 < len(seen) <= len(loader) == len(epoch)
-    resume(tmp_path / "run")
-    assert f"has finished its {steps} steps; it is unchanged" in capsys.readouterr().out
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == steps
-
-
-@pytest.mark.slow
-def test_stop_leaves_a_shorter_run_as_it_is_and_needs_a_step(configure, tmp_path):
-    train_script.train(configure("data.exhausted=stop"))
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 8
-    with pytest.raises(UserError, match="data.exhausted=stop leaves no step: a step takes 9000 windows, and docs has"):
-        train_script.train(configure("data.exhausted=stop", "data.batch_size=9000"))
 
 
 def test_a_name_that_is_twice_on_the_command_line_is_refused(folder):
@@ -252,6 +207,6 @@ def test_a_mixture_teaches_both_texts(configure, folder, tmp_path):
         (tmp_path / name).write_text(alphabet * 600)
     options = ["data.tokenizer.kind=char", "trainer.max_steps=80", "trainer.val_check_interval=80"]
     sources = f"data.sources={{{tmp_path / 'abc.txt'}: 0.5, {tmp_path / 'xyz.txt'}: 0.5}}"
-    found = train_script.train(configure(*options, sources=sources))
+    found = train_typed(configure(*options, sources=sources))
     losses = [found.summary["sources"][str(tmp_path / name)]["final_val_loss"] for name in ("abc.txt", "xyz.txt")]
     assert max(losses) < 0.1 < math.log(8)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.runs import train_typed
 from tests.scripts.ablation.synthetic import write_sweep
-from tril import train as train_script
 from tril.model.interop.model_card import figures
 from tril.model.runs import partial_validation
 from tril.scripts.ablation.results import read_sweep
@@ -18,7 +18,7 @@ WHOLE = {"val_windows": {"scored": 1110, "of": 1110}}
 
 
 def test_a_run_says_how_many_windows_it_has_scored(configure, tmp_path, capsys):
-    train_script.train(configure("+trainer.limit_val_batches=1", "trainer.max_steps=2"))
+    train_typed(configure("+trainer.limit_val_batches=1", "trainer.max_steps=2"))
     [meta] = tmp_path.glob("cache/*/meta.json")
     windows = math.ceil((json.loads(meta.read_text())["counts"]["val"]["tokens"] - 1) / 32)
     summary, out = json.loads((tmp_path / "run" / "summary.json").read_text()), capsys.readouterr().out

@@ -125,7 +125,7 @@ def test_an_error_of_a_run_keeps_its_cause(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("a bug") from KeyError("its cause")
 
-    monkeypatch.setattr(train, "build_training", broken)
+    monkeypatch.setattr(train, "build_module", broken)
     with pytest.raises(RuntimeError, match="a bug") as raised:
         train(*TINY, "data.path=text.txt")
     assert isinstance(raised.value.__cause__, KeyError)

@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 
 from tests.calls import call
-from tests.runs import in_process, interrupted
-from tril import train as train_script
+from tests.runs import in_process, interrupted, train_typed
 from tril.model.causality import certificate
 from tril.model.causality.grids import gpt_grid
 from tril.model.checkpoint import Checkpoint, read_state, verdict, write_state
@@ -32,7 +31,7 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
     """Also when the run goes on in a new process, with another backend."""
     steps = ["checkpoint.every_n_steps=3", "callbacks.samples=null"]
     with interrupted():
-        train_script.train(configure(*steps))
+        train_typed(configure(*steps))
     untested = "does not belong to this file: the weights are of step {}, which it did not test"
     belongs = "belongs to these weights, config and code"
     assert every_verdict == {
@@ -54,7 +53,7 @@ def test_certify_first_says_what_the_stored_certificate_belongs_to(configure, tm
     small = {"precisions": ("32-true",), "backends": ("fused",)}
     monkeypatch.setattr(gpt_grid, "gpt_case_builders", partial(gpt_grid.gpt_case_builders, **small))
     monkeypatch.setattr(certificate, "canary", partial(certificate.canary, steps=5))
-    train_script.train(configure("callbacks.samples=null"))
+    train_typed(configure("callbacks.samples=null"))
     last = tmp_path / "run" / "checkpoints" / "last.ckpt"
 
     def certified(path, out):

@@ -6,9 +6,8 @@ import math
 import pytest
 import yaml
 
-from tests.runs import interrupted, rows, typed
+from tests.runs import interrupted, rows, train_typed, typed
 from tests.wandb_file import read_wandb
-from tril import train as train_script
 from tril.model.runs import SWEEP
 from tril.model.training.summary import code_version
 
@@ -30,7 +29,7 @@ def folder(tmp_path_factory):
 
     def train(*overrides, name):
         base = (f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}")
-        return train_script.train(typed(*base, f"hydra.run.dir={folder / name}", *overrides))
+        return train_typed(typed(*base, f"hydra.run.dir={folder / name}", *overrides))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
@@ -40,7 +39,7 @@ def folder(tmp_path_factory):
             train(*TRACKERS, name="2026/sweep/a=1")
         with SummaryWriter(str(folder / "2026/sweep/a=1/tensorboard")) as killed:
             killed.add_scalar("train/loss", 9.0, 6)  # the process was killed after step 6
-        train_script.train(typed(f"resume={folder / '2026/sweep/a=1'}", f"data.cache_dir={folder / 'cache'}", base=[]))
+        train_typed(typed(f"resume={folder / '2026/sweep/a=1'}", f"data.cache_dir={folder / 'cache'}", base=[]))
     return folder
 
 

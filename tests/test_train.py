@@ -8,21 +8,20 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.runs import DRAWN_BY, TINY, command_line, interrupted, rows, typed
-from tril import train as train_script
+from tests.runs import DRAWN_BY, TINY, command_line, interrupted, rows, train_typed, typed
 from tril.model.checkpoint import load
 from tril.model.training.loss_plot import plot_losses
 from tril.scripts.cli.errors import UserError
 
 
 def final_loss(settings):
-    return train_script.train(settings).summary["final_val_loss"]
+    return train_typed(settings).summary["final_val_loss"]
 
 
 def test_the_files_of_a_run(configure, tmp_path, monkeypatch):
     config = configure()
     monkeypatch.setattr(DRAWN_BY, plot_losses)
-    run = train_script.train(config)
+    run = train_typed(config)
     folder, summary = tmp_path / "run", run.summary
     assert run.folder == folder and summary["final_val_loss"] < math.log(300)
     assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
@@ -67,15 +66,15 @@ def test_documents_in_a_window_do_not_attend_to_each_other_also_after_resuming(c
     assert loss == pytest.approx(total / (len(ids) - 1), rel=1e-5)
 
     with interrupted():
-        train_script.train(configure(*masked, folder="half"))
+        train_typed(configure(*masked, folder="half"))
     resumed = typed(f"resume={tmp_path / 'half'}", f"data.cache_dir={tmp_path / 'cache'}", base=[])
     assert final_loss(resumed) == pytest.approx(loss, rel=1e-6)
 
 
 def test_a_vocabulary_can_be_padded_but_not_truncated(configure, tmp_path):
     with pytest.raises(UserError, match="model.vocab_size=299 is too small for the tokenizer's 300 tokens"):
-        train_script.train(configure("model.vocab_size=299"))
-    train_script.train(configure("model.vocab_size=320"))
+        train_typed(configure("model.vocab_size=299"))
+    train_typed(configure("model.vocab_size=320"))
     assert load(tmp_path / "run").config.vocab_size == 320
 
 
@@ -94,7 +93,7 @@ def test_validations_change_no_training_step(configure, tmp_path):
 
 @pytest.mark.parametrize("interval", [4, 100])
 def test_a_last_step_between_two_validations_is_validated_and_saved(configure, tmp_path, interval):
-    train_script.train(configure("trainer.max_steps=6", f"trainer.val_check_interval={interval}"))
+    train_typed(configure("trainer.max_steps=6", f"trainer.val_check_interval={interval}"))
     for name in ("last", "best"):  # the loss falls all the way
         assert torch.load(tmp_path / "run" / "checkpoints" / f"{name}.ckpt", weights_only=True)["global_step"] == 6
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 6
@@ -102,7 +101,7 @@ def test_a_last_step_between_two_validations_is_validated_and_saved(configure, t
 
 def test_a_prompt_that_the_tokenizer_lacks_is_refused_before_the_first_step(configure, tmp_path):
     with pytest.raises(UserError, match="callbacks.samples: the prompt has 'é'"):
-        train_script.train(configure("data.tokenizer.kind=char", "callbacks.samples.prompt=é"))
+        train_typed(configure("data.tokenizer.kind=char", "callbacks.samples.prompt=é"))
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -122,7 +121,7 @@ def test_accumulated_steps_are_complete_over_the_ends_of_epochs(configure, tmp_p
         )
         overrides = ["model.context_length=512", "data.batch_size=2", "trainer.accumulate_grad_batches=4"]
         overrides += ["callbacks.causality=null"]  # which draws windows of other texts
-        train_script.train(configure(*overrides, "trainer.val_check_interval=16", "trainer.log_every_n_steps=1"))
+        train_typed(configure(*overrides, "trainer.val_check_interval=16", "trainer.log_every_n_steps=1"))
     assert drawn == list(range(8 * 8))
     assert at_step == [8 * n for n in range(1, 9)]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["tokens"] == 8 * 8 * 512

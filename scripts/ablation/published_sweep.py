@@ -18,13 +18,12 @@ from pathlib import Path
 import yaml
 
 from tril.model.atomic_files import atomic_path
-from tril.model.runs import FAILURE, SUMMARY, SWEEP
+from tril.model.runs import FAILURE, SUMMARY, SWEEP, read_settings
 from tril.scripts.ablation.machine_paths import PathRemover, is_path
 from tril.scripts.ablation.results import Sweep
 from tril.scripts.ablation.run_files import CONFIG
 from tril.scripts.ablation.sweep_files import read_json
 from tril.scripts.ablation.tuning import CHOSEN
-from tril.scripts.cli.saved import read_settings
 
 ARCHIVE = "runs.tar.xz"
 REQUEST = "report.json"  # in the archive: baseline, which and margin of the published report

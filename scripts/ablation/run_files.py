@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tril.model.runs import FAILURE, partial_validation, state_of
+from tril.model.runs import FAILURE, partial_validation, read_settings, state_of
 from tril.scripts.ablation.sweep_files import read_json, read_summary
 from tril.scripts.cli.config import flatten
-from tril.scripts.cli.saved import read_settings
 
 CONFIG = "config.yaml"
 # of the curve -> of a run's log

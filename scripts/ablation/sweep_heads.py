@@ -13,8 +13,7 @@ from tril.scripts.ablation.results import Sweep, Variant, read_sweep
 from tril.scripts.cli.config import flatten
 from tril.scripts.cli.errors import user_errors, writable
 from tril.scripts.cli.finished_run import Run, evenly_spaced_windows, read_run, sample_windows, validation_tokens
-from tril.scripts.cli.formats import plural
-from tril.scripts.cli.tables import csv_text, markdown_table
+from tril.scripts.cli.formats import csv_text, markdown_table, plural
 
 if TYPE_CHECKING:
     from tril.model.heads.ablation import Ablation

@@ -4,8 +4,7 @@ import math
 import re
 from pathlib import Path
 
-from tril.scripts.cli.formats import engineering, plural
-from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.formats import engineering, markdown_table, plural
 
 
 def render(template: str, **values: object) -> str:

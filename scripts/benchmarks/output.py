@@ -7,7 +7,7 @@ from typing import Any
 
 from tril.model.atomic_files import write_json, write_text
 from tril.scripts.benchmarks.section import Section
-from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.formats import markdown_table
 
 SIGNIFICANT = 4  # digits in the tables; bench.json has all of them
 PANEL = (5.6, 3.9)  # inches

@@ -27,7 +27,7 @@ from tril.scripts.benchmarks.machine import reset_peak_memory
 from tril.scripts.benchmarks.section import Bench, Plot, Section, by_number
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.cli.process import StopRequest
-from tril.scripts.cli.trainer import new_trainer
+from tril.scripts.cli.run import new_trainer
 
 
 def train(bench: Bench) -> Iterator[Section]:

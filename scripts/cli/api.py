@@ -1,15 +1,16 @@
 """`tril.train(*settings)`: the run of `python train.py SETTINGS` in this process."""
 
 import contextlib
-import functools
 import gc
 import logging
 import random
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tril.model.runs import Run
+from tril.scripts.cli.compose import compose
 from tril.scripts.cli.errors import CALLED, UserError
 from tril.scripts.cli.process import StoppedError, StopRequest, stop_on_signals
 from tril.scripts.cli.typed import FREE_TEXT, Typed
@@ -18,11 +19,11 @@ PROGRAM = "tril train"  # in messages
 LOGGERS = ("lightning.pytorch", "lightning.fabric")  # whose level a run sets
 
 
-def python_api(task: Callable[[Typed, StopRequest], Run]) -> Callable[..., Run]:
+def python_api(task: Callable[[dict[str, Any], Typed, StopRequest], Run]) -> Callable[..., Run]:
     """The function that a call of the module `tril.train` calls.
 
     Args:
-        task: trains with the settings of a command line.
+        task: trains with composed settings, and with what was typed.
     """
 
     def train(*settings: str) -> Run:
@@ -49,8 +50,11 @@ def python_api(task: Callable[[Typed, StopRequest], Run]) -> Callable[..., Run]:
                 raise UserError(f"{setting} is an option of the command line; {remedy}")
         called = CALLED.set(PROGRAM)
         try:
-            with unchanged_process(), stop_on_signals(ends_process=False) as stop:
-                return task(Typed.of(settings, FREE_TEXT), stop)
+            typed = Typed.of(settings, FREE_TEXT)
+            composed = compose("train", typed)
+            composed.check_single(typed)
+            with unchanged_process(), stop_on_signals() as stop:
+                return task(composed.settings, typed, stop)
         except UserError as error:
             raise error.with_traceback(None) from None  # a notebook shows the line, not the frames that found it
         except StoppedError as stopped:
@@ -70,24 +74,17 @@ def unchanged_process() -> Iterator[None]:
     import numpy as np
     import torch
 
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    restore = [functools.partial(logger.setLevel, logger.level) for logger in loggers]
-    restore += [
-        functools.partial(random.setstate, random.getstate()),
-        functools.partial(np.random.set_state, np.random.get_state()),
-        functools.partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
-        functools.partial(
-            torch.use_deterministic_algorithms,
-            torch.are_deterministic_algorithms_enabled(),
-            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        functools.partial(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark),
-        gc.enable if gc.isenabled() else gc.disable,
-    ]
-    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    try:
-        with torch.random.fork_rng(devices), warnings.catch_warnings():
-            yield
-    finally:
-        for undo in restore:
-            undo()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warn_only)
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.callback(gc.enable if gc.isenabled() else gc.disable)
+        for logger in map(logging.getLogger, LOGGERS):
+            stack.callback(logger.setLevel, logger.level)
+        stack.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
+        stack.enter_context(warnings.catch_warnings())
+        yield

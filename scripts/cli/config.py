@@ -1,14 +1,16 @@
-"""The settings of a run as numbers: checked once, then completed once by what the text and the start decide."""
+"""The settings of a run as numbers: checked once, then completed once by what the text decides."""
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tril.data.config import SOURCES, DataConfig, parse
-from tril.data.settings import build, declared, defaults, plain, typed, without_effect
+from tril.data.settings import Setting, build, declared, defaults, plain, typed, without_effect
 from tril.model.config import GPTConfig, check_memory
 from tril.model.training.settings import (
     CallbacksConfig,
@@ -41,7 +43,7 @@ CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and u
 MIN_FLEX_HEAD = 16  # head size that the kernels of FlexAttention need
 NOTHING_TYPED = Typed()
 OPEN = ("callbacks", "logger")  # groups in which the command line may add a _target_ under a name of its own
-OF_THE_COMMAND = ("resume", "init_from", "allow_targets", "experiment", "debug", "ablation")  # no settings of a run
+OF_THE_COMMAND = ("resume", "init_from", "allow_targets", "hydra.run.dir")  # no settings of a run
 
 
 @dataclass(frozen=True)
@@ -68,29 +70,22 @@ class RunConfig:
 
     @classmethod
     def of(
-        cls, settings: Mapping[str, Any], command_line: Typed = NOTHING_TYPED, *, refuse_unused: bool = True
+        cls, settings: Mapping[str, Any], command_line: Typed = NOTHING_TYPED, *, in_sweep: bool = False
     ) -> "RunConfig":
         """Checks nested plain values. Imports no torch, and reads no text.
 
         Args:
             command_line: what was typed.
-            refuse_unused: refuse a typed setting that has no effect. In a sweep, it may have one in other runs.
+            in_sweep: a typed setting without an effect is not refused, since it may have one in other runs.
 
         Raises:
             UserError: names the wrong settings in one line.
         """
-        added = {each.key for each in command_line if each.sign == "+"}  # a recipe may have keys of its own
-        known = [*(key for key in settings if key not in added), *known_settings(settings)]
-        for each in command_line:
-            if not is_known(each.key, known):
-                raise UserError(str(unknown_setting(each.key, known)))
-            if each.sign == "~" and (each.is_group or each.key.partition(".")[0] not in (*OPEN, "hydra")):
-                remedy = f"leave out ~{each.key}, or set {each.key}=VALUE"
-                raise UserError(f"{each.key} is required, only single callbacks and loggers can be removed; {remedy}")
+        _refuse_unknown(command_line)
         with user_errors():
             config = cls._build(settings)
             _check_combinations(config)
-            if refuse_unused:
+            if not in_sweep:
                 _refuse_without_effect(config, command_line)
         return config
 
@@ -150,16 +145,8 @@ class RunConfig:
                 raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")
         return replace(self, hardware=hardware)
 
-    def fitted(self, text: Any, *, step: int = 0, n_read: int = 0) -> tuple["RunConfig", str]:
-        """The settings with what the text decides: the vocabulary, and the steps of data.exhausted=stop.
-
-        Args:
-            text: the prepared text.
-            step: optimizer steps that a resumed run has made.
-            n_read: training windows that it has read.
-
-        Returns:
-            The settings, and what has changed in words; "": nothing to tell.
+    def fitted(self, text: Any) -> "RunConfig":
+        """The settings with what the prepared text decides: the vocabulary, and with it the steps of trainer.max_flops.
 
         Raises:
             UserError: the settings do not fit the text.
@@ -167,10 +154,7 @@ class RunConfig:
         with user_errors():
             model = with_vocabulary(self.model, text.meta["vocab_size"])
             check_memory(model)
-            config, remark = replace(self, model=model)._with_max_flops(), ""
-            if getattr(self.data.source, "exhausted", "repeat") == "stop":
-                config, remark = config._until_read_once(text, step, n_read)
-        return config, remark
+            return replace(self, model=model)._with_max_flops()
 
     def _with_max_flops(self) -> "RunConfig":
         """With the steps that trainer.max_flops gives; raises ValueError if no number of steps has so many FLOPs."""
@@ -187,25 +171,6 @@ class RunConfig:
         limits = {"max_steps": trainer.max_steps, "val_check_interval": trainer.val_check_interval}
         steps, interval = steps_for_flops(trainer.max_flops, flops, **limits)
         return replace(self, trainer=replace(trainer, max_steps=steps, val_check_interval=interval, max_flops=None))
-
-    def _until_read_once(self, text: Any, step: int, n_read: int) -> tuple["RunConfig", str]:
-        """With fewer steps if a source of a mixture would be read a second time; raises ValueError if none is left."""
-        from tril.data.batches import TrainWindows
-
-        members = self.data.source.members  # pyright: ignore[reportAttributeAccessIssue] a mixture
-        tokens = [each.tokens("train") for each in text.texts.values()]
-        counts = [member.count for member in members.values()]
-        windows = TrainWindows(tokens, self.model.context_length, 1, self.top.seed, counts=counts)
-        limit, number = windows.first_repeat()
-        name, per_step = list(members)[number], self.data.batch_size * self.accumulate * self.devices
-        steps = step + max(0, limit - n_read) // per_step
-        if steps >= self.steps:
-            return self, ""
-        if steps == 0:
-            needs = f"a step takes {per_step} windows, and {name} has been read once after {limit}"
-            raise ValueError(f"data.exhausted=stop leaves no step: {needs}; use data.exhausted=repeat")
-        line = f"data.exhausted=stop: {name} has been read once after {steps:,} steps, which replace trainer.max_steps="
-        return replace(self, trainer=replace(self.trainer, max_steps=steps)), f"{line}{self.steps}"
 
     def with_likely_vocabulary(self) -> "RunConfig":
         """With the vocabulary that the tokenizer will probably have, for commands that do not prepare the text.
@@ -236,10 +201,12 @@ class RunConfig:
 
     def check_processes(self) -> None:
         """Raises UserError unless torchrun or srun started as many processes as the settings say; imports Lightning."""
-        from tril.model.training.parallel import check_processes
+        trainer = self.trainer
+        if trainer.strategy != "auto" or trainer.devices != 1 or trainer.num_nodes != 1 or "RANK" in os.environ:
+            from tril.model.training.parallel import check_processes
 
-        with user_errors():
-            check_processes(self.trainer, self.devices)
+            with user_errors():
+                check_processes(trainer, self.devices)
 
     @property
     def steps(self) -> int:
@@ -284,22 +251,34 @@ def with_vocabulary(model: GPTConfig, needed: int) -> GPTConfig:
     return replace(model, vocab_size=model.vocab_size or needed)
 
 
-def known_settings(settings: Mapping[str, Any]) -> list[str]:
-    """The dotted names of the settings of a run, with those of its kind of text, and of all groups."""
-    data = settings.get("data")
-    source = SOURCES.get(str(data.get("source"))) if isinstance(data, Mapping) else None
-    groups = [("", TopLevelConfig), *GROUPS.items(), ("data", DataConfig), *([("data", source)] if source else [])]
-    names = [*OF_THE_COMMAND, *GROUPS, "data", "data.tokenizer"]
-    names += [f"{prefix}.{name}" for prefix in OPEN for name in GROUPS[prefix].__pydantic_fields__]
-    return [*names, *(each.key for prefix, group in groups for each in declared(group, prefix))]
+@cache
+def known_settings() -> dict[str, Setting]:
+    """What the groups of a run and all kinds of text declare, by dotted key."""
+    texts = [("data", kind) for kind in SOURCES.values()]
+    groups = [("", TopLevelConfig), *GROUPS.items(), *texts, ("data", DataConfig)]
+    return {each.key: each for prefix, group in groups for each in declared(group, prefix)}
 
 
-def is_known(key: str, known: list[str]) -> bool:
-    """Whether a key may be typed: a setting or a group, something of Hydra, or a `_target_` of the command line."""
-    first, _, rest = key.partition(".")
-    adds_target = first in OPEN and rest and rest.partition(".")[0] not in GROUPS[first].__pydantic_fields__
-    of_hydra = first in ("hydra", "tune") or "/" in key or "@" in key
-    return key in known or of_hydra or bool(adds_target) or any(name.startswith(f"{key}.") for name in known)
+def known_names() -> list[str]:
+    """What can be typed for a run: its settings and groups of settings, config groups, and keys of the command."""
+    parents = {key[: dot.start()] for key in known_settings() for dot in re.finditer(r"\.", key)}
+    switches = [f"{prefix}.{name}" for prefix in OPEN for name in GROUPS[prefix].__pydantic_fields__]
+    choices = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir())
+    return list(dict.fromkeys([*known_settings(), *sorted(parents), *switches, *choices, *OF_THE_COMMAND]))
+
+
+def _refuse_unknown(command_line: Typed) -> None:
+    """Raises UserError for a typed key that does not exist. Hydra itself refuses one without a dot and a sign."""
+    known = known_names()
+    for each in command_line:
+        first, _, rest = each.key.partition(".")
+        adds_target = first in OPEN and rest and rest.partition(".")[0] not in GROUPS[first].__pydantic_fields__
+        of_hydra = first in ("hydra", "tune") or "/" in each.key or "@" in each.key
+        if not (each.key in known or of_hydra or adds_target or each.is_group and not each.sign):
+            raise UserError(str(unknown_setting(each.key, known)))
+        if each.sign == "~" and (each.is_group or first not in (*OPEN, "hydra")):
+            remedy = f"leave out ~{each.key}, or set {each.key}=VALUE"
+            raise UserError(f"{each.key} is required, only single callbacks and loggers can be removed; {remedy}")
 
 
 def _check_combinations(config: RunConfig) -> None:

@@ -1,9 +1,10 @@
 """The console command `tril NAME [key=value ...]`: one subcommand per script, with the script's own arguments."""
 
-import difflib
 import importlib
 import sys
 from importlib.metadata import version
+
+from tril.data.settings import nearest
 
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
@@ -29,22 +30,14 @@ def main() -> None:
     """Entry point of the `tril` command."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print(usage())
+        lines = [f"  tril {name:<20} {description}" for name, description in COMMANDS.items()]
+        print("\n".join(["Usage: tril COMMAND [key=value ...]", "", *lines]))
+        print("\ntril COMMAND --help lists the keys of a command.")
     elif name == "--version":
         print(f"tril {version('tril')}")
     elif name in COMMANDS:
         sys.argv = [f"tril {name}", *arguments]  # the name that help and errors show
         importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}").main()
     else:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        remedy = f"did you mean tril {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}"
-        print(f"error: there is no command tril {name}; {remedy}", file=sys.stderr)
+        print(f"error: there is no command tril {name}{nearest(name, COMMANDS)}", file=sys.stderr)
         sys.exit(2)
-
-
-def usage() -> str:
-    """The text of `tril --help`."""
-    lines = [f"  tril {name:<20} {description}" for name, description in COMMANDS.items()]
-    return "\n".join(
-        ["Usage: tril COMMAND [key=value ...]", "", *lines, "", "tril COMMAND --help lists the keys of a command."]
-    )

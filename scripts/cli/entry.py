@@ -7,18 +7,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection
-from pathlib import Path
+from typing import Any
 
 from tril.scripts.cli.errors import MEANT, UserError, drop_output, fail, program
 from tril.scripts.cli.typed import Typed
 
-MULTIRUN = {"-m", "--multirun"}
+MULTIRUN = ("-m", "--multirun")
 OF_HYDRA = ("cfg", "info", "hydra_help", "shell_completion")  # options with which Hydra prints something and ends
+UNUSED = ("config_name", "config_path", "config_dir")  # options that would replace our settings
 
 
 def entry(
     config_name: str, free_text: Collection[str] = (), grid: Callable | None = None
-) -> Callable[[Callable[[dict, Typed], object]], Callable[[], object]]:
+) -> Callable[[Callable[[dict[str, Any], Typed], object]], Callable[[], object]]:
     """Decorator of `main(settings, typed)`, which gets the composed settings and what was typed.
 
     Args:
@@ -30,24 +31,7 @@ def entry(
         A decorator that returns a function without arguments.
     """
 
-    def decorate(task: Callable[[dict, Typed], object]) -> Callable[[], object]:
-        @functools.wraps(task)
-        def composed(typed: Typed, config_dir: str | None) -> object:
-            from tril.scripts.cli.compose import compose
-
-            return task(compose(config_name, typed, config_dir).settings, typed)
-
-        return program_entry(config_name, free_text, grid)(composed)
-
-    return decorate
-
-
-def program_entry(
-    config_name: str, free_text: Collection[str] = (), grid: Callable | None = None
-) -> Callable[[Callable[[Typed, str | None], object]], Callable[[], object]]:
-    """Decorator like `entry`, for a program that composes by itself: `main(typed, config_dir)`."""
-
-    def decorate(task: Callable[[Typed, str | None], object]) -> Callable[[], object]:
+    def decorate(task: Callable[[dict[str, Any], Typed], object]) -> Callable[[], object]:
         @functools.wraps(task)
         def main() -> object:
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra then raises its exceptions instead of printing them
@@ -55,7 +39,7 @@ def program_entry(
                 sys.stdout.reconfigure(errors="replace")
             try:
                 try:
-                    return run(task, sys.argv[1:])
+                    return run(sys.argv[1:])
                 finally:
                     sys.stdout.flush()  # here, and not at exit: the reader of a pipe may be gone, also after --help
             except UserError as error:
@@ -64,34 +48,26 @@ def program_entry(
                 drop_output()
                 sys.exit(141)  # 128 + SIGPIPE
 
-        def run(task: Callable[[Typed, str | None], object], arguments: list[str]) -> object:
+        def run(arguments: list[str]) -> object:
             if {"-h", "--help"} & set(arguments):
                 from tril.scripts.cli.help import print_help
 
                 words = [argument for argument in arguments if not argument.startswith("-")]
                 return print_help(config_name, sys.modules[task.__module__].__doc__ or "", Typed.of(words, free_text))
-            words = [argument for argument in arguments if argument not in MULTIRUN]
+            words = [argument for argument in arguments if argument not in MULTIRUN]  # argparse takes it last only
             options = parse_options(words)
-            if options.config_name or options.config_path:
-                raise UserError(
-                    f"--config-name and --config-path replace the settings of {program()}; use --config-dir"
-                )
-            if options.config_dir and not Path(options.config_dir).is_dir():
-                raise UserError(f"--config-dir={options.config_dir} is no folder; name one with config files")
-            sweeps = len(words) < len(arguments)
-            typed = Typed.of(options.overrides, free_text, sweeps=sweeps)
-            if any(getattr(options, name, None) for name in OF_HYDRA):
-                from tril.scripts.cli.compose import run_hydra
-
-                options.overrides = typed.texts
-                return run_hydra(options, lambda cfg: None, config_name)
-            if not sweeps:
-                return task(typed, options.config_dir)
-            if grid is None:
+            options.multirun = len(words) < len(arguments)
+            if options.multirun and grid is None:
                 raise UserError(f"-m starts a grid of training runs, which {program()} cannot; leave it out")
-            from tril.scripts.cli.compose import run_grid
+            typed = Typed.of(options.overrides, None if options.multirun else free_text)
+            from tril.scripts.cli.compose import compose, run_hydra
 
-            return run_grid(grid, typed, config_name)
+            if options.multirun or any(getattr(options, name) for name in OF_HYDRA):
+                return run_hydra(options, typed, grid, config_name)
+            composed = compose(config_name, typed)
+            if grid is not None:
+                composed.check_single(typed)
+            return task(composed.settings, typed)
 
         return main
 
@@ -112,6 +88,10 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser = get_args_parser()
     parser.error = error  # pyright: ignore[reportAttributeAccessIssue] it raises
     options = parser.parse_args(arguments)
+    for name in UNUSED:
+        if given := getattr(options, name):
+            remedy = "add a folder of config files with hydra.searchpath=[file:///FOLDER]"
+            raise UserError(f"--{name.replace('_', '-')}={given} has no effect on {program()}; {remedy}")
     if wrong := [word for word in options.overrides if "=" not in word and not word.startswith("~")]:
         raise UserError(f"cannot read {wrong[0]!r}; settings are written key=value")
     return options

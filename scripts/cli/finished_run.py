@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tril.scripts.cli.config import data_presets
-from tril.scripts.cli.saved import read_saved, refuse_foreign
+from tril.scripts.cli.start import read_saved, refuse_foreign
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:

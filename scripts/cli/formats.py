@@ -1,6 +1,11 @@
-"""Numbers as they are printed: durations and counts."""
+"""Numbers, tables and texts as they are printed and read: durations, counts, Markdown, CSV, UTF-8 files."""
 
+import csv
+import io
+import os
 import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -19,3 +24,60 @@ def engineering(value: float) -> str:
 def plural(n: int, noun: str) -> str:
     """1 -> "1 run", 2 -> "2 runs"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def markdown_table(lines: Sequence[Sequence[str]], text_columns: Collection[int] = (0,)) -> str:
+    """A Markdown table whose source is aligned as well.
+
+    Args:
+        lines: the first one is the header.
+        text_columns: columns that are aligned to the left; the others hold numbers.
+    """
+    header, *rows = aligned(lines, text_columns, least=3)
+    marks = ["-" * (len(cell) + 1) + ("-" if i in text_columns else ":") for i, cell in enumerate(header)]
+    return "\n".join([f"| {' | '.join(header)} |", f"|{'|'.join(marks)}|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def plain_table(lines: Sequence[Sequence[str]], text_columns: Collection[int] = (0,)) -> str:
+    """A table for the terminal, columns separated by two spaces; see `markdown_table`."""
+    return "\n".join("  ".join(cells).rstrip() for cells in aligned(lines, text_columns))
+
+
+def aligned(lines: Sequence[Sequence[str]], text_columns: Collection[int], least: int = 0) -> list[list[str]]:
+    """The cells, each as wide as its column."""
+    widths = [max(least, *map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        [cell.ljust(widths[i]) if i in text_columns else cell.rjust(widths[i]) for i, cell in enumerate(line)]
+        for line in lines
+    ]
+
+
+def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
+    """CSV with the columns of all rows in the order of their first appearance."""
+    rows, text = list(rows), io.StringIO(newline="")
+    table = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
+
+
+def read_utf8(key: str, file: str, max_bytes: int | None = None) -> str:
+    """The content of the file that the setting `key` names, with its line ends; "~" is expanded.
+
+    Args:
+        max_bytes: a larger file is refused; None: no limit.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8, or too large.
+    """
+    path = Path(os.path.expanduser(file))
+    try:
+        if max_bytes is not None and (size := path.stat().st_size) > max_bytes:
+            raise ValueError(f"{key}={file} has {size:,} bytes, at most {max_bytes:,} are read; cut it into parts")
+        return path.read_bytes().decode("utf-8")  # read_text would change line ends
+    except OSError as error:
+        raise OSError(f"{key}={file} cannot be read ({error.strerror}); name a text file") from error
+    except UnicodeDecodeError as error:
+        remedy = "convert it first, e.g. iconv -f latin1 -t utf-8"
+        raise ValueError(f"{key}={file} is not UTF-8 ({error.reason}); {remedy}") from error

@@ -2,12 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tril.data.settings import Setting, declared
-from tril.scripts.cli.compose import CONFIGS, compose
+from tril.data.settings import Setting
+from tril.scripts.cli.compose import compose
+from tril.scripts.cli.config import CONFIGS, flatten, known_settings
 from tril.scripts.cli.typed import Typed
 
 WIDTH = 120  # columns
@@ -32,14 +34,12 @@ def help_lines(
         settings: composed, as nested plain values.
         groups: the chosen option of each config group; None: none.
     """
-    known = settings_by_key(settings)
-    comments = key_comments(CONFIGS / "train.yaml") | key_comments(CONFIGS / f"{config_name}.yaml")
+    known, comments = known_settings(), key_comments(CONFIGS / f"{config_name}.yaml")
     lines = [description.strip(), "", "Settings (key=value)", ""]
-    for key, value in leaves(settings):
-        if key in known:
-            lines += entry_lines(f"{key}={as_typed(value)}", help_of(known[key]))
-        elif key not in groups or value != {}:
-            lines += entry_lines(f"{key}={as_typed(value)}", comments.get(key, ""))
+    for key, value in flatten(settings).items():
+        if key in known or key not in groups or value != {}:
+            comment = help_of(known[key]) if key in known else comments.get(key, "")
+            lines += entry_lines(f"{key}={as_typed(value)}", comment)
     lines += ["", "Groups (group=choice); * is chosen"] if groups else []
     for group in [*reversed(list(groups)), *(ADDED if config_name == "train" else ())]:
         prefix = "+" if group in ADDED else ""
@@ -50,59 +50,25 @@ def help_lines(
     return lines
 
 
-def settings_by_key(settings: Mapping[str, Any]) -> dict[str, Setting]:
-    """What the groups of a run declare, by dotted key."""
-    from tril.data.config import SOURCES, DataConfig
-    from tril.model.training.settings import TopLevelConfig
-    from tril.scripts.cli.config import GROUPS
-
-    source = SOURCES.get(str((settings.get("data") or {}).get("source")))
-    groups = [("", TopLevelConfig), ("data", DataConfig), ("data", source), *GROUPS.items()]
-    return {each.key: each for prefix, group in groups if group for each in declared(group, prefix)}
-
-
 def help_of(setting: Setting) -> str:
     """The help of a setting, with its choices and what it needs."""
-    named = [choice for choice in setting.choices if isinstance(choice, str)]
     choices = " | ".join(as_typed(choice) for choice in setting.choices)
-    listed = named and choices not in setting.help and "set by" not in setting.help
-    parts = [choices if listed else "", setting.help]
+    listed = any(isinstance(choice, str) for choice in setting.choices) and "set by" not in setting.help
     needs = f"with {setting.needs}" if setting.needs and setting.needs not in setting.help else ""
-    return "; ".join(filter(None, [*parts, needs]))
+    return "; ".join(filter(None, [choices if listed and choices not in setting.help else "", setting.help, needs]))
 
 
 def key_comments(path: Path) -> dict[str, str]:
     """The comment behind each key of a flat yaml file; indented comments below it continue it."""
-    found: dict[str, str] = {}
-    last = ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith(" ") and line.strip().startswith("#") and last:
-            found[last] += " " + line.strip("# ")
-        elif match := re.match(r"(\w+):.*?\s#\s?(.*)$", line):
-            last = match[1]
-            found[last] = match[2]
-        else:
-            last = ""
-    return found
+    text = re.sub(r"\n\s+#", "", path.read_text(encoding="utf-8"))
+    return {match[1]: match[2] for match in re.finditer(r"^(\w+):.*?\s#\s?(.*)$", text, re.MULTILINE)}
 
 
 def first_comment(path: Path) -> str:
     """The first sentence of the comment at the head of a yaml file."""
-    lines = (line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package"))
-    comment: list[str] = []
-    for line in lines:
-        if not line.startswith("# ") or line.startswith("#  "):
-            break
-        comment.append(line.removeprefix("# "))
-    return re.split(r"(?<=[.:])(?<!et al\.) ", " ".join(comment))[0].rstrip(":.")
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    text = path.read_text(encoding="utf-8").removeprefix("# @package _global_\n")
+    comment = re.match(r"(?:# \S.*\n)*", text)[0].replace("\n# ", " ").removeprefix("# ").strip()  # pyright: ignore[reportOptionalSubscript]
+    return re.split(r"(?<=[.:])(?<!et al\.) ", comment)[0].rstrip(":.")
 
 
 def as_typed(value: object) -> str:
@@ -113,11 +79,8 @@ def as_typed(value: object) -> str:
 
 def entry_lines(name: str, comment: str) -> list[str]:
     """A line, and more where the comment is long."""
-    lines, rest = [f"  {name:<{KEY_WIDTH}}"], comment.split()
-    if len(lines[0]) > KEY_WIDTH + 2 and rest:
-        lines.append(" " * (KEY_WIDTH + 2))
-    while rest:
-        if len(lines[-1]) + len(rest[0]) + 1 > WIDTH and lines[-1].strip():
-            lines.append(" " * (KEY_WIDTH + 2))
-        lines[-1] += f" {rest.pop(0)}"
-    return [line.rstrip() for line in lines]
+    space = " " * (KEY_WIDTH + 3)
+    wrapped = textwrap.wrap(comment, WIDTH, initial_indent=space, subsequent_indent=space)
+    if wrapped and len(name) <= KEY_WIDTH:
+        return [f"  {name:<{KEY_WIDTH}} {wrapped[0].strip()}", *wrapped[1:]]
+    return [f"  {name}", *wrapped]

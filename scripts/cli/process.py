@@ -94,19 +94,14 @@ class StoppedError(BaseException):
 class StopRequest:
     """The first signal that asks a run to stop; a second one does not wait for the end of the step.
 
-    Args:
-        ends_process: a second signal ends the process; otherwise it raises a StoppedError.
-
     Attributes:
         folder: of the run that it stops; None: it has none yet.
     """
 
-    def __init__(self, ends_process: bool = True) -> None:
+    def __init__(self) -> None:
         self.signum: int | None = None
         self.folder: Path | None = None
-        self._ends_process = ends_process
         self._deferred = False
-        self._before: dict[int, Any] = {}
 
     @property
     def requested(self) -> bool:
@@ -128,22 +123,14 @@ class StopRequest:
         """Ends the run. If another rank received the signal, the run stops as for SIGTERM."""
         raise StoppedError(signal.SIGTERM if self.signum is None else self.signum, self.folder)
 
-    def install(self) -> None:
-        """Sets the handlers; `restore` sets those of before. Only the main thread may do that."""
-        if threading.current_thread() is threading.main_thread():
-            requeue = [REQUEUE] if REQUEUE is not None and slurm_job() else []
-            for signum in (signal.SIGTERM, signal.SIGINT, *requeue):
-                self._before.setdefault(signum, signal.getsignal(signum))
-                signal.signal(signum, self._handle)
-
-    def restore(self) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        self._before = {}
+    def install(self) -> dict[int, Any]:
+        """Sets the handlers and returns those of before. Only the main thread may do that."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        requeue = [REQUEUE] if REQUEUE is not None and slurm_job() else []
+        return {signum: signal.signal(signum, self._handle) for signum in (signal.SIGTERM, signal.SIGINT, *requeue)}
 
     def _handle(self, signum: int, frame: object) -> None:
-        if self.requested and self._ends_process:
-            os._exit(128 + signum)
         if self.requested:
             self.at_once()
         self.signum = signum
@@ -154,18 +141,15 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signals(ends_process: bool = True) -> Iterator[StopRequest]:
-    """SIGTERM and SIGINT, and under Slurm SIGUSR1, stop the run of the block with a StoppedError.
-
-    Args:
-        ends_process: a second signal ends the process, whatever it does.
-    """
-    stop = StopRequest(ends_process)
-    stop.install()
+def stop_on_signals() -> Iterator[StopRequest]:
+    """SIGTERM and SIGINT, and under Slurm SIGUSR1, stop the run of the block with a StoppedError."""
+    stop = StopRequest()
+    before = stop.install()
     try:
         yield stop
     finally:
-        stop.restore()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def slurm_job() -> str | None:
@@ -182,7 +166,7 @@ def requeued(stopped: StoppedError) -> str:
     command = ["scontrol", "requeue", slurm_job() or ""]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        problem = done.stderr.strip() if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"; {' '.join(command)} failed: {error}"
-    failed = f"{' '.join(command)} failed: {done.stderr.strip()}"
-    return f"; {failed if done.returncode else 'Slurm starts the job again'}"
+        problem = str(error)
+    return f"; {' '.join(command)} failed: {problem}" if problem else "; Slurm starts the job again"

@@ -1,16 +1,30 @@
-"""The steps of a run: its text, its model, what trains it, and its end. Imports torch and Lightning in functions."""
+"""The steps of a run: its folder, its text, its model, what trains it, and its end. Imports torch in functions."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
-from tril.model.atomic_files import write_text
-from tril.model.runs import SETTINGS, Run
+from tril.model.atomic_files import remove_leftovers, write_text
+from tril.model.runs import (
+    CHECKPOINTS,
+    LOCK,
+    METRICS,
+    ROOTS,
+    SETTINGS,
+    SUMMARY,
+    SWEEP,
+    Run,
+    new_folder,
+    remove_if_empty,
+    run_folder,
+)
 from tril.scripts.cli.config import RunConfig
-from tril.scripts.cli.errors import UserError, command
-from tril.scripts.cli.folder import take_files
-from tril.scripts.cli.process import StoppedError, StopRequest
+from tril.scripts.cli.errors import UserError, check_writable, command, user_errors
+from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, shared_folder
 from tril.scripts.cli.start import Start, resolved_settings
 from tril.scripts.cli.typed import Typed
 
@@ -20,6 +34,56 @@ if TYPE_CHECKING:
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
     from tril.model.training.module import TrainingModule
+
+OF_A_RUN = (SETTINGS, SUMMARY, CHECKPOINTS, METRICS)
+
+
+@contextlib.contextmanager
+def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
+    """Creates and locks the folder of a run for the block. A run that ends before it wrote anything leaves nothing.
+
+    Args:
+        chosen: hydra.run.dir; None: the folder of the run that goes on, or a new one below outputs/.
+
+    Raises:
+        UserError: the folder has a run, cannot be written to, or another process trains the run.
+    """
+
+    def create() -> Path:
+        if start.path is not None:
+            return run_folder(start.path)
+        if chosen is None:
+            return new_folder(ROOTS[0])
+        if not chosen:
+            raise UserError("hydra.run.dir='' is no folder; name one, or leave it out")
+        folder = Path(chosen)
+        check_writable(folder, "hydra.run.dir")
+        if any((folder / name).exists() for name in OF_A_RUN):
+            raise UserError(
+                f"hydra.run.dir={folder} has a run; continue it with resume={folder}, or choose another folder"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    with contextlib.ExitStack() as stack:
+        with user_errors():
+            folder = stack.enter_context(shared_folder(create))
+            run = Run(folder.absolute())
+            if process_rank() == 0:
+                stack.enter_context(run.lock())
+                for place in (folder, folder / CHECKPOINTS, (folder / METRICS).parent):
+                    remove_leftovers(place)
+        try:
+            yield run
+        finally:
+            if process_rank() == 0 and {path.name for path in folder.iterdir()} <= {LOCK}:
+                (folder / LOCK).unlink(missing_ok=True)
+                remove_if_empty(folder)
+
+
+def sweep_of(folder: str | Path) -> Path | None:
+    """The folder of the sweep that a run belongs to; the trials of +tune=lr are two folders deeper than its runs."""
+    return next((parent for parent in Path(folder).absolute().parents[:3] if (parent / SWEEP).is_file()), None)
 
 
 def prepare_text(config: RunConfig) -> "TextDataModule":
@@ -43,52 +107,27 @@ def build_model(config: RunConfig, start: Start) -> "GPT":
     import torch
 
     from tril.model.gpt import GPT
-    from tril.model.training.width_scaling import scale_initial_values
 
     torch.manual_seed(config.seed_for("initialisation"))
     sharded = config.trainer.strategy == "model_parallel"
     with torch.device("meta" if sharded else "cpu"):
         model = GPT(config.model)
     if config.optim.scale_with_width and not sharded:
+        from tril.model.training.width_scaling import scale_initial_values
+
         scale_initial_values(model, config.optim)
     start.load_into(model)
     return model
 
 
-def build_training(
-    config: RunConfig,
-    run: Run,
-    model: "GPT",
-    data: "TextDataModule",
-    start: Start,
-    *,
-    added: tuple[list, list],
-    stop: StopRequest,
-    started: float,
-) -> "tuple[Trainer, TrainingModule]":
-    """The Trainer and the LightningModule; afterwards, dropout has a stream of its own on each rank.
-
-    Args:
-        added: callbacks and loggers that the command line adds.
-        stop: asks the run to stop at the end of a step.
-        started: time.perf_counter() at the start of the process.
-
-    Raises:
-        ValueError: the package of a logger is missing.
-    """
+def build_module(config: RunConfig, model: "GPT", data: "TextDataModule", start: Start, rank: int) -> "TrainingModule":
+    """The LightningModule; afterwards, dropout has a stream of its own on each rank."""
     import torch
 
     from tril.model.checkpoint import Checkpoint, code_sha256
     from tril.model.training.module import TrainingModule
-    from tril.scripts.cli.trainer import new_trainer
 
-    hardware = config.hardware
-    assert hardware is not None
-    step = None if start.checkpoint is None else start.step
-    total = config.steps * config.tokens_per_step() * config.devices
-    passes = total / data.meta["counts"]["train"]["tokens"]
-    trainer = new_trainer(config, run.folder, stop, passes=passes, started=started, step=step, added=added)
-    rank = trainer.global_rank
+    assert config.hardware is not None
     torch.manual_seed(config.seed_for(f"dropout/{rank}" if rank else "dropout"))
     entry = Checkpoint(
         model.config,
@@ -96,21 +135,64 @@ def build_training(
         tokenizer=data.tokenizer.to_str(),
         eot=data.config.tokenizer.eot,
         data=data.meta,
-        lineage=start.origin,
+        lineage=start.lineage,
         settings=resolved_settings(config),
         code=code_sha256(),
     )
-    module = TrainingModule(
+    return TrainingModule(
         model,
         config.optim,
-        total_steps=config.steps,
+        total_steps=config.trainer.max_steps,
         val_bytes=data.val_bytes,
         val_documents=data.val_documents,
         payload=entry.entry(),
-        compile=hardware.compile,
+        compile=config.hardware.compile,
         document_eot=data.document_eot,
     )
-    return trainer, module
+
+
+def new_trainer(
+    config: RunConfig,
+    folder: Path,
+    stop: StopRequest,
+    *,
+    train_tokens: int | None = None,
+    started: float = 0.0,
+    start: Start | None = None,
+    added: tuple[list, list] = ([], []),
+) -> "Trainer":
+    """The Trainer with our callbacks and loggers.
+
+    Args:
+        stop: asks the run to stop at the end of a step.
+        train_tokens: of the text; None: unknown.
+        started: time.perf_counter() at the start of the process.
+        added: callbacks and loggers that the command line adds.
+
+    Raises:
+        ValueError: the package of a logger is missing.
+    """
+    from tril.model.training.trainer import build_trainer
+
+    assert config.hardware is not None
+    total = config.steps * config.tokens_per_step() * config.devices
+    return build_trainer(
+        config.trainer,
+        config.callbacks,
+        config.logger,
+        config.checkpoint,
+        hardware=config.hardware,
+        folder=folder,
+        stop=stop,
+        passes=total / train_tokens if train_tokens else 0.0,
+        seed=config.top.seed,
+        allow_leak=config.causality.allow_leak,
+        sweep=sweep_of(folder),
+        step=start.step if start is not None and start.checkpoint is not None else None,
+        started=started,
+        resume=f"{command('train')} resume={folder}",
+        added=added,
+    )
 
 
 def is_finished(start: Start, config: RunConfig, trainer: "Trainer", run: Run, typed: Typed) -> bool:
@@ -137,9 +219,9 @@ def is_finished(start: Start, config: RunConfig, trainer: "Trainer", run: Run, t
     return True
 
 
-def run_training(
+def fit_run(
     trainer: "Trainer", module: "TrainingModule", data: "TextDataModule", config: RunConfig, run: Run, start: Start
-) -> Run:
+) -> None:
     """Trains, and writes the summary.
 
     Raises:
@@ -153,8 +235,9 @@ def run_training(
     settings = config.to_dict() | {"code": code_version()}
     before = path.read_text(encoding="utf-8") if first and path.is_file() else None
     if first:
-        take_files(run, start.path, work_left=start.step < config.steps)
         write_text(path, yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
+        if start.step < config.steps:  # summary.json marks a finished run
+            (run.folder / SUMMARY).unlink(missing_ok=True)
     print(describe(trainer, module, data), flush=True)
     try:
         fit(trainer, module, data, checkpoint=start.path, settings=settings, sample=command("sample"))
@@ -171,4 +254,3 @@ def run_training(
         if not first:
             sys.exit(2)
         raise UserError(str(error)) from error
-    return run

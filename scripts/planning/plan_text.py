@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from tril.model.gpt import GPT
 from tril.scripts.cli.config import RunConfig
-from tril.scripts.cli.formats import clock, engineering, plural
-from tril.scripts.cli.tables import plain_table
+from tril.scripts.cli.formats import clock, engineering, plain_table, plural
 from tril.scripts.planning.plan_config import PlanConfig
 from tril.scripts.planning.process_grid import ProcessGrid
 from tril.scripts.planning.projection import Projection, gpu_hardware

@@ -92,12 +92,6 @@ def test_mistakes_are_refused_in_one_line(texts, sources, message):
     assert message in line and "\n" not in line
 
 
-def test_a_wrong_word_for_exhausted_is_refused(texts):
-    with pytest.raises(ValueError) as error:
-        parse(SHIPPED | {"sources": {"a.txt": 1, "b.txt": 1}, "exhausted": "end"})
-    assert message_of(error.value) == "data.exhausted=end must be 'repeat' or 'stop'"
-
-
 def test_two_copies_of_a_text_are_refused(texts):
     for name in ("one", "two"):
         (texts / name).mkdir()

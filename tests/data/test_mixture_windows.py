@@ -109,16 +109,6 @@ def test_tokens_that_lie_on_a_device_give_the_same_batches(dtype):
         assert all(torch.equal(a, b) and a.dtype == torch.int64 for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("counts", [(6, 3, 1), (1, 1, 8), (9, 1, 1), (1, 5, 1)])
-def test_first_repeat_is_where_a_source_starts_its_second_epoch(counts):
-    loader = TrainWindows(tokens(), T, 1, seed=3, counts=counts)
-    epochs = [-(-(size - 1) // T) for size in SIZES]
-    sources = sources_of(windows(loader, 400)[0]).tolist()
-    starts = [[i for i, source in enumerate(sources) if source == s] for s in range(3)]
-    expected = min((starts[s][epochs[s]], s) for s in range(3) if len(starts[s]) > epochs[s])
-    assert loader.first_repeat() == expected
-
-
 def test_a_source_that_is_too_short_is_refused():
     with pytest.raises(ValueError, match="the training part has 4 tokens, a window needs context_length \\+ 1 = 5"):
         make(tokens=[*tokens()[:2], np.arange(4)])

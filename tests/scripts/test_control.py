@@ -17,8 +17,7 @@ from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.causality.test_mask_control import two_sides
 from tests.model.test_checkpoint import rewrite
-from tests.runs import rows, typed
-from tril import train as train_script
+from tests.runs import rows, train_typed, typed
 from tril.data.settings import build
 from tril.model.checkpoint import load
 from tril.model.heads.attention_maps import TokenWindows
@@ -56,7 +55,7 @@ def trained(tmp_path_factory):
         for name, extra in (("masked", []), ("unmasked", ["experiment=control_no_mask"])):
             paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / 'outputs' / name}"]
             steps = ["trainer.max_steps=40", "trainer.val_check_interval=20"]
-            train_script.train(typed(*paths, *extra, *steps))
+            train_typed(typed(*paths, *extra, *steps))
         yield folder
 
 

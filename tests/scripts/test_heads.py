@@ -17,8 +17,7 @@ from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.generation.test_language_model import with_gaps
 from tests.model.test_checkpoint import language_model, rewrite
-from tests.runs import typed
-from tril import train as train_script
+from tests.runs import train_typed, typed
 from tril.data.settings import build
 from tril.model.checkpoint import load, read_state, save
 from tril.model.generation.language_model import LanguageModel
@@ -48,7 +47,7 @@ def trained(tmp_path_factory):
     output = f"hydra.run.dir={folder / 'outputs' / 'run'}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIL_CACHE", str(folder / "cache"))
-        train_script.train(typed(f"data.path={folder / 'text.jsonl'}", output, *steps, "data.document_mask=true"))
+        train_typed(typed(f"data.path={folder / 'text.jsonl'}", output, *steps, "data.document_mask=true"))
         yield folder
 
 

@@ -13,8 +13,7 @@ import scipy.stats
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.model.test_checkpoint import rewrite
-from tests.runs import typed
-from tril import train as train_script
+from tests.runs import train_typed, typed
 from tril.scripts.heads import main
 
 pytestmark = pytest.mark.xdist_group("heads_sweep")  # one process of pytest-xdist has the costly fixture
@@ -37,7 +36,7 @@ def trained(tmp_path_factory):
             name = f"heads{n_heads}-seed{seed}"
             settings = [f"model.n_heads={n_heads}", f"seed={seed}", "callbacks.samples.max_new_tokens=1"]
             where = folder / ("sweep" if n_heads else "without") / name
-            train_script.train(typed(f"data.path={folder / 'text.jsonl'}", *settings, f"hydra.run.dir={where}"))
+            train_typed(typed(f"data.path={folder / 'text.jsonl'}", *settings, f"hydra.run.dir={where}"))
             if n_heads:
                 cells.append({"folder": name, "values": {"model.n_heads": n_heads}, "seed": seed})
         index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}, "cells": cells}

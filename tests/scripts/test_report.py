@@ -16,7 +16,7 @@ from tests.scripts.ablation.synthetic import write_sweep
 from tril.scripts.ablation.comparisons import compare_with_baseline
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.templates import escape, printable
-from tril.scripts.cli.tables import csv_text
+from tril.scripts.cli.formats import csv_text
 from tril.scripts.cli.typed import Typed
 from tril.scripts.report import TEXT_KEYS, find_sweep, main, results, run_rows
 

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.runs import rows
-from tril import train as train_script
+from tests.runs import rows, train_typed
 from tril.model import checkpoint as checkpoint_module
 from tril.model.checkpoint import read_state
 from tril.model.training import checkpoints
@@ -126,7 +125,7 @@ def test_when_a_run_writes_checkpoints(configure, saved, monkeypatch, overrides,
     """The clock gives a minute for every look at it: at the start, after every step, and at every checkpoint."""
     minutes = iter(range(0, 10000, 60))
     monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: float(next(minutes))))
-    train_script.train(configure("checkpoint.every_minutes=null", *overrides))
+    train_typed(configure("checkpoint.every_minutes=null", *overrides))
     assert saved == expected
 
 
@@ -134,14 +133,14 @@ def test_the_newest_two_and_the_best_are_kept(configure, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "tril.model.training.module.lr_factor", lambda step, *rest: 1.0 if step < 4 else 50.0
     )  # worse from step 5 on
-    train_script.train(configure("trainer.max_steps=12", "checkpoint.every_n_steps=3"))
+    train_typed(configure("trainer.max_steps=12", "checkpoint.every_n_steps=3"))
     assert steps_of(tmp_path / "run" / "checkpoints") == {"best.ckpt": 4, "last.ckpt": 12, "previous.ckpt": 9}
     assert [row["step"] for row in rows(tmp_path / "run") if row["val/loss"]] == ["4", "8", "12"]
 
 
 def test_a_longer_run_goes_on_with_the_next_windows(configure, tmp_path):
     """Its last step was no multiple of the validation interval; the checkpoint has the state of the loader."""
-    train_script.train(configure("trainer.max_steps=7", "checkpoint.every_n_steps=7"))
+    train_typed(configure("trainer.max_steps=7", "checkpoint.every_n_steps=7"))
     last = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")
     [loader] = last["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     assert loader == {"consumed": 7 * 4}

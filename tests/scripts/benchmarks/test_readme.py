@@ -10,7 +10,7 @@ import pytest
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.documented import ROOT
-from tril import train as train_script
+from tests.runs import train_typed
 from tril.scripts import sample
 from tril.scripts.benchmarks import readme
 from tril.scripts.benchmarks.readme import COPIED, PAGE, PICTURE, RECORD, SAMPLE_LINES, figures, trained, update
@@ -58,7 +58,7 @@ def test_a_run_gives_record_picture_and_page(tmp_path, configure, monkeypatch):
         Path(picture).write_text("page")
 
     monkeypatch.setattr(readme.subprocess, "run", in_process)
-    train_script.train(configure("callbacks.causality=null", "trainer.max_steps=2", "callbacks.samples=null"))
+    train_typed(configure("callbacks.causality=null", "trainer.max_steps=2", "callbacks.samples=null"))
     (tmp_path / "docs").mkdir()
     (tmp_path / RECORD).write_text(json.dumps(STORED))
     (tmp_path / "README.md").write_text("A\n<!-- [[[cog\nprint(1 + 1)\n]]] -->\n3\n<!-- [[[end]]] -->\nB\n")

@@ -9,7 +9,7 @@ from tril.scripts.cli.compose import compose
 from tril.scripts.cli.config import GROUPS, RunConfig
 from tril.scripts.cli.errors import UserError
 from tril.scripts.cli.help import help_lines
-from tril.scripts.cli.saved import set_value
+from tril.scripts.cli.start import replace_value
 from tril.scripts.cli.typed import FREE_TEXT, Typed
 
 GROUPS_OF_A_RUN = [("", TopLevelConfig), *GROUPS.items(), ("data", DataConfig), ("data", SOURCES["stdlib"])]
@@ -69,7 +69,7 @@ def test_what_was_typed_without_an_effect_is_refused(settings, words):
 def test_settings_that_compute_the_same_are_equal():
     assert checked("model.rope_base=20", "model.pos=rope").canonical() != checked().canonical()
     typed = Typed.of(["optim=adamw", "optim.momentum=0.5"])
-    config = RunConfig.of(compose("train", typed).settings, typed, refuse_unused=False)
+    config = RunConfig.of(compose("train", typed).settings, typed, in_sweep=True)
     assert config.canonical() == checked("optim=adamw").canonical()
     assert checked("logger=wandb", "checkpoint.every_n_steps=3").canonical() == checked().canonical()
 
@@ -87,17 +87,22 @@ def test_what_was_typed_is_text_where_a_setting_is_text():
         assert checked(f"callbacks.samples.prompt={text}").callbacks.samples.prompt == text
     typed = Typed.of(["+trainer.max_steps=3", "~callbacks.samples", "model=small"])
     assert [each.text for each in typed] == ["++trainer.max_steps=3", "~callbacks.samples", "model=small"]
-    settings = {"trainer": {"max_steps": 9}, "callbacks": {"samples": {}, "heads": {}}}
-    for override in typed.without("model"):
-        set_value(settings, override)
-    assert settings == {"trainer": {"max_steps": 3}, "callbacks": {"heads": {}}}
+
+
+def test_a_resumed_run_takes_what_was_typed_and_keeps_the_rest():
+    saved = {"trainer": {"max_steps": 9, "devices": 1}, "callbacks": {"samples": {}, "heads": {}}}
+    composed = {"trainer": {"max_steps": 3, "devices": 2}, "callbacks": {"heads": {"windows": 2}}}
+    for key in ("trainer.max_steps", "callbacks.samples", "logger.wandb.project"):
+        replace_value(saved, key.split("."), composed | {"logger": {"wandb": {"project": "x"}}})
+    expected = {"trainer": {"max_steps": 3, "devices": 1}, "callbacks": {"heads": {}}}
+    assert saved == expected | {"logger": {"wandb": {"project": "x"}}}
 
 
 def test_the_text_decides_the_vocabulary():
     class Text:
         meta = {"vocab_size": 300}
 
-    assert checked().fitted(Text)[0].model.vocab_size == 300
-    assert checked("model.vocab_size=320").fitted(Text)[0].model.vocab_size == 320
+    assert checked().fitted(Text).model.vocab_size == 300
+    assert checked("model.vocab_size=320").fitted(Text).model.vocab_size == 320
     with pytest.raises(UserError, match="model.vocab_size=256"):
         checked("model.vocab_size=256").fitted(Text)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tril.scripts.cli.formats import clock, engineering, plural
-from tril.scripts.cli.tables import markdown_table, plain_table
+from tril.scripts.cli.formats import clock, engineering, markdown_table, plain_table, plural
 
 LINES = [["a", "b", "c"], ["x", "1", "long word"], ["yy", "2000", "z"]]
 

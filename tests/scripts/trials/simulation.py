@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tril.model.intervals import mean_interval, t_quantile
-from tril.scripts.cli.tables import markdown_table
+from tril.scripts.cli.formats import markdown_table
 from tril.scripts.trials.paired_losses import text_half_width
 from tril.scripts.trials.sequential import ALPHA, MAX_PAIRS, Look, half_width
 
