@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from tril.model.training.settings import Accelerator, Compile, Precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MAX_KEPT_BYTES = 1 << 30
-COMPILER_WITH_AMX = 12  # version of g++ (2022) and clang (2021); torch generates no newer x86 instructions
 
 CUDA_GRAPHS = "reduce-overhead"  # torch.compile's name for them
 REGIONAL = "regional"  # not a mode of torch.compile: one block is compiled and used for all blocks
@@ -104,13 +102,6 @@ def peak_flops(device_name: str) -> float | None:
     return None
 
 
-def compile_seconds() -> float:
-    """Seconds that torch.compile has taken in this process; call it after the first compiled step."""
-    from torch._dynamo.utils import calculate_time_spent
-
-    return calculate_time_spent()["total_wall_time"]
-
-
 def compiles_by_default(accelerator: str) -> bool:
     """The meaning of compile=auto: true on CUDA with a complete toolchain. On a CPU compilation takes too long."""
     return accelerator == "cuda" and missing_for_cuda() is None
@@ -119,7 +110,13 @@ def compiles_by_default(accelerator: str) -> bool:
 def check_compiler(accelerator: str) -> None:
     """Raises ValueError if torch.compile lacks a tool that it needs for "cpu" or "cuda"."""
     if accelerator == "cpu":
-        check_cpp_compiler()
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except RuntimeError as error:
+            remedy = "install g++ or name one in CXX, or use compile=false"
+            raise ValueError(f"compiling for a CPU needs a C++ compiler, which is not installed; {remedy}") from error
     elif accelerator == "cuda" and (missing := missing_for_cuda()):
         raise ValueError(f"compiling for CUDA needs {missing}")
 
@@ -132,25 +129,6 @@ def missing_for_cuda() -> str | None:
     if not any(map(shutil.which, compilers)):
         return "a C compiler, which is not installed; install gcc or name one in CC, or use compile=false"
     return None
-
-
-def check_cpp_compiler() -> None:
-    """Raises ValueError if torch.compile lacks the C++ compiler that it needs for a CPU.
-
-    With a new compiler it also skips torch's trial builds of vector instructions, which guard against old compilers and
-    take 9 s of a first start.
-    """
-    from torch._inductor import config
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        compiler = get_cpp_compiler()
-    except RuntimeError as error:
-        remedy = "install g++ or name one in CXX, or use compile=false"
-        raise ValueError(f"compiling for a CPU needs a C++ compiler, which is not installed; {remedy}") from error
-    version = re.match(r"\d+", subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True).stdout)
-    if config.cpp.vec_isa_ok is None and version and int(version[0]) >= COMPILER_WITH_AMX:
-        config.cpp.vec_isa_ok = True
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:

@@ -137,19 +137,6 @@ def test_compiling_for_cuda_is_refused_without_its_tools(machine, missing, messa
     assert select_hardware(compile=False).compile is None
 
 
-@pytest.mark.parametrize(
-    ("version", "asked", "trusted"),
-    [("12.2.0", None, True), ("14", None, True), ("11.4.0", None, None), ("", None, None), ("14", False, False)],
-)
-def test_a_new_compiler_needs_no_trial_builds(version, asked, trusted, tmp_path):
-    compiler = tmp_path / "c++"
-    compiler.write_text(f"#!/bin/sh\necho {version}\n")
-    compiler.chmod(0o755)
-    with inductor.patch({"cpp.cxx": (None, str(compiler)), "cpp.vec_isa_ok": asked}):
-        assert select_hardware("cpu", compile="regional").compile == "regional"
-        assert inductor.cpp.vec_isa_ok is trusted
-
-
 def test_emulated_bf16_does_not_count(machine):
     machine(cuda="Tesla V100-SXM2-16GB", mps=True)
     assert not has_bf16("cuda") and not has_bf16("mps") and not has_bf16("cpu")
