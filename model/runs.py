@@ -7,12 +7,12 @@ import contextlib
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -68,7 +68,7 @@ class Run:
     @property
     def config(self) -> Any:
         """The same with attributes, as in `run.config.model.n_heads`."""
-        return json.loads(json.dumps(self.settings, default=str), object_hook=lambda values: SimpleNamespace(**values))
+        return Settings(self.settings)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -97,9 +97,13 @@ class Run:
             raise ValueError(f"{path} cannot be read ({error}); restore it") from error
 
     @property
-    def state(self) -> str:
-        """Finished, failed, unfinished (running or interrupted) or not started."""
-        return state_of(self.folder)
+    def state(self) -> Literal["new", "started", "finished", "failed"]:
+        """ "started" is running or interrupted."""
+        if (self.folder / SUMMARY).is_file():
+            return "finished"
+        if (self.folder / FAILURE).is_file():
+            return "failed"
+        return "started" if (self.folder / SETTINGS).is_file() else "new"
 
     def checkpoint(self, prefer: tuple[str, ...] = ("best", "last")) -> Path:
         """The first of these checkpoints that exists. Raises FileNotFoundError if none does."""
@@ -131,8 +135,34 @@ class Run:
         return load(self.folder, device)
 
 
+class Settings(Mapping):
+    """Nested plain values that are read as attributes or as items, and cannot be changed."""
+
+    def __init__(self, values: dict[str, Any]):
+        vars(self)["values"] = values
+
+    def __getitem__(self, key: str) -> Any:
+        value = vars(self)["values"][key]
+        return Settings(value) if isinstance(value, dict) else value
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"there is no setting {name}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"the settings of a run are read-only, and {name} is one of them")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self)["values"])
+
+    def __len__(self) -> int:
+        return len(vars(self)["values"])
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses what Tril never writes: aliases and tags, and thousands of levels."""
+    """Refuses what Tril never writes, and reads 1e-3 as a number, which YAML 1.1 does not."""
 
     depth = 0
 
@@ -145,6 +175,15 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+
+DIGITS = r"\d[\d_]*"
+FLOAT = rf"([-+]?({DIGITS}\.[\d_]*|\.{DIGITS})([eE][-+]?\d+)?|[-+]?{DIGITS}[eE][-+]?\d+|[-+]?\.(inf|INF)|\.(nan|NAN))$"
+_Loader.yaml_implicit_resolvers = {  # dates are texts, as in OmegaConf
+    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":timestamp", ":float"))]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(FLOAT), list("-+0123456789."))
 
 
 def read_settings(path: Path) -> Any:
@@ -260,11 +299,21 @@ def partial_validation(windows: dict[str, int] | None) -> str | None:
     """Such as "16 of 1,110 windows", if not the whole validation part was scored.
 
     Args:
-        windows: `val_windows` of a summary.json; None: unknown.
+        windows: `val_windows` of a summary.json; None: a run of an older version.
     """
     if windows is None or windows["scored"] == windows["of"]:
         return None
     return f"{windows['scored']:,} of {windows['of']:,} windows"
+
+
+def relocate(value: Any, old: str, new: str) -> Any:
+    """A copy of the plain containers in `value` in which every path in folder `old` points to folder `new`."""
+    if isinstance(value, dict):
+        return {relocate(key, old, new): relocate(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [relocate(item, old, new) for item in value]
+    inside = isinstance(value, str) and (value == old or value.startswith(old + os.sep))
+    return new + value[len(old) :] if inside else value
 
 
 def remove_if_empty(folder: Path) -> None:

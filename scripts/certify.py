@@ -1,18 +1,19 @@
-"""Certifies that a model sees no future, and all of its past:  python scripts/certify.py ckpt=latest
+"""Certifies that a model is causal:  python scripts/certify.py ckpt=latest
 
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
-(call=package.module:function vocab_size=V context_length=T). Prints a table, and writes all figures and a plot into a
-folder. Of a checkpoint it first says whether the certificate that the file holds belongs to these weights, config, data
-and code, and it also certifies the loss and the windows of the run. Exit status, of the certificate computed now: 0:
-certified; 1: not certified; 2: wrong settings; 3: the model raises an exception or returns no logits; 4: certified, but
-a leak of the size of rounding would pass too.
+(call=package.module:function vocab_size=V context_length=T). Prints the verdict, and writes all figures and a plot into
+a folder. Of a checkpoint it first says whether the certificate that the file holds belongs to these weights, config,
+data and code, and it also certifies the loss and the windows of the run. Exit status, of the certificate computed now:
+0: causal; 1: not causal; 2: wrong settings; 3: the model raises an exception or returns no logits; 4: inconclusive:
+a leak of the size of rounding, or beyond the tested length, would pass too.
 """
 
-import contextlib
 import functools
+import pkgutil
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,18 @@ from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.causality.certificate import Certificate
+    from tril.model.causality.model import Model
+    from tril.model.causality.variants import Variant
 
 KINDS = ("ckpt", "hf", "call")
 TEXTS = (*KINDS, "out")  # keys whose value is text as it was typed
 SIZES = ("vocab_size", "context_length", "receptive_field")  # of a callable
+FRESH_VOCABULARY = 128  # of a fresh model, which needs no tokenizer: the checks are about positions
 
 
 @dataclass(frozen=True, config=strict_settings())
 class CertifyConfig:
-    """Settings, as in configs/certify.yaml; the grids check the sizes."""
+    """Settings, as in configs/certify.yaml; `as_model` checks the sizes."""
 
     model: dict
     ckpt: str | None = None
@@ -46,7 +50,7 @@ class CertifyConfig:
     context_length: int | None = None
     receptive_field: int | None = None
     compile: bool = False
-    exhaustive: bool = False
+    budget_seconds: float = 10.0
     device: str = "auto"
     out: str | None = None
 
@@ -71,94 +75,110 @@ def main(cfg: dict, typed: Typed) -> None:
     keep_compiled_code()
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # intended on a CPU
     # Importing torch takes a second, so wrong settings are reported before.
-    from tril.model.causality.case_processes import certify_grid
-    from tril.model.causality.certificate import certify
+    from tril.model.causality.certificate import FIRST_LENGTH, certify_model
+    from tril.model.causality.model import ModelError, check_calls
     from tril.model.checkpoint import one_line
     from tril.model.training.hardware import keep_freed_memory
 
-    with model_errors(), user_errors():
-        device = pick_device(settings.device)
-        name, cases, origin, pipeline = subject(settings, checkpoint, device, typed.get("model") or "nano")
-        default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", Path(name).name.replace(":", "-"))
-        folder = writable(settings.out or default, "out")
-    if device == "cpu":
-        keep_freed_memory()
-    if origin:
-        print(f"stored certificate: {one_line(origin['stored_certificate']['text'])}", flush=True)
-    with model_errors():  # its own code may fail in any case
-        run_cases: Any = certify_grid if callable(cases) else certify
-        certificate = run_cases(name, cases, progress=lambda case: print(case, file=sys.stderr, flush=True))
+    try:
+        with user_errors():
+            device = pick_device(settings.device)
+            name = typed.get("model") or "nano"
+            model, variants, origin, pipeline = subject(settings, checkpoint, device, name)
+            check_calls(model, min(model.context_length, FIRST_LENGTH))  # before the folder is created
+            default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", folder_name(model.name))
+            folder = writable(settings.out or default, "out")
+        if device == "cpu":
+            keep_freed_memory()
+        if origin:
+            print(f"stored certificate: {one_line(origin['stored_certificate']['text'])}", flush=True)
+        progress = lambda variant: print(variant, file=sys.stderr, flush=True)  # noqa: E731
+        certificate = certify_model(model, variants, settings.budget_seconds, progress=progress)
         if pipeline is not None:
-            print("loss and windows of the run", file=sys.stderr, flush=True)
+            progress("loss and windows of the run")
             certificate.add(pipeline())
+    except (ModelError, UserError) as error:
+        if isinstance(error, UserError) and not isinstance(error.__cause__, ModelError):
+            raise
+        fail(error, status=3)
     report(certificate, origin, folder)
     sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
 
 
-@contextlib.contextmanager
-def model_errors() -> Iterator[None]:
-    """Ends the command with status 3 and one line if the model under test fails."""
-    from tril.model.causality.case import ModelError
-
-    try:
-        yield
-    except UserError as error:
-        if not isinstance(error.__cause__, ModelError):
-            raise
-        fail(error, status=3)
-    except ModelError as error:
-        fail(error, status=3)
+def folder_name(name: str) -> str:
+    return Path(name).name.replace(":", "-")
 
 
 def subject(
     settings: CertifyConfig, checkpoint: Path | None, device: str, preset: str
-) -> tuple[str, Any, dict, Callable[[], "Certificate"] | None]:
-    """The name of the model, its cases or a function that returns their builders, and of a checkpoint what
-    causality.json says about it and the certificate of its loss and windows.
-    """
-    options = {"device": device, "exhaustive": settings.exhaustive}
+) -> tuple["Model", Iterable["Variant"], dict, Callable[[], Iterable] | None]:
+    """The model, its variants, and of a checkpoint what causality.json says about it and the results of its loss."""
+    from tril.model.causality.model import as_model
+    from tril.model.causality.variants import module_variants
+
     if settings.hf is not None:
-        from tril.model.causality.grids.transformers_grid import transformers_cases
+        from tril.model.causality.hf import hf_model, hf_variants, load
         from tril.model.interop.hf_folder import stored_certificate
 
+        model = hf_model(settings.hf, load(settings.hf), device=device)
         stored = stored_certificate(Path(settings.hf))  # of an exported folder
-        origin = {} if stored is None else {"stored_certificate": stored}
-        return settings.hf, transformers_cases(settings.hf, **options), origin, None
+        return model, hf_variants(model), {} if stored is None else {"stored_certificate": stored}, None
     if settings.call is not None:
-        from tril.model.causality.grids.callable_grid import Sizes, callable_cases
-
-        sizes = Sizes(**{key: getattr(settings, key) for key in SIZES})
-        return settings.call, callable_cases(settings.call, sizes, **options), {}, None
-    from tril.model.causality.grids.gpt_grid import FRESH_VOCABULARY, gpt_case_builders
+        sizes = {key: getattr(settings, key) for key in SIZES}
+        model = as_model(load_function(settings.call), **sizes, device=device, name=settings.call)
+        return model, module_variants(model), {}, None
+    from tril.model.causality.gpt import gpt_variants
     from tril.model.config import GPTConfig
+    from tril.model.gpt import GPT
 
     if settings.compile:
         from tril.model.training.hardware import check_compiler
 
         check_compiler(device)
-    options["compile"] = settings.compile
     if checkpoint is not None:
         from tril.model.checkpoint import Checkpoint, verdict
         from tril.scripts.cli.run_pipeline import certify_pipeline
 
         stored = Checkpoint.read(checkpoint)
-        model, origin = stored.language_model().model, {"stored_certificate": verdict(stored)}
-        cases = functools.partial(gpt_case_builders, model.config, model.state_dict(), **options)
-        return str(checkpoint), cases, origin, lambda: certify_pipeline(model.to(device), stored.entry())
-    vocab_size = settings.model["vocab_size"] or FRESH_VOCABULARY
-    config = build(GPTConfig, settings.model | {"vocab_size": vocab_size}, "model")
-    return preset, functools.partial(gpt_case_builders, config, **options), {}, None
+        gpt, origin = stored.language_model().model.to(device), {"stored_certificate": verdict(stored)}
+        model = as_model(gpt, device=device, name=str(checkpoint))
+        variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
+        return model, variants, origin, functools.partial(certify_pipeline, gpt, stored.entry())
+    config = settings.model | {"vocab_size": settings.model["vocab_size"] or FRESH_VOCABULARY}
+    gpt = GPT(build(GPTConfig, config, "model"))
+    variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
+    return as_model(gpt, device=device, name=preset), variants, {}, None
 
 
-def report(certificate, origin: dict, folder: Path) -> None:
-    """Prints the certificate; writes causality.json and causality.png."""
+def load_function(spec: str) -> Callable:
+    """Imports package.module:function; the working directory is searched first."""
+    if not re.fullmatch(r"\w[\w.]*:[\w.]+", spec):
+        raise ValueError(f"call={spec} must read package.module:function, such as call=mymodels.bigram:logits")
+    (module, name), folder = spec.split(":"), str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        function: Any = pkgutil.resolve_name(spec)
+    except ImportError as error:
+        raise ValueError(f"call={spec} cannot be imported: {error}; searched from {folder}") from error
+    except AttributeError as error:
+        raise ValueError(f"call={spec}: {error}; name a function of {module}") from error
+    if isinstance(function, type) or not callable(function):
+        what = f"the class {name}" if isinstance(function, type) else type(function).__name__
+        raise ValueError(f"call={spec} is {what} and not callable on ids; name a function or a module instance")
+    return function
+
+
+def report(certificate: "Certificate", origin: dict, folder: Path) -> None:
+    """Prints the certificate; writes causality.json and, where there are gradients, causality.png."""
     from tril.model.atomic_files import write_json
     from tril.model.causality.plot import plot
 
     write_json(folder / "causality.json", certificate.to_dict() | origin)
-    plot(folder / "causality.png", certificate)
+    if certificate.dependencies is not None:
+        plot(folder / "causality.png", certificate)
     print(certificate)
-    print(f"{folder}: causality.json, causality.png", flush=True)
+    print(f"{folder}: causality.json", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tril.model.causality.subject import randomize
+from tril.model.causality.model import randomize
 from tril.model.gpt import GPT, GPTConfig
 
 TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward pass on a CPU

@@ -8,7 +8,7 @@ import torch
 from tests.calls import call
 from tests.model.interop.folders import EOT, byte_tokenizer
 from tests.runs import in_process, rows
-from tril.model.causality.grids.transformers_loading import quiet
+from tril.model.causality.hf import quiet
 from tril.model.checkpoint import load
 from tril.model.interop.hf_folder import read_hf, stored_certificate
 

@@ -1,169 +1,451 @@
-"""The checks of a case: each asks one question of one subject at one length and returns a figure with its bound.
+"""The three checks of a model: future, equal and gradient. Each compares outputs with bounds that are measured once.
 
 B batch, T positions, V vocabulary.
 """
 
-import itertools
-from collections.abc import Callable, Iterator
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tril.model.causality.attention_check import check_attention
-from tril.model.causality.case import ODD_LENGTH, Case, Result, first_true, largest_change
-from tril.model.causality.equivalence_checks import check_decoding, check_documents, check_reference
-from tril.model.causality.generation_checks import check_generation
-from tril.model.causality.place import place_of_rows
-from tril.model.causality.receptive_field import dependencies_by_gradient, dependencies_by_perturbation
-from tril.model.causality.redraw_checks import check_lengths, check_redrawn, check_repeatable
-from tril.model.causality.traces import Pass, first_difference, in_words
+from tril.model.causality.model import Model, ModelError, one_line
+from tril.model.causality.place import Pass, find_leak, first_difference, in_words, largest_change, removed_at_exit
+from tril.model.causality.texts import Texts
 
+# Two computations of one function may differ by as much as each of them differs from the exact value. That difference
+# is measured in float64; twice the sum of both leaves room for other inputs than the measured one.
+SLACK = 4
+UNITS = 16  # units in the last place of the largest output: the rounding of a function that has no float64 twin
+FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # relative to that of float32
+FLOAT64_SLACK = 1000  # some inputs round worse than the measured one; leaks are far larger still
+# A function that differs more from its float64 twin is another function there, and its bound would hide a leak.
+MAX_ROUNDING, MAX_LOW_PRECISION = 1e-3, 0.1
+MAX_FLOAT64_ROUNDING = 1e-11  # of the largest output
+MAX_NOISE = 1e-4  # of the largest output: two runs of one input that differ more are not repeatable
+MAX_SHARP_ROUNDING = 1e-3  # of the largest output, with weights so large that they amplify every rounding
+LARGE_PRECISIONS = ("32-true", "64-true")
 RELATIVE_GRADIENT = 1e-10  # of the largest gradient in float64: its rounding
+BATCH_SIZES = (2, 5, 1, 8, 3, 16)  # taken in turn; a leak may depend on the batch size
+MAX_OUTPUTS = 1 << 25  # elements in memory at once: 0.13 GB of float32
 
 
-def run_checks(case: Case) -> Iterator[Result]:
-    """All checks that the subject allows, at all lengths of the case; the cheapest and strictest first."""
-    yield from check_repeatable(case, case.lengths[-1])
-    redrawn = sorted({*case.redrawn, case.lengths[-1]})
-    yield from check_redrawn(case, redrawn)
-    if case.redrawn:
-        yield from check_lengths(case, redrawn)
-    for length in case.lengths if case.maps else ():
-        ids = case.random_tokens(length)
-        if case.single_tokens or not case.subject.differentiable:
-            yield from check_perturbation(case, ids)
-        yield from check_gradient(case, ids)
-        yield from check_attention(case, ids, lambda subject, ids: subject(ids))
-    minimum = max([ODD_LENGTH - 1, *(w for w in case.subject.windows if w)])  # a window must hide something
-    ids = case.random_tokens(3, next((n for n in case.lengths if n > minimum), case.lengths[-1]))
-    yield from check_rows(case, ids)
-    if case.equivalence:
-        yield from check_reference(case, ids)
-        yield from check_decoding(case, ids)
-        yield from check_documents(case, ids)
-    if case.generation:
-        yield from check_generation(case)
+@dataclass(frozen=True)
+class Result:
+    """Result of one check of one variant at one length.
+
+    Attributes:
+        check: "future", "equal", "gradient", "receptive field"; of a loss also "targets", "shift", "canary", "overlap".
+        variant: of the model, in words.
+        worst: the largest value that should be 0, or the smallest that should not be.
+        tested: number of compared outputs or pairs of positions.
+        where: the first failure in words; empty if the check passed.
+        undecided: a difference that may be rounding or a small leak; empty for none.
+        query, key: positions of the first failure, where it has them.
+        place: name of the submodule whose input is clean and whose output is not.
+    """
+
+    check: str
+    variant: str
+    length: int
+    worst: float
+    bound: float
+    tested: int
+    where: str = ""
+    undecided: str = ""
+    query: int | None = None
+    key: int | None = None
+    place: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.where
 
 
-def check_perturbation(case: Case, ids: Tensor) -> Iterator[Result]:
-    """No future: a changed token changes no logit that may not depend on it."""
-    subject, length = case.subject, len(ids)
-    columns, changed = case.positions(length), case.other_tokens(ids)
-    with torch.set_grad_enabled(case.trains):
-        batch_size = case.rows_per_batch(length, len(columns))
-        effect, noise = dependencies_by_perturbation(subject, ids, columns, changed, batch_size)  # (T, n)
+@dataclass(frozen=True)
+class Bounds:
+    """What the differences of outputs that should be equal may be, measured once for a variant.
 
-    def describe(query: int, key: int) -> dict[str, Any]:
-        other = ids.clone()
-        other[key] = changed[key]
-        with torch.set_grad_enabled(case.trains):
-            effect = (subject(ids[None]) - subject(other[None])).detach()[0, query]  # (V,)
-        if not effect.any():
-            return {"check": "rows", "where": f"query {query} changes with key {key} of another row"}
-        passes = [Pass(lambda x=x: subject(x[None]), query, length) for x in (ids, other)]
-        place = first_difference(subject.module, *passes, exact=not bound)
-        where = f"query {query} changes with key {key}{_window(key, query)}{in_words(place)}"
-        return {"where": f"by perturbation: {where}", "query": query, "key": key, "place": place or ""}
+    Attributes:
+        scale: the largest output.
+        noise: largest difference of two runs of the same input.
+        hidden: how far an output may change with a hidden token where `exact`: by noise only.
+        rounding: how far two ways to compute the same outputs may differ.
+        exact: a hidden token does not even change the rounding, as where its weight is 0.
+        stochastic: a pass draws random numbers, so passes of other shapes cannot be compared.
+        twin: the same function in float64; None: there is none.
+        twin_rounding: of the twin.
+        reason: why there is no twin.
+    """
 
-    # The past is tested by gradients where there are any, which rounding does not hide.
-    past = case.full_past and not subject.differentiable and subject.precision in ("32-true", "64-true")
-    bound = case.hidden_bound(noise)
-    yield from _judge(case, "perturbation", effect, torch.arange(length), columns, bound, describe, past)
+    scale: float
+    noise: float
+    hidden: float
+    rounding: float
+    exact: bool
+    stochastic: bool
+    twin: Model | None
+    twin_rounding: float
+    reason: str = ""
 
 
-def check_gradient(case: Case, ids: Tensor) -> Iterator[Result]:
-    """No future: exactly no gradient from hidden inputs. All of the past: some gradient from every visible one."""
-    subject, length = case.subject, len(ids)
-    if not subject.differentiable or subject.module is None:
-        return
-    rows = case.positions(length, case.max_gradients)
-    batch_size = case.rows_per_batch(length, len(rows))
-    size = dependencies_by_gradient(subject, subject.module, ids, rows, batch_size, case.generator)  # (n, T)
-    if size is None:
-        return
-    bound = 0.0
-    hidden = ~subject.visible(length)[rows.cpu()]
-    if not subject.exact and (size.cpu() * hidden).any() and (twin := case.float64) is not None:
-        # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells from a leak.
-        assert twin.module is not None
-        size = dependencies_by_gradient(twin, twin.module, ids, rows, batch_size, case.generator)
-        assert size is not None
-        bound = RELATIVE_GRADIENT * size.max().item()
+@torch.no_grad()
+def measure_bounds(model: Model, texts: Texts, length: int, *, exact: bool) -> Bounds:
+    """Measures the noise and the rounding of a model on texts of this length."""
+    ids = texts.draw(model.batch_size or 4, length)
+    (outputs, stochastic), again = model.watched(ids), model(ids)
+    scale = finite(outputs).abs().max().item()
+    noise = largest_change(outputs, again).max().item()
+    low = model.precision not in LARGE_PRECISIONS
+    hidden = SLACK * noise
+    if exact and low and not noise:
+        # In low precision, other rows may change the rounding of a text, as with experts.
+        others = [torch.cat([ids[:1], texts.draw(*ids.shape)[1:]]) for _ in range(4)]
+        if any(not torch.equal(outputs[0], model(other)[0]) for other in others):
+            hidden = 2 * torch.finfo(torch.bfloat16).eps * scale
+    if model.precision == "64-true":
+        return Bounds(scale, noise, hidden, MAX_FLOAT64_ROUNDING * scale, exact, stochastic, None, 0.0)
+    twin, reason = None, ""
+    try:
+        twin = model.in_float64()
+        precise = None if twin is None else twin(ids)
+        if precise is not None and not finite(precise).isfinite().all():
+            twin = None
+    except Exception as error:  # code of other projects may raise anything
+        twin, precise, reason = None, None, one_line(error.__cause__ or error)
+    eps = torch.finfo(torch.float32).eps
+    if twin is None or precise is None:
+        return Bounds(scale, noise, hidden, SLACK * UNITS * eps * scale, exact, stochastic, None, 0.0, reason)
+    rounding = finite(outputs.to(precise.device).double() - precise).abs().max().item()
+    rounding = min(rounding, (MAX_LOW_PRECISION if low else MAX_ROUNDING) * scale)
+    known = 0.0 if low else rounding
+    twin_rounding = FLOAT64_ROUNDING * max(FLOAT64_SLACK * eps * scale, 10 * SLACK * known)
+    return Bounds(scale, noise, hidden, SLACK * rounding, exact, stochastic, twin, twin_rounding)
 
-    def describe(query: int, key: int) -> dict[str, Any]:
-        where = f"by gradient: query {query} has a gradient with respect to key {key}{_window(key, query)}"
-        return {"where": where, "query": query, "key": key}
+
+def finite(outputs: Tensor) -> Tensor:
+    """The outputs without the -inf of ids that fill up the vocabulary."""
+    return outputs.masked_fill(outputs == -torch.inf, 0.0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far outputs differ, how far they may, the model that shows it, and whether this may be rounding."""
+
+    worst: float
+    bound: float
+    model: Model
+    undecided: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.worst <= self.bound  # False for nan
+
+
+def judge(
+    model: Model, bounds: Bounds, change: Callable[[Model], Tensor], *, exact: bool, sharp: bool = False
+) -> Verdict:
+    """Compares a difference with its bound; one of rounding size is computed again in float64.
+
+    Args:
+        change: the differences of two computations by a model.
+        exact: the outputs should be equal bit for bit, up to the noise of the model.
+        sharp: the weights amplify rounding.
+    """
+    worst = change(model).max().item()
+    if exact or worst == 0:
+        return Verdict(worst, bounds.hidden, model)
+    if sharp:
+        return Verdict(worst, max(bounds.rounding, MAX_SHARP_ROUNDING * bounds.scale), model)
+    if bounds.twin is not None:
+        precise = change(bounds.twin).max().item()
+        if not precise <= bounds.twin_rounding:
+            return Verdict(precise, bounds.twin_rounding, bounds.twin)
+    elif worst <= bounds.rounding and model.precision != "64-true":
+        undecided = f"outputs differ by {worst:.1g}, which may be rounding: no float64 twin ({bounds.reason})"
+        return Verdict(worst, bounds.rounding, model, undecided)
+    return Verdict(worst, bounds.rounding, model)
+
+
+@dataclass
+class Checker:
+    """Runs the checks of one variant.
+
+    Attributes:
+        variant: in words.
+        sharp: the weights are so large that rounding is amplified.
+    """
+
+    model: Model
+    bounds: Bounds
+    texts: Texts
+    variant: str = "weights=own"
+    sharp: bool = False
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    _seed: int = 1
+    _turn: int = 0
+
+    def result(self, check: str, length: int, verdict: Verdict, tested: int, where: str = "", **leak: Any) -> Result:
+        undecided = verdict.undecided
+        return Result(check, self.variant, length, verdict.worst, verdict.bound, tested, where, undecided, **leak)
+
+    def _batch_size(self, length: int, limit: int) -> int:
+        """Rows of the next batch: they differ, and fit into memory and on a CPU into its caches."""
+        if self.model.batch_size:
+            return self.model.batch_size
+        self._turn += 1
+        tokens = 4096 if self.model.device.type == "cpu" else 1 << 17
+        fitting = min(tokens // length, MAX_OUTPUTS // (length * self.model.vocab_size))
+        return max(1, min(BATCH_SIZES[self._turn % len(BATCH_SIZES)], limit, fitting))
 
     @torch.no_grad()
-    def has_effect(query: int, key: int) -> bool:
-        changed = ids.clone()
-        changed[key] = case.other_tokens(ids)[key]
-        return not torch.equal(subject(ids[None])[0, query], subject(changed[None])[0, query])
+    def future(self, length: int, rows: int) -> Iterator[Result]:
+        """No output changes when every token that it may not see is replaced.
 
-    every = torch.arange(length)
-    yield from _judge(case, "gradient", size, rows, every, bound, describe, case.full_past, has_effect)
+        Each row of a batch has a query; all outputs that see no more than it does are compared. Then the rows but
+        the first are replaced, which may not change the first one.
+        """
+        visible = self.model.visible(length)
+        queries = positions_to_test(length, rows, self.generator)
+        queries = queries[~visible[queries].all(-1)]
+        queries = queries[torch.randperm(len(queries), generator=self.generator)]  # rows may leak in any direction
+        worst, tested = Verdict(0.0, 0.0, self.model), 0
+        while len(queries):
+            size = self._batch_size(length, len(queries))
+            chosen, queries = queries[:size], queries[size:]
+            chosen = chosen.repeat(math.ceil(size / len(chosen)))[:size]
+            ids = self.texts.draw(size, length)
+            changed = torch.where(visible[chosen], ids, self.texts.other(ids))
+            compared = ~(visible[None] & ~visible[chosen][:, None]).any(-1)  # (B, T)
+            verdict, where, leak = self._changes(ids, changed, compared)
+            tested += int(compared.sum())
+            worst = max(worst, verdict, key=lambda v: (not v.passed, v.worst))
+            if where:
+                break
+        else:
+            n = self.model.batch_size or min(4, max(2, self._batch_size(length, 4)))
+            if n > 4 and tested:  # a full batch with different queries has shown that rows do not mix
+                yield self.result("future", length, worst, tested)
+                return
+            ids = self.texts.draw(n, length)
+            rest = torch.cat([ids[:1], self.texts.other(ids)[1:]])
+            compared = (torch.arange(n) == 0)[:, None].expand(n, length)
+            verdict, where, leak = self._changes(ids, rest, compared)
+            tested += length
+            worst = max(worst, verdict, key=lambda v: (not v.passed, v.worst))
+        yield self.result("future", length, worst, tested, where, **leak)
+
+    def _changes(self, ids: Tensor, changed: Tensor, compared: Tensor) -> tuple[Verdict, str, dict[str, Any]]:
+        self._seed = seed = self._seed + 1  # another one in each batch, and the same in the pair
+
+        def change(model: Model) -> Tensor:
+            return largest_change(model(changed, seed=seed), model(ids, seed=seed)) * compared.to(model.device)
+
+        verdict = judge(self.model, self.bounds, change, exact=self.bounds.exact, sharp=self.sharp)
+        if verdict.passed:
+            return verdict, "", {}
+        return verdict, *find_leak(verdict.model, ids, changed, compared, verdict.bound, seed)
+
+    @torch.no_grad()
+    def repeatable(self, length: int) -> Iterator[Result]:
+        """Two runs of one input agree, and so do a text alone and in a batch."""
+        noise, bound, model = self.bounds.noise, MAX_NOISE * self.bounds.scale, self.model
+        where = "" if noise <= bound else f"two runs of the same input differ by {noise:.2g}"
+        yield self.result("equal", length, Verdict(noise, bound, model), length, where)
+        if self.bounds.stochastic or model.batch_size or where:
+            return
+        ids = self.texts.draw(3, length)
+        change = lambda model: largest_change(model(ids)[2:], model(ids[2:]))  # noqa: E731  (1, T)
+        verdict, where, place = judge(model, self.bounds, change, exact=False, sharp=self.sharp), "", None
+        if not verdict.passed:
+            query = int(change(verdict.model)[0].argmax())
+            together = Pass(lambda: verdict.model(ids), query, length, row=2, rows=3)
+            alone = Pass(lambda: verdict.model(ids[2:]), query, length)
+            place = first_difference(verdict.model.module, together, alone, exact=False)
+            where = f"a text alone and in a batch of 3 differ by {verdict.worst:.2g}{in_words(place)}"
+        yield self.result("equal", length, verdict, length, where, place=place or "")
+
+    @torch.no_grad()
+    def ways(self, length: int, names: Sequence[str]) -> Iterator[Result | str]:
+        """Every other way to compute the outputs gives the same; a note for a way that raises an exception."""
+        ids = self.texts.draw(3, length)
+        for name in names:
+
+            def change(model: Model, name: str = name) -> Tensor:
+                other = model.by_way(name, ids)  # (B, T, V)
+                full = model(ids)[..., : other.shape[-1]]
+                missing = other.isnan().all(-1) & ~full.isnan().all(-1)
+                return largest_change(other, full).masked_fill(missing, 0.0)
+
+            try:
+                verdict = judge(self.model, self.bounds, change, exact=False, sharp=self.sharp)
+            except ModelError as error:
+                yield f"{name} is left out, where {error}"
+                continue
+            where, leak = "", {}
+            if not verdict.passed:
+                row, query = first_true(~(change(verdict.model) <= verdict.bound))
+                leak = {
+                    "query": query,
+                    "place": self._place_of_way(verdict.model, name, ids[row : row + 1], query) or "",
+                }
+                where = f"{name}: output {query} differs by {verdict.worst:.2g}{in_words(leak['place'] or None)}"
+            yield self.result("equal", length, verdict, ids.numel(), where, **leak)
+
+    def _place_of_way(self, model: Model, name: str, ids: Tensor, query: int) -> str | None:
+        chunked = "cache" in name
+        if not chunked and not name.startswith("given"):
+            return None  # its positions are others than those of the full pass
+        full = Pass(lambda: model(ids), query, ids.shape[1])
+        with contextlib.suppress(Exception):  # a way may call other submodules
+            other = replace(full, run=lambda: model.by_way(name, ids), chunked=chunked)
+            return first_difference(model.module, full, other, exact=False)
+
+    @torch.no_grad()
+    def lengths(self, longest: int, lengths: Sequence[int], in_time: Callable[[], bool]) -> Iterator[Result]:
+        """The outputs of a text do not change when it is cut off at any length.
+
+        Passes of other shapes round differently, so they are compared in float64 where that is possible.
+        """
+        if self.bounds.stochastic or self.model.batch_size:
+            return
+        model, bound = self.bounds.twin or self.model, self.bounds.rounding
+        bound = self.bounds.twin_rounding if self.bounds.twin else bound
+        if self.sharp:
+            bound = max(bound, MAX_SHARP_ROUNDING * self.bounds.scale)
+        ids, visible = self.texts.draw(1, longest), self.model.visible(longest)
+        full, worst, tested = model(ids), 0.0, 0
+        for length in lengths:
+            if length >= longest or not torch.equal(visible[:length, :length], self.model.visible(length)):
+                continue
+            if not in_time():
+                break
+            compared = ~visible[:length, length:].any(-1)  # (n,)
+            try:
+                change = largest_change(model(ids[:, :length]), full[:, :length])[0].cpu() * compared
+            except ModelError:  # such as statistics of a single number
+                continue
+            tested, worst = tested + int(compared.sum()), max(worst, change.max().item())
+            if not change.max() <= bound:
+                query = int(change.argmax())
+                passes = [Pass(lambda text=text: model(text), query, text.shape[1]) for text in (ids, ids[:, :length])]
+                place = first_difference(model.module, *passes, exact=False)
+                where = f"output {query} changes if the text ends after {length} instead of {longest} tokens"
+                leak = {"query": query, "key": length, "place": place or ""}
+                yield self.result(
+                    "equal", length, Verdict(worst, bound, model), tested, where + in_words(place), **leak
+                )
+                return
+        if tested:
+            yield self.result("equal", longest, Verdict(worst, bound, model), tested)
+
+    def gradient(self, length: int, n_queries: int) -> Iterator[Result | tuple[Tensor, Tensor]]:
+        """Hidden inputs have exactly no gradient, which replaced tokens cannot show; then (queries, gradients).
+
+        The gradients are (n, T); none are yielded for a model without gradients.
+        """
+        if not differentiable(self.model):
+            return
+        ids, model, bound = self.texts.draw(1, length)[0], self.model, 0.0
+        queries = positions_to_test(length, n_queries, self.generator)
+        hidden = ~model.visible(length)[queries]
+        size = gradients(model, ids, queries, self._batch_size)
+        if not model.exact and (size * hidden).any():
+            # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
+            if self.bounds.twin is not None:
+                model = self.bounds.twin
+                size = gradients(model, ids, queries, self._batch_size)
+            if model.precision == "64-true":
+                bound = RELATIVE_GRADIENT * size.max().item()
+        worst = (size * hidden).nan_to_num(nan=torch.inf).max().item()
+        where, leak = "", {}
+        if first := first_true(hidden & ~(size <= bound)):
+            query, key = int(queries[first[0]]), first[1]
+            leak = {"query": query, "key": key}
+            where = f"output {query} has a gradient with respect to input {key}"
+        yield self.result("gradient", length, Verdict(worst, bound, model), int(hidden.sum()), where, **leak)
+        yield queries, size
+
+    @torch.no_grad()
+    def depends(self, length: int, query: int, keys: Sequence[int]) -> Tensor:
+        """bool (n,): whether an output changes with each of these inputs alone."""
+        ids = self.texts.draw(1, length)
+        other, depends = self.texts.other(ids), []
+        for part in torch.tensor(keys).split(self.model.batch_size or max(1, 4096 // length)):
+            rows = ids.repeat(self.model.batch_size or len(part), 1)
+            same = self.model(rows)[: len(part), query]
+            rows[torch.arange(len(part)), part] = other[0, part]
+            depends.append((self.model(rows)[: len(part), query] != same).any(-1).cpu())
+        return torch.cat(depends)
 
 
-def _judge(
-    case: Case,
-    method: str,
-    size: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    bound: float,
-    describe: Callable[[int, int], dict[str, Any]],
-    past: bool,
-    has_effect: Callable[[int, int], bool] = lambda query, key: False,
-) -> Iterator[Result]:
-    """Compares measured dependencies (queries, keys) with the expected ones, and keeps them in the case."""
-    length = max(size.shape)
-    tested, pairs = torch.zeros(length, length, dtype=torch.bool), (queries.cpu()[:, None], keys.cpu())
-    matrix = torch.full((length, length), torch.nan, dtype=size.dtype)
-    tested[pairs], matrix[pairs] = True, size.cpu()
-    case.dependencies[method] = matrix.float()
-    allowed = case.subject.visible(length)
-    hidden, visible = tested & ~allowed, tested & allowed
-    first = first_true(hidden & ~(matrix <= bound))
-    leak = {"check": "no future", "where": ""} | (describe(*first) if first else {})
-    worst = matrix[hidden].max().item() if hidden.any() else 0.0
-    yield case.result(leak.pop("check"), length, worst, bound, int(hidden.sum()), **leak)
-    if past:
-        # The gradient leaves out look-ups of single tokens, whose effect a changed token shows.
-        pairs = (visible & ~(matrix > 0)).nonzero().tolist()
-        missing = next((pair for pair in pairs if not has_effect(*pair)), [])
-        where = "query {} does not depend on key {}".format(*missing) if missing else ""
-        yield case.result("all of the past", length, matrix[visible].min().item(), 0.0, int(visible.sum()), where)
+def positions_to_test(length: int, limit: int, generator: torch.Generator) -> Tensor:
+    """All positions if there are at most `limit`; else the ends, edges of blocks of 16, 64 and 128, and random ones."""
+    if length <= limit:
+        return torch.arange(length)
+    edges = [edge + side for size in (128, 64, 16) for edge in range(size, length, size) for side in (-1, 0)]
+    fixed = [length // 2, length - 2, 0, length // 4, length - 1, 1, *edges]
+    fixed = list(dict.fromkeys(p for p in fixed if p < length))[: max(2, limit // 2)]
+    rest = [p for p in torch.randperm(length, generator=generator).tolist() if p not in set(fixed)]
+    return torch.tensor(sorted((fixed + rest)[:limit]))
 
 
-def check_rows(case: Case, ids: Tensor) -> Iterator[Result]:
-    """No row of a batch (B, T) changes with another.
+def first_true(wrong: Tensor) -> list[int]:
+    """Index of the first True; empty if there is none."""
+    return torch.nonzero(wrong)[:1].flatten().tolist()
 
-    For each bit of the row numbers, the rows with that bit change and the others are compared, then the other way
-    round. Any two rows differ in some bit, so every pair is tested.
+
+def differentiable(model: Model) -> bool:
+    """Whether the module looks tokens up in an `nn.Embedding` and has a backward pass."""
+    if model.module is None or any(isinstance(m, torch._dynamo.OptimizedModule) for m in model.module.modules()):
+        return False
+    ids = torch.ones(model.batch_size or 2, min(2, model.context_length), dtype=torch.long, device=model.device)
+    if model.batch_size:
+        ids = ids[:, :1].repeat(1, model.context_length)
+    try:
+        return bool(gradients(model, ids[0], torch.zeros(1, dtype=torch.long), lambda length, limit: len(ids)).any())
+    except Exception:  # such as Reformer's backward in evaluation mode
+        return False
+
+
+def gradients(model: Model, ids: Tensor, queries: Tensor, batch_size: Callable[[int, int], int]) -> Tensor:
+    """Largest gradient of a random projection of each output with respect to each input's embedding, (n, T).
+
+    Each row of a batch carries one output, so one backward pass computes as many products with the Jacobian.
     """
-    subject, (n, length) = case.subject, ids.shape
-    numbers, worst, where, found = torch.arange(n), 0.0, "", (ids, 0)
-    with torch.no_grad():
-        same, changed = subject(ids), case.other_tokens(ids)
-        for bit, side in itertools.product(range((n - 1).bit_length()), (0, 1)):
-            changing = ((numbers >> bit) & 1 == side).to(ids.device)
-            effect = largest_change(subject(torch.where(changing[:, None], changed, ids)), same).amax(1)  # (B,)
-            effect = effect.masked_fill(changing, 0)
-            row = int(effect.argmax())
-            if effect[row] > worst:
-                worst, where = effect[row].item(), f"row {row} changes with rows {numbers[changing.cpu()].tolist()}"
-                found = torch.where(changing[:, None], changed, ids), row
-        noise = largest_change(subject(ids), same).max().item() if worst else 0.0
-        bound, place = case.hidden_bound(noise), None
-        if not worst <= bound:
-            other, row = found
-            query = int(largest_change(subject(other), same)[row].argmax())
-            place = place_of_rows(subject, ids, other, row, query)
-            where += in_words(place)
-    where = "" if worst <= bound else where
-    yield case.result("rows", length, worst, bound, n * (n - 1) * length, where, place=place or "")
+    rows, generator = [], torch.Generator().manual_seed(0)
+    assert model.module is not None
+    while len(queries):
+        size = batch_size(len(ids), len(queries))
+        part, queries = queries[:size], queries[size:]
+        batch = ids.repeat(size, 1).to(model.device)
+        with embeddings_as_leaves(model.module, batch) as leaves:
+            outputs = replace(model, grad_mode="grad")(batch)  # (B, T, V)
+        if not leaves:
+            return torch.zeros(len(rows) + len(part), len(ids))
+        direction = torch.randn(outputs.shape[-1], generator=generator).to(outputs)
+        chosen = outputs[torch.arange(len(part)), part].masked_fill(outputs[torch.arange(len(part)), part].isinf(), 0)
+        grads = torch.autograd.grad((chosen @ direction).sum(), leaves, allow_unused=True)
+        found = sum(g.abs().amax(-1) for g in grads if g is not None) + outputs.new_zeros(batch.shape)
+        rows.append(found[: len(part)].detach().cpu().double())
+    return torch.cat(rows)
 
 
-def _window(key: int, query: int) -> str:
-    return "" if key > query else " outside the window"
+@contextlib.contextmanager
+def embeddings_as_leaves(module: nn.Module, ids: Tensor) -> Iterator[list[Tensor]]:
+    """Collects the outputs (B, T, C) of all `nn.Embedding` that look up `ids`; gradients stop there."""
+    leaves = []
+
+    def detach(_, args, kwargs, output):
+        # Some position embeddings look up no ids: RoFormer's takes a shape, BART's returns no batch dimension.
+        looked_up = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        if looked_up is not None and output.shape[:-1] == ids.shape and torch.equal(looked_up, ids):
+            leaves.append(output.detach().requires_grad_())
+            return leaves[-1].clone()  # some models change it in place, which a leaf does not allow
+
+    embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding)]
+    with removed_at_exit([m.register_forward_hook(detach, with_kwargs=True) for m in embeddings]):
+        yield leaves

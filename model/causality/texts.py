@@ -19,10 +19,12 @@ class Texts:
     Attributes:
         special: ids that have a meaning of their own, such as end-of-text. The first and last ids of the vocabulary
             are added, because most tokenizers keep them there.
+        tokens: a text (N,) whose passages are another kind; None: random texts only.
     """
 
     vocab_size: int
     special: Sequence[int] = ()
+    tokens: Tensor | None = None
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
     _drawn: int = 0
     _swept: int = 0
@@ -30,6 +32,8 @@ class Texts:
     def draw(self, n: int, length: int) -> Tensor:
         """int64 (N, T)."""
         kinds = (self._uniform, self._with_special, self._sweep, self._runs, self._two_kinds)
+        if self.tokens is not None:
+            kinds = (self._passage, *kinds)
         rows = [kinds[(self._drawn + i) % len(kinds)](length) for i in range(n)]
         self._drawn += n + (n % len(kinds) == 0)  # so that another row of the next batch has each kind
         return torch.stack(rows)
@@ -63,6 +67,11 @@ class Texts:
 
     def _two_kinds(self, length: int) -> Tensor:
         return self._uniform(2)[torch.randint(2, (length,), generator=self.generator)]
+
+    def _passage(self, length: int) -> Tensor:
+        assert self.tokens is not None
+        start = self._integer(len(self.tokens))
+        return self.tokens.roll(-start)[:length] if length <= len(self.tokens) else self._uniform(length)
 
     def _special_ids(self) -> list[int]:
         ends = [*range(4), *range(self.vocab_size - 2, self.vocab_size)]

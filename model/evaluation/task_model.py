@@ -31,9 +31,7 @@ def task_model(lm: LanguageModel) -> Any:
     from lm_eval.api.model import TemplateLM
 
     class TaskModel(TemplateLM):
-        @property
-        def eot_token_id(self) -> int:
-            return lm.eot_id
+        eot_token_id = lm.eot_id
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
             return lm.encode(string) if string else []

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from tril.model.causality.subject import randomize
+from tril.model.causality.model import randomize
 from tril.model.checkpoint import load
 from tril.model.config import GPTConfig
 from tril.model.generation.generate import generate_ids

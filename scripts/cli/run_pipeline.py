@@ -1,6 +1,6 @@
 """The certificate of the loss and the windows of a run, for scripts/certify.py ckpt=..."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,12 +8,11 @@ from torch import Tensor
 
 from tril.data.batches import Batch, TrainWindows, ValWindows
 from tril.data.mixture import BLOCK
-from tril.model.causality.batch_checks import check_shift
-from tril.model.causality.loss_checks import certify_loss
+from tril.model.causality.checks import Result
+from tril.model.causality.loss import certify_loss, check_shift
 from tril.model.masks import document_options
 
 if TYPE_CHECKING:
-    from tril.model.causality.certificate import Certificate
     from tril.model.gpt import GPT
 
 MAX_FLOPS = 2e12  # of all passes: 40 s on a CPU
@@ -21,7 +20,7 @@ PASSES = 400  # with 64 of the estimate of "targets" in each of four modes
 MIN_LENGTH = 16  # of a window
 
 
-def certify_pipeline(model: "GPT", origin: dict[str, Any]) -> "Certificate":
+def certify_pipeline(model: "GPT", origin: dict[str, Any]) -> Iterator[Result | str]:
     """The loss of each target, over the windows of training and validation, one in each batch; see `certify_loss`.
 
     Args:
@@ -49,7 +48,6 @@ def certify_pipeline(model: "GPT", origin: dict[str, Any]) -> "Certificate":
 
     with torch.device(device):
         certificate = certify_loss(losses, training, model=model, vocab_size=config.vocab_size)
-    with certificate.timed():
-        result, _ = check_shift(validation, config.vocab_size)
-        certificate.results.append(result)
-    return certificate
+    yield from certificate.results
+    yield from certificate.notes
+    yield from check_shift(validation, config.vocab_size)

@@ -15,7 +15,7 @@ from tril.model.generation.language_model import LanguageModel
 FILES = "FILES"  # in arguments and messages: the folder of the fixture
 EXPENSIVE = {  # what each command does with settings that it accepts
     "train": "tril.data.datamodule.TextDataModule.prepare_data",
-    "certify": "tril.model.causality.certificate.certify",
+    "certify": "tril.model.causality.certificate.certify_model",
     "referee": "tril.scripts.referee.train_pairs",
     "bench": "tril.scripts.bench.run",
     "plan": "tril.scripts.plan.here",

@@ -7,7 +7,6 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import explain, strict_settings
-from tril.model.causality.grids.callable_grid import Sizes
 from tril.model.config import GPTConfig
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.training.optim import OptimConfig
@@ -76,8 +75,7 @@ def test_an_empty_title_adds_no_prefix():
 
 
 @pytest.mark.parametrize(
-    "cls",
-    [GPTConfig, OptimConfig, ScheduleConfig, TopLevelConfig, CausalityConfig, TrainerConfig, SamplingConfig, Sizes],
+    "cls", [GPTConfig, OptimConfig, ScheduleConfig, TopLevelConfig, CausalityConfig, TrainerConfig, SamplingConfig]
 )
 def test_every_group_of_settings_refuses_unknown_names(cls):
     assert "nonsense is unknown" in refusal(cls, nonsense=1)

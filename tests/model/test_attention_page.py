@@ -32,8 +32,20 @@ def test_the_page_is_current(tmp_path, capsys):
     assert_same_page(PAGE.read_text(encoding="utf-8"), built.read_text(encoding="utf-8"))
 
 
-def test_a_page_that_differs_is_found():
-    assert_same_page("a 0.1184 b\nc", "a 0.1185 b\nc")  # another CPU rounds the last digit
-    for built in ("line 98: 0.1184", "line 97: 0.1187", "line 97: -0.1184", "line 97: 0.1184\n"):
-        with pytest.raises(AssertionError, match="cog -P -r"):
-            assert_same_page("line 97: 0.1184", built + "\nx" * built.endswith("\n"))
+@pytest.mark.parametrize(
+    "written, built",
+    [
+        ("line 97: 0.1184", "line 98: 0.1184"),
+        ("0.1184 0.3120", "0.1184 0.3123"),
+        ("0.1184 0.3120", "0.1184"),
+        ("one\ntwo", "one"),
+        ("-0.1184", "0.1184"),
+    ],
+)
+def test_a_page_that_differs_is_found(written, built):
+    with pytest.raises(AssertionError, match="cog -P -r"):
+        assert_same_page(written, built)
+
+
+def test_a_digit_that_another_cpu_rounds_is_accepted():
+    assert_same_page("a 0.1184 b\nc", "a 0.1185 b\nc")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tril.model.runs import METRICS, Run, find_checkpoint, find_sweep, new_folder, run_folder
+from tril.model.runs import METRICS, Run, find_checkpoint, find_sweep, new_folder, relocate, run_folder, state_of
 
 
 def touch(path, age=0):
@@ -66,17 +66,42 @@ def test_runs_of_the_same_second_get_separate_folders(home):
     assert len(folders) == 4 and all(folder.is_dir() for folder in folders)
 
 
+def test_the_state_of_a_run(tmp_path):
+    run = tmp_path / "run"
+    assert state_of(run) == "not started"
+    run.mkdir()
+    assert state_of(run) == "unfinished"
+    touch(run / "failed.json")
+    assert state_of(run) == "failed"
+    touch(run / "summary.json")
+    assert state_of(run) == "finished"
+
+
+def test_paths_move_with_their_folder():
+    old, new = os.sep + "old", os.sep + "new"
+    inside, outside = os.path.join(old, "a"), old + "er"
+    value = {inside: [old, outside, 3, None, {"path": inside}], "steps": 5}
+    moved = os.path.join(new, "a")
+    assert relocate(value, old, new) == {moved: [new, outside, 3, None, {"path": moved}], "steps": 5}
+
+
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "csv" / "version_0").mkdir(parents=True)
     (tmp_path / METRICS).write_text("step,train/loss,val/loss\n4,2.5,\n4,,3.0\n8,nan,\n")
-    (tmp_path / "config.yaml").write_text("model:\n  dim: 8\n  name: ${x}\nlr: 0.001\nid: 08\nnone: null\n")
+    (tmp_path / "config.yaml").write_text(
+        "model:\n  dim: 8\n  name: ${x}\nlr: 1e-3\nday: 2026-01-02\nid: 08\nnone: null\n"
+    )
     return Run(tmp_path)
 
 
 def test_the_files_of_a_run_are_read_as_plain_values(run):
-    assert run.settings == {"model": {"dim": 8, "name": "${x}"}, "lr": 1e-3, "id": "08", "none": None}
+    settings = {"model": {"dim": 8, "name": "${x}"}, "lr": 1e-3, "day": "2026-01-02", "id": "08", "none": None}
+    assert run.settings == settings and run.config == settings and dict(run.config.model) == settings["model"]
     assert (run.config.model.dim, run.config.lr) == (8, 0.001)
+    for change in (lambda c: setattr(c, "lr", 2), lambda c: c.model.__setitem__("dim", 2), lambda c: c.modle):
+        with pytest.raises((AttributeError, TypeError)):
+            change(run.config)
     assert [list(row) for row in run.metrics] == [["step", "train/loss"], ["step", "val/loss"], ["step", "train/loss"]]
     assert run.metrics[1] == {"step": 4, "val/loss": 3.0} and type(run.metrics[1]["step"]) is int
 
@@ -99,10 +124,11 @@ def test_a_damaged_file_of_a_run_is_named_in_one_line(name, content, run):
 
 def test_the_state_of_a_run_follows_from_its_files(tmp_path):
     states = []
-    for name in ("config.yaml", "failed.json", "summary.json"):
-        (tmp_path / name).touch()
+    for name in (None, "config.yaml", "failed.json", "summary.json"):
+        if name:
+            (tmp_path / name).touch()
         states.append(Run(tmp_path).state)
-    assert states == ["unfinished", "failed", "finished"] and Run(tmp_path / "none").state == "not started"
+    assert states == ["new", "started", "failed", "finished"] and Run(tmp_path / "none").state == "new"
 
 
 def test_a_run_is_found_by_its_folder_a_file_in_it_or_as_the_newest(home):

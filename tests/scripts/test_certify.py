@@ -1,8 +1,6 @@
 """scripts/certify.py from the command line: what it writes, how it reports a leak, its exit status."""
 
 import json
-import math
-from functools import partial
 
 import pytest
 import torch
@@ -11,11 +9,9 @@ from tokenizers import Tokenizer, models
 
 from tests.calls import call
 from tests.conftest import assert_refused, run_python, tiny_gpt
-from tril.model.causality import certificate
-from tril.model.causality.grids import gpt_grid, transformers_grid
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
-from tril.scripts.certify import CertifyConfig, main, subject
+from tril.scripts.certify import main
 from tril.scripts.cli.compose import CONFIGS
 
 SMALL = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu"]
@@ -25,52 +21,25 @@ def certify(*overrides, cwd):
     return call(main, *overrides, cwd=cwd, strict=True)
 
 
-@pytest.fixture
-def one_precision(monkeypatch):
-    """Grids of one precision and one backend. The tests of tests/model/causality run whole grids."""
-    small = {"precisions": ("32-true",)}
-    builders = partial(gpt_grid.gpt_case_builders, **small, backends=("fused",))
-    monkeypatch.setattr(gpt_grid, "gpt_case_builders", builders)
-    monkeypatch.setattr(transformers_grid, "transformers_cases", partial(transformers_grid.transformers_cases, **small))
-
-
-@pytest.fixture
-def short_canary(monkeypatch):
-    """A canary test of few steps, for models that pass."""
-    monkeypatch.setattr(certificate, "canary", partial(certificate.canary, steps=5))
-
-
 def test_a_fresh_model_is_certified(tmp_path):
     """In a new process, without warnings."""
     script = CONFIGS.parent / "scripts" / "certify.py"
     done = run_python(script, *SMALL, "model.window=3", "out=here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "nano sees no future, and all of its past" in done.stdout and "FAILED" not in done.stdout
-    assert all(line.startswith("weights=") for line in done.stderr.splitlines())
+    assert done.stdout.startswith("nano: causal: ") and "; uses at most the last 3 tokens\n" in done.stdout
+    assert all(line.startswith(("weights=", "mode=training")) for line in done.stderr.splitlines())
     written = json.loads((tmp_path / "here" / "causality.json").read_text())
     lengths = {result["length"] for result in written["results"]}
-    assert written["passed"] and lengths == {1, 2, 3, 4, 5, 7, 8, 9}
+    assert written["passed"] and {1, 2, 3, 8, 9} <= lengths <= set(range(1, 10))
     assert (tmp_path / "here" / "causality.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
 
-def test_exhaustive_and_compile_apply_to_the_grid(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
-    model = {"vocab_size": None, "context_length": 4, "n_layers": 1, "dim": 8, "n_heads": 1}
-    for on in (False, True):
-        settings = CertifyConfig(model=model, exhaustive=on, compile=on)
-        cases = [build() for build in subject(settings, None, "cpu", "nano")[1]()]
-        assert all(math.isinf(case.budget) is on for case in cases)
-        assert any(case.subject.compiled for case in cases) is on
-
-
-@pytest.mark.usefixtures("one_precision")
 def test_a_model_without_mask_fails_with_the_place_of_its_first_leak(tmp_path):
     done = certify(*SMALL, "model.causal=false", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "FAILED  attention: layer 0, head 0, query 0, key 1: weight" in done.stdout
-    assert "FAILED  no future: query 0 changes with key 1, first in blocks.0.attn" in done.stdout
-    assert "FAILED  canary: loss" in done.stdout and "nano is NOT certified" in done.stdout
+    assert "FAILED  future: output 0 depends on input 1, first in blocks.0.attn" in done.stdout
+    assert "nano: NOT causal: output 0 depends on input 1" in done.stdout
     assert json.loads((tmp_path / "outputs" / "causality" / "nano" / "causality.json").read_text())["passed"] is False
 
 
@@ -86,13 +55,12 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
     assert not list((tmp_path / "empty").iterdir())
 
 
-@pytest.mark.usefixtures("one_precision", "short_canary")
 def test_a_checkpoint_is_certified_in_its_folder(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "word": 1}, unk_token="word"))
     save(tmp_path / "model.ckpt", LanguageModel(tiny_gpt(n_layers=1, context_length=5), tokenizer))
     done = certify("ckpt=model.ckpt", "device=cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "weights=trained" in done.stderr and "model.ckpt sees no future" in done.stdout
+    assert "weights=own" in done.stderr and "model.ckpt: causal: " in done.stdout
     assert (tmp_path / "causality.json").exists() and (tmp_path / "causality.png").exists()
 
 
@@ -109,7 +77,7 @@ def test_a_function_is_certified_or_not(tmp_path):
     sizes = ["vocab_size=7", "context_length=12", "device=cpu"]
     assert certify("call=mymodels:past", *sizes, cwd=tmp_path).returncode == 0
     done = certify("call=mymodels:future", *sizes, cwd=tmp_path)
-    assert done.returncode == 1 and "no future: query 0 changes with key 1" in done.stdout
+    assert done.returncode == 1 and "future: output 0 depends on input 1" in done.stdout
 
 
 def test_positions_before_its_own_are_the_receptive_field_of_a_function(tmp_path):
@@ -123,21 +91,18 @@ def test_positions_before_its_own_are_the_receptive_field_of_a_function(tmp_path
     sizes = ["call=pair:last_two", "vocab_size=7", "context_length=12", "device=cpu"]
     assert certify(*sizes, "receptive_field=1", cwd=tmp_path).returncode == 0
     done = certify(*sizes, "receptive_field=2", cwd=tmp_path)
-    assert done.returncode == 1 and "all of the past: query 2 does not depend on key 0" in done.stdout
+    assert done.returncode == 1 and "receptive field: output 11 does not depend on input 9" in done.stdout
 
 
-@pytest.mark.usefixtures("one_precision", "short_canary")
-def test_a_model_without_float64_is_certified_with_a_note(tmp_path):
+def test_a_model_without_float64_is_certified(tmp_path):
     from transformers import XGLMConfig
 
     sizes = {"vocab_size": 31, "d_model": 16, "ffn_dim": 32, "num_layers": 1, "attention_heads": 2}
     XGLMConfig(**sizes, max_position_embeddings=6).to_json_file(tmp_path / "xglm.json")
     done = certify("hf=xglm.json", "device=cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("\nnote: float64 is left out (RuntimeError: ") == 1
 
 
-@pytest.mark.usefixtures("short_canary")
 def test_a_difference_of_rounding_size_without_float64_is_inconclusive(tmp_path):
     (tmp_path / "rounding.py").write_text(
         "import torch\n"
@@ -151,7 +116,7 @@ def test_a_difference_of_rounding_size_without_float64_is_inconclusive(tmp_path)
     sizes = ["call=rounding:shifted", "vocab_size=7", "context_length=12", "device=cpu"]
     done = certify(*sizes, cwd=tmp_path)
     assert done.returncode == 4, done.stdout + done.stderr
-    assert "as far as rounding allows to tell" in done.stdout and "\nnote: outputs differ by " in done.stdout
+    assert "inconclusive" in done.stdout and "\nnote: outputs differ by " in done.stdout
 
 
 def test_a_model_that_cannot_be_called_is_one_line(tmp_path, monkeypatch):
@@ -160,16 +125,15 @@ def test_a_model_that_cannot_be_called_is_one_line(tmp_path, monkeypatch):
     GPT2Config(vocab_size=31, n_positions=6, n_layer=1, n_embd=16, n_head=2).to_json_file(tmp_path / "gpt2.json")
     monkeypatch.setattr(GPT2LMHeadModel, "forward", lambda self, input_ids: 1 / 0)
     done = certify("hf=gpt2.json", "device=cpu", cwd=tmp_path)
-    message = "error: hf=gpt2.json with ids (2, 6) below 31 ends in ZeroDivisionError: division by zero\n"
+    message = "error: gpt2.json raised ZeroDivisionError: division by zero\n"
     assert (done.returncode, done.stdout, done.stderr) == (3, "", message)
     forward = lambda self, input_ids, **_: (torch.rand(*input_ids.shape, 31) if len(input_ids) < 3 else 1 / 0,)  # noqa: E731
     monkeypatch.setattr(GPT2LMHeadModel, "forward", forward)
     done = certify("hf=gpt2.json", "device=cpu", "out=here", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines()[-1] == "error: GPT2LMHeadModel ends in ZeroDivisionError: division by zero"
+    assert done.stderr.splitlines()[-1] == "error: gpt2.json raised ZeroDivisionError: division by zero"
 
 
-@pytest.mark.usefixtures("one_precision", "short_canary")
 def test_a_transformers_folder_is_certified(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -191,13 +155,12 @@ def test_a_transformers_folder_is_certified(tmp_path):
         (["ckpt=nowhere"], "nowhere does not exist"),
         (["ckpt=latest", "model.window=3"], "ckpt=latest and model.window=3 name several models; keep one"),
         (["ckpt=latest", "hf=folder"], "ckpt=latest and hf=folder name several models"),
-        (["call=os:getcwd"], "vocab_size=null must be a valid integer"),
+        (["call=os:getcwd"], "vocab_size=None must be an integer of at least 3"),
         (["call=nowhere:f", "vocab_size=7", "context_length=9"], "nowhere"),
         (["hf=./nowhere"], "nowhere"),
         (["vocab_size=7"], "vocab_size, context_length, receptive_field go with call=..."),
         (["compile=true", "hf=folder"], "compile=true needs one of Tril's own models"),
         (["device=tpu"], "device=tpu is not available"),
-        (["exhaustive=perhaps"], "exhaustive='perhaps' must be a valid boolean"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -12,30 +12,23 @@ from lightning import Callback, Trainer
 from torch import Tensor
 
 from tril.model.atomic_files import write_json
-from tril.model.autocast import autocast
-from tril.model.causality.attention_check import check_attention
-from tril.model.causality.batch_checks import Batch, check_shift
-from tril.model.causality.case import Case, Result
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.checks import check_gradient, check_perturbation, check_rows
-from tril.model.causality.equivalence_checks import check_documents, check_steps
-from tril.model.causality.loss_checks import check_canary
-from tril.model.causality.loss_probe import LossProbe, restored
-from tril.model.causality.redraw_checks import check_redrawn
-from tril.model.causality.subject import GPTSubject, Subject, randomize
-from tril.model.causality.target_checks import check_other_targets, check_own_targets
+from tril.model.causality.checks import Checker, Result, measure_bounds
+from tril.model.causality.gpt import with_ways
+from tril.model.causality.loss import Batch, LossProbe, check_logits, check_shift
+from tril.model.causality.model import Model, call_gpt, causal, randomize
+from tril.model.causality.texts import Texts
 from tril.model.gpt import GPT
 from tril.model.initialization import SkipInit
 from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import Loss, TrainingModule
 
-BUDGET = 5e10  # FLOPs of each of the two dependency matrices: a dozen positions of `nano`
-EVERY_POSITION_BUDGET = 2e10  # FLOPs of a pass; a larger model would take a minute, and copies that may not fit
+# Texts whose hidden tokens are replaced, and outputs with gradients; about a second for a model of 10 M parameters.
+ROWS, QUERIES = 8, 2
+TWIN_FLOPS = 2e10  # of a pass; a larger model would take a minute, and copies that may not fit into memory
+MAX_STEPS = 64  # a longer context is decoded in few chunks
 MAX_BATCHES = 4  # of each part of the text, whose targets are looked for among their inputs
-CANARY_BUDGET = 3e11  # FLOPs of its training: about 3 s on a CPU
-CANARY_STEPS, CANARY_FRESH = 60, 1024  # steps, and tokens that it is tested with
-CANARY_ROWS, CANARY_LENGTH = 4, 32  # of each batch
 
 Windows = Callable[[Tensor], dict[str, Iterable[Batch]]]  # tokens (N,) -> batches of one epoch, by part of the text
 
@@ -47,12 +40,11 @@ class CausalityError(RunRefused):
 class CausalityCheck(Callback):
     """Certifies the loss before the first step: in its precision, compiled if training compiles it, at its length.
 
-    Changed tokens go through the loss of a whole training batch in training mode; gradients and attention weights
-    through the uncompiled model. A sample of positions is tested (`positions_to_test`), with random weights, since the
-    zeros of an initial model hide every leak; all positions of a model of at most `EVERY_POSITION_BUDGET` are compared
-    with decoding token by token. The weights are restored exactly, and the run's random numbers are not
-    consumed. At every validation the trained weights are tested with one batch of replaced tokens, and with more at the
-    last one: a mask may come off later. A sharded model is tested before training only, as a whole copy on rank 0.
+    Replaced tokens go through the loss of a whole training batch in training mode, and through the uncompiled model;
+    so do gradients, decoding and packed documents. The weights are random, since the zeros of an initial model hide
+    every leak. They are restored exactly, and the run's random numbers are not consumed. At every validation the
+    trained weights are tested with one batch of replaced tokens, and with more at the last one: a mask may come off
+    later. A sharded model is tested before training only, as a whole copy on rank 0.
 
     Every checkpoint holds the summary and what it belongs to (`tril.model.checkpoint.verdict`); `folder`/causality.json
     holds all figures.
@@ -90,12 +82,12 @@ class CausalityCheck(Callback):
             return
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
         batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        rows = None if is_last else batch_size
+        later = Certificate("")
         with self.certificate.timed(), restored_modes(pl_module):
-            later = [*check_weights(pl_module.losses, str(trainer.precision), batch_size, rows, trainer.global_step)]
-        self.certificate.results = self.before + later
-        quiet = all(result.passed for result in later)
-        self._report(trainer, pl_module, self.certificate, step=trainer.global_step, quiet=quiet)
+            rows = ROWS if is_last else min(ROWS, batch_size)
+            later.add(check_weights(pl_module.losses, str(trainer.precision), batch_size, rows, trainer.global_step))
+        self.certificate.results = self.before + later.results
+        self._report(trainer, pl_module, self.certificate, step=trainer.global_step, quiet=later.passed)
 
     def _report(
         self,
@@ -135,9 +127,11 @@ def certify(losses: Loss, trainer: Trainer) -> Certificate:
     certificate = Certificate("the loss of a training step, and its model")
     try:
         with restored_modes(model), certificate.timed():
-            for result in short_checks(losses, precision, data.batch_size):
-                certificate.results.append(result)
-            certificate.results += check_pipeline(losses, precision, data.windows_of, data.batch_size)
+            passed = certificate.add(check_weights(losses, precision, data.batch_size, ROWS, 0))
+            certificate.add(check_windows(data.windows_of, model.config))
+            certificate.add(check_targets(losses, data.batch_size))
+            if passed:  # decoding assumes a causal model
+                certificate.add(check_ways(losses))
         return certificate
     finally:
         with torch.no_grad():
@@ -145,143 +139,107 @@ def certify(losses: Loss, trainer: Trainer) -> Certificate:
                 p.copy_(weights[name])
 
 
-def short_checks(losses: Loss, precision: str, batch_size: int) -> Iterator[Result]:
-    """The checks with the current weights; leaves the model in training mode."""
-    config = losses.model.config
-    labels: dict[str, object] = {"backend": config.backend, "precision": precision}
-    lengths = [config.context_length]
-    subject = GPTSubject(losses.model.eval(), precision=precision)
-    model = Case(subject, labels | {"of": "model"}, lengths, BUDGET)
-    ids = model.random_tokens(batch_size, config.context_length)
-    results = [*check_gradient(model, ids[0]), *check_attention(model, ids[0], lambda subject, ids: subject(ids))]
-    yield from results
-    if all(result.passed for result in results):  # decoding assumes a causal model
-        yield from check_every_position(losses, ids[:1])
-    if losses.document_eot is not None:
-        yield from check_documents(model, ids[:1])
-    losses.model.train()
-    # The batch size of a training step, for which the loss may be compiled.
-    loss = Case(
-        loss_subject(losses, precision, batch_size), labels | {"of": "loss"}, lengths, BUDGET, batch_size=batch_size
-    )
-    yield from check_perturbation(loss, ids[0])
-    yield from check_redrawn(loss, lengths, batch_size)
-    yield from check_rows(loss, ids)
-
-
-def check_every_position(losses: Loss, ids: Tensor) -> Iterator[Result]:
-    """Decodes ids (1, T) token by token, in float32, where the smallest leak of any position shows.
-
-    The bound needs a copy of the model in float32 and one in float64, so models above a budget are left out.
-    """
-    config = losses.model.config
-    if 2 * losses.model.n_parameters() * config.context_length > EVERY_POSITION_BUDGET:
-        return
-    labels: dict[str, object] = {"backend": config.backend, "precision": "32-true", "of": "model"}
-    yield from check_steps(Case(GPTSubject(losses.model), labels, [config.context_length], BUDGET), ids)
-
-
-def check_weights(losses: Loss, precision: str, batch_size: int, rows: int | None, seed: int) -> Iterator[Result]:
-    """Replaced texts through the model and through the loss of a training step, with the current weights.
+def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed: int) -> Iterator[Result | str]:
+    """Replaced tokens through the model and through the loss of a training step, with the current weights.
 
     Args:
-        rows: number of texts; None: as many as the budget of a case allows, and every position is tested once.
+        rows: number of texts.
         seed: of the texts and of the positions from which they are replaced.
     """
-    config = losses.model.config
-    labels: dict[str, object] = {"weights": "own", "backend": config.backend, "precision": precision}
-    lengths = [config.context_length]
-    subject = GPTSubject(losses.model.eval(), precision=precision)
-    generators = (torch.Generator().manual_seed(seed) for _ in range(2))
-    model = Case(subject, labels | {"of": "model"}, lengths, BUDGET, generator=next(generators))
-    redrawn = list(check_redrawn(model, lengths, rows))
-    yield from redrawn
-    if rows is None and all(result.passed for result in redrawn):
-        yield from check_every_position(losses, model.random_tokens(1, config.context_length))
+    length = losses.model.config.context_length
+    losses.model.eval()
+    checker = checker_of(subject_of(losses, precision), f"model precision={precision}", seed)
+    yield from checker.repeatable(length)
+    yield from checker.future(length, rows)
+    yield from (result for result in checker.gradient(length, QUERIES) if isinstance(result, Result))
     losses.model.train()
-    options: dict[str, Any] = {"batch_size": batch_size, "generator": next(generators)}
-    loss = Case(loss_subject(losses, precision, batch_size), labels | {"of": "loss"}, lengths, BUDGET, **options)
-    yield from check_redrawn(loss, lengths, rows)
+    checker = checker_of(loss_subject(losses, precision, batch_size), f"loss precision={precision}", seed)
+    yield from checker.repeatable(length)
+    yield from checker.future(length, max(rows, batch_size))
 
 
-def loss_subject(losses: Loss, precision: str, batch_size: int) -> Subject:
+def checker_of(subject: Model, variant: str, seed: int = 0) -> Checker:
+    generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
+    texts = Texts(subject.vocab_size, generator=generators[0])
+    bounds = measure_bounds(subject, texts, subject.context_length, exact=True)
+    return Checker(subject, bounds, texts, variant, generator=generators[1])
+
+
+def subject_of(losses: Loss, precision: str = "32-true", *, twin: bool = False) -> Model:
+    """The model of a loss, not copied, in its mode."""
+    gpt = losses.model
+    config, device = gpt.config, gpt.embed.weight.device
+    sizes = {"vocab_size": config.vocab_size, "context_length": config.context_length, "visible": causal}
+    subject = with_ways(Model("model", gpt, call_gpt, **sizes, device=device, precision=precision))
+    return subject if twin else replace(subject, twin=None)
+
+
+def loss_subject(losses: Loss, precision: str, batch_size: int) -> Model:
     """The loss of a training step, (B, T, 1): one number per position, for fixed targets."""
-    config = losses.model.config
-    shape = (batch_size, config.context_length)
-    targets = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-    targets = targets.to(losses.model.embed.weight.device)
-
-    def run(ids: Tensor) -> Tensor:
-        with torch.enable_grad():  # as in a training step: without gradients the compiler makes another graph
-            nll = losses((ids, targets[: len(ids)])).detach()
-        return nll.clone()[..., None]  # the next run of a CUDA graph overwrites its output
-
-    subject = GPTSubject(losses.model, precision=precision)
-    subject.run = run
-    return subject
+    subject = subject_of(losses, precision)
+    shape = (batch_size, subject.context_length)
+    targets = torch.randint(subject.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(subject.device)
+    call = lambda _, ids: losses((ids, targets[: len(ids)])).detach()[..., None]  # noqa: E731
+    if losses.document_eot is not None:  # an end of text before the window changes the positions
+        subject = replace(subject, visible=causal)
+    return replace(subject, call=call, batch_size=batch_size)
 
 
-def check_pipeline(losses: Loss, precision: str, windows: Windows, batch_size: int) -> Iterator[Result]:
-    """Checks the windows of both parts of the text, the losses of training and of validation, and both together.
+def check_ways(losses: Loss) -> Iterator[Result | str]:
+    """Decoding, other lengths and packed documents give the outputs of a full pass.
 
-    `certify_loss` is the full form. The weights should be random; they are the same afterwards.
+    The bound needs a copy of the model in float64, so models above a budget are left out.
     """
     config = losses.model.config
+    names = [f"{'chunks of 1' if config.context_length <= MAX_STEPS else 'few chunks'} with the cache"]
+    if 2 * losses.model.n_parameters() * config.context_length > TWIN_FLOPS:
+        return
+    losses.model.eval()
+    checker = checker_of(subject_of(losses, twin=True), "model precision=32-true")
+    if losses.document_eot is not None:
+        names.append("a document behind another one")
+    yield from checker.ways(config.context_length, [name for name in names if name in checker.model.ways])
+    lengths = [max(1, config.context_length * share // 8) for share in (7, 4, 2, 1)]
+    yield from checker.lengths(config.context_length, lengths, lambda: True)
+
+
+def check_windows(windows: Windows, config: Any) -> Iterator[Result | str]:
+    """No target of the windows of training and validation stands among its inputs."""
     for part in windows(torch.arange(config.context_length + 2)):
 
         def batches(tokens: Tensor, _: torch.Generator, part: str = part) -> Iterable[Batch]:
             found = windows(tokens)[part] if len(tokens) > config.context_length + 1 else ()
             return itertools.islice(found, MAX_BATCHES)
 
-        result, _ = check_shift(batches, config.vocab_size)
-        yield replace(result, case=f"windows={part}")
-    yield from check_losses(losses, precision, batch_size)
-    flops = losses.model.flops_per_token(CANARY_LENGTH) * CANARY_STEPS * CANARY_ROWS * CANARY_LENGTH
-    if flops <= CANARY_BUDGET:
-        yield from short_canary(Loss(losses.model, None, losses.document_eot), windows)
+        for result in check_shift(batches, config.vocab_size):
+            yield replace(result, variant=f"windows={part}") if isinstance(result, Result) else result
 
 
-def check_losses(losses: Loss, precision: str, batch_size: int) -> Iterator[Result]:
-    """The loss of a training step as it is trained, and that of validation, which is not compiled for this.
+def check_targets(losses: Loss, batch_size: int) -> Iterator[Result]:
+    """The losses of training and of validation depend on no other target, and do not know their own.
 
-    One pass has other targets, and one of the first text has none: with dropout, in evaluation mode only.
+    In float32 and not compiled: a compiled loss in bf16 rounds more than a small leak.
     """
     model, config = losses.model, losses.model.config
-    device = model.embed.weight.device
-    shape = (2, batch_size, config.context_length)
-    ids, answers = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    plain = Loss(model, None, losses.document_eot)
+    shape = (2, min(batch_size, 2), config.context_length)
+    inputs, targets = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     dropout = max(config.embd_dropout, config.attn_dropout, config.resid_dropout) > 0
-    for training, each in ((True, losses), (False, Loss(model, None, losses.document_eot))):
+    for training in (True, False):
         model.train(training)
-
-        def run(inputs: Tensor, targets: Tensor, each: Loss = each) -> Tensor:
-            with autocast(device, precision):
-                return each((inputs, targets)).clone()  # the next run of a CUDA graph overwrites its output
-
-        rows = batch_size if each.compile else 1  # a compiled loss is for one shape
-        probe = LossProbe(run, ids[:rows], answers[:rows], config.vocab_size, model)
-        probe.case = f"precision={precision} of=loss training={training}"
-        yield probe.measure()
-        yield check_other_targets(probe, itertools.islice(probe.replacements(probe.targets), 1))
+        variant = f"loss mode={'training' if training else 'evaluation'}"
+        probe = LossProbe(lambda x, y: plain((x, y)), inputs, targets, config.vocab_size, model, variant)
+        base, others = probe(probe.inputs, probe.targets), (probe.targets + 1) % config.vocab_size
+        chosen = (torch.arange(shape[2]) % 2 == 1).to(probe.device).expand_as(probe.targets)
+        changed = probe(probe.inputs, torch.where(chosen, others, probe.targets))
+        worst = (changed - base).abs().masked_fill(chosen, 0.0).max().item()
+        bound = 1e-5 * base.abs().max().item()
+        where = "" if worst <= bound else f"a loss changes by {worst:.2g} nats when other targets are replaced"
+        yield probe.result("targets", worst, bound, base.numel(), where)
         if not (training and dropout):
-            with torch.no_grad(), autocast(device, precision):
-                text = probe.inputs[:1]
-                logits = model(text, **document_options(text, losses.document_eot))
-            yield check_own_targets(probe, logits)
-
-
-def short_canary(losses: Loss, windows: Windows) -> Iterator[Result]:
-    """Trains a small number of steps on the beginnings of training windows of random tokens, in float32."""
-    model = losses.model
-
-    def batches(tokens: Tensor, _: torch.Generator) -> Iterator[Batch]:
-        for inputs, targets in windows(tokens)["train"] if len(tokens) > model.config.context_length + 1 else ():
-            yield inputs[:CANARY_ROWS, :CANARY_LENGTH], targets[:CANARY_ROWS, :CANARY_LENGTH]
-
-    one = torch.zeros(CANARY_ROWS, min(CANARY_LENGTH, model.config.context_length), dtype=torch.int64)
-    probe = LossProbe(lambda *batch: losses(batch), one, one, model.config.vocab_size, model)
-    with restored(model):
-        yield from check_canary(probe, batches, CANARY_STEPS, CANARY_FRESH)
+            with torch.no_grad():
+                logits = model(probe.inputs, **document_options(probe.inputs, losses.document_eot))
+            yield check_logits(probe, logits)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import TRAINABLE, assert_close, tiny_gpt
-from tril.model.causality.attention_probe import used_weights
+from tests.model.heads.used_weights import used_weights
 from tril.model.heads.attention_maps import TokenWindows, attention_maps, capture_attention
 from tril.model.masks import document_options
 

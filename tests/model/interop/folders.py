@@ -8,7 +8,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tril.model.causality.grids.transformers_loading import quiet
+from tril.model.causality.hf import quiet
 
 V, T = 264, 20  # rows of the embedding, seven more than the tokenizer has ids; context
 EOT = "<|endoftext|>"

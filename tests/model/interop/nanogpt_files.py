@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tril.model.causality.grids.transformers_loading import quiet
+from tril.model.causality.hf import quiet
 
 T = 32  # context
 MATRICES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # (in, out) there

@@ -14,7 +14,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from tests.calls import call
 from tests.conftest import tiny_gpt
 from tests.model.interop.folders import DROP, EOT, MODELS, T, byte_tokenizer, change_json, folder_of, reference
-from tril.model.causality.case import ModelError
+from tril.model.causality.model import ModelError
 from tril.model.checkpoint import Checkpoint
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPTConfig
@@ -396,7 +396,6 @@ def test_the_chat_template_with_its_special_tokens(tmp_path):
 
 def broken(*_, **__):
     raise ModelError("the model is not called in this test")
-    yield
 
 
 def test_the_stored_certificate_belongs_until_a_weight_changes(tmp_path, monkeypatch):
@@ -412,7 +411,7 @@ def test_the_stored_certificate_belongs_until_a_weight_changes(tmp_path, monkeyp
     rewrite(folder, lambda w: w["model.norm.weight"].view(-1)[-1:].add_(1e-3))
     text = "passed; does not belong to these weights: 1 tensors differ, the first is model.norm.weight"
     assert stored_certificate(folder) == {"text": text, "belongs": False, "passed": True}
-    monkeypatch.setattr("tril.model.causality.grids.transformers_grid.transformers_cases", broken)
+    monkeypatch.setattr("tril.model.causality.certificate.certify_model", broken)
     done = call(certify, f"hf={folder}", f"out={tmp_path / 'out'}", cwd=tmp_path)
     assert done.stdout.startswith(f"stored certificate: {text}") and done.returncode == 3
     for values, text in (({"causality": None}, "none"), ({"causality": {"passed": 1}}, "none that can be read")):

@@ -1,0 +1,140 @@
+"""A `GPT` as a `Model`: its cache, padding and documents, and its variants in all backends.
+
+B batch, T positions, V vocabulary.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tril.model.attention import BACKENDS, MultiHeadAttention
+from tril.model.backends import MIN_HEAD_DIM
+from tril.model.causality.model import Model, behind_padding, chunks, few_chunks, randomize, visible_by_windows
+from tril.model.causality.variants import SHARPENING, Variant, random_weights
+from tril.model.config import GPTConfig
+from tril.model.generation.step import decode_step
+from tril.model.gpt import GPT
+from tril.model.masks import document_mask, padding_mask
+
+PRECISIONS = ("32-true", "bf16-mixed")
+OTHER_WINDOW = 16  # tested in addition to a config without a window
+FLEX_CPU_LENGTH = 130  # longest input of flex on a CPU: more than one of its blocks of 128
+DROPOUT = 0.2  # in the variants in training mode
+
+
+def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
+    """Adds to the `Model` of a GPT what it can do besides a full pass, and what its outputs see."""
+    gpt = model.function
+    config: GPTConfig = gpt.config
+    ways: dict[str, Callable[[Model, Tensor], Tensor]] = {
+        "left padding": lambda model, ids: behind_padding(
+            ids, model.vocab_size, lambda ids, visible, p: model.function(ids, mask=padding_mask(visible), positions=p)
+        ),
+        "a document behind another one": _behind_document,
+        "the explicit backend": lambda model, ids: use_backend(copy.deepcopy(model.function), "explicit")(ids),
+    }
+    if config.causal:  # later tokens change earlier keys and values otherwise, so a cache cannot hold them
+        ways |= {
+            "chunks of 1 with the cache": lambda model, ids: _decode(model, ids, [1] * ids.shape[1]),
+            "chunks of 7 with the cache": lambda model, ids: _decode(model, ids, chunks(ids.shape[1], 7)),
+            "chunks and steps of constant shape": _decode_steps,
+            "few chunks with the cache": lambda model, ids: _decode(model, ids, few_chunks(ids.shape[1])),
+        }
+    model = replace(model, ways=ways, exact=True, twin=lambda gpt: use_backend(gpt, "explicit"))
+    if not default_visibility:
+        return model
+    return replace(model, visible=functools.partial(visible_by_windows, windows=windows_of(config)), sees_all=True)
+
+
+def windows_of(config: GPTConfig) -> list[int | None]:
+    """Number of positions that each layer sees, its own included: 1 without attention. None: all."""
+    return [config.window if config.n_heads else 1] * config.n_layers
+
+
+def _decode(model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:
+    gpt = model.function
+    cache = gpt.new_cache(len(ids), ids.shape[1])
+    return torch.cat([gpt(part, cache=cache) for part in ids.split(list(sizes), 1)], 1)
+
+
+def _decode_steps(model: Model, ids: Tensor) -> Tensor:
+    """The first half at once, then steps of one token whose shapes are always the same."""
+    gpt, half = model.function, ids.shape[1] // 2
+    cache, positions = gpt.new_cache(len(ids), ids.shape[1]), torch.arange(ids.shape[1], device=ids.device)
+    parts = [gpt(ids[:, :half], cache=cache)] if half else []
+    steps = [decode_step(gpt, cache, ids[:, p : p + 1], positions[p : p + 1])[:, None] for p in positions[half:]]
+    return torch.cat([*parts, *steps], dim=1)
+
+
+def _behind_document(model: Model, ids: Tensor) -> Tensor:
+    def run(ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
+        return model.function(ids, mask=document_mask(visible.long()), positions=positions)
+
+    return behind_padding(ids, model.vocab_size, run)
+
+
+def use_backend(gpt: GPT, backend: str) -> GPT:
+    """Changes the model in place."""
+    for module in gpt.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.backend = backend
+    return gpt
+
+
+def gpt_variants(
+    config: GPTConfig, *, device: str = "cpu", compile: bool = False, backends: Sequence[str] = tuple(BACKENDS)
+) -> Iterator[Variant]:
+    """Random, own and large weights of a GPT in every backend and precision, with a window, and in training mode."""
+    yield Variant("weights=random", random_weights, thorough=True)
+    if not config.n_heads:
+        backends = [config.backend]  # all compute the same
+    elif device == "cuda" and config.head_size < MIN_HEAD_DIM:
+        backends = [backend for backend in backends if backend != "flex"]
+    dropout = dict.fromkeys(("embd_dropout", "attn_dropout", "resid_dropout"), DROPOUT)
+    for backend in backends:
+        slow = backend == "flex" and device == "cpu"  # no kernels there, and the same computation in every precision
+        for precision in PRECISIONS[:1] if slow else PRECISIONS:
+            change = functools.partial(rebuilt, precision=precision, backend=backend, slow=slow)
+            name = f"backend={backend} precision={precision}"
+            yield Variant(f"weights=own {name}", functools.partial(change, own=True))
+            yield Variant(f"weights=random {name}", change)
+            if config.n_heads and config.window is None and config.causal:
+                yield Variant(
+                    f"weights=random window={OTHER_WINDOW} {name}", functools.partial(change, window=OTHER_WINDOW)
+                )
+            if config.n_heads:
+                yield Variant(f"weights=large {name}", functools.partial(change, scale=SHARPENING), sharp=True)
+            rates = dropout | ({"attn_dropout": 0.0} if backend == "flex" or not config.n_heads else {})
+            yield Variant(f"mode=training dropout={DROPOUT} {name}", functools.partial(change, training=True, **rates))
+    for precision in PRECISIONS if compile else ():
+        name = f"weights=random compiled precision={precision}"
+        yield Variant(name, functools.partial(rebuilt, precision=precision, compile=True))
+
+
+def rebuilt(
+    model: Model,
+    *,
+    precision: str,
+    own: bool = False,
+    scale: float = 1.0,
+    training: bool = False,
+    compile: bool = False,
+    slow: bool = False,
+    **changes: object,
+) -> Model:
+    """A GPT with other settings, and random weights or its own ones."""
+    config = replace(model.function.config, **changes)
+    gpt = type(model.function)(config)
+    gpt.load_state_dict(model.function.state_dict())
+    if not own:
+        randomize(gpt, torch.Generator().manual_seed(0), scale)
+    gpt = gpt.to(model.device).train(training)
+    changed = replace(with_ways(replace(model, function=gpt)), precision=precision)
+    if compile:
+        run = torch.compile(gpt, dynamic=False)
+        changed = replace(changed, call=lambda function, ids: run(ids), ways={}, twin=None)
+    return changed.shortened(FLEX_CPU_LENGTH) if slow else changed

@@ -1,0 +1,169 @@
+"""A causal language model of `transformers` as a `Model`: a folder, a name on the hub, or a config without weights.
+
+Its attention implementations (eager, sdpa) are tested unchanged, with its own cache and masks. The expected windows
+come from the config.
+"""
+
+import copy
+import functools
+import logging
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tril.model.causality.model import CONTEXTS, Model, as_model, visible_by_windows
+from tril.model.causality.variants import Variant, module_variants, random_weights
+
+MAX_LENGTH = 256  # longest input; the certificate says nothing about longer ones
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# Settings of attention that chooses a few keys by their scores.
+CHOSEN_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget", "keep_window_size", "lsh_attn_chunk_length")
+
+
+def hf_model(name: str, model: Any, *, device: str = "cpu") -> Model:
+    """The `Model` of a model of `transformers` in float32, which is not changed."""
+    config = model.config.get_text_config(decoder=True)
+    names = (*CONTEXTS, "seq_length", "max_target_positions")
+    sizes = [n for key in names if isinstance(n := getattr(config, key, None), int) and n > 0]  # -1: no limit
+    tables = [m for name, m in model.named_modules() if re.search(r"(^|[._])position_embeddings?$", name)]
+    padded = [t for t in tables if getattr(t, "padding_idx", None) is not None]  # positions begin behind, as in RoBERTa
+    sizes += [table.num_embeddings - table.padding_idx - 1 for table in padded]
+    subject = as_model(
+        model,
+        vocab_size=config.vocab_size,
+        context_length=min([MAX_LENGTH, *sizes]),
+        special_ids=special_ids(config),
+        device=device,
+        name=name,
+    )
+    note = f"no text is longer than {MAX_LENGTH} tokens" if min(sizes, default=MAX_LENGTH + 1) > MAX_LENGTH else ""
+    visible = functools.partial(visible_by_windows, windows=windows(config))
+    return replace(subject, visible=visible, sees_all=sees_whole_past(config), twin=eager_experts, note=note)
+
+
+def hf_variants(model: Model) -> Iterator[Variant]:
+    """The variants of any module, and random weights with each attention implementation."""
+    yield from module_variants(model)
+    function: Any = model.function
+    if getattr(function, "_supports_sdpa", False):
+        for attention in ("eager", "sdpa"):
+            change = functools.partial(with_attention, attention=attention)
+            yield Variant(f"weights=random attention={attention}", change, thorough=True)
+
+
+def with_attention(model: Model, attention: str) -> Model:
+    def change(function: Any) -> Any:
+        function.set_attn_implementation(attention)
+        return function
+
+    return random_weights(model.changed(change), raised=False)
+
+
+def eager_experts(model: Any) -> Any:
+    """The grouped kernels of experts have no float64."""
+    if hasattr(model, "set_experts_implementation") and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    return model
+
+
+def windows(config: Any) -> list[int | None]:
+    """Number of positions that each layer sees, its own included, from the config; None: all."""
+    window = (getattr(config, "sliding_window", None) or None) if getattr(config, "use_sliding_window", True) else None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * getattr(config, "num_hidden_layers", 1)
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def special_ids(config: Any) -> list[int]:
+    """Ids of the config that have a meaning of their own, such as end-of-text."""
+    values = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
+    ids = [i for value in values for i in (value if isinstance(value, list) else [value])]
+    return [i for i in ids if isinstance(i, int) and 0 <= i < config.vocab_size]
+
+
+def sees_whole_past(config: Any) -> bool:
+    """Whether every output must depend on its whole past: not in recurrences, nor where layers see or choose a part."""
+    if any(hasattr(config, name) for name in CHOSEN_KEYS):
+        return False
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return hasattr(config, "num_attention_heads") and ("full_attention" in kinds or kinds == {"sliding_attention"})
+
+
+def load(name: str, seed: int = 0) -> Any:
+    """The model that `name` stands for, in float32.
+
+    Args:
+        name: a folder written by `save_pretrained`, a name on the hub, or a config alone (a folder or .json).
+        seed: of initial weights.
+
+    Returns:
+        The model; of a config without weights, with initial ones.
+
+    Raises:
+        FileNotFoundError: no such file or folder.
+        ValueError: it cannot be loaded; one line.
+    """
+    path, key = Path(name), f"hf={name}"
+    remedy = "name a folder written by save_pretrained, a config, or a model on the hub"
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise FileNotFoundError(f"{key} is a folder without config.json; {remedy}")
+    if not path.exists() and (name.endswith(".json") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)):
+        raise FileNotFoundError(f"{key} does not exist; {remedy}")
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"{key} needs the library transformers; pip install transformers") from error
+    quiet()
+    try:
+        return _load(name, seed)
+    except Exception as error:  # transformers raises many kinds, with many lines
+        what = "cannot be loaded" if path.exists() else "does not exist here, and cannot be loaded from the hub"
+        raise ValueError(textwrap.shorten(f"{key} {what}: {error}", 300, placeholder=" ...")) from error
+
+
+def quiet() -> None:
+    """`transformers` prints errors only, and no progress bars."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+
+
+def _load(name: str, seed: int) -> Any:
+    import transformers
+
+    path = Path(name)
+    # trust_remote_code=None would ask on the terminal
+    options: dict[str, Any] = {"local_files_only": path.exists(), "trust_remote_code": False}
+    config: Any = transformers.AutoConfig.from_pretrained(name, **options)
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"transformers has no causal language model for model_type={config.model_type}; name another")
+    if path.is_file() or path.is_dir() and not any(any(path.glob(pattern)) for pattern in WEIGHTS):
+        return build(config, seed)
+    options |= {"config": config, "dtype": torch.float32, "output_loading_info": True}
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(name, **options)  # pyright: ignore[reportGeneralTypeIssues] # a pair with output_loading_info
+    if missing := info["missing_keys"]:
+        raise ValueError(f"there are no weights for {min(missing)} of {type(model).__name__}; save the whole model")
+    return model
+
+
+def build(config: Any, seed: int, attention: str | None = None, model_class: Any = None) -> Any:
+    """A new model in float32 and evaluation mode, whose initial weights are a function of the seed.
+
+    Args:
+        attention: its attention implementation; None: the default of `transformers`.
+        model_class: None: the one of the config.
+    """
+    import transformers
+
+    options = {} if attention is None else {"attn_implementation": attention}
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        config = copy.deepcopy(config)
+        create = transformers.AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
+        return create(config, dtype=torch.float32, **options).eval()

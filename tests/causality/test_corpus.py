@@ -1,0 +1,31 @@
+"""The certificate on the corpus: leaks fail, correct models pass, and a leak is found in the submodule where it is."""
+
+import pytest
+
+from tests.causality.corpus import entries
+from tril.model.causality import certify, certify_loss
+
+EVERYDAY = 60
+# Every sixth entry is certified every day; the whole corpus takes minutes.
+ORDER = sorted(enumerate(entries()), key=lambda pair: (pair[0] % 6, pair[0]))
+ENTRIES = [
+    pytest.param(entry, id=entry.name, marks=[pytest.mark.slow] * (place >= EVERYDAY))
+    for place, (_, entry) in enumerate(ORDER)
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_leaks_fail_and_correct_models_pass(entry):
+    built = entry.build()
+    if entry.interface == "data":
+        certificate = certify_loss(train=built[0], validation=built[1])
+    elif entry.interface == "pipeline":
+        losses = {"model": built.model, "vocab_size": entry.vocab_size, "steps": 60}
+        certificate = certify_loss(built.losses, built.batches, **losses)
+    else:
+        sizes = {"vocab_size": entry.vocab_size, "context_length": entry.context_length}
+        certificate = certify(built, **sizes, expected=entry.expected, budget_seconds=0.3)
+    assert certificate.passed is not entry.leaks, certificate
+    place = certificate.failures[0].place if certificate.failures else ""
+    if entry.interface == "logits" and entry.place and place:
+        assert f"{place}.".startswith(f"{entry.place}."), certificate
