@@ -145,7 +145,7 @@ class Checkpoint:
         try:
             model.load_state_dict(copies, assign=True)
         except RuntimeError as error:  # names or shapes differ
-            raise ValueError(f"{error}; it is damaged, use another file") from error
+            raise ValueError(f"{one_line(str(error))}; it is damaged, use another file") from error
         model.tie_head()
         with torch.device(device):
             model.make_tables()

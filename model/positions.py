@@ -75,9 +75,10 @@ class Alibi(Positions):
         self.register_buffer("slopes", alibi_slopes(self.sizes[1]), persistent=False)  # (H,)
 
     def bias(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor:
-        n_keys = n_queries if cache is None else cache.length + n_queries
-        if cache is not None and cache_position is not None:
-            n_keys = cache.capacity
+        if cache is None:
+            n_keys = n_queries
+        else:  # a compiled step must not read the length, which changes
+            n_keys = cache.length + n_queries if cache_position is None else cache.capacity
         return alibi_bias(self.slopes, n_queries, n_keys, start=cache_position)
 
 

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.runs import in_process, interrupted, typed
+from tests.runs import in_process, interrupted, train_typed, typed
 from tril.scripts.cli.process import process_rank, quiet_ranks
-from tril.train import train
 
 
 def run(overrides: list[str], ends_early: bool) -> None:
@@ -24,9 +23,9 @@ def run(overrides: list[str], ends_early: bool) -> None:
         assert done.returncode == 0, done.stderr
     elif ends_early:
         with interrupted():
-            train(typed(*overrides))
+            train_typed(typed(*overrides))
     else:
-        train(typed(*overrides))
+        train_typed(typed(*overrides))
 
 
 def count_reductions() -> Counter:

@@ -35,7 +35,7 @@ def composed(*settings: str):
 @functools.cache
 def grid(name: str) -> dict[str, RunConfig]:
     """The checked settings of each run, by its values joined with commas."""
-    params = composed(f"+ablation={name}").hydra.sweeper.params
+    params = composed(f"+ablation={name}").grid
     parsed = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
     swept = {override.key_or_group: list(override.sweep_string_iterator()) for override in parsed}
     runs = {}

@@ -62,7 +62,7 @@ def check_one_run(folder: Path, stdout: str, stderr: str) -> None:
     for line in (
         r"^model   ",
         r"^folder  ",
-        r"^causal  ",
+        r"^causal: certified in ",
         r"^step +8  validation",
         r"^--- sample at step 8",
         r"^  validation  ",

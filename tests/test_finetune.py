@@ -79,7 +79,6 @@ def test_it_stops_early_says_why_and_keeps_the_best(tmp_path, source, small_text
     assert find_checkpoint(run).name == "best.ckpt"  # what is sampled
     certificate = json.loads((run / "causality.json").read_text())
     assert certificate["certified_at_step"] == val[-1][0]
-    assert [result["check"] for result in certificate["results"]].count("decoding") == 2  # before, and the last one
     # A resumed run has no step left and changes nothing; with more patience it goes on.
     before, end = files(run), f"has stopped at step {val[-1][0]} by callbacks.early_stop.patience"
     again = in_process("resume=run", cwd=tmp_path)

@@ -178,12 +178,17 @@ def test_refused_and_nothing_is_left(tmp_path, text, source, arguments, message)
 
 
 def test_equal_values_in_another_form_are_accepted(source, text):
+    from tril.scripts.cli.compose import compose
     from tril.scripts.cli.start import find_start
+
+    def found(*settings):
+        command_line = typed(*settings, base=[])
+        return find_start(compose("train", command_line).settings, command_line)
 
     keys = [f"data.path={text}", f"init_from={source}"]
     chosen = ["model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit"]
-    settings, start = find_start(typed(*keys, *chosen, base=[]))
+    settings, start = found(*keys, *chosen)
     assert start.lineage is not None and start.lineage["source"] == str(source)
     assert settings["model"] == load(source).config.to_dict() | {"backend": "explicit"}
     with pytest.raises(UserError, match="model.head_dim=16 must be null"):
-        find_start(typed(*keys, "model.head_dim=16", base=[]))
+        found(*keys, "model.head_dim=16")

@@ -14,7 +14,7 @@ from torch import Tensor
 from tril.model.attention import BACKENDS, MultiHeadAttention
 from tril.model.backends import MIN_HEAD_DIM
 from tril.model.causality.model import Model, behind_padding, chunks, few_chunks, randomize, visible_by_windows
-from tril.model.causality.variants import SHARPENING, Variant, random_weights
+from tril.model.causality.variants import Variant, random_weights
 from tril.model.config import GPTConfig
 from tril.model.generation.step import decode_step
 from tril.model.gpt import GPT
@@ -23,6 +23,7 @@ from tril.model.masks import document_mask, padding_mask
 PRECISIONS = ("32-true", "bf16-mixed")
 OTHER_WINDOW = 16  # tested in addition to a config without a window
 FLEX_CPU_LENGTH = 130  # longest input of flex on a CPU: more than one of its blocks of 128
+SCORE_FACTOR = 100.0  # on queries and on keys
 DROPOUT = 0.2  # in the variants in training mode
 
 
@@ -42,6 +43,7 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
             "chunks of 1 with the cache": lambda model, ids: _decode(model, ids, [1] * ids.shape[1]),
             "chunks of 7 with the cache": lambda model, ids: _decode(model, ids, chunks(ids.shape[1], 7)),
             "chunks and steps of constant shape": _decode_steps,
+            "the last positions of chunks of 7": _decode_last,
             "few chunks with the cache": lambda model, ids: _decode(model, ids, few_chunks(ids.shape[1])),
         }
     model = replace(model, ways=ways, exact=True, twin=lambda gpt: use_backend(gpt, "explicit"))
@@ -59,6 +61,16 @@ def _decode(model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:
     gpt = model.function
     cache = gpt.new_cache(len(ids), ids.shape[1])
     return torch.cat([gpt(part, cache=cache) for part in ids.split(list(sizes), 1)], 1)
+
+
+def _decode_last(model: Model, ids: Tensor) -> Tensor:
+    """The last output of each chunk, as generation computes it; nan for the others."""
+    gpt, outputs = model.function, []
+    cache = gpt.new_cache(len(ids), ids.shape[1])
+    for part in ids.split(chunks(ids.shape[1], 7), 1):
+        last = gpt.logits(gpt.hidden(part, cache=cache, last_only=True))  # (B, 1, V)
+        outputs += [last.new_full((len(ids), part.shape[1] - 1, last.shape[-1]), torch.nan), last]
+    return torch.cat(outputs, dim=1)
 
 
 def _decode_steps(model: Model, ids: Tensor) -> Tensor:
@@ -101,13 +113,13 @@ def gpt_variants(
             change = functools.partial(rebuilt, precision=precision, backend=backend, slow=slow)
             name = f"backend={backend} precision={precision}"
             yield Variant(f"weights=own {name}", functools.partial(change, own=True))
-            yield Variant(f"weights=random {name}", change)
+            yield Variant(f"weights=random {name}", change, ways=True)
             if config.n_heads and config.window is None and config.causal:
                 yield Variant(
                     f"weights=random window={OTHER_WINDOW} {name}", functools.partial(change, window=OTHER_WINDOW)
                 )
             if config.n_heads:
-                yield Variant(f"weights=large {name}", functools.partial(change, scale=SHARPENING), sharp=True)
+                yield Variant(f"weights=large {name}", functools.partial(change, sharp=True), sharp=True)
             rates = dropout | ({"attn_dropout": 0.0} if backend == "flex" or not config.n_heads else {})
             yield Variant(f"mode=training dropout={DROPOUT} {name}", functools.partial(change, training=True, **rates))
     for precision in PRECISIONS if compile else ():
@@ -115,12 +127,21 @@ def gpt_variants(
         yield Variant(name, functools.partial(rebuilt, precision=precision, compile=True))
 
 
+@torch.no_grad()
+def enlarge_scores(gpt: GPT) -> None:
+    """Makes scores so large that a mask of -10,000, or one that is added too late, has no effect."""
+    for attn in gpt.modules():
+        if isinstance(attn, MultiHeadAttention):
+            for norm, projection in ((attn.q_norm, attn.q_proj), (attn.k_norm, attn.k_proj)):
+                getattr(norm, "weight", projection.weight).mul_(SCORE_FACTOR)
+
+
 def rebuilt(
     model: Model,
     *,
     precision: str,
     own: bool = False,
-    scale: float = 1.0,
+    sharp: bool = False,
     training: bool = False,
     compile: bool = False,
     slow: bool = False,
@@ -131,7 +152,9 @@ def rebuilt(
     gpt = type(model.function)(config)
     gpt.load_state_dict(model.function.state_dict())
     if not own:
-        randomize(gpt, torch.Generator().manual_seed(0), scale)
+        randomize(gpt, torch.Generator().manual_seed(0))
+    if sharp:
+        enlarge_scores(gpt)
     gpt = gpt.to(model.device).train(training)
     changed = replace(with_ways(replace(model, function=gpt)), precision=precision)
     if compile:

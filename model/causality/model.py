@@ -413,6 +413,7 @@ def behind_padding(ids: Tensor, vocab_size: int, run: Callable[[Tensor, Tensor, 
     other = (torch.arange(1, n * length + 1, device=ids.device) * 7 % vocab_size).view_as(ids)
     shifted = torch.where(columns >= shift, ids.gather(1, (columns - shift).clamp(min=0)), other)
     outputs = run(shifted, columns >= shift, (columns - shift).clamp(min=0))  # (B, T, V)
+    outputs = outputs.masked_fill(outputs.isnan(), torch.inf)  # so that it differs: nan means that there is no output
     index = (columns + shift).clamp(max=length - 1)[..., None].expand_as(outputs)
     return outputs.gather(1, index).masked_fill((columns + shift >= length)[..., None], torch.nan)
 

@@ -21,12 +21,14 @@ class Variant:
         name: in words.
         apply: model -> a changed copy of it; None where this model has no such variant.
         sharp: the weights are so large that rounding is amplified.
-        thorough: with the other ways to compute the outputs, with gradients, and with its receptive field.
+        ways: with the other ways to compute the outputs.
+        thorough: with these, with gradients, and with its receptive field.
     """
 
     name: str
     apply: Callable[[Model], Model | None]
     sharp: bool = False
+    ways: bool = False
     thorough: bool = False
 
 

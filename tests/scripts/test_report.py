@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.calls import call
 from tests.conftest import assert_refused
@@ -201,7 +202,8 @@ VALUES = ("n_heads=4", "a.b=1,c=none", "multirun/x,y=1/z", 'say "hi" \\ = {1} \\
 @pytest.mark.parametrize("value", VALUES)
 def test_free_text_reaches_hydra_unchanged(value):
     [override] = Typed.of([f"baseline={value}"], TEXT_KEYS)
-    assert (override.key, override.parsed()) == ("baseline", value)
+    [parsed] = OverridesParser.create().parse_overrides([override.text])
+    assert (override.key, parsed.key_or_group, parsed.value()) == ("baseline", "baseline", value)
 
 
 def test_text_is_escaped_for_markdown():

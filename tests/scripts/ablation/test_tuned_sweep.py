@@ -142,4 +142,4 @@ def test_invalid_settings_are_refused_in_one_line(overrides, message):
 
 def test_single_run_is_not_tuned(here):
     done = call(train.main, *TINY, "data.path=text.txt", "+tune=lr", cwd=here)
-    assert_refused(done, "+tune=lr tunes the variants of a grid; run it with python train.py -m")
+    assert_refused(done, "tune=lr has no effect on a single run; leave it out, or add -m")

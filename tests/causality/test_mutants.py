@@ -1,0 +1,65 @@
+"""The certificate of a GPT catches every mutant, and passes the unmodified model."""
+
+import pytest
+import torch
+
+from tests.causality import mutants_bias, mutants_mask, mutants_paths, mutants_scores, mutants_stream
+from tests.causality.mutants import CATALOGUE
+from tril.model.causality.certificate import Certificate, certify_model
+from tril.model.causality.gpt import gpt_variants, with_ways
+from tril.model.causality.model import ModelError, as_model, randomize
+from tril.model.config import GPTConfig
+from tril.model.gpt import GPT
+
+MODULES = (mutants_mask, mutants_scores, mutants_stream, mutants_paths, mutants_bias)  # which fill the catalogue
+CONFIGS = {mutant.config: name for name, mutant in reversed(CATALOGUE.items())}  # named by the first of its mutants
+
+
+def certify(config: GPTConfig) -> Certificate:
+    torch.manual_seed(0)
+    model = with_ways(as_model(GPT(config).eval()))
+    return certify_model(model, gpt_variants(config, backends=[config.backend]))
+
+
+def outputs(config: GPTConfig, precision: str) -> list[torch.Tensor]:
+    """Logits of the ways to run a model with random weights; a mutant that changes none of them has no effect."""
+    gpt = randomize(GPT(config), torch.Generator().manual_seed(0)).eval()
+    model = with_ways(as_model(gpt))
+    ids = torch.randint(config.vocab_size, (3, config.context_length), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision.startswith("bf16")):
+        found = [gpt(ids[:, :n]) for n in (ids.shape[1], 11, 32)] + [way(model, ids) for way in model.ways.values()]
+        if config.backend == "flex":  # it has no dropout of weights
+            return found
+        gpt.train()
+        for module in gpt.modules():
+            module.attn_dropout = 0.1
+        torch.manual_seed(0)
+        found.append(gpt(ids))
+        for name, parameter in gpt.named_parameters():
+            parameter.mul_(100 if "q_" in name or "k_" in name else 1)
+        return [*found, gpt.eval()(ids)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_mutant_is_caught(name, monkeypatch):
+    mutant = CATALOGUE[name]
+    before = outputs(mutant.config, mutant.precision)
+    mutant.apply(monkeypatch)
+    after = outputs(mutant.config, mutant.precision)
+    assert not all(map(torch.equal, before, after)), f"{name} changes nothing"
+    try:
+        certificate = certify(mutant.config)
+    except ModelError:  # such as for logits that are nan
+        return
+    assert not certificate.passed, f"{name}: {certificate}"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(config, id=name, marks=pytest.mark.slow) for config, name in list(CONFIGS.items())[1:]]
+    + [pytest.param(next(iter(CONFIGS)), id="default")],
+)
+def test_the_unmodified_model_passes(config):
+    certificate = certify(config)
+    assert certificate.passed and not certificate.undecided, certificate
