@@ -267,6 +267,7 @@ def measure_tasks(subject: "Subject", manager: Any, settings: EvaluateConfig, fo
         names = manager.match_tasks(str(settings.tasks).split(","))
         results = simple_evaluate(task_model(subject.lm), tasks=names, task_manager=manager, **options)
     assert results is not None, "one process"
+    results = dict(results)
     report = subject.describe() | {"limit": settings.limit} | {key: results[key] for key in KEPT if key in results}
     write_json(folder / "tasks.json", json.loads(json.dumps(report, default=handle_non_serializable)))
     print(f"{report['checkpoint']}\n\n{make_table(results).strip()}")

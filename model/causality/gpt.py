@@ -7,6 +7,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +76,8 @@ def _decode_last(model: Model, ids: Tensor) -> Tensor:
 
 def _decode_steps(model: Model, ids: Tensor) -> Tensor:
     """The first half at once, then steps of one token whose shapes are always the same."""
-    gpt, half = model.function, ids.shape[1] // 2
+    gpt: Any = model.function
+    half = ids.shape[1] // 2
     cache, positions = gpt.new_cache(len(ids), ids.shape[1]), torch.arange(ids.shape[1], device=ids.device)
     parts = [gpt(ids[:, :half], cache=cache)] if half else []
     steps = [decode_step(gpt, cache, ids[:, p : p + 1], positions[p : p + 1])[:, None] for p in positions[half:]]
@@ -89,7 +91,7 @@ def _behind_document(model: Model, ids: Tensor) -> Tensor:
     return behind_padding(ids, model.vocab_size, run)
 
 
-def use_backend(gpt: GPT, backend: str) -> GPT:
+def use_backend(gpt: Any, backend: str) -> Any:
     """Changes the model in place."""
     for module in gpt.modules():
         if isinstance(module, MultiHeadAttention):
@@ -148,9 +150,9 @@ def rebuilt(
     **changes: object,
 ) -> Model:
     """A GPT with other settings, and random weights or its own ones."""
-    config = replace(model.function.config, **changes)
-    gpt = type(model.function)(config)
-    gpt.load_state_dict(model.function.state_dict())
+    original: Any = model.function
+    gpt = type(original)(replace(original.config, **changes))
+    gpt.load_state_dict(original.state_dict())
     if not own:
         randomize(gpt, torch.Generator().manual_seed(0))
     if sharp:

@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -194,7 +195,7 @@ class LossProbe:
         for token in sorted({0, 1, 2, self.vocab_size - 2, self.vocab_size - 1} & set(range(self.vocab_size))):
             yield torch.full_like(tokens, token)
 
-    def result(self, check: str, worst: float, bound: float, tested: int, where: str = "", **leak: int) -> Result:
+    def result(self, check: str, worst: float, bound: float, tested: int, where: str = "", **leak: Any) -> Result:
         return Result(check, self.variant, self.inputs.shape[1], worst, bound, tested, where, **leak)
 
 
@@ -451,7 +452,7 @@ def check_shift(batches: Batches, vocab_size: int) -> Iterator[Result | str]:
         distances.append((targets - inputs)[known & (inputs >= vocab_size)])
         if not where and seen.any():
             row, query = first_true(seen)
-            leak = {"query": query, "key": int(seen_at[row, query])}
+            leak: dict[str, Any] = {"query": query, "key": int(seen_at[row, query])}
             which = f"the target at position {query} of row {row} of batch {number}"
             where = f"{which} is the input at position {leak['key']}{reason_of(query - leak['key'])}"
     yield Result("shift", "distinct tokens", length, n_seen, 0, n_targets, where, **leak)

@@ -204,11 +204,10 @@ def as_model(
     if isinstance(model, GPT):
         from tril.model.causality.gpt import with_ways
 
-        subject = with_ways(subject, default_visibility=expected is None and receptive_field is None)
-    else:
-        interface = Interface.of(subject)
-        subject = replace(subject, call=interface.call, ways=interface.ways(subject))
-    return subject
+        default_visibility = expected is None and receptive_field is None
+        return with_ways(subject, default_visibility=default_visibility)  # pyright: ignore[reportArgumentType, reportReturnType] one class, found under two names
+    interface = Interface.of(subject)
+    return replace(subject, call=interface.call, ways=interface.ways(subject))
 
 
 def call_gpt(function: Callable[..., Tensor], ids: Tensor, **inputs: Any) -> Tensor:
@@ -277,7 +276,7 @@ class Interface:
         names = frozenset(name for name, _ in after)
         required = frozenset(name for name, p in after if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
         tables = [m for name, m in model.module.named_modules() if "position_embedding" in name] if model.module else []
-        padding = [t.padding_idx + 1 for t in tables if getattr(t, "padding_idx", None) is not None]
+        padding = [int(i) + 1 for t in tables if isinstance(i := getattr(t, "padding_idx", None), int)]
         interface = cls(model.name, model.vocab_size, names, required, cache, first_position=max(padding, default=0))
         ids = torch.zeros(PROBE[0], min(PROBE[1], model.context_length), dtype=torch.long, device=model.device)
         output = None

@@ -31,7 +31,7 @@ def task_model(lm: LanguageModel) -> Any:
     from lm_eval.api.model import TemplateLM
 
     class TaskModel(TemplateLM):
-        eot_token_id = lm.eot_id
+        eot_token_id = lm.eot_id  # pyright: ignore[reportAssignmentType] a property of the base class
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
             return lm.encode(string) if string else []

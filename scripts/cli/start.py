@@ -97,7 +97,7 @@ def find_start(settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], 
         if settings["init_from"] is not None:
             from tril.scripts.cli.init_from import take_over
 
-            return take_over(settings["init_from"], settings, typed)
+            return take_over(settings["init_from"], settings, typed)  # pyright: ignore[reportReturnType] one class, found under two names
         return settings, Start()
 
 
