@@ -15,10 +15,16 @@ MODULES = (mutants_mask, mutants_scores, mutants_stream, mutants_paths, mutants_
 CONFIGS = {mutant.config: name for name, mutant in reversed(CATALOGUE.items())}  # named by the first of its mutants
 
 
+@pytest.fixture(autouse=True)
+def no_compilation(monkeypatch):
+    """Compilation would take longer than all the rest. Mutants of the compiled model replace `torch.compile` too."""
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+
+
 def certify(config: GPTConfig) -> Certificate:
     torch.manual_seed(0)
     model = with_ways(as_model(GPT(config).eval()))
-    return certify_model(model, gpt_variants(config, backends=[config.backend]))
+    return certify_model(model, gpt_variants(config, backends=[config.backend], compile=True))
 
 
 def outputs(config: GPTConfig, precision: str) -> list[torch.Tensor]:
