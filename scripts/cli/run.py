@@ -58,7 +58,8 @@ def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
             raise UserError("hydra.run.dir='' is no folder; name one, or leave it out")
         folder = Path(chosen)
         check_writable(folder, "hydra.run.dir")
-        if any((folder / name).exists() for name in OF_A_RUN):
+        # Rank 0 decides for all: another rank can come here when rank 0 has written its first file.
+        if process_rank() == 0 and any((folder / name).exists() for name in OF_A_RUN):
             raise UserError(
                 f"hydra.run.dir={folder} has a run; continue it with resume={folder}, or choose another folder"
             )
