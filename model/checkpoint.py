@@ -1,22 +1,21 @@
 """Self-contained checkpoints: one file of plain values and tensors that loads with `weights_only=True`.
 
-    {"state_dict": {"model.<parameter>": tensor, ...}, "weights": sha256 of them, "global_step": optimizer steps,
+    {"state_dict": {"model.<parameter>": tensor, ...}, "global_step": optimizer steps, "sha256": see `digest`,
      "tril": {the other attributes of Checkpoint}, ...}
 
 Training writes it through Lightning, which adds the state for resuming: "optimizer_states", "loops" and so on. The file
-is a zip archive, which has a CRC-32 of each record. Its comment is the seal, a hash of names, sizes and CRCs of all
-records. A resumed run compares all CRCs; a model alone only that of the values and the sha256 of its weights.
+is a zip archive, which has a CRC-32 of each record. A resumed run verifies all of them; sampling verifies the record of
+the plain values, and the digest of config and weights.
 """
 
-import errno
 import functools
 import hashlib
 import re
-from concurrent.futures import ThreadPoolExecutor
+import zlib
 from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from pydantic import ValidationError
@@ -120,32 +119,30 @@ class Checkpoint:
             raise _refused(self.path, error) from error
 
     def model(self, device: torch.device | str = "cpu") -> GPT:
-        """The model with copies of the weights in float32.
-
-        The number of parameters is compared with the config before the model is built, and their shapes on `meta`.
+        """The model with copies of the weights in float32; nothing is allocated before sizes and names are compared.
 
         Raises:
-            ValueError: names, shapes or dtypes that are not those of the model.
+            ValueError: names or shapes that are not those of the model, or more memory than the machine has.
         """
         config, weights = self.config, dict(self.weights)
         if config.tie_embeddings:  # the head is the embedding
             weights.pop("head.weight", None)
-        if wrong := [name for name, x in weights.items() if not x.is_floating_point()]:
-            raise ValueError(f"{wrong[0]} is no floating-point tensor; use another file")
         n_stored, n_needed = sum(x.numel() for x in weights.values()), config.vocab_size and config.n_parameters()
-        if n_stored != n_needed:
+        if n_stored != n_needed:  # a model of many blocks takes long to build
             problem = f"its tensors have {n_stored:,} elements, and its config has {n_needed or 0:,} parameters"
             raise ValueError(f"{problem}; it is damaged, use another file")
         check_memory(config)
         with torch.device("meta"), SkipInit():
             model = GPT(config)
+        needed, stored = (
+            {(name, x.shape, x.is_floating_point()) for name, x in tensors}
+            for tensors in (model.named_parameters(), weights.items())  # a tied head is in neither
+        )
+        if wrong := sorted(needed ^ stored):
+            problem = f"{wrong[0][0]} is missing, unknown, of another shape, or no floating-point tensor"
+            raise ValueError(f"{problem}; it is damaged, use another file")
         copies = {name: x.to(device, torch.float32, copy=True) for name, x in weights.items()}
-        if config.tie_embeddings and "embed.weight" in copies:
-            copies["head.weight"] = copies["embed.weight"]
-        try:
-            model.load_state_dict(copies, assign=True)
-        except RuntimeError as error:  # names or shapes differ
-            raise ValueError(f"{one_line(str(error))}; it is damaged, use another file") from error
+        model.load_state_dict(copies, assign=True, strict=False)
         model.tie_head()
         with torch.device(device):
             model.make_tables()
@@ -174,9 +171,9 @@ def save(path: str | Path, lm: "LanguageModel", **data: Any) -> None:
 
 
 def write_state(path: str | Path, content: dict[str, Any]) -> None:
-    """Writes `content` with `torch.save`, atomically, with the digest of the weights and the seal of the archive.
+    """Writes `content` with `torch.save`, atomically, with the digest of weights and config.
 
-    A certificate without "of" is of these weights.
+    A certificate without "of" gets the digest, since it tested these weights.
 
     Args:
         content: plain containers and values, and tensors. Nothing may change it meanwhile.
@@ -186,27 +183,17 @@ def write_state(path: str | Path, content: dict[str, Any]) -> None:
         ValueError: the content has something that `read_state` would refuse.
     """
     path, entry = Path(path), content["tril"]
-    content = content | {"weights": digest(content["state_dict"])}
-    if entry.get("certificate") and "of" not in entry["certificate"]:
-        of = _binding(content["weights"], entry["config"], entry.get("code"))
-        content["tril"] = entry | {"certificate": entry["certificate"] | {"of": of}}
+    sha256 = digest(content["state_dict"], entry["config"])
+    if entry.get("certificate"):
+        entry = entry | {"certificate": {"of": sha256} | entry["certificate"]}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as part:
-            with part.open("wb") as file:
-                torch.save(content, file)
+            torch.save(content | {"sha256": sha256, "tril": entry}, part)
             load_plain(part)
-            with ZipFile(part, "a") as archive:
-                archive.comment = _seal(archive)
-    except (OSError, RuntimeError) as error:
-        cause = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__context__  # torch.save replaces the error of a full disk by one of its own
-        if cause is None:
-            raise
-        remedy = "free space, or choose" if cause.errno in (errno.ENOSPC, errno.EDQUOT) else "choose"
-        reason = f"cannot write {path}: {cause.strerror or cause}; {remedy} another folder with hydra.run.dir"
-        raise OSError(reason) from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: of torch's writer
+        reason = f"cannot write {path} ({error.strerror if isinstance(error, OSError) else error})"
+        raise OSError(one_line(f"{reason}; free space, or choose another folder with hydra.run.dir")) from error
 
 
 def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
@@ -223,22 +210,17 @@ def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
     """
     path = Path(path)
     content = load_plain(path, mmap=not training)
-    match content:
-        case {"state_dict": dict(), "tril": dict()}:
-            pass
-        case _:
-            raise ValueError(f"{path} has no state_dict and tril entries; use a .ckpt file that train.py wrote")
-    with ZipFile(path) as archive:
-        if archive.comment != _seal(archive):
-            raise DamagedCheckpoint(path, "is damaged, or another program wrote it: its seal does not fit")
-        try:
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state_dict", "tril")):
+        raise ValueError(f"{path} has no state_dict and tril entries; use a .ckpt file that train.py wrote")
+    try:
+        with ZipFile(path) as archive:
             if training and archive.testzip() is not None:
-                raise BadZipFile("bad CRC-32")
+                raise BadZipFile("a CRC-32 differs")
             archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
-            if not training and digest(content["state_dict"]) != content["weights"]:
-                raise ValueError("its weights differ from their sha256")
-        except Exception as error:  # zlib, zipfile and the tensors raise many kinds
-            raise DamagedCheckpoint(path, f"is damaged ({error})") from error
+        if digest(content["state_dict"], content["tril"].get("config")) != content.get("sha256"):
+            raise ValueError("weights or config differ from their digest")
+    except Exception as error:  # zlib, zipfile and the tensors raise many kinds
+        raise DamagedCheckpoint(path, f"is damaged ({error})") from error
     return content
 
 
@@ -251,11 +233,8 @@ def load_plain(path: Path, *, mmap: bool = True) -> Any:
     """
     try:
         with ZipFile(path) as archive:
-            records = archive.infolist()
-        if any(record.compress_type != ZIP_STORED for record in records):
-            raise ValueError("a record is compressed")
-        if sum(record.file_size for record in records) > path.stat().st_size:
-            raise ValueError("its records are larger than the file")
+            if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
+                raise ValueError("its records are larger than the file")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # of any kind: the file decides what torch.load meets
         if isinstance(error, OSError) and error.filename is not None:  # no such file, or no permission
@@ -268,40 +247,23 @@ def load_plain(path: Path, *, mmap: bool = True) -> Any:
         raise DamagedCheckpoint(path, f"is not a checkpoint, or is truncated ({text.splitlines()[0]})") from error
 
 
-def _seal(archive: ZipFile) -> bytes:
-    """A hash of the directory of an archive, with the CRC-32 of each record."""
-    records = [(record.filename, record.file_size, record.CRC) for record in archive.infolist()]
-    return hashlib.sha256(repr(records).encode()).hexdigest().encode()
+def digest(tensors: dict[str, Tensor], config: dict[str, Any] | None = None) -> str:
+    """sha256 of a config, and of the names of tensors, in any order, with their dtypes, shapes and the CRC-32 of each.
 
-
-def digest(tensors: dict[str, Tensor]) -> str:
-    """sha256 of the names of tensors, in any order, and of their dtypes, shapes and numbers.
+    It shows changes, and prevents no forgery, since anyone can compute it.
 
     Raises:
         ValueError: they are not dense, so that a small file could stand for terabytes.
     """
-
-    def memory(x: Tensor) -> tuple:
-        return x.data_ptr(), x.dtype, x.shape, x.stride()
-
-    def sha256(x: Tensor) -> str:
-        return hashlib.sha256(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
-
-    distinct = {memory(x): x for x in tensors.values()}  # tied weights are hashed once
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in distinct.values()}
-    if sum(x.nbytes for x in distinct.values()) > sum(storages.values()) or any(x.is_meta for x in distinct.values()):
-        raise ValueError("its tensors overlap")
-    with ThreadPoolExecutor() as pool:  # hashlib releases the global interpreter lock
-        numbers = dict(zip(distinct, pool.map(sha256, distinct.values()), strict=True))
-    lines = [f"{name} {x.dtype} {tuple(x.shape)} {numbers[memory(x)]}" for name, x in sorted(tensors.items())]
+    lines, sums = [repr(sorted((config or {}).items()))], {}
+    for name, x in sorted(tensors.items()):
+        if x.is_meta or x.nbytes > x.untyped_storage().nbytes():
+            raise ValueError(f"{name} is not dense")
+        memory = x.data_ptr(), x.dtype, x.shape, x.stride()
+        if memory not in sums:  # tied weights are read once
+            sums[memory] = zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        lines.append(f"{name.removeprefix(PREFIX)} {x.dtype} {tuple(x.shape)} {sums[memory]}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _binding(weights: str, config: dict[str, Any], code: str | None) -> str:
-    """What a certificate belongs to: one digest of weights, config and code. It shows changes, and prevents no forgery,
-    since anyone can compute it.
-    """
-    return hashlib.sha256(repr((weights, sorted(config.items()), code)).encode()).hexdigest()
 
 
 @functools.cache
@@ -325,9 +287,8 @@ def verdict(checkpoint: Checkpoint) -> dict[str, Any]:
     passed, step = certificate.get("passed"), certificate.get("certified_at_step")
     if not isinstance(passed, bool):
         return {"text": "none", "belongs": False, "passed": None}
-    weights = digest({PREFIX + name: x for name, x in checkpoint.weights.items()})
-    problem = None
-    if certificate.get("of") != _binding(weights, checkpoint.config.to_dict(), code_sha256()):
+    problem, of = None, digest(checkpoint.weights, checkpoint.config.to_dict())
+    if (certificate.get("of"), checkpoint.code) != (of, code_sha256()):
         problem = "the weights, the config or the code differ"
     elif step is None or step != checkpoint.step:
         problem = f"the weights are of step {checkpoint.step}, which it did not test"

@@ -23,7 +23,6 @@ from tests.model.generation.test_language_model import byte_level, characters
 from tril.model.checkpoint import (
     Checkpoint,
     DamagedCheckpoint,
-    _seal,
     code_sha256,
     digest,
     load,
@@ -79,7 +78,7 @@ def test_what_is_loaded_computes_the_same(tmp_path, parts):
 
 def test_the_file_and_its_attributes(saved):
     content, stored = torch.load(saved, weights_only=True), Checkpoint.read(saved)
-    assert content.keys() == {"state_dict", "weights", "global_step", "tril"}
+    assert content.keys() == {"state_dict", "sha256", "global_step", "tril"}
     assert json.loads(json.dumps(content["tril"])) == content["tril"] == stored.entry()  # plain values only
     assert (stored.config, stored.data, stored.step, stored.path) == (
         language_model().config,
@@ -101,23 +100,12 @@ def test_weights_of_another_precision_are_converted(saved):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, expected[f"model.{name}"].float())
 
 
-def fail_half_way(content, file):
-    file.write(b"half")
-    try:
-        raise OSError(28, "No space left on device")
-    except OSError:
-        raise RuntimeError("unexpected pos") from None  # as torch does
-
-
-@pytest.mark.parametrize("cause", ["File too large", "No space left on device; free space, or"])
-def test_a_file_that_cannot_be_written_leaves_the_earlier_one(cause, saved, monkeypatch):
+def test_a_file_that_cannot_be_written_leaves_the_earlier_one(saved):
     before, limits = saved.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     content, handler = torch.load(saved, weights_only=True), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    if cause.startswith("No space"):
-        monkeypatch.setattr(torch, "save", fail_half_way)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        with pytest.raises(OSError, match=f"cannot write {saved}: {cause}.* choose another folder with hydra.run.dir"):
+        with pytest.raises(OSError, match=f"cannot write {saved} .*; free space, or choose another folder"):
             write_state(saved, content | {"more": torch.zeros(1_000_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -149,16 +137,8 @@ OTHER = "does not belong to this file: the weights, the config or the code diffe
         (lambda content: content["tril"]["certificate"].update(passed=False), "FAILED at step 4; belongs to these"),
         (flip_the_last_bit, f"passed at step 4; {OTHER}"),
         (lambda content: content["tril"]["config"].update(window=5), f"passed at step 4; {OTHER}"),
-        (lambda content: content["tril"]["certificate"].update(of="0"), f"passed at step 4; {OTHER}"),
-        (
-            lambda content: content.update(global_step=5),
-            "passed at step 4; does not belong to this file: the weights are",
-        ),
-        (
-            lambda content: content["tril"]["certificate"].update(certified_at_step=None),
-            "passed before training, with random weights; does not belong to this file: the weights are of step 4",
-        ),
-        (lambda content: content["tril"].pop("certificate"), "none"),
+        (lambda content: content["tril"].update(code="0"), f"passed at step 4; {OTHER}"),
+        (lambda content: content.update(global_step=5), "passed at step 4; does not belong to this file: the weights"),
         (lambda content: content["tril"]["certificate"].update(passed="yes"), "none"),
     ],
 )
@@ -219,17 +199,12 @@ def zero_page(data: bytes, random: Random) -> bytes:
 
 
 def edit(data: bytes, random: Random) -> bytes:
-    """Another number, text or element in a whole archive with its CRCs, as another program would write it."""
+    """Another weight or size in a whole archive with its CRCs, as another program would write it."""
     content, file = torch.load(io.BytesIO(data), weights_only=True), io.BytesIO()
-    parent, key = content, "state_dict"
-    while isinstance(value := parent[key], dict | list):
-        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        if not keys:
-            value["new"] = 0
-            break
-        parent, key = value, random.choice(keys)
-    else:
-        parent[key] = {str: lambda: value + " ", type(None): lambda: 0}.get(type(value), lambda: value + 1)()
+    values = content[random.choice(["state_dict", "tril"])]
+    values = values.get("config", values)
+    key = random.choice([key for key, value in values.items() if not isinstance(value, str | None)])
+    values[key] = values[key] + 1
     torch.save(content, file)
     return file.getvalue()
 
@@ -348,26 +323,19 @@ def state(**values):
 
 
 SIZES = r"its tensors have [\d,]+ elements, and its config has [\d,]+ parameters; it is damaged"
-DTYPE = "norm.weight is no floating-point tensor"
-LIES = [  # with right digests, which anyone can compute
+LIES = [
     (config(vocab_size=10**11), SIZES),
     (config(vocab_size=None), "its config has 0 parameters"),
     (config(n_layers=10**4), SIZES),
-    (config(n_heads=10**9, head_dim=2, n_kv_heads=1), SIZES),
     (config(context_length=10**12), "model.context_length=1000000000000 must be at most 33554432"),
-    (config(window=10**30), "model.window=1000000000000000000000000000000 must be less than"),
     (config(**{"vocab\n_size": 1}), "vocab _size"),
-    (lambda content: content["tril"]["config"].update({3: 1}), "keywords must be strings"),
-    (lambda content: content["state_dict"].pop("model.norm.weight"), SIZES),
-    (state(extra=torch.zeros(0)), "extra.*; it is damaged, use another file"),
-    (state(**{"norm.weight": torch.ones(4, 8)}), r"size mismatch for norm.weight: .*\[4, 8\]"),
-    (state(**{"norm.weight": torch.ones(32).long()}), DTYPE),
-    (state(**{"norm.weight": torch.ones(32).to("meta")}), "overlap"),
+    (state(extra=torch.zeros(0)), "extra is missing, unknown, .*; it is damaged"),
+    (state(**{"norm.weight": torch.ones(4, 8)}), "norm.weight is missing, unknown, of another shape"),
+    (state(**{"norm.weight": torch.ones(32).long()}), "norm.weight .* no floating-point tensor"),
     (state(**{"norm.weight": torch.ones(32).to_sparse()}), "is damaged"),
-    (state(**{"norm.weight": torch.ones(1).expand(10**9, 10**9)}), "overlap"),
-    (state(**{"norm.weight": torch.ones(32).to(torch.complex64)}), DTYPE),
+    (state(**{"norm.weight": torch.ones(1).expand(10**9, 10**9)}), "norm.weight is not dense"),
     (state(**{"norm.weight": "text"}), "is damaged"),
-    (entry(config=[1]), "config"),
+    (entry(config=[1]), "is damaged"),
     (entry(eot=3, certificate=True), "eot=3 must be .*; certificate=true must be"),
     (entry(more=1), "more"),
     (lambda content: content["tril"].pop("tokenizer"), "tokenizer is missing"),
@@ -378,12 +346,10 @@ LIES = [  # with right digests, which anyone can compute
 
 
 def write_lie(path: Path, content: dict) -> None:
-    """Writes what `write_state` would not, with right digests, which anyone can compute."""
-    with suppress(ValueError, AttributeError, RuntimeError):
-        content["weights"] = digest(content["state_dict"])
+    """Writes what `write_state` would not, with the right digest, which anyone can compute."""
+    with suppress(ValueError, AttributeError, RuntimeError, KeyError):
+        content["sha256"] = digest(content["state_dict"], content["tril"]["config"])
     torch.save(content, path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.comment = _seal(archive)
 
 
 @pytest.fixture(scope="module")
@@ -413,7 +379,7 @@ def test_code_is_never_run(tmp_path):
 
 
 PICKLES = {
-    "a record is compressed": bytes(50_000_000),
+    "its records are larger than the file": bytes(50_000_000),
     "is not a checkpoint, or is truncated": b"\x80\x02\xff.",
     "has no state_dict and tril entries": b"\x80\x02" + b"]" * 10**5 + b"a" * 99_999 + b".",
     "is not a checkpoint, or is .*": b"\x80\x02c__builtin__\nbytearray\n\x8a\x06" + b"\xff" * 5 + b"\x7f\x85R.",
@@ -422,7 +388,7 @@ PICKLES = {
 
 @pytest.mark.parametrize("message", PICKLES)
 def test_archives_that_lie_about_sizes(message, original, tmp_path):
-    compression = zipfile.ZIP_DEFLATED if "compressed" in message else zipfile.ZIP_STORED
+    compression = zipfile.ZIP_DEFLATED if "larger" in message else zipfile.ZIP_STORED
     with zipfile.ZipFile(original) as old, zipfile.ZipFile(tmp_path / "a.ckpt", "w", compression) as new:
         for name in old.namelist():
             new.writestr(name, PICKLES[message] if name.endswith("data.pkl") else old.read(name))
