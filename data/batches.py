@@ -4,10 +4,12 @@ Letters: B windows in a batch, T context length, M targets (tokens but the first
 N windows in a block, W ranks.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tril.data.mixture import BLOCK
 
@@ -15,53 +17,52 @@ IGNORE = -100  # targets that do not count; the default of torch's cross entropy
 MAX_PASSES = 10  # through the text in one batch
 COPY_TOKENS = 1 << 26  # tokens per copy, so that the host never holds all of them
 
-Array = np.ndarray | torch.Tensor  # on the host, of any integer type; on a device
-Batch = tuple[torch.Tensor, torch.Tensor]
+Tokens = np.ndarray | Tensor  # ids on the host, of any integer type; on a device as from `on_device`
+Batch = tuple[Tensor, Tensor]
 
 
-def on_device(tokens: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """A copy of the ids on `device`, where `gather` then makes the batches without copies from the host.
+def as_tensor(tokens: Tokens) -> Tensor:
+    """The same memory, as signed integers, since torch indexes no others on every device; `gather` reverts that."""
+    if isinstance(tokens, Tensor):
+        return tokens
+    with warnings.catch_warnings():  # a file that is mapped read-only; nothing writes to it
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(tokens.view(tokens.dtype.str.replace("u", "i")))
 
-    uint16 becomes int16, since torch indexes signed integers on every device. `gather` reverts that.
-    """
-    signed = np.int16 if tokens.dtype == np.uint16 else np.int32
-    resident = torch.empty(len(tokens), dtype=getattr(torch, signed.__name__), device=device)
-    for start in range(0, len(tokens), COPY_TOKENS):
-        part = np.asarray(tokens[start : start + COPY_TOKENS]).astype(signed)
-        resident[start : start + len(part)].copy_(torch.from_numpy(part))
+
+def on_device(tokens: Tokens, device: torch.device | str) -> Tensor:
+    """A copy of the ids on `device`, where `gather` then makes the batches without copies from the host."""
+    host = as_tensor(tokens)
+    resident = torch.empty_like(host, device=device)
+    for start in range(0, len(host), COPY_TOKENS):
+        resident[start : start + COPY_TOKENS].copy_(host[start : start + COPY_TOKENS])
     return resident
 
 
 def gather(
-    tokens: Array, windows: Array, context_length: int, offset: int | Array = 0, is_target: Array | None = None
+    tokens: Tokens, windows: Tokens, context_length: int, offset: int | Tensor = 0, is_target: Tokens | None = None
 ) -> Batch:
     """The windows with the given numbers; window i has the inputs at offset + iT ... offset + iT + T - 1, modulo M.
 
     Args:
         tokens: (M + 1,) ids.
-        windows: (B,) numbers, an array or tensor like `tokens`. Targets of a window beyond the M-th, not counting the
-            offset, are IGNORE.
+        windows: (B,) numbers. Targets of a window beyond the M-th, not counting the offset, are IGNORE.
         offset: one for all windows, or (B, 1).
-        is_target: (M + 1,) bool, like `tokens`; targets where it is False are IGNORE. None: all are targets.
+        is_target: (M + 1,) bool; targets where it is False are IGNORE. None: all are targets.
 
     Returns:
         inputs and targets, int64 (B, T), on the device of the tokens; a target is the token after its input, or IGNORE.
     """
-    n_targets = len(tokens) - 1
-    if isinstance(tokens, np.ndarray):  # on a CPU twice as fast as torch
-        unshifted = windows[:, None] * context_length + np.arange(context_length)  # (B, T)
-        positions = (unshifted + offset) % n_targets
-        inputs = tokens[positions].astype(np.int64)
-        counts = unshifted < n_targets if is_target is None else (unshifted < n_targets) & is_target[positions + 1]
-        targets = np.where(counts, tokens[positions + 1].astype(np.int64), IGNORE)
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
-    arange = torch.arange(context_length, device=tokens.device)
-    unshifted = torch.as_tensor(windows)[:, None] * context_length + arange  # (B, T)
+    tokens, n_targets = as_tensor(tokens), len(tokens) - 1
+    columns = torch.arange(context_length, device=tokens.device)
+    unshifted = torch.as_tensor(windows, device=tokens.device)[:, None] * context_length + columns  # (B, T)
     positions = (unshifted + offset) % n_targets
     inputs, targets = tokens[positions].long(), tokens[positions + 1].long()
     if tokens.dtype == torch.int16:
         inputs, targets = inputs & 0xFFFF, targets & 0xFFFF
-    ignored = unshifted >= n_targets if is_target is None else (unshifted >= n_targets) | ~is_target[positions + 1]
+    ignored = unshifted >= n_targets
+    if is_target is not None:
+        ignored |= ~torch.as_tensor(is_target)[positions + 1]
     return inputs, targets.masked_fill(ignored, IGNORE)
 
 
@@ -139,7 +140,7 @@ class TrainWindows:
 
     def __init__(
         self,
-        texts: Array | Sequence[Array],
+        texts: Tokens | Sequence[Tokens],
         context_length: int,
         batch_size: int,
         seed: int,
@@ -148,9 +149,9 @@ class TrainWindows:
         accumulate: int = 1,
         *,
         counts: Sequence[int] = (BLOCK,),
-        is_target: Sequence[Array | None] | None = None,
+        is_target: Sequence[Tokens | None] | None = None,
     ) -> None:
-        self.texts = [texts] if isinstance(texts, Array) else [*texts]
+        self.texts = [as_tensor(text) for text in ([texts] if isinstance(texts, Tokens) else texts)]
         self.counts, self.context_length, self.batch_size, self.seed = counts, context_length, batch_size, seed
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
         self.is_target = is_target or [None] * len(self.texts)
@@ -158,7 +159,7 @@ class TrainWindows:
         self.n_windows = sum(order.n_windows for order in self._orders)
         self.block_size = sum(counts)  # N
         self.consumed = 0  # windows of all ranks
-        self._block: tuple[int, Array] | None = None
+        self._block: tuple[int, Tensor] | None = None
 
     def __len__(self) -> int:
         """The batches of the complete optimizer steps in one pass, at least of one step."""
@@ -186,40 +187,28 @@ class TrainWindows:
             part = self._windows(block)[:, first :: indices.step][:, : len(indices)]  # to the end of this block at most
             parts.append(part)
             indices = indices[part.shape[1] :]
-        text, windows, offsets = np.concatenate(parts, 1) if isinstance(parts[0], np.ndarray) else torch.cat(parts, 1)
-        length, offsets = self.context_length, offsets[:, None]
-        if len(self.texts) == 1:
-            return gather(self.texts[0], windows, length, offsets, self.is_target[0])
-        shape = (2, len(text), length)
-        if isinstance(text, np.ndarray):
-            inputs, targets = torch.empty(shape, dtype=torch.int64)
-            for number, (tokens, flags) in enumerate(zip(self.texts, self.is_target, strict=True)):
-                rows = np.flatnonzero(text == number)
-                inputs[rows], targets[rows] = gather(tokens, windows[rows], length, offsets[rows], flags)
-            return inputs, targets
-        # On a device all rows are read from every text: to select rows, the host would wait for the device.
-        inputs, targets = torch.zeros(shape, dtype=torch.int64, device=text.device)
-        for number, (tokens, flags) in enumerate(zip(self.texts, self.is_target, strict=True)):
-            batch = gather(tokens, windows, length, offsets, flags)
-            is_here = (text == number)[:, None]
+        numbers, windows, offsets = torch.cat(parts, 1)
+        batches = [
+            gather(tokens, windows, self.context_length, offsets[:, None], flags)
+            for tokens, flags in zip(self.texts, self.is_target, strict=True)
+        ]
+        # Every row is read from every text: to select rows on a GPU, the host would wait for it.
+        inputs, targets = batches[0]
+        for number, batch in enumerate(batches[1:], start=1):
+            is_here = (numbers == number)[:, None]
             inputs, targets = torch.where(is_here, batch[0], inputs), torch.where(is_here, batch[1], targets)
         return inputs, targets
 
-    def _texts_of(self, block: int) -> np.ndarray:
-        """The text of each window of a block, (N,)."""
-        # The third number separates this stream from those of `WindowOrder`.
-        random = np.random.default_rng([self.seed, block, 1])
-        return random.permutation(np.repeat(np.arange(len(self.counts)), self.counts))
-
-    def _windows(self, block: int) -> Array:
+    def _windows(self, block: int) -> Tensor:
         """Text, number and offset of each window of a block, (3, N); caches the last block."""
         if self._block is None or self._block[0] != block:
             table = np.empty((3, self.block_size), np.int64)
-            table[0] = self._texts_of(block)
+            # The third number separates this stream from those of `WindowOrder`.
+            random = np.random.default_rng([self.seed, block, 1])
+            table[0] = random.permutation(np.repeat(np.arange(len(self.counts)), self.counts))
             for text, (order, count) in enumerate(zip(self._orders, self.counts, strict=True)):
                 table[1:, table[0] == text] = order.windows(block * count, count)
-            device = None if isinstance(self.texts[0], np.ndarray) else self.texts[0].device
-            self._block = block, table if device is None else torch.from_numpy(table).to(device)
+            self._block = block, torch.from_numpy(table).to(self.texts[0].device)
         return self._block[1]
 
 
@@ -235,18 +224,18 @@ class ValWindows:
 
     def __init__(
         self,
-        tokens: Array,
+        tokens: Tokens,
         context_length: int,
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
-        is_target: Array | None = None,
+        is_target: Tokens | None = None,
     ) -> None:
         if len(tokens) < 2:
             raise ValueError(
                 f"the validation part has {len(tokens)} tokens, at least 2 are needed; raise data.val_fraction"
             )
-        self.tokens, self.context_length, self.batch_size = tokens, context_length, batch_size
+        self.tokens, self.context_length, self.batch_size = as_tensor(tokens), context_length, batch_size
         self.rank, self.world_size, self.is_target = rank, world_size, is_target
         self.n_windows = -(-(len(tokens) - 1) // context_length)
 
@@ -254,9 +243,7 @@ class ValWindows:
         return -(-self.n_windows // (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
-        windows = np.arange(self.rank, len(self) * self.batch_size * self.world_size, self.world_size)
-        if isinstance(self.tokens, torch.Tensor):
-            windows = torch.from_numpy(windows).to(self.tokens.device)
-        for start in range(0, len(windows), self.batch_size):
-            part = windows[start : start + self.batch_size]
+        end = len(self) * self.batch_size * self.world_size
+        windows = torch.arange(self.rank, end, self.world_size, device=self.tokens.device)
+        for part in windows.split(self.batch_size):
             yield gather(self.tokens, part, self.context_length, is_target=self.is_target)

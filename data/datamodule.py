@@ -9,7 +9,7 @@ import torch
 from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
-from tril.data.batches import Array, Batch, TrainWindows, ValWindows, check_batch_size, on_device
+from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, check_batch_size, on_device
 from tril.data.config import DataConfig
 from tril.data.prepared import PreparedText, PreparedTexts, val_bytes_per_token
 from tril.data.sources.base import Split
@@ -38,7 +38,7 @@ class TextDataModule(LightningDataModule):
         self.config, self.context_length, self.seed = config, context_length, seed
         self.batch_size, self.val_batch_size = config.batch_size, config.val_batch_size or config.batch_size
         self._prepared: PreparedTexts | None = None
-        self._resident: dict[Split, tuple[list[Array], list[Array | None]]] = {}
+        self._resident: dict[Split, tuple[list[Tokens], list[Tokens | None]]] = {}
         self._val_bytes: dict[str, tuple[int, int]] = {}  # of each source: number of targets, and their bytes
 
     def prepare_data(self) -> None:
@@ -139,12 +139,12 @@ class TextDataModule(LightningDataModule):
         return inputs, targets
 
     def _train_windows(
-        self, texts: list[Array], is_target: list[Array | None] | None = None, accumulate: int = 1
+        self, texts: list[Tokens], is_target: list[Tokens | None] | None = None, accumulate: int = 1
     ) -> TrainWindows:
         shape = (self.context_length, self.batch_size, self.seed, *self._ranks(), accumulate)
         return TrainWindows(texts, *shape, counts=self.prepared.counts, is_target=is_target)
 
-    def _tokens(self, split: Split) -> tuple[list[Array], list[Array | None]]:
+    def _tokens(self, split: Split) -> tuple[list[Tokens], list[Tokens | None]]:
         """The tokens of each text, and which are targets of a chat; None: all.
 
         They are memory-mapped, or copied to the trainer's GPU, once, if all fit.
@@ -153,8 +153,8 @@ class TextDataModule(LightningDataModule):
         if device.type == "cuda" and split in self._resident:
             return self._resident[split]
         host = [text.tokens(split) for text in self.texts.values()]
-        tokens: list[Array] = [*host]
-        targets: list[Array | None] = [text.targets(split) for text in self.texts.values()]
+        tokens: list[Tokens] = [*host]
+        targets: list[Tokens | None] = [text.targets(split) for text in self.texts.values()]
         if device.type != "cuda":
             return tokens, targets
         if sum(text.nbytes for text in host) <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:

@@ -191,12 +191,12 @@ def describe_split(prepared: PreparedText) -> str:
 
 
 def _measured_split(source: Source, text: PreparedText) -> dict[str, Any]:
-    """The entries "split" and "overlap" (the fields of `data.overlap.Overlap`) of meta.json."""
+    """The entries "split" and "overlap" (see `measure_overlap`) of meta.json."""
     sizes = {split: counts["bytes"] for split, counts in text.meta["counts"].items()}
     train, val = (text.predicted(split) for split in ("train", "val"))
     overlap = measure_overlap(train, val, text.meta["vocab_size"], sizes["val"] / len(val))
     val_share = sizes["val"] / (sizes["train"] + sizes["val"])
-    return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": asdict(overlap)}
+    return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": overlap}
 
 
 def _write_tokens(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tril.data.sources.base import Turn, printable
+from tril.data.sources.formats import encodable
 from tril.data.sources.template import MEMORY, SECONDS, environment, render, within_limits
 
 # Without a template of the model: text that every tokenizer has, and end-of-text after each answer. The space before an
@@ -16,20 +17,17 @@ PLAIN = (
 )
 ROLES = ("system", "user", "assistant")
 ROW = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-MAX_TEMPLATE = 1 << 20  # characters; the longest published ones have about 20,000
 
 
 class ChatTemplate:
     """A Jinja template that turns messages into a text.
 
     Raises:
-        ValueError: it cannot be compiled.
+        ValueError: it cannot be compiled, or takes too long.
     """
 
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text, name
-        if len(text) > MAX_TEMPLATE:
-            raise ValueError(f"{name} has {len(text)} characters, at most {MAX_TEMPLATE} are read; use another")
         if text != PLAIN and not within_limits(text):
             raise ValueError(f"{name} takes more than {SECONDS} s or {MEMORY >> 30} GB for two messages; use another")
         try:
@@ -79,9 +77,11 @@ class Conversation:
         Raises:
             ValueError: a message contains a special token, or the template changes earlier turns.
         """
-        self._refuse_special(special)
         turns, done, reply = [], "", ""
         for i, message in enumerate(self.messages):
+            if token := next((token for token in special if token in message["content"]), None):
+                cause = f"messages[{i}].content contains the special token {token!r}, which would end or open a turn"
+                raise ValueError(f"{self.where}: {cause}; remove it")
             if message["role"] != "assistant":
                 continue
             before = self.template.render(self.messages[:i], eot, self.where, generation=True)
@@ -97,54 +97,33 @@ class Conversation:
             turns.append(Turn(eot, True))
         return [turn for turn in turns if turn.text]
 
-    def _refuse_special(self, special: Collection[str]) -> None:
-        for i, message in enumerate(self.messages):
-            if found := next((token for token in special if token in message["content"]), None):
-                cause = f"messages[{i}].content contains the special token {found!r}, which would end or open a turn"
-                raise ValueError(f"{self.where}: {cause}; remove it")
-
 
 def read_messages(row: Mapping[str, Any], where: str) -> list[dict[str, str]]:
-    """The messages of a row: those of its key `messages`, else its `prompt` and `response`.
+    """The messages of a row, with role and content only: those of its key `messages`, else its `prompt` and `response`.
 
     Raises:
         ValueError: it has neither, or they are no conversation that ends with an answer.
     """
-    if "messages" in row:
-        messages, names = row["messages"], None
-        if not isinstance(messages, list) or not messages:
-            raise ValueError(f"{where}: messages must be a list of messages and not empty; write {ROW}")
-    elif "prompt" in row or "response" in row:
-        names = ("prompt", "response")
-        if missing := [name for name in names if name not in row]:
-            raise ValueError(f"{where} has no key {missing[0]!r}; add it, or write {ROW}")
-        messages = [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
-    else:
+    messages = row.get("messages")
+    if messages is None and ("prompt" in row or "response" in row):
+        roles = {"user": "prompt", "assistant": "response"}
+        messages = [{"role": role, "content": row.get(key)} for role, key in roles.items()]
+    if problem := _problem(messages):
         keys = printable(", ".join(map(repr, list(row)[:20]))) or "none"
-        raise ValueError(f"{where} has no conversation, its keys are {keys}; write prompt and response, or {ROW}")
-    checked = [_checked(message, i, names, where) for i, message in enumerate(messages)]
-    for i, message in enumerate(checked):
-        if message["role"] == "system" and i:
-            raise ValueError(f"{where}: messages[{i}] has the role system, which only the first may have; move it")
-    if checked[-1]["role"] != "assistant":
-        role = checked[-1]["role"]
-        raise ValueError(f"{where}: the last message has the role {role}, so it has no answer; end with assistant")
-    return checked
+        raise ValueError(f"{where}, with the keys {keys}: {problem}; write prompt and response, or {ROW}")
+    return [{"role": message["role"], "content": encodable(message["content"])} for message in messages]
 
 
-def _checked(message: Any, i: int, names: tuple[str, str] | None, where: str) -> dict[str, str]:
-    """A message with its role and its content only."""
-    if not isinstance(message, dict):
-        raise ValueError(f"{where}: messages[{i}] must be an object with role and content; write {ROW}")
-    for key in ("role", "content"):
-        if key not in message:
-            raise ValueError(f"{where}: messages[{i}] has no {key}; write {ROW}")
-    role, content, key = message["role"], message["content"], names[i] if names else f"messages[{i}].content"
-    if role not in ROLES:
-        raise ValueError(f"{where}: messages[{i}].role={printable(role)} must be one of {', '.join(ROLES)}; rename it")
-    if not isinstance(content, str):
-        raise ValueError(f"{where}: {key} must be text, not {type(content).__name__}; correct it, or remove the row")
-    if not content.strip() and role != "system":
-        raise ValueError(f"{where}: {key} is empty; write its text, or remove the row")
-    # JSON can encode half of a surrogate pair, which tokenizers refuse
-    return {"role": role, "content": content.encode("utf-8", "replace").decode("utf-8")}
+def _problem(messages: Any) -> str | None:
+    """Why messages are no conversation that ends with an answer."""
+    if not isinstance(messages, list) or not messages:
+        return "messages must be a list and not empty"
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            return f"messages[{i}] must be an object with role and content"
+        role, content = message["role"], message["content"]
+        if role not in ROLES or role == "system" and i:
+            return f"messages[{i}].role={printable(role)} must be one of {', '.join(ROLES)}, and system the first"
+        if not isinstance(content, str) or not content.strip() and role != "system":
+            return f"messages[{i}].content must be a text and not empty"
+    return None if messages[-1]["role"] == "assistant" else "the last message must be of the assistant"

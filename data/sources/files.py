@@ -1,58 +1,60 @@
 """The user's own files: texts, and files of rows, in which every row is a document."""
 
-import logging
+import io
 import os
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass as plain_dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
+from tril.data.sources import split as rule
 from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files, printable
 from tril.data.sources.chat import PLAIN, ChatTemplate, Conversation, read_messages
 from tril.data.sources.formats import find, has_rows, open_file, read_rows, read_text, reading, row_text
-from tril.data.sources.split import (
-    MAX_BYTES,
-    MAX_DOCUMENTS,
-    TOLERANCE,
-    Document,
-    choose_val,
-    choose_whole,
-    in_split,
-    row_content,
-    split_position,
-)
-
-MAX_SHOWN = 10  # files that cannot be read
 
 
-class Row(NamedTuple):
-    """A row of a file: its name, what decides the split, and of a chat its conversation."""
+class Document(NamedTuple):
+    """A text file, or a row of a file.
+
+    Attributes:
+        file: its UTF-8 text; of a conversation, what decides the split.
+    """
 
     name: str
-    text: str
-    conversation: Conversation | None
+    file: BinaryIO
+    is_row: bool
+    conversation: Conversation | None = None
+
+    def read(self, start: int, end: int) -> bytes:
+        self.file.seek(start)
+        return self.file.read(end - start)
+
+    def size(self) -> int:
+        return self.file.seek(0, os.SEEK_END)
+
+    def content(self) -> Iterator[bytes]:
+        """What decides the split."""
+        if self.is_row:
+            return iter([rule.row_content(self.read(0, self.size()).decode())])
+        return (piece.text.encode() for piece in read_text(self.file, 0, self.size()))
 
 
-@plain_dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """How the documents are split, see `data.sources.split`.
 
     Attributes:
         val: names of the documents for validation; None: the end of each document.
         by_content: rows are split by a hash of their content.
         rule: for the user.
-        unreadable: the files that are left out.
     """
 
     val: frozenset[str] | None
     by_content: bool
     rule: str
-    unreadable: frozenset[Path]
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
@@ -81,23 +83,18 @@ class Files:
     chat_template: str | None = setting(
         None, "a file with a Jinja template; null: that of init_from, else a plain one", needs="format=chat"
     )
-    on_error: Literal["stop", "skip"] = setting(
-        "stop", "at files that cannot be read, which are all named; skip: leaves them out"
-    )
     name = "files"
 
     @model_validator(mode="after")
     def _check(self) -> "Files":
         paths = {path for split in ("train", "val") for _, path in self.files(split)}
-        tables = {path for path in paths if has_rows(path)}
-        if self.text_field != "text" and (self.is_chat or not tables):
-            cause = "with data.format=chat" if self.is_chat else "on text files, which have no rows"
-            raise ValueError(f"data.text_field={self.text_field} has no effect {cause}; leave it out")
-        if self.is_chat and paths != tables:
-            text = printable(min(paths - tables))
+        texts = {path for path in paths if not has_rows(path)}
+        if self.text_field != "text" and paths == texts:
+            cause = "has no effect on text files, which have no rows"
+            raise ValueError(f"data.text_field={self.text_field} {cause}; leave it out")
+        if self.is_chat and texts:
+            text = printable(min(texts))
             raise ValueError(f"data.format=chat needs files of rows, such as .jsonl, and {text} is text; leave it out")
-        if not self.is_chat and self.chat_template is not None:
-            raise ValueError(f"data.chat_template={self.chat_template} needs data.format=chat; leave it out")
         _ = self.template
         return self
 
@@ -148,8 +145,6 @@ class Files:
         common = {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field}
         if self.template is not None:  # the template itself, which a run that starts from this one takes over
             common |= {"format": self.format, "chat_template": self.template.text}
-        if self.on_error == "skip":  # which files are left out follows from their content
-            common |= {"on_error": self.on_error}
         by_fraction = {"val_fraction": self.val_fraction, "split": SPLIT_VERSION}
         return common | (by_fraction if self.val_path is None else {"val_path": True})
 
@@ -158,54 +153,41 @@ class Files:
         return self._plan.rule
 
     def pieces(self, split: Split) -> Iterator[Piece]:
-        plan = self._plan
         for name, path in self.files(split):
-            if path in plan.unreadable:
-                continue
             with reading(path):
-                if not has_rows(path):
-                    if plan.val is None or (name in plan.val) == (split == "val"):
-                        yield from self._text(path, None if plan.val is not None or self.val_path else split)
-                    continue
-                for row in self._rows(name, path):
-                    text = self._part_of_row(row, split)
-                    if row.conversation is None:
-                        yield from cut(text)
-                    elif text:
-                        yield Piece(row.conversation.text(), True, row.conversation.turns)
+                for document in self._documents(name, path):
+                    start, end = self._range(document, split)
+                    if not document.is_row:
+                        yield from read_text(document.file, start, end)
+                    elif document.conversation is None:
+                        yield from cut(document.read(start, end).decode())
+                    elif start < end:
+                        yield Piece(document.conversation.text(), True, document.conversation.turns)
 
-    def _text(self, path: Path, split: Split | None) -> Iterator[Piece]:
-        """A text file, or the part of it that is in `split` by position."""
-        with open_file(path) as file:
-            size = file.seek(0, os.SEEK_END)
+    def _documents(self, name: str, path: Path) -> Iterator[Document]:
+        if not has_rows(path):
+            with open_file(path) as file:
+                yield Document(name, file, False)
+            return
+        rows = read_rows(path, None if self.is_chat else self.text_field)
+        for number, (where, row) in enumerate(rows, start=1):
+            conversation = Conversation(read_messages(row, where), self.template, where) if self.template else None
+            text = conversation.key() if conversation else row_text(row, self.text_field, where)
+            yield Document(f"{name}:{number}", io.BytesIO(text.encode()), True, conversation)
 
-            def read(start: int, end: int) -> bytes:
-                file.seek(start)
-                return file.read(end - start)
-
-            middle = size if split is None else split_position(read, size, self.val_fraction)
-            yield from read_text(file, *((middle, size) if split == "val" else (0, middle)))
-
-    def _part_of_row(self, row: Row, split: Split) -> str:
-        """The part of a row that is in `split`."""
-        plan = self._plan
+    def _range(self, document: Document, split: Split) -> tuple[int, int]:
+        """The bytes of a document that are in `split`: from, to."""
+        plan, size = self._plan, document.size()
         if self.val_path is not None:
-            return row.text
-        if plan.by_content:
-            return row.text if in_split(row.text, split, self.val_fraction) else ""
-        if plan.val is not None:
-            return row.text if (row.name in plan.val) == (split == "val") else ""
-        data = row.text.encode()
-        middle = split_position(lambda start, end: data[start:end], len(data), self.val_fraction)
-        return (data[:middle] if split == "train" else data[middle:]).decode()
-
-    def _rows(self, name: str, path: Path) -> Iterator[Row]:
-        for number, (where, row) in enumerate(read_rows(path, self.text_field), start=1):
-            if self.template is not None:
-                conversation = Conversation(read_messages(row, where), self.template, where)
-                yield Row(f"{name}:{number}", conversation.key(), conversation)
-            else:
-                yield Row(f"{name}:{number}", row_text(row, self.text_field, where), None)
+            return 0, size
+        if plan.by_content and document.is_row:
+            is_in = rule.in_split(b"".join(document.content()), split, self.val_fraction)
+        elif plan.val is not None:
+            is_in = (document.name in plan.val) == (split == "val")
+        else:
+            middle = rule.split_position(document.read, size, self.val_fraction)
+            return (0, middle) if split == "train" else (middle, size)
+        return 0, size * is_in
 
     @cached_property
     def _plan(self) -> Plan:
@@ -214,57 +196,30 @@ class Files:
         Raises:
             ValueError: a file cannot be read, or whole conversations do not give `val_fraction`.
         """
-        files = {path: name for split in ("train", "val") for name, path in self.files(split)}
-        compare = self.val_path is None and sum(path.stat().st_size for path in files) <= MAX_BYTES
-        texts: dict[str, Document] = {}
-        rows: dict[str, Document] = {}
-        problems, n_rows = {}, 0
-        for path, name in files.items():
-            try:
-                with reading(path):
-                    if not has_rows(path):
-                        texts[name] = Document((piece.text.encode() for piece in self._text(path, None)), compare)
-                        continue
-                    for row in self._rows(name, path):
-                        n_rows += bool(row.text)
-                        if row.text and self.val_path is None and len(texts) + n_rows <= MAX_DOCUMENTS:
-                            rows[row.name] = Document([row_content(row.text)], compare)
-            except (ValueError, OSError) as error:
-                problems[path] = str(error)
-        self._report(problems, len(files))
         if self.val_path is not None:
-            return Plan(None, False, "data.val_path", frozenset(problems))
-        by_content = len(texts) + n_rows > MAX_DOCUMENTS and n_rows > 0
+            return Plan(None, False, "data.val_path")
+        compare = sum(path.stat().st_size for _, path in self.files("train")) <= rule.MAX_BYTES
+        texts: dict[str, rule.Document] = {}
+        rows: dict[str, rule.Document] = {}
+        n_rows = 0
+        for name, path in self.files("train"):
+            with reading(path):
+                for document in self._documents(name, path):
+                    if not document.is_row:
+                        texts[name] = rule.Document(document.content(), compare)
+                    elif document.size():
+                        n_rows += 1
+                        if len(texts) + n_rows <= rule.MAX_DOCUMENTS:
+                            rows[document.name] = rule.Document(document.content(), compare)
+        by_content = len(texts) + n_rows > rule.MAX_DOCUMENTS and n_rows > 0
         documents = texts if by_content else texts | rows
-        choose = choose_whole if self.is_chat and not by_content else choose_val
-        val = choose(documents, self.val_fraction)
-        rule = f"the end of each of {len(documents)} documents" if len(documents) > 1 else "the end of the text"
+        val = rule.choose_val(documents, self.val_fraction, whole=self.is_chat and not by_content)
+        text = f"the end of each of {len(documents)} documents" if len(documents) > 1 else "the end of the text"
         if val is not None:
             what = "conversations" if self.is_chat else "documents"
-            rule = f"{len(val)} of {len(documents)} {what} that share no passages with others"
+            text = f"{len(val)} of {len(documents)} {what} that share no passages with others"
         elif len(documents) > 1:
-            rule += f" (whole ones would miss data.val_fraction by a factor of {TOLERANCE})"
+            text += f" (whole ones would miss data.val_fraction by a factor of {rule.TOLERANCE})"
         if by_content:
-            rule = "rows by a hash of their content" + (f"; {rule}" if documents else "")
-        return Plan(val, by_content, rule, frozenset(problems))
-
-    def _report(self, problems: dict[Path, str], n_files: int) -> None:
-        """Raises ValueError with all files that cannot be read, or names those that are left out."""
-        if not problems:
-            return
-        if self.on_error == "stop" and len(problems) == 1:
-            raise ValueError(*problems.values())
-        if self.on_error == "stop":
-            remedy = "correct them, or leave them out with data.on_error=skip"
-            raise ValueError(f"{len(problems)} files cannot be read: {shown(problems.values())}; {remedy}")
-        if len(problems) == n_files:
-            raise ValueError(f"data.on_error=skip leaves no file: {shown(problems.values())}")
-        files = "file" if len(problems) == 1 else "files"
-        message = "data.on_error=skip leaves out %d %s: %s"
-        logging.getLogger(__name__).warning(message, len(problems), files, shown(problems.values()))
-
-
-def shown(problems: Collection[str]) -> str:
-    """The first problems, and the number of the others."""
-    first, more = "; ".join(list(problems)[:MAX_SHOWN]), len(problems) - MAX_SHOWN
-    return f"{first}; and {more} more" if more > 0 else first
+            text = "rows by a hash of their content" + (f"; {text}" if documents else "")
+        return Plan(val, by_content, text)

@@ -60,13 +60,11 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        remedy = "convert it, e.g. iconv -f latin1 -t utf-8, or leave it out with data.on_error=skip"
+        remedy = "convert it, e.g. iconv -f latin1 -t utf-8, or choose the files with a glob"
         raise ValueError(f"{printable(path)} is not UTF-8 text ({error.reason}); {remedy}") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{printable(path)} is damaged ({printable(error)}); copy or create it again") from error
     except Exception as error:
-        is_damage = type(error).__module__.startswith("pyarrow") or (type(error) is OSError and error.errno is None)
-        if path.suffix != ".parquet" or not is_damage:  # pyarrow is only imported for its files
+        of_pyarrow = type(error).__module__.startswith("pyarrow")  # which is only imported for its files
+        if not of_pyarrow and not isinstance(error, EOFError | zlib.error) and getattr(error, "errno", 0) is not None:
             raise
         raise ValueError(f"{printable(path)} is damaged ({printable(error)}); copy or create it again") from error
 
@@ -80,90 +78,70 @@ def read_text(file: BinaryIO, start: int, end: int) -> Iterator[Piece]:
         chunk += file.readline(min(PIECE_SIZE, end - position - len(chunk)))
         position += len(chunk)
         if not chunk:
-            raise OSError(f"{printable(file.name)} became shorter while it was read; start again")
+            raise ValueError(f"{printable(file.name)} became shorter while it was read; start again")
         if b"\0" in chunk:
             raise UnicodeDecodeError("utf-8", chunk, 0, 1, "it has a zero byte, as binary files have")
         yield Piece(decoder.decode(chunk, final=position == end), position == end)
 
 
-def read_rows(path: Path, text_field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where it is, as in "a.csv, row 3", and the content of each row of a file, in order."""
-    kind = Path(path.name.removesuffix(".gz")).suffix
-    read = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": _parquet}[kind]
-    rows = enumerate(read(path, text_field), start=1)
-    for number, row in rows:
-        where = f"{printable(path)}, {'line' if kind == '.jsonl' else 'row'} {number}"
-        if row is None:
-            continue
-        if not isinstance(row, dict):
-            raise ValueError(f"{where} is {printable(repr(row)[:40])}; a row is a JSON object, such as {{'text': ...}}")
-        yield where, row
+def read_rows(path: Path, text_field: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where it is, as in "a.csv, row 3", and the content of each row of a file, in order.
 
-
-def _json_lines(path: Path, _: str) -> Iterator[Any]:
-    with open_file(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(LIMIT + 1), b""), start=1):
-            where = f"{printable(path)}, line {number}"
-            if len(line) > LIMIT:
-                raise ValueError(f"{where} has more than {LIMIT} bytes; split it, or write the text to a .txt file")
-            yield _parsed(line, where, "write one object per line") if line.strip() else None
-
-
-def _json(path: Path, text_field: str) -> Iterator[Any]:
-    """The elements of a list, or one object; a text stands for an object with `text_field`."""
-    with open_file(path) as file:
-        content = file.read(LIMIT + 1)
-    if len(content) > LIMIT:
-        raise ValueError(f"{printable(path)} has more than {LIMIT} bytes; write it as .jsonl, a row per line")
-    rows = _parsed(content, printable(path), "correct it")
-    for row in rows if isinstance(rows, list) else [rows]:
-        yield {text_field: row} if isinstance(row, str) else row
-
-
-def _parsed(content: bytes, where: str, remedy: str) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON ({printable(error)}); {remedy}") from error
-
-
-def _csv(path: Path, _: str) -> Iterator[Any]:
-    limit = csv.field_size_limit(LIMIT)
-    try:
-        with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-            reader = csv.DictReader(text, strict=True, restkey="")
-            try:
-                yield from reader
-            except csv.Error as error:
-                raise ValueError(f"{printable(path)}, line {reader.line_num}: {error}; correct the quotes") from error
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _parquet(path: Path, text_field: str) -> Iterator[Any]:
-    return parquet_rows(path, text_field)
-
-
-def parquet_rows(file: Any, text_field: str) -> Iterator[dict[str, Any]]:
-    """The rows of a parquet file, a path or an open file, with `text_field` alone; without it, the names of all fields.
-
-    A few rows are decoded at a time.
+    Args:
+        text_field: the field that is needed; None: all. In a .json file, a text stands for an object with it.
     """
+    kind = Path(path.name.removesuffix(".gz")).suffix
+    read = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": read_parquet}[kind]
+    where, number = f"{printable(path)}, {'line' if kind == '.jsonl' else 'row'}", 0
+    try:
+        for number, row in enumerate(read(path, text_field), start=1):
+            if isinstance(row, str) and text_field:
+                row = {text_field: row}
+            if isinstance(row, dict):
+                yield f"{where} {number}", row
+            elif row is not None:
+                found = printable(repr(row)[:40])
+                raise ValueError(f"{where} {number} is {found}; a row is a JSON object, such as {{'text': ...}}")
+    except (json.JSONDecodeError, RecursionError, csv.Error) as error:
+        raise ValueError(f"{where} {number + 1} cannot be read ({printable(error)}); correct it") from error
+
+
+def _json_lines(path: Path, _: Any) -> Iterator[Any]:
+    with open_file(path) as file:
+        for line in iter(lambda: file.readline(LIMIT + 1), b""):
+            yield json.loads(_limited(line, path)) if line.strip() else None
+
+
+def _json(path: Path, _: Any) -> Iterator[Any]:
+    """The elements of a list, or one object."""
+    with open_file(path) as file:
+        rows = json.loads(_limited(file.read(LIMIT + 1), path))
+    yield from rows if isinstance(rows, list) else [rows]
+
+
+def _csv(path: Path, _: Any) -> Iterator[Any]:
+    csv.field_size_limit(LIMIT)
+    with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        yield from csv.DictReader(text, strict=True, restkey="")
+
+
+def read_parquet(path: Path, text_field: str | None) -> Iterator[dict[str, Any]]:
+    """The rows of a parquet file, with `text_field` alone if there is such a column. A few are decoded at a time."""
     from pyarrow.parquet import ParquetFile
 
     # without these options, pyarrow holds the compressed column of a whole row group
-    with ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as table:
-        names = table.schema_arrow.names
-        if text_field not in names:
-            yield from [dict.fromkeys(names)][: table.metadata.num_rows]
-            return
-        for batch in table.iter_batches(PARQUET_ROWS, columns=[text_field], use_threads=False):
-            if batch.nbytes > LIMIT * PARQUET_ROWS:
-                raise ValueError(
-                    f"{PARQUET_ROWS} rows of {printable(file)} have {batch.nbytes} bytes; write them as text"
-                )
-            for value in batch.column(0):  # one at a time: many may refer to the same long text
-                yield {text_field: value.as_py()}
+    with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
+        columns = [text_field] if text_field in table.schema_arrow.names else None
+        for batch in table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False):
+            if batch.nbytes > LIMIT:
+                raise ValueError(f"{PARQUET_ROWS} rows of {printable(path)} have more than {LIMIT} bytes; split them")
+            yield from batch.to_pylist()
+
+
+def _limited(content: bytes, path: Path) -> bytes:
+    if len(content) > LIMIT:
+        raise ValueError(f"{printable(path)} has more than {LIMIT} bytes at once; write it as .jsonl, a row per line")
+    return content
 
 
 def row_text(row: dict[str, Any], text_field: str, where: str) -> str:
@@ -173,11 +151,15 @@ def row_text(row: dict[str, Any], text_field: str, where: str) -> str:
         ValueError: the row has no such field, or its value is not a string.
     """
     if text_field not in row:
-        names = printable(", ".join(list(row)[:FIELD_EXAMPLES])) or "none"
+        names = printable(", ".join(map(str, list(row)[:FIELD_EXAMPLES]))) or "none"
         raise ValueError(f"{where} has no field {text_field!r}; choose one with data.text_field=NAME: {names}")
     text = row[text_field]
     if not isinstance(text, str | None):
         kind = f"{where}: field {text_field!r} holds {type(text).__name__}, not text"
         raise ValueError(f"{kind}; choose another with data.text_field=NAME")
-    # JSON can encode half of a surrogate pair, which tokenizers refuse
-    return (text or "").encode("utf-8", "replace").decode("utf-8")
+    return encodable(text or "")
+
+
+def encodable(text: str) -> str:
+    """The text without halves of surrogate pairs, which JSON can hold and tokenizers refuse."""
+    return text.encode("utf-8", "replace").decode("utf-8")

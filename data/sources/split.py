@@ -11,7 +11,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from tril.data.overlap import Passages, shared_parts
+import numpy as np
+
+from tril.data.overlap import sample_passages, shared_parts
 from tril.data.sources.base import Split
 
 TOLERANCE = 1.5  # the share of the validation part is at most this factor from the wanted one
@@ -27,38 +29,38 @@ class Document:
 
     Args:
         chunks: its bytes.
-        compare: False: it is only known whether another one is equal.
+        compare: False: it is only known whether another one is equal, and `chunks` are read one at a time.
     """
 
     def __init__(self, chunks: Iterable[bytes], compare: bool = True) -> None:
-        self.size, digest = 0, hashlib.blake2b(digest_size=16)
-
-        def read() -> Iterable[bytes]:
-            for chunk in chunks:
-                self.size += len(chunk)
-                digest.update(chunk)
-                yield chunk
-
-        self.passages = Passages(read() if compare else ())
-        for _ in () if compare else read():
-            pass
+        chunks, digest, self.size = [b"".join(chunks)] if compare else chunks, hashlib.blake2b(digest_size=16), 0
+        self.hashes, self.starts = np.empty(0, np.uint64), np.empty(0, np.uint32)
+        for chunk in chunks:
+            self.size += len(chunk)
+            digest.update(chunk)
+            if compare:
+                self.hashes, self.starts = sample_passages(chunk)
         self.digest = digest.digest()
 
 
-def choose_val(documents: Mapping[str, Document], val_fraction: float, salt: str = "") -> frozenset[str] | None:
+def choose_val(
+    documents: Mapping[str, Document], val_fraction: float, salt: str = "", *, whole: bool = True
+) -> frozenset[str] | None:
     """The names of the documents for validation.
 
     Args:
         documents: by name.
         salt: put before each name for its hash.
+        whole: the documents may not be cut.
 
     Returns:
         None if whole documents cannot give a share within a factor TOLERANCE of `val_fraction`.
+
+    Raises:
+        ValueError: in that case, if `whole`.
     """
-    if not documents:
-        return None
     copies = Counter(document.digest for document in documents.values())
-    shares = shared_parts([document.passages for document in documents.values()])
+    shares = shared_parts([(each.size, each.hashes, each.starts) for each in documents.values()])
     total = sum(document.size for document in documents.values())
     target, size, chosen = val_fraction * total, 0, set()
     clean = {
@@ -73,27 +75,18 @@ def choose_val(documents: Mapping[str, Document], val_fraction: float, salt: str
         if larger <= TOLERANCE * target and abs(larger - target) < abs(size - target):
             chosen.add(name)
             size = larger
-    return frozenset(chosen) if target / TOLERANCE <= size < total else None
-
-
-def choose_whole(documents: Mapping[str, Document], val_fraction: float, salt: str = "") -> frozenset[str]:
-    """As `choose_val`, for documents that may not be cut.
-
-    Raises:
-        ValueError: they cannot give `val_fraction`.
-    """
-    val = choose_val(documents, val_fraction, salt)
-    if val is None:
+    if target / TOLERANCE <= size < total:
+        return frozenset(chosen)
+    if whole:
         cause = f"data.val_fraction={val_fraction} cannot be met with {len(documents)} whole documents"
         remedy = "change it, give more text, or give other files with data.val_path"
         raise ValueError(f"{cause}, of which those that share text with others are for training; {remedy}")
-    return val
+    return None
 
 
-def in_split(text: str, split: Split, val_fraction: float) -> bool:
+def in_split(text: bytes, split: Split, val_fraction: float) -> bool:
     """Whether a row belongs to `split`: a hash of its content decides, which puts all copies on one side."""
-    is_val = int.from_bytes(hash_of(row_content(text))[:8], "big") < val_fraction * 2**64
-    return is_val == (split == "val")
+    return (int.from_bytes(hash_of(text)[:8], "big") < val_fraction * 2**64) == (split == "val")
 
 
 def row_content(text: str) -> bytes:
@@ -118,6 +111,6 @@ def split_position(read: Callable[[int, int], bytes], size: int, val_fraction: f
     window = read(position - 1, min(position + min(max(wanted // 3, 4), SEARCH), size))
     if line_end := window.find(b"\n", 0, len(window) - 1) + 1:  # at the end it would leave nothing
         return position - 1 + line_end
-    blanks = [i for blank in (b" ", b"\t", b"\r", b"\v", b"\f") if (i := window.find(blank, 1)) > 0]
+    blank = next((i for i in range(1, len(window)) if window[i] in b" \t\r\v\f"), None)
     characters = (i for i in range(1, len(window)) if window[i] & 0xC0 != 0x80)  # not inside a UTF-8 sequence
-    return min(position - 1 + (min(blanks) if blanks else next(characters, len(window))), size)
+    return min(position - 1 + (blank or next(characters, len(window))), size)

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files
-from tril.data.sources.split import Document, choose_whole
+from tril.data.sources.split import Document, choose_val
 
 # Files differ in size and kind, so the order of their hashes decides how typical the first 10 % of the text are. This
 # salt, one of the first 8000, gives at least 80 files on Python 3.11, 3.12 and 3.13, none above 12 % of the part, with
@@ -68,7 +68,7 @@ class StandardLibrary:
         """Whether each file that is no table is for validation."""
         contents = ((name, path.read_bytes()) for name, path in self.files())
         documents = {name: Document([content]) for name, content in contents if not is_table(content)}
-        val = choose_whole(documents, self.val_fraction, VAL_SALT)
+        val = choose_val(documents, self.val_fraction, VAL_SALT)
         return {name: name in val for name in documents}
 
 

@@ -88,25 +88,16 @@ def test_an_end_that_is_missing_is_added():
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 BAD_ROWS = [
-    ({"text": "a"}, "has no conversation, its keys are 'text'; write prompt and response"),
-    ({}, "its keys are none"),
-    ({"prompt": "a"}, "has no key 'response'; add it"),
-    ({"response": "a"}, "has no key 'prompt'; add it"),
-    ({"prompt": "a", "response": ""}, "response is empty; write its text, or remove the row"),
-    ({"prompt": "a", "response": " \n"}, "response is empty"),
-    ({"prompt": 3, "response": "a"}, "prompt must be text, not int"),
-    ({"prompt": "a", "response": None}, "response must be text, not NoneType"),
-    ({"messages": "a"}, "messages must be a list of messages and not empty"),
-    ({"messages": []}, "messages must be a list of messages and not empty"),
+    ({"text": "a"}, "with the keys 'text': messages must be a list and not empty; write prompt and response, or "),
+    ({"prompt": "a"}, "messages[1].content must be a text and not empty"),
+    ({"prompt": "a", "response": " \n"}, "messages[1].content must be a text and not empty"),
+    ({"prompt": 3, "response": "a"}, "messages[0].content must be a text"),
+    ({"messages": "a"}, "messages must be a list and not empty"),
     ({"messages": ["a"]}, "messages[0] must be an object with role and content"),
-    ({"messages": [USER, {"content": "b"}]}, "messages[1] has no role"),
-    ({"messages": [USER, {"role": "assistant"}]}, "messages[1] has no content"),
-    ({"messages": [USER, {"role": "bot", "content": "b"}]}, "messages[1].role=bot must be one of system, user, assi"),
+    ({"messages": [USER, {"content": "b"}]}, "messages[1] must be an object with role and content"),
     ({"messages": [{"role": ["user"], "content": "a"}, ANSWER]}, "messages[0].role=['user'] must be one of"),
-    ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "messages[1].content must be text"),
-    ({"messages": [USER, ANSWER, {"role": "assistant", "content": ""}]}, "messages[2].content is empty"),
-    ({"messages": [USER, ANSWER, USER]}, "the last message has the role user, so it has no answer"),
-    ({"messages": [USER, {"role": "system", "content": "c"}, ANSWER]}, "messages[1] has the role system, which only"),
+    ({"messages": [USER, ANSWER, USER]}, "the last message must be of the assistant"),
+    ({"messages": [USER, {"role": "system", "content": "c"}, ANSWER]}, "messages[1].role=system must be one of"),
 ]
 
 
@@ -149,10 +140,8 @@ def test_settings_that_are_refused(tmp_path):
     path.write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
     template.write_text("{% for %}")
     refused = [
-        ({"chat_template": str(template)}, "data.chat_template=.*needs data.format=chat"),
         ({"format": "chat", "chat_template": str(template)}, "chat.jinja is not a Jinja template"),
         ({"format": "chat", "chat_template": "nothing"}, "data.chat_template=nothing does not exist"),
-        ({"format": "chat", "text_field": "story"}, "data.text_field=story has no effect with data.format=chat"),
         ({"format": "chats"}, "format"),
     ]
     for values, message in refused:
