@@ -13,9 +13,8 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import tiny_gpt
 from tril.model.checkpoint import Checkpoint
-from tril.model.generation.generate import generate_ids
+from tril.model.generation.generate import decode_step, generate_ids
 from tril.model.generation.sampling import SamplingConfig
-from tril.model.generation.step import decode_step
 from tril.model.gpt import IGNORE
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig

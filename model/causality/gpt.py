@@ -17,7 +17,7 @@ from tril.model.backends import MIN_HEAD_DIM
 from tril.model.causality.model import Model, behind_padding, chunks, few_chunks, randomize, visible_by_windows
 from tril.model.causality.variants import Variant, random_weights
 from tril.model.config import GPTConfig
-from tril.model.generation.step import decode_step
+from tril.model.generation.generate import decode_step
 from tril.model.gpt import GPT
 from tril.model.masks import document_mask, padding_mask
 
@@ -80,8 +80,10 @@ def _decode_steps(model: Model, ids: Tensor) -> Tensor:
     half = ids.shape[1] // 2
     cache, positions = gpt.new_cache(len(ids), ids.shape[1]), torch.arange(ids.shape[1], device=ids.device)
     parts = [gpt(ids[:, :half], cache=cache)] if half else []
-    steps = [decode_step(gpt, cache, ids[:, p : p + 1], positions[p : p + 1])[:, None] for p in positions[half:]]
-    return torch.cat([*parts, *steps], dim=1)
+    for position in positions[half:].split(1):
+        options = {"cache": cache, "cache_position": position}
+        parts.append(decode_step(gpt, ids[:, position], position, cache.capacity, **options)[:, None])
+    return torch.cat(parts, dim=1)
 
 
 def _behind_document(model: Model, ids: Tensor) -> Tensor:

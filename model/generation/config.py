@@ -2,31 +2,16 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 
-MIN_TEMPERATURE = 1e-3  # keeps logits / temperature within the range of float32
+Stop = Annotated[str, Field(min_length=1)]
 
 
-def _zero_or_large(temperature: float) -> float:
-    if 0 < temperature < MIN_TEMPERATURE:
-        limit = f"0 (always the most probable token) or at least {MIN_TEMPERATURE}"
-        raise ValueError(f"temperature={temperature} must be {limit}; use 0 for greedy decoding")
-    return temperature
-
-
-def _texts(stop: Any) -> tuple[str, ...] | None:
-    texts = (stop,) if isinstance(stop, str) else stop
-    if stop is None:
-        return None
-    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(x, str) and x for x in texts):
-        raise ValueError(f"stop={stop!r} must be a text, or a list of at least one, without empty ones; null for none")
-    return tuple(texts)
-
-
-Temperature = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_zero_or_large)]
+def _as_tuple(stop: Any) -> Any:
+    return (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -40,7 +25,7 @@ class SamplingConfig:
     """
 
     max_new_tokens: int = setting(256, "of each sample, at most", ge=1)
-    temperature: Temperature = setting(0.8, "0: always the most probable token")
+    temperature: float = setting(0.8, "0: always the most probable token", ge=0, allow_inf_nan=False)
     top_k: int | None = setting(50, "only the k most probable tokens; null: all", ge=1)
     top_p: float | None = setting(
         None, "only the most probable tokens whose probabilities sum to at least this; null: all", gt=0, le=1
@@ -51,7 +36,7 @@ class SamplingConfig:
     repetition_penalty: float = setting(
         1.0, "above 1, tokens that the text already contains become less likely; 1: off", gt=0, allow_inf_nan=False
     )
-    stop: Annotated[tuple[str, ...] | None, BeforeValidator(_texts)] = setting(
-        None, "a text or a list of texts; the sample ends before the first that occurs"
+    stop: Annotated[tuple[Stop, ...] | None, BeforeValidator(_as_tuple)] = setting(
+        None, "a text or a list of texts; the sample ends before the first that occurs; null: none"
     )
     seed: int | None = setting(0, "null: a new seed each time", ge=0, lt=2**64)  # the range of torch.Generator

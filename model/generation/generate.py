@@ -1,6 +1,6 @@
 """Generates token ids from token ids, one step at a time; `model.generation.language_model` does the same for text.
 
-Letters: B batch, T queries, S keys, C width, L layers, H heads, V vocabulary.
+Letters: B batch, T queries, S keys (the capacity of the cache in a compiled step), V vocabulary.
 
 Prompts of unequal length share a batch by padding on the left: a mask hides the padding and positions count from each
 row's first token, so the logits of a row do not depend on the other rows. A row whose context is full continues with
@@ -10,18 +10,24 @@ recompute the whole context at every step.
 
 import collections
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from tril.model.generation.sampling import Choice, SamplingConfig
-from tril.model.generation.step import compiled_step, next_tokens
+from tril.model.compilation import raise_recompile_limit
+from tril.model.generation.sampling import Choice, SamplingConfig, choose
 from tril.model.gpt import GPT
 
 # Steps that a device may run ahead of the reader, so that it never waits for the host. Extra results are dropped.
 STEPS_AHEAD = {"cuda": 1}
 TOKENS_PER_BATCH = 2048  # of texts that are scored: all CPU cores are busy, and the logits of a large vocabulary fit
+COMPILE_OPTIONS = {
+    "cuda": {"mode": "reduce-overhead"},
+    # One C++ function for all kernels; matrix-vector products as generated loops instead of library calls.
+    "cpu": {"options": {"cpp_wrapper": True, "post_grad_fusion_options": {"decompose_mm_pass": {}}}},
+}
 
 
 def generate_ids(
@@ -45,24 +51,21 @@ def generate_ids(
             no token ends a row.
         vocab_size: ids from this one on pad the vocabulary and are never drawn; None: all may be drawn.
         first: (B, vocab_size) bool, the ids that the first step may draw; None: all.
-        **options: use_cache, head_gate, compile and step of `Rows`.
+        **options: use_cache, head_gate and compile of `Rows`.
 
     Yields:
         The new ids (B,) of each step, on the CPU.
     """
-    vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
-    assert vocab_size <= model.config.vocab_size and all(min(ids) >= 0 and max(ids) < vocab_size for ids in prompts)
     device, n_steps = model.embed.weight.device, sampling.max_new_tokens
     generator = torch.Generator(device)
     generator.seed() if sampling.seed is None else generator.manual_seed(sampling.seed)
     rows = Rows(model, prompts, max_new_tokens=n_steps, **options)
-    choice = Choice.of(sampling, prompts, vocab_size, device)
-    first_choice = choice if first is None else choice._replace(allowed=first.to(device))
+    choice = Choice.of(sampling, prompts, vocab_size or model.config.vocab_size, device)
     ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)  # (B,)
     pending = collections.deque()
     for step in range(n_steps):
         choice.draw(generator)
-        ids = rows.choose(choice if step else first_choice)  # (B,)
+        ids = rows.choose(choice if step or first is None else choice._replace(allowed=first.to(device)))  # (B,)
         if eot_id is not None and len(prompts) > 1:
             ids = ids.masked_fill(ended, eot_id)
             ended |= ids == eot_id
@@ -102,11 +105,10 @@ class Rows:
         head_gate: see `GPT.forward`.
         compile: compile the step after the prompt; needs the cache. It takes seconds to a minute for each combination
             of model, number of prompts and sampling filters; the temperature may change.
-        step: instead of a compiled step; such as `decode_step`, the function that is compiled, to test it.
 
     Attributes:
         ids: (B, context_length + 1) int64, of which the first `length` columns are in use.
-        padding: number of hidden columns at the left of each row.
+        shift: (B, 1), number of hidden columns at the left of each row; None: no row has any.
     """
 
     def __init__(
@@ -118,24 +120,21 @@ class Rows:
         use_cache: bool = True,
         head_gate: Tensor | None = None,
         compile: bool = False,
-        step: Callable[..., Tensor] | None = None,
     ):
         self.model, self.head_gate, self.limit = model, head_gate, model.config.context_length
         self.modules = list(model.modules())  # listed once: it takes a tenth of a small model's step
         kept = [list(prompt[-self.limit :]) for prompt in prompts]
-        self.length = max(map(len, kept))
-        padding = [self.length - len(row) for row in kept]
-        device = model.embed.weight.device
+        self.length, device = max(map(len, kept)), model.embed.weight.device
+        self._pad([self.length - len(row) for row in kept], device)
         self.ids = torch.zeros(len(kept), self.limit + 1, dtype=torch.long, device=device)  # (B, context_length + 1)
-        self.ids[:, : self.length] = torch.tensor([[0] * n + row for n, row in zip(padding, kept, strict=True)])
-        self._pad(padding)
-        # No position follows the last token. A compiled step has one capacity for all lengths.
-        capacity = self.limit if compile or step else min(self.limit, self.length + max_new_tokens - 1)
-        self.cache = model.new_cache(len(prompts), capacity) if use_cache and model.config.causal else None
-        self.compiled, self.step = compile, step if self.cache is not None else None
-        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        self.ids[:, : self.length] = torch.tensor([[0] * n + row for n, row in zip(self.padding, kept, strict=True)])
+        self.cache, self.step = None, None
+        if use_cache and model.config.causal:
+            # No position follows the last token. A compiled step has one capacity for all lengths.
+            capacity = self.limit if compile else min(self.limit, self.length + max_new_tokens - 1)
+            self.cache = model.new_cache(len(prompts), capacity)
         if compile and self.cache is not None:
-            self.step = compiled_step(device.type)
+            self.step, self.position = compiled_step(device.type), torch.zeros(1, dtype=torch.long, device=device)
             for tensor in (*self.cache.keys, *self.cache.values):  # which a CUDA graph then writes instead of a copy
                 torch._dynamo.mark_static_address(tensor, guard=False)
 
@@ -148,27 +147,23 @@ class Rows:
         if self.length > self.limit:
             self._make_room()
         start = 0 if self.cache is None else self.cache.length
-        with inference(self.modules):
-            out = self._compiled(start, choice) if self.step and start > 0 else self._eager(start, choice)
+        step, options = decode_step, {"cache": self.cache, "head_gate": self.head_gate}
+        stance = contextlib.nullcontext()
+        if self.cache is None or self.step is None or start == 0:
+            columns, n_keys = torch.arange(start, self.length, device=self.ids.device), self.length
+            options["last_only"] = True
+        else:
+            self.cache.advance(1)
+            step, n_keys = self.step, self.cache.capacity
+            options["cache_position"] = columns = self.position.fill_(start)
+            # After a call with the same model, kind of choice and shapes, torch need not check every weight's guards:
+            # https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
+            if self.guards_checked:
+                stance = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True)
+            self.guards_checked = True
+        with inference(self.modules), stance:
+            out = step(self.model, self.ids[:, start : self.length], columns, n_keys, self.shift, choice, **options)
         return out.clone()  # the next compiled step reuses its output memory; also, a clone may be changed in place
-
-    def _eager(self, start: int, choice: Choice | None) -> Tensor:
-        ids = self.ids[:, start : self.length]
-        columns = torch.arange(start, self.length, device=ids.device)
-        options = {"cache": self.cache, "head_gate": self.head_gate, "last_only": True}
-        return next_tokens(self.model, ids, columns, self.length, self.shift, choice, **options)
-
-    def _compiled(self, start: int, choice: Choice | None) -> Tensor:
-        assert self.cache is not None and self.step is not None
-        self.cache.advance(1)
-        inputs = self.ids[:, start : self.length], self.position.fill_(start), self.shift, self.head_gate, choice
-        # After a call with the same model, kind of choice and shapes, torch need not check every weight's guards again:
-        # https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
-        same = torch.compiler.set_stance("default", skip_guard_eval_unsafe=True) if self.guards_checked else None
-        with same or contextlib.nullcontext():
-            out = self.step(self.model, self.cache, *inputs)
-        self.guards_checked = self.compiled
-        return out
 
     def append(self, ids: Tensor) -> None:
         """Adds the next token of each row, (B,)."""
@@ -182,15 +177,52 @@ class Rows:
         longest = max(lengths)
         self.ids[:, :longest] = self.ids[:, self.length - longest : self.length].clone()
         self.length = longest
-        self._pad([longest - n for n in lengths])
+        self._pad([longest - n for n in lengths], self.ids.device)
         if self.cache is not None:
             self.cache.length = 0
 
-    def _pad(self, padding: list[int]) -> None:
-        self.padding, self.shift = padding, None
+    def _pad(self, padding: list[int], device: torch.device) -> None:
+        self.padding = padding
+        self.shift = torch.tensor(padding, device=device)[:, None] if any(padding) else None  # equal rows: no mask
         self.guards_checked = False  # the step is another program with padding than without
-        if any(padding):  # a batch of equal lengths needs no mask
-            self.shift = torch.tensor(padding, device=self.ids.device)[:, None]  # (B, 1)
+
+
+def decode_step(
+    model: GPT,
+    ids: Tensor,
+    columns: Tensor,
+    n_keys: int,
+    shift: Tensor | None = None,
+    choice: Choice | None = None,
+    **options,
+) -> Tensor:
+    """The tokens (B,) that follow ids (B, T); without a choice, the logits (B, V).
+
+    Compiled, only values of tensors differ between two steps.
+
+    Args:
+        columns: of the ids among the keys, (T,).
+        n_keys: S, those of earlier tokens included.
+        shift: number of left-padding tokens of each row, (B, 1), which no query sees; None: no row has any.
+        **options: of `GPT.hidden`.
+    """
+    mask, positions = None, columns
+    if shift is not None:
+        mask = (torch.arange(n_keys, device=ids.device) >= shift)[:, None, None]  # (B, 1, 1, S)
+        positions = (columns - shift).clamp(min=0)  # (B, T)
+    logits = model.logits(model.hidden(ids, mask=mask, positions=positions, **options))[:, -1]  # (B, V)
+    return logits if choice is None else choose(logits, choice)
+
+
+@functools.cache
+def compiled_step(device_type: str) -> Callable[..., Tensor]:
+    """`decode_step`, compiled once per model, batch size and kind of choice.
+
+    On a GPU each version becomes a CUDA graph, because launching the kernels one by one would take longer than they
+    run; on a CPU it becomes one C++ function, because calling them from Python would take as long.
+    """
+    raise_recompile_limit()
+    return torch.compile(decode_step, **COMPILE_OPTIONS.get(device_type, {}), fullgraph=True, dynamic=False)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ Streamed and collected text are decoded by the same code, piece by piece, so bot
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -39,10 +40,8 @@ class LanguageModel:
         self.tokenizer.no_padding()
         self.n_ids = max(self.tokenizer.get_vocab().values()) + 1
         if self.n_ids > self.config.vocab_size:
-            limit = f"the model's vocab_size={self.config.vocab_size}"
-            raise ValueError(
-                f"the tokenizer's {self.n_ids} tokens exceed {limit}; use the tokenizer of the model's run"
-            )
+            limit = f"the model's vocab_size={self.config.vocab_size}; use the tokenizer of the model's run"
+            raise ValueError(f"the tokenizer's {self.n_ids} tokens exceed {limit}")
         eot_id = self.tokenizer.token_to_id(eot)
         if eot_id is None:
             raise ValueError(f"the tokenizer has no token {eot!r}; set eot to the token that ends its texts")
@@ -92,43 +91,27 @@ class LanguageModel:
         encoding = self.tokenizer.encode(prompt, add_special_tokens=False)
         unk = getattr(self.tokenizer.model, "unk_token", None)
         spans = zip(encoding.tokens, encoding.offsets, strict=True)
-        unknown = {prompt[start:end] for token, (start, end) in spans if token == unk}
-        if unknown:
-            raise ValueError(
-                f"the prompt has {', '.join(map(repr, sorted(unknown)))}, which the tokenizer does not know; "
-                "use only characters of the training text"
-            )
+        if unknown := {prompt[start:end] for token, (start, end) in spans if token == unk}:
+            cause = f"the prompt has {', '.join(map(repr, sorted(unknown)))}, which the tokenizer does not know"
+            raise ValueError(f"{cause}; use only characters of the training text")
         return encoding.ids or [self.eot_id]
 
-    def split(self, *prompts: str) -> tuple[list[list[int]], list[list[int]], Tensor | None]:
-        """Token healing: the ids that generation starts from, without a whitespace token at the end.
+    def split(self, prompt: str) -> "Start":
+        """Token healing: what generation starts from, without a whitespace token at the end of the prompt.
 
         A tokenizer that joins a space with the word after it hardly ever produces a separate space, so the one at the
         end of "def " is out of distribution. The first new token is drawn from those that start with that space.
 
-        Returns:
-            The ids of each of B prompts; the token that was removed from each, or none; and which tokens may be the
-            first new one, (B, n_ids) bool, None: all.
-
         Raises:
-            ValueError: a prompt contains characters that the tokenizer does not know.
+            ValueError: the prompt contains characters that the tokenizer does not know.
         """
-        vocabulary, choices = self.tokenizer.get_vocab(), {}
-        starts, removed = [], []
-        allowed = torch.ones(len(prompts), self.n_ids, dtype=torch.bool)
-        for row, prompt in zip(allowed, prompts, strict=True):
-            ids = self.encode(prompt)
-            last, text = ids[-1], self.tokenizer.decode(ids[-1:], skip_special_tokens=False)
-            if text.isspace() and last not in choices:
-                token = self.tokenizer.id_to_token(last)
-                choices[last] = [i for name, i in vocabulary.items() if name.startswith(str(token))]
-            heals = len(ids) > 1 and len(choices.get(last, ())) > 1
-            if heals:
-                row[:] = False
-                row[choices[last]] = True
-            starts.append(ids[:-1] if heals else ids)
-            removed.append(ids[-1:] if heals else [])
-        return starts, removed, allowed if any(removed) else None
+        ids, every = self.encode(prompt), torch.ones(self.n_ids, dtype=torch.bool)
+        if len(ids) > 1 and self.tokenizer.decode(ids[-1:], skip_special_tokens=False).isspace():
+            space = str(self.tokenizer.id_to_token(ids[-1]))
+            choices = [i for token, i in self.tokenizer.get_vocab().items() if token.startswith(space)]
+            if len(choices) > 1:
+                return Start(ids[:-1], ids[-1:], torch.zeros_like(every).index_fill(0, torch.tensor(choices), True))
+        return Start(ids, [], every)
 
     def _pieces(
         self,
@@ -144,14 +127,35 @@ class LanguageModel:
         config = SamplingConfig(max_new_tokens=max_new_tokens, **sampling)
         if not prompts:
             raise ValueError("there is no prompt; give at least one")
-        if compile and not use_cache:
-            cause = "as it compiles the step with the cache"
-            raise ValueError(f"compile=True needs use_cache=True, {cause}; change one of them")
-        starts, removed, first = self.split(*prompts)
-        options = {"eot_id": self.eot_id, "vocab_size": self.n_ids, "use_cache": use_cache, "head_gate": head_gate}
-        steps = generate_ids(self.model, starts, config, first=first, compile=compile, **options)
+        distinct = {prompt: self.split(prompt) for prompt in dict.fromkeys(prompts)}
+        starts = [distinct[prompt] for prompt in prompts]
+        steps = generate_ids(
+            self.model,
+            [start.ids for start in starts],
+            config,
+            eot_id=self.eot_id,
+            vocab_size=self.n_ids,
+            first=torch.stack([start.allowed for start in starts]) if any(start.replaced for start in starts) else None,
+            use_cache=use_cache,
+            head_gate=head_gate,
+            compile=compile,
+        )
         end = {"eot_id": self.eot_id, "stops": config.stop or ()}
-        return _release(steps, [TextStream(self.tokenizer, *ids, **end) for ids in zip(starts, removed, strict=True)])
+        return _release(steps, [TextStream(self.tokenizer, start.ids, start.replaced, **end) for start in starts])
+
+
+class Start(NamedTuple):
+    """What generation starts from.
+
+    Attributes:
+        ids: of the prompt.
+        replaced: the ids after them, which the first new token replaces.
+        allowed: (n_ids,) bool, which tokens may be the first new one.
+    """
+
+    ids: list[int]
+    replaced: list[int]
+    allowed: Tensor
 
 
 def _release(steps: Iterator[Tensor], streams: Sequence["TextStream"]) -> Iterator[list[str]]:
@@ -186,12 +190,8 @@ class TextStream:
         stops: Sequence[str] = (),
     ):
         self.tokenizer, self.eot_id, self.stops = tokenizer, eot_id, stops
+        self.ids, self.n_old, self.n_shown = list(prompt), len(prompt), len(tokenizer.decode([*prompt, *replaced]))
         self.held, self.ended = "", False
-        self._start(list(prompt))
-        self.n_shown = len(tokenizer.decode([*prompt, *replaced]))
-
-    def _start(self, ids: list[int]) -> None:
-        self.ids, self.n_old, self.n_shown = ids, len(ids), len(self.tokenizer.decode(ids))
 
     def push(self, token: int) -> str:
         """Returns the text that this token makes final; "" while a character is incomplete."""
@@ -202,8 +202,8 @@ class TextStream:
         may_change = text.endswith(INCOMPLETE) and len(self.ids) - self.n_old < MAX_INCOMPLETE
         if may_change or len(text) <= self.n_shown:
             return ""
-        new = text[self.n_shown :]
-        self._start(self.ids[self.n_old :])
+        new, self.ids = text[self.n_shown :], self.ids[self.n_old :]
+        self.n_old, self.n_shown = len(self.ids), len(self.tokenizer.decode(self.ids))
         return self._until_stop(new)
 
     def finish(self) -> str:

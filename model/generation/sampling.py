@@ -18,6 +18,7 @@ from torch import Tensor
 from tril.model.generation.config import SamplingConfig
 
 MIN_NOISE = torch.finfo(torch.float32).tiny
+MIN_TEMPERATURE = 1e-3  # keeps logits / temperature within float32; below, only equal logits share the probability
 
 
 class Choice(NamedTuple):
@@ -26,7 +27,7 @@ class Choice(NamedTuple):
     Everything that differs between steps is a tensor, and so is the temperature: a compiled step serves them all.
 
     Attributes:
-        config: the filters. Its temperature only matters in that 0 is greedy.
+        config: the filters.
         vocab_size: ids from this one on are never chosen.
         temperature: () tensor, unused without `noise`.
         noise: (B, vocab_size) uniform on [0, 1); None: take the most probable token.
@@ -53,7 +54,8 @@ class Choice(NamedTuple):
             for row, prompt in zip(seen, prompts, strict=True):
                 row[list(prompt)] = True
             seen = seen.to(device)
-        return cls(config, vocab_size, torch.full((), config.temperature, device=device), noise, seen)
+        temperature = torch.full((), max(config.temperature, MIN_TEMPERATURE), device=device)
+        return cls(config, vocab_size, temperature, noise, seen)
 
     def draw(self, generator: torch.Generator | None) -> None:
         """Draws new noise in place; does nothing at temperature 0."""
@@ -63,36 +65,36 @@ class Choice(NamedTuple):
 
 def choose(logits: Tensor, choice: Choice) -> Tensor:
     """Logits (B, V) -> ids (B,), without synchronizing with the device."""
+    logits = filter_logits(logits, choice)
     if choice.noise is None:
-        return restrict(logits, choice).argmax(-1)
+        return logits.argmax(-1)
     # An exponential race: of independent Exp(p_i) variables, variable i is the smallest with probability p_i.
     # torch.multinomial would synchronize with a GPU to check the probabilities. MIN_NOISE keeps each variable finite,
     # and noise < 1 keeps it above 0; otherwise a single token kept by a filter could tie with the removed ones.
     exponential = -(choice.noise + MIN_NOISE).log()
-    return (probabilities(logits, choice) / exponential).argmax(-1)  # (B,)
+    return (logits.softmax(-1) / exponential).argmax(-1)  # (B,)
 
 
 def probabilities(logits: Tensor, choice: Choice) -> Tensor:
     """The distribution that `choose` draws from: logits (B, V) -> (B, vocab_size); one-hot at temperature 0."""
-    logits = restrict(logits, choice)
-    if choice.noise is None:
-        return F.one_hot(logits.argmax(-1), choice.vocab_size).float()
-    return apply_filters(logits / choice.temperature, choice.config).softmax(-1)
+    logits = filter_logits(logits, choice)
+    return F.one_hot(logits.argmax(-1), choice.vocab_size).float() if choice.noise is None else logits.softmax(-1)
 
 
-def restrict(logits: Tensor, choice: Choice) -> Tensor:
-    """Logits (B, V) -> float32 (B, vocab_size): -inf where not allowed, with the repetition penalty."""
-    logits = logits[:, : choice.vocab_size].float()
+def filter_logits(logits: Tensor, choice: Choice) -> Tensor:
+    """Logits (B, V) -> float32 (B, vocab_size), divided by the temperature and -inf where a filter removes the token.
+
+    At temperature 0 the most probable token is the same without division and filters.
+    """
+    config, logits = choice.config, logits[:, : choice.vocab_size].float()
     if choice.allowed is not None:
         logits = logits.masked_fill(~choice.allowed, -math.inf)
     if choice.seen is not None:
-        penalty = choice.config.repetition_penalty
+        penalty = config.repetition_penalty
         logits = torch.where(choice.seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-    return logits
-
-
-def apply_filters(logits: Tensor, config: SamplingConfig) -> Tensor:
-    """Applies top-k, top-p and min-p to logits (B, V) that are already divided by the temperature."""
+    if choice.noise is None:
+        return logits
+    logits = logits / choice.temperature
     if config.top_k is not None:  # all ties with the k-th stay
         kth = logits.topk(min(config.top_k, logits.shape[-1]), sorted=False).values.amin(-1, keepdim=True)  # (B, 1)
         logits = logits.masked_fill(logits < kth, -math.inf)

@@ -59,8 +59,8 @@ def prompt_tokens(lm: LanguageModel, prompt: str) -> list[tuple[str, str]]:
 
     A space at the end of the prompt is missing if it becomes part of the first new token (see `LanguageModel.split`).
     """
-    stream, ([ids], _, _) = TextStream(lm.tokenizer), lm.split(prompt)
-    return [(_name(lm, token), stream.push(token)) for token in ids]
+    stream = TextStream(lm.tokenizer)
+    return [(_name(lm, token), stream.push(token)) for token in lm.split(prompt).ids]
 
 
 def live_tokens(
@@ -83,13 +83,13 @@ def live_tokens(
     """
     values = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, seed=seed, **values)
-    [ids], _, first = lm.split(prompt)
+    ids, _, allowed = lm.split(prompt)
     device = lm.model.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     choice = Choice.of(sampling, [ids], lm.n_ids, device)
     rows = Rows(lm.model, [ids], max_new_tokens=max_new_tokens, head_gate=head_gate)
     # A separate generator function, since one runs nothing before its first step: errors are raised above, by the call.
-    return _steps(lm, ids, rows, max_new_tokens, choice, generator, first)
+    return _steps(lm, ids, rows, max_new_tokens, choice, generator, allowed)
 
 
 def _steps(
@@ -99,10 +99,10 @@ def _steps(
     max_new_tokens: int,
     choice: Choice,
     generator: torch.Generator,
-    first: Tensor | None,
+    allowed: Tensor,
 ) -> Iterator[LiveToken]:
     stream = TextStream(lm.tokenizer, prompt, eot_id=lm.eot_id)
-    first_choice = choice if first is None else choice._replace(allowed=first.to(rows.ids.device))
+    first_choice = choice._replace(allowed=allowed.to(rows.ids.device))
     for step in range(max_new_tokens):
         choice.draw(generator)
         maps: list[Tensor] = []

@@ -9,9 +9,8 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import assert_close, tiny_gpt
 from tril.model.compilation import RECOMPILE_LIMIT
-from tril.model.generation.generate import Rows, generate_ids
+from tril.model.generation.generate import Rows, compiled_step, decode_step, generate_ids
 from tril.model.generation.sampling import SamplingConfig
-from tril.model.generation.step import COMPILE_OPTIONS, compiled_step, decode_step
 from tril.model.gpt import GPT
 
 LIMIT = 12  # context_length of tiny_gpt
@@ -24,7 +23,7 @@ PARTS = [
     {"n_heads": 0},
     {"causal": False},
 ]
-MODES = {"cache": {}, "no cache": {"use_cache": False}, "constant shapes": {"step": decode_step}}
+MODES = {"cache": {}, "no cache": {"use_cache": False}, "constant shapes": {"compile": True}}
 
 
 def contexts(prompt, new, limit=LIMIT):
@@ -56,25 +55,17 @@ def forced(model, prompts, new, **options):
     return torch.stack(logits)
 
 
+def use_step(step, monkeypatch):
+    """Runs this function in place of the compiled one."""
+    monkeypatch.setattr("tril.model.generation.generate.compiled_step", lambda device_type: step)
+
+
 def random_ids(*shape, vocab_size=31):
     return torch.randint(vocab_size, shape).tolist()
 
 
 def greedy(n, **values):
     return SamplingConfig(max_new_tokens=n, temperature=0, **values)
-
-
-@torch.no_grad()
-def greedy_ids(model, prompt, n, penalty=1.0, vocab_size=None):
-    """Token after token with the greatest logit, repetitions penalized by hand."""
-    new = []
-    for _ in range(n):
-        *_, context = contexts(prompt, new, model.config.context_length)
-        logits = model(torch.tensor([context]))[0, -1, :vocab_size]
-        for token in {*prompt, *new}:
-            logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
-        new.append(logits.argmax().item())
-    return new
 
 
 def ids_of(steps):
@@ -84,7 +75,8 @@ def ids_of(steps):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_logits_are_those_of_full_passes_alone_and_in_a_batch_over_several_crops(parts, mode):
+def test_logits_are_those_of_full_passes_alone_and_in_a_batch_over_several_crops(parts, mode, monkeypatch):
+    use_step(decode_step, monkeypatch)
     model = tiny_gpt(**parts)
     gate = torch.rand(2, 4) if model.config.n_heads else None
     for lengths in ([1], [12], [3, 1, 20, 3, 11]):
@@ -113,29 +105,6 @@ def test_one_prefill_then_single_tokens_and_equal_rows_never_get_a_mask(use_cach
     list(generate_ids(model, [random_ids(5)] * 2, greedy(17), use_cache=use_cache))
     assert calls == widths
     assert Rows(model, [[1, 2], [3]], max_new_tokens=4).cache.capacity == 5  # nothing follows the last token
-    assert Rows(model, [[1, 2]], max_new_tokens=4, step=decode_step).cache.capacity == LIMIT
-
-
-def test_the_repetition_penalty_counts_the_row_and_not_its_padding_nor_the_vocabularys():
-    model = tiny_gpt(logit_softcap=1.0, vocab_size=40)  # close logits: the penalty decides
-    prompts = [[5, 6, 7, 8, 9, 10], [3]]  # the second row is padded with id 0, which it does not have
-    with torch.no_grad():
-        model.head.weight[31:] *= 100.0  # else rows without a token would win
-    found = ids_of(generate_ids(model, prompts, greedy(10, repetition_penalty=3.0), vocab_size=31))
-    expected = [greedy_ids(model, prompt, 10, penalty=3.0, vocab_size=31) for prompt in prompts]
-    assert found == expected != [greedy_ids(model, prompt, 10, vocab_size=31) for prompt in prompts]
-
-
-def test_the_seed_decides():
-    model = tiny_gpt()
-
-    def draw(seed):
-        torch.manual_seed(0)  # the global generator is not used
-        return ids_of(generate_ids(model, [[1], [1]], SamplingConfig(max_new_tokens=20, seed=seed)))
-
-    assert draw(0) == draw(0) != draw(1)
-    assert draw(None) != draw(None)
-    assert draw(0)[0] != draw(0)[1]  # equal prompts: several samples at once
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1, 3])
@@ -174,7 +143,7 @@ def test_between_steps_and_after_an_error_the_modes_of_model_and_torch_are_uncha
     with pytest.raises(ValueError, match="head_gate"):
         next(generate_ids(model, [[1]], greedy(2), head_gate=torch.ones(2, 3)))
     assert [module.training for module in model.modules()] == modes and torch.is_grad_enabled()
-    assert seen == greedy_ids(model.eval(), prompt, 7)  # no dropout
+    assert [seen] == ids_of(generate_ids(model.eval(), [prompt], greedy(7)))  # no dropout
 
 
 @pytest.fixture
@@ -183,7 +152,7 @@ def captured_step(monkeypatch):
     torch._dynamo.reset()
     counter = CompileCounter()
     step = torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False)
-    monkeypatch.setattr("tril.model.generation.generate.compiled_step", lambda device_type: step)
+    use_step(step, monkeypatch)
     with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
         yield counter
     torch._dynamo.reset()
@@ -217,10 +186,11 @@ def test_filters_in_turn_use_separate_graphs_and_temperatures_one(captured_step)
     assert captured_step.frame_count == len(settings) - 1
 
 
-def test_returned_logits_are_not_overwritten_by_later_steps():
+def test_returned_logits_are_not_overwritten_by_later_steps(monkeypatch):
     """A CUDA graph returns the same memory at each step."""
     memory, model, prompt, new = torch.empty(1, 31), tiny_gpt(), random_ids(4), random_ids(1, 6)
-    logits = forced(model, [prompt], new, step=lambda *inputs: memory.copy_(decode_step(*inputs)))
+    use_step(lambda *inputs, **options: memory.copy_(decode_step(*inputs, **options)), monkeypatch)
+    logits = forced(model, [prompt], new, compile=True)
     assert_close(logits[:, 0], alone(model, prompt, new[0]))
 
 
@@ -238,13 +208,3 @@ def test_generated_code_computes_the_same(pos, tmp_path, monkeypatch):
     assert ids_of(generate_ids(model, [prompt], sampling, compile=True)) == ids_of(
         generate_ids(model, [prompt], sampling)
     )
-
-
-@pytest.mark.parametrize(
-    "device_type, options", [("cuda", {"mode": "reduce-overhead"}), ("cpu", COMPILE_OPTIONS["cpu"]), ("mps", {})]
-)
-def test_compile_options_of_each_device(device_type, options, monkeypatch):
-    used = {}
-    monkeypatch.setattr(torch, "compile", lambda step, **options: used.update(options) or step)
-    assert compiled_step.__wrapped__(device_type) is decode_step
-    assert used == {**options, "fullgraph": True, "dynamic": False}

@@ -1,6 +1,5 @@
 """From tokens to text: pieces against the whole text, stop strings against a scan by characters, prompts as ids."""
 
-import math
 import random
 import re
 
@@ -12,7 +11,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tests.conftest import tiny_gpt
 from tril.model.generation.language_model import EOT, INCOMPLETE, MAX_INCOMPLETE, LanguageModel, TextStream
-from tril.model.generation.sampling import SamplingConfig
 from tril.scripts.cli.errors import message_of
 
 TEXT = "naïve café – 東京タワー, 😀👩‍👩‍👧 and 𝔘𝔫𝔦𝔠𝔬𝔡𝔢;\ttabs\n\n  and spaces"
@@ -158,34 +156,6 @@ def test_text_arrives_before_its_end(name):
     assert [*map(stream.push, [2, 3, 4])] == [" cat", "s", " sat"]  # the space at the start is kept
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_stream_is_generate_for_a_real_model(name):
-    lm, lengths = language_model(TOKENIZERS[name]), set()
-    for seed in range(6):
-        options = {"max_new_tokens": 40, "temperature": 1.5, "top_k": None, "seed": seed, "stop": [" ", "a", "京"]}
-        text = lm.generate("na", **options)
-        assert "".join(lm.stream("na", **options)) == text == lm.generate(["na"], **options)[0]
-        lengths.add(len(text))
-    assert len(lengths) > 2  # stopped at different places
-
-
-def test_options_arrive(script):
-    tokenizer = TOKENIZERS["bytes"]
-    calls = script(tokenizer.encode("new").ids)
-    lm, gate = language_model(tokenizer), torch.ones(2, 4)
-    values = {"temperature": 0.5, "top_k": None, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2, "seed": None}
-    assert lm.generate("old ", 7, **values, head_gate=gate, compile=True) == "new"
-    assert calls[0] == {
-        "prompts": [tokenizer.encode("old ").ids],
-        "sampling": SamplingConfig(max_new_tokens=7, **values),
-        "use_cache": True,
-        "vocab_size": tokenizer.get_vocab_size(),
-        "first": None,
-        "head_gate": gate,
-        "compile": True,
-    }
-
-
 def test_a_list_of_prompts_is_one_batch_whose_rows_end_independently(script):
     tokenizer = TOKENIZERS["bytes"]
     eot = tokenizer.token_to_id(EOT)
@@ -258,21 +228,9 @@ def test_mistakes_are_named_by_the_call_and_not_with_the_first_piece():
         lm.stream("x")
     with pytest.raises(ValueError, match="there is no prompt"):
         lm.generate([])
-    with pytest.raises(ValueError, match="compile=True needs use_cache=True"):
-        lm.stream("a", compile=True, use_cache=False)
     with pytest.raises(ValueError) as error:
         lm.stream("a", temperature=-1, top_k=0)
     assert re.search("temperature=-1.*; top_k=0", message_of(error.value))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_weights_that_are_not_finite_are_refused(value):
-    lm = language_model(characters())
-    lm.check_finite("x.ckpt")
-    with torch.no_grad():
-        lm.model.blocks[1].mlp.down.weight[3, 2] = value
-    with pytest.raises(ValueError, match=r"^x.ckpt has weights that are not finite.*; name an earlier checkpoint"):
-        lm.check_finite("x.ckpt")
 
 
 def test_model_and_tokenizer_must_match():

@@ -12,37 +12,24 @@ from tril.model.positions import rope_table
 B, T, C, H = 2, 6, 24, 4
 MASKS = {
     "none": None,
-    "keys": torch.tensor([False, True, True, False, True, True]),
-    "padding": torch.tensor([[0, 0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1]])[:, None, None],  # (B, 1, 1, T)
     "queries": torch.rand(B, H, T, T, generator=torch.Generator().manual_seed(0)) < 0.5,
     "fully masked": causal_mask(T, T)[None, None] & (torch.arange(T) < T - 1)[:, None],  # the last query sees nothing
 }
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize(
-    "choices", [{}, {"causal": False}, {"window": 3, "n_kv_heads": 2}, {"qk_norm": True, "qkv_bias": True}], ids=str
-)
 @pytest.mark.parametrize("backend", [*TRAINABLE, pytest.param("flex", marks=pytest.mark.slow)])
 @torch.no_grad()
-def test_attention(backend, choices, mask):
-    attn, x = randomize(MultiHeadAttention(C, H, backend=backend, **choices)), torch.randn(B, T, C)
-    options = {"mask": mask, "rope": rope_table(T, C // H), "head_gate": torch.randn(B, H), "need_weights": True}
+def test_attention(backend, mask):
+    attn = randomize(MultiHeadAttention(C, H, backend=backend, window=3, n_kv_heads=2))
+    x, options = torch.randn(B, T, C), {"mask": mask, "rope": rope_table(T, C // H), "need_weights": True}
     out, weights = attn(x, last_only=True, **options)  # (B, 1, C), (B, H, 1, T)
     whole, whole_weights = attn(x, **options)
     assert_close(out, whole[:, -1:])
     assert_close(weights, whole_weights[:, :, -1:])
 
 
-@torch.no_grad()
-def test_cross_attention():
-    attn, x, context = randomize(MultiHeadAttention(C, H, causal=False)), torch.randn(B, T, C), torch.randn(B, 9, C)
-    assert_close(attn(x, context, last_only=True), attn(x, context)[:, -1:])
-
-
-@pytest.mark.parametrize(
-    "parts", [*PARTS, {"n_heads": 0}, {"mlp": "none"}, {"n_layers": 1}, {"causal": False}], ids=str
-)
+@pytest.mark.parametrize("parts", [*PARTS, {"mlp": "none"}, {"n_layers": 1}], ids=str)
 @torch.no_grad()
 def test_the_model_and_its_cache(parts):
     """Two parts one after another, each with its last position only: the second attends to all keys and values."""

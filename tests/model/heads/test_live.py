@@ -24,7 +24,7 @@ GATE = torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 1]])
 
 
 def ids_of(lm, prompt):
-    return lm.split(prompt)[0][0]
+    return lm.split(prompt).ids
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
