@@ -4,11 +4,8 @@ import contextlib
 import json
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
-
-PART = re.compile(r"\..+\.(\d+)\.part", re.DOTALL)  # .NAME.PID.part, of a process that writes NAME
 
 
 @contextlib.contextmanager
@@ -30,20 +27,11 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         _flush(path.parent)
 
 
-def remove_leftovers(folder: str | Path) -> list[Path]:
-    """Removes the temporary files of `atomic_path` in `folder` whose process no longer exists, and returns their paths.
-
-    Call it before this process writes there: a file with the id of this process is from an earlier one, since ids
-    repeat, most of all in containers.
-    """
-    removed = []
-    for part in sorted(Path(folder).glob(".*.part")):
-        match = PART.fullmatch(part.name)
-        if match and not _is_running(int(match[1])):
-            with contextlib.suppress(OSError):  # Windows refuses for a file that is open
-                part.unlink()
-                removed.append(part)
-    return removed
+def remove_leftovers(folder: str | Path) -> None:
+    """Removes the temporary files that killed processes left in a folder. No other process may write there."""
+    for part in Path(folder).glob(".*.part"):
+        with contextlib.suppress(OSError):  # Windows refuses for a file that is open
+            part.unlink()
 
 
 def _flush(path: Path) -> None:
@@ -53,19 +41,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _is_running(process: int) -> bool:
-    """Whether another process has this id. False on Windows, where the signal 0 is Ctrl-C."""
-    if process == os.getpid() or os.name == "nt":
-        return False
-    try:
-        os.kill(process, 0)
-    except PermissionError:  # it belongs to another user
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return True
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, WrapValidator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import canonical, defaults, setting, strict_settings, typed, without_effect
+from tril.data.settings import canonical, setting, strict_settings
 
 Size = Annotated[int, Field(ge=1, lt=2**48)]  # far above any model, and below what overflows in a product of two
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -50,7 +50,7 @@ class GPTConfig:
     rope_base: Positive = setting(10_000.0, "base of the rotation frequencies", needs="pos=rope")
     bias: bool = setting(False, "biases in all projections, the FFN and layernorm")
     qkv_bias: bool | None = setting(None, "biases in the projections of q, k and v; null: bias", needs="n_heads")
-    qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k")
+    qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k", needs="n_heads")
     tie_embeddings: bool = setting(True, "the head uses the matrix of the embedding")
     embd_dropout: Probability = setting(0.0, "dropout of the embeddings")
     attn_dropout: Probability = setting(0.0, "dropout of the attention weights", needs="n_heads")
@@ -59,14 +59,28 @@ class GPTConfig:
     causal: bool = setting(True, "false: every position attends to all, for experiments", needs="n_heads")
     logit_softcap: Positive | None = setting(None, "c: logits become c * tanh(logits / c); null: off")
     init: Literal["zero_out", "gpt2"] = setting("zero_out", "initialization of the weights")
-    backend: Literal["stacked", "explicit", "fused", "flex"] = setting("fused", "how attention is computed")
+    backend: Literal["stacked", "explicit", "fused", "flex"] = setting(
+        "fused", "how attention is computed", needs="n_heads"
+    )
     checkpoint_activations: bool = setting(
         False, "compute each block again in the backward pass: less memory, more time"
     )
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        problems = self._attention_problems() if self.n_heads else self._problems_without_attention()
+        problems = []
+        if self.n_heads == 0 and self.mlp == "none":
+            problems.append("model.n_heads=0 with model.mlp=none leaves the blocks empty; keep one of the two")
+        if self.n_heads and self.head_dim is None and self.dim % self.n_heads:
+            divisors = {n for i in range(1, math.isqrt(self.dim) + 1) if self.dim % i == 0 for n in (i, self.dim // i)}
+            nearest = sorted(sorted(divisors, key=lambda n: abs(n - self.n_heads))[:3])
+            remedy = f"use {', '.join(map(str, nearest))}, another dim, or set model.head_dim"
+            problems.append(f"model.n_heads={self.n_heads} must divide model.dim={self.dim}; {remedy}")
+        elif self.pos == "rope" and self.head_size % 2:
+            size = f"the head size {self.head_size} (model.head_dim, or dim / n_heads)"
+            problems.append(f"{size} must be even for model.pos=rope")
+        if self.n_heads and self.n_heads % self.kv_heads:
+            problems.append(f"model.n_kv_heads={self.n_kv_heads} must divide model.n_heads={self.n_heads}")
         if self.window is not None and not self.causal:
             problems.append(f"model.window={self.window} needs model.causal=true")
         if self.backend == "flex" and self.attn_dropout > 0:
@@ -79,66 +93,20 @@ class GPTConfig:
             raise ValueError("; ".join(problems))
         return self
 
-    def _attention_problems(self) -> list[str]:
-        problems = []
-        if self.head_dim is None and self.dim % self.n_heads:
-            small = [n for n in range(1, math.isqrt(self.dim) + 1) if self.dim % n == 0]
-            divisors = {*small, *(self.dim // n for n in small)}
-            nearest = sorted(sorted(divisors, key=lambda n: abs(n - self.n_heads))[:3])
-            problems.append(
-                f"model.n_heads={self.n_heads} must divide model.dim={self.dim}; use {', '.join(map(str, nearest))}, "
-                "another dim, or set model.head_dim"
-            )
-        elif self.pos == "rope" and self.head_size % 2:
-            problems.append(
-                f"the head size {self.head_size} (model.head_dim, or dim / n_heads) must be even for model.pos=rope"
-            )
-        if self.n_heads % self.kv_heads:
-            problems.append(f"model.n_kv_heads={self.n_kv_heads} must divide model.n_heads={self.n_heads}")
-        return problems
-
-    def _problems_without_attention(self) -> list[str]:
-        unused = [name for name, need in without_effect(self).items() if need == "n_heads"]
-        default = defaults(GPTConfig)
-        problems = [
-            f"model.{name}={typed(getattr(self, name))} needs attention, and model.n_heads=0 leaves it out; "
-            f"set model.{name}={typed(default[name])}"
-            for name in unused
-            if getattr(self, name) != default[name]
-        ]
-        if self.mlp == "none":
-            problems.append("model.n_heads=0 with model.mlp=none leaves the blocks empty; keep one of the two")
-        return problems
-
     def canonical(self) -> "GPTConfig":
         """The same model, with fields that have no effect set to one value, so that equal models have equal configs."""
-        longest, default = self.context_length, defaults(GPTConfig)
-        single_key = self.n_heads == 0 or 1 in (longest, self.window)  # its weight is 1 for any q and k
         # The middle of all values of mlp_ratio that round to the same hidden width.
         middle_ratio = (self.mlp_size + 0.5) * self._mlp_matrices / (2 * self.dim)
-        changes = {"mlp_ratio": default["mlp_ratio"] if self.mlp == "none" else middle_ratio, "mlp_hidden": None}
-        if self.n_heads == 0:
-            changes |= {"qk_norm": "none", "backend": default["backend"]}
-        elif single_key and self.qk_norm == "layernorm":
-            changes["qk_norm"] = "rmsnorm"  # which has the same parameters
-        only_layernorm = self.norm == "layernorm" and (single_key or self.qk_norm != "rmsnorm")
-        if only_layernorm and self.norm_eps == 1e-5:  # the epsilon of None
-            changes["norm_eps"] = None
-        if self.n_kv_heads == self.n_heads:
-            changes["n_kv_heads"] = None
-        if self.n_heads and self.head_dim == self.dim / self.n_heads:
-            changes["head_dim"] = None
-        if self.window is not None and self.window >= longest:
-            changes["window"] = None
-        if longest == 1:
-            changes["causal"] = True
-        if self.qkv_bias == self.bias:
-            changes["qkv_bias"] = None
-        if self.pos in ("rope", "alibi") and single_key:
+        changes = {"mlp_ratio": 4.0 if self.mlp == "none" else middle_ratio, "mlp_hidden": None}
+        if self.n_heads == 0 and self.pos != "learned":
             changes["pos"] = "none"
-        if self.head_size == 2:  # whose only frequency is theta^0
-            changes["rope_base"] = default["rope_base"]
-        return canonical(replace(self, **changes))
+        equals_none = {
+            "n_kv_heads": self.n_kv_heads == self.n_heads,
+            "head_dim": self.n_heads and self.head_dim == self.dim / self.n_heads,
+            "qkv_bias": self.qkv_bias == self.bias,
+            "window": self.window is not None and self.window >= self.context_length,
+        }
+        return canonical(replace(self, **changes | {name: None for name, equal in equals_none.items() if equal}))
 
     @property
     def head_size(self) -> int:

@@ -36,8 +36,7 @@ class GPT(nn.Module):
         self.config = config
         self.init_seed = rng_state()  # before the modules, whose shapes decide what they draw
         self.embed = nn.Embedding(config.vocab_size, config.dim)
-        sizes = {"n_heads": config.n_heads, "head_dim": config.head_size, "base": config.rope_base}
-        self.pos_embed = POSITIONS[config.pos](config.dim, config.context_length, **sizes)
+        self.pos_embed = POSITIONS[config.pos](config)
         self.embd_dropout = nn.Dropout(config.embd_dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = block_norm(config)
@@ -107,16 +106,19 @@ class GPT(nn.Module):
         Returns:
             (B, T, C), with `last_only` (B, 1, C).
         """
-        if positions is None:
+        if cache is None or cache_position is None:
             start = 0 if cache is None else cache.length
-            end = start + ids.shape[1]
-            positions = torch.arange(start, end, device=ids.device)  # (T,)
-        if cache_position is None:
-            self._check_length(ids.shape[1] + (0 if cache is None else cache.length))
+            n_keys = start + ids.shape[1]
+            self._check_length(n_keys)
+        else:  # a compiled step must not read the length, which changes
+            start, n_keys = 0, cache.capacity
+        if positions is None:
+            positions = torch.arange(start, n_keys, device=ids.device)  # (T,)
         if head_gate is not None:
             self._check_gate(head_gate)
         x = self.embd_dropout(self.pos_embed.embed(self.embed(ids), positions))  # (B, T, C)
-        rope, bias = self.pos_embed.rotation(positions), self.pos_embed.bias(ids.shape[1], cache, cache_position)
+        rope = self.pos_embed.rotation(positions)
+        bias = self.pos_embed.bias(ids.shape[1], n_keys, start=cache_position)  # (H, T, S)
         if self.config.checkpoint_activations and torch.is_grad_enabled():  # the backward pass computes blocks again
             run_block = functools.partial(checkpoint, run_block, use_reentrant=False)
         last = len(self.blocks) - 1

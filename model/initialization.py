@@ -29,9 +29,6 @@ def init_weights(model: nn.Module, config: GPTConfig, seed: bytes) -> None:
     | biases                          | 0                                 | 0                               |
 
     N is the number of branches that add to the residual stream: 2 L, or L where blocks have no attention or no FFN.
-
-    Raises:
-        AssertionError: a parameter that the table does not list.
     """
     for name, p in model.named_parameters():
         init_parameter(p, name, config, seed)
@@ -41,27 +38,22 @@ def init_weights(model: nn.Module, config: GPTConfig, seed: bytes) -> None:
 def init_parameter(p: Tensor, name: str, config: GPTConfig, seed: bytes) -> None:
     """Draws one parameter of a GPT as `init_weights` does; no other parameter is needed for it."""
     branches = config.n_layers * ((config.n_heads > 0) + (config.mlp != "none"))
-    small, residual = 0.02, 0.02 / branches**0.5
-    bound = 0.5 * (3 / config.dim) ** 0.5  # a uniform on +-b has std b / sqrt(3)
-    zero_out = config.init == "zero_out"
-    part, generator = name.split(".")[-2], stream(seed, name, p)
-    std = small
+    zero_out, generator = config.init == "zero_out", stream(seed, name, p)
+    part = name.split(".")[-2]
     if p.ndim < 2:
         nn.init.constant_(p, 1.0 if name.endswith("weight") else 0.0)
-        return
-    if part in ("o_proj", "down"):
-        std = 0.0 if zero_out else residual
-    elif part in ("q_proj", "k_proj", "v_proj", "up", "gate"):
-        if zero_out:
-            nn.init.uniform_(p, -bound, bound, generator=generator)
-            return
-    elif part == "embed":
-        std = 1.0 if zero_out and not config.tie_embeddings else small
-    elif part == "head":
-        std = 0.0 if zero_out else small
-    elif part != "pos_embed":
-        raise AssertionError(f"no initialization for {name}")
-    nn.init.normal_(p, std=std, generator=generator)
+    elif part in ("q_proj", "k_proj", "v_proj", "up", "gate") and zero_out:
+        bound = 0.5 * (3 / config.dim) ** 0.5  # a uniform on +-b has std b / sqrt(3)
+        nn.init.uniform_(p, -bound, bound, generator=generator)
+    else:
+        std = {
+            "embed": 1.0 if zero_out and not config.tie_embeddings else 0.02,
+            "head": 0.0 if zero_out else 0.02,
+            "pos_embed": 0.02,
+            **dict.fromkeys(("q_proj", "k_proj", "v_proj", "up", "gate"), 0.02),
+            **dict.fromkeys(("o_proj", "down"), 0.0 if zero_out else 0.02 / branches**0.5),
+        }
+        nn.init.normal_(p, std=std[part], generator=generator)  # KeyError: a parameter that the table does not list
 
 
 class SkipInit(TorchFunctionMode):

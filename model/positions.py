@@ -6,7 +6,7 @@ B batch, T queries, S keys, H heads, D head size, C width. The causal mask count
 import torch
 from torch import Tensor, nn
 
-from tril.model.kv_cache import KVCache
+from tril.model.config import GPTConfig
 
 BASE = 10_000.0  # theta of the rotary frequencies
 
@@ -14,12 +14,12 @@ BASE = 10_000.0  # theta of the rotary frequencies
 class Positions(nn.Module):
     """No positions: the causal mask alone tells them apart. A scheme overrides what it needs."""
 
-    def __init__(self, dim: int, context_length: int, *, n_heads: int, head_dim: int, base: float):
+    def __init__(self, config: GPTConfig):
         super().__init__()
-        self.sizes = (context_length, n_heads, head_dim, base)
+        self.config = config
 
     def make_tables(self) -> None:
-        """Registers what follows from the sizes, and is not in checkpoints, on torch's default device."""
+        """Registers what follows from the config, and is not in checkpoints, on torch's default device."""
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Adds to the embeddings of tokens, (B, T, C) at positions (T,) or (B, T)."""
@@ -29,17 +29,17 @@ class Positions(nn.Module):
         """cos and sin for `rotate`: positions (T,) -> (T, D/2); positions (B, T) -> (B, 1, T, D/2)."""
         return None
 
-    def bias(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor | None:
-        """The bias of the scores, (H, T, S)."""
+    def bias(self, n_queries: int, n_keys: int, *, start: Tensor | None) -> Tensor | None:
+        """The bias of the scores, (H, T, S). Arguments as in `tril.model.masks.causal_mask`."""
         return None
 
 
 class Learned(Positions):
     """A table, added to the embeddings of tokens (Vaswani et al. 2017, table 3 row E)."""
 
-    def __init__(self, dim: int, context_length: int, **sizes):
-        super().__init__(dim, context_length, **sizes)
-        self.weight = nn.Parameter(torch.empty(context_length, dim))
+    def __init__(self, config: GPTConfig):
+        super().__init__(config)
+        self.weight = nn.Parameter(torch.empty(config.context_length, config.dim))
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + nn.functional.embedding(positions, self.weight)
@@ -56,8 +56,7 @@ class Rope(Positions):
     sin: Tensor
 
     def make_tables(self) -> None:
-        length, _, head_dim, base = self.sizes
-        cos, sin = rope_table(length, head_dim, base=base)
+        cos, sin = rope_table(self.config.context_length, self.config.head_size, base=self.config.rope_base)
         self.register_buffer("cos", cos, persistent=False)  # (context_length, D/2)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -72,22 +71,16 @@ class Alibi(Positions):
     slopes: Tensor
 
     def make_tables(self) -> None:
-        self.register_buffer("slopes", alibi_slopes(self.sizes[1]), persistent=False)  # (H,)
+        self.register_buffer("slopes", alibi_slopes(self.config.n_heads), persistent=False)  # (H,)
 
-    def bias(self, n_queries: int, cache: KVCache | None, cache_position: Tensor | None) -> Tensor:
-        if cache is None:
-            n_keys = n_queries
-        else:  # a compiled step must not read the length, which changes
-            n_keys = cache.length + n_queries if cache_position is None else cache.capacity
-        return alibi_bias(self.slopes, n_queries, n_keys, start=cache_position)
+    def bias(self, n_queries: int, n_keys: int, *, start: Tensor | None) -> Tensor:
+        return alibi_bias(self.slopes, n_queries, n_keys, start=start)
 
 
 POSITIONS: dict[str, type[Positions]] = {"rope": Rope, "learned": Learned, "alibi": Alibi, "none": Positions}
 
 
-def rope_table(
-    length: int, head_dim: int, *, base: float = BASE, device: torch.device | str | None = None
-) -> tuple[Tensor, Tensor]:
+def rope_table(length: int, head_dim: int, *, base: float = BASE) -> tuple[Tensor, Tensor]:
     """cos and sin of position * base^(-2i/D), each (length, D/2) in float32; row p is position p.
 
     Raises:
@@ -95,12 +88,10 @@ def rope_table(
     """
     if head_dim % 2:
         raise ValueError(f"head_dim={head_dim} must be even for rotary position embeddings, which rotate pairs")
-    device = torch.get_default_device() if device is None else device
-    if torch.device(device).type == "meta":
-        return torch.empty(length, head_dim // 2, device=device), torch.empty(length, head_dim // 2, device=device)
-    # Computed on the CPU, because MPS has no float64.
-    frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)  # (D/2,)
-    angle = torch.arange(length, dtype=torch.float64, device="cpu")[:, None] * frequency  # (length, D/2)
+    with torch.device("cpu"):  # MPS has no float64
+        frequency = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)  # (D/2,)
+        angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency  # (length, D/2)
+    device = torch.get_default_device()
     return angle.cos().float().to(device), angle.sin().float().to(device)
 
 

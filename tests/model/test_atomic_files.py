@@ -53,28 +53,6 @@ def test_a_disk_that_fails_late_leaves_the_old_file(tmp_path, monkeypatch):
     assert (tmp_path / "a.txt").read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_leftovers_of_processes_that_are_gone_are_removed(tmp_path):
-    code = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as running:
-        assert running.stdout is not None
-        process = int(running.stdout.readline())  # its own number, whatever starts it
-        part, others = f".last.ckpt.{process}.part", [".a.part", "a.5.part", ".a.x.part", ".5.part", "last.ckpt"]
-        own, endless = f".summary.json.{os.getpid()}.part", f".a.{10**30}.part"
-        for name in [part, own, endless, *others]:
-            (tmp_path / name).write_text("half")
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / own).write_text("half")
-        removed = [path.name for path in remove_leftovers(tmp_path)]
-        assert removed == sorted([own, endless]) or os.name == "nt"
-        assert (tmp_path / part).exists() or os.name == "nt"
-        running.communicate()
-    remove_leftovers(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == sorted([*others, "checkpoints"])
-    assert os.listdir(tmp_path / "checkpoints") == [own]
-    assert remove_leftovers(tmp_path / "absent") == []
-
-
 def test_a_killed_process_leaves_the_old_file_and_a_leftover(tmp_path):
     write_text(tmp_path / "a.txt", "old")
     code = """
@@ -87,4 +65,6 @@ with atomic_path(sys.argv[1]) as part:
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.txt"], timeout=60)
     assert done.returncode != 0 and (tmp_path / "a.txt").read_text() == "old"
     [leftover] = set(os.listdir(tmp_path)) - {"a.txt"}
-    assert [path.name for path in remove_leftovers(tmp_path)] == [leftover] and os.listdir(tmp_path) == ["a.txt"]
+    assert leftover.startswith(".a.txt.") and leftover.endswith(".part")
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["a.txt"]

@@ -19,19 +19,19 @@ VALUES = {  # of each field: NANO's, values without an effect alone, and others
     **{name: (0.0, 0.5) for name in ("embd_dropout", "attn_dropout", "resid_dropout")},
     **{name: (False, True) for name in ("bias", "tie_embeddings", "causal")},
     "vocab_size": (31, 32),
-    "context_length": (12, 13, 1),
+    "context_length": (12, 13),
     "n_layers": (1, 2),
     "dim": (32, 64),
     "n_heads": (4, 0, 1, 2),
     "n_kv_heads": (None, 4, 1, 2),
-    "head_dim": (None, 8, 2, 6),
+    "head_dim": (None, 8, 6),
     "mlp_ratio": (4.0, 4, 4.03, 4.1, 2.0),  # 4.03: 128 hidden units, rounded down
     "mlp_hidden": (None, 128, 64, 129),
-    "norm_eps": (None, 1e-5, 0.01),
+    "norm_eps": (None, 0.01),
     "rope_base": (10_000.0, 50.0),
     "qkv_bias": (None, False, True),
     "qk_norm": (True, "rmsnorm", False, "none", "layernorm"),
-    "window": (None, 12, 1000, 11, 5, 1),
+    "window": (None, 12, 1000, 11, 5),
     "logit_softcap": (None, 1.0, 15),
 }
 OFTEN = ("vocab_size", "n_layers", "dim", "logit_softcap", "embd_dropout", "resid_dropout", "init", "tie_embeddings")

@@ -59,8 +59,6 @@ def test_each_field_refuses_another_type_by_its_name(name):
         ({"backend": "flex", "attn_dropout": 0.1}, "model.backend=flex has no attention dropout "
          "(model.attn_dropout=0.1); use model.backend=fused"),
         ({"mlp_ratio": 1e-9}, "model.mlp_ratio=1e-09 leaves the FFN without hidden units at model.dim=192; raise it"),
-        ({"n_heads": 0, "causal": False}, "model.causal=false needs attention, and model.n_heads=0 leaves it out; set "
-         "model.causal=true"),
         ({"n_heads": 0, "mlp": "none"}, "model.n_heads=0 with model.mlp=none leaves the blocks empty; keep one of the "
          "two"),
     ],

@@ -98,7 +98,7 @@ def test_alibi_is_that_of_the_paper():
 def test_position_tables_are_no_parameters_and_follow_the_device():
     for kind, scheme in POSITIONS.items():
         with torch.device("meta"):
-            module = scheme(C, 5, n_heads=2, head_dim=4, base=10.0)
+            module = scheme(GPTConfig(31, context_length=5, dim=8, n_heads=2))
             module.make_tables()
         assert len(list(module.parameters())) == (kind == "learned") == len(module.state_dict())
         assert all(x.device.type == "meta" for x in module.buffers())
