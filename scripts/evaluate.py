@@ -1,8 +1,9 @@
 """Measures a checkpoint on a text:  python scripts/evaluate.py ckpt=latest [data=files data.path=FILE]
 
 Loss, perplexity, bits per byte, accuracy and calibration with their intervals over documents; by default on the
-validation part of the run. other=CHECKPOINT compares two checkpoints, pairs=FILE.jsonl measures minimal pairs, and
-tasks=NAME[,NAME] runs tasks of lm-evaluation-harness (pip install "tril[eval]"). Prints a table; writes files.
+validation part of the run. other=CHECKPOINT compares two checkpoints, text="..." gives the bits of each token of a
+text, pairs=FILE.jsonl measures minimal pairs, and tasks=NAME[,NAME] runs tasks of lm-evaluation-harness (pip install
+"tril[eval]"). Prints a table; writes files.
 """
 
 import json
@@ -22,7 +23,7 @@ from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors, writable
 from tril.scripts.cli.finished_run import Run, prepared_text, read_run
-from tril.scripts.cli.formats import markdown_table, plural, read_utf8
+from tril.scripts.cli.formats import markdown_table, plain_table, plural, read_utf8
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
     from tril.model.evaluation.subject import EvaluatedText, Subject
     from tril.model.intervals import Interval
 
-TEXTS = ("ckpt", "other", "pairs", "tasks", "include_path", "out", "data.path", "data.val_path", "data.repo")
+TEXTS = ("ckpt", "other", "text", "pairs", "tasks", "include_path", "out", "data.path", "data.val_path", "data.repo")
 KEYS = {  # of each thing that is measured
+    "text": ("text", "stride"),
     "pairs": ("pairs",),
     "tasks": ("tasks", "include_path", "num_fewshot", "limit"),
-    "text": ("data", "other", "part", "stride"),
+    "data": ("data", "other", "part", "stride"),
 }
 UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask")  # keys of data: the checkpoint decides them
 MIXTURE = "mixture"  # the source that is several texts
@@ -57,6 +59,7 @@ class EvaluateConfig:
     other: str | None
     part: Literal["val", "all"]
     stride: Annotated[int, Field(ge=1)] | None
+    text: Annotated[str, Field(min_length=1)] | None
     pairs: str | None
     tasks: str | None
     include_path: str | None
@@ -68,9 +71,9 @@ class EvaluateConfig:
 
     def refuse_unused(self, typed: Typed) -> None:
         """Raises ValueError for a typed setting that has no effect with the others."""
-        measured = next((name for name in ("pairs", "tasks") if getattr(self, name) is not None), "text")
-        reason = "for a text" if measured == "text" else f"with {measured}={getattr(self, measured)}"
-        others = [key for name, keys in KEYS.items() if name != measured for key in keys]
+        measured = next((name for name in ("text", "pairs", "tasks") if getattr(self, name) is not None), "data")
+        reason = "for a text" if measured == "data" else f"with {measured}={getattr(self, measured)}"
+        others = {key for keys in KEYS.values() for key in keys} - {*KEYS[measured]}
         for override in typed:
             key = override.key.split(".")
             if key[0] in others:
@@ -88,7 +91,7 @@ def main(cfg: dict, typed: Typed) -> None:
         pairs = None if settings.pairs is None else parse_pairs(read_utf8("pairs", settings.pairs), settings.pairs)
         data = None if settings.data is None else parse_data(settings.data)
         manager = None if settings.tasks is None else find_tasks(settings.tasks, settings.include_path)
-        run = read_run(paths[0]) if data is pairs is manager is None else None
+        run = read_run(paths[0]) if data is settings.text is pairs is manager is None else None
     from tril.model.evaluation.subject import Subject
     from tril.model.training.hardware import keep_freed_memory
 
@@ -98,7 +101,9 @@ def main(cfg: dict, typed: Typed) -> None:
             keep_freed_memory()
         subjects = [Subject.of(path, device) for path in paths]
     folder = Path(settings.out or run_folder(paths[0]) / "evaluation")
-    if pairs is not None:
+    if settings.text is not None:
+        measure_tokens(subjects[0], settings.text, settings.stride, folder)
+    elif pairs is not None:
         measure_pairs(subjects[0], pairs, settings, folder)
     elif manager is not None:
         measure_tasks(subjects[0], manager, settings, folder)
@@ -216,6 +221,31 @@ def shown(interval: "Interval", digits: int, sign: str = "") -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.mean:{sign}z.{digits}f} [no interval]"
     return f"{interval.mean:{sign}z.{digits}f} [{interval.low:{sign}z.{digits}f}, {interval.high:{sign}z.{digits}f}]"
+
+
+def measure_tokens(subject: "Subject", text: str, stride: int | None, folder: Path) -> None:
+    """Prints the bits of each token of a text, whose sum is its size as coded by the model; writes tokens.json and the
+    page tokens.html."""
+    from tril.model.evaluation.token_page import token_costs, write_token_page
+
+    with user_errors():
+        subject.check_stride(stride)
+        costs = token_costs(subject, text, stride)
+        writable(folder, "out")
+    bits, size = sum(cost.bits for cost in costs), len(text.encode())
+    windows = {"length": subject.length, "stride": stride or subject.length}
+    rows = [{"token": i, "text": cost.text, "bits": cost.bits} for i, cost in enumerate(costs)]
+    totals = {"bits": bits, "bytes": size, "bits_per_byte": bits / size}
+    write_json(folder / "tokens.json", subject.describe() | {"windows": windows} | totals | {"tokens": rows})
+    summary = (
+        f"{bits:,.1f} bits for {plural(size, 'byte')} and {plural(len(costs), 'token')}: {bits / size:.4f} bits per "
+        f"byte. Windows of {windows['length']} tokens, stride {windows['stride']}; the first token follows an "
+        "end-of-text token."
+    )
+    write_token_page(folder / "tokens.html", costs, f"Bits by {subject.describe()['checkpoint']}", summary)
+    lines = [[str(row["token"]), f"{row['bits']:.2f}", repr(row["text"])] for row in rows]
+    print(plain_table([["token", "bits", "text"], *lines], text_columns=(2,)))
+    print(f"\n{summary}\n{folder}: tokens.json, tokens.html", flush=True)
 
 
 def measure_pairs(subject: "Subject", pairs: list[Pair], settings: EvaluateConfig, folder: Path) -> None:

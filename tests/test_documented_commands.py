@@ -25,7 +25,9 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.ablation.sweep_job.search_step"),
     "bench": ("scripts.bench.run",),
     "certify": ("model.causality.certificate.certify_model",),
-    "evaluate": tuple(f"scripts.evaluate.{name}" for name in ("measure_text", "measure_pairs", "find_tasks")),
+    "evaluate": tuple(
+        f"scripts.evaluate.{name}" for name in ("measure_text", "measure_tokens", "measure_pairs", "find_tasks")
+    ),
     "export": ("scripts.export.write", "model.interop.gguf_file.write_gguf"),
     "heads": ("scripts.heads.log", "scripts.ablation.sweep_heads.describe_sweep"),
     "plan": ("scripts.plan.here",),
@@ -34,7 +36,6 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "report": ("scripts.report.write_report",),
     "sample": ("scripts.sample.sample",),
     "scaling": ("scripts.scaling.write_page",),
-    "score": ("scripts.score.token_costs",),
 }
 STANDS_FOR = {  # words of commands: what they are here
     "candidate_ref=my-branch": "candidate_ref=HEAD",
@@ -83,7 +84,7 @@ COMPLETE = {  # commands that the slow tests run, with what shortens them; other
     "python scripts/evaluate.py ckpt=latest data=files data.path=text.txt part=all": (),
     "python scripts/evaluate.py ckpt=latest other=RUN": (),
     "python scripts/evaluate.py ckpt=latest pairs=FILE.jsonl": (),
-    'python scripts/score.py ckpt=latest text="def main():"': (),
+    'python scripts/evaluate.py ckpt=latest text="def main():"': (),
     "python scripts/report.py dir=latest": (),
     "python scripts/export.py ckpt=latest to=hf out=my-model license=mit": (),
     "python scripts/export.py ckpt=latest to=gguf out=model.gguf": (),

@@ -1,10 +1,14 @@
 """The cost in bits of every token of a text as one HTML page: a heat map that needs no script."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from tril.model.atomic_files import write_text
+from tril.model.evaluation.subject import EvaluatedText, Subject
 
 BITS_PER_LEVEL = 2  # of the color scale
 N_LEVELS = 9  # the last one is open
@@ -29,6 +33,19 @@ class TokenCost(NamedTuple):
         """The text with visible line ends, tabs and control characters."""
         shown = (MARKS.get(char) or (char if char.isprintable() else ascii(char)[1:-1]) for char in self.text)
         return "".join(shown) or EMPTY
+
+
+def token_costs(subject: Subject, text: str, stride: int | None) -> list[TokenCost]:
+    """The bits of each token of a text after an end-of-text token; `stride` as in `ScoredText.of`.
+
+    Raises:
+        ValueError: the text has characters that the tokenizer does not know.
+    """
+    lm = subject.lm
+    tokens = np.array([lm.eot_id, *lm.encode(text)])
+    ends = [end for _, end in lm.tokenizer.encode(text, add_special_tokens=False).offsets]
+    bits = subject.score(EvaluatedText(tokens, "", len(text.encode())), stride=stride).nll.astype(float) / math.log(2)
+    return [TokenCost(*cost) for cost in zip(pieces(text, ends), bits.tolist(), strict=True)]
 
 
 def pieces(text: str, ends: Sequence[int]) -> Iterator[str]:

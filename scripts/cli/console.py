@@ -12,7 +12,6 @@ COMMANDS = {
     "play": "try a model in the browser: tokens, attention, heads",
     "export": "write a model for Hugging Face transformers or llama.cpp",
     "evaluate": "loss, bits per byte, accuracy and calibration of a checkpoint on a text",
-    "score": "bits of every token of a text",
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",
     "certify": "test that a model is causal",

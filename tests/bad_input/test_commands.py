@@ -48,6 +48,9 @@ REPORT = [
 ]
 
 EVALUATE = [
+    (("ckpt=FILES/tiny.ckpt", "text="), "text= must have at least 1 character"),
+    (("ckpt=FILES/tiny.ckpt", "text=a", "part=all"), "part=all has no effect with text=a; leave it out"),
+    (("ckpt=FILES/tiny.ckpt", "text=a", "stride=13"), "stride=13 exceeds the context length of FILES/tiny.ckpt, 12;"),
     ("ckpt=FILES/tiny.ckpt", "FILES/config.yaml does not exist, so the data of FILES/tiny.ckpt are unknown; name a"),
     (("ckpt=FILES/tiny.ckpt", "data=files"), "data.path is missing; give a file, a folder or a glob, such as"),
     (("ckpt=FILES/tiny.ckpt", "data=prose", "data.tokenizer.kind=char"), "data.tokenizer.kind=char has no effect:"),
@@ -60,17 +63,6 @@ EVALUATE = [
     (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "other=x"), "other=x has no effect with pairs=FILES/text.txt;"),
     (("ckpt=FILES/tiny.ckpt", "data=files", "data.path=FILES/text.txt", "out=FILES/text.txt"), "cannot write to"),
     (("ckpt=FILES/tiny.ckpt", "data=nothing"), "there is no data=nothing; choose one of files, fineweb_edu, mixture,"),
-]
-
-SCORE = [
-    ("ckpt=FILES/tiny.ckpt", "text and path: exactly one of them must be set; use text=TEXT or path=FILE"),
-    (("ckpt=FILES/tiny.ckpt", "text=a", "path=FILES/text.txt"), "text and path: exactly one of them must be set; use"),
-    (("ckpt=FILES/tiny.ckpt", "text="), "text is empty; give at least one character"),
-    (("ckpt=FILES/tiny.ckpt", "path=FILES/empty"), "path=FILES/empty is empty; give at least one character"),
-    (("ckpt=FILES/tiny.ckpt", "path=FILES/folder"), "path=FILES/folder cannot be read (Is a directory); name a text"),
-    (("ckpt=FILES/tiny.ckpt", "path=FILES/binary"), "path=FILES/binary is not UTF-8 (invalid start byte); convert it"),
-    (("ckpt=FILES/tiny.ckpt", "text=a", "stride=13"), "stride=13 exceeds the context length of FILES/tiny.ckpt, 12;"),
-    (("ckpt=FILES/tiny.ckpt", "text=a", "out=FILES/text.txt"), "cannot write to FILES/text.txt; choose another"),
 ]
 
 CERTIFY = [
@@ -151,7 +143,6 @@ ROWS = {
     "scaling": SCALING,
     "report": REPORT,
     "evaluate": EVALUATE,
-    "score": SCORE,
     "certify": CERTIFY,
     "heads": HEADS,
     "plan": PLAN,
