@@ -118,7 +118,7 @@ def subject(
 
     if settings.hf is not None:
         from tril.model.causality.hf import hf_model, hf_variants, load
-        from tril.model.interop.hf_folder import stored_certificate
+        from tril.model.interop.hf import stored_certificate
 
         model = hf_model(settings.hf, load(settings.hf), device=device)
         stored = stored_certificate(Path(settings.hf))  # of an exported folder

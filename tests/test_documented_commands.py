@@ -28,7 +28,7 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "evaluate": tuple(
         f"scripts.evaluate.{name}" for name in ("measure_text", "measure_tokens", "measure_pairs", "find_tasks")
     ),
-    "export": ("scripts.export.write", "model.interop.gguf_file.write_gguf"),
+    "export": ("model.interop.hf_export.export_hf", "model.interop.gguf_file.write_gguf"),
     "heads": ("scripts.heads.log", "scripts.ablation.sweep_heads.describe_sweep"),
     "plan": ("scripts.plan.here",),
     "play": ("scripts.playground.server.create_server",),
@@ -86,7 +86,7 @@ COMPLETE = {  # commands that the slow tests run, with what shortens them; other
     "python scripts/evaluate.py ckpt=latest pairs=FILE.jsonl": (),
     'python scripts/evaluate.py ckpt=latest text="def main():"': (),
     "python scripts/report.py dir=latest": (),
-    "python scripts/export.py ckpt=latest to=hf out=my-model license=mit": (),
+    "python scripts/export.py ckpt=latest to=hf out=my-model": (),
     "python scripts/export.py ckpt=latest to=gguf out=model.gguf": (),
     "python scripts/certify.py call=package.module:function vocab_size=65 context_length=64": ("context_length=9",),
 }

@@ -13,7 +13,7 @@ from tests.model.interop.folders import EOT, byte_tokenizer, folder_of
 from tests.runs import in_process, typed
 from tril.model.checkpoint import Checkpoint, digest, load, read_state, save
 from tril.model.generation.language_model import LanguageModel
-from tril.model.interop.hf_folder import read_hf
+from tril.model.interop.hf import read_hf
 from tril.scripts.cli.errors import UserError
 
 RUN = [  # without keys of the model and the tokenizer, which are the source's
@@ -64,7 +64,7 @@ def weights_at_start(tmp_path, text, monkeypatch, *arguments):
 
 @pytest.mark.parametrize("kind", ["checkpoint", "hf"])
 def test_the_run_starts_from_the_weights(tmp_path, text, source, hf, monkeypatch, kind):
-    value, lm = (f"hf:{hf}", read_hf(hf)) if kind == "hf" else (source, load(source))
+    value, lm = (f"hf:{hf}", read_hf(hf).language_model()) if kind == "hf" else (source, load(source))
     found = weights_at_start(tmp_path, text, monkeypatch, f"init_from={value}", "model.attn_dropout=0.25")
     expected = lm.model.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
@@ -162,7 +162,7 @@ REFUSED = [
     (["optim.scale_with_width=true"], "optim.scale_with_width=true scales initial values"),
     (["optim.lr=-1"], "optim.lr=-1"),
     (["init_from=nothing"], "nothing does not exist"),
-    (["init_from=hf:nothing"], "nothing is not a folder"),
+    (["init_from=hf:nothing"], "nothing has no config.json"),
     (["init_from=text.txt"], "text.txt"),
     (["init_from="], "init_from="),
 ]

@@ -47,7 +47,7 @@ def test_without_a_table_the_user_names_the_tokenizer(tmp_path, text):
     before = sorted(path.name for path in tmp_path.iterdir())
     done = train(tmp_path, text, f"init_from=nanogpt:{path}")
     message = "has no meta.pkl, so its tokens are those of GPT-2; name its tokenizer with data.tokenizer.kind=file"
-    assert_refused(done, f"init_from=nanogpt:{path} {message}")
+    assert_refused(done, f"{path}: it {message}")
     arguments = [f"init_from=nanogpt:{path}", "data.tokenizer.kind=file"]
     assert_refused(train(tmp_path, text, *arguments, "data.tokenizer.path=nothing.json"), "path=nothing.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -66,7 +66,7 @@ def test_with_a_table_another_tokenizer_and_another_model_are_refused(tmp_path, 
     write_meta(tmp_path / "meta.pkl", characters)
     source = f"init_from=nanogpt:{path}"
     done = train(tmp_path, text, source, "data.tokenizer.kind=byte")
-    assert_refused(done, f"data.tokenizer.kind=byte contradicts {source}, whose tokenizer the run takes over")
+    assert_refused(done, f"data.tokenizer.kind=byte does not go with {source}; leave it out")
     assert_refused(train(tmp_path, text, source, "model.dim=64"), "model.dim=64 must be 32")
     assert_refused(train(tmp_path, text, "init_from=nanogpt:nothing.pt"), "nothing.pt")
     assert_refused(train(tmp_path, text, "init_from=nanogpt:text.txt"), "text.txt is not a checkpoint")

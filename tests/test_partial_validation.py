@@ -8,7 +8,6 @@ import pytest
 
 from tests.runs import train_typed
 from tests.scripts.ablation.synthetic import write_sweep
-from tril.model.interop.model_card import figures
 from tril.model.runs import partial_validation
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.run_files import check_same_validation
@@ -42,9 +41,3 @@ def test_runs_with_other_parts_are_not_compared(tmp_path):
         read_sweep(mixed)
     runs = [replace(run, summary=run.summary | WHOLE) for run in read_sweep(same).runs]
     assert check_same_validation(runs) is None
-
-
-def test_a_model_card_says_it():
-    summary = {"steps": 5, "final_val_loss": 2.0, "final_val_bpb": 1.0}
-    assert list(figures(summary | WHOLE, 5)) == ["validation loss, nats per token", "bits per byte"]
-    assert list(figures(summary | PART, 5))[0].endswith("per token (on 4 of 1,110 windows of the validation part)")

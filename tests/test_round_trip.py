@@ -10,7 +10,7 @@ from tests.model.interop.folders import EOT, byte_tokenizer
 from tests.runs import in_process, rows
 from tril.model.causality.hf import quiet
 from tril.model.checkpoint import load
-from tril.model.interop.hf_folder import read_hf, stored_certificate
+from tril.model.interop.hf import read_hf, stored_certificate
 
 T = 24
 
@@ -46,7 +46,7 @@ def test_gpt2_of_transformers_is_trained_exported_and_certified(tmp_path, play):
     losses = [float(row["train/loss"]) for row in rows(tmp_path / "run") if row.get("train/loss")]
     validation = [float(row["val/loss"]) for row in rows(tmp_path / "run") if row.get("val/loss")]
     assert losses[-1] < 0.5 * losses[0] and validation[-1] < validation[0]
-    before, lm = read_hf(source), load(tmp_path / "run")
+    before, lm = read_hf(source).language_model(), load(tmp_path / "run")
     assert not any(
         torch.equal(tensor, lm.model.state_dict()[name]) for name, tensor in before.model.state_dict().items()
     )
@@ -62,7 +62,7 @@ def test_gpt2_of_transformers_is_trained_exported_and_certified(tmp_path, play):
     generated = theirs.generate(**start, do_sample=False, max_new_tokens=12)[0, start.input_ids.shape[1] :]
     assert tokenizer.decode(generated) == lm.generate("LEAR:\nthe ", 12, temperature=0.0)
 
-    again = read_hf(out)
+    again = read_hf(out).language_model()
     state = again.model.state_dict()
     assert again.config == lm.config and again.tokenizer.to_str() == lm.tokenizer.to_str()
     assert all(torch.equal(tensor, state[name]) for name, tensor in lm.model.state_dict().items())

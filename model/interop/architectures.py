@@ -1,20 +1,19 @@
-"""The classes of other libraries that GPT expresses, each as one table of names, which is read in both directions.
+"""The classes of other libraries that GPT expresses, as one table that is read in both directions.
 
-An entry says which key of the config and which module of theirs is which field and which module of GPT. `transformers`
+A row says which key of the config and which module of theirs is which field and which module of GPT. `transformers`
 is not imported. Llama and Qwen3 rotate the same halves of a head as GPT. What one side cannot express is refused.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from tril.data.settings import explain
+from tril.data.settings import explain, typed
 from tril.model.gpt import GPT, GPTConfig
 
 REQUIRED = ...  # the default of a key that a config must have
@@ -22,8 +21,7 @@ RMSNORM_EPS, LAYERNORM_EPS = torch.finfo(torch.float32).eps, 1e-5  # torch's def
 # Theirs -> ours. Of several names for one activation, the first is written.
 GELUS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_erf", "relu": "relu", "relu2": "relu2"}
 TRAINING_ONLY = {"init", "backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout"}
-ROPE = ("rope_scaling", "rope_parameters")  # objects of versions 4 and 5 of transformers with more keys
-ROPE_KEYS = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
+ROPE = ("rope_parameters", "rope_scaling")  # objects of versions 5 and 4 of transformers with more keys
 QKV = ("q_proj", "k_proj", "v_proj")
 HEAD, EMBED, THEIR_HEAD = "head.weight", "embed.weight", "lm_head.weight"
 TABLES = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")  # tensors that follow from the config
@@ -52,8 +50,8 @@ class Architecture:
         keys: of its config.
         fixed: fields of GPTConfig that it has with this value only.
         modules: its modules -> the modules of GPT whose parameters they concatenate; {} is the number of a block.
-        transposed: ends of the names of modules whose matrices are (in, out).
         prefix: of the names of modules, which is missing where the model without head was saved.
+        transposed: ends of the names of modules whose matrices are (in, out).
     """
 
     class_name: str
@@ -61,7 +59,7 @@ class Architecture:
     fixed: dict[str, Any]
     modules: Mapping[str, tuple[str, ...]]
     prefix: str
-    transposed: tuple[str, ...] = field(default=())
+    transposed: tuple[str, ...] = ()
 
 
 # Keys of weights or code that no class here has.
@@ -102,7 +100,7 @@ _GPT2 = Architecture(
     prefix="transformer.",
     transposed=("c_attn", "c_proj", "c_fc"),
 )
-NANOGPT = Architecture(
+_NANOGPT = Architecture(
     "nanoGPT",
     keys=(
         Key("vocab_size", "vocab_size"),
@@ -160,17 +158,18 @@ _QWEN3 = Architecture(
     modules=_LLAMA.modules,
     prefix="model.",
 )
-ARCHITECTURES = {"gpt2": _GPT2, "llama": _LLAMA, "qwen3": _QWEN3}  # of transformers, by model_type
+HUGGING_FACE = {"gpt2": _GPT2, "llama": _LLAMA, "qwen3": _QWEN3}  # by model_type
+ARCHITECTURES = HUGGING_FACE | {"nanogpt": _NANOGPT}
 
 
 def model_type(config: GPTConfig) -> str:
-    """The key of ARCHITECTURES that may express a model; `to_hf` says whether it does."""
+    """The key of HUGGING_FACE that may express a model; `write_config` says whether it does."""
     if config.pos == "learned":
         return "gpt2"
     return "qwen3" if config.qk_norm == "rmsnorm" else "llama"
 
 
-def to_hf(config: GPTConfig) -> dict[str, Any]:
+def write_config(config: GPTConfig) -> dict[str, Any]:
     """The config.json of a model. Dropout that the class does not have is left out, as it is for training only.
 
     Raises:
@@ -178,7 +177,7 @@ def to_hf(config: GPTConfig) -> dict[str, Any]:
     """
     kind, meant = model_type(config), _effective(config)
     architecture = ARCHITECTURES[kind]
-    values = {"model_type": kind, "architectures": [architecture.class_name]}
+    values: dict[str, Any] = {"model_type": kind, "architectures": [architecture.class_name]}
     for key in architecture.keys:
         if key.field is not None:
             theirs, value = {ours: name for name, ours in reversed(key.names.items())}, meant[key.field]
@@ -189,11 +188,12 @@ def to_hf(config: GPTConfig) -> dict[str, Any]:
         values |= {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
         values["layer_types"] = ["full_attention" if window is None else "sliding_attention"] * n_layers
     if config.n_heads == 0 or config.mlp == "none":
-        problem = f"model.n_heads={config.n_heads} must be at least 1, and model.mlp={config.mlp} another one"
-        raise ValueError(f"{architecture.class_name} cannot express the model: {problem}")
-    read = _effective(from_hf(values))
-    lost = [name for name in meant if name not in TRAINING_ONLY and read[name] != meant[name]]
-    if wrong := [f"model.{name}={_shown(meant[name])} must be {_shown(read[name])}" for name in lost]:
+        wrong = [f"model.n_heads={config.n_heads} must be at least 1, and model.mlp={config.mlp} another one"]
+    else:
+        read = _effective(read_config(kind, values))
+        lost = [name for name in meant if name not in TRAINING_ONLY and read[name] != meant[name]]
+        wrong = [f"model.{name}={typed(meant[name])} must be {typed(read[name])}" for name in lost]
+    if wrong:
         raise ValueError(f"{architecture.class_name} cannot express the model: {'; '.join(wrong)}")
     return values
 
@@ -214,37 +214,35 @@ def _effective(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-def from_hf(values: Mapping[str, Any]) -> GPTConfig:
-    """The config of the model that a config.json describes.
+def read_config(kind: str, values: Mapping[str, Any]) -> GPTConfig:
+    """The config of the model that a config of another library describes.
+
+    Args:
+        kind: a key of ARCHITECTURES.
+        values: of a file, which can hold anything.
 
     Raises:
         ValueError: names every key that GPTConfig cannot express, or that is missing.
     """
-    kind = values.get("model_type")
-    if kind not in list(ARCHITECTURES):
-        raise ValueError(f"model_type={_shown(kind)} must be one of {', '.join(ARCHITECTURES)}")
-    return read_config(ARCHITECTURES[kind], values)
-
-
-def read_config(architecture: Architecture, values: Mapping[str, Any]) -> GPTConfig:
-    """The same for any architecture."""
-    values, problems = _with_rope(values)
+    architecture, values, problems = ARCHITECTURES[kind], dict(values), []
+    for name in ROPE:
+        rope = values.get(name) or {}
+        values |= rope if isinstance(rope, dict) else {"rope_type": rope}
     fields = dict(architecture.fixed)
     for key in (*architecture.keys, *CUSTOM):
         value = values.get(key.name, key.default)
         if key.default is REQUIRED and value in (REQUIRED, None):
             problems.append(f"{key.name} is missing")
-            continue
-        if key.names and value not in list(key.names):
-            problems.append(f"{key.name}={_shown(value)} must be one of {', '.join(key.names)}")
-            continue
-        value = key.names[value] if key.names else value
-        expected = key.default if key.field is None else fields.setdefault(key.field, value)
-        if value != expected:
-            problems.append(f"{key.name}={_shown(value)} must be {_shown(expected)}")
+        elif key.names and value not in list(key.names):
+            problems.append(f"{key.name}={typed(value)} must be one of {', '.join(key.names)}")
+        else:
+            value = key.names[value] if key.names else value
+            expected = key.default if key.field is None else fields.setdefault(key.field, value)
+            if value != expected:
+                problems.append(f"{key.name}={typed(value)} must be {typed(expected)}")
     if values.get("use_sliding_window"):  # of Qwen3, whose layers may differ
         kinds, fields["window"] = values.get("layer_types"), values.get("sliding_window", 4096)
-        if not isinstance(kinds, list) or {*map(_shown, kinds)} != {"sliding_attention"}:
+        if not isinstance(kinds, list) or not kinds or any(each != "sliding_attention" for each in kinds):
             problems.append("sliding_window must be in all layers (layer_types)")
     if problems:
         raise ValueError(f"no config of Tril expresses this {architecture.class_name}: {'; '.join(problems)}")
@@ -256,30 +254,7 @@ def read_config(architecture: Architecture, values: Mapping[str, Any]) -> GPTCon
         raise ValueError(f"this {architecture.class_name} is not valid: {explain(error)}") from error
 
 
-def _with_rope(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The values with those of the objects ROPE among them, and the problems of these."""
-    merged, problems = dict(values), []
-    for name in ROPE:
-        rope = values.get(name) or {}
-        if not isinstance(rope, dict):
-            problems.append(f"{name}={_shown(rope)} must be null or an object")
-            continue
-        found = {key: rope[key] for key in ROPE_KEYS if key in rope}
-        for key in found.keys() & values.keys():  # versions 4 and 5 read another one
-            if found[key] != values[key]:
-                problems.append(f"{key}={_shown(values[key])} must be that of {name}, {_shown(found[key])}")
-        merged |= found
-    return merged, problems
-
-
-def _shown(value: Any) -> str:
-    """A value as in the file, short."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    text = "".join(character if character.isprintable() else " " for character in text)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def parameters(architecture: Architecture, n_layers: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+def _parameters(architecture: Architecture, n_layers: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """The parameters that the class may have: its name, ours, and whether its matrix is (in, out)."""
     for module, ours in architecture.modules.items():
         for i in range(n_layers if "{}" in module else 1):
@@ -289,12 +264,12 @@ def parameters(architecture: Architecture, n_layers: int) -> Iterator[tuple[str,
                 yield f"{module.format(i)}.{parameter}", names, transposed
 
 
-def to_theirs(architecture: Architecture, model: GPT) -> dict[str, Tensor]:
-    """The weights of a model under the names and in the layout of the class: copies, in float32 on the CPU."""
-    state, tensors = model.state_dict(), {}
+def write_weights(model: GPT) -> dict[str, Tensor]:
+    """The weights of a model under the names and in the layout of its `model_type`: copies, in float32 on the CPU."""
+    architecture, state, tensors = ARCHITECTURES[model_type(model.config)], model.state_dict(), {}
     if model.config.tie_embeddings:
         del state[HEAD]
-    for theirs, ours, transposed in parameters(architecture, model.config.n_layers):
+    for theirs, ours, transposed in _parameters(architecture, model.config.n_layers):
         if parts := [state.pop(name).float().cpu() for name in ours if name in state]:
             whole = torch.cat(parts)  # (out, in), a bias (out,)
             tensors[theirs] = (whole.mT if transposed else whole).contiguous()
@@ -302,17 +277,17 @@ def to_theirs(architecture: Architecture, model: GPT) -> dict[str, Tensor]:
     return tensors
 
 
-def from_theirs(architecture: Architecture, config: GPTConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state_dict of GPT from weights of the class, which `build` compares with the config.
+def read_weights(kind: str, config: GPTConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of GPT from those of the class, which `Checkpoint.model` compares with the config.
 
     Raises:
         ValueError: tensors do not belong to the class, or a tied head differs from the embedding.
     """
-    prefix = architecture.prefix
-    has_prefix = any(name.startswith(prefix) for name in tensors)
-    left = {name if has_prefix or name == THEIR_HEAD else prefix + name: tensor for name, tensor in tensors.items()}
-    left, state = {name: tensor for name, tensor in left.items() if not TABLES.fullmatch(name)}, {}
-    for theirs, ours, transposed in parameters(architecture, min(config.n_layers, len(left))):
+    architecture, state = ARCHITECTURES[kind], {}
+    prefix = "" if any(name.startswith(architecture.prefix) for name in tensors) else architecture.prefix
+    left = {name if name == THEIR_HEAD else prefix + name: tensor for name, tensor in tensors.items()}
+    left = {name: tensor for name, tensor in left.items() if not TABLES.fullmatch(name)}
+    for theirs, ours, transposed in _parameters(architecture, config.n_layers):
         if (whole := left.pop(theirs, None)) is not None:
             whole = whole.mT if transposed and whole.dim() == 2 else whole
             state |= zip(ours, whole.chunk(len(ours)) if whole.dim() else [whole], strict=False)

@@ -65,22 +65,18 @@ def read_source(
     if source.startswith(NANOGPT):
         from tril.model.interop.nanogpt import read_nanogpt
 
-        checkpoint = read_nanogpt(Path(source.removeprefix(NANOGPT)).expanduser())
-        if checkpoint.meta is None:  # the user names the tokenizer
-            lm = checkpoint.language_model(*chosen_tokenizer(settings, source))
-        else:
-            refuse_tokenizer(typed, source)
-            lm = checkpoint.language_model()
-        return lm, str(checkpoint.path.absolute()), checkpoint.step, None
+        path = Path(source.removeprefix(NANOGPT)).expanduser()
+        named = any(override.key.startswith("data.tokenizer") for override in typed)
+        checkpoint = read_nanogpt(path, chosen_tokenizer(settings, source) if named else None)
+        return checkpoint.language_model(), str(path.absolute()), checkpoint.step, None
     refuse_tokenizer(typed, source)
     if source.startswith(HF):
-        from tril.model.interop.hf_download import download, is_hub_name
-        from tril.model.interop.hf_folder import chat_template, read_hf
+        from tril.model.interop.hf import download, is_hub_name, read_hf
 
         name = source.removeprefix(HF)
         folder, commit = download(name) if is_hub_name(name) else (Path(name).expanduser(), None)
-        origin = f"{HF}{commit}" if commit else str(folder.absolute())
-        return read_hf(folder), origin, None, chat_template(folder)
+        checkpoint, origin = read_hf(folder), f"{HF}{commit}" if commit else str(folder.absolute())
+        return checkpoint.language_model(), origin, None, (checkpoint.data.get("source") or {}).get("chat_template")
     from tril.model.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.read(find_checkpoint(source))
@@ -104,9 +100,10 @@ def chosen_tokenizer(settings: Mapping[str, Any], source: str) -> "tuple[Tokeniz
 
     config = parse(settings["data"], data_presets()).tokenizer
     if config.kind not in ("file", "hub"):
-        cause = f"init_from={source} has no meta.pkl, so its tokens are those of GPT-2"
-        remedy = "data.tokenizer.kind=file data.tokenizer.path=tokenizer.json"
-        raise ValueError(f"{cause}; name its tokenizer with {remedy}, or kind=hub path=openai-community/gpt2")
+        remedy = (
+            "leave it out for the characters of meta.pkl, or name the tokenizer of its tokens with kind=file or hub"
+        )
+        raise ValueError(f"data.tokenizer.kind={config.kind} does not go with init_from={source}; {remedy}")
     return build(config, ()), config.eot
 
 

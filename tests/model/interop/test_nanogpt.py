@@ -2,14 +2,13 @@
 
 import os
 import pickle
-import shutil
 
 import pytest
 import torch
 
-from tests.model.interop.folders import byte_tokenizer
+from tests.model.interop.folders import EOT, byte_tokenizer
 from tests.model.interop.nanogpt_files import T, reference, write_checkpoint, write_meta
-from tril.model.interop.nanogpt import characters_of, read_nanogpt
+from tril.model.interop.nanogpt import characters_of, find_meta, read_nanogpt
 
 CHARACTERS = "\n !',-.:;?abcdefghijklmnopqrstuvwxyz"  # 36
 WTE = "transformer.wte.weight"
@@ -25,14 +24,13 @@ def logits(model, ids):
 def test_logits_of_a_padded_vocabulary(tmp_path, options):
     """264 rows, of which the tokenizer uses 257, as nanoGPT pads GPT-2's 50257 tokens to 50304."""
     model = reference(264, bias=options.get("bias", True))
-    found = read_nanogpt(write_checkpoint(tmp_path / "ckpt.pt", model, **options))
-    assert (found.meta, found.step) == (None, 2000)
-    lm, ids = found.language_model(byte_tokenizer()), torch.randint(264, (2, T))
+    found = read_nanogpt(write_checkpoint(tmp_path / "ckpt.pt", model, **options), (byte_tokenizer(), EOT))
+    assert found.step == 2000
+    lm, ids = found.language_model(), torch.randint(264, (2, T))
     assert (logits(lm.model, ids) - logits(model, ids)).abs().max().item() <= 1e-4
     config = lm.config
     assert (config.mlp, config.attn_dropout, config.bias) == ("gelu_erf", 0.25, options.get("bias", True))
     assert (config.vocab_size, config.context_length, lm.n_ids, lm.eot_id) == (264, T, 257, 256)
-    assert lm.model.training is False and lm.generate("ab", 5) == lm.generate("ab", 5)
 
 
 @pytest.mark.parametrize("rows", [36, 40])
@@ -52,26 +50,17 @@ def test_characters_get_an_end_of_text_token_in_new_rows_or_in_those_that_no_cha
         lm.encode("To be")
 
 
-def test_the_character_table_is_found_in_the_data_of_nanogpt(tmp_path, monkeypatch):
-    path = write_checkpoint(tmp_path / "nano" / "out" / "ckpt.pt", reference(36), dataset="plays")
-    assert read_nanogpt(path).meta is None
-    there = write_meta(tmp_path / "nano" / "data" / "plays" / "meta.pkl", CHARACTERS)
-    assert read_nanogpt(path).meta == there
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    shutil.move(tmp_path / "nano" / "data", "data")
-    assert read_nanogpt(path).meta == tmp_path / "work" / "data" / "plays" / "meta.pkl"
-    write_meta(path.parent / "meta.pkl", CHARACTERS)
-    assert read_nanogpt(path).meta == path.parent / "meta.pkl"
-
-
-@pytest.mark.parametrize("dataset", ["../secret", "..", "", None, 7])
-def test_the_data_set_is_a_name(tmp_path, dataset):
-    for folder in ("data", "secret", ".", "data/secret", "nano"):
-        write_meta(tmp_path / folder / "meta.pkl", CHARACTERS)
-    (tmp_path / "nano" / "data").mkdir(parents=True)
-    path = write_checkpoint(tmp_path / "nano" / "out" / "ckpt.pt", reference(36), dataset=dataset)
-    assert read_nanogpt(path).meta is None
+def test_the_character_table_is_found_next_to_the_file_or_in_the_data_of_nanogpt(tmp_path, monkeypatch):
+    path, run = tmp_path / "nano" / "out" / "ckpt.pt", {"dataset": "plays"}
+    assert find_meta(path, run) is None
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data/plays", "nano/data/plays", "nano/out"):  # the later ones go first
+        there = write_meta(tmp_path / folder / "meta.pkl", CHARACTERS)
+        assert find_meta(path, run) == there
+    for dataset in ("../secret", "..", "", None, 7):
+        write_meta(tmp_path / "nano" / "secret" / "meta.pkl", CHARACTERS)
+        assert find_meta(path, {"dataset": dataset}) == there and find_meta(tmp_path / "x" / "y" / "z", run) != there
+        assert find_meta(tmp_path / "nano" / "a" / "b", {"dataset": dataset}) is None
 
 
 class Attack:
@@ -86,7 +75,7 @@ def test_no_file_runs_code(tmp_path):
     attack, meta = Attack(tmp_path / "ran"), tmp_path / "meta.pkl"
     for content in (attack, {"itos": {0: attack}}, {"itos": {0: "a"}, "stoi": attack}):
         meta.write_bytes(pickle.dumps(content))
-        with pytest.raises(ValueError, match="meta.pkl cannot be read .it refers to .*mkdir, which no character table"):
+        with pytest.raises(ValueError, match="meta.pkl has no table .*it refers to .*mkdir, which no character table"):
             characters_of(meta)
     path = write_checkpoint(tmp_path / "ckpt.pt", reference(36), changes={"config": attack})
     with pytest.raises(ValueError, match="ckpt.pt is not a checkpoint"):
@@ -97,14 +86,14 @@ def test_no_file_runs_code(tmp_path):
 
 
 def test_tables_that_are_none(tmp_path):
-    tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "a", "1": "b"}, ["a"], {0: "\ud801"}
+    tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "a", "1": "b"}, {0: "\ud801"}
     for content in ("text", *({"itos": table} for table in tables)):
         (tmp_path / "meta.pkl").write_bytes(pickle.dumps(content))
         with pytest.raises(ValueError, match="has no table itos"):
             characters_of(tmp_path / "meta.pkl")
     for content in (b"", b"text", pickle.dumps({"itos": {0: "a"}})[:-3]):
         (tmp_path / "meta.pkl").write_bytes(content)
-        with pytest.raises(ValueError, match="cannot be read"):
+        with pytest.raises(ValueError, match="has no table itos"):
             characters_of(tmp_path / "meta.pkl")
 
 
@@ -137,14 +126,16 @@ def test_checkpoints_that_are_refused(tmp_path, changes, message):
         changes = {"model": weights}
     write_checkpoint(path, reference(36), changes=changes)
     with pytest.raises(ValueError) as error:
-        read_nanogpt(path).language_model(byte_tokenizer())
+        read_nanogpt(path, (byte_tokenizer(), EOT)).language_model()
     assert message in str(error.value) and "ckpt.pt" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_tokenizer_of_another_model(tmp_path):
     path = write_checkpoint(tmp_path / "ckpt.pt", reference(36))
     with pytest.raises(ValueError, match="the tokenizer's 257 tokens exceed the model's vocab_size=36"):
-        read_nanogpt(path).language_model(byte_tokenizer())
+        read_nanogpt(path, (byte_tokenizer(), EOT)).language_model()
+    with pytest.raises(ValueError, match="has no meta.pkl, so its tokens are those of GPT-2; name its tokenizer"):
+        read_nanogpt(path)
     write_meta(tmp_path / "meta.pkl", CHARACTERS + "XYZ")
-    with pytest.raises(ValueError, match="has 39 characters and exceeds the vocab_size=36"):
+    with pytest.raises(ValueError, match="has 39 characters and exceeds its vocab_size=36"):
         read_nanogpt(path).language_model()

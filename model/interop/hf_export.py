@@ -1,0 +1,142 @@
+"""Writes a model as a folder of `transformers`, which computes the same with it before the folder gets its name."""
+
+import logging
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from tril.model.atomic_files import write_json
+from tril.model.checkpoint import Checkpoint, digest, one_line, verdict
+from tril.model.generation.language_model import LanguageModel
+from tril.model.interop.architectures import write_config, write_weights
+from tril.model.interop.hf import CERTIFICATE, CONFIG, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, read_tensors
+
+LIMIT = 1e-4  # on the difference of logits in float32
+RELATIVE_LIMIT = 1e-5  # of the largest logit, where that is more: rounding grows with it
+UNITS = {"loss": "nats per token", "bpb": "bits per byte"}  # of the losses in summary.json
+CARD = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [tril]
+---
+
+# {name}
+
+Trained with Tril: {n_parameters:,} parameters, {step} optimizer steps, data {fingerprint}.
+
+- Causality certificate: {certificate}.
+{losses}
+In training, each text starts with the token `{eot}`, which also ends it.
+"""
+
+
+def export_hf(folder: Path, checkpoint: Checkpoint, summary: dict[str, Any]) -> str:
+    """Writes a new folder for AutoModelForCausalLM and AutoTokenizer, without custom code.
+
+    Args:
+        folder: new or empty.
+        summary: summary.json of the run; {} for none.
+
+    Returns:
+        The class of `transformers`.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: no class expresses the model, or `transformers` computes something else; nothing is written.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError('to=hf needs transformers, which compares the folder; pip install "tril[hf]"') from error
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    lm = checkpoint.language_model()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".export-", dir=folder.parent) as temporary:
+        part = Path(temporary) / folder.name
+        part.mkdir()
+        class_name, certificate = write_hf(part, lm), verdict(checkpoint)
+        card = model_card(folder.name, lm, checkpoint, summary, certificate["text"])
+        (part / "README.md").write_text(card, encoding="utf-8")
+        certificate |= {"causality": checkpoint.certificate, "weights": digest(read_tensors(part))}
+        write_json(part / CERTIFICATE, certificate)
+        check_equal(part, lm)
+        part.replace(folder)
+    return class_name
+
+
+def write_hf(folder: Path, lm: LanguageModel) -> str:
+    """Writes the model and the tokenizer into an existing folder; returns the class of the model.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: no class of `transformers` expresses the model.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    special = {"bos_token_id": lm.eot_id, "eos_token_id": lm.eot_id}
+    config: dict[str, Any] = write_config(lm.config) | special | {"torch_dtype": "float32"}
+    generation: dict[str, Any] = special | {"pad_token_id": lm.eot_id, "do_sample": True}
+    if lm.n_ids < lm.config.vocab_size:  # rows of a padded embedding, which no text has
+        generation["suppress_tokens"] = list(range(lm.n_ids, lm.config.vocab_size))
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # takes all of tokenizer.json, without rules of its own
+        **{f"{name}_token": lm.eot for name in ("eos", "bos", "pad")},
+        "model_max_length": lm.config.context_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, values in ((CONFIG, config), ("generation_config.json", generation), (TOKENIZER_CONFIG, tokenizer)):
+        write_json(folder / name, values)
+    (folder / TOKENIZER).write_text(lm.tokenizer.to_str(pretty=True), encoding="utf-8")
+    try:
+        save_file(write_weights(lm.model), folder / WEIGHTS, {"format": "pt"})
+    except SafetensorError as error:  # which is no OSError
+        raise OSError(one_line(f"cannot write {folder / WEIGHTS}: {error}")) from error
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read the file
+    return config["architectures"][0]
+
+
+def model_card(name: str, lm: LanguageModel, checkpoint: Checkpoint, summary: dict[str, Any], certificate: str) -> str:
+    """README.md, with the metadata of the Hugging Face hub, and the validation losses of the weights if known."""
+    measured = {"final": summary.get("steps"), "best": summary.get("best_step")}
+    known = [prefix for prefix, step in measured.items() if checkpoint.step is not None and step == checkpoint.step]
+    losses = {f"{prefix}_val_{name}": unit for prefix in known[:1] for name, unit in UNITS.items()}
+    return CARD.format(
+        name=one_line(name),
+        n_parameters=lm.model.n_parameters(),
+        step="unknown" if checkpoint.step is None else checkpoint.step,
+        fingerprint=one_line(str(checkpoint.data.get("fingerprint", "unknown"))),
+        certificate=certificate,
+        losses="".join(f"- Validation: {summary[key]} {unit}.\n" for key, unit in losses.items() if key in summary),
+        eot=one_line(lm.eot).replace("`", "'"),
+    )
+
+
+@torch.no_grad()
+def check_equal(folder: Path, lm: LanguageModel) -> None:
+    """Compares the logits at all positions of a full context, and the ids of a text.
+
+    Raises:
+        ValueError: `transformers` cannot load the folder, or computes something else than `lm`.
+    """
+    import transformers
+
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, **options, dtype=torch.float32).eval()
+    except Exception as error:  # transformers raises many kinds, with many lines
+        raise ValueError(one_line(f"not exported: transformers cannot load the folder ({error})")) from error
+    length, generator = lm.config.context_length, torch.Generator().manual_seed(0)
+    ids = torch.randint(lm.n_ids, (2, length), generator=generator)  # (B, T)
+    ours = lm.model(ids)  # (B, T, V)
+    error = (ours - model(ids).logits).abs().max().item()
+    if not error <= max(LIMIT, RELATIVE_LIMIT * ours.abs().max().item()):  # a NaN fails as well
+        raise ValueError(f"not exported: the logits of transformers differ by {error:.3g}, and the limit is {LIMIT:g}")
+    text = lm.tokenizer.decode(torch.randperm(lm.n_ids, generator=generator).tolist(), skip_special_tokens=False)
+    if tokenizer(text, add_special_tokens=False).input_ids != lm.tokenizer.encode(text, add_special_tokens=False).ids:
+        raise ValueError("not exported: the tokenizer of transformers gives other ids for the same text")
