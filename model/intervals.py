@@ -1,6 +1,5 @@
 """Confidence intervals of a mean, with Student's t distribution: of independent observations, and of clustered ones."""
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,7 +70,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
         mean = float(np.mean(values)) if n else math.nan
     if n < 2 or not math.isfinite(mean):
         return Interval(mean, None, None, n)
-    half = student_quantile(n, 1 - confidence) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = t_quantile(n - 1, 1 - confidence) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
 
 
@@ -123,12 +122,6 @@ def block_starts(weights: np.ndarray, n_blocks: int = BLOCKS) -> np.ndarray:
     middles = (np.cumsum(weights) - weights / 2) / np.sum(weights)  # of each window, as shares of the text
     blocks = (middles * min(n_blocks, len(weights))).astype(int)  # (N,), ascending
     return np.flatnonzero(np.diff(blocks, prepend=-1))
-
-
-@functools.lru_cache(maxsize=1000)
-def student_quantile(n: int, alpha: float) -> float:
-    """Two-sided quantile of Student's t for a mean of n observations; for n = 1 with one degree of freedom."""
-    return t_quantile(max(1, n - 1), alpha)
 
 
 def t_quantile(df: float, alpha: float) -> float:

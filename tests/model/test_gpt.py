@@ -8,15 +8,12 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.conftest import GPT2, MODEL_CHOICES, TRAINABLE, assert_close, randomize, tiny_gpt
+from tests.conftest import MODEL_CHOICES, TRAINABLE, assert_close, randomize, tiny_gpt
 from tril.model.gpt import GPT, IGNORE, GPTConfig
-from tril.model.kv_cache import KVCache
 from tril.model.masks import document_options
 
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
@@ -31,44 +28,6 @@ PARTS |= {
 }
 MODELS = st.fixed_dictionaries(PARTS)
 DRAWN = settings(deadline=None, max_examples=25, derandomize=True)
-
-
-def gpt2(weights, ids, n_layers, n_heads):
-    """GPT-2's forward pass (Radford et al. 2019) as formulas on a dict of tensors."""
-
-    def layer_norm(x, name):
-        x = x - x.mean(-1, keepdim=True)
-        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        return x * weights[name + ".weight"] + weights[name + ".bias"]
-
-    def linear(x, *names):  # several layers are concatenated, as in c_attn
-        weight, bias = (torch.cat([weights[f"{name}.{kind}"] for name in names]) for kind in ("weight", "bias"))
-        return x @ weight.T + bias
-
-    def gelu(x):
-        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-    n, length = ids.shape
-    x = weights["embed.weight"][ids] + weights["pos_embed.weight"][:length]
-    for i in range(n_layers):
-        block = f"blocks.{i}."
-        qkv = linear(layer_norm(x, block + "norm1"), *(block + f"attn.{p}_proj" for p in "qkv"))
-        q, k, v = (part.reshape(n, length, n_heads, -1).permute(0, 2, 1, 3) for part in qkv.chunk(3, dim=-1))
-        scores = torch.einsum("bhid,bhjd->bhij", q, k) * q.shape[-1] ** -0.5
-        scores = scores - torch.ones(length, length).triu(1) * 1e10
-        y = torch.einsum("bhij,bhjd->bihd", scores.softmax(-1), v).reshape(n, length, -1)
-        x = x + linear(y, block + "attn.o_proj")
-        x = x + linear(gelu(linear(layer_norm(x, block + "norm2"), block + "mlp.up")), block + "mlp.down")
-    return layer_norm(x, "norm") @ weights["embed.weight"].T
-
-
-@pytest.mark.parametrize("backend", TRAINABLE)
-@torch.no_grad()
-def test_the_gpt2_configuration_computes_gpt2(backend):
-    shape = {"vocab_size": V, "context_length": 12, "n_layers": 3, "dim": 32, "n_heads": 4}
-    model = randomize(GPT(GPTConfig(**{**GPT2, **shape}, backend=backend)))
-    ids = torch.randint(V, (B, T))
-    assert_close(model(ids), gpt2(model.state_dict(), ids, n_layers=3, n_heads=4))
 
 
 @torch.no_grad()
@@ -165,21 +124,6 @@ def test_every_dropout_acts_in_training_only(dropout):
     assert not torch.equal(model.train()(ids), model(ids))
 
 
-def test_the_cache_writes_at_its_length_or_at_a_given_position():
-    cache = KVCache(n_layers=2, batch_size=1, n_kv_heads=1, capacity=4, head_dim=1)
-    first, second = torch.tensor([1.0, 2.0]).view(1, 1, 2, 1), torch.tensor([3.0]).view(1, 1, 1, 1)
-    keys, values = cache.layer(1).update(first, 10 * first)
-    assert keys.flatten().tolist() == [1, 2] and values.flatten().tolist() == [10, 20] and cache.length == 0
-    cache.advance(2)
-    assert cache.layer(1).update(second, second)[0].flatten().tolist() == [1, 2, 3]
-    assert cache.layer(1, torch.tensor([3])).update(second, second)[0].flatten().tolist() == [1, 2, 3, 3]
-    assert not cache.keys[0].any()
-    with pytest.raises(ValueError, match="3 positions do not fit into a cache that holds 2 of 4"):
-        cache.layer(1).update(*2 * [torch.ones(1, 1, 3, 1)])
-    with pytest.raises(ValueError, match=r"keys \(1, 1, 1, 2\)"):
-        cache.layer(1).update(*2 * [torch.ones(1, 1, 1, 2)])
-
-
 # --- initialization
 
 QKV_UP_GATE = r"(q_proj|k_proj|v_proj|up|gate)\.weight$"
@@ -224,12 +168,6 @@ def test_models_of_one_seed_share_the_values_of_the_matrices_that_they_share(cha
     assert not torch.equal(draw(1)["embed.weight"], first["embed.weight"])
 
 
-def test_every_projection_is_a_separate_linear():
-    """As Muon, sharding and the tools for heads expect."""
-    names = {name.split(".")[-1] for name, m in tiny_gpt(mlp="swiglu").named_modules() if isinstance(m, nn.Linear)}
-    assert names == {"q_proj", "k_proj", "v_proj", "o_proj", "up", "gate", "down", "head"}
-
-
 # --- memory
 
 
@@ -263,8 +201,3 @@ def test_checkpointed_activations_give_the_same_gradients_from_less_memory(choic
         assert torch.equal(p.grad, q.grad), name
     bytes_of_a_block = [step(each, **choices)[2] - step(each, n_layers=3, **choices)[2] for each in (False, True)]
     assert bytes_of_a_block[1] == 3 * 16 * 32 * 4 < bytes_of_a_block[0] / 10  # its input, B T C float32 numbers
-
-
-def test_the_loss_of_an_untrained_model_is_that_of_a_uniform_distribution():
-    model, (ids, targets) = GPT(GPTConfig(V, dim=32, tie_embeddings=False)), torch.randint(V, (2, B, T))
-    assert_close(model.nll(ids, targets), F.cross_entropy(torch.zeros(V, V), torch.arange(V)).expand(B, T), roundings=4)

@@ -35,12 +35,6 @@ def test_one_seed_and_losses_that_are_not_finite_give_no_interval():
         assert math.isnan(found.mean) and (found.low, found.high, found.n) == (None, None, 3)
 
 
-def test_clustered_mean_is_that_of_statsmodels():
-    # statsmodels 0.15.0: WLS(nll / targets, ones, weights=targets).fit(cov_type="HC2"); CR2 is HC2 of one row a cluster
-    found = clustered_mean([30.0, 75.0, 12.0, 160.0, 41.0, 260.0], [10, 30, 4, 50, 15, 80])
-    assert [found.mean, found.se] == pytest.approx([3.05820106, 0.15299415], rel=1e-7)
-
-
 def test_clustered_mean_is_that_of_the_matrices():
     """CR2 and its degrees of freedom (Bell and McCaffrey 2002) from every target, with the regression's matrices."""
     generator = np.random.default_rng(0)
@@ -68,16 +62,6 @@ def test_clusters_of_equal_size_are_independent_observations():
     assert (found.n, found.effective, found.df) == (4, pytest.approx(4), pytest.approx(3))
     expected = mean_interval(values, 0.9)
     assert [found.interval(0.9).low, found.interval(0.9).high] == pytest.approx([expected.low, expected.high])
-
-
-def test_effective_number_of_clusters():
-    # (1 + 1 + 2)^2 / (1 + 1 + 4) = 8 / 3
-    assert clustered_mean([0, 0, 0], [1, 1, 2]).effective == pytest.approx(8 / 3)
-    assert clustered_mean(np.zeros(100), [1e9] + [1.0] * 99).effective == pytest.approx(1, abs=1e-6)
-
-
-def test_clusters_without_targets_are_left_out():
-    assert clustered_mean([3.0, 0.0, 5.0], [2, 0, 2]) == clustered_mean([3.0, 5.0], [2, 2])
 
 
 @pytest.mark.filterwarnings("error")

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ttest_1samp
 
 from tril.model.gpt import IGNORE
 from tril.model.text_clusters import TextClusters
@@ -43,24 +42,6 @@ def test_with_few_documents_the_clusters_are_blocks_of_windows(n_windows, sizes)
     lengths = (clusters.targets / T).numpy()
     expected = lengths.cumsum() - (lengths + 1) / 2  # the mean number of the windows of consecutive blocks
     assert (clusters.sums(windows) / clusters.targets).tolist() == expected.tolist()
-
-
-def test_ten_documents_are_enough():
-    assert clusters_of(torch.arange(10)[:, None].expand(10, T)).by_document
-    assert not clusters_of(torch.arange(9)[:, None].expand(9, T)).by_document
-
-
-def test_the_interval_of_documents_of_equal_length_is_that_of_a_t_test_on_documents():
-    documents = torch.arange(96).view(8, 12) // 6 + 3  # 16 documents of 6 targets; windows have 12
-    documents = documents.flatten().roll(5).view(8, 12)  # most documents are in two windows
-    nll = torch.randn(8, 12) + documents
-    clusters = clusters_of(documents)
-    of_documents = [nll[documents == document].double().mean().item() for document in documents.unique()]
-    for confidence in (0.95, 0.99):
-        interval = clusters.mean(clusters.sums(nll)).interval(confidence)
-        expected = ttest_1samp(of_documents, 0).confidence_interval(confidence)
-        assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), rel=1e-6)
-    assert clusters.counts() == {"documents": 16, "clusters": 16, "effective_clusters": 16.0, "df": pytest.approx(15)}
 
 
 def test_the_description():
