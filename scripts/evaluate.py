@@ -11,13 +11,11 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from tril.data.settings import build, strict_settings
+from tril.data.settings import build, without_effect
 from tril.model.atomic_files import write_json
+from tril.model.evaluation.config import EvaluateConfig
 from tril.model.evaluation.pairs import Pair, parse_pairs, score_pairs
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.entry import entry
@@ -32,12 +30,6 @@ if TYPE_CHECKING:
     from tril.model.intervals import Interval
 
 TEXTS = ("ckpt", "other", "text", "pairs", "tasks", "include_path", "out", "data.path", "data.val_path", "data.repo")
-KEYS = {  # of each thing that is measured
-    "text": ("text", "stride"),
-    "pairs": ("pairs",),
-    "tasks": ("tasks", "include_path", "num_fewshot", "limit"),
-    "data": ("data", "other", "part", "stride"),
-}
 UNUSED = ("tokenizer", "batch_size", "val_batch_size", "document_mask")  # keys of data: the checkpoint decides them
 MIXTURE = "mixture"  # the source that is several texts
 PARTS = {"val": "validation part", "all": "whole text"}
@@ -51,45 +43,15 @@ ROWS = {  # of the table: figure -> heading, decimals
 }
 
 
-@dataclass(frozen=True, config=strict_settings())
-class EvaluateConfig:
-    """The keys of configs/evaluate.yaml."""
-
-    ckpt: str
-    other: str | None
-    part: Literal["val", "all"]
-    stride: Annotated[int, Field(ge=1)] | None
-    text: Annotated[str, Field(min_length=1)] | None
-    pairs: str | None
-    tasks: str | None
-    include_path: str | None
-    num_fewshot: Annotated[int, Field(ge=0)] | None
-    limit: Annotated[int, Field(ge=1)] | None
-    device: str
-    out: str | None
-    data: dict | None = None
-
-    def refuse_unused(self, typed: Typed) -> None:
-        """Raises ValueError for a typed setting that has no effect with the others."""
-        measured = next((name for name in ("text", "pairs", "tasks") if getattr(self, name) is not None), "data")
-        reason = "for a text" if measured == "data" else f"with {measured}={getattr(self, measured)}"
-        others = {key for keys in KEYS.values() for key in keys} - {*KEYS[measured]}
-        for override in typed:
-            key = override.key.split(".")
-            if key[0] in others:
-                raise ValueError(f"{override.typed} has no effect {reason}; leave it out")
-            if key[0] == "data" and (key[-1] in UNUSED or key[1:2] == ["tokenizer"]):
-                raise ValueError(f"{override.typed} has no effect: the checkpoint decides it; leave it out")
-
-
 @entry("evaluate", TEXTS)
 def main(cfg: dict, typed: Typed) -> None:
     with user_errors():  # before torch, which takes a second to import
+        data = cfg.pop("data", None)
         settings = build(EvaluateConfig, cfg)
-        settings.refuse_unused(typed)
+        refuse_unused(settings, typed)
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         pairs = None if settings.pairs is None else parse_pairs(read_utf8("pairs", settings.pairs), settings.pairs)
-        data = None if settings.data is None else parse_data(settings.data)
+        data = None if data is None else parse_data(data)
         manager = None if settings.tasks is None else find_tasks(settings.tasks, settings.include_path)
         run = read_run(paths[0]) if data is settings.text is pairs is manager is None else None
     from tril.model.evaluation.subject import Subject
@@ -109,6 +71,19 @@ def main(cfg: dict, typed: Typed) -> None:
         measure_tasks(subjects[0], manager, settings, folder)
     else:
         measure_text(subjects, data, run, settings, folder)
+
+
+def refuse_unused(settings: EvaluateConfig, typed: Typed) -> None:
+    """Raises ValueError for a typed setting that has no effect with the others."""
+    unused = without_effect(settings)
+    if "part" in unused:
+        unused["data"] = unused["part"]
+    for override in typed:
+        group, *keys = override.key.split(".")
+        if group in unused:
+            raise ValueError(f"{override.typed} has no effect without {unused[group]}; leave it out")
+        if group == "data" and {*UNUSED} & {*keys}:
+            raise ValueError(f"{override.typed} has no effect: the checkpoint decides it; leave it out")
 
 
 def parse_data(data: dict[str, Any]) -> "DataConfig":

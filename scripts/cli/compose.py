@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from tril.data.config import SOURCES
 from tril.data.settings import defaults, nearest
 from tril.model.training.settings import TopLevelConfig
-from tril.scripts.cli.config import CONFIGS, GROUPS, data_defaults, known_names
+from tril.scripts.cli.config import COMMANDS, CONFIGS, GROUPS, data_defaults, known_names
 from tril.scripts.cli.errors import UserError, command, unknown_setting
 from tril.scripts.cli.typed import Typed
 
@@ -95,6 +95,8 @@ def register_defaults() -> None:
     store.store("run_settings", defaults(TopLevelConfig) | single)
     for name in GROUPS.keys() - single.keys():
         store.store("settings", defaults(GROUPS[name]), group=name)
+    for name, group in COMMANDS.items():
+        store.store(f"{name}_settings", defaults(group))
     for name in SOURCES:
         store.store(f"source_{name}", data_defaults(name), group="data")
 

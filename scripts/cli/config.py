@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tril.data.config import SOURCES, DataConfig, parse
 from tril.data.settings import Setting, build, declared, defaults, plain, typed, without_effect
 from tril.model.config import GPTConfig, check_memory
+from tril.model.evaluation.config import EvaluateConfig
 from tril.model.training.settings import (
     CallbacksConfig,
     CausalityConfig,
@@ -39,6 +40,7 @@ GROUPS = {
     "causality": CausalityConfig,
     "sweep": SweepConfig,
 }
+COMMANDS = {"evaluate": EvaluateConfig}  # what other commands declare; their yaml takes it by NAME_settings
 CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and unknown characters
 MIN_FLEX_HEAD = 16  # head size that the kernels of FlexAttention need
 NOTHING_TYPED = Typed()

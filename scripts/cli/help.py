@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tril.data.settings import Setting
+from tril.data.settings import Setting, declared
 from tril.scripts.cli.compose import compose
-from tril.scripts.cli.config import CONFIGS, flatten, known_settings
+from tril.scripts.cli.config import COMMANDS, CONFIGS, flatten, known_settings
 from tril.scripts.cli.typed import Typed
 
 WIDTH = 120  # columns
@@ -35,6 +35,8 @@ def help_lines(
         groups: the chosen option of each config group; None: none.
     """
     known, comments = known_settings(), key_comments(CONFIGS / f"{config_name}.yaml")
+    if config_name in COMMANDS:
+        known |= {each.key: each for each in declared(COMMANDS[config_name])}
     lines = [description.strip(), "", "Settings (key=value)", ""]
     for key, value in flatten(settings).items():
         if key in known or key not in groups or value != {}:

@@ -49,7 +49,7 @@ REPORT = [
 
 EVALUATE = [
     (("ckpt=FILES/tiny.ckpt", "text="), "text= must have at least 1 character"),
-    (("ckpt=FILES/tiny.ckpt", "text=a", "part=all"), "part=all has no effect with text=a; leave it out"),
+    (("ckpt=FILES/tiny.ckpt", "text=a", "part=all"), "part=all has no effect without text=null; leave it out"),
     (("ckpt=FILES/tiny.ckpt", "text=a", "stride=13"), "stride=13 exceeds the context length of FILES/tiny.ckpt, 12;"),
     ("ckpt=FILES/tiny.ckpt", "FILES/config.yaml does not exist, so the data of FILES/tiny.ckpt are unknown; name a"),
     (("ckpt=FILES/tiny.ckpt", "data=files"), "data.path is missing; give a file, a folder or a glob, such as"),
@@ -58,9 +58,9 @@ EVALUATE = [
     (("ckpt=FILES/tiny.ckpt", "pairs=FILES/nowhere"), "pairs=FILES/nowhere cannot be read (No such file or"),
     (("ckpt=FILES/tiny.ckpt", "pairs=FILES/latin1.txt"), "pairs=FILES/latin1.txt is not UTF-8 (unexpected end of"),
     (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt"), "pairs=FILES/text.txt: line 1 must be {"),
-    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "limit=4"), "limit=4 has no effect with pairs=FILES/text.txt;"),
-    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "data=prose"), "data=prose has no effect with"),
-    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "other=x"), "other=x has no effect with pairs=FILES/text.txt;"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "limit=4"), "limit=4 has no effect without tasks; leave it out"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "data=prose"), "data=prose has no effect without pairs=null"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "other=x"), "other=x has no effect without pairs=null;"),
     (("ckpt=FILES/tiny.ckpt", "data=files", "data.path=FILES/text.txt", "out=FILES/text.txt"), "cannot write to"),
     (("ckpt=FILES/tiny.ckpt", "data=nothing"), "there is no data=nothing; choose one of files, fineweb_edu, mixture,"),
 ]

@@ -173,8 +173,8 @@ def test_a_limit_and_the_file_in_the_folder_of_the_run(folder, lm):
         (["tasks=my_choice,,b"], "there is no task ''"),
         (["tasks=my_choice", "include_path=nothing"], "include_path=nothing is not a folder"),
         (["tasks=my_choice", "limit=0"], "limit=0"),
-        (["tasks=my_choice", "stride=4"], "stride=4 has no effect with tasks=my_choice; leave it out"),
-        (["limit=4"], "limit=4 has no effect for a text; leave it out"),
+        (["tasks=my_choice", "stride=4"], "stride=4 has no effect without tasks=null; leave it out"),
+        (["limit=4"], "limit=4 has no effect without tasks; leave it out"),
     ],
     ids=str,
 )
