@@ -1,17 +1,20 @@
-"""The cache folder, and folders that appear in it only when they are complete."""
+"""The cache folder, and files and folders that appear in it only when they are complete."""
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 REMEDY = "choose another cache folder with data.cache_dir=FOLDER or the environment variable TRIL_CACHE"
+Content = TypeVar("Content")
 
 
 def resolve_cache_dir(cache_dir: str | Path | None = None) -> Path:
@@ -45,53 +48,60 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def locked(path: Path, task: str) -> Iterator[None]:
-    """Holds the lock of a file or folder of the cache. If another process holds it, says so in one line and waits.
+def read_or_write(
+    path: Path, task: str, write: Callable[[Path], object], read: Callable[[Path], Content]
+) -> tuple[Content, bool]:
+    """Reads a file or folder of the cache, which is written first if it does not exist or is damaged.
+
+    Of several processes, one writes, and the others say so in one line and wait.
 
     Args:
-        task: what the holder does, for that line.
+        task: what the process does that writes, for that line.
+        write: writes to a temporary path, which is renamed when it is complete and on the disk.
+        read: raises ValueError if the file or folder does not exist or is damaged.
+
+    Returns:
+        What `read` returns, and whether this call wrote it.
 
     Raises:
-        OSError: the disk is full or cannot be written.
+        OSError: the disk is full, cannot be written, or damages what is written.
     """
+    with contextlib.suppress(ValueError):
+        return read(path), False
     make_folder(path.parent)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    lock, part = FileLock(path.with_name(f".{path.name}.lock")), path.with_name(f".{path.name}.part")
     try:
         try:
             lock.acquire(blocking=False)
         except Timeout:
             print(f"waiting for another process, which {task} {path}", file=sys.stderr, flush=True)
             lock.acquire()
-        yield
+        try:
+            return read(path), False  # another process has written it
+        except ValueError as error:
+            if os.path.lexists(path):
+                logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", path, error)
+        _remove(part)  # of a process that was killed
+        write(part)
+        for file in [*part.glob("*"), part]:  # a rename may reach the disk before the content does
+            _sync(file)
+        _remove(path)
+        part.rename(path)
+        _sync(path.parent)
+        try:
+            return read(path), True
+        except ValueError as error:
+            raise OSError(f"{path} was written and is damaged ({error}); check the disk, or {REMEDY}") from error
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
         raise OSError(f"cannot write {path} ({error.strerror}); free space on that disk, or {REMEDY}") from error
     finally:
         if lock.is_locked:  # those who wait for the removed file start again with a new one
+            _remove(part)
             with contextlib.suppress(OSError):
                 Path(lock.lock_file).unlink()
         lock.release()
-
-
-def write(path: Path, fill: Callable[[Path], object]) -> None:
-    """Creates or replaces a file or folder of the cache atomically. The caller holds its lock.
-
-    Args:
-        fill: writes it to a temporary path, which is renamed when it is complete and on the disk.
-    """
-    part = path.with_name(f".{path.name}.part")
-    _remove(part)  # of a process that was killed
-    try:
-        fill(part)
-        for file in [*part.glob("*"), part]:  # a rename may reach the disk before the content does
-            _sync(file)
-        _remove(path)
-        part.rename(path)
-        _sync(path.parent)
-    finally:
-        _remove(part)
 
 
 def _sync(path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.mixture import BLOCK, Member, Mixture, expand
-from tril.data.prepare import prepare, prepare_tokenizer
-from tril.data.prepared import PreparedTexts, sha256_of
+from tril.data.mixture import Member, Mixture, expand
+from tril.data.prepare import prepare
+from tril.data.prepared import PreparedTexts
 from tril.data.settings import build, nearest, setting, strict_settings
 from tril.data.sources import SOURCES as SINGLE
 from tril.data.sources.base import Split
@@ -54,7 +54,7 @@ class DataConfig:
     @property
     def members(self) -> dict[str, Member]:
         """The sources by name with their shares and budgets; a single one has the name ""."""
-        members = self.source.members if isinstance(self.source, Mixture) else {"": Member(self.source, {}, BLOCK)}
+        members = self.source.members if isinstance(self.source, Mixture) else {"": Member(self.source, {})}
         typed: dict[Split, int | None] = {"train": self.token_budget, "val": self.val_token_budget}
         return {
             name: replace(member, budgets={split: typed[split] or member.budgets.get(split) for split in typed})
@@ -62,22 +62,8 @@ class DataConfig:
         }
 
     def prepare(self) -> PreparedTexts:
-        """Trains or loads the common tokenizer, and prepares every source with it, see `prepare.prepare`."""
-        members = self.members
-        sources = [member.source for member in members.values()]
-        tokenizer, texts = self.tokenizer, {}
-        if len(members) > 1:
-            budgets = [member.budgets["train"] for member in members.values()]
-            tokenizer = prepare_tokenizer(sources, tokenizer, self.cache_dir, budgets)
-        fingerprints: dict[str, str] = {}
-        for name, member in members.items():
-            other = fingerprints.setdefault(sha256_of(member.source.fingerprint()), name)
-            if other != name:
-                raise ValueError(f"data.sources: {other} and {name} are the same text; leave out one of them")
-        for name, member in members.items():
-            train, val = member.budgets["train"], member.budgets["val"]
-            texts[name] = prepare(member.source, tokenizer, self.cache_dir, token_budget=train, val_token_budget=val)
-        return PreparedTexts(texts, [member.count for member in members.values()], self.tokenizer.fingerprint())
+        """See `prepare.prepare`."""
+        return prepare(self.members, self.tokenizer, self.cache_dir)
 
 
 def parse(mapping: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None) -> DataConfig:
@@ -94,8 +80,7 @@ def parse(mapping: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] |
     kind = mapping.get("source")
     if kind not in SOURCES:
         raise ValueError(f"data.source={kind} must be one of {', '.join(SOURCES)}")
-    groups: tuple[type, type] = DataConfig, SOURCES[kind]
-    common, own = (group.__pydantic_fields__ for group in groups)
+    common, own = (group.__pydantic_fields__ for group in (DataConfig, SOURCES[kind]))
     for key in mapping:
         if key not in common and key not in own:
             raise ValueError(f"there is no setting data.{key}{nearest(str(key), {*common, *own}, 'data')}")
@@ -103,7 +88,4 @@ def parse(mapping: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] |
     if kind == Mixture.name and isinstance(values.get("sources"), Mapping):
         values["sources"] = expand(values["sources"], presets or {})
     source = build(SOURCES[kind], values, "data")
-    tokenizer = mapping.get("tokenizer", {})
-    if not isinstance(tokenizer, Mapping):
-        raise ValueError(f"data.tokenizer={tokenizer} must be a group; use data.tokenizer.kind={tokenizer}")
     return build(DataConfig, {key: mapping[key] for key in mapping if key in common} | {"source": source}, "data")

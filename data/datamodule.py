@@ -1,7 +1,7 @@
 """The LightningDataModule: prepares the text once, and its training batches continue exactly after a checkpoint."""
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, check_batch_size, on_device
 from tril.data.config import DataConfig
-from tril.data.prepared import PreparedText, PreparedTexts, val_bytes_per_token
+from tril.data.prepared import PreparedText, PreparedTexts
 from tril.data.sources.base import Split
 
 MAX_RESIDENT = 1 / 4  # share of a GPU's free memory that the tokens may take; the rest is for training
@@ -37,24 +37,16 @@ class TextDataModule(LightningDataModule):
         super().__init__()
         self.config, self.context_length, self.seed = config, context_length, seed
         self.batch_size, self.val_batch_size = config.batch_size, config.val_batch_size or config.batch_size
-        self._prepared: PreparedTexts | None = None
         self._resident: dict[Split, tuple[list[Tokens], list[Tokens | None]]] = {}
-        self._val_bytes: dict[str, tuple[int, int]] = {}  # of each source: number of targets, and their bytes
 
     def prepare_data(self) -> None:
         """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
-        if self._prepared is None:
-            self._prepared = self.config.prepare()
+        _ = self.prepared
 
-    def setup(self, stage: str | None = None) -> None:
-        self.prepare_data()
-
-    @property
+    @cached_property
     def prepared(self) -> PreparedTexts:
         """Prepares the text on the first call."""
-        self.prepare_data()
-        assert self._prepared is not None
-        return self._prepared
+        return self.config.prepare()
 
     @property
     def texts(self) -> dict[str, PreparedText]:
@@ -66,10 +58,6 @@ class TextDataModule(LightningDataModule):
         return self.prepared.tokenizer
 
     @property
-    def vocab_size(self) -> int:
-        return self.meta["vocab_size"]
-
-    @property
     def meta(self) -> dict[str, Any]:
         """The content of meta.json."""
         return self.prepared.meta
@@ -79,16 +67,10 @@ class TextDataModule(LightningDataModule):
         """Id of the token that opens a document if `data.document_mask`; None: a window is one text."""
         return self.meta["eot_id"] if self.config.document_mask else None
 
-    @property
+    @cached_property
     def val_bytes(self) -> dict[str, Callable[[int], int]]:
         """For each source the UTF-8 bytes of its first n validation targets, given n, see `PreparedText.val_bytes`."""
-        return {name: partial(self._bytes_of, name) for name in self.texts}
-
-    def _bytes_of(self, name: str, n_targets: int) -> int:
-        """The last result is kept, since each validation asks for the same part."""
-        if self._val_bytes.get(name, (None,))[0] != n_targets:
-            self._val_bytes[name] = n_targets, self.texts[name].val_bytes(n_targets)
-        return self._val_bytes[name][1]
+        return {name: cache(text.val_bytes) for name, text in self.texts.items()}
 
     def val_documents(self, *n_targets: int) -> np.ndarray:
         """The document of each of the first validation targets, n of each source: (sum of n,), counted from 0.
@@ -104,9 +86,15 @@ class TextDataModule(LightningDataModule):
         return np.concatenate(parts)
 
     @property
+    def mixed_sources(self) -> dict[str, Any]:
+        """The entries "sources" of meta.json if they are several."""
+        return self.meta["sources"] if len(self.texts) > 1 else {}
+
+    @property
     def val_bytes_per_token(self) -> float:
-        """See `data.prepared.val_bytes_per_token`."""
-        return val_bytes_per_token(self.meta)
+        """UTF-8 bytes of the validation part per predicted token: converts nats per token into bits per byte."""
+        counts = self.meta["counts"]["val"]
+        return (counts["bytes"] - counts["first_bytes"]) / counts["targets"]
 
     def train_dataloader(self) -> TrainWindows:
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1

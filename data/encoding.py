@@ -1,9 +1,7 @@
-"""Pieces of text -> token ids, in several threads."""
+"""Pieces of text -> token ids."""
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +10,7 @@ from tokenizers import Encoding, Tokenizer
 from tril.data.sources.base import Piece
 from tril.data.tokenizer import for_documents, guarded
 
-BATCH_SIZE = 1 << 19  # characters that a thread encodes at a time; up to 75 MB as Encoding objects
-MAX_THREADS = 8  # more contend for Python's global lock and take more memory
+BATCH_SIZE = 1 << 20  # characters encoded at a time, by all cores; up to 150 MB as Encoding objects
 TARGET, OPENS = 1, 2  # flags of a token of a chat: it is trained on; it is the first of its conversation
 
 
@@ -30,27 +27,30 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Encodes pieces, with the id of `eot` after each document. Threads may share it.
+    """Encodes pieces, with the id of `eot` after each document.
 
     Each turn of a conversation is encoded alone, as in generation, where the prompt is encoded without its answer. Its
     special tokens are those of the template: `Piece.turns` refuses messages that contain one.
     """
 
     def __init__(self, tokenizer: Tokenizer, eot: str, dtype: np.dtype) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
         self.tokenizer, self.eot, self.dtype = tokenizer, eot, dtype
-        self.eot_id = np.array([tokenizer.token_to_id(eot)], dtype)
+        self.eot_id = tokenizer.token_to_id(eot)
         self.of_turns = for_documents(Tokenizer.from_str(tokenizer.to_str()))
         self.of_turns.encode_special_tokens = False
         added = self.of_turns.get_added_tokens_decoder().values()
         self.special = {token.content for token in added if token.special} | {eot}
 
-    def __call__(self, batch: list[Piece]) -> list[Encoded]:
-        texts = [piece.text for piece in batch if piece.turns is None]
-        encodings = iter(_encode(self.tokenizer, texts))
-        return [self._turns(piece) if piece.turns else self._document(piece, next(encodings)) for piece in batch]
+    def encode(self, pieces: Iterable[Piece]) -> Iterator[Encoded]:
+        """Every piece in order."""
+        for batch in _batches(pieces):
+            encodings = iter(_encode(self.tokenizer, [piece.text for piece in batch if piece.turns is None]))
+            for piece in batch:
+                yield self._turns(piece) if piece.turns else self._document(piece, next(encodings))
 
     def _document(self, piece: Piece, encoding: Encoding) -> Encoded:
-        ids = np.append(np.array(encoding.ids, self.dtype), self.eot_id[: piece.ends_document]).astype(self.dtype)
+        ids = np.array([*encoding.ids, *[self.eot_id] * piece.ends_document], self.dtype)
         return Encoded(piece, ids, len(piece.text.encode()))
 
     def _turns(self, piece: Piece) -> Encoded:
@@ -61,28 +61,10 @@ class Encoder:
         sizes = [len(encoding.ids) for encoding in encodings]
         flags = np.repeat(np.array([TARGET if turn.is_target else 0 for turn in turns], np.uint8), sizes)
         flags[:1] |= OPENS
-        n_bytes = sum(self._bytes(turn.text) for turn in turns if turn.is_target)
-        return Encoded(piece, ids, n_bytes, flags)
-
-    def _bytes(self, text: str) -> int:
-        """UTF-8 bytes without special tokens."""
+        answers = "".join(turn.text for turn in turns if turn.is_target)
         for token in self.special:
-            text = text.replace(token, "")
-        return len(text.encode())
-
-
-def encoded_pieces(pieces: Iterable[Piece], tokenizer: Tokenizer, eot: str, dtype: np.dtype) -> Iterator[Encoded]:
-    """Every piece in order. Threads encode the next batches."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-    encode, threads = Encoder(tokenizer, eot, dtype), min(os.cpu_count() or 1, MAX_THREADS)
-    pending: deque = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for batch in _batches(pieces):
-            pending.append(pool.submit(encode, batch))
-            if len(pending) > threads:
-                yield from pending.popleft().result()
-        for encoded in pending:
-            yield from encoded.result()
+            answers = answers.replace(token, "")
+        return Encoded(piece, ids, len(answers.encode()), flags)
 
 
 def first_token_bytes(tokenizer: Tokenizer, text: str) -> int:

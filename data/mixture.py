@@ -19,7 +19,7 @@ from tril.data.sources.files import Files
 
 BLOCK = 1000  # training windows in which the shares are exact
 EXAMPLE = "data.sources={stdlib: 0.7, notes/*.md: 0.3}"
-BUDGETS = ("token_budget", "val_token_budget")
+BUDGETS: dict[Split, str] = {"train": "token_budget", "val": "val_token_budget"}
 
 
 @plain_dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Member:
     """
 
     source: Source
-    budgets: dict[Split, int | None]
-    count: int
+    budgets: Mapping[Split, int | None]
+    count: int = BLOCK
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
@@ -59,31 +59,24 @@ class Mixture:
         """The sources by name, sorted.
 
         Raises:
-            ValueError: fewer than two sources, one of them twice, or an invalid name or weight.
+            ValueError: fewer than two sources, two with the same file, or an invalid name or weight.
             OSError: a path matches nothing.
         """
-        settings = expand(self.sources or {}, {})
-        if len(settings) < 2:
-            shown = "{" + ", ".join(f"{name}: {values['weight']}" for name, values in settings.items()) + "}"
-            raise ValueError(f"data.sources={shown} must have at least two sources, such as {EXAMPLE}")
-        weights = {name: settings[name].pop("weight") for name in sorted(settings)}
+        settings = dict(sorted(expand(self.sources or {}, {}).items()))
+        weights = {name: values.pop("weight") for name, values in settings.items()}
+        if len(weights) < 2:
+            raise ValueError(f"data.sources={weights} must have at least two sources, such as {EXAMPLE}")
         for name, weight in weights.items():
-            is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-            if not is_number or not math.isfinite(weight) or weight <= 0:
+            if type(weight) not in (int, float) or not math.isfinite(weight) or weight <= 0:
                 needs = "must be a number above 0, such as 0.3"
                 raise ValueError(f"data.sources: the weight {weight} of {printable(name)} {needs}; change it")
-        members = {}
-        for name, count in zip(weights, block_counts([*weights.values()]), strict=True):
+        members, counts = {}, block_counts([*weights.values()])
+        for (name, values), count in zip(settings.items(), counts, strict=True):
             if count == 0:
-                least = f"at least {0.5 / BLOCK:.2%} of the sum of all weights"
-                raise ValueError(
-                    f"data.sources: the weight {weights[name]} of {printable(name)} must be {least}; raise it"
-                )
-            budgets: dict[Split, int | None] = {
-                "train": settings[name].pop("token_budget", None),
-                "val": settings[name].pop("val_token_budget", None),
-            }
-            members[name] = Member(_source(name, settings[name]), budgets, count)
+                least = f"must be at least {0.5 / BLOCK:.2%} of the sum of all weights"
+                raise ValueError(f"data.sources: the weight {weights[name]} of {printable(name)} {least}; raise it")
+            budgets = {split: values.pop(key, None) for split, key in BUDGETS.items()}
+            members[name] = Member(_source(name, values), budgets, count)
         _check_different({name: member.source for name, member in members.items()})
         return members
 
@@ -109,7 +102,7 @@ def expand(sources: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]])
         if not isinstance(name, str) or not name:
             raise ValueError(f"data.sources: the name {name!r} must be a text, such as in {EXAMPLE}")
         if isinstance(weight, Mapping):
-            expanded[name] = {"weight": weight.get("weight"), **weight}
+            expanded[name] = {"weight": None, **weight}
             continue
         if name in (Mixture.name, Files.name):
             raise ValueError(f"data.sources: {name} is no text; give the name of a source, or a path")
@@ -120,7 +113,7 @@ def expand(sources: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]])
                 remedy = nearest(name, valid).replace("; choose", "; give a path, or")
                 raise ValueError(f"data.sources: {printable(name)} is no source and no path that exists{remedy}")
             settings = {"source": Files.name, "path": name}
-        known = {"source", *BUDGETS, *SOURCES[settings["source"]].__pydantic_fields__}
+        known = {"source", *BUDGETS.values(), *SOURCES[settings["source"]].__pydantic_fields__}
         expanded[name] = {"weight": weight, **{key: value for key, value in settings.items() if key in known}}
     return expanded
 
@@ -142,19 +135,19 @@ def _source(name: str, settings: dict[str, Any]) -> Source:
         raise ValueError(f"data.sources: source={kind} of {printable(name)} must be one of {', '.join(SOURCES)}")
     try:
         return build(SOURCES[kind], settings, "data")
-    except ValidationError as error:
-        raise ValueError(explain(error).replace("data.path=", "data.sources: ")) from error
-    except OSError as error:
-        raise OSError(str(error).replace("data.path=", "data.sources: ")) from error
+    except (ValidationError, OSError) as error:
+        message = explain(error) if isinstance(error, ValidationError) else str(error)
+        raise ValueError(message.replace("data.path=", "data.sources: ")) from error
 
 
 def _check_different(sources: Mapping[str, Source]) -> None:
     """Raises ValueError if two sources share a file: the validation text of one could be training text of the other."""
-    for (a, first), (b, second) in combinations(sources.items(), 2):
-        names = f"{printable(a)} and {printable(b)}"
-        if first == second:
-            raise ValueError(f"data.sources: {names} are the same text; leave out one of them")
-        if isinstance(first, Files) and isinstance(second, Files):
-            files = ({path.resolve() for _, path in source.files("train")} for source in (first, second))
-            if both := set.intersection(*files):
-                raise ValueError(f"data.sources: {names} both contain {printable(min(both))}; leave it out of one")
+    files = {
+        name: {path.resolve() for _, path in source.files("train")}
+        for name, source in sources.items()
+        if isinstance(source, Files)
+    }
+    for first, second in combinations(files, 2):
+        if both := files[first] & files[second]:
+            cause = f"{printable(first)} and {printable(second)} both contain {printable(min(both))}"
+            raise ValueError(f"data.sources: {cause}; leave it out of one")

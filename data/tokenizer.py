@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -55,14 +55,11 @@ class TokenizerConfig:
 
     @model_validator(mode="after")
     def _check(self) -> "TokenizerConfig":
-        kind, path, key = self.kind, self.path, f"data.tokenizer.path={self.path}"
-        if kind in ("bpe", "char", "byte") and path is not None:
-            raise ValueError(f"{key} must be null with kind={kind}; use kind=file or kind=hub to load a tokenizer")
-        if kind in ("file", "hub") and not path:
-            need = "a tokenizer.json" if kind == "file" else "a repository, such as openai-community/gpt2"
-            raise ValueError(f"data.tokenizer.path is missing; kind={kind} needs {need}")
-        if kind == "file" and not Path(str(path)).expanduser().is_file():
-            raise ValueError(f"{key} does not exist; give a tokenizer.json")
+        if self.kind in ("file", "hub") and not self.path:
+            need = "a tokenizer.json" if self.kind == "file" else "a repository, such as openai-community/gpt2"
+            raise ValueError(f"data.tokenizer.path is missing; kind={self.kind} needs {need}")
+        if self.kind == "file" and not Path(str(self.path)).expanduser().is_file():
+            raise ValueError(f"data.tokenizer.path={self.path} does not exist; give a tokenizer.json")
         return self
 
     def fingerprint(self) -> dict[str, Any]:
@@ -87,14 +84,10 @@ class TokenizerConfig:
         """The tokenizer.json of kinds "file" and "hub"; a file of the hub lies in a folder named after its commit.
 
         Raises:
-            OSError: the hub cannot be reached, or has no such file; or it is too large.
+            OSError: the hub cannot be reached, or has no such file.
         """
-        path = Path(str(self.path)).expanduser() if self.kind == "file" else self._downloaded()
-        if (size := path.stat().st_size) > MAX_BYTES:
-            raise _unreadable(self, ValueError(f"it has {size} bytes, more than {MAX_BYTES}"))
-        return path
-
-    def _downloaded(self) -> Path:
+        if self.kind == "file":
+            return Path(str(self.path)).expanduser()
         from huggingface_hub import hf_hub_download
 
         try:  # without network, the download of an earlier start is used
@@ -103,19 +96,23 @@ class TokenizerConfig:
             raise _unreadable(self, error) from error
 
 
-def build(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+def build(config: TokenizerConfig, texts: Sequence[Iterable[str]] = ()) -> Tokenizer:
     """Trains or loads the tokenizer.
 
     Args:
-        texts: the training part; only kinds "bpe" and "char" read it.
+        texts: the training parts; only kinds "bpe" and "char" read them. Each gives the same share of `train_bytes`.
 
     Raises:
         ValueError: a loaded tokenizer has no end-of-text token, or would lose text.
         OSError: a tokenizer cannot be read, or the hub cannot be reached.
     """
-    if config.kind in ("bpe", "byte"):
-        return for_documents(_byte_level(config, texts))
-    return for_documents(_characters(config, texts) if config.kind == "char" else _existing(config))
+    if config.kind in ("file", "hub"):
+        return for_documents(_existing(config))
+    if config.kind == "char":
+        return for_documents(_characters(config, chain.from_iterable(texts)))
+    limit = config.train_bytes // max(len(texts), 1)
+    first = chain.from_iterable(first_bytes(text, limit) for text in texts)
+    return for_documents(_byte_level(config, first if config.kind == "bpe" else ()))
 
 
 def for_documents(tokenizer: Tokenizer) -> Tokenizer:
@@ -206,20 +203,20 @@ def guarded(problem: str, task: Any, *arguments: Any, **options: Any) -> Any:
 
 def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE (Radford et al. 2019) trained on `texts`; of kind "byte" without merges. Exact for every text."""
-    is_bpe = config.kind == "bpe"
+    is_bpe, texts = config.kind == "bpe", iter(texts)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_bpe)
     tokenizer.decoder = decoders.ByteLevel()
-    size, texts = config.vocab_size or MIN_BPE_VOCAB_SIZE, iter(texts if is_bpe else ())
-    if is_bpe and config.vocab_size is None:
+    size = config.vocab_size if is_bpe else MIN_BPE_VOCAB_SIZE
+    if size is None:
         size, texts = _auto_vocab_size(texts)
     trainer = trainers.BpeTrainer(
-        vocab_size=size if is_bpe else MIN_BPE_VOCAB_SIZE,
+        vocab_size=size,
         special_tokens=[config.eot],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(first_bytes(texts, config.train_bytes), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

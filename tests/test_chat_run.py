@@ -128,18 +128,16 @@ def test_the_chat_template_of_the_source_is_taken_over(tmp_path, chats, hf):
     settings = yaml.safe_load((run / "config.yaml").read_text())
     assert settings["data"]["chat_template"] == str(file)
     data = read_state(run / "checkpoints" / "last.ckpt")["tril"]["data"]
-    assert data["source"]["chat_template"] == expected
+    assert data["sources"][""]["source"]["chat_template"] == expected
     marked = sum(len(message["content"].encode()) + 1 for each in chats for message in each[1::2])
-    assert data["targets"]["val"] == marked  # bytes, and the token that ends the answer
+    assert data["counts"]["val"]["targets"] == marked  # bytes, and the token that ends the answer
     hf.rename(tmp_path / "gone")
     done = in_process("resume=run", "trainer.max_steps=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     done = in_process(*HF[:4], "hydra.run.dir=second", *HF[5:], "init_from=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (
-        read_state(tmp_path / "second" / "checkpoints" / "last.ckpt")["tril"]["data"]["source"]["chat_template"]
-        == expected
-    )
+    data = read_state(tmp_path / "second" / "checkpoints" / "last.ckpt")["tril"]["data"]
+    assert data["sources"][""]["source"]["chat_template"] == expected
 
 
 @pytest.mark.slow
@@ -148,11 +146,11 @@ def test_a_chosen_template_goes_before_that_of_the_source(tmp_path, chats, hf):
     refused = in_process(*HF, f"init_from=hf:{hf}", "data.chat_template=mine.jinja", cwd=tmp_path)
     assert refused.returncode == 0 and not list((tmp_path / "cache" / "taken_over").glob("*.jinja"))
     data = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["data"]
-    assert data["source"]["chat_template"].startswith("{% for m in messages %}[")
+    assert data["sources"][""]["source"]["chat_template"].startswith("{% for m in messages %}[")
 
 
 def test_a_refused_run_leaves_nothing(tmp_path, chats, hf):
     (tmp_path / "val.jsonl").write_text(json.dumps({"prompt": "a", "response": ""}))
     refused = in_process(*HF, f"init_from=hf:{hf}", cwd=tmp_path)
-    assert_refused(refused, "val.jsonl, line 1: response is empty; write its text, or remove the row")
+    assert_refused(refused, "messages[1].content must be a text and not empty; write prompt and response, or ")
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,6 @@ from tests.runs import TINY, in_process, interrupted, rows, train_typed, typed
 from tril.data.config import parse
 from tril.model.checkpoint import load
 from tril.scripts import evaluate, heads
-from tril.scripts.cli.errors import UserError
 
 MIXTURE = ["data=mixture", *TINY[1:], "data.sources={docs: 0.75, other.txt: 0.25}"]
 T = 32  # context length
@@ -101,19 +100,6 @@ def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
     assert of_docs == pytest.approx(nats["docs"], rel=1e-5)
 
 
-def test_what_a_run_prints(folder):
-    printed = (folder / "run" / "printed").read_text(encoding="utf-8").splitlines()
-    [data] = [i for i, line in enumerate(printed) if line.startswith("data ")]
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    for name, share, line in zip(("docs", "other.txt"), ("75.0%", "25.0%"), printed[data + 1 : data + 3], strict=True):
-        source = summary["sources"][name]
-        sizes = f"{source['training_tokens']:,} training tokens ({source['epochs']:.2f} epochs)"
-        assert line.startswith(f"        {name}: {share} of the tokens, {sizes}")
-    [at] = [i for i, line in enumerate(printed) if line.startswith("step      8  validation: ")]
-    losses = [f"{summary['sources'][name]['final_val_loss']:.4f} nats per token" for name in ("docs", "other.txt")]
-    assert [line.split(",")[0].strip() for line in printed[at + 1 : at + 3]] == losses
-
-
 @pytest.mark.slow
 def test_a_limit_of_validation_is_one_for_each_source(configure, tmp_path):
     run = train_typed(configure("+trainer.limit_val_batches=2", "data.val_batch_size=1"))
@@ -142,24 +128,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(configure, tmp_pa
     tables = [validations(tmp_path / name) for name in ("whole", "half")]
     losses = [[row[f"val/{name}/loss"] for row in table for name in ("docs", "other.txt")] for table in tables]
     assert losses[0] == losses[1] and len(losses[0]) == 6
-
-
-@pytest.mark.slow
-def test_other_weights_and_other_text_are_refused_when_a_run_is_resumed(configure, tmp_path):
-    with interrupted():
-        train_typed(configure())
-    saved = tmp_path / "run" / "config.yaml"
-    original = saved.read_text()
-    saved.write_text(original.replace("docs: 0.75", "docs: 0.5"))
-    message = r"data.sources={'docs': 0.667, 'other.txt': 0.333} must be {'docs': 0.75, 'other.txt': 0.25}, as in "
-    message += ".*; leave it out, or start a new run"
-    with pytest.raises(UserError, match=message):
-        resume(tmp_path / "run")
-    saved.write_text(original.replace("docs: 0.75", "docs/1*: 0.75"))
-    with pytest.raises(UserError, match="the data .* must be those of"):
-        resume(tmp_path / "run")
-    saved.write_text(original.replace("docs: 0.75", "docs: 3").replace("other.txt: 0.25", "other.txt: 1"))
-    resume(tmp_path / "run")  # the same shares
 
 
 def test_a_name_that_is_twice_on_the_command_line_is_refused(folder):
@@ -198,15 +166,3 @@ def test_heads_are_measured_on_windows_of_all_sources(folder):
     done = call(heads.main, *arguments, cwd=folder, TRIL_CACHE=str(folder / "cache"))
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "heads" / "heads.json").read_text())["loss"] == pytest.approx(loss, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_mixture_teaches_both_texts(configure, folder, tmp_path):
-    """Two alphabets, each with the next character certain after the first of a window."""
-    for name, alphabet in (("abc.txt", "abcdefgh"), ("xyz.txt", "stuvwxyz")):
-        (tmp_path / name).write_text(alphabet * 600)
-    options = ["data.tokenizer.kind=char", "trainer.max_steps=80", "trainer.val_check_interval=80"]
-    sources = f"data.sources={{{tmp_path / 'abc.txt'}: 0.5, {tmp_path / 'xyz.txt'}: 0.5}}"
-    found = train_typed(configure(*options, sources=sources))
-    losses = [found.summary["sources"][str(tmp_path / name)]["final_val_loss"] for name in ("abc.txt", "xyz.txt")]
-    assert max(losses) < 0.1 < math.log(8)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.cache import locked, resolve_cache_dir, write
+from tril.data.cache import read_or_write, resolve_cache_dir
 from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import Piece, Split, cut
 
@@ -64,11 +64,7 @@ class SingleText:
             return Path(self.path).expanduser().read_bytes()
         url_hash = hashlib.sha256(self.url.encode()).hexdigest()
         download = resolve_cache_dir(self.cache_dir) / f"shakespeare-{url_hash[:16]}.txt"
-        if not download.exists():
-            with locked(download, "downloads"):
-                content = self._download()
-                write(download, lambda part: part.write_bytes(content))
-        return download.read_bytes()
+        return read_or_write(download, "downloads", lambda part: part.write_bytes(self._download()), _existing)[0]
 
     def _download(self) -> bytes:
         try:
@@ -85,3 +81,9 @@ class SingleText:
                 "pass data.path=FILE, or data.sha256=null to accept it"
             )
         return content
+
+
+def _existing(path: Path) -> bytes:
+    if not path.exists():
+        raise ValueError("it does not exist")
+    return path.read_bytes()

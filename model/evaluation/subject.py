@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tril.data.config import DataConfig
-from tril.data.mixture import Mixture
+from tril.data.mixture import Member, Mixture
 from tril.data.prepare import prepare
 from tril.data.prepared import PreparedText
 from tril.data.tokenizer import TokenizerConfig
@@ -115,14 +115,14 @@ class Subject:
     def read_text(self, data: DataConfig, part: Part, name: str) -> EvaluatedText:
         """A text in the tokens of the checkpoint."""
         assert not isinstance(data.source, Mixture), "a mixture is several texts"
-        budget = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
+        train = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
+        member = Member(data.source, {"train": train, "val": data.val_token_budget})
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tokenizer.json"
             path.write_text(self.checkpoint.tokenizer, encoding="utf-8")
             tokenizer = TokenizerConfig(kind="file", path=str(path), eot=self.checkpoint.eot)
-            budgets = {"token_budget": budget, "val_token_budget": data.val_token_budget}
-            prepared = prepare(data.source, tokenizer, data.cache_dir, progress=False, **budgets)
-        return EvaluatedText.of(prepared, part, name)
+            prepared = prepare({"": member}, tokenizer, data.cache_dir, progress=False)
+        return EvaluatedText.of(prepared.texts[""], part, name)
 
     def score(self, text: EvaluatedText, *, stride: int | None = None) -> ScoredText:
         """Scores a text in windows that do not overlap, or that slide by `stride`; see `ScoredText.of`."""

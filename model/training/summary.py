@@ -32,17 +32,18 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
     steps, schedule = trainer.max_steps, module.optim.schedule
     tokens_per_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
-    answers = f" ({sum(meta['targets'].values()):,} of them in answers)" if "targets" in meta else ""
+    targets = meta["counts"]["train"]["targets"] + meta["counts"]["val"]["targets"]
+    answers = f" ({targets:,} of them in answers)" if meta["chat"] else ""
     threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
     graphs = " with CUDA graphs" if hardware.compile == CUDA_GRAPHS else ""
     compiled = f", compiled{graphs} (the first step takes a while)" if hardware.compile else ""
     lines = [
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
         f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token",
-        f"data    {meta['source']['kind']}: {train:,} training tokens, {val:,} validation tokens{answers}, "
+        f"data    {meta['kind']}: {train:,} training tokens, {val:,} validation tokens{answers}, "
         f"vocabulary {meta['vocab_size']:,}",
     ]
-    for name, source in meta.get("sources", {}).items():
+    for name, source in data.mixed_sources.items():
         tokens, val = (source["counts"][split]["tokens"] for split in ("train", "val"))
         epochs = f"{source['share'] * total / tokens:.2f} epochs"
         share = f"{source['share']:.1%} of the tokens"
@@ -86,7 +87,7 @@ def summarize(
         name: {"share": source["share"], "training_tokens": source["counts"]["train"]["tokens"]}
         | {"epochs": source["share"] * metrics.tokens / source["counts"]["train"]["tokens"]}
         | _figures(*(row.get("sources", {}).get(name, NO_LOSS) for row in (last, best)))
-        for name, source in meta.get("sources", {}).items()
+        for name, source in data.mixed_sources.items()
     }
     summary = {
         **_figures(last, best),
@@ -120,7 +121,7 @@ def summarize(
         "folder": str(folder),
         "sample_with": f"{sample} ckpt={folder}",
     }
-    shape = f"({model.config.n_layers} layers, dim {model.config.dim}), {meta['source']['kind']}"
+    shape = f"({model.config.n_layers} layers, dim {model.config.dim}), {meta['kind']}"
     title = f"{model.n_parameters():,} parameters {shape}\nrun {'/'.join(folder.absolute().parts[-2:])}"
     plot_losses(folder / "loss.png", metrics, title, initial=None if lineage else math.log(model.config.vocab_size))
     write_json(folder / SUMMARY, summary)

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tril.data import prepare as prepare_module
+from tril.data.mixture import Member
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 from tril.scripts.benchmarks.machine import peak_memory, reset_peak_memory
@@ -29,7 +30,8 @@ def measure(text: Path, config: TokenizerConfig, cache_dir: str) -> dict[str, fl
         reset_peak_memory()  # encoding starts when the tokenizer is trained
         return result
 
-    prepare = partial(prepare_module.prepare, Files(str(text)), config, cache_dir, progress=False)
+    member = Member(Files(str(text)), {"train": None, "val": None})
+    prepare = partial(prepare_module.prepare, {"": member}, config, cache_dir, progress=False)
     with patch.object(prepare_module, "build", partial(stage, "training the tokenizer", prepare_module.build)):
         counts = stage("encoding", prepare).meta["counts"]
     figures["encoding (s)"] -= figures["training the tokenizer (s)"]

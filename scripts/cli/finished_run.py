@@ -57,7 +57,7 @@ def prepared_text(run: Run) -> PreparedTexts:
     """
     from tril.data.config import parse
 
-    if "targets" in run.metadata["data"]:
+    if run.metadata["data"].get("chat"):
         cause = "was trained on the answers of conversations (data.format=chat), and this command scores whole texts"
         raise ValueError(f"{run.checkpoint} {cause}; its val/loss and val/bpb are in summary.json")
     chosen = [f"data.cache_dir={cache}"] if (cache := os.environ.get("TRIL_CACHE")) else []

@@ -80,7 +80,8 @@ def read_source(
     from tril.model.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.read(find_checkpoint(source))
-    template = (checkpoint.data.get("source") or {}).get("chat_template")
+    sources = checkpoint.data.get("sources") or {"": {"source": {}}}
+    template = next(iter(sources.values()))["source"].get("chat_template")
     assert checkpoint.path is not None
     origin = str(checkpoint.path.absolute())
     return checkpoint.language_model(), origin, checkpoint.step, template if isinstance(template, str) else None

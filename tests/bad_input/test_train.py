@@ -82,7 +82,10 @@ TRAIN = [
     ("logger=[wandb,tensorbord]", "there is no logger=tensorbord; did you mean tensorboard?"),
     ("~model", "model is required, only single callbacks and loggers can be removed"),
     ("data.source=nowhere", "data.source=nowhere must be one of stdlib, prose, shakespeare, files, hub, mixture"),
-    ("data.tokenizer=bpe", "data.tokenizer=bpe must be a group; use data.tokenizer.kind=bpe"),
+    (
+        "data.tokenizer=bpe",
+        "data.tokenizer=bpe must be a group of settings; change one, such as data.tokenizer.KEY=VALUE",
+    ),
     ("data.tokenizer.eot=", "data.tokenizer.eot= must have at least 2 characters"),
     ("data.token_budget=256", "data.token_budget=256 must be more than model.context_length=256, the tokens of one"),
     ("data.cache_dir=FILES/text.txt", "data.cache_dir=FILES/text.txt is a file; give a folder"),

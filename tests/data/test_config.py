@@ -88,7 +88,7 @@ def test_values_are_passed_on(tmp_path):
             changed(tokenizer={"kind": "words"}),
             "data.tokenizer.kind=words must be 'bpe', 'char', 'byte', 'file' or 'hub'",
         ),
-        (changed() | {"tokenizer": "byte"}, "must be a group; use data.tokenizer.kind=byte"),
+        (changed() | {"tokenizer": "byte"}, "data.tokenizer=byte must be a group of settings; change one"),
         (
             changed(batch_size=0, token_budget=-1),
             "data.batch_size=0 must be greater than or equal to 1; data.token_budget=-1",

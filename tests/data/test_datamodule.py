@@ -13,7 +13,7 @@ from tril.data import datamodule
 from tril.data.batches import on_device
 from tril.data.config import DataConfig
 from tril.data.datamodule import TextDataModule
-from tril.data.prepared import PreparedText, PreparedTexts
+from tril.data.prepared import PreparedText
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 
@@ -98,7 +98,7 @@ def test_a_resumed_fit_gets_exactly_the_remaining_batches(make_data, tmp_path, o
 def test_properties_and_shapes(make_data, tmp_path):
     data = make_data(val_batch_size=2)
     text = (tmp_path / "text.txt").read_bytes()
-    assert data.vocab_size == data.tokenizer.get_vocab_size() == 257
+    assert data.meta["vocab_size"] == data.tokenizer.get_vocab_size() == 257
     counts = data.meta["counts"]
     assert counts["train"]["bytes"] + counts["val"]["bytes"] == len(text)
     assert data.tokenizer.decode(data.texts[""].tokens("val").tolist()) == text[-counts["val"]["bytes"] :].decode()
@@ -142,21 +142,13 @@ def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, 
         assert inputs.shape == targets.shape == (4, 16) and inputs.device.type == ("meta" if resident else "cpu")
 
 
-def test_prepared_once(make_data, monkeypatch):
-    make_data().prepare_data()
-    monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
-    data = make_data()
-    data.prepare_data()
-    data.setup("fit")
-    assert data.vocab_size == 257
-
-
 def test_documents_of_the_validation_targets(make_data, tmp_path):
     """The end-of-text token is the last target of one document and the first input of the next."""
     data = make_data()
     np.array([120, 121, 256, 122, 256, 117, 118, 119, 256], np.uint16).tofile(tmp_path / "tokens.bin")  # xy, z, uvw
-    meta = {"eot_id": 256, "dtype": "uint16", "counts": {"train": {"tokens": 0}}}
-    data._prepared = PreparedTexts({"": PreparedText(tmp_path, meta, data.tokenizer)}, [1000], {})
+    counts = {"train": {"tokens": 0}, "val": {"tokens": 9}}
+    meta = {"eot_id": 256, "dtype": "uint16", "counts": counts, "start": {"tokens.bin": 0, "flags.bin": None}}
+    data.prepared.texts[""] = PreparedText(tmp_path, meta, data.tokenizer)
     assert data.val_documents(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
     assert data.val_documents(3).tolist() == [0, 0, 1]
 

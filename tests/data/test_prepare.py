@@ -1,5 +1,6 @@
-"""Prepared texts: bytes of the targets, the size of the vocabulary, damage, and processes that prepare at once."""
+"""Prepared texts: tokens, targets, bytes and documents, damage, mixtures, and what is said about them."""
 
+import json
 import math
 import random
 import subprocess
@@ -7,109 +8,247 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tril.data.batches import IGNORE
 from tril.data.config import parse
-from tril.data.prepared import val_bytes_per_token
+from tril.data.datamodule import TextDataModule
+from tril.data.mixture import block_counts
+from tril.data.sources.files import Files
+from tril.data.sources.hub import Hub
+from tril.data.sources.stdlib import StandardLibrary
+from tril.data.tokenizer import _auto_vocab_size
+from tril.scripts.cli.errors import message_of
 
 TEXT = "".join(random.Random(0).choices("abcde fgh\u00e9\u6f22\U0001f469\n", k=6000))
+BYTE = {"tokenizer": {"kind": "byte"}}
 
 
 @pytest.fixture
-def settings(tmp_path):
-    (tmp_path / "text.txt").write_text(TEXT, "utf-8")
-    return {"source": "files", "path": str(tmp_path / "text.txt"), "cache_dir": str(tmp_path / "cache")}
+def settings(tmp_path, monkeypatch):
+    """Of text.txt in the working directory, beside the texts of mixtures."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
+    Path("text.txt").write_text(TEXT, "utf-8")
+    Path("a.txt").write_text("".join(f"alpha {i} and alpha {i * i}\n" for i in range(300)))
+    Path("b.txt").write_text("".join(f"beta: {i + 7}; beta: {3 * i}\n" for i in range(200)))
+    return {"source": "files", "path": "text.txt"}
 
 
 def prepared(settings, **changed):
     return parse(settings | changed).prepare().texts[""]
 
 
+def mixed(sources, **changed):
+    return parse({"source": "mixture", "sources": sources} | changed).prepare()
+
+
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
 @pytest.mark.parametrize("first", ["a", "\u00e9", "\u6f22"])
-def test_the_bytes_of_all_targets_are_those_of_their_tokens(settings, tmp_path, kind, first):
+def test_the_bytes_of_all_targets_are_those_of_their_tokens(settings, kind, first):
     """The first token of the validation part is no target; of kind "byte" it ends within a character."""
-    (tmp_path / "val.txt").write_text(first + TEXT, "utf-8")
-    text = prepared(settings, val_path=str(tmp_path / "val.txt"), tokenizer={"kind": kind})
+    Path("val.txt").write_text(first + TEXT, "utf-8")
+    text = prepared(settings, val_path="val.txt", tokenizer={"kind": kind})
     ids = text.tokens("val").tolist()
     names = [text.tokenizer.id_to_token(i) for i in ids[1:-1]]  # without end-of-text
     expected = sum(len(name.encode()) for name in names) if kind == "char" else sum(map(len, names))
     assert text.val_bytes(len(ids) - 1) == expected
-    assert val_bytes_per_token(text.meta) == expected / (len(ids) - 1)
 
 
 @pytest.mark.parametrize(("n_bytes", "size"), [(0, 257), (5_120, 266), (46_000, 345), (1 << 20, 2304), (3 << 20, 4096)])
 def test_the_vocabulary_follows_the_size_of_the_text(n_bytes, size):
-    from tril.data.tokenizer import _auto_vocab_size
-
     texts = [char * math.ceil(n_bytes / 8) for char in "abcd\u00e9\u00e9"][: n_bytes and 6]  # \u00e9 has two bytes
     found, same = _auto_vocab_size(iter(texts))
     assert found == size and list(same) == texts
 
 
-def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
-    text = prepared(settings, tokenizer={"kind": "byte"})
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog, kind):
+    Path("chat.jsonl").write_text("".join(json.dumps({"prompt": f"{i}", "response": f"{i}"}) + "\n" for i in range(99)))
+    if kind == "chat":
+        settings |= {"path": "chat.jsonl", "format": "chat"}
+    text = prepared(settings, **BYTE)
     before = {path.name: path.read_bytes() for path in text.folder.iterdir()}
+    assert ("flags.bin" in before) == (kind == "chat")
     chance = random.Random(0)
     for name, content in before.items():
-        for position in [0, len(content) - 2, *chance.choices(range(len(content)), k=6)]:
+        for position in [0, len(content) - 2, *chance.choices(range(len(content)), k=4)]:
             changed = bytearray(content)
             changed[position] ^= 1 << chance.randrange(5)
             (text.folder / name).write_bytes(changed)
             caplog.clear()
-            again = prepared(settings, tokenizer={"kind": "byte"})
+            again = prepared(settings, **BYTE)
             assert "is damaged (" in caplog.text, (name, position)
             assert (again.tokens("train") == text.tokens("train")).all()
     (text.folder / "tokens.bin").unlink()
-    assert prepared(settings, tokenizer={"kind": "byte"}).tokens("val").tolist()[-1] == 0
+    assert prepared(settings, **BYTE).tokens("val").tolist()[-1] == 0
 
 
-def test_processes_that_start_at_once_prepare_once(settings):
+def test_processes_that_start_at_once_prepare_once(settings, tmp_path):
     code = f"from tril.data.config import parse; print(parse({settings}).prepare().texts[''].meta['created'])"
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = {process.communicate(timeout=120)[0] for process in processes}
     assert len(outputs) == 1 and all(process.returncode == 0 for process in processes)
-    assert [path.name[:6] for path in Path(settings["cache_dir"]).iterdir()] == ["files-"]  # no lock is left
+    assert [path.name[:6] for path in (tmp_path / "cache").iterdir()] == ["files-"]  # no lock is left
 
 
-def test_a_budget_ends_a_part_with_the_piece_that_reaches_it(settings, tmp_path):
+def test_a_budget_ends_a_part_with_the_piece_that_reaches_it(settings):
     lines = "".join(f"{i:015}\n" for i in range(100_000))  # 16 bytes each; a piece has 2^18 characters
-    (tmp_path / "text.txt").write_text(lines)
-    budgets = {"token_budget": 300_000, "val_token_budget": 5}
-    text = prepared(settings, tokenizer={"kind": "byte"}, **budgets)
+    Path("text.txt").write_text(lines)
+    text = prepared(settings, token_budget=300_000, val_token_budget=5, **BYTE)
     n_train = 2 * ((1 << 18) + 16)  # to the end of a line
     assert [len(text.tokens(split)) for split in ("train", "val")] == [n_train, len(lines) // 20 + 1]
     assert text.tokenizer.decode(text.tokens("train").tolist()) == lines[:n_train]
 
 
-def test_what_changes_the_tokens_changes_the_fingerprint(settings, tmp_path):
-    (tmp_path / "other.txt").write_text(TEXT + "b")
+def test_what_changes_the_tokens_changes_the_fingerprint(settings, monkeypatch):
     changes = [{}, {"val_fraction": 0.1}, {"tokenizer": {"kind": "char"}}, {"tokenizer": {"vocab_size": 300}}]
-    changes += [{"token_budget": 1000}, {"path": str(tmp_path / "other.txt")}]
+    changes += [{"token_budget": 1000}, {"path": "a.txt"}]
     found = {prepared(settings, **change).meta["fingerprint"] for change in changes}
     assert len(found) == len(changes)
-    same = [{"batch_size": 3}, {"document_mask": True}, {"tokenizer": {"vocab_size": None}}]
-    assert {prepared(settings, **change).meta["fingerprint"] for change in same} < found
+    monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
+    for same in ({"batch_size": 3}, {"document_mask": True}, {"tokenizer": {"vocab_size": None}}):
+        assert prepared(settings, **same).meta["fingerprint"] in found
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_one_line_states_the_split_and_the_overlap_once(settings, tmp_path, capsys, share):
+def test_one_line_states_the_split_and_the_overlap_once(settings, capsys, share):
     words = [f"{i} {i * i % 997}\n" for i in range(3000)]
-    (tmp_path / "text.txt").write_text("".join(words))
+    Path("text.txt").write_text("".join(words))
     val = [f"new {i} {i * i % 991}\n" for i in range(1000)]
-    (tmp_path / "val.txt").write_text("".join([*words[: int(1000 * share)], *val]))
+    Path("val.txt").write_text("".join([*words[: int(1000 * share)], *val]))
     for _ in range(2):
-        text = prepared(settings, val_path=str(tmp_path / "val.txt"), tokenizer={"kind": "byte"})
+        text = prepared(settings, val_path="val.txt", **BYTE)
     lines = [line for line in capsys.readouterr().err.splitlines() if line]
     assert len(lines) == 1 and "(data.val_path)" in lines[0]
     assert ("% of its tokens" in lines[0]) == (share > 0) == (text.meta["overlap"]["share"] > 0)
 
 
-def test_documents_are_separated_by_their_first_tokens(tmp_path, settings):
+def test_documents_are_separated_by_their_first_tokens(settings):
     for name in "abc":
-        (tmp_path / f"{name}.md").write_text(name * 50)
-    text = prepared(settings, path=f"{tmp_path}/[ab].md", val_path=f"{tmp_path}/c.md", tokenizer={"kind": "byte"})
+        Path(f"{name}.md").write_text(name * 50)
+    text = prepared(settings, path="[ab].md", val_path="c.md", **BYTE)
     ids, documents = text.tokens("train").tolist(), text.documents("train").tolist()
     assert documents == [0] * 50 + [1] * 51 + [2]
     assert [i for i, (a, b) in enumerate(pairwise(documents)) if a != b] == [i - 1 for i in (50, 101)]
     assert ids == [*text.tokenizer.encode("a" * 50).ids, 0, *text.tokenizer.encode("b" * 50).ids, 0]
+
+
+def test_a_chat_against_its_conversations(settings):
+    """A byte is a token, é takes two; the answers and their ends are targets."""
+    pairs = {
+        split: [(f"{i} times {i}?", f"é{i * i}" * (1 + i % 3)) for i in numbers]
+        for split, numbers in (("train", range(3, 33)), ("val", range(100, 109)))
+    }
+    for split, rows in pairs.items():
+        rows = (json.dumps({"prompt": question, "response": answer}) for question, answer in rows)
+        Path(f"{split}.jsonl").write_text("\n".join(rows), "utf-8")
+    chat = {"path": "train.jsonl", "val_path": "val.jsonl", "format": "chat"}
+    config = parse(settings | chat | BYTE | {"batch_size": 4})
+    data = TextDataModule(config, context_length=16)
+    for split, rows in pairs.items():
+        prompts = [f"User: {question}\n\nAssistant:".encode() for question, _ in rows]
+        answers = [f" {answer}".encode() for _, answer in rows]
+        turns = [(len(prompt), len(answer) + 1) for prompt, answer in zip(prompts, answers, strict=True)]
+        text = data.texts[""]
+        ids, targets, counts = text.tokens(split), text.targets(split), text.meta["counts"][split]
+        assert text.tokenizer.decode(ids.tolist()).encode() == b"".join(
+            map(b"".join, zip(prompts, answers, strict=True))
+        )
+        assert targets.tolist() == [x for prompt, answer in turns for x in [False] * prompt + [True] * answer]
+        assert text.documents(split).tolist() == [i for i, turn in enumerate(turns) for _ in range(sum(turn))]
+        assert (counts["targets"], counts["bytes"]) == (sum(targets), sum(map(len, answers)))
+        loader = data.train_dataloader() if split == "train" else data.val_dataloader()
+        loader.batch_size = loader.n_windows
+        found = next(iter(loader))[1]
+        assert sorted(found[found != IGNORE].tolist()) == sorted(ids[targets].tolist())
+    total, two = sum(map(len, answers)), sum(len(answer) + 1 for answer in answers[:2])
+    assert data.val_bytes[""](10**9) == total and data.val_bytes_per_token == total / (total + len(answers))
+    assert data.val_bytes[""](two) == data.val_bytes[""](two - 1) == two - 2  # the end-of-text token has no bytes
+    expected = np.repeat(range(len(answers)), [len(answer) + 1 for answer in answers])
+    assert data.val_documents(10**9).tolist() == expected.tolist()
+    assert (data.first_val_windows(2)[1] != IGNORE).all()  # statistics of attention use every position
+    with pytest.raises(ValueError, match="data.document_mask=true separates documents at end-of-text tokens"):
+        parse(settings | chat | {"document_mask": True})
+
+
+@pytest.mark.parametrize("weights", [[0.7, 0.3], [1, 1, 1], [1, 2, 4], [0.9995, 0.0005], [1e308, 1e308]])
+def test_windows_in_a_block_by_largest_remainder(weights):
+    counts, total = block_counts(weights), max(weights) * sum(weight / max(weights) for weight in weights)
+    assert sum(counts) == 1000
+    assert all(
+        abs(count - 1000 * (weight / total if total < math.inf else 0.5)) < 1
+        for count, weight in zip(counts, weights, strict=True)
+    )
+
+
+def test_a_source_is_a_group_with_its_settings_or_a_path(settings):
+    wikitext = {"repo": "Salesforce/wikitext", "config": "wikitext-103-raw-v1", "row_ends_document": False}
+    presets = {"wikitext103": {"source": "hub", "token_budget": 5000, "batch_size": 3, **wikitext}}
+    sources = {"wikitext103": 3, "a.txt": 2, "stdlib": 5}
+    members = parse({"source": "mixture", "sources": sources}, presets).members
+    assert [(name, member.count) for name, member in members.items()] == [
+        ("a.txt", 200),
+        ("stdlib", 500),
+        ("wikitext103", 300),
+    ]
+    assert [member.source for member in members.values()] == [Files(path="a.txt"), StandardLibrary(), Hub(**wikitext)]
+    assert [member.budgets["train"] for member in members.values()] == [None, None, 5000]
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (None, "data.sources={} must have at least two sources, such as data.sources={stdlib: 0.7, notes/*.md: 0.3}"),
+        ({"a.txt": 1, "b.txt": 0}, "the weight 0 of b.txt must be a number above 0, such as 0.3; change it"),
+        ({"a.txt": 1, "b.txt": float("inf")}, "the weight inf of b.txt must be"),
+        ({"a.txt": 1, "b.txt": True}, "the weight True of b.txt must be"),
+        ({"a.txt": 1, "b.txt": 0.0001}, "the weight 0.0001 of b.txt must be at least 0.05% of the sum of all weights"),
+        ({"a.txt": 1, 7: 1}, "data.sources: the name 7 must be a text"),
+        ({"a.txt": 1, "stdlb": 1}, "data.sources: stdlb is no source and no path that exists; did you mean stdlib?"),
+        ({"a.txt": 1, "files": 1}, "data.sources: files is no text; give"),
+        ({"a.txt": 1, "none/*.md": 1}, "data.sources: none/*.md matches no file"),
+        ({"./a.txt": 1, "a.txt": 1}, "data.sources: ./a.txt and a.txt both contain "),
+        (["a.txt", "b.txt"], "data.sources=['a.txt', 'b.txt'] must be a valid dictionary"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(settings, sources, message):
+    with pytest.raises((ValueError, OSError)) as error:
+        mixed(sources)
+    line = message_of(error.value)
+    assert message in line and "\n" not in line
+
+
+@pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
+def test_all_sources_have_one_tokenizer_that_knows_their_text(settings, kind, monkeypatch):
+    found = mixed({"a.txt": 3, "b.txt": 1}, tokenizer={"kind": kind})
+    for name, text in found.texts.items():
+        ids = np.concatenate([text.tokens("train"), text.tokens("val")])
+        assert text.tokenizer.decode(ids[ids != text.meta["eot_id"]].tolist()) == Path(name).read_text()
+        assert (text.tokens("train").max(), text.documents("val")[-1]) < (text.meta["vocab_size"], 2)
+    if kind == "bpe":  # merges of both
+        assert {" alpha", " beta"} <= {token.replace("Ġ", " ") for token in found.tokenizer.get_vocab()}
+    for split in ("train", "val"):
+        parts = [text.meta["counts"][split] for text in found.texts.values()]
+        assert found.meta["counts"][split] == {key: sum(part[key] for part in parts) for key in parts[0]}
+    assert {name: source["share"] for name, source in found.meta["sources"].items()} == {"a.txt": 0.75, "b.txt": 0.25}
+    monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
+    other = mixed({"b.txt": 1, "a.txt": 1}, tokenizer={"kind": kind})  # other weights, another order
+    assert other.meta["fingerprint"] == found.meta["fingerprint"] and other.counts == [500, 500]
+
+
+def test_the_data_module_gives_the_windows_of_all_sources(settings):
+    """Training in their shares, validation in a loader for each; its first windows are of both."""
+    for name in "ab":
+        Path(f"{name}.txt").write_text(name * 3000)
+    sources = {"b.txt": 1, "a.txt": {"weight": 3, "source": "files", "path": "a.txt", "token_budget": 2000}}
+    config = parse({"source": "mixture", "sources": sources, "tokenizer": {"kind": "char"}, "batch_size": 1000})
+    data = TextDataModule(config, context_length=16)
+    assert [source["budgets"]["train"] for source in data.meta["sources"].values()] == [2000, None]
+    ids = [data.tokenizer.token_to_id(char) for char in "ab"]
+    inputs, _ = next(iter(data.train_dataloader()))
+    assert [(inputs == i).all(1).sum().item() for i in ids] == [750, 250]
+    loaders = data.val_dataloader()
+    assert [{*next(iter(loader))[0][:8].flatten().tolist()} for loader in loaders] == [{ids[0]}, {ids[1]}]
+    assert data.first_val_windows(3)[0][:, 0].tolist() == [ids[0], ids[0], ids[1]]

@@ -8,7 +8,7 @@ from tril.data.tokenizer import TokenizerConfig, build
 
 COMMITS = {"main": "ab" * 20, "v1": "cd" * 20}
 BYTE = build(TokenizerConfig(kind="byte"), [])
-BPE = build(TokenizerConfig(vocab_size=260), ["the cat"] * 9)
+BPE = build(TokenizerConfig(vocab_size=260), [["the cat"] * 9])
 
 
 @pytest.fixture

@@ -92,14 +92,9 @@ def test_files_that_keep_all_text_are_accepted(content):
     assert load_tokenizer(json.dumps(content)).encode("a\u6f22", add_special_tokens=False).ids != []
 
 
-def test_ids_must_be_rows_of_the_model_and_a_large_file_is_not_read(tmp_path, monkeypatch):
+def test_ids_must_be_rows_of_the_model_and_a_large_file_is_not_parsed(monkeypatch):
     with pytest.raises(ValueError, match="the tokenizer's 5 tokens exceed the model's vocab_size=4; use the tokenizer"):
         load_tokenizer(json.dumps(state(BPE)), 4)
-    path = tmp_path / "tokenizer.json"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(OSError, match="it has 1099511627776 bytes, more than 134217728"):
-        TokenizerConfig(kind="file", path=str(path)).fingerprint()
     monkeypatch.setattr(module, "MAX_BYTES", 100)
     with pytest.raises(ValueError, match="the tokenizer has 101 characters, more than 100; use another one"):
         load_tokenizer("[" * 101)

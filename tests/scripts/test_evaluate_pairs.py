@@ -86,7 +86,7 @@ def test_wrong_lines_are_named(folder, lines, message):
 
 
 def test_unknown_characters_are_named(folder, tmp_path):
-    save(tmp_path / "x.ckpt", LanguageModel(tiny_gpt(), build(TokenizerConfig(kind="char"), ["abc"])))
+    save(tmp_path / "x.ckpt", LanguageModel(tiny_gpt(), build(TokenizerConfig(kind="char"), [["abc"]])))
     write(tmp_path, [pair("ab", "bc"), pair("ab", "az")])
     done = call(main, "ckpt=x.ckpt", "pairs=pairs.jsonl", cwd=tmp_path)
     assert_refused(done, "pairs=pairs.jsonl: line 2: the prompt has 'z', which the tokenizer does not know")

@@ -37,7 +37,7 @@ def encoded(messages, template=PLAIN, marks=()):
 
     chat = conversation(messages, template)
     encoder = Encoder(byte_tokenizer(*marks), EOT, np.dtype(np.uint16))
-    [found] = encoder([Piece(chat.text(), True, chat.turns)])
+    [found] = encoder.encode([Piece(chat.text(), True, chat.turns)])
     return found
 
 

@@ -1,0 +1,106 @@
+"""The windows of training and validation, against their definition written as a loop over one window at a time."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from tril.data import batches as module
+from tril.data.batches import IGNORE, TrainWindows, ValWindows, gather, on_device
+
+SEEDS = range(12)
+
+
+def window(texts, flags, length, seed, counts, index):
+    """Inputs and targets of one window of the endless sequence, and its text."""
+    block, place = divmod(index, sum(counts))
+    order = np.random.default_rng([seed, block, 1]).permutation(np.repeat(np.arange(len(counts)), counts))
+    number = order[place]
+    k = block * counts[number] + (order[:place] == number).sum()
+    ids, is_target = texts[number].tolist(), flags[number]
+    n_targets = len(ids) - 1
+    epoch, i = divmod(k, -(-n_targets // length))
+    random = np.random.default_rng([seed, epoch])
+    offset, first = random.integers(n_targets), random.permutation(-(-n_targets // length))[i] * length
+    at = [((first + t + offset) % n_targets, first + t < n_targets) for t in range(length)]
+    targets = [ids[p + 1] if inside and is_target[p + 1] else IGNORE for p, inside in at]
+    return [ids[p] for p, _ in at], targets, number
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_batches_are_those_of_the_definition_for_any_start_rank_and_device(seed, monkeypatch):
+    monkeypatch.setattr(module, "COPY_TOKENS", 30)
+    random = np.random.default_rng(seed)
+    k, length, size, world = (int(random.integers(*limits)) for limits in ((1, 4), (2, 20), (1, 7), (1, 4)))
+    dtype, largest = [(np.uint16, 1 << 16), (np.uint32, 1 << 20)][seed % 2]
+    texts = [random.integers(0, largest, int(random.integers(length + 1, 300))).astype(dtype) for _ in range(k)]
+    flags = [random.random(len(text)) < [0.5, 1.1][seed % 3 > 0] for text in texts]
+    counts, start = [int(n) for n in random.integers(1, 9, k)], int(random.integers(200))
+    for rank in range(world):
+        arguments = length, size, seed, rank, world, int(random.integers(1, 4))
+        there = [on_device(text, "cpu") for text in texts]
+        loaders = [TrainWindows(x, *arguments, counts=counts, is_target=flags) for x in (texts, there)]
+        for loader in loaders:
+            loader.load_state_dict({"consumed": start})
+        for i, batch, same in zip(range(30), *loaders, strict=False):
+            assert all(map(torch.equal, batch, same))
+            rows = [
+                window(texts, flags, length, seed, counts, start + (i * size + j) * world + rank) for j in range(size)
+            ]
+            assert batch[0].tolist() == [row[0] for row in rows] and batch[1].tolist() == [row[1] for row in rows]
+        assert loaders[0].state_dict()["consumed"] == start + (i + (len(loaders[0]) > 30)) * size * world or i < 30
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_target_occurs_once_per_epoch_over_all_ranks(seed):
+    random = np.random.default_rng(seed)
+    length, size, world = (int(random.integers(*limits)) for limits in ((2, 20), (1, 7), (1, 4)))
+    ids = np.arange(int(random.integers(length + 1, 300)), dtype=np.uint16)
+    expected = Counter(zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True))
+
+    def pairs(batches):
+        found = ((x, y) for batch in batches for x, y in zip(*(part.flatten().tolist() for part in batch), strict=True))
+        return Counter(pair for pair in found if pair[1] != IGNORE)
+
+    for epoch in range(2):
+        whole = TrainWindows(ids, length, -(-(len(ids) - 1) // length), seed)
+        whole.consumed = epoch * whole.n_windows
+        assert pairs([next(iter(whole))]) == expected
+    ranks = [ValWindows(ids, length, size, rank, world) for rank in range(world)]
+    assert pairs(batch for rank in ranks for batch in rank) == expected
+    assert len({len([*rank]) for rank in ranks}) == 1
+    assert {batch[0].shape for rank in ranks for batch in rank} == {(size, length)}
+    in_order = torch.cat([inputs.flatten() for inputs, _ in ValWindows(ids, length, size)])
+    assert in_order[: len(ids) - 1].tolist() == ids[:-1].tolist()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_pass_has_complete_steps_and_the_next_one_goes_on(accumulate):
+    """So that Lightning, which ends a step with the pass, never makes a smaller one."""
+    texts = [np.arange(n, dtype=np.uint16) for n in (100, 50)]
+    loader = TrainWindows(texts, 4, 2, 0, 1, 2, accumulate, counts=[3, 1])
+    assert loader.n_windows == 25 + 13 and len(loader) == 38 // (2 * 2 * accumulate) * accumulate
+    twice = [inputs for _ in range(2) for inputs, _ in loader]
+    assert len(twice) == 2 * len(loader) and loader.consumed == len(twice) * 4
+    loader = TrainWindows(texts, 4, 2, 0, 1, 2, accumulate, counts=[3, 1])
+    loader.n_windows = 10**6
+    assert all(map(torch.equal, twice, (inputs for inputs, _ in loader)))
+    assert len(TrainWindows(texts[1], 16, 100, 0, accumulate=accumulate)) == accumulate  # more than a text has
+
+
+def test_windows_literally():
+    ids = np.arange(65530, 65536, dtype=np.uint16)
+    inputs, targets = gather(ids, np.array([0, 1]), 4)
+    assert inputs.tolist() == [[65530, 65531, 65532, 65533], [65534, 65530, 65531, 65532]]
+    assert targets.tolist() == [[65531, 65532, 65533, 65534], [65535, IGNORE, IGNORE, IGNORE]]
+    assert gather(ids, np.array([0]), 2, 4)[0].tolist() == [[65534, 65530]]
+    is_target = np.array([1, 0, 1, 1, 0, 1], bool)
+    assert gather(ids, np.array([0]), 5, 0, is_target)[1].tolist() == [[IGNORE, 65532, 65533, IGNORE, 65535]]
+
+
+def test_too_little_text():
+    with pytest.raises(ValueError, match="has 8 tokens, a window needs context_length .* = 9; give more text"):
+        TrainWindows([np.zeros(99), np.zeros(8)], 8, 1, 0, counts=[1, 1])
+    with pytest.raises(ValueError, match=r"has 1 tokens, at least 2 are needed; raise data.val_fraction"):
+        ValWindows(np.zeros(1), 8, 1)
