@@ -50,7 +50,7 @@ class CertifyConfig:
     context_length: int | None = None
     receptive_field: int | None = None
     compile: bool = False
-    budget_seconds: float = 10.0
+    budget_seconds: float = 5.0
     device: str = "auto"
     out: str | None = None
 

@@ -63,6 +63,9 @@ def find_leak(
 
     different = (one != other)[0].nonzero().flatten()
     keys = smallest_cause(different, lambda keys: bool((effect(one, mixed(keys))[0, query] > limit).item()))
+    # Effects of several inputs may cancel out at an earlier output, from which a later one depends on these.
+    earlier = effect(one, mixed(keys))[0, :query] * outputs[0, :query] > limit
+    query = int(earlier.nonzero()[0]) if earlier.any() else query
     passes = [Pass(lambda x=x: model(x, seed=seed), query, x.shape[1]) for x in (one, mixed(keys))]
     place = first_difference(model.module, *passes, exact=not limit)
     at = f"input {int(keys[0])}" if len(keys) == 1 else f"inputs {int(keys.min())} to {int(keys.max())} together"
