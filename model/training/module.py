@@ -40,7 +40,12 @@ class Loss:
             the time; None: not compiled. With CUDA graphs the next call overwrites the result.
         document_eot: id of the token that opens a document; attention and positions do not cross documents. None: a
             window is one text.
+
+    Attributes:
+        batch: of the last call, so that the causality check sees what a step passes to the model; None before.
     """
+
+    batch: Batch | None = None
 
     def __init__(self, model: GPT, compile: str | None = None, document_eot: int | None = None) -> None:
         self.model, self.compile, self.document_eot = model, compile, document_eot
@@ -55,6 +60,7 @@ class Loss:
     def __call__(self, batch: Batch) -> Tensor:
         if self.compile == CUDA_GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()
+        self.batch = batch
         inputs, targets = batch
         nll = self.model.nll if self.compile == REGIONAL and not torch.is_grad_enabled() else self.compiled
         return nll(inputs, targets, **document_options(inputs, self.document_eot))

@@ -46,6 +46,9 @@ class CausalityCheck(Callback):
     trained weights are tested with one batch of replaced tokens, and with more at the last one: a mask may come off
     later. A sharded model is tested before training only, as a whole copy on rank 0.
 
+    At every step of training and validation the model must be given the batch of the loader itself: a changed one may
+    contain its targets.
+
     Every checkpoint holds the summary and what it belongs to (`tril.model.checkpoint.verdict`); `folder`/causality.json
     holds all figures.
 
@@ -58,6 +61,7 @@ class CausalityCheck(Callback):
         self.path, self.allow_leak = Path(folder) / "causality.json", allow_leak
         self.certificate: Certificate | None = None
         self.before: list[Result] = []  # training
+        self.batch: Batch | None = None  # of the loader, for the current step
 
     def setup(self, trainer: Trainer, pl_module: TrainingModule, stage: str) -> None:
         """Certifies a whole copy of a model that is about to be sharded, on rank 0."""
@@ -75,6 +79,33 @@ class CausalityCheck(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if pl_module.certificate is None:
             self._report(trainer, pl_module, certify(pl_module.losses, trainer))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, batch_idx: int) -> None:
+        self.batch, pl_module.losses.batch = batch, None
+
+    def on_before_backward(self, trainer: Trainer, pl_module: TrainingModule, loss: Tensor) -> None:
+        self._check_step(trainer, pl_module, "training_step")
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.batch, pl_module.losses.batch = batch, None
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: TrainingModule, *_: Any) -> None:
+        self._check_step(trainer, pl_module, "validation_step")
+
+    def _check_step(self, trainer: Trainer, pl_module: TrainingModule, name: str) -> None:
+        """Compares identities, which makes no GPU wait."""
+        assert self.batch is not None
+        if pl_module.losses.batch is not None and self.batch[0] is pl_module.losses.batch[0]:
+            return
+        if self.certificate is None or not self.certificate.passed:
+            return
+        where = f"{name} does not pass the inputs of its batch to the model, but others, which may contain the targets"
+        length = self.batch[0].shape[1]
+        self.before = [*self.before, Result("targets", f"{name} as it runs", length, torch.inf, 0.0, 1, where)]
+        self.certificate.results = self.before
+        self._report(trainer, pl_module, self.certificate, step=trainer.global_step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Tests the trained weights."""
