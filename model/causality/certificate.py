@@ -279,7 +279,8 @@ def certify_own(certificate: Certificate, own: Checker, longest: int) -> bool:
         return False
     if middle < longest and not add(at_length(own, middle, OWN_ROWS)):
         return False
-    shorter = {n for n in (1, 8, longest // 3, longest // 2, middle, longest - 1) if 1 <= n < longest}
+    shorter = (1, 8, longest // 3, longest // 2, middle, (longest - 1) // 32 * 32, longest - 1)
+    shorter = {n for n in shorter if 1 <= n < longest}
     if not add(own.lengths(longest, sorted(shorter, reverse=True), lambda: True)):
         return False
     few = [name for name in model.ways if name != "chunks of 7 with the cache"]

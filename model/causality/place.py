@@ -31,11 +31,11 @@ def find_leak(
         return largest_change(model(changed, seed=seed), model(ids, seed=seed))
 
     compared = compared.to(model.device)
-    row = int((effect(ids, changed) * compared).amax(1).argmax())
+    row = int(effect(ids, changed).masked_fill(~compared, 0.0).amax(1).argmax())
     one, other, outputs = ids[row : row + 1], changed[row : row + 1], compared[row : row + 1]
     if model.batch_size:  # a compiled function takes no single row
         one, other = (text.repeat(model.batch_size, 1) for text in (one, other))
-    alone = effect(one, other)[:1] * outputs  # (1, T)
+    alone = effect(one, other)[:1].masked_fill(~outputs, 0.0)  # (1, T)
     if len(ids) > 1 and not alone.max() > limit:
         rest = changed.clone()
         rest[row] = ids[row]
@@ -64,7 +64,7 @@ def find_leak(
     different = (one != other)[0].nonzero().flatten()
     keys = smallest_cause(different, lambda keys: bool((effect(one, mixed(keys))[0, query] > limit).item()))
     # Effects of several inputs may cancel out at an earlier output, from which a later one depends on these.
-    earlier = effect(one, mixed(keys))[0, :query] * outputs[0, :query] > limit
+    earlier = (effect(one, mixed(keys))[0, :query] > limit) & outputs[0, :query]
     query = int(earlier.nonzero()[0]) if earlier.any() else query
     passes = [Pass(lambda x=x: model(x, seed=seed), query, x.shape[1]) for x in (one, mixed(keys))]
     place = first_difference(model.module, *passes, exact=not limit)
