@@ -81,9 +81,11 @@ def attention(
         causal, window = False, None
     elif n_queries == 1 and (window is None or window >= n_keys):
         causal, window = False, None  # one query at the last position sees every key
-    one_query = n_queries == 1 and torch.compiler.is_compiling() and query.device.type == "cpu"
-    if need_weights or (one_query and backend == "fused"):
-        backend = "explicit"  # one query: compiled into loops that read the KV cache once
+    # On a CPU, a compiled decoding step runs the explicit backend: the compiler fuses it into loops that read the KV
+    # cache once.
+    is_compiled_step = n_queries == 1 and torch.compiler.is_compiling() and query.device.type == "cpu"
+    if need_weights or (is_compiled_step and backend == "fused"):
+        backend = "explicit"
     out, weights = BACKENDS[backend](query, key, value, Masking(mask, bias, causal, window), dropout_p)
     if fully_masked is not None:
         out = out.masked_fill(fully_masked, 0.0)  # (B, H, T, D_v)

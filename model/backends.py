@@ -129,8 +129,12 @@ def flex(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) ->
 
     if device == "cpu":  # torch refuses tensors with requires_grad=True in no_grad mode too
         q, k, v = q.detach(), k.detach(), v.detach()
-    options = {"score_mod": score_mod(q, k, masking.bias), "block_mask": block_mask(q, k, masking)}
-    options["enable_gqa"] = k.shape[1] != q.shape[1]
+    bias = None if masking.bias is None else masking.bias.expand(*q.shape[:3], k.shape[2])  # (B, H, T, S)
+    options: dict[str, Any] = {
+        "score_mod": None if bias is None else lambda score, b, h, i, j: score + bias[b, h, i, j],
+        "block_mask": block_mask(q, k, masking),
+        "enable_gqa": k.shape[1] != q.shape[1],
+    }
     if torch.compiler.is_compiling():
         return flex_attention(q, k, v, **options), None
     if device == "cuda":  # uncompiled, it materializes all T x S scores
@@ -145,14 +149,6 @@ def compiled_flex():
 
     raise_recompile_limit()
     return torch.compile(flex_attention)
-
-
-def score_mod(q: Tensor, k: Tensor, bias: Tensor | None):
-    """Adds the bias to a score; None without a bias."""
-    if bias is None:
-        return None
-    full = bias.expand(*q.shape[:3], k.shape[2])
-    return lambda score, b, h, i, j: score + full[b, h, i, j]
 
 
 def block_mask(q: Tensor, k: Tensor, masking: Masking):

@@ -150,7 +150,7 @@ def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
         raise ValueError(f"window={window} must be at least 1 (a query sees itself); use None to see all of the past")
     if window is not None and not causal:
         raise ValueError(f"window={window} counts back from the query's own position and needs causal=True")
-    if mask is not None and mask.is_floating_point():
+    if mask is not None:
         as_boolean(mask)
     if bias is not None and not bias.is_floating_point():
         raise ValueError(f"bias must be floating point, not {bias.dtype}; a boolean or 0/1 mask is given as mask")
