@@ -77,20 +77,14 @@ def test_what_is_loaded_computes_the_same(tmp_path, parts):
 
 
 def test_the_file_and_its_attributes(saved):
+    values = {"lineage": {"source": "a"}, "settings": {"seed": 1}, "code": "0"}
+    rewrite(saved, lambda c: (c.update(global_step=3), c["tril"].update(values)))
     content, stored = torch.load(saved, weights_only=True), Checkpoint.read(saved)
     assert content.keys() == {"state_dict", "sha256", "global_step", "tril"}
     assert json.loads(json.dumps(content["tril"])) == content["tril"] == stored.entry()  # plain values only
-    assert (stored.config, stored.data, stored.step, stored.path) == (
-        language_model().config,
-        {"name": "test"},
-        None,
-        saved,
-    )
-    values = {"lineage": {"source": "a"}, "settings": {"seed": 1}, "code": "0"}
-    rewrite(saved, lambda c: (c.update(global_step=3), c["tril"].update(values)))
-    again = Checkpoint.read(saved)
-    again.write(saved)
-    assert again.step == 3 and again.entry() == Checkpoint.read(saved).entry() == stored.entry() | values
+    assert (stored.data, stored.step, stored.path, stored.code) == ({"name": "test"}, 3, saved, "0")
+    stored.write(saved)
+    assert Checkpoint.read(saved).entry() == stored.entry()
 
 
 def test_weights_of_another_precision_are_converted(saved):
@@ -370,9 +364,7 @@ def test_lies_are_refused_before_memory_is_taken(change, message, original, tmp_
 
 PICKLES = {
     "its records are larger than the file": bytes(50_000_000),
-    "is not a checkpoint, or is truncated": b"\x80\x02\xff.",
     "has no state_dict and tril entries": b"\x80\x02" + b"]" * 10**5 + b"a" * 99_999 + b".",
-    "is not a checkpoint, or is .*": b"\x80\x02c__builtin__\nbytearray\n\x8a\x06" + b"\xff" * 5 + b"\x7f\x85R.",
 }
 
 

@@ -1,7 +1,6 @@
-"""evaluate.py tasks=: the metrics of tasks defined here, against one forward pass for each text, and refusals."""
+"""evaluate.py tasks=: the metrics of a task defined here, against one forward pass for each text, and refusals."""
 
 import json
-import math
 import sys
 
 import pytest
@@ -24,21 +23,6 @@ doc_to_target: answer
 target_delimiter: ""
 metric_list: [{metric: acc}, {metric: acc_norm}]
 """
-ROLLING = """
-task: my_rolling
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{text}}"
-metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}, {metric: bits_per_byte}]
-"""
-GENERATE = """
-task: my_generate
-output_type: generate_until
-doc_to_text: "{{q}}"
-doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["~"], max_gen_toks: 4}
-metric_list: [{metric: exact_match}]
-"""
 CHOICES = [
     {"q": "2 + 2 = ", "choices": ["4", "five", "a text with many tokens"], "answer": 0},
     {"q": "The sky is ", "choices": ["blue", "green and red"], "answer": 1},
@@ -46,16 +30,11 @@ CHOICES = [
     {"q": "A question that is longer than the context of the model:", "choices": [" A", " B"], "answer": 1},
     {"q": "Caf\u00e9", "choices": [" au lait", "!"], "answer": 1},
 ]
-TEXTS = ["One line.", "A text of several words, which is longer than the context of the model.\n", "caf\u00e9"]
-PROMPTS = ["ab", "2 + 2 =", "The sky"]
 
 
 @pytest.fixture(scope="module")
 def lm():
-    model = tiny_gpt(vocab_size=264, context_length=CONTEXT)
-    with torch.no_grad():
-        model.head.weight[:33] = model.head.weight[94:] = 0.0  # most probable are the bytes of visible ASCII
-    return LanguageModel(model, byte_tokenizer(), EOT)
+    return LanguageModel(tiny_gpt(vocab_size=264, context_length=CONTEXT), byte_tokenizer(), EOT)
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +44,11 @@ def folder(tmp_path_factory, lm):
     folder = tmp_path_factory.mktemp("eval")
     save(folder / "model.ckpt", lm)
     (folder / "tasks").mkdir()
-    prompts = [{"q": prompt, "answer": greedy(lm, prompt)} for prompt in PROMPTS[:2]] + [
-        {"q": PROMPTS[2], "answer": "?"}
-    ]
-    for text, rows in ((CHOICE, CHOICES), (ROLLING, [{"text": text} for text in TEXTS]), (GENERATE, prompts)):
-        name = text.split()[1]
-        data = folder / f"{name}.jsonl"
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
-        settings = "\n".join(f"{key}: {json.dumps(value)}" for key, value in source.items())
-        (folder / "tasks" / f"{name}.yaml").write_text(f"{text.strip()}\n{settings}\n", encoding="utf-8")
+    data = folder / "choices.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in CHOICES), encoding="utf-8")
+    source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
+    settings = "\n".join(f"{key}: {json.dumps(value)}" for key, value in source.items())
+    (folder / "tasks" / "my_choice.yaml").write_text(f"{CHOICE.strip()}\n{settings}\n", encoding="utf-8")
     return folder
 
 
@@ -110,29 +84,10 @@ def choice_score(lm, question, choice) -> float:
     return sum(log_probabilities(lm, ids[:-1])[i - 1, ids[i]].item() for i in range(len(ids) - n, len(ids)))
 
 
-def text_score(lm, text) -> float:
-    """The first window starts with end-of-text; each other one is full, and scores what is left."""
-    ids, total = [lm.eot_id, *ids_of(text)], 0.0
-    for begin in range(1, len(ids), CONTEXT):
-        end = min(begin + CONTEXT, len(ids))
-        start = max(0, end - 1 - CONTEXT)
-        logs = log_probabilities(lm, ids[start : end - 1])
-        total += sum(logs[i - 1 - start, ids[i]].item() for i in range(begin, end))
-    return total
-
-
-def greedy(lm, prompt) -> str:
-    ids = ids_of(prompt)
-    for _ in range(4):
-        ids.append(log_probabilities(lm, ids)[-1].argmax().item())
-    return lm.tokenizer.decode(ids[-4:]).split("~")[0]
-
-
-def test_the_metrics_of_three_kinds_of_tasks(folder, lm):
-    done = run(folder, "tasks=my_choice,my_rolling,my_generate", "include_path=tasks", "out=found")
+def test_the_metrics_of_a_task(folder, lm):
+    done = run(folder, "tasks=my_choice", "include_path=tasks", "out=found")
     assert done.returncode == 0, done.stderr
     report = json.loads((folder / "found" / "tasks.json").read_text(encoding="utf-8"))
-    results = report["results"]
     scores = [[choice_score(lm, row["q"], choice) for choice in row["choices"]] for row in CHOICES]
     normed = [
         [score / len(choice) for score, choice in zip(values, row["choices"], strict=True)]
@@ -140,20 +95,11 @@ def test_the_metrics_of_three_kinds_of_tasks(folder, lm):
     ]
     for metric, values in (("acc,none", scores), ("acc_norm,none", normed)):
         right = [row["answer"] == value.index(max(value)) for row, value in zip(CHOICES, values, strict=True)]
-        assert results["my_choice"][metric] == sum(right) / len(right)
+        assert report["results"]["my_choice"][metric] == sum(right) / len(right)
     assert [value.index(max(value)) for value in scores] != [value.index(max(value)) for value in normed]
-
-    total, n_bytes = sum(text_score(lm, text) for text in TEXTS), sum(len(text.encode()) for text in TEXTS)
-    n_words = sum(len(text.split()) for text in TEXTS) + 1  # lm_eval counts the empty word after a final line end
-    assert results["my_rolling"]["bits_per_byte,none"] == pytest.approx(-total / n_bytes / math.log(2), rel=1e-5)
-    assert results["my_rolling"]["byte_perplexity,none"] == pytest.approx(math.exp(-total / n_bytes), rel=1e-5)
-    assert results["my_rolling"]["word_perplexity,none"] == pytest.approx(math.exp(-total / n_words), rel=1e-4)
-    assert results["my_generate"]["exact_match,none"] == pytest.approx(2 / 3)
-
     assert report["n-samples"]["my_choice"] == {"original": 5, "effective": 5}
     assert (report["checkpoint"], report["parameters"]) == ("model.ckpt", lm.model.n_parameters())
-    for name in ("my_choice", "my_rolling", "my_generate"):
-        assert f"|{name}" in done.stdout.replace(" ", "")
+    assert "|my_choice" in done.stdout.replace(" ", "")
     assert done.stdout.startswith("model.ckpt\n") and done.stdout.endswith("\nfound: tasks.json\n")
 
 

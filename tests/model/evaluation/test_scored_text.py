@@ -105,21 +105,6 @@ def test_each_figure_is_a_mean_over_targets_with_the_interval_over_documents(lm)
     assert error.mean == pytest.approx(total / N_TARGETS) and 0 <= error.low < error.mean < error.high
 
 
-def test_calibration_of_known_scores(lm):
-    n = N_TARGETS // 20 * 20
-    text = scored(lm, TOKENS[: n + 1])
-
-    def found(confidence, correct):
-        return replace(text, confidence=np.float32(np.tile(confidence, n // 20)), correct=np.tile(correct, n // 20))
-
-    calibrated = found([0.7] * 10 + [0.3] * 10, [True] * 7 + [False] * 3 + [True] * 3 + [False] * 7)
-    assert calibrated.calibration_error().mean == pytest.approx(0, abs=1e-7)
-    # errors of both signs add up
-    both = found([0.9] * 10 + [0.2] * 10, [True] * 5 + [False] * 5 + [True] * 6 + [False] * 4)
-    assert both.calibration_error().mean == pytest.approx(0.4)
-    assert found([1.0] * 20, [True] * 20).calibration_error().mean == 0
-
-
 def test_the_loss_by_position(lm):
     text = scored(lm)
     rows = replace(text, nll=text.columns.astype(np.float32)).positions()
