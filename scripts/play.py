@@ -7,9 +7,9 @@ stderr.
 
 import contextlib
 import importlib.util
-import os
 import socket
 import sys
+import webbrowser
 from typing import Annotated
 
 from pydantic import Field
@@ -21,7 +21,6 @@ from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors
 from tril.scripts.cli.typed import Typed
 
-TEXT_KEYS = ("ckpt", "other", "prompt")
 LOOPBACK = "127.0.0.1"
 
 
@@ -37,23 +36,18 @@ class Settings:
     device: str
 
 
-@entry("play", TEXT_KEYS)
+@entry("play", ("ckpt", "other", "prompt"))
 def main(cfg: dict, typed: Typed) -> None:
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
-        serve(cfg)
-
-
-def serve(cfg: dict) -> None:
-    """Serves the page until Ctrl-C."""
     with user_errors():  # before torch, which takes a second to import
         settings = build(Settings, cfg)
-        check_libraries()
+        if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
+            raise ValueError('the page needs starlette and uvicorn; pip install "tril[app]"')
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         listener = listen(settings.port)
     from tril.model.checkpoint import load
     from tril.scripts.playground.server import PlayModel, create_server
 
-    with listener:
+    with listener, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
         with user_errors():
             device = pick_device(settings.device)
             models = [PlayModel(str(path), load(path, device)) for path in paths]
@@ -61,32 +55,17 @@ def serve(cfg: dict) -> None:
         print(url, flush=True)
         print(f"{' and '.join(map(str, paths))} on {device}; Ctrl-C ends the server", file=sys.stderr, flush=True)
         if settings.open:
-            import webbrowser
-
             webbrowser.open(url)
         create_server(models, settings.prompt).run(sockets=[listener])
 
 
-def check_libraries() -> None:
-    """Raises ValueError if the libraries of the server are not installed."""
-    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f'the page needs {" and ".join(missing)}; pip install "tril[app]"')
-
-
 def listen(port: int) -> socket.socket:
-    """A listening socket of the loopback interface.
-
-    Raises:
-        OSError: the port is in use, or needs more rights.
-    """
+    """A listening socket of the loopback interface. Raises OSError if the port is in use, or needs more rights."""
     try:
         return socket.create_server((LOOPBACK, port))
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error  # strerror of create_server is longer
-        raise OSError(
-            f"cannot listen on port={port}: {reason}; choose another port, or port=0 for any free one"
-        ) from error
+        remedy = "choose another port, or port=0 for any free one"
+        raise OSError(f"cannot listen on port={port}: {error.strerror}; {remedy}") from error
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def test_the_first_hour_with_notes_in_markdown_next_to_a_foreign_model(tril):
     assert f"validation  {figures}" in printed and summary["steps"] == 10 and summary["causality"] == "certified"
     assert (run / "loss.png").is_file() and (run / "config.yaml").is_file()
 
-    text = tril("sample", "ckpt=latest", "prompt=The statement", "max_new_tokens=8", "stream=false")
+    text = tril("sample", "ckpt=latest", "prompt=The statement", "max_new_tokens=8")
     assert text.startswith("The statement") and len(text.rstrip()) > len("The statement")
 
     printed = tril("heads", "ckpt=latest", "windows=8")

@@ -121,10 +121,11 @@ class Rows:
         head_gate: Tensor | None = None,
         compile: bool = False,
     ):
-        self.model, self.head_gate, self.limit = model, head_gate, model.config.context_length
+        self.model, self.limit, device = model, model.config.context_length, model.embed.weight.device
+        self.head_gate = None if head_gate is None else head_gate.to(device)
         self.modules = list(model.modules())  # listed once: it takes a tenth of a small model's step
         kept = [list(prompt[-self.limit :]) for prompt in prompts]
-        self.length, device = max(map(len, kept)), model.embed.weight.device
+        self.length = max(map(len, kept))
         self._pad([self.length - len(row) for row in kept], device)
         self.ids = torch.zeros(len(kept), self.limit + 1, dtype=torch.long, device=device)  # (B, context_length + 1)
         self.ids[:, : self.length] = torch.tensor([[0] * n + row for n, row in zip(self.padding, kept, strict=True)])

@@ -86,8 +86,9 @@ class LanguageModel:
         """The ids of a prompt; for an empty one, the end-of-text token.
 
         Raises:
-            ValueError: the prompt contains characters that the tokenizer does not know.
+            ValueError: the prompt contains characters that the tokenizer does not know, or half a surrogate pair.
         """
+        prompt.encode()  # of half a pair, the tokenizer would raise TypeError
         encoding = self.tokenizer.encode(prompt, add_special_tokens=False)
         unk = getattr(self.tokenizer.model, "unk_token", None)
         spans = zip(encoding.tokens, encoding.offsets, strict=True)

@@ -55,8 +55,6 @@ MAX_SEED = 2**53 - 1  # the largest integer that JavaScript holds exactly
 def _check_prompt(prompt: str) -> str:
     if len(prompt) > MAX_PROMPT:
         raise ValueError(f"the prompt has {len(prompt)} characters; use at most {MAX_PROMPT}")
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise ValueError("the prompt has half of a surrogate pair, which is no character; remove it")
     return prompt
 
 
@@ -101,9 +99,8 @@ class PlayModel:
         from tril.model.heads.ablation import head_gate
         from tril.model.heads.live import live_tokens, prompt_tokens
 
-        lm, gate = self.lm, None
-        if settings.remove_heads:
-            gate = head_gate(lm.config, settings.remove_heads).to(lm.model.embed.weight.device)
+        lm = self.lm
+        gate = head_gate(lm.config, settings.remove_heads) if settings.remove_heads else None
         names = ("max_new_tokens", "seed", "temperature", "top_k", "top_p")
         options = {name: getattr(settings, name) for name in names}
         tokens = live_tokens(lm, settings.prompt, head_gate=gate, **options)

@@ -69,7 +69,7 @@ def test_the_installed_wheel_trains_and_samples_beside_a_foreign_model(texts, tm
     paths = {"PYTHONPATH": str(site), "TRIL_CACHE": str(tmp_path / "cache")}
     options = {"cwd": tmp_path, "env": os.environ | paths, "text": True, "timeout": 240}
     training = ("train", *merged(BASE, f"data.path={texts}", "trainer.max_steps=4"))
-    sampling = ("sample", "ckpt=latest", "prompt=A red", "max_new_tokens=4", "stream=false")
+    sampling = ("sample", "ckpt=latest", "prompt=A red", "max_new_tokens=4")
     outputs = [subprocess.check_output([site / "bin" / "tril", *each], **options) for each in (training, sampling)]
     assert outputs[1].startswith("A red") and len(outputs[1]) > len("A red\n")
     code = subprocess.check_output([sys.executable, "-P", "-c", "import tril.model as m; print(m.__file__)"], **options)

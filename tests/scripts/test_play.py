@@ -45,11 +45,8 @@ def folder(tmp_path_factory):
         (["ckpt=nowhere"], "nowhere does not exist; name a checkpoint file"),
         (["other=nowhere"], "nowhere does not exist; name a checkpoint file"),
         (["port=65536"], "port=65536 must be less than or equal to 65535"),
-        (["port=-1"], "port=-1 must be greater than or equal to 0"),
-        (["port=http"], "port='http' must be a valid integer"),
         (["open=maybe"], "open='maybe' must be a valid boolean"),
         (["device=tpu"], "device=tpu is not available"),
-        (["+hosts=0.0.0.0"], "there is no setting hosts"),
     ],
     ids=str,
 )
@@ -57,26 +54,13 @@ def test_mistakes_are_one_line_with_status_2(folder, arguments, message):
     assert_refused(call(main, "port=0", *arguments, cwd=folder), message)
 
 
-def test_no_checkpoint_is_one_line(tmp_path):
-    assert_refused(call(main, cwd=tmp_path), "no checkpoint below outputs/ or multirun/")
-
-
 def test_a_port_in_use_is_one_line(folder):
     with listen(0) as busy:
         port = busy.getsockname()[1]
-        message = (
-            f"cannot listen on port={port}: Address already in use; choose another port, or port=0 for any free one"
+        done = call(main, f"port={port}", cwd=folder)
+        assert_refused(
+            done, f"cannot listen on port={port}: Address already in use", "; choose another port, or port=0"
         )
-        assert_refused(call(main, f"port={port}", cwd=folder), message)
-
-
-def test_missing_libraries_are_one_line_with_the_command_that_installs_them(folder, monkeypatch):
-    from tril.scripts import play
-
-    found = play.importlib.util.find_spec
-    monkeypatch.setattr(play.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else found(name))
-    message = 'the page needs uvicorn; pip install "tril[app]"'
-    assert_refused(call(main, "port=0", cwd=folder), message)
 
 
 def test_the_browser_opens_only_when_asked(folder, monkeypatch):
