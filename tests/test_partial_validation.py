@@ -8,7 +8,6 @@ import pytest
 
 from tests.runs import train_typed
 from tests.scripts.ablation.synthetic import write_sweep
-from tril.model.runs import partial_validation
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.run_files import check_same_validation
 
@@ -24,11 +23,6 @@ def test_a_run_says_how_many_windows_it_has_scored(configure, tmp_path, capsys):
     assert summary["val_windows"] == {"scored": 4, "of": windows} and windows > 4  # a batch of 4 windows
     assert f"bits per byte (4 of {windows} windows)" in out
     assert f"on 4 of {windows} windows, not comparable with other runs (trainer.limit_val_batches)" in out
-
-
-def test_a_complete_validation_is_not_marked():
-    assert partial_validation(WHOLE["val_windows"]) is None and partial_validation(None) is None  # of an older version
-    assert partial_validation(PART["val_windows"]) == "4 of 1,110 windows"
 
 
 def test_runs_with_other_parts_are_not_compared(tmp_path):

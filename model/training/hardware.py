@@ -22,34 +22,22 @@ CUDA_GRAPHS = "reduce-overhead"  # torch.compile's name for them
 REGIONAL = "regional"  # not a mode of torch.compile: one block is compiled and used for all blocks
 
 # Dense 16-bit tensor-core peaks with float32 accumulation, in TFLOP/s. Data sheets print twice these, for 2:4 sparsity.
-# bf16, except on V100 and T4, which have fp16 only. The first row whose words appear in the device name is used, so
-# variants precede their family; None marks a variant that shares the name of a faster card.
+# bf16, except on V100 and T4, which have fp16 only. The first row whose words appear in the device name is used; None
+# marks a variant whose speed is not that of the card whose name it has.
 PEAK_TFLOPS: tuple[tuple[str, float | None], ...] = (
-    ("MIG", None),  # a slice of a card
-    ("Laptop GPU", None),
-    ("Max-Q", None),
+    ("MIG|Laptop GPU|Max-Q|V100-PCIE|RTX 3090 Ti|RTX 4090 D", None),
     ("B200", 2250),  # NVIDIA DGX B200 data sheet: 72 PFLOP/s sparse fp8 on 8 GPUs, bf16 is half of fp8
-    ("H200 NVL", 835),  # NVIDIA H200 data sheet: 1,671 sparse
-    ("H200", 989),  # NVIDIA H200 data sheet: 1,979 sparse. Lightning's own table counts the sparse number
-    ("GH200", 989),  # NVIDIA GH200 data sheet: 1,979 sparse
-    ("H100 PCIe", 756),  # NVIDIA H100 data sheet: 1,513 sparse
-    ("H100 NVL", 835),  # NVIDIA H100 data sheet: 1,671 sparse
-    ("H100", 989),  # NVIDIA H100 data sheet, SXM: 1,979 sparse
-    ("A100", 312),  # NVIDIA A100 data sheet, PCIe and SXM alike
-    ("A40", 149.7),  # NVIDIA A40 data sheet
-    ("A30", 165),  # NVIDIA A30 data sheet
-    ("A10", 125),  # NVIDIA A10 data sheet
-    ("L40S", 362),  # NVIDIA L40S data sheet
-    ("L40", 181),  # NVIDIA L40 data sheet
-    ("L4", 121),  # NVIDIA L4 data sheet: 242 sparse
-    ("RTX A6000", 154.8),  # NVIDIA Ampere GA102 whitepaper
-    ("RTX 3090 Ti", 80),  # the 3090's 512 FLOPs per SM and clock, 84 SMs, 1.86 GHz
+    ("H100 PCIe", 756),  # this and the next: NVIDIA data sheets
+    ("H100 NVL|H200 NVL", 835),
+    ("H100|H200|GH200", 989),  # Lightning's own table has the sparse number for H200
+    ("A100", 312),
+    ("A10", 125),
+    ("L40S", 362),
+    ("L4", 121),
     ("RTX 3090", 71),  # NVIDIA Ampere GA102 whitepaper
-    ("RTX 4090 D", None),  # fewer SMs than the 4090
     ("RTX 4090", 165.2),  # NVIDIA Ada whitepaper
-    ("V100-PCIE", 112),  # NVIDIA V100 data sheet, PCIe, fp16
-    ("V100", 125),  # NVIDIA V100 data sheet, SXM2, fp16
-    ("T4", 65),  # NVIDIA T4 data sheet, fp16
+    ("V100", 125),
+    ("T4", 65),
 )
 
 
@@ -97,37 +85,38 @@ def configure_torch(accelerator: str) -> None:
 def peak_flops(device_name: str) -> float | None:
     """Dense 16-bit FLOP/s of one device by the name that torch reports; None if PEAK_TFLOPS lacks it."""
     for words, tflops in PEAK_TFLOPS:
-        if re.search(rf"\b{words}\b", device_name):  # whole words: "A10" is neither an "A100" nor an "A10G"
+        if re.search(rf"\b({words})\b", device_name):  # whole words: "A10" is neither an "A100" nor an "A10G"
             return tflops and tflops * 1e12
     return None
 
 
 def compiles_by_default(accelerator: str) -> bool:
     """The meaning of compile=auto: true on CUDA with a complete toolchain. On a CPU compilation takes too long."""
-    return accelerator == "cuda" and missing_for_cuda() is None
+    return accelerator == "cuda" and missing_tool(accelerator) is None
 
 
 def check_compiler(accelerator: str) -> None:
     """Raises ValueError if torch.compile lacks a tool that it needs for "cpu" or "cuda"."""
+    if missing := missing_tool(accelerator):
+        device = "CUDA" if accelerator == "cuda" else "a CPU"
+        raise ValueError(f"compiling for {device} needs {missing}, or use compile=false")
+
+
+def missing_tool(accelerator: str) -> str | None:
+    """What torch.compile needs and does not find, with the remedy; None: complete. It would fail in the first step."""
     if accelerator == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
 
         try:
             get_cpp_compiler()
-        except RuntimeError as error:
-            remedy = "install g++ or name one in CXX, or use compile=false"
-            raise ValueError(f"compiling for a CPU needs a C++ compiler, which is not installed; {remedy}") from error
-    elif accelerator == "cuda" and (missing := missing_for_cuda()):
-        raise ValueError(f"compiling for CUDA needs {missing}")
-
-
-def missing_for_cuda() -> str | None:
-    """The tool that torch.compile needs for a GPU and does not find, with the remedy; None: complete."""
-    if not has_triton():
-        return "Triton, which this build of torch or this card does not support; use compile=false"
-    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton, for its launchers
-    if not any(map(shutil.which, compilers)):
-        return "a C compiler, which is not installed; install gcc or name one in CC, or use compile=false"
+        except RuntimeError:
+            return "a C++ compiler, which is not installed; install g++ or name one in CXX"
+    elif accelerator == "cuda":
+        if not has_triton():
+            return "Triton; install a build of torch that has it for this card"
+        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton, for its launchers
+        if not any(map(shutil.which, compilers)):
+            return "a C compiler, which is not installed; install gcc or name one in CC"
     return None
 
 

@@ -5,15 +5,12 @@ import io
 import json
 import os
 import secrets
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
-from tqdm import tqdm
 
 from tril.model.atomic_files import atomic_path
 from tril.model.runs import BEST, CHECKPOINTS, METRICS, SUMMARY
@@ -117,30 +114,15 @@ def start_loggers(trainer: Trainer, settings: dict[str, Any]) -> None:
             raise RunRefused(f"{message}; correct that, or leave it out with logger=csv") from error
 
 
-def call_loggers(trainer: Trainer, call: Callable[[Logger], object]) -> None:
-    """Calls each logger. A tracker that fails is named and not called again; only metrics.csv ends the run."""
-    for logger in trainer.loggers:
-        try:
-            call(logger)
-        except Exception as error:
-            if isinstance(logger, RunLog):
-                raise
-            trainer.loggers = [other for other in trainer.loggers if other is not logger]
-            tqdm.write(f"warning: {type(logger).__name__} is not called again: {error}", file=sys.stderr)
-
-
 def log_sample(trainer: Trainer, prompt: str, text: str) -> None:
     """Gives a sample to the trackers."""
     step = trainer.global_step
-
-    def log(logger: Logger) -> None:
+    for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             row: Any = [step, prompt, text]
             logger.log_text("samples", ["step", "prompt", "text"], [row], step=step)
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("sample", f"```\n{prompt}{text}\n```", step)
-
-    call_loggers(trainer, log)
 
 
 def finish_loggers(trainer: Trainer, *, failed: bool) -> None:
@@ -152,18 +134,16 @@ def finish_loggers(trainer: Trainer, *, failed: bool) -> None:
         failed: the run ended with an exception.
     """
     folder = Path(trainer.default_root_dir)
+    best = folder / CHECKPOINTS / BEST
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        if not isinstance(logger, WandbLogger) or logger._experiment is None:
+            continue
+        import wandb
 
-    def finish(logger: Logger) -> None:
-        if isinstance(logger, WandbLogger) and logger._experiment is not None:
-            import wandb
-
-            run, best = logger.experiment, folder / CHECKPOINTS / BEST
-            if (folder / SUMMARY).is_file():
-                run.log({"loss": wandb.Image(str(folder / "loss.png"))})
-                run.summary.update(json.loads((folder / SUMMARY).read_text(encoding="utf-8")))
-            if logger._log_model and best.is_file():
-                run.log_artifact(str(best), f"model-{run.id}", "model")
-            run.finish(exit_code=int(failed))
-
-    if trainer.is_global_zero:
-        call_loggers(trainer, finish)
+        run = logger.experiment
+        if (folder / SUMMARY).is_file():
+            run.log({"loss": wandb.Image(str(folder / "loss.png"))})
+            run.summary.update(json.loads((folder / SUMMARY).read_text(encoding="utf-8")))
+        if logger._log_model and best.is_file():
+            run.log_artifact(str(best), f"model-{run.id}", "model")
+        run.finish(exit_code=int(failed))

@@ -9,8 +9,8 @@ Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: h
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are the functions of torch.optim for many tensors at once.
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,6 @@ from tril.model.training.width_scaling import lr_ratio, rate_factor
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
 NS_EPS = 1e-7  # Jordan's; a zero matrix stays zero
-
-GROUP_KEYS = {  # required keys of a parameter group, besides its parameters
-    "muon": {"lr", "weight_decay", "momentum", "nesterov", "ns_steps", "adjust_lr"},
-    "adamw": {"lr", "weight_decay", "betas", "eps", "fused"},
-}
 
 
 def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
@@ -58,26 +53,13 @@ class MuonAdamW(torch.optim.Optimizer):
     kernel.
 
     Args:
-        groups: each has all of GROUP_KEYS[kind]; there are no defaults.
+        groups: as `param_groups` makes them; there are no defaults.
         products: the dtype of Muon's matrix products. A checkpoint does not hold it.
-
-    Raises:
-        ValueError: a group that lacks a key, or a Muon group with a parameter that is not a matrix.
     """
 
     def __init__(self, groups: Iterable[dict], products: torch.dtype = torch.float32) -> None:
         super().__init__(groups, defaults={})
         self.products = products
-
-    def add_param_group(self, group: dict) -> None:
-        if group.get("kind") not in GROUP_KEYS:
-            raise ValueError(f"kind={group.get('kind')!r} of a parameter group must be one of {', '.join(GROUP_KEYS)}")
-        if missing := GROUP_KEYS[group["kind"]] - group.keys():
-            raise ValueError(f"a parameter group of kind={group['kind']} lacks {', '.join(sorted(missing))}; add them")
-        super().add_param_group(group)
-        wrong = [tuple(p.shape) for p in group["params"] if group["kind"] == "muon" and p.ndim != 2]
-        if wrong:
-            raise ValueError(f"Muon takes 2-D parameters only, not shapes {wrong}; put them into a group of kind=adamw")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -144,7 +126,7 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
     Empty groups and frozen parameters are left out; a tied weight counts once.
 
     Raises:
-        ValueError: no parameter to train, none for Muon, or a parameter that is not in exactly one group.
+        ValueError: no parameter to train, or none for Muon.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}  # lists a tied weight once
     muon = {name for name, p in named.items() if config.kind == "muon" and "blocks." in name and p.ndim == 2}
@@ -165,7 +147,6 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
     ]
     if config.scale_with_width:
         groups = [part for group in groups for part in by_width(group, model, config)]
-    check_partition(named, groups)
     return [group for group in groups if group["params"]]
 
 
@@ -187,14 +168,6 @@ def by_width(group: dict, model: nn.Module, config: OptimConfig) -> list[dict]:
         | {"lr": group["lr"] * factor}
         for factor, params in sorted(parts.items(), reverse=True)
     ]
-
-
-def check_partition(named: Mapping[str, Tensor], groups: list[dict]) -> None:
-    """Raises ValueError with the name of each parameter that is not in exactly one group."""
-    counts = Counter(id(p) for group in groups for p in group["params"])
-    wrong = [f"{name} (in {counts[id(p)]})" for name, p in named.items() if counts[id(p)] != 1]
-    if wrong:
-        raise ValueError(f"a parameter must be in exactly 1 optimizer group, not {', '.join(wrong)}; fix param_groups")
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, precision: str = "32-true") -> MuonAdamW:

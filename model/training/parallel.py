@@ -5,7 +5,6 @@ DDP: every process has the whole model, and gradients are averaged. FSDP2
 processes, and the parameters of one block at a time are gathered. In both, every process has batches of its own.
 """
 
-import contextlib
 import logging
 import os
 import signal
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
 from tril.model.gpt import GPT
@@ -49,8 +48,8 @@ TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 class Launcher(_SubprocessScriptLauncher):
     """Lightning's launcher, but a process that dies ends the run with one line; Lightning kills all without a word.
 
-    A thread of the first process watches those that it has started, and a thread of each of these watches the first
-    one. The main threads, whose connections break, wait for them. torchrun and Slurm watch their processes themselves.
+    A thread of each process waits for an end: in rank 0 for that of the others, in the others for that of rank 0.
+    torchrun and Slurm watch their processes themselves.
 
     Args:
         resume: the command that continues the run.
@@ -72,7 +71,7 @@ class Launcher(_SubprocessScriptLauncher):
             threading.Thread(target=self._watch, daemon=True).start()
         try:
             return function(*args, **kwargs)
-        except RuntimeError:  # perhaps of a connection
+        except RuntimeError:  # perhaps of a connection, and the thread knows better why
             if is_watched:
                 time.sleep(GRACE_SECONDS)
             raise
@@ -80,66 +79,48 @@ class Launcher(_SubprocessScriptLauncher):
             self._ended = True
 
     def _watch(self) -> None:
+        is_first = self.cluster_environment.local_rank() == 0
         while not self._ended:
             time.sleep(POLL_SECONDS)
-            if self.cluster_environment.local_rank() > 0 and os.getppid() != self._parent:
-                self._end("rank 0 has ended")
-            for rank, process in enumerate(self.procs, 1):
-                if status := process.poll():
-                    by = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-                    self._end(f"rank {rank} {by}")
-
-    def _end(self, reason: str) -> None:
-        """Ends all processes of this machine, unless the main thread has just ended for a reason of its own."""
-        time.sleep(POLL_SECONDS)
-        if not self._ended:
+            failed = [(rank, process.returncode) for rank, process in enumerate(self.procs, 1) if process.poll()]
+            if not failed and (is_first or os.getppid() == self._parent):
+                continue
+            time.sleep(POLL_SECONDS)  # the main thread may just end for a reason of its own, and say so
+            if self._ended:
+                return
             for process in self.procs:
                 process.kill()
                 process.wait()
-            if self.cluster_environment.local_rank() < 2:  # of several that lost rank 0, one tells it
-                print(f"error: {reason}; continue with {self.resume}", file=sys.stderr, flush=True)
+            if failed:
+                rank, status = failed[0]
+                by = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                print(f"error: rank {rank} {by}; continue with {self.resume}", file=sys.stderr, flush=True)
             os._exit(1)
 
 
-class DDP(DDPStrategy):
-    """Lightning's, with our launcher."""
+class Watched:
+    """A strategy with our launcher; see `Launcher`."""
 
-    def __init__(self, resume: str) -> None:
-        super().__init__()
-        self._resume = resume
+    resume = ""
 
     def _configure_launcher(self) -> None:
-        self._launcher = Launcher(self, self._resume)
+        self._launcher = Launcher(self, self.resume)
 
 
-class FSDP(ModelParallelStrategy):
-    """Lightning's, with our launcher, and with checkpoints that any number of processes continues.
+class DDP(Watched, DDPStrategy):
+    pass
+
+
+class FSDP(Watched, ModelParallelStrategy):
+    """Lightning's strategy, with checkpoints that any number of processes continues.
 
     Lightning numbers the parameters of the optimizer in another way than torch does in a run of one process, and reads
     a file without verifying it.
     """
 
-    def __init__(self, resume: str) -> None:
-        super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False)
-        self._resume = resume
-
-    def _configure_launcher(self) -> None:
-        self._launcher = Launcher(self, self._resume)
-
     def setup_environment(self) -> None:
         self._data_parallel_size = self.world_size
         super().setup_environment()
-
-    @contextlib.contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
-        """No gradient is sent in the block, which has all micro-batches of a step but the last."""
-        assert self.model is not None
-        sharded = [module for module in self.model.children() if isinstance(module, FSDPModule)]
-        for module in sharded:
-            module.set_requires_gradient_sync(False)
-        yield
-        for module in sharded:
-            module.set_requires_gradient_sync(True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole state on rank 0, numbered as torch numbers it in a run of one process."""
@@ -180,7 +161,10 @@ def make_strategy(config: TrainerConfig, resume: str) -> Strategy | str:
     """The strategy of `lightning.Trainer`; on one device its default."""
     if not is_distributed(config):
         return "auto"
-    return FSDP(resume) if config.strategy == "model_parallel" else DDP(resume)
+    is_sharded = config.strategy == "model_parallel"
+    strategy = FSDP(tensor_parallel_size=1, save_distributed_checkpoint=False) if is_sharded else DDP()
+    strategy.resume = resume
+    return strategy
 
 
 def is_distributed(config: TrainerConfig) -> bool:

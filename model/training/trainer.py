@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import logging
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,19 +11,20 @@ from typing import Any
 
 import torch
 from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.loggers import Logger
 
 from tril.data.datamodule import TextDataModule
 from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.callbacks.output import HeadMetrics, Progress, Samples
-from tril.model.training.checkpoints import CheckpointFiles, Checkpoints, Stop, any_process
+from tril.model.training.checkpoints import CheckpointFiles, Checkpoints, Stop
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import Hardware, configure_torch
 from tril.model.training.loggers import finish_loggers, make_loggers, start_loggers
 from tril.model.training.module import TrainingModule
 from tril.model.training.parallel import make_strategy
-from tril.model.training.settings import CallbacksConfig, CheckpointConfig, EarlyStopConfig, LoggerConfig, TrainerConfig
+from tril.model.training.settings import CallbacksConfig, CheckpointConfig, LoggerConfig, TrainerConfig
 from tril.model.training.summary import summarize
 
 PASSED_ON = ("max_steps", "accumulate_grad_batches", "log_every_n_steps", "num_nodes", "devices")  # to the Trainer
@@ -33,66 +33,37 @@ PASSED_ON += ("limit_val_batches", "gradient_clip_val")
 MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|MPS backend out of memory")
 
 
-class EarlyStop(Callback):
-    """Ends a run after a number of validations without a lower loss, or after a time. best.ckpt has the best weights.
+class EarlyStop(EarlyStopping):
+    """Lightning's, which ends a run after `patience` validations without a lower loss.
 
-    Args:
-        config: None: the losses do not matter.
-        max_time: of the whole run in all its processes, DD:HH:MM:SS; None: any.
+    A resumed run may have another patience than the one before, and makes no step if that has run out.
     """
 
-    def __init__(self, config: EarlyStopConfig | None, max_time: str | None) -> None:
-        self.config, self.seconds = config, math.inf
-        if max_time is not None:
-            days, hours, minutes, seconds = map(int, max_time.split(":"))
-            self.seconds = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    def __init__(self, patience: int) -> None:
+        super().__init__("val/loss", patience=patience, check_finite=False)
 
-    def limit(self, val: Sequence[Mapping[str, Any]], seconds: float) -> str | None:
-        """The setting that ends a run after these validations (see `Metrics.val`) and seconds; None: it goes on."""
-        losses = [row["loss"] for row in val]
-        if seconds >= self.seconds:
-            return "trainer.max_time"
-        if self.config is None or not losses or len(losses) - 1 - losses.index(min(losses)) < self.config.patience:
-            return None
-        return "callbacks.early_stop.patience"
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict | {"patience": self.patience})
 
-    def _check(self, trainer: Trainer) -> None:
-        metrics = Metrics.of(trainer)
-        is_over = self.limit(metrics.val, metrics.wall_seconds()) is not None
-        trainer.should_stop = trainer.should_stop or any_process(trainer, is_over)
+    @property
+    def limit(self) -> str | None:
+        """The setting by which the run ends; None: it goes on."""
+        return "callbacks.early_stop.patience" if self.wait_count >= self.patience else None
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        """A run that had stopped makes no step when it is resumed, unless the limit is raised."""
-        if trainer.global_step:
-            self._check(trainer)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
-        if self.seconds < math.inf:
-            self._check(trainer)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._check(trainer)
+        trainer.should_stop = trainer.should_stop or self.limit is not None
 
 
-class GarbageCollection(Callback):
-    """Python's garbage collector runs at validations only, since a collection delays a step; see `gc_paused`."""
+class MaxTime(Timer):
+    """Lightning's, which ends a run after DD:HH:MM:SS of training, validation included."""
 
-    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        gc.collect()
+    def __init__(self, duration: str) -> None:
+        super().__init__(duration, verbose=False)
 
-
-@contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Python's garbage collector does not run in the block, nor does it ever search what exists when that begins."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
+    @property
+    def limit(self) -> str | None:
+        """The setting by which the run ends; None: it goes on."""
+        return "trainer.max_time" if (self.time_remaining() or 0) <= 0 else None
 
 
 def build_trainer(
@@ -135,11 +106,12 @@ def build_trainer(
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
     ordered: list[Callback] = [Metrics(hardware, folder, started)]
     stops = callbacks.early_stop
-    is_on = stops is not None and passes > stops.min_passes and not (sweep and stops.min_passes)
-    ordered.append(EarlyStop(stops if is_on else None, config.max_time))
+    if stops is not None and passes > stops.min_passes and not (sweep and stops.min_passes):
+        ordered.append(EarlyStop(stops.patience))
+    if config.max_time is not None:
+        ordered.append(MaxTime(config.max_time))
     if callbacks.causality is not None:
         ordered.append(CausalityCheck(folder, allow_leak))
-    ordered.append(GarbageCollection())
     if callbacks.heads is not None:
         ordered.append(HeadMetrics(callbacks.heads))
     if callbacks.progress is not None:
@@ -195,7 +167,7 @@ def fit(
     """
     configure_torch(Metrics.of(trainer).hardware.accelerator)
     try:
-        with out_of_memory(data, module), gc_paused():
+        with out_of_memory(data, module), frozen_objects():
             start_loggers(trainer, settings)
             trainer.fit(module, data, ckpt_path=checkpoint)
             metrics = Metrics.of(trainer)
@@ -224,13 +196,26 @@ def out_of_memory(data: TextDataModule, module: TrainingModule) -> Iterator[None
         raise MemoryError(f"out of memory; lower {settings} or model.dim={config.dim} ({accumulate})") from None
 
 
+@contextlib.contextmanager
+def frozen_objects() -> Iterator[None]:
+    """In the block Python's garbage collector does not search what exists when it begins, such as all of torch."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def limit_of(trainer: Trainer) -> str | None:
+    """The setting by which a run ends before trainer.max_steps; None: it goes on."""
+    stops = [each for each in trainer.callbacks if isinstance(each, EarlyStop | MaxTime)]  # pyright: ignore[reportAttributeAccessIssue] dynamic
+    return next(filter(None, (each.limit for each in stops)), None)
+
+
 def stop_reason(trainer: Trainer) -> str | None:
     """Why the run ended before trainer.max_steps, in words; None: it made all steps."""
-    step, steps, metrics = trainer.global_step, trainer.max_steps, Metrics.of(trainer)
-    if step >= steps:
-        return None
-    limit = _early_stop(trainer).limit(metrics.val, metrics.wall_seconds())
-    return f"at step {step:,} of {steps:,} by {limit or 'a callback'}"
+    step, steps = trainer.global_step, trainer.max_steps
+    return None if step >= steps else f"at step {step:,} of {steps:,} by {limit_of(trainer) or 'a callback'}"
 
 
 def no_step_left(trainer: Trainer, checkpoint: Mapping[str, Any]) -> str | None:
@@ -240,9 +225,7 @@ def no_step_left(trainer: Trainer, checkpoint: Mapping[str, Any]) -> str | None:
         trainer: with the settings and callbacks of the run, before `fit`.
         checkpoint: its content, with Lightning's entries.
     """
-    state = checkpoint["callbacks"]["Metrics"]
-    return _early_stop(trainer).limit(state["val"], state["wall_seconds"])
-
-
-def _early_stop(trainer: Trainer) -> EarlyStop:
-    return next(each for each in trainer.callbacks if isinstance(each, EarlyStop))  # pyright: ignore[reportAttributeAccessIssue] dynamic
+    for each in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue] dynamic
+        if isinstance(each, EarlyStop | MaxTime) and each.state_key in checkpoint["callbacks"]:
+            each.load_state_dict(checkpoint["callbacks"][each.state_key])
+    return limit_of(trainer)

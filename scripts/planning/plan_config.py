@@ -28,7 +28,7 @@ class PlanConfig:
         from tril.model.training.hardware import PEAK_TFLOPS, peak_flops
 
         if peak_flops(name) is None:
-            known = ", ".join(words for words, tflops in PEAK_TFLOPS if tflops is not None)
+            known = ", ".join(words.replace("|", ", ") for words, tflops in PEAK_TFLOPS if tflops is not None)
             raise ValueError(f"gpu={name} has no known peak FLOP/s; choose one of {known}")
         return name
 

@@ -89,7 +89,7 @@ HEADS = [
 PLAN = [
     ("gpus=[]", "gpus=[] must have at least 1 item after validation, not 0"),
     ("gpus=[0]", "gpus.0=0 must be greater than or equal to 1"),
-    ("gpu=H1000", "gpu=H1000 has no known peak FLOP/s; choose one of B200, H200 NVL, H200, GH200, H100 PCIe, H100"),
+    ("gpu=H1000", "gpu=H1000 has no known peak FLOP/s; choose one of B200, H100 PCIe, H100 NVL, H200 NVL, H100"),
     (("data.tokenizer.kind=hub", "data.tokenizer.path=x"), "model.vocab_size=null needs a local tokenizer; set it,"),
     (("trainer=fsdp", "compile=true"), "compile=true does not go with trainer=fsdp; set compile=false"),
     (("optim=adamw", "optim.momentum=0.5"), "optim.momentum=0.5 has no effect without optim.kind=muon; leave it out,"),

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from tril.model.atomic_files import atomic_path
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import Hardware, mfu
-from tril.model.training.loggers import call_loggers
 from tril.model.training.module import TrainingModule, val_names
 from tril.model.training.optim import is_sharded, local
 
@@ -151,7 +150,8 @@ class Metrics(Callback):
     @staticmethod
     def write(trainer: Trainer, values: dict[str, float]) -> None:
         """Logs values of this step."""
-        call_loggers(trainer, lambda logger: logger.log_metrics(values, step=trainer.global_step))
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=trainer.global_step)
 
     def spent(self) -> dict[str, float]:
         """Tokens and seconds of training only, so that runs with other validation intervals can be plotted together."""

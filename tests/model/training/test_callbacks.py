@@ -1,7 +1,5 @@
 """What a run measures and shows, and when it ends early."""
 
-import gc
-import math
 import time
 from types import SimpleNamespace
 
@@ -12,8 +10,7 @@ import torch
 from tests.model.training.tiny_fits import CPU, B, Before, T, fit, new_model, new_module
 from tril.model.training.callbacks.metrics import Metrics, save_windows
 from tril.model.training.callbacks.output import Progress
-from tril.model.training.settings import EarlyStopConfig, ProgressConfig
-from tril.model.training.trainer import EarlyStop, gc_paused
+from tril.model.training.settings import ProgressConfig
 
 
 def test_mfu_is_the_median_speed_against_the_peak_of_all_devices(tmp_path):
@@ -62,32 +59,6 @@ def test_losses_of_windows_and_documents(tmp_path):
     assert found == {"step": 30, "context_length": 4, "nll": [6, 3], "targets": [4, 2]} | {
         "document_nll": [6, 9, 0, 6], "document_targets": [3, 2, 0, 1]
     }  # fmt: skip
-
-
-def test_a_run_ends_after_validations_without_a_lower_loss_or_after_a_time():
-    stop = EarlyStop(EarlyStopConfig(patience=2), "01:02:03:04")
-
-    def limit(losses, seconds=0.0):
-        return stop.limit([{"loss": loss} for loss in losses], seconds)
-
-    assert limit([]) is limit([3, 2, 2.5]) is limit([3, 2, 2.5, 1.9, 2]) is None
-    assert limit([3, 2, 2, 2.5]) == "callbacks.early_stop.patience"
-    day = 24 * 3600
-    assert limit([], day + 2 * 3600 + 3 * 60 + 3.9) is None
-    assert limit([], day + 2 * 3600 + 3 * 60 + 4) == "trainer.max_time"
-    assert EarlyStop(None, None).limit([{"loss": 1.0}] * 9, 1e9) is None and EarlyStop(None, None).seconds == math.inf
-
-
-def test_the_collector_is_paused_in_a_block_and_as_before_afterwards():
-    for enabled in (True, False):
-        gc.enable() if enabled else gc.disable()
-        try:
-            with pytest.raises(KeyError), gc_paused():
-                assert not gc.isenabled() and gc.get_freeze_count() > 0
-                raise KeyError
-            assert gc.isenabled() == enabled and gc.get_freeze_count() == 0
-        finally:
-            gc.enable()
 
 
 def test_a_redirected_validation_is_one_line(capsys, tmp_path):

@@ -9,9 +9,7 @@ import torch
 
 from tests.runs import TINY, in_process, rows
 from tests.scripts.ablation.synthetic import sweep_of
-from tril.model.runs import state_of
 from tril.model.training.module import TrainingModule
-from tril.scripts.ablation import run_process
 from tril.scripts.ablation.comparisons import compare_with_baseline
 from tril.scripts.ablation.run_files import read_run
 from tril.scripts.ablation.sweep_heads import finished_runs
@@ -58,18 +56,6 @@ def test_a_failed_allocation_ends_the_run_in_one_line(tmp_path, text, monkeypatc
     line = error_line(run(tmp_path, text))
     assert line.startswith("error: out of memory; lower data.batch_size=4, model.context_length=32 or model.dim=32 ")
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
-
-
-def test_a_diverged_run_of_a_sweep_is_finished_without_a_loss(tmp_path, monkeypatch, capsys):
-    def spawn(arguments, log, lock):
-        summary = {"final_val_loss": None, "final_val_bpb": None, "seconds": 1.0, "diverged": "step 6 is not finite"}
-        (log.parent / "summary.json").write_text(json.dumps(summary))
-        return 2
-
-    monkeypatch.setattr(run_process, "spawn", spawn)
-    assert math.isnan(run_process.train(tmp_path / "run", [], "run"))
-    assert state_of(tmp_path / "run") == "finished" and not (tmp_path / "run" / "failed.json").exists()
-    assert "done    run finished: nan nats per token" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stopped", [False, True])

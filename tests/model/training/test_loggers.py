@@ -1,7 +1,6 @@
 """The csv file of a run, which a resumed run continues."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 
@@ -59,23 +58,3 @@ def test_wandb_is_offline_without_an_account_only_and_a_resumed_run_keeps_its_id
         ids.append(options["id"])
         (folder / "wandb" / f"offline-run-20261125_120000-{ids[0]}").mkdir(parents=True, exist_ok=True)
     assert ids[0] == ids[1]
-
-
-def test_a_tracker_that_fails_is_named_and_not_called_again_and_metrics_csv_goes_on(tmp_path, capsys):
-    log, calls = loggers.RunLog(tmp_path), []
-
-    class Failing(loggers.RunLog.__base__):
-        name, version = "", 0
-        log_hyperparams = None
-
-        def log_metrics(self, metrics, step=None):
-            calls.append(step)
-            raise OSError("no connection")
-
-    trainer = SimpleNamespace(loggers=[Failing(), log])
-    for step in (1, 2):
-        loggers.call_loggers(trainer, lambda logger, step=step: logger.log_metrics({"loss": 3.0}, step=step))
-    assert calls == [1] and capsys.readouterr().err == "warning: Failing is not called again: no connection\n"
-    assert [row["step"] for row in log._rows()] == ["1", "2"]
-    with pytest.raises(ValueError):
-        loggers.call_loggers(trainer, lambda logger: int("metrics.csv"))

@@ -19,16 +19,6 @@ def masked(n, seed=0, share=0.3):
     return found
 
 
-def test_a_batch_without_targets_has_the_loss_0_and_a_zero_gradient():
-    lm = module()
-    [(inputs, targets)] = batches(1)
-    loss = lm.training_step((inputs, torch.full_like(targets, IGNORE)), 0)
-    loss.backward()
-    assert loss.item() == 0
-    assert all(p.grad is None or (p.grad == 0).all() for p in lm.model.parameters())
-    assert lm.take_train_loss().item() == 0
-
-
 def test_every_target_has_the_same_weight_over_micro_batches():
     """The sum over three micro-batches, one without targets, is the gradient of all targets in one batch."""
     data = masked(3)

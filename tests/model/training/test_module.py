@@ -125,18 +125,6 @@ def test_every_loss_starts_a_step_of_cuda_graphs(monkeypatch, mode, begun):
     assert calls == (["begin", "loss"] * 3 if begun else ["loss"] * 3)
 
 
-def test_a_checkpoint_has_the_last_certificate():
-    """Training tests its weights again at each validation."""
-    lm, checkpoint = module(), {}
-    assert lm.certificate is None
-    for passed in (True, False):
-        lm.set_certificate({"passed": passed})
-        lm.on_save_checkpoint(checkpoint)
-        assert lm.certificate == {"passed": passed}
-        assert checkpoint["tril"]["certificate"].keys() == {"passed"}
-        assert checkpoint["tril"]["certificate"]["passed"] is passed
-
-
 def test_no_gradient_outlives_training(tmp_path):
     """CUDA graphs reuse its memory."""
     lm = module()

@@ -1,18 +1,13 @@
 """Which parameter is updated by which rule, and the settings of both."""
 
 import dataclasses
-import math
 
 import pytest
-import torch
-from pydantic import ValidationError
 from torch import nn
 
-from tests.model.training.test_optim import MUON, net, random_params
-from tril.data.settings import explain
+from tests.model.training.test_optim import net
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.training import optim
-from tril.model.training.optim import MuonAdamW, OptimConfig, check_partition, param_groups
+from tril.model.training.optim import OptimConfig, param_groups
 from tril.model.training.schedule import ScheduleConfig
 
 
@@ -25,21 +20,6 @@ BIASES_AND_NORMS = {"norm.weight", "norm.bias"} | {
     f"blocks.{i}.{name}" for i in (0, 1) for name in ("norm.weight", "norm.bias", "up.bias")
 }
 BLOCK_MATRICES = {f"blocks.{i}.{name}.weight" for i in (0, 1) for name in ("up", "down")}
-
-
-def test_muon_groups():
-    assert names_by_group(net(), OptimConfig()) == {
-        "muon": BLOCK_MATRICES,
-        "decay": {"embed.weight", "head.weight"},
-        "no_decay": BIASES_AND_NORMS,
-    }
-
-
-def test_adamw_groups():
-    assert names_by_group(net(), OptimConfig(kind="adamw")) == {
-        "decay": BLOCK_MATRICES | {"embed.weight", "head.weight"},
-        "no_decay": BIASES_AND_NORMS,
-    }
 
 
 def test_groups_of_a_gpt():
@@ -67,42 +47,6 @@ def test_groups_of_a_gpt():
     )
 
 
-def test_groups_carry_the_values_of_the_config():
-    config = OptimConfig(
-        lr=1.0,
-        muon_lr=2.0,
-        betas=[0.1, 0.2],
-        eps=3.0,
-        weight_decay=4.0,
-        muon_weight_decay=5.0,
-        momentum=0.6,
-        nesterov=False,
-        ns_steps=7,
-        adjust_lr="match_rms_adamw",
-    )
-    muon, decay, no_decay = ({k: v for k, v in group.items() if k != "params"} for group in param_groups(net(), config))
-    assert muon == {
-        "name": "muon",
-        "kind": "muon",
-        "lr": 2.0,
-        "weight_decay": 5.0,
-        "momentum": 0.6,
-        "nesterov": False,
-        "ns_steps": 7,
-        "adjust_lr": "match_rms_adamw",
-    }
-    assert decay == {
-        "name": "decay",
-        "kind": "adamw",
-        "lr": 1.0,
-        "weight_decay": 4.0,
-        "betas": (0.1, 0.2),
-        "eps": 3.0,
-        "fused": True,
-    }
-    assert no_decay == decay | {"name": "no_decay", "weight_decay": 0.0}
-
-
 def test_tied_weights_and_frozen_parameters():
     model = net()
     model.head.weight = model.embed.weight
@@ -112,91 +56,11 @@ def test_tied_weights_and_frozen_parameters():
     assert got["no_decay"] == BIASES_AND_NORMS - {"norm.weight", "norm.bias"}
 
 
-def test_a_parameter_outside_or_in_two_groups_is_named():
-    named = dict(net().named_parameters())
-    groups = param_groups(net(), OptimConfig())
-    with pytest.raises(ValueError, match=r"embed\.weight \(in 0\)"):  # the groups of another model hold none of these
-        check_partition(named, groups)
-    twice = [{"params": list(named.values())}, {"params": [named["head.weight"]]}]
-    with pytest.raises(ValueError) as error:
-        check_partition(named, twice)
-    assert "head.weight (in 2)" in str(error.value) and "embed.weight" not in str(error.value)
-
-
-def test_param_groups_checks_its_own_partition(monkeypatch):
-    def refuse(named, groups):
-        raise ValueError(f"{len(named)} parameters in {len(groups)} groups")
-
-    monkeypatch.setattr(optim, "check_partition", refuse)
-    with pytest.raises(ValueError, match="14 parameters in 3 groups"):
-        param_groups(net(), OptimConfig())
-
-
 def test_nothing_to_train_is_an_error():
     with pytest.raises(ValueError, match="no trainable parameters"):
         param_groups(net().requires_grad_(False), OptimConfig())
     with pytest.raises(ValueError, match=r"blocks\..*optim=adamw"):
         param_groups(nn.Linear(3, 3), OptimConfig())
-
-
-@pytest.mark.parametrize(
-    ("group", "message"),
-    [
-        ({"kind": "sgd"}, "kind='sgd' of a parameter group must be one of muon, adamw"),
-        (
-            {"kind": "muon", "lr": 0.1, "nesterov": True, "weight_decay": 0.0},
-            "lacks adjust_lr, momentum, ns_steps; add them",
-        ),
-        (
-            MUON | {"params": [nn.Parameter(torch.zeros(3))]},
-            r"2-D parameters only, not shapes \[\(3,\)\]; put them into a group of kind=adamw",
-        ),
-    ],
-)
-def test_wrong_groups_are_refused(group, message):
-    with pytest.raises(ValueError, match=message):
-        MuonAdamW([{"params": random_params([(2, 2)])} | group])
-
-
-def test_all_invalid_values_are_listed():
-    invalid = {
-        "kind": "sgd",
-        "lr": 0,
-        "muon_lr": "0.02",
-        "betas": (0.9, 1.0),
-        "eps": math.inf,
-        "weight_decay": -1,
-        "muon_weight_decay": None,
-        "momentum": 1.0,
-        "nesterov": "yes",
-        "ns_steps": 0,
-        "adjust_lr": "none",
-        "schedule": "wsd",
-    }
-    with pytest.raises(ValidationError) as error:
-        OptimConfig(**invalid)
-    assert explain(error.value).split("; ")[:-1] == [
-        "optim.kind=sgd must be 'muon' or 'adamw'",
-        "optim.lr=0 must be greater than 0",
-        "optim.muon_lr='0.02' must be a valid number",
-        "optim.betas.1=1.0 must be less than 1",
-        "optim.eps=inf must be a finite number",
-        "optim.weight_decay=-1 must be greater than or equal to 0",
-        "optim.muon_weight_decay=null must be a valid number",
-        "optim.momentum=1.0 must be less than 1",
-        "optim.nesterov='yes' must be a valid boolean",
-        "optim.ns_steps=0 must be greater than or equal to 1",
-        "optim.adjust_lr=none must be 'original' or 'match_rms_adamw'",
-    ]
-    assert "optim.schedule='wsd'" in explain(error.value)
-
-
-@pytest.mark.parametrize("betas", [0.9, (0.9,), (-0.1, 0.9), "ab"])
-def test_betas_are_two_numbers(betas):
-    with pytest.raises(ValidationError) as error:
-        OptimConfig(betas=betas)
-    assert "optim.betas" in explain(error.value)
-    assert OptimConfig(betas=[0.5, 0.6]).betas == (0.5, 0.6)
 
 
 def test_equal_optimizers_have_one_canonical_form():
