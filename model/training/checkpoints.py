@@ -77,7 +77,7 @@ class Checkpoints(Checkpoint):
             trainer.should_stop = True  # Lightning then validates, while it still has the state of the loaders
         is_validated = loop._should_check_val_fx(trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType] set by fit
         self._loops = trainer.fit_loop.state_dict() if is_validated else None
-        if not is_validated and any_process(trainer, self._stop.requested or self._is_due(trainer)):  # all take part
+        if not is_validated and self._agreed(trainer, self._stop.requested or self._is_due(trainer)):
             self._save_and_stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
@@ -94,19 +94,19 @@ class Checkpoints(Checkpoint):
         assert isinstance(files, CheckpointFiles)
         files.is_best = metrics.val != [] and metrics.best()["step"] == trainer.global_step
         trainer.save_checkpoint(self.path)
-        if any_process(trainer, self._stop.requested):
+        if self._agreed(trainer, self._stop.requested):
             self._stop.finish()
+
+    @staticmethod
+    def _agreed(trainer: Trainer, decision: bool) -> bool:
+        """Whether the decision of one process is True; all of them must call it."""
+        return trainer.strategy.reduce_boolean_decision(decision, all=False)
 
     def _is_due(self, trainer: Trainer) -> bool:
         """Whether an interval has passed; the clocks of the processes differ."""
         minutes, steps = self.config.every_minutes, self.config.every_n_steps
         by_time = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         return by_time or (steps is not None and trainer.global_step % steps == 0)
-
-
-def any_process(trainer: Trainer, decision: bool) -> bool:
-    """Whether the decision of one process of the run is True; all of them must call it."""
-    return trainer.strategy.reduce_boolean_decision(decision, all=False) if trainer.world_size > 1 else decision
 
 
 class CheckpointFiles(TorchCheckpointIO):

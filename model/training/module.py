@@ -21,7 +21,7 @@ from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
 from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
-from tril.model.training.optim import build_optimizer
+from tril.model.training.optim import build_optimizer, param_groups
 from tril.model.training.parallel import shard, whole_copy
 from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig
@@ -105,11 +105,10 @@ class TrainingModule(LightningModule):
         self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
         self.val_targets: list[int] = []
         self._val: dict[int, Tensor] = {}  # losses of each loader so far, (n_batches * B, T); on the device
-        self._payload = dict(payload)
+        self.payload = dict(payload)
         self._nats: Tensor | float = 0.0  # of the training targets since the last `take_train_loss`, on the device
         self._targets: Tensor | float = 0  # their number
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
-        self._group_options: list[dict[str, Any]] = []  # of the optimizer's groups, as the config has them
 
     @property
     def is_sharded(self) -> bool:
@@ -132,22 +131,17 @@ class TrainingModule(LightningModule):
     @property
     def certificate(self) -> dict[str, Any] | None:
         """Summary of the run's causality certificate; None before the causality check or without it."""
-        return self._payload.get("certificate")
-
-    @property
-    def lineage(self) -> dict[str, Any] | None:
-        """Source, weights and step of the model that the run started from; None: from random weights."""
-        return self._payload.get("lineage")
+        return self.payload.get("certificate")
 
     def set_certificate(self, summary: dict[str, Any]) -> None:
         """Adds the summary of the causality certificate to every checkpoint from now on."""
-        self._payload["certificate"] = summary
+        self.payload["certificate"] = summary
 
     def language_model(self) -> LanguageModel | None:
         """The model with its tokenizer, for sampling; see `whole_model`."""
         if (model := self.whole_model()) is None:
             return None
-        return LanguageModel(model, Tokenizer.from_str(self._payload["tokenizer"]), eot=self._payload["eot"])
+        return LanguageModel(model, Tokenizer.from_str(self.payload["tokenizer"]), eot=self.payload["eot"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a micro-batch, summed and divided by all its positions, ignored ones included.
@@ -197,9 +191,9 @@ class TrainingModule(LightningModule):
         rows = {"": (*self.val_windows.sum(1).tolist(), sum(sizes))}
         rows |= {name: (*sums[i], sizes[i]) for i, name in enumerate(self.sources)}
         for source, (nats, targets, size) in rows.items():
-            loss, bpb = val_names(source)
-            # `Metrics` writes them to the loggers: Lightning would log them under the step before.
-            self.log_dict({loss: nats / targets, bpb: nats / math.log(2) / size}, logger=False)
+            prefix = f"val/{source}/" if source else "val/"
+            values = {f"{prefix}loss": nats / targets, f"{prefix}bpb": nats / math.log(2) / size}
+            self.log_dict(values, logger=False)  # `Metrics` does: Lightning would log them under the step before
 
     def configure_optimizers(  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         self, precision: str | None = None
@@ -210,23 +204,20 @@ class TrainingModule(LightningModule):
             precision: None: the Trainer's.
         """
         optimizer = build_optimizer(self.model, self.optim, precision or str(self.trainer.precision))
-        self._group_options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
         schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps, self.optim.schedule))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what sampling and an exact continuation need."""
-        checkpoint["tril"] = dict(self._payload)
+        checkpoint["tril"] = dict(self.payload)
         checkpoint["train_loss"] = {"nats": float(self._nats), "targets": float(self._targets)}
         states = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":
             states[self.device.type] = torch.get_device_module(self.device.type).get_rng_state()
-        checkpoint["random_states"] = {kind: self._of_all_ranks(state) for kind, state in states.items()}
-
-    def _of_all_ranks(self, state: Tensor) -> Tensor:
-        """The n bytes of a generator's state on each rank, (W, n); sent from device to device."""
-        on_device = state.to(self.device)
-        return torch.as_tensor(self.all_gather(on_device)).view(-1, len(state)).cpu()
+        checkpoint["random_states"] = {  # of each rank, (W, bytes of a state); sent from device to device
+            kind: torch.as_tensor(self.all_gather(state.to(self.device))).view(-1, len(state)).cpu()
+            for kind, state in states.items()
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads what `on_save_checkpoint` added."""
@@ -245,21 +236,16 @@ class TrainingModule(LightningModule):
                 state = by_rank[self.global_rank].clone()  # torch reads a row from the wrong place
                 torch.set_rng_state(state) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(state)
         schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
-        schedule.base_lrs = [options["lr"] for options in self._group_options]
         factor = lr_factor(schedule.last_epoch, self.total_steps, self.optim.schedule)
-        for group, options in zip(schedule.optimizer.param_groups, self._group_options, strict=True):
-            group.update(options | {"initial_lr": options["lr"], "lr": options["lr"] * factor})
+        for i, group in enumerate(param_groups(self.model, self.optim)):
+            schedule.base_lrs[i] = peak = group["lr"]
+            options = {key: value for key, value in group.items() if key != "params"}
+            schedule.optimizer.param_groups[i].update(options | {"initial_lr": peak, "lr": peak * factor})
 
     def on_train_end(self) -> None:
         """Drops the gradients: with CUDA graphs the last validation has overwritten them, and Lightning fails to move
         them to the CPU."""
         self.zero_grad()
-
-
-def val_names(source: str) -> tuple[str, str]:
-    """The names of loss and bits per byte of a source; "": those of the whole validation."""
-    prefix = f"val/{source}/" if source else "val/"
-    return f"{prefix}loss", f"{prefix}bpb"
 
 
 def in_order(nll: Tensor) -> tuple[Tensor, Tensor]:

@@ -82,7 +82,7 @@ def summarize(
     metrics, model, meta, folder = Metrics.of(trainer), module.model, data.meta, Path(trainer.default_root_dir)
     best, hardware = metrics.best() if metrics.val else NO_LOSS, metrics.hardware
     last, steps = (NO_LOSS, diverged.step) if diverged else (metrics.val[-1], trainer.global_step)
-    lineage, causality = module.lineage or {}, module.certificate
+    lineage, causality = module.payload.get("lineage") or {}, module.certificate
     sources = {
         name: {"share": source["share"], "training_tokens": source["counts"]["train"]["tokens"]}
         | {"epochs": source["share"] * metrics.tokens / source["counts"]["train"]["tokens"]}
@@ -178,15 +178,11 @@ def code_version(package: Path = PACKAGE) -> str | None:
     """The commit of this checkout, with "+" if tracked files differ from it; None outside of git or in another
     repository."""
 
-    def git(*command: str) -> str:
-        arguments = ["git", "-C", str(package), *command]
-        return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.strip()
-
+    if not (package / ".git").exists():  # installed, perhaps into a folder of somebody else's repository
+        return None
+    command = ["git", "-C", str(package), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != package.resolve():
-            return None  # installed into a folder of somebody else's repository
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from tril.model.atomic_files import atomic_path
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import Hardware, mfu
-from tril.model.training.module import TrainingModule, val_names
+from tril.model.training.module import TrainingModule
 from tril.model.training.optim import is_sharded, local
 
 
@@ -130,17 +130,15 @@ class Metrics(Callback):
         self._seconds, self._since = self.seconds(), None
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        logged, step, rows = {}, trainer.global_step, {}
-        for source in ("", *pl_module.sources):
-            names = val_names(source)
-            values = [trainer.callback_metrics[name].item() for name in names]
-            logged |= zip(names, values, strict=True)
-            rows[source] = dict(zip(("loss", "bpb"), values, strict=True))
-        row = {"step": step, **rows.pop("")}
+        step = trainer.global_step
+        logged = {key: value.item() for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
+        row: dict[str, Any] = {"step": step, "loss": logged["val/loss"], "bpb": logged["val/bpb"]}
         if not math.isfinite(row["loss"]):
             text = f"the validation loss at step {step:,} is {row['loss']}; lower optim.lr_scale"
             raise NonFiniteError(step, text)
-        self.val.append(row | {"sources": rows} if rows else row)
+        if names := pl_module.sources:
+            row["sources"] = {name: {key: logged[f"val/{name}/{key}"] for key in ("loss", "bpb")} for name in names}
+        self.val.append(row)
         self.val_windows = validated_windows(trainer)
         self.write(trainer, logged | self.spent())
         if trainer.is_global_zero:

@@ -9,8 +9,6 @@ import torch
 
 from tests.model.training.tiny_fits import CPU, B, Before, T, fit, new_model, new_module
 from tril.model.training.callbacks.metrics import Metrics, save_windows
-from tril.model.training.callbacks.output import Progress
-from tril.model.training.settings import ProgressConfig
 
 
 def test_mfu_is_the_median_speed_against_the_peak_of_all_devices(tmp_path):
@@ -59,12 +57,3 @@ def test_losses_of_windows_and_documents(tmp_path):
     assert found == {"step": 30, "context_length": 4, "nll": [6, 3], "targets": [4, 2]} | {
         "document_nll": [6, 9, 0, 6], "document_targets": [3, 2, 0, 1]
     }  # fmt: skip
-
-
-def test_a_redirected_validation_is_one_line(capsys, tmp_path):
-    progress, metrics = Progress(ProgressConfig()), Metrics(CPU, tmp_path)
-    metrics.val.append({"step": 7, "loss": 2.0, "bpb": 1.0})
-    metrics.val_windows = {"scored": 8, "of": 31}
-    progress.on_validation_end(SimpleNamespace(is_global_zero=True, callbacks=[metrics]), None)
-    line = "step      7  validation: 2.0000 nats per token, 1.0000 bits per byte (8 of 31 windows)\n"
-    assert capsys.readouterr() == (line, "")

@@ -47,8 +47,3 @@ def test_every_document_of_a_window_has_a_first_token():
     logged = log_heads(model, (ids, ids), windows=1, document_eot=0)
     first, second = (attention_maps(model, part)[0, 0, 0, 1:, 0] for part in (ids[:, :5], ids[:, 5:]))
     assert logged["heads/first/L0H0"] == pytest.approx(torch.cat([first, second]).mean().item(), rel=1e-5)
-
-
-def test_a_model_without_heads_logs_nothing():
-    ids = torch.randint(31, (1, 12))
-    assert log_heads(tiny_gpt(n_heads=0), (ids, ids), windows=1) == {}

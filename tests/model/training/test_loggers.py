@@ -1,7 +1,5 @@
 """The csv file of a run, which a resumed run continues."""
 
-import os
-
 import pytest
 
 from tril.model.training import loggers
@@ -23,20 +21,6 @@ def test_a_resumed_run_continues_its_csv_file(tmp_path):
     new = loggers.RunLog(tmp_path)
     new.log_metrics({"loss": 5.0}, step=1)
     assert file.read_text() == "loss,step\n5.0,1\n"
-
-
-def test_a_kill_while_a_column_is_added_keeps_the_rows(tmp_path, monkeypatch):
-    log = loggers.RunLog(tmp_path)
-    log.log_metrics({"loss": 3.0}, step=2)
-    before = (tmp_path / "csv" / "version_0" / "metrics.csv").read_text()
-
-    def killed(source, target):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        log.log_metrics({"norm": 1.0}, step=4)
-    assert (tmp_path / "csv" / "version_0" / "metrics.csv").read_text() == before
 
 
 @pytest.mark.parametrize(

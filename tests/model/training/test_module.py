@@ -1,7 +1,6 @@
 """The Lightning module: its loss, with and without compilation, and its checkpoints."""
 
 import functools
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -64,23 +63,6 @@ def fit(module, tmp_path, steps=6, data=None):
     return torch.load(tmp_path / "fit.ckpt", weights_only=True)
 
 
-def test_validation_weighs_tokens_not_batches_and_gives_bits_per_byte(monkeypatch):
-    lm = module(bytes_per_token=3.0)
-    first, second = batches(2)
-    half = (second[0], second[1].clone())
-    half[1][:3] = IGNORE  # 12 targets of 48
-    logged = {}
-    monkeypatch.setattr(lm, "log_dict", lambda values, **options: logged.update(values))
-    monkeypatch.setattr(lm, "all_gather", lambda x: x)
-    with torch.no_grad():
-        lm.validation_step(first, 0)
-        lm.validation_step(half, 1)
-        total = lm.model.nll(*first).sum() + lm.model.nll(*half).sum()
-    lm.on_validation_epoch_end()
-    assert logged["val/loss"] == pytest.approx(total.item() / (48 + 12), rel=1e-5)
-    assert logged["val/bpb"] == pytest.approx(logged["val/loss"] / math.log(2) / 3.0)
-
-
 def test_validation_keeps_the_loss_of_every_window_in_the_order_of_the_text(monkeypatch):
     """Two processes alternate; a window that is all IGNORE fills up a batch."""
     lm, other = module(), module()
@@ -125,36 +107,6 @@ def test_every_loss_starts_a_step_of_cuda_graphs(monkeypatch, mode, begun):
     assert calls == (["begin", "loss"] * 3 if begun else ["loss"] * 3)
 
 
-def test_no_gradient_outlives_training(tmp_path):
-    """CUDA graphs reuse its memory."""
-    lm = module()
-    fit(lm, tmp_path)
-    assert all(p.grad is None for p in lm.parameters())
-
-
-@pytest.mark.parametrize("choices", [{"pos": "rope", "window": 3}, {"pos": "learned"}], ids=str)
-def test_documents_in_a_window_have_the_losses_of_separate_documents(monkeypatch, choices):
-    lm = module(document_eot=EOT, **choices)
-    inputs, targets = documents(1)[0]
-    total = 0.0
-    for ids, wanted in zip(inputs, targets, strict=False):
-        starts = [0, *(t for t in range(1, T) if ids[t] == EOT)]
-        for first, end in zip(starts, [*starts[1:], T], strict=False):
-            log_p = lm.model(ids[None, first:end])[0].log_softmax(-1)
-            total -= log_p.gather(1, wanted[first:end, None]).sum().item()
-    # without the mask, a hundred times the tolerance below away
-    assert lm.model.nll(inputs, targets).sum().item() != pytest.approx(total, rel=1e-3)
-    assert lm.training_step((inputs, targets), 0).item() == pytest.approx(total / targets.numel(), rel=1e-5)
-
-    logged = {}
-    monkeypatch.setattr(lm, "log_dict", lambda values, **options: logged.update(values))
-    monkeypatch.setattr(lm, "all_gather", lambda x: x)
-    with torch.no_grad():
-        lm.validation_step((inputs, targets), 0)
-    lm.on_validation_epoch_end()
-    assert logged["val/loss"] == pytest.approx(total / targets.numel(), rel=1e-5)
-
-
 @pytest.mark.parametrize("how", ["default", "regional"])
 @pytest.mark.parametrize(
     "choices", [{}, {"document_eot": EOT}, {"document_eot": EOT, "pos": "learned", "window": 3}], ids=str
@@ -191,16 +143,3 @@ def test_more_models_are_compiled_than_the_recompile_limit_allows(monkeypatch, h
         for dim in range(16, 16 + 8 * 4, 8):
             module(compile=how, dim=dim, n_layers=1).train().losses(batches(1)[0])
     assert len(graphs) == 4
-
-
-def test_learning_rates_follow_the_schedule_per_optimizer_step(tmp_path):
-    lm = module()
-    seen = []
-    lm.on_train_batch_start = lambda batch, index: seen.append(
-        [group["lr"] for group in lm.trainer.optimizers[0].param_groups]
-    )
-    fit(lm, tmp_path)
-    # warm-up of 2 steps, then 70 % of 6 steps (rounded to 4) of linear decay
-    expected = [1 / 3, 2 / 3, 1, 3 / 4, 2 / 4, 1 / 4]
-    for index, peak in enumerate((lm.optim.muon_lr, lm.optim.lr)):
-        assert [rates[index] / peak for rates in seen] == pytest.approx(expected)
