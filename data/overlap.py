@@ -33,8 +33,7 @@ def measure_overlap(train: np.ndarray, val: np.ndarray, n_ids: int, bytes_per_to
     It takes about 40 bytes of memory for each token of the validation part.
 
     Returns:
-        "tokens" that count, and their "share" of the validation part; the "passage_tokens" of a passage; and "example",
-        where in the validation part such a passage starts, or None.
+        "tokens" that count, their "share" of the validation part, and the "passage_tokens" of a passage.
     """
     length = max(PASSAGE_TOKENS, round(PASSAGE_BYTES / max(bytes_per_token, 1)))
     in_val = passage_hashes(val, length, n_ids)  # (N - n + 1,)
@@ -48,9 +47,8 @@ def measure_overlap(train: np.ndarray, val: np.ndarray, n_ids: int, bytes_per_to
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         for _ in pool.map(find, range(0, len(train) if len(passages) else 0, CHUNK)):  # threads write the same value
             pass
-    covered = cover(contains(passages[occurs], in_val), length)
-    tokens, example = int(covered.sum()), int(covered.argmax()) if covered.any() else None
-    return {"tokens": tokens, "share": tokens / max(len(val), 1), "passage_tokens": length, "example": example}
+    tokens = int(cover(contains(passages[occurs], in_val), length).sum())
+    return {"tokens": tokens, "share": tokens / max(len(val), 1), "passage_tokens": length}
 
 
 def sample_passages(text: bytes) -> tuple[np.ndarray, np.ndarray]:

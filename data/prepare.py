@@ -5,14 +5,13 @@ never reads stale tokens; a damaged folder is prepared again.
 """
 
 import contextlib
-import hashlib
 import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import tokenizers
@@ -22,15 +21,23 @@ from tril.data.cache import read_or_write, resolve_cache_dir
 from tril.data.encoding import OPENS, TARGET, Encoder, first_token_bytes
 from tril.data.mixture import Member, Mixture
 from tril.data.overlap import measure_overlap
-from tril.data.prepared import FLAGS, TOKENIZER, TOKENS, PreparedText, PreparedTexts, sha256_of, write_meta
+from tril.data.prepared import (
+    FLAGS,
+    TOKENIZER,
+    TOKENS,
+    PreparedText,
+    PreparedTexts,
+    sha256_of,
+    sha256_of_file,
+    write_meta,
+)
 from tril.data.sources.base import Source, Split
 from tril.data.tokenizer import TokenizerConfig, build, n_ids
 
-FORMAT = 3  # incremented when the same settings produce other files
+FORMAT = 3  # incremented when the same settings produce other files, such as by another split
 MAX_UINT16_VOCAB = 1 << 16
 MAX_OVERLAP = 0.01  # of the validation tokens; above that, the loss is too low
 SHOWN_OVERLAP = 0.00005  # less is 0.00 %
-EXAMPLE_CHARACTERS = 60  # of a passage that occurs in both parts
 
 
 @dataclass
@@ -50,18 +57,6 @@ class Counts:
     bytes: int = 0
     first_bytes: int = 0
     unknown: int = 0
-
-
-class HashedFile:
-    """A file that is written; its sha256 is computed in memory, so that it does not cover up what the disk did."""
-
-    def __init__(self, path: Path) -> None:
-        self.file, self.sha256, self.size = path.open("wb"), hashlib.sha256(), 0
-
-    def write(self, content: bytes) -> None:
-        self.file.write(content)
-        self.sha256.update(content)
-        self.size += len(content)
 
 
 def prepare(
@@ -96,15 +91,14 @@ def prepare(
         dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
         encoder, is_chat = Encoder(tokenizer, config.eot, dtype), any(map(_is_chat, members.values()))
         with contextlib.ExitStack() as stack:
-            files = {name: HashedFile(folder / name) for name in (TOKENIZER, TOKENS, *[FLAGS] * is_chat)}
-            for file in files.values():
-                stack.enter_context(file.file)
+            names = TOKENIZER, TOKENS, *[FLAGS] * is_chat
+            files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
             files[TOKENIZER].write(tokenizer.to_str(pretty=True).encode())  # tokenizer.save raises bare Exceptions
             written = {name: _write_text(each, encoder, files, progress) for name, each in members.items()}
         values = {**meta, "fingerprint": fingerprint, "kind": kind, "chat": is_chat, "dtype": dtype.name}
         values |= {"vocab_size": vocab_size, "eot_id": eot_id, "libraries": {"tokenizers": tokenizers.__version__}}
         values |= {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        values |= {"files": {name: [file.size, file.sha256.hexdigest()] for name, file in files.items()}}
+        values |= {"files": {name: [(folder / name).stat().st_size, sha256_of_file(folder / name)] for name in names}}
         values |= {"sources": {name: {**sources[name], **written[name]} for name in members}}
         for name, text in PreparedTexts(folder, values, tokenizer, counts).texts.items():
             values["sources"][name] |= _measured_split(members[name].source, text)
@@ -140,10 +134,7 @@ def describe_split(text: PreparedText) -> str:
     line += f"; {100 * overlap['share']:.2f} % of its tokens lie in passages that also occur in the training part"
     if overlap["share"] <= MAX_OVERLAP:
         return line
-    ids = text.predicted("val")[overlap["example"] : overlap["example"] + overlap["passage_tokens"]]
-    example = " ".join(text.tokenizer.decode(ids.tolist()).split())[:EXAMPLE_CHARACTERS]
-    remedy = "so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
-    return f"{line}, such as {example!r}, {remedy}"
+    return f"{line}, so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
 
 
 def _is_chat(member: Member) -> bool:
@@ -159,17 +150,17 @@ def _measured_split(source: Source, text: PreparedText) -> dict[str, Any]:
     return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": overlap}
 
 
-def _write_text(member: Member, encoder: Encoder, files: Mapping[str, HashedFile], progress: bool) -> dict[str, Any]:
+def _write_text(member: Member, encoder: Encoder, files: Mapping[str, BinaryIO], progress: bool) -> dict[str, Any]:
     """Writes both parts of a text; returns its sizes, and at which token it starts in the files of tokens and flags."""
-    start = {TOKENS: files[TOKENS].size // encoder.dtype.itemsize, FLAGS: None}
+    start = {TOKENS: files[TOKENS].tell() // encoder.dtype.itemsize, FLAGS: None}
     if _is_chat(member):
-        start[FLAGS] = files[FLAGS].size
+        start[FLAGS] = files[FLAGS].tell()
     counts = {split: asdict(_write_part(member, split, encoder, files, progress)) for split in ("train", "val")}
     return {"start": start, "counts": counts}
 
 
 def _write_part(
-    member: Member, split: Split, encoder: Encoder, files: Mapping[str, HashedFile], progress: bool
+    member: Member, split: Split, encoder: Encoder, files: Mapping[str, BinaryIO], progress: bool
 ) -> Counts:
     """Writes ids and flags of the pieces until these end or the budget is reached."""
     source, budget, counts, starts_document = member.source, member.budgets[split], Counts(), True

@@ -45,9 +45,8 @@ def read_meta(folder: Path, fingerprint: str) -> dict[str, Any]:
                 raise ValueError(f"{name} has {found} bytes instead of {size}")
             if size > HASH_LIMIT:
                 continue
-            with (folder / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-                    raise ValueError(f"{name} does not match its checksum")
+            if sha256_of_file(folder / name) != sha256:
+                raise ValueError(f"{name} does not match its checksum")
         return meta
     except OSError as error:
         raise ValueError(f"{Path(error.filename or folder).name}: {error.strerror}") from error
@@ -57,6 +56,11 @@ def read_meta(folder: Path, fingerprint: str) -> dict[str, Any]:
 
 def sha256_of(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

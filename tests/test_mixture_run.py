@@ -12,7 +12,7 @@ from tests.conftest import assert_refused
 from tests.runs import TINY, in_process, interrupted, rows, train_typed, typed
 from tril.data.config import parse
 from tril.model.checkpoint import load
-from tril.scripts import evaluate, heads
+from tril.scripts import evaluate
 
 MIXTURE = ["data=mixture", *TINY[1:], "data.sources={docs: 0.75, other.txt: 0.25}"]
 T = 32  # context length
@@ -154,15 +154,3 @@ def test_evaluate_measures_one_source_as_the_run_did(folder):
         report = json.loads((folder / "out" / "evaluation.json").read_text())
         figures = report["protocols"]["non_overlapping"]["figures"]
         assert figures["loss"]["mean"] == pytest.approx(summary["sources"][path]["final_val_loss"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_heads_are_measured_on_windows_of_all_sources(folder):
-    """All whole windows: their loss is the mean over those of the run's own validation."""
-    with np.load(folder / "run" / "windows_last.npz") as windows:
-        whole = windows["targets"] == T
-        loss = windows["nll"][whole].sum() / windows["targets"][whole].sum()
-    arguments = ["ckpt=run/checkpoints/last.ckpt", f"windows={whole.sum()}", f"out={folder / 'heads'}"]
-    done = call(heads.main, *arguments, cwd=folder, TRIL_CACHE=str(folder / "cache"))
-    assert done.returncode == 0, done.stderr
-    assert json.loads((folder / "heads" / "heads.json").read_text())["loss"] == pytest.approx(loss, rel=1e-5)

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 Split = Literal["train", "val"]
 
 PIECE_SIZE = 1 << 18  # characters: large enough to encode efficiently, small enough to give every core some pieces
-SPLIT_VERSION = 3  # in fingerprints, incremented when sources assign documents to other parts
 HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 

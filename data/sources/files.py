@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.data.sources import split as rule
-from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files, printable
+from tril.data.sources.base import Piece, Split, cut, digest_files, printable
 from tril.data.sources.chat import PLAIN, ChatTemplate, Conversation, read_messages
 from tril.data.sources.formats import find, has_rows, open_file, read_rows, read_text, reading, row_text
 
@@ -145,8 +145,7 @@ class Files:
         common = {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field}
         if self.template is not None:  # the template itself, which a run that starts from this one takes over
             common |= {"format": self.format, "chat_template": self.template.text}
-        by_fraction = {"val_fraction": self.val_fraction, "split": SPLIT_VERSION}
-        return common | (by_fraction if self.val_path is None else {"val_path": True})
+        return common | ({"val_fraction": self.val_fraction} if self.val_path is None else {"val_path": True})
 
     @property
     def split_rule(self) -> str:

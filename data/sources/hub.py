@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files
+from tril.data.sources.base import Piece, Split, cut, digest_files
 from tril.data.sources.formats import row_text
 from tril.data.sources.split import in_split, row_content
 
@@ -32,22 +32,12 @@ class Hub:
     row_ends_document: bool = setting(True, "false: rows are the lines of a running text")
     streaming: bool = setting(False, "true: read over the network while preparing; false: download first")
 
-    @field_validator("repo")
-    @classmethod
-    def _check_repo(cls, repo: str) -> str:
-        if not (Path(repo).expanduser().is_dir() or re.fullmatch(r"[\w.-]+(/[\w.-]+)?", repo)):
-            raise ValueError(f"data.repo={repo} must be a folder or a name on the hub, such as owner/name")
-        return repo
-
-    @field_validator("train_split", "val_split")
-    @classmethod
-    def _check_split(cls, split: str | None, info: ValidationInfo) -> str | None:
-        key = f"data.{info.field_name}={split}"
-        if split is not None and not re.fullmatch(r"[\w.-]+", split):
-            raise ValueError(f"{key} must be the name of a whole split; for less text set data.token_budget")
-        if info.field_name == "val_split" and split == info.data.get("train_split"):
-            raise ValueError(f"{key} must differ from data.train_split; use null to split the rows by val_fraction")
-        return split
+    @model_validator(mode="after")
+    def _check(self) -> "Hub":
+        if self.val_split == self.train_split:
+            remedy = "use null to split the rows by val_fraction"
+            raise ValueError(f"data.val_split={self.val_split} must differ from data.train_split; {remedy}")
+        return self
 
     @property
     def name(self) -> str:
@@ -81,8 +71,8 @@ class Hub:
         values = {name: getattr(self, name) for name in ("config", "text_field", "train_split", "row_ends_document")}
         values |= {"kind": "hub", "revision": self.resolved_revision}
         values["repo"] = "local folder" if self._folder else self.repo
-        by_fraction = {"val_fraction": self.val_fraction, "split": SPLIT_VERSION}
-        return values | ({"val_split": self.val_split} if self.val_split else by_fraction)
+        split = {"val_split": self.val_split} if self.val_split else {"val_fraction": self.val_fraction}
+        return values | split
 
     @property
     def split_rule(self) -> str:

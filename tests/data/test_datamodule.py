@@ -68,16 +68,6 @@ def fit(data, folder, max_steps, resume=None, **options):
     return toy
 
 
-def test_a_fit_gets_the_batches_of_the_loader(make_data, tmp_path):
-    data = make_data()
-    toy = fit(data, tmp_path / "run", max_steps=30)
-    loader = data.train_dataloader()
-    assert len(loader) < 30 / 2  # more than two epochs
-    expected = [inputs for _ in range(3) for inputs, _ in loader][:30]
-    assert torch.equal(torch.cat(toy.train_batches), torch.cat(expected))
-    assert len(toy.val_batches) == 30 // 7 * len(data.val_dataloader())
-
-
 @pytest.mark.parametrize("options", [{}, {"limit_train_batches": 7}, {"accumulate_grad_batches": 2}])
 def test_a_resumed_fit_gets_exactly_the_remaining_batches(make_data, tmp_path, options):
     """Stopped in the middle of an epoch, at its end, just after, where validation runs, and in the second epoch."""

@@ -7,11 +7,6 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import explain, strict_settings
-from tril.model.config import GPTConfig
-from tril.model.generation.sampling import SamplingConfig
-from tril.model.training.optim import OptimConfig
-from tril.model.training.schedule import ScheduleConfig
-from tril.model.training.settings import CausalityConfig, TopLevelConfig, TrainerConfig
 
 
 @dataclass(frozen=True, config=strict_settings("optim.schedule"))
@@ -68,14 +63,3 @@ def test_several_refused_settings_are_one_line():
         "optim.schedule.kind=step must be 'cosine' or 'linear'; "
         "optim.schedule.steps=0 must be greater than or equal to 1"
     )
-
-
-def test_an_empty_title_adds_no_prefix():
-    assert refusal(TopLevel, device=3) == "device=3 must be a valid string"
-
-
-@pytest.mark.parametrize(
-    "cls", [GPTConfig, OptimConfig, ScheduleConfig, TopLevelConfig, CausalityConfig, TrainerConfig, SamplingConfig]
-)
-def test_every_group_of_settings_refuses_unknown_names(cls):
-    assert "nonsense is unknown" in refusal(cls, nonsense=1)

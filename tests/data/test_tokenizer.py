@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer, models
 
 from tril.data.settings import explain
-from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, for_documents, load_tokenizer, n_ids
+from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, for_documents, load_tokenizer
 
 CORPUS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat\n" * 20, "naïve café\r\n\ttabs\n"]
 HARD = [
@@ -47,12 +47,6 @@ def test_ids_of_characters_and_bytes():
     assert byte.get_vocab_size() == 257
     assert len(byte.encode("é漢").ids) == 5
     assert byte.token_to_id("<|endoftext|>") == 0
-
-
-def test_n_ids_includes_gaps():
-    assert n_ids(build(TokenizerConfig(kind="byte"), [])) == 257
-    gaps = Tokenizer(models.BPE(vocab={"a": 0, "b": 7}, merges=[]))
-    assert (n_ids(gaps), gaps.get_vocab_size()) == (8, 2)
 
 
 def test_bpe_training_is_deterministic_and_reaches_the_given_size():

@@ -37,13 +37,6 @@ def test_a_revision_is_resolved_to_its_commit_and_that_tokenizer_is_built(publis
         assert build(config(revision), []).to_str() == tokenizer.to_str()
 
 
-def test_a_changed_tokenizer_changes_the_fingerprint(publish):
-    before = config().fingerprint()
-    publish(BPE, "main", "ef" * 20)
-    assert config().fingerprint() == before | {"revision": "ef" * 20}
-    assert build(config(), []).to_str() == BPE.to_str()
-
-
 def test_a_commit_is_not_resolved_but_built(publish, server):
     commit = COMMITS["v1"]
     assert config(commit).fingerprint()["revision"] == commit and server.requests == []
