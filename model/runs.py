@@ -7,12 +7,12 @@ import contextlib
 import csv
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -30,36 +30,20 @@ FAILURE = "failed.json"  # how a run of a sweep failed
 SWEEP = "sweep.json"  # the runs of a sweep, in its folder
 METRICS = "csv/version_0/metrics.csv"
 LOCK = ".run.lock"  # held while a process trains the run
-MAX_BYTES, MAX_DEPTH = 2**20, 50  # of config.yaml, which has 4 kB
 
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a run and what is in its files, which are read at each access."""
+    """The folder of a run and what is in its files, which are read at each access.
+
+    A damaged file raises a ValueError that names it.
+    """
 
     folder: Path
 
-    @classmethod
-    def find(cls, name: str | Path = "latest") -> "Run":
-        """The run that a user means.
-
-        Args:
-            name: its folder, a file in it, or "latest": the one below outputs/ and multirun/ that was started or
-                resumed last. "~" is expanded.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
-        if str(name) == "latest":
-            return cls(newest_run())
-        path = _expanded(name)
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist; name a run's folder, a file in it, or latest")
-        return cls(path if path.is_dir() else run_folder(path))
-
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the run: the content of config.yaml. Raises ValueError for a damaged one."""
+        """The settings of the run: the content of config.yaml."""
         settings = read_settings(self.folder / SETTINGS)
         if not isinstance(settings, dict):
             raise ValueError(f"{self.folder / SETTINGS} does not have the settings of a run; restore it")
@@ -68,46 +52,23 @@ class Run:
     @property
     def config(self) -> Any:
         """The same with attributes, as in `run.config.model.n_heads`."""
-        return Settings(self.settings)
+        return json.loads(json.dumps(self.settings), object_hook=lambda values: SimpleNamespace(**values))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The results: the content of summary.json. Raises ValueError for a damaged one."""
-        path = self.folder / SUMMARY
-        try:
+        """The results: the content of summary.json."""
+        with _reading(self.folder / SUMMARY) as path:
             return dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} cannot be read ({error}); restore it") from error
 
     @property
     def metrics(self) -> list[dict[str, float]]:
         """The rows of metrics.csv, each without its empty cells. "step" is an int.
 
         A step has a row for each kind of metrics, such as "train/loss" or "val/loss".
-
-        Raises:
-            ValueError: a damaged file.
         """
-        path = self.folder / METRICS
-        try:
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = [{key: float(text) for key, text in row.items() if text} for row in csv.DictReader(file)]
+        with _reading(self.folder / METRICS) as path, path.open(encoding="utf-8", newline="") as file:
+            rows = [{key: float(text) for key, text in row.items() if text} for row in csv.DictReader(file)]
             return [row | {"step": int(row["step"])} for row in rows]
-        except (ValueError, TypeError, KeyError, OverflowError, csv.Error) as error:
-            raise ValueError(f"{path} cannot be read ({error}); restore it") from error
-
-    @property
-    def state(self) -> Literal["new", "started", "finished", "failed"]:
-        """ "started" is running or interrupted."""
-        if (self.folder / SUMMARY).is_file():
-            return "finished"
-        if (self.folder / FAILURE).is_file():
-            return "failed"
-        return "started" if (self.folder / SETTINGS).is_file() else "new"
-
-    def checkpoint(self, prefer: tuple[str, ...] = ("best", "last")) -> Path:
-        """The first of these checkpoints that exists. Raises FileNotFoundError if none does."""
-        return find_checkpoint(self.folder, prefer=prefer)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -135,66 +96,27 @@ class Run:
         return load(self.folder, device)
 
 
-class Settings(Mapping):
-    """Nested plain values that are read as attributes or as items, and cannot be changed."""
-
-    def __init__(self, values: dict[str, Any]):
-        vars(self)["values"] = values
-
-    def __getitem__(self, key: str) -> Any:
-        value = vars(self)["values"][key]
-        return Settings(value) if isinstance(value, dict) else value
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"there is no setting {name}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"the settings of a run are read-only, and {name} is one of them")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(vars(self)["values"])
-
-    def __len__(self) -> int:
-        return len(vars(self)["values"])
-
-
 class _Loader(yaml.SafeLoader):
-    """Refuses what Tril never writes, and reads 1e-3 as a number, which YAML 1.1 does not."""
-
-    depth = 0
+    """Without aliases, which Tril never writes: a few lines of them can stand for terabytes."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) or self.depth == MAX_DEPTH:
-            problem = f"an alias, a tag, or more than {MAX_DEPTH} levels"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        self.depth += 1
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-
-DIGITS = r"\d[\d_]*"
-FLOAT = rf"([-+]?({DIGITS}\.[\d_]*|\.{DIGITS})([eE][-+]?\d+)?|[-+]?{DIGITS}[eE][-+]?\d+|[-+]?\.(inf|INF)|\.(nan|NAN))$"
-_Loader.yaml_implicit_resolvers = {  # dates are texts, as in OmegaConf
-    first: [(tag, pattern) for tag, pattern in rules if not tag.endswith((":timestamp", ":float"))]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(FLOAT), list("-+0123456789."))
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias")
+        return super().compose_node(parent, index)
 
 
 def read_settings(path: Path) -> Any:
     """The content of a config.yaml as plain values. Raises ValueError for a damaged one."""
+    with _reading(path):
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    """Names the file in the error if its content is damaged."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES:,} bytes")
-        return yaml.load(content.decode("utf-8"), _Loader)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        yield path
+    except (yaml.YAMLError, csv.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         problem = " ".join(str(error).split()).replace(' in "<unicode string>",', ",")
         raise ValueError(f"{path} cannot be read ({problem}); restore it") from error
 
@@ -203,67 +125,53 @@ def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "las
     """Finds the checkpoint file that a user means.
 
     Args:
-        path: a file, the folder of a run, or "latest": the newest run below outputs/ and multirun/. "~" is expanded.
+        path: a file, the folder of a run, or "latest": the newest below outputs/ and multirun/. "~" is expanded.
         prefer: names of checkpoints; the first that exists in a folder is taken.
 
     Raises:
         FileNotFoundError: there is none.
     """
+    names = [f"{CHECKPOINTS}/{name}.ckpt" for name in prefer]
     if str(path) == "latest":
-        files = [file for root in ROOTS for name in prefer for file in Path(root).rglob(f"{CHECKPOINTS}/{name}.ckpt")]
-        if not files:
-            roots = " or ".join(f"{root}/" for root in ROOTS)
-            raise FileNotFoundError(f"no checkpoint below {roots} of {Path.cwd()}; train first, or name a file")
-        path = run_folder(_newest(files))
+        path = run_folder(newest("checkpoint", *names))
     path = _expanded(path)
     if path.is_file():
         return path
+    remedy = "name a checkpoint file, a run's folder or latest"
     if not path.is_dir():
-        raise FileNotFoundError(f"{path} does not exist; name a checkpoint file, a run's folder or latest")
-    names = [f"{CHECKPOINTS}/{name}.ckpt" for name in prefer] + [f"{name}.ckpt" for name in prefer]
-    for name in names:
-        if (path / name).is_file():
-            return path / name
-    expected = " or ".join(names[: len(prefer)])
-    raise FileNotFoundError(f"{path} contains no {expected}; name a checkpoint file or a run's folder")
-
-
-def newest_run() -> Path:
-    """The folder of the run below outputs/ and multirun/ that was started or resumed last, with or without checkpoint.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    if not (files := [file for root in ROOTS for file in Path(root).rglob(SETTINGS)]):
-        roots = " or ".join(f"{root}/" for root in ROOTS)
-        raise FileNotFoundError(f"no run below {roots} of {Path.cwd()}; train first, or name the folder of a run")
-    return _newest(files).parent
+        raise FileNotFoundError(f"{path} does not exist; {remedy}")
+    for file in [path / name for name in [*names, *(f"{name}.ckpt" for name in prefer)]]:
+        if file.is_file():
+            return file
+    raise FileNotFoundError(f"{path} contains no {' or '.join(names)}; {remedy}")
 
 
 def find_sweep(path: str) -> Path:
-    """Finds the folder of a sweep.
-
-    Args:
-        path: the folder, in which "~" is expanded, or "latest": the one below multirun/ with the newest sweep.json.
+    """Finds the folder of a sweep: `path`, in which "~" is expanded, or "latest", the newest below multirun/.
 
     Raises:
         FileNotFoundError: "latest" finds none.
     """
-    if path != "latest":
-        return _expanded(path)
-    root = ROOTS[1]
-    if not (files := list(Path(root).rglob(SWEEP))):
-        message = f"no {SWEEP} below {root}/ of {Path.cwd()}; start a sweep (python train.py -m ...), or name a folder"
-        raise FileNotFoundError(message)
-    return _newest(files).parent
+    return newest(SWEEP, SWEEP, roots=ROOTS[1:]).parent if path == "latest" else _expanded(path)
+
+
+def newest(what: str, *names: str, roots: tuple[str, ...] = ROOTS) -> Path:
+    """The file that was written last, of those with one of the names below the roots; `what` it is, in the error.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    files = [file for root in roots for name in names for file in Path(root).rglob(name)]
+    if not files:
+        below = " or ".join(f"{root}/" for root in roots)
+        raise FileNotFoundError(f"no {what} below {below} of {Path.cwd()}; train first, or name a folder")
+    return max(files, key=lambda file: file.stat().st_mtime)
 
 
 def _expanded(path: str | Path) -> Path:
+    if str(path) == "":  # Path("") would be the working directory
+        raise FileNotFoundError("an empty path names nothing; name a file, a folder or latest")
     return Path(os.path.expanduser(path))  # unlike Path.expanduser, it leaves the home of an unknown user unchanged
-
-
-def _newest(files: Iterable[Path]) -> Path:
-    return max(files, key=lambda file: file.stat().st_mtime)
 
 
 def run_folder(checkpoint: Path) -> Path:
@@ -277,9 +185,8 @@ def new_folder(root: str) -> Path:
     while True:
         suffix = f"-{number}" if number > 1 else ""
         folder = Path(root, f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}{suffix}")
-        folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            folder.mkdir()
+            folder.mkdir(parents=True)
             return folder
         except FileExistsError:
             number += 1
@@ -299,25 +206,15 @@ def partial_validation(windows: dict[str, int] | None) -> str | None:
     """Such as "16 of 1,110 windows", if not the whole validation part was scored.
 
     Args:
-        windows: `val_windows` of a summary.json; None: a run of an older version.
+        windows: `val_windows` of a summary.json; None: unknown.
     """
     if windows is None or windows["scored"] == windows["of"]:
         return None
     return f"{windows['scored']:,} of {windows['of']:,} windows"
 
 
-def relocate(value: Any, old: str, new: str) -> Any:
-    """A copy of the plain containers in `value` in which every path in folder `old` points to folder `new`."""
-    if isinstance(value, dict):
-        return {relocate(key, old, new): relocate(item, old, new) for key, item in value.items()}
-    if isinstance(value, list):
-        return [relocate(item, old, new) for item in value]
-    inside = isinstance(value, str) and (value == old or value.startswith(old + os.sep))
-    return new + value[len(old) :] if inside else value
-
-
 def remove_if_empty(folder: Path) -> None:
-    """Removes the folder of a run if it is empty, and those above it that Hydra made below outputs/."""
+    """Removes the folder of a run if it is empty, and those of its date and of all runs."""
     for path in (folder, *folder.parents[:2]):
         ours = path == folder or path.absolute().is_relative_to(Path(ROOTS[0]).absolute())
         if ours and path.is_dir() and not any(path.iterdir()):

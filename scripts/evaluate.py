@@ -20,7 +20,7 @@ from tril.model.evaluation.pairs import Pair, parse_pairs, score_pairs
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors, writable
-from tril.scripts.cli.finished_run import Run, prepared_text, read_run
+from tril.scripts.cli.finished_run import TrainedRun, prepared_text, read_run
 from tril.scripts.cli.formats import markdown_table, plain_table, plural, read_utf8
 from tril.scripts.cli.typed import Typed
 
@@ -104,7 +104,7 @@ def parse_data(data: dict[str, Any]) -> "DataConfig":
     return config
 
 
-def own_texts(run: Run, subjects: "list[Subject]", part: Literal["val", "all"]) -> "list[EvaluatedText]":
+def own_texts(run: TrainedRun, subjects: "list[Subject]", part: Literal["val", "all"]) -> "list[EvaluatedText]":
     """The text of a run in the tokens of each checkpoint, of which the first is the run's.
 
     Raises:
@@ -112,21 +112,21 @@ def own_texts(run: Run, subjects: "list[Subject]", part: Literal["val", "all"]) 
     """
     from tril.model.evaluation.subject import EvaluatedText
 
-    if run.settings["data"].get("source") == MIXTURE:
-        sources = f"the mixture of {', '.join(run.settings['data']['sources'])}"
+    if run.data.get("source") == MIXTURE:
+        sources = f"the mixture of {', '.join(run.data['sources'])}"
         remedy = "evaluate one of them, such as data=stdlib, or data=files data.path=PATH"
-        raise ValueError(f"{run.checkpoint} was trained on {sources}; {remedy}")
+        raise ValueError(f"{run.checkpoint.path} was trained on {sources}; {remedy}")
     [prepared], name = prepared_text(run).texts.values(), f"the {PARTS[part]} of the run"
     return [
         EvaluatedText.of(prepared, part, name)
         if subject.same_tokenizer(subjects[0])
-        else subject.read_text(parse_data(run.settings["data"]), part, name)
+        else subject.read_text(parse_data(run.data), part, name)
         for subject in subjects
     ]
 
 
 def measure_text(
-    subjects: "list[Subject]", data: "DataConfig | None", run: Run | None, settings: EvaluateConfig, folder: Path
+    subjects: "list[Subject]", data: "DataConfig | None", run: TrainedRun | None, settings: EvaluateConfig, folder: Path
 ) -> None:
     """Prints the figures of a text, the run's own or that of `data`; writes evaluation.json and evaluation.png."""
     from tril.model.evaluation.plot import plot_positions

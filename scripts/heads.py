@@ -24,7 +24,7 @@ from tril.model.runs import find_checkpoint, find_sweep, run_folder
 from tril.scripts.cli.config import flatten
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors, writable
-from tril.scripts.cli.finished_run import Run, read_run, sample_windows, validation_tokens
+from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.cli.formats import csv_text, markdown_table
 from tril.scripts.cli.typed import Typed
 
@@ -89,16 +89,16 @@ def main(cfg: dict, typed: Typed) -> None:
 
 def describe_model(settings: Settings, checkpoint: Path, device: str) -> None:
     """Writes everything about the heads of one model."""
-    from tril.model.checkpoint import load
     from tril.model.heads.ablation import ablate, obstacle
     from tril.model.heads.scores import score_heads
 
     with user_errors():
-        run, lm = read_run(checkpoint), load(checkpoint, device)
+        run = read_run(checkpoint)
+        lm = run.checkpoint.language_model(device)
         if (problem := obstacle(lm.model)) is not None:
             raise ValueError(f"{checkpoint} {problem}; name another run")
         texts = validation_tokens(run)
-        numbers, text, clusters = sample_windows(run, texts, settings.windows, lm.eot_id)
+        numbers, text, clusters = sample_windows(run, texts, settings.windows)
         shown = prompt_ids(lm, texts[0], settings.prompt)
         folder = writable(settings.out or run_folder(checkpoint) / "heads", "out")
     log(f"{checkpoint} on {device}: removing heads, {len(text.ids)} windows of {text.ids.shape[1]} tokens")
@@ -196,7 +196,7 @@ def scored_rows(ablation: "Ablation", scores: "HeadScores") -> list[dict]:
 
 def report(
     settings: Settings,
-    run: Run,
+    run: TrainedRun,
     device: str,
     numbers: "np.ndarray",
     lm: "LanguageModel",
@@ -209,15 +209,15 @@ def report(
     from tril.model.heads.ablation_rows import removal_rows
     from tril.model.heads.scores import N_REPEATS, SCORES
 
-    clusters = ablation.clusters
+    checkpoint, clusters = run.checkpoint, ablation.clusters
     method = f"nats per token; {CONFIDENCE:.0%} intervals by Student's t over {clusters.unit}, paired"
     correction = f"corrected: for {len(ablation.orders['zero'])} heads at once (Bonferroni), which decides the verdict"
     return {
         "describes": SCOPE,
-        "checkpoint": os.path.relpath(run.checkpoint),
-        "steps": run.steps,
-        "data_fingerprint": run.metadata["data"]["fingerprint"],
-        "document_mask": bool(run.settings["data"].get("document_mask")),
+        "checkpoint": os.path.relpath(checkpoint.path or ""),
+        "steps": checkpoint.step,
+        "data_fingerprint": checkpoint.data["fingerprint"],
+        "document_mask": bool(run.data.get("document_mask")),
         "settings": {"windows": settings.windows, "seed": settings.seed, "prompt": settings.prompt, "device": device},
         "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
         "observations": {"unit": clusters.unit} | clusters.counts(),

@@ -12,7 +12,7 @@ from tril.scripts.ablation.report_tables import spread
 from tril.scripts.ablation.results import Sweep, Variant, read_sweep
 from tril.scripts.cli.config import flatten
 from tril.scripts.cli.errors import user_errors, writable
-from tril.scripts.cli.finished_run import Run, evenly_spaced_windows, read_run, sample_windows, validation_tokens
+from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.cli.formats import csv_text, markdown_table, plural
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Model:
 
     variant: Variant
     seed: int
-    run: Run
+    run: TrainedRun
     ablation: "Ablation"
 
 
@@ -74,7 +74,7 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str, log: 
     print(f"\n{folder}: {', '.join(['heads.csv', 'averages.csv', 'heads.json', *pictures])}", flush=True)
 
 
-def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, Run]], list[str]]:
+def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, TrainedRun]], list[str]]:
     """The finished runs, and remarks on the others. Each is checked, so that no error comes after hours of measuring.
 
     Raises:
@@ -91,24 +91,23 @@ def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, 
                 remarks.append(f"{variant.label}, seed {planned.seed}, diverged: left out.")
                 continue
             run = read_run(find_checkpoint(planned.folder))
-            evenly_spaced_windows(validation_tokens(run), windows, run.metadata["config"]["context_length"])
+            sample_windows(run, validation_tokens(run), windows)
             runs.append((variant, planned.seed, run))
     if not runs:
         raise ValueError(f"{sweep.folder} has no finished run; let one finish. {' '.join(remarks)}")
     return runs, remarks
 
 
-def measure(run: Run, windows: int, device: str) -> "Ablation | str":
+def measure(run: TrainedRun, windows: int, device: str) -> "Ablation | str":
     """The ablation of a run's heads, or why it has none."""
-    from tril.model.checkpoint import load
     from tril.model.heads.ablation import ablate, obstacle
 
     with user_errors():
-        lm = load(run.checkpoint, device)
+        lm = run.checkpoint.language_model(device)
         tokens = validation_tokens(run)
     if (problem := obstacle(lm.model)) is not None:
         return problem
-    _, text, clusters = sample_windows(run, tokens, windows, lm.eot_id)
+    _, text, clusters = sample_windows(run, tokens, windows)
     return ablate(lm.model, text, clusters)
 
 
@@ -129,7 +128,7 @@ def averages_of(models: list[Model]) -> dict[str, "Averages"]:
 
 def texts_remark(models: list[Model]) -> list[str]:
     """A remark if the models were not all measured on the same windows."""
-    texts = {(m.run.metadata["data"]["fingerprint"], m.run.metadata["config"]["context_length"]) for m in models}
+    texts = {(m.run.checkpoint.data["fingerprint"], m.run.checkpoint.config.context_length) for m in models}
     if len(texts) == 1:
         return []
     return ["The runs differ in their text, tokenizer or window length, so their nats per token do not compare."]
@@ -171,8 +170,8 @@ def report(
         "averages": list(average_table(models, averages)),
         "runs": [
             {
-                **{"variant": model.variant.label, "seed": model.seed, "checkpoint": str(model.run.checkpoint)},
-                **{"steps": model.run.steps, "loss": model.ablation.loss},
+                **{"variant": model.variant.label, "seed": model.seed, "checkpoint": str(model.run.checkpoint.path)},
+                **{"steps": model.run.checkpoint.step, "loss": model.ablation.loss},
                 "observations": {"unit": model.ablation.clusters.unit} | model.ablation.clusters.counts(),
                 "heads": head_rows(model.ablation),
                 "removal": {method: removal_rows(model.ablation, method) for method in model.ablation.orders},

@@ -214,7 +214,7 @@ def is_finished(start: Start, config: RunConfig, trainer: "Trainer", run: Run, t
     if changed := [each.key for each in typed if each.key not in ("resume", "allow_targets")]:
         done = f"{run.folder} has {end} without {changed[0]}"
         raise ValueError(f"{done}; {remedy} to continue it, or start a new run")
-    if run.state != "finished" or run.summary.get("diverged"):  # the process ended before it was written
+    if not (run.folder / SUMMARY).is_file() or run.summary.get("diverged"):  # the process ended before it was written
         return False
     print(f"{run.folder} has {end}; it is unchanged", flush=True)
     return True

@@ -5,19 +5,18 @@ write elsewhere, load a class or connect to a server is never taken from it, and
 """
 
 import hashlib
-import logging
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tril.data.cache import make_folder, resolve_cache_dir
 from tril.data.settings import typed as as_typed
 from tril.model.atomic_files import write_text
-from tril.model.runs import CHECKPOINTS, LAST, PREVIOUS, SETTINGS, Run, find_checkpoint, read_settings, run_folder
+from tril.model.runs import LAST, PREVIOUS, SETTINGS, Run, find_checkpoint, newest, run_folder
 from tril.scripts.cli.config import OF_THE_COMMAND, RunConfig, flatten, known_settings
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.cli.process import RUN_FOLDER, process_rank
@@ -72,13 +71,50 @@ class Start:
         if self.lm is not None:
             from tril.scripts.cli.init_from import load_weights
 
-            if (line := load_weights(self.lm, model)) and process_rank() == 0:
-                print(line, flush=True)
+            if line := load_weights(self.lm, model):
+                tell(line)
 
     def check(self, config: RunConfig, meta: Mapping[str, Any], typed: Typed) -> None:
-        """Raises ValueError if a run that goes on differs from its checkpoint in what was not typed."""
-        if self.checkpoint is not None:
-            check_resumed(self.checkpoint, config, meta, typed)
+        """Compares a run that goes on with its checkpoint.
+
+        Args:
+            meta: of the prepared text.
+
+        Raises:
+            ValueError: the model, the text or a setting differs, and may not, or was not typed.
+        """
+        checkpoint = self.checkpoint
+        if checkpoint is None:
+            return
+        if meta["fingerprint"] != checkpoint.data["fingerprint"]:
+            now, before = (each["fingerprint"][:12] for each in (meta, checkpoint.data))
+            cause = "the text, its split or its tokenizer changed; restore them, or start a new run"
+            raise ValueError(f"the data (fingerprint {now}) must be those of {checkpoint.path} ({before}): {cause}")
+        new, old = resolved_settings(config), checkpoint.settings
+        for key in dict.fromkeys([*old, *new]):
+            before, now = old.get(key), new.get(key)
+            if now == before or key.startswith(FREE) and key not in OF_THE_WINDOWS:
+                continue
+            given = f"{key}={as_typed(now)} must be {as_typed(before)}, as in {checkpoint.path}"
+            if key.startswith(FIXED) and key.removeprefix("model.") not in FOR_TRAINING:
+                raise ValueError(f"{given}; leave it out, or start a new run")
+            if not typed.covers(key):
+                raise ValueError(f"{given}; to change it, type {key}={as_typed(now)}")
+        import torch
+
+        from tril.model.checkpoint import code_sha256
+
+        before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))
+        code_before, code = (checkpoint.code or "")[:12], code_sha256()[:12]
+        for name, old, new in (("torch", before, now), ("the code of Tril", code_before, code)):
+            if old != new:
+                tell(f"warning: {name} is {new}, and was {old}, so results may differ", sys.stderr)
+
+
+def tell(line: str, file: TextIO | None = None) -> None:
+    """Prints a line once, and not in every process of the run."""
+    if process_rank() == 0:
+        print(line, file=file, flush=True)
 
 
 def find_start(settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
@@ -92,9 +128,9 @@ def find_start(settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], 
         UserError: settings that contradict the start, or a start that cannot be read.
     """
     with user_errors():
-        if "resume" in typed and settings["resume"] is not None:
+        if "resume" in typed and settings.get("resume") is not None:
             return find_resumed(typed.get("resume") or "", settings, typed)
-        if settings["init_from"] is not None:
+        if settings.get("init_from") is not None:
             from tril.scripts.cli.init_from import take_over
 
             return take_over(settings["init_from"], settings, typed)  # pyright: ignore[reportReturnType] one class, found under two names
@@ -108,21 +144,19 @@ def find_resumed(resume: str, composed: Mapping[str, Any], typed: Typed) -> tupl
         ValueError: a setting that a run cannot change, or a damaged config.yaml or checkpoint.
         OSError: no checkpoint or no config.yaml.
     """
-    remedies = {
-        "init_from": "init_from starts a new run, and resume continues one; keep one of them",
-        "hydra.run.dir": "a run goes on in its own folder; copy that to keep the run as it is",
-    }
     for each in typed.without("resume", "allow_targets", "seed", "compile"):
-        if each.is_group or each.key in remedies:
-            default = "resume keeps the run's own settings; change single ones, such as trainer.max_steps=2000"
-            remedy = remedies.get(each.key, default)
-            raise ValueError(f"{each.key}={each.value} cannot be combined with resume: {remedy}")
-    path = resumed_checkpoint(os.environ[RUN_FOLDER] if process_rank() > 0 and RUN_FOLDER in os.environ else resume)
+        if each.is_group or each.key == "hydra.run.dir":
+            cause = "a run goes on in its folder with its own settings"
+            remedy = "change single ones, such as trainer.max_steps=2000"
+            raise ValueError(f"{each.key}={each.value} cannot be combined with resume: {cause}; {remedy}")
+    if process_rank() > 0:
+        resume = os.environ.get(RUN_FOLDER, resume)
+    path = find_checkpoint(newest("run", SETTINGS).parent if resume == "latest" else resume, prefer=("last",))
     settings = read_saved(path)
     refuse_foreign(settings, typed)
     for each in typed.without(*OF_THE_COMMAND):
         replace_value(settings, each.key.split("."), composed)
-    start = read_resumed(path, newest=resume == "latest")
+    start = read_resumed(path, may_replace=resume == "latest")
     assert start.checkpoint is not None
     tokenizer = settings["data"].get("tokenizer", {})
     if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():
@@ -157,25 +191,20 @@ def read_saved(checkpoint: Path) -> dict[str, Any]:
     for file in folder.rglob("*"):
         if file.is_symlink() and not file.resolve().is_relative_to(root) and not file.match(LINK_OF_WANDB):
             raise ValueError(f"{file} is a link to {file.resolve()}, outside of the run's folder; remove it")
-    saved = read_settings(path)
-    if not isinstance(saved, dict) or not isinstance(saved.get("data"), dict):
+    saved = Run(folder).settings
+    if not isinstance(saved.get("data"), dict):
         raise ValueError(f"{path} does not have the settings of a run; restore it, or start a new run")
     return saved
 
 
-def refuse_foreign(saved: Mapping[str, Any], typed: Typed, groups: Collection[str] | None = None) -> None:
-    """Raises ValueError for saved settings that are used only if they are typed, or that do not exist.
-
-    Args:
-        groups: those that are used; None: all.
-    """
+def refuse_foreign(saved: Mapping[str, Any], typed: Typed) -> None:
+    """Raises ValueError for saved settings that are used only if they are typed, or that do not exist."""
     known = known_settings()
     foreign = {
         key: value
         for key, value in flatten(saved).items()
-        if (groups is None or key.partition(".")[0] in groups) and not typed.covers(key)
+        if not typed.covers(key) and not key.startswith("data.sources.")
         if (known[key].typed_only and value != known[key].default if key in known else value not in ({}, None))
-        if not key.startswith("data.sources.")
     }
     if foreign:
         key, value = next(iter(foreign.items()))
@@ -183,31 +212,18 @@ def refuse_foreign(saved: Mapping[str, Any], typed: Typed, groups: Collection[st
         raise ValueError(f"the saved {key}={value} is not taken from a saved run; if you trust it, type {texts}")
 
 
-def resumed_checkpoint(resume: str) -> Path:
-    """The checkpoint that `resume` names: a file, the last one of a folder, or that of the newest run."""
-    if resume != "latest":
-        return find_checkpoint(resume, prefer=("last",))
-    run = Run.find("latest")
-    path = run.folder / CHECKPOINTS / LAST
-    if not path.is_file():
-        remedy = "start it again, or name the folder of another run"
-        raise FileNotFoundError(f"the newest run, {run.folder}, has no checkpoint yet; {remedy}")
-    return path
-
-
-def read_resumed(path: Path, *, newest: bool) -> Start:
-    """A checkpoint and its whole content, verified; `newest`: where it is damaged, the one before takes its place."""
+def read_resumed(path: Path, *, may_replace: bool) -> Start:
+    """A checkpoint and its whole content, verified; `may_replace`: where it is damaged, take the one before."""
     from tril.model.checkpoint import Checkpoint, DamagedCheckpoint, read_state
 
     try:
         state = read_state(path)
     except DamagedCheckpoint as error:
         previous = path.with_name(PREVIOUS)
-        if not newest or path.name != LAST or not previous.is_file():
+        if not may_replace or path.name != LAST or not previous.is_file():
             raise
-        state = read_state(previous)
-        logging.getLogger(__name__).warning("%s; continuing from %s", error, previous)
-        path = previous
+        tell(f"warning: {error}; continuing from {previous}", sys.stderr)
+        path, state = previous, read_state(previous)
     if missing := [name for name in OF_TRAINING if name not in state]:
         cause = "it holds a model without the state of its training"
         raise ValueError(f"{path} has no {', '.join(missing)}: {cause}; name the checkpoint of a run")
@@ -215,59 +231,16 @@ def read_resumed(path: Path, *, newest: bool) -> Start:
     return Start(checkpoint, state, lineage=checkpoint.lineage)
 
 
-def check_resumed(checkpoint: "Checkpoint", config: RunConfig, meta: Mapping[str, Any], typed: Typed) -> None:
-    """Compares a run with the checkpoint that it continues.
-
-    Args:
-        meta: of the prepared text.
-
-    Raises:
-        ValueError: the model, the text or a setting differs, and may not, or was not typed.
-    """
-    if meta["fingerprint"] != checkpoint.data["fingerprint"]:
-        now, before = (each["fingerprint"][:12] for each in (meta, checkpoint.data))
-        cause = "the text, its split or its tokenizer changed; restore them, or start a new run"
-        raise ValueError(f"the data (fingerprint {now}) must be those of {checkpoint.path} ({before}): {cause}")
-    new, old = resolved_settings(config), checkpoint.settings
-    for key in dict.fromkeys([*old, *new]):
-        before, now = old.get(key), new.get(key)
-        if now == before or key.startswith(FREE) and key not in OF_THE_WINDOWS:
-            continue
-        given = f"{key}={as_typed(now)} must be {as_typed(before)}, as in {checkpoint.path}"
-        if key.startswith(FIXED) and key.removeprefix("model.") not in FOR_TRAINING:
-            raise ValueError(f"{given}; leave it out, or start a new run")
-        if not typed.covers(key):
-            raise ValueError(f"{given}; to change it, type {key}={as_typed(now)}")
-    if process_rank() == 0:
-        for line in version_warnings(checkpoint):
-            print(f"warning: {line}", file=sys.stderr, flush=True)
-
-
 def resolved_settings(config: RunConfig) -> dict[str, Any]:
     """The settings as dotted keys and plain values, with what "auto" became."""
     assert config.hardware is not None
     settings = {key: x for key, x in flatten(config.to_dict()).items() if not key.startswith("data.sources.")}
-    settings |= {"data.sources": getattr(config.data.source, "shares", None)}  # of a mixture, as its windows have them
     return settings | {
+        "data.sources": getattr(config.data.source, "shares", None),  # of a mixture, as its windows have them
         "compile": config.hardware.compile,
         "trainer.precision": config.hardware.precision,
         "trainer.accelerator": config.hardware.accelerator,
     }
-
-
-def version_warnings(checkpoint: "Checkpoint") -> list[str]:
-    """What differs between a checkpoint and this installation, and may change the results."""
-    import torch
-
-    from tril.model.checkpoint import code_sha256
-
-    lines, code = [], code_sha256()
-    old, new = (each.rpartition(".")[0] for each in (checkpoint.torch_version, str(torch.__version__)))
-    if old != new:
-        lines.append(f"torch {new} continues a run of torch {old}, so results may differ")
-    if checkpoint.code not in (None, code):
-        lines.append(f"the code of Tril ({code[:12]}) is not that of {checkpoint.path} ({checkpoint.code[:12]})")
-    return lines
 
 
 def keep_file(text: str, suffix: str) -> Path:

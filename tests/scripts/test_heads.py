@@ -19,7 +19,7 @@ from tests.model.generation.test_language_model import with_gaps
 from tests.model.test_checkpoint import language_model, rewrite
 from tests.runs import train_typed, typed
 from tril.data.settings import build
-from tril.model.checkpoint import load, read_state, save
+from tril.model.checkpoint import read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import head_gate, obstacle
 from tril.model.heads.attention_maps import TokenWindows
@@ -58,7 +58,7 @@ def run(trained):
 
 @pytest.fixture
 def lm(run):
-    return load(run.checkpoint)
+    return run.checkpoint.language_model()
 
 
 def heads(folder, *arguments):
@@ -233,12 +233,9 @@ def test_the_maps_know_all_ids_of_a_tokenizer_with_gaps(tmp_path, monkeypatch):
 
 
 def test_documents_are_kept_apart_where_the_run_kept_them_apart(run):
-    [tokens] = validation_tokens(run)
-    assert sample_windows(run, [tokens], 3, eot_id=7)[1].document_eot == 7
-    free = replace(run, settings=run.settings | {"data": run.settings["data"] | {"document_mask": False}})
-    numbers, text, _ = sample_windows(free, [tokens], 3, eot_id=7)
-    assert text.document_eot is None and text.ids.shape == (3, T)
-    assert torch.equal(text.targets[1], torch.tensor(tokens[numbers[1] * T + 1 : numbers[1] * T + T + 1].astype(int)))
+    texts = validation_tokens(run)
+    kept = [sample_windows(each, texts, 3)[1].document_eot for each in (run, replace(run, data={}))]
+    assert kept == [run.checkpoint.data["eot_id"], None]
 
 
 def test_a_model_without_heads_is_refused_in_one_line(trained, tmp_path, lm):
