@@ -80,7 +80,8 @@ def parse(mapping: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] |
     kind = mapping.get("source")
     if kind not in SOURCES:
         raise ValueError(f"data.source={kind} must be one of {', '.join(SOURCES)}")
-    common, own = (group.__pydantic_fields__ for group in (DataConfig, SOURCES[kind]))
+    groups: tuple[type, type] = DataConfig, SOURCES[kind]
+    common, own = (group.__pydantic_fields__ for group in groups)
     for key in mapping:
         if key not in common and key not in own:
             raise ValueError(f"there is no setting data.{key}{nearest(str(key), {*common, *own}, 'data')}")

@@ -75,7 +75,7 @@ class Mixture:
             if count == 0:
                 least = f"must be at least {0.5 / BLOCK:.2%} of the sum of all weights"
                 raise ValueError(f"data.sources: the weight {weights[name]} of {printable(name)} {least}; raise it")
-            budgets = {split: values.pop(key, None) for split, key in BUDGETS.items()}
+            budgets: dict[Split, int | None] = {split: values.pop(key, None) for split, key in BUDGETS.items()}
             members[name] = Member(_source(name, values), budgets, count)
         _check_different({name: member.source for name, member in members.items()})
         return members

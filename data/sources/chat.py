@@ -111,6 +111,7 @@ def read_messages(row: Mapping[str, Any], where: str) -> list[dict[str, str]]:
     if problem := _problem(messages):
         keys = printable(", ".join(map(repr, list(row)[:20]))) or "none"
         raise ValueError(f"{where}, with the keys {keys}: {problem}; write prompt and response, or {ROW}")
+    assert messages is not None
     return [{"role": message["role"], "content": encodable(message["content"])} for message in messages]
 
 

@@ -212,7 +212,12 @@ class Files:
                             rows[document.name] = rule.Document(document.content(), compare)
         by_content = len(texts) + n_rows > rule.MAX_DOCUMENTS and n_rows > 0
         documents = texts if by_content else texts | rows
-        val = rule.choose_val(documents, self.val_fraction, whole=self.is_chat and not by_content)
+        try:
+            val = rule.choose_val(documents, self.val_fraction)
+        except ValueError:
+            if self.is_chat and not by_content:
+                raise
+            val = None
         text = f"the end of each of {len(documents)} documents" if len(documents) > 1 else "the end of the text"
         if val is not None:
             what = "conversations" if self.is_chat else "documents"

@@ -43,21 +43,15 @@ class Document:
         self.digest = digest.digest()
 
 
-def choose_val(
-    documents: Mapping[str, Document], val_fraction: float, salt: str = "", *, whole: bool = True
-) -> frozenset[str] | None:
+def choose_val(documents: Mapping[str, Document], val_fraction: float, salt: str = "") -> frozenset[str]:
     """The names of the documents for validation.
 
     Args:
         documents: by name.
         salt: put before each name for its hash.
-        whole: the documents may not be cut.
-
-    Returns:
-        None if whole documents cannot give a share within a factor TOLERANCE of `val_fraction`.
 
     Raises:
-        ValueError: in that case, if `whole`.
+        ValueError: whole documents cannot give a share within a factor TOLERANCE of `val_fraction`.
     """
     copies = Counter(document.digest for document in documents.values())
     shares = shared_parts([(each.size, each.hashes, each.starts) for each in documents.values()])
@@ -77,11 +71,9 @@ def choose_val(
             size = larger
     if target / TOLERANCE <= size < total:
         return frozenset(chosen)
-    if whole:
-        cause = f"data.val_fraction={val_fraction} cannot be met with {len(documents)} whole documents"
-        remedy = "change it, give more text, or give other files with data.val_path"
-        raise ValueError(f"{cause}, of which those that share text with others are for training; {remedy}")
-    return None
+    cause = f"data.val_fraction={val_fraction} cannot be met with {len(documents)} whole documents"
+    remedy = "change it, give more text, or give other files with data.val_path"
+    raise ValueError(f"{cause}, of which those that share text with others are for training; {remedy}")
 
 
 def in_split(text: bytes, split: Split, val_fraction: float) -> bool:
