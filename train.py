@@ -21,7 +21,7 @@ from tril.model.runs import Run
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import command, user_errors
-from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, quiet_ranks, requeued, stop_on_signals
+from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, quiet_ranks, stop_on_signals
 from tril.scripts.cli.run import (
     build_model,
     build_module,
@@ -52,8 +52,7 @@ def main(settings: dict[str, Any], typed: Typed) -> None:
             train(settings, typed, stop)
     except StoppedError as stopped:
         if process_rank() == 0:
-            line = stopped.describe(f"{command('train')} resume={stopped.folder}")
-            print(line + requeued(stopped), file=sys.stderr, flush=True)
+            print(stopped.describe(f"{command('train')} resume={stopped.folder}"), file=sys.stderr, flush=True)
         sys.exit(stopped.status)
 
 

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -19,7 +18,8 @@ from tril.model.runs import CHECKPOINTS, LAST, ROOTS
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of torchrun, Lightning and srun, in Lightning's order
 RUN_FOLDER = "TRIL_RUN_FOLDER"  # the variable in which rank 0 tells the processes that Lightning starts its folder
-REQUEUE = getattr(signal, "SIGUSR1", None)  # Slurm sends it before the time limit, with #SBATCH --signal=USR1@120
+# Slurm sends SIGUSR1 before the time limit, with #SBATCH --signal=USR1@120; Windows has none.
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)]
 
 
 def process_rank() -> int:
@@ -127,8 +127,7 @@ class StopRequest:
         """Sets the handlers and returns those of before. Only the main thread may do that."""
         if threading.current_thread() is not threading.main_thread():
             return {}
-        requeue = [REQUEUE] if REQUEUE is not None and slurm_job() else []
-        return {signum: signal.signal(signum, self._handle) for signum in (signal.SIGTERM, signal.SIGINT, *requeue)}
+        return {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
 
     def _handle(self, signum: int, frame: object) -> None:
         if self.requested:
@@ -142,7 +141,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGTERM and SIGINT, and under Slurm SIGUSR1, stop the run of the block with a StoppedError."""
+    """SIGTERM, SIGINT and SIGUSR1 stop the run of the block with a StoppedError."""
     stop = StopRequest()
     before = stop.install()
     try:
@@ -150,23 +149,3 @@ def stop_on_signals() -> Iterator[StopRequest]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def slurm_job() -> str | None:
-    """The id of this Slurm job, or of this task of a job array; None outside of Slurm."""
-    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
-        return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
-    return os.environ.get("SLURM_JOB_ID")
-
-
-def requeued(stopped: StoppedError) -> str:
-    """Asks Slurm to start this job again if its signal says so. Returns what happened, for the last line of the run."""
-    if REQUEUE is None or stopped.status != 128 + REQUEUE:
-        return ""
-    command = ["scontrol", "requeue", slurm_job() or ""]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        problem = done.stderr.strip() if done.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
-    return f"; {' '.join(command)} failed: {problem}" if problem else "; Slurm starts the job again"
