@@ -99,6 +99,8 @@ def test_a_finished_run_is_unchanged_and_stays_in_its_folder(copied):
     done = in_process("resume=run", cwd=copied)
     assert done.returncode == 0 and "has finished its 2 steps; it is unchanged" in done.stdout
     assert_refused(in_process("resume=run", "optim.lr=0.5", cwd=copied), "finished its 2 steps without optim.lr")
+    assert_refused(in_process("resume=run", "+optim.x=1", cwd=copied), "there is no setting optim.x")
+    assert_refused(in_process("resume=", cwd=copied / "run"), "an empty path names nothing")
     moved = in_process("resume=run", "trainer.max_steps=3", "hydra.run.dir=more", cwd=copied)
     assert_refused(moved, "hydra.run.dir=more cannot be combined with resume")
 
