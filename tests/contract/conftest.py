@@ -56,19 +56,7 @@ def write_texts(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def trained(once, texts) -> Path:
     """The folder of a finished run of 8 steps with everything that is on by default."""
-    return newest_run(once("trained", lambda cwd: train_run(cwd=cwd, text=texts, base=TINY)))
-
-
-@pytest.fixture(scope="session")
-def resumed(once, texts) -> Path:
-    """The folder of a run that ended after 4 steps and was resumed for 4 more."""
-
-    def make(cwd: Path) -> None:
-        train_run("trainer.max_steps=4", cwd=cwd, text=texts, base=TINY)
-        done = run("train", "resume=latest", "trainer.max_steps=8", cwd=cwd)
-        assert done.status == 0, done.err
-
-    return newest_run(once("resumed", make))
+    return newest_run(once("trained", lambda cwd: train_run(f"data.path={texts}", cwd=cwd, base=TINY)))
 
 
 @pytest.fixture(scope="session")
@@ -76,8 +64,8 @@ def sweep(once, texts) -> Path:
     """The folder of a sweep over 2 numbers of heads and 2 seeds."""
 
     def make(cwd: Path) -> None:
-        done = run("train", "-m", *TINY, *BARE, f"data.path={texts}", "model.n_heads=2,4", "seed=0,1", cwd=cwd)
-        assert done.status == 0, done.err
+        grid = ("model.n_heads=2,4", "seed=0,1")
+        run("train", "-m", *TINY, *BARE, f"data.path={texts}", *grid, cwd=cwd).succeeded()
 
     (table,) = once("sweep", make).glob("multirun/**/sweep.json")
     return table.parent
@@ -88,8 +76,7 @@ def exported(once, texts) -> Path:
     """A folder of Hugging Face transformers with a GPT-2, exported from the run `newest_run(exported.parent)`."""
 
     def make(cwd: Path) -> None:
-        train_run("model=gpt2", cwd=cwd, text=texts)
-        done = run("export", "ckpt=latest", f"out={cwd / 'model'}", cwd=cwd)
-        assert done.status == 0, done.err
+        train_run("model=gpt2", f"data.path={texts}", cwd=cwd)
+        run("export", "ckpt=latest", f"out={cwd / 'model'}", cwd=cwd).succeeded()
 
     return once("exported", make) / "model"

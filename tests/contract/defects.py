@@ -6,7 +6,6 @@ entry moves with it; their number never falls. `python -m tests.contract.defects
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("train.py", "configs", "data", "docs", "model", "scripts", "tests", "pyproject.toml", "README.md", "load.py")
+from tests.contract.harness import copy_project
+
 TABLE = Path(__file__).with_name("defects.txt")
 
 
@@ -30,12 +29,11 @@ class Defect:
     old: str
     new: str
 
-    def apply(self, root: Path) -> None:
-        """Edits the file of the copy `root` of the project."""
-        path = root / self.file
-        text = path.read_text("utf-8")
+    def edited(self, root: Path) -> str:
+        """The content of the file with the defect."""
+        text = (root / self.file).read_text("utf-8")
         assert text.count(self.old) == 1, f"{self.name}: {self.file} has {text.count(self.old)} of:\n{self.old}"
-        path.write_text(text.replace(self.old, self.new), "utf-8")
+        return text.replace(self.old, self.new)
 
 
 def load() -> list[Defect]:
@@ -48,43 +46,32 @@ def load() -> list[Defect]:
     return found
 
 
-def outcome(defect: Defect | None, tests: list[str]) -> tuple[int, float, str]:
-    """How many tests failed in a copy of the project with the defect, the seconds, and what pytest printed.
+def outcome(defect: Defect | None, *tests: str) -> tuple[bool, str]:
+    """Whether a test failed in a copy of the project with the defect, and what pytest printed.
 
     An error outside of a test, as in a fixture, is no failure of a test: it raises AssertionError.
     """
     with TemporaryDirectory() as folder:
-        root = Path(folder) / "tril"  # found before the installed package
-        for part in filter(Path.is_dir, (ROOT / name for name in PARTS)):
-            shutil.copytree(part, root / part.name, ignore=shutil.ignore_patterns("__pycache__"))
-        for part in filter(Path.is_file, (ROOT / name for name in PARTS)):
-            shutil.copy(part, root / part.name)
+        root = copy_project(Path(folder) / "tril")  # found before the installed package
         if defect is not None:
-            defect.apply(root)
+            (root / defect.file).write_text(defect.edited(root), "utf-8")
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         variables |= {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         selected = [f"tests/contract/{test}" for test in tests]
         command = [sys.executable, "-m", "pytest", "-x", "-rN", "-m", "", "-p", "no:cacheprovider", *selected]
-        began = time.perf_counter()
         done = subprocess.run(command, cwd=root, env=variables, capture_output=True, encoding="utf-8", timeout=600)
-        summary = done.stdout.strip().rpartition("\n")[2]
-        errors = done.returncode not in (0, 1) or re.search(r"\d error", summary)
+        errors = done.returncode not in (0, 1) or re.search(r"\d error", done.stdout.strip().rpartition("\n")[2])
         assert not errors, done.stdout[-3000:] + done.stderr[-3000:]
-        n_failed = int(match[1]) if (match := re.search(r"(\d+) failed", summary)) else 0
-        return n_failed, time.perf_counter() - began, done.stdout
+        return done.returncode == 1, done.stdout
 
 
-def main() -> None:
-    """Prints a table of the defects, the tests that catch them, and the seconds."""
-    defects = [defect for defect in load() if defect.name in sys.argv[1:] or not sys.argv[1:]]
-    with ThreadPoolExecutor(2) as pool:
-        for defect, (n_failed, seconds, _) in zip(
-            defects, pool.map(lambda d: outcome(d, [d.test]), defects), strict=True
-        ):
-            print(
-                f"| {defect.name} | {defect.test} | {'caught' if n_failed else 'MISSED'} | {seconds:.0f} |", flush=True
-            )
+def row(defect: Defect) -> str:
+    began = time.perf_counter()
+    caught = "caught" if outcome(defect, defect.test)[0] else "MISSED"
+    return f"| {defect.name} | {defect.test} | {caught} | {time.perf_counter() - began:.0f} |"
 
 
 if __name__ == "__main__":
-    main()
+    with ThreadPoolExecutor(2) as pool:  # a table: defect, test, outcome, seconds
+        for line in pool.map(row, [defect for defect in load() if defect.name in sys.argv[1:] or not sys.argv[1:]]):
+            print(line, flush=True)

@@ -10,10 +10,12 @@ import io
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import traceback
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -49,6 +51,10 @@ class Done:
     out: str
     err: str
 
+    def succeeded(self) -> "Done":
+        assert self.status == 0, self.err[-3000:]
+        return self
+
 
 def run(name: str, *arguments: object, cwd: Path, **environment: str) -> Done:
     """`python NAME.py ARGUMENTS` in the folder `cwd`, in this process; `environment` holds variables to set."""
@@ -67,7 +73,6 @@ def run(name: str, *arguments: object, cwd: Path, **environment: str) -> Done:
         warnings.catch_warnings(),
         _same_logging(),
     ):
-        GlobalHydra.instance().clear()  # Hydra keeps the configuration of a process
         status = 0
         try:
             main()
@@ -77,7 +82,7 @@ def run(name: str, *arguments: object, cwd: Path, **environment: str) -> Done:
             traceback.print_exc()
             status = 1
         finally:
-            GlobalHydra.instance().clear()
+            GlobalHydra.instance().clear()  # Hydra keeps the configuration of a process
     return Done(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
@@ -119,23 +124,22 @@ def process(name: str, *arguments: object, cwd: Path, timeout: float = 240, **en
     return Done(started.returncode, out, err)
 
 
-def train_run(*overrides: object, cwd: Path, text: Path, base: tuple[str, ...] = (*TINY, *BARE), **environment) -> Path:
-    """Trains on the files `text`, a pattern, in the new folder `cwd`; returns the folder of the run.
-
-    Settings of `base` that `overrides` repeat are replaced.
-    """
+def train_run(*settings: object, cwd: Path, base: Sequence = (*TINY, *BARE), start: Callable = run, **others) -> Path:
+    """Trains in the folder `cwd`, which may be new, with settings that replace those of `base`; returns the run's."""
     cwd.mkdir(parents=True, exist_ok=True)
-    done = run("train", *merged(base, f"data.path={text}", *overrides), cwd=cwd, **environment)
-    assert done.status == 0, done.err[-3000:]
+    start("train", *merged(base, *settings), cwd=cwd, **others).succeeded()
     return newest_run(cwd)
 
 
-def merged(base: tuple[str, ...], *overrides: object) -> list[str]:
-    """The settings, of each key the last one; `~a.b` goes if a.b is set again."""
+def merged(base: Sequence, *overrides: object) -> list[str]:
+    """The settings, of each key the last one; `~a.b` goes if a.b is set again, and a tokenizer's size with its kind."""
     settings = {}
     for setting in (*base, *map(str, overrides)):
-        settings.pop(f"~{setting.partition('=')[0].rpartition('.')[0]}", None)
-        settings[setting.partition("=")[0].lstrip("+")] = setting
+        key = setting.partition("=")[0].lstrip("+")
+        settings.pop(f"~{key.rpartition('.')[0]}", None)
+        if key == "data.tokenizer.kind":
+            settings.pop("data.tokenizer.vocab_size", None)
+        settings[key] = setting
     return list(settings.values())
 
 
@@ -158,6 +162,19 @@ def metrics(folder: Path, name: str) -> dict[int, float]:
         return {int(row["step"]): float(row[name]) for row in csv.DictReader(file) if row.get(name)}
 
 
+def table(name: str, columns: int) -> list[list[str]]:
+    """The rows of a file of this folder, whose cells a vertical bar separates; lines with # are comments."""
+    lines = Path(__file__).with_name(name).read_text("utf-8").splitlines()
+    rows = [line.split(" | ", columns - 1) for line in lines if line and line[0] != "#"]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def copy_project(folder: Path) -> Path:
+    """Copies the project, without hidden and built files, to the new folder."""
+    skipped = shutil.ignore_patterns(".*", "__pycache__", "outputs", "multirun", "build", "*.egg-info", "shared")
+    return shutil.copytree(ROOT, folder, ignore=skipped)
+
+
 def assert_refused(done: Done, *parts: str) -> None:
     """A user's mistake: status 2, and one line on stderr that contains the parts."""
     assert done.status == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1, done
@@ -165,25 +182,14 @@ def assert_refused(done: Done, *parts: str) -> None:
 
 
 def assert_golden(area: str, name: str, value: object) -> None:
-    """Compares with the entry `name` of golden/AREA.json: numbers with a decimal point within 1e-5, all else exactly.
+    """Compares with the entry `name` of golden/AREA.json: numbers within 1e-5 (so counts exactly), all else exactly.
 
     With TRIL_GOLDEN=write in the environment, it writes the entry instead.
     """
     path = GOLDEN / f"{area}.json"
     content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     if os.environ.get("TRIL_GOLDEN") == "write":
-        content[name] = json.loads(json.dumps(value))
+        content[name] = value
         path.write_text(json.dumps(dict(sorted(content.items())), indent=1, ensure_ascii=False) + "\n", "utf-8")
     assert name in content, f"golden/{area}.json has no {name}: write it with TRIL_GOLDEN=write, without xdist"
-    _assert_same(json.loads(json.dumps(value)), content[name], name)
-
-
-def _assert_same(value: object, expected: object, where: str) -> None:
-    if isinstance(expected, float):
-        assert value == pytest.approx(expected, rel=1e-5, abs=1e-9), where
-    elif isinstance(expected, list | dict):
-        assert type(value) is type(expected) and len(value) == len(expected), where
-        for key in expected if isinstance(expected, dict) else range(len(expected)):
-            _assert_same(value[key], expected[key], f"{where}.{key}")
-    else:
-        assert value == expected, where
+    assert value == pytest.approx(content[name], rel=1e-5)

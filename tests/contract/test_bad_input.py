@@ -31,7 +31,8 @@ CONTENT = {
 @pytest.fixture(scope="module")
 def names(once, texts, exported):
     """What the names in braces stand for."""
-    source = newest_run(once("characters", lambda cwd: train_run("data.tokenizer.kind=char", cwd=cwd, text=texts)))
+    settings = f"data.path={texts}", "data.tokenizer.kind=char"
+    source = newest_run(once("characters", lambda cwd: train_run(*settings, cwd=cwd)))
 
     def write(folder: Path) -> None:
         (folder / "folder").mkdir()

@@ -22,8 +22,8 @@ FILTERS = [
 def lm(request, once, texts):
     """A model with random matrices, because after a short training it predicts the same after every text."""
     model = getattr(request, "param", MODELS[0])
-    options = (*model.split(), "trainer.max_steps=2", "trainer.val_check_interval=2")
-    lm = load(newest_run(once(model, lambda cwd: train_run(*options, cwd=cwd, text=texts))), device="cpu")
+    options = (f"data.path={texts}", *model.split(), "trainer.max_steps=2", "trainer.val_check_interval=2")
+    lm = load(newest_run(once(model, lambda cwd: train_run(*options, cwd=cwd))), device="cpu")
     torch.manual_seed(13)
     for matrix in (parameter for parameter in lm.model.parameters() if parameter.dim() > 1):
         matrix.data.normal_(0, 0.5)

@@ -24,8 +24,8 @@ PROMPT = "The old cat"
 def model(once, texts):
     """The folder of a run that was validated on ten of the files."""
     text, steps = texts.parent / "[0-2]*.txt", ("trainer.max_steps=120", "trainer.val_check_interval=60")
-    settings = *MODEL, *steps, f"data.val_path={texts.parent}/3*.txt"
-    return newest_run(once("heads", lambda cwd: train_run(*settings, cwd=cwd, text=text)))
+    settings = *MODEL, *steps, f"data.path={text}", f"data.val_path={texts.parent}/3*.txt"
+    return newest_run(once("heads", lambda cwd: train_run(*settings, cwd=cwd)))
 
 
 @pytest.fixture(scope="module")

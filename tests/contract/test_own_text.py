@@ -1,7 +1,6 @@
 """Text of the user: tokens, split, masks and training windows (docs/text.md, docs/finetuning.md, docs/mixtures.md)."""
 
 import hashlib
-import os
 import random
 import re
 from collections import Counter
@@ -10,39 +9,32 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from lightning.pytorch import Callback
 from tokenizers import Tokenizer
 
 from tests.contract.harness import BARE, TINY, assert_golden, merged, newest_run, process, run, summary
 
-RECORDER = """
-import numpy, torch
-from lightning.pytorch import Callback
-class Recorder(Callback):
-    def on_train_batch_start(self, trainer, module, batch, index):
-        numpy.save(f"train.{trainer.global_rank}.{trainer.global_step:03}", torch.stack(batch[:2]))
-    def on_validation_batch_start(self, trainer, module, batch, index, dataloader_idx=0):
-        numpy.save(f"val.{trainer.global_rank}.{index:03}", torch.stack(batch[:2]))
-"""
-RECORDED = ("+callbacks.mine._target_=recorder.Recorder", "allow_targets=[recorder.Recorder]")
+RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder", f"allow_targets=[{__name__}.Recorder]")
 EOT = "<|endoftext|>"
 WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
 TEXTS = [f'Über {word}: "日本", 🙂\r\n\r\n' + f" {word} {word}" * 20 + "\n" for word in WORDS]
 DOCUMENTS = [*TEXTS, *TEXTS[::2]]  # copies must not be in both parts
 
 
-@pytest.fixture(autouse=True)
-def recorder(once, monkeypatch):
-    folder = once("recorder", lambda folder: (folder / "recorder.py").write_text(RECORDER))
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr("matplotlib.figure.Figure.draw", lambda *args: None)  # of the loss plot
+class Recorder(Callback):
+    """Saves the inputs and targets of each batch in the current folder."""
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        np.save(f"train.{trainer.global_rank}.{trainer.global_step:03}", np.stack(batch[:2]))
+
+    def on_validation_batch_start(self, trainer, module, batch, index, dataloader_idx=0):
+        np.save(f"val.{trainer.global_rank}.{index:03}", np.stack(batch[:2]))
 
 
 def train(cwd, *settings, run=run, steps=2):
     """Trains; returns the tokens, their encoder, inputs and targets of the windows, (2, n, T), and what was printed."""
     always = f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"
-    done = run("train", *merged((*TINY, *BARE), *RECORDED, *always, *settings), cwd=cwd)
-    assert done.status == 0, done.err
+    done = run("train", *merged((*TINY, *BARE), *RECORDED, *always, *settings), cwd=cwd).succeeded()
     parts = ([np.load(path) for path in sorted(cwd.glob(f"{part}.*.npy"))] for part in ("train", "val"))
     path, *_ = cwd.rglob("tokens.bin")
     encode = partial(Tokenizer.from_file(str(path.with_name("tokenizer.json"))).encode, add_special_tokens=False)
