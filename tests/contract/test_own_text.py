@@ -19,6 +19,7 @@ EOT = "<|endoftext|>"
 WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
 TEXTS = [f'Über {word}: "日本", 🙂\r\n\r\n' + f" {word} {word}" * 20 + "\n" for word in WORDS]
 DOCUMENTS = [*TEXTS, *TEXTS[::2]]  # copies must not be in both parts
+KINDS = [*".md .jsonl .jsonl.gz .json .csv .parquet".split(), "data.format=chat .jsonl", "data.text_field=body .csv.gz"]
 
 
 class Recorder(Callback):
@@ -64,18 +65,20 @@ def write(folder, kind=".md"):
     folder.mkdir()
     for i, text in enumerate(DOCUMENTS if kind == ".md" else ()):
         (folder / f"{i:02}.md").write_bytes(text.encode())
-    table, path = pandas.DataFrame({"text": DOCUMENTS, "prompt": "?", "response": DOCUMENTS}), folder / f"rows{kind}"
+    columns = {"body" if kind == ".csv.gz" else "text": DOCUMENTS, "prompt": "?", "response": DOCUMENTS}
+    table, path = pandas.DataFrame(columns), folder / f"rows{kind}"
     if "json" in kind:
-        table.to_json(path, orient="records", lines=True)
+        table.to_json(path, orient="records", lines=kind != ".json")
     elif kind != ".md":
-        getattr(table, f"to_{kind[1:]}")(path)
+        getattr(table, f"to_{kind.split('.')[1]}")(path)
 
 
-@pytest.mark.parametrize("kind", [".md", ".jsonl", ".jsonl.gz", ".csv", ".parquet", "chat .jsonl"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_only(kind, tmp_path):
-    *chat, suffix = kind.split()
+    *typed, suffix = kind.split()
+    chat = kind.startswith("data.format=chat")
     write(tmp_path / "texts", suffix)
-    settings = f"data.path={tmp_path}/**/*{suffix}", *(f"data.format={name}" for name in chat)
+    settings = f"data.path={tmp_path}/**/*{suffix}", *typed
     sizes = "data.val_fraction=0.2", "data.tokenizer.vocab_size=700", "data.batch_size=200"
     ids, encode, windows, _ = train(tmp_path, *settings, *sizes)
     prompt, space = (encode("User: ?\n\nAssistant:"), " ") if chat else ((), "")
