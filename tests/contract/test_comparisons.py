@@ -57,8 +57,7 @@ def interval(differences, sizes, level):
 
 def assert_reported(folder, out, mean, half, verdict, *options):
     """Makes the report; returns the rows of results.csv by number of heads."""
-    done = run("report", f"dir={folder}", f"out={out}", "baseline=n_heads=2", *options, cwd=out)
-    assert done.status == 0, done.err
+    run("report", f"dir={folder}", f"out={out}", "baseline=n_heads=2", *options, cwd=out).succeeded()
     table = {row["model.n_heads"]: row for row in csv.DictReader((out / "results.csv").open(encoding="utf-8"))}
     columns = [float(table["4"][f"difference{end}"]) for end in ("", "_low", "_high")]
     assert columns == pytest.approx([mean, mean - half, mean + half]) and table["4"]["verdict"].startswith(verdict)
@@ -126,8 +125,8 @@ def test_the_same_command_trains_only_what_is_missing_and_a_second_launch_has_it
     killed = runs(copy)[2, 0]  # after its first validation
     (killed / "summary.json").unlink()
     (killed / "checkpoints" / "previous.ckpt").replace(killed / "checkpoints" / "last.ckpt")
-    done = run("train", "-m", *TINY, *BARE, f"data.path={texts}", "model.n_heads=2,4", "seed=0,1,2", cwd=copy)
-    assert done.status == 0, done
+    grid = "model.n_heads=2,4", "seed=0,1,2"
+    run("train", "-m", *TINY, *BARE, f"data.path={texts}", *grid, cwd=copy).succeeded()
     ends = {key: (path / "summary.json").stat().st_mtime for key, path in runs(copy).items()}
     assert {key for key in ends if ends[key] > began} == {(2, 0), (2, 2), (4, 2)}
     losses, targets = windows(copy, 3)

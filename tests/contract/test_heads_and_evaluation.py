@@ -60,9 +60,7 @@ def interval(values, ids):
 
 
 def ended(name, *arguments, cwd):
-    done = run(name, *arguments, cwd=cwd)
-    assert done.status == 0, done.err
-    return done.out.rstrip("\n")
+    return run(name, *arguments, cwd=cwd).succeeded().out.rstrip("\n")
 
 
 def entry(content, name):
@@ -155,10 +153,8 @@ def browser():
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     chrome = Chrome(options=options, service=Service(paths[1]))
     yield chrome
-    messages, events = (
-        chrome.get_log("browser"),
-        [json.loads(x["message"])["message"] for x in chrome.get_log("performance")],
-    )
+    messages = chrome.get_log("browser")
+    events = [json.loads(each["message"])["message"] for each in chrome.get_log("performance")]
     chrome.quit()
     requests = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
     assert messages == [] and requests

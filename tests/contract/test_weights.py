@@ -7,7 +7,7 @@ import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
 
-from tests.contract.harness import BARE, assert_refused, newest_run, run, summary
+from tests.contract.harness import BARE, assert_refused, newest_run, run, summary, train_run
 from tril import load
 
 T, IDS = 24, {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}  # the tokenizer has 290 ids
@@ -53,9 +53,7 @@ def read(folder: Path):
 def start(cwd: Path, texts: Path, *settings: str) -> Path:
     """Makes one step on the texts, of which the first is for validation; returns the folder of the run."""
     paths = (f"data.path={texts}", f"data.val_path={texts.parent / '00.txt'}")
-    done = run("train", "data=files", *FROZEN, *paths, *settings, cwd=cwd)
-    assert done.status == 0, done.err
-    return newest_run(cwd)
+    return train_run("data=files", *paths, *settings, cwd=cwd, base=FROZEN)
 
 
 @torch.no_grad()
@@ -81,8 +79,7 @@ def test_a_model_of_transformers_is_the_same_in_tril_and_comes_back_unchanged(im
     larger = load(start(tmp_path, texts, f"init_from={folder}", "model.vocab_size=330"))
     added = larger.model(ids[None, :T])[0, :, 300:] - logits[:T, :290].mean(1, keepdim=True)
     assert added.shape == (T, 30) and added.abs().max() < 1e-5  # the logit of a new row is the mean logit of the tokens
-    done = run("export", f"ckpt={folder}", f"out={tmp_path / 'again'}", cwd=tmp_path)
-    assert done.status == 0, done.err
+    run("export", f"ckpt={folder}", f"out={tmp_path / 'again'}", cwd=tmp_path).succeeded()
     again, its_tokenizer = read(tmp_path / "again")
     assert_same_logits(lm, again)
     weights = again.state_dict()
@@ -108,7 +105,7 @@ def test_a_gguf_file_has_the_tensors_under_the_names_of_llama_cpp(imported, tmp_
     done, kind = run("export", f"ckpt={folder}", "to=gguf", f"out={path}", cwd=tmp_path), model.config.model_type
     if kind == "gpt2":
         return assert_refused(done, "model.pos=learned")
-    assert done.status == 0, done.err
+    done.succeeded()
     values = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
     stored = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in gguf.GGUFReader(path).tensors}
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind.upper()), 2)
