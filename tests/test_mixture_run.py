@@ -130,12 +130,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(configure, tmp_pa
     assert losses[0] == losses[1] and len(losses[0]) == 6
 
 
-def test_a_name_that_is_twice_on_the_command_line_is_refused(folder):
-    sources = "data.sources={docs: 0.5, other.txt: 1, docs: 2}"
-    done = in_process(*MIXTURE[:-1], sources, cwd=folder)
-    assert_refused(done, f"error: {sources} has docs twice; leave out one of them")
-
-
 @pytest.mark.slow
 def test_evaluate_measures_one_source_as_the_run_did(folder):
     refused = call(evaluate.main, "ckpt=run", cwd=folder, TRIL_CACHE=str(folder / "cache"))

@@ -194,21 +194,25 @@ class RunConfig:
             size = sizes.get(tokenizer.kind) or n_ids(build_tokenizer(tokenizer, ()))
             return replace(self, model=replace(self.model, vocab_size=size))
 
+    @property
+    def has_processes(self) -> bool:
+        """Whether the settings ask for several processes."""
+        return (self.trainer.strategy, self.trainer.devices, self.trainer.num_nodes) != ("auto", 1, 1)
+
     def refuse_processes(self) -> None:
         """Raises UserError for a run of several processes, which only a command can start."""
         trainer = self.trainer
-        if trainer.strategy != "auto" or trainer.devices != 1 or trainer.num_nodes != 1:
+        if self.has_processes:
             chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"
             raise UserError(f"{chosen} starts processes; use tril train in a terminal, or trainer=default")
 
     def check_processes(self) -> None:
         """Raises UserError unless torchrun or srun started as many processes as the settings say; imports Lightning."""
-        trainer = self.trainer
-        if trainer.strategy != "auto" or trainer.devices != 1 or trainer.num_nodes != 1 or "RANK" in os.environ:
+        if self.has_processes or "RANK" in os.environ:
             from tril.model.training.parallel import check_processes
 
             with user_errors():
-                check_processes(trainer, self.devices)
+                check_processes(self.trainer, self.devices)
 
     @property
     def steps(self) -> int:
@@ -299,10 +303,6 @@ def _check_combinations(config: RunConfig) -> None:
 
 def _refuse_without_effect(config: RunConfig, command_line: Typed) -> None:
     """Raises ValueError for a typed setting that has no effect with the others."""
-    sources = command_line.get("data.sources") or ""
-    names = re.findall(r"[{,]\s*([^:,{}]+?)\s*:", sources)
-    if twice := [name for name in names if names.count(name) > 1]:  # of which Hydra keeps the last
-        raise ValueError(f"data.sources={sources} has {twice[0]} twice; leave out one of them")
     groups = [(name, getattr(config, name)) for name in GROUPS]
     groups += [("data", config.data.source), ("data.tokenizer", config.data.tokenizer)]
     for prefix, group in groups:

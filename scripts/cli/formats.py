@@ -61,21 +61,15 @@ def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def read_utf8(key: str, file: str, max_bytes: int | None = None) -> str:
+def read_utf8(key: str, file: str) -> str:
     """The content of the file that the setting `key` names, with its line ends; "~" is expanded.
-
-    Args:
-        max_bytes: a larger file is refused; None: no limit.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not UTF-8, or too large.
+        ValueError: it is not UTF-8.
     """
-    path = Path(os.path.expanduser(file))
     try:
-        if max_bytes is not None and (size := path.stat().st_size) > max_bytes:
-            raise ValueError(f"{key}={file} has {size:,} bytes, at most {max_bytes:,} are read; cut it into parts")
-        return path.read_bytes().decode("utf-8")  # read_text would change line ends
+        return Path(os.path.expanduser(file)).read_bytes().decode("utf-8")  # read_text would change line ends
     except OSError as error:
         raise OSError(f"{key}={file} cannot be read ({error.strerror}); name a text file") from error
     except UnicodeDecodeError as error:
