@@ -369,14 +369,14 @@ class Checker:
         queries = positions_to_test(length, n_queries, self.generator)
         hidden = ~model.visible(length)[queries]
         size = gradients(model, ids, queries, self._batch_size)
-        if not model.exact and (size.masked_fill(~hidden, 0.0)).any():
+        if not model.exact and size.masked_fill(~hidden, 0.0).any():
             # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
             if self.bounds.twin is not None:
                 model = self.bounds.twin
                 size = gradients(model, ids, queries, self._batch_size)
             if model.precision == "64-true":
                 bound = RELATIVE_GRADIENT * size.max().item()
-        worst = (size * hidden).nan_to_num(nan=torch.inf).max().item()
+        worst = size.masked_fill(~hidden, 0.0).nan_to_num(nan=torch.inf).max().item()
         where, leak = "", {}
         if first := first_true(hidden & ~(size <= bound)):
             query, key = int(queries[first[0]]), first[1]
