@@ -13,6 +13,7 @@ from tests.runs import TINY, in_process, interrupted, rows, train_typed, typed
 from tril.data.config import parse
 from tril.model.checkpoint import load
 from tril.scripts import evaluate
+from tril.scripts.cli.errors import UserError
 
 MIXTURE = ["data=mixture", *TINY[1:], "data.sources={docs: 0.75, other.txt: 0.25}"]
 T = 32  # context length
@@ -148,3 +149,21 @@ def test_evaluate_measures_one_source_as_the_run_did(folder):
         report = json.loads((folder / "out" / "evaluation.json").read_text())
         figures = report["protocols"]["non_overlapping"]["figures"]
         assert figures["loss"]["mean"] == pytest.approx(summary["sources"][path]["final_val_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_other_weights_and_other_text_are_refused_when_a_run_is_resumed(configure, tmp_path):
+    with interrupted():
+        train_typed(configure())
+    saved = tmp_path / "run" / "config.yaml"
+    original = saved.read_text()
+    saved.write_text(original.replace("weight: 0.75", "weight: 0.5"))
+    message = r"data.sources={'docs': 0.667, 'other.txt': 0.333} must be {'docs': 0.75, 'other.txt': 0.25}, as in "
+    message += ".*; leave it out, or start a new run"
+    with pytest.raises(UserError, match=message):
+        resume(tmp_path / "run")
+    saved.write_text(original.replace("path: docs", "path: docs/1*"))
+    with pytest.raises(UserError, match="the data .* must be those of"):
+        resume(tmp_path / "run")
+    saved.write_text(original.replace("weight: 0.75", "weight: 3").replace("weight: 0.25", "weight: 1"))
+    resume(tmp_path / "run")  # the same shares
