@@ -14,7 +14,7 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import build, strict_settings
-from tril.model.runs import Run, find_checkpoint
+from tril.model.runs import Run, find_checkpoint, run_folder
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.cli.typed import Typed
@@ -57,7 +57,7 @@ def main(cfg: dict, typed: Typed) -> None:
 
         summary = {}
         with contextlib.suppress(OSError, ValueError):  # a checkpoint alone
-            summary = Run.find(path).summary
+            summary = Run(run_folder(path)).summary
         class_name = export_hf(out, Checkpoint.read(path), summary)
         print(f"{out}: {class_name}, equal to {path} in logits and token ids", flush=True)
 
