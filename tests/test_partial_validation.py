@@ -18,7 +18,7 @@ WHOLE = {"val_windows": {"scored": 1110, "of": 1110}}
 def test_a_run_says_how_many_windows_it_has_scored(configure, tmp_path, capsys):
     train_typed(configure("+trainer.limit_val_batches=1", "trainer.max_steps=2"))
     [meta] = tmp_path.glob("cache/*/meta.json")
-    windows = math.ceil((json.loads(meta.read_text())["counts"]["val"]["tokens"] - 1) / 32)
+    windows = math.ceil((json.loads(meta.read_text())["sources"][""]["counts"]["val"]["tokens"] - 1) / 32)
     summary, out = json.loads((tmp_path / "run" / "summary.json").read_text()), capsys.readouterr().out
     assert summary["val_windows"] == {"scored": 4, "of": windows} and windows > 4  # a batch of 4 windows
     assert f"bits per byte (4 of {windows} windows)" in out

@@ -120,9 +120,12 @@ def _json(path: Path, _: Any) -> Iterator[Any]:
 
 
 def _csv(path: Path, _: Any) -> Iterator[Any]:
-    csv.field_size_limit(LIMIT)
     with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        yield from csv.DictReader(text, strict=True, restkey="")
+        before = csv.field_size_limit(LIMIT)  # of the whole process
+        try:
+            yield from csv.DictReader(text, strict=True, restkey="")
+        finally:
+            csv.field_size_limit(before)
 
 
 def read_parquet(path: Path, text_field: str | None) -> Iterator[dict[str, Any]]:

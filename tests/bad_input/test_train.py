@@ -53,7 +53,7 @@ TRAIN = [
     ("optim.schedule=cosine", "optim.schedule=cosine must be a group of settings; change one, such as"),
     (("model.dim=64", "model.dim=x"), "model.dim='x' must be a valid integer"),
     (("trainer.max_steps=0", "trainer.log_every_n_steps=x"), "trainer.max_steps=0 must be greater than or equal to"),
-    (("model.n_heads=0", "model.window=3"), "model.window=3 needs attention, and model.n_heads=0 leaves it out; set"),
+    (("model.n_heads=0", "model.window=3"), "model.window=3 has no effect without model.n_heads; leave it out, or set"),
     (("model.causal=false", "model.window=3"), "model.window=3 needs model.causal=true"),
     ("model.causal=false", "model.causal=false lets every position attend to later ones, so its losses would be"),
     (("model.backend=flex", "trainer.accelerator=cpu"), "model.backend=flex needs trainer.accelerator=cuda to train,"),
@@ -95,7 +95,10 @@ TRAIN = [
     (("data=shakespeare", "data.path=FILES/text.txt", "data.sha256=abc"), "data.sha256=abc has no effect without"),
     (("data.path=FILES/text.txt", "data.val_path=nowhere"), "data.val_path=nowhere matches no file; give a file,"),
     (("data.path=FILES/text.txt", "data.val_fraction=1"), "data.val_fraction=1 must be less than 1"),
-    (("data=mixture", "data.sources={stdlib: 1}"), "data.sources={stdlib: 1} must have at least two sources, such as"),
+    (
+        ("data=mixture", "data.sources={stdlib: 1}"),
+        "data.sources={'stdlib': 1} must have at least two sources, such as",
+    ),
     (("data=mixture", "data.sources={stdlib: 0, prose: 1}"), "data.sources: the weight 0 of stdlib must be a"),
     (
         ("data.path=FILES/text.txt", "data.format=chat", "data.document_mask=true"),

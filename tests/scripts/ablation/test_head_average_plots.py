@@ -50,7 +50,8 @@ def test_the_tables():
 @pytest.mark.parametrize(("fingerprint", "length", "comparable"), [("a", 8, True), ("b", 8, False), ("a", 9, False)])
 def test_runs_on_different_windows_are_remarked(fingerprint, length, comparable):
     def model(fingerprint, length):
-        metadata = {"data": {"fingerprint": fingerprint}, "config": {"context_length": length}}
-        return SimpleNamespace(run=SimpleNamespace(metadata=metadata))
+        config = SimpleNamespace(context_length=length)
+        checkpoint = SimpleNamespace(data={"fingerprint": fingerprint}, config=config)
+        return SimpleNamespace(run=SimpleNamespace(checkpoint=checkpoint))
 
     assert (texts_remark([model("a", 8), model(fingerprint, length)]) == []) == comparable
