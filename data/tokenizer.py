@@ -41,7 +41,7 @@ class TokenizerConfig:
 
     kind: Literal["bpe", "char", "byte", "file", "hub"] = setting("bpe", "bpe | char | byte | file | hub")
     vocab_size: Annotated[int, Field(ge=MIN_BPE_VOCAB_SIZE, le=MAX_IDS)] | None = setting(
-        None, "of kind=bpe: tokens; null: 256, and one for each 512 bytes of the training text, at most 4096"
+        None, "tokens; null: 256, and one for each 512 bytes of the training text, at most 4096", needs="kind=bpe"
     )
     path: str | None = setting(
         None, "kind=file: a tokenizer.json; kind=hub: a name such as openai-community/gpt2", needs="kind=file|hub"

@@ -35,8 +35,10 @@ DRAWN_BY = "tril.model.training.summary.plot_losses"  # called at the end of a r
 
 
 def typed(*settings: str, base: list[str] = TINY) -> Typed:
-    """The settings of a tiny run, of each key the last one."""
+    """The settings of a tiny run, of each key the last one; another kind of tokenizer drops the size of this one."""
     last = {setting.partition("=")[0].lstrip("+"): setting for setting in (*base, *settings)}
+    if last.get("data.tokenizer.kind", "data.tokenizer.kind=bpe") != "data.tokenizer.kind=bpe":
+        last.pop("data.tokenizer.vocab_size", None)
     return Typed.of(last.values(), FREE_TEXT)
 
 

@@ -17,7 +17,12 @@ from tril.model.checkpoint import load, read_state
 
 T = 32
 CHAT = ["data.format=chat", "data.path=train.jsonl", "data.val_path=val.jsonl", "hydra.run.dir=run"]
-BYTES = ["data.tokenizer.kind=byte", "trainer.max_steps=4", "trainer.val_check_interval=4"]
+BYTES = [
+    "data.tokenizer.kind=byte",
+    "data.tokenizer.vocab_size=null",
+    "trainer.max_steps=4",
+    "trainer.val_check_interval=4",
+]
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ TRAIN = [
         "data.tokenizer=bpe must be a group of settings; change one, such as data.tokenizer.KEY=VALUE",
     ),
     ("data.tokenizer.eot=", "data.tokenizer.eot= must have at least 2 characters"),
+    (("data.tokenizer.kind=byte", "data.tokenizer.vocab_size=300"), "data.tokenizer.vocab_size=300 has no effect"),
     ("data.token_budget=256", "data.token_budget=256 must be more than model.context_length=256, the tokens of one"),
     ("data.cache_dir=FILES/text.txt", "data.cache_dir=FILES/text.txt is a file; give a folder"),
     ("data=[]", "data=None must be a group of settings; choose one with data=NAME"),
