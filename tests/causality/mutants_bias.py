@@ -74,7 +74,10 @@ def bias_of_the_first_head_for_all(patch):
 
 @mutant(backend="flex", context_length=24, **ALIBI)
 def bias_ignored_by_flex(patch):
-    patch.setattr(backends, "score_mod", lambda q, k, bias: None)
+    def changed(original, q, k, v, masking, dropout_p):
+        return original(q, k, v, masking._replace(bias=None), dropout_p)
+
+    kernel(patch, changed, "flex")
 
 
 def ignore_infinities(patch):
