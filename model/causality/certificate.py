@@ -222,11 +222,6 @@ def certify_model(
         ModelError: the model raises an exception at its full context.
     """
     certificate = Certificate(model.name, notes=[model.note] if model.note else [])
-    started = 0.0
-
-    def in_time(share: float) -> Callable[[], bool]:
-        return lambda: time.perf_counter() - started < share * seconds
-
     with certificate.timed():
         longest = reachable_length(model)
         if longest < model.context_length:
@@ -248,12 +243,16 @@ def certify_model(
                 checkers.append(checker)
             if not certificate.passed:
                 return certificate
-        started = time.perf_counter()
-        certify_more(certificate, own, checkers, longest, in_time)
+        certify_more(certificate, own, checkers, longest, budget(seconds))
         if fresh is not None and certificate.passed:
-            started = time.perf_counter()
-            certify_after_calls(certificate, own, fresh, longest, in_time(1.0))
+            certify_after_calls(certificate, own, fresh, longest, budget(seconds)(1.0))
     return certificate
+
+
+def budget(seconds: float) -> Callable[[float], Callable[[], bool]]:
+    """From now on: share -> a function that says whether this share of the seconds is not over."""
+    started = time.perf_counter()
+    return lambda share: lambda: time.perf_counter() - started < share * seconds
 
 
 def reachable_length(model: Model) -> int:
@@ -291,7 +290,8 @@ def certify_own(certificate: Certificate, own: Checker, longest: int) -> bool:
     gradients = certify_gradient(certificate, own, longest)
     if gradients is None:
         if model.module is not None:
-            certificate.notes.append("no gradient was tested: the model looks no token up in an nn.Embedding")
+            reason = "the module has no nn.Embedding that looks up the ids, or no backward pass"
+            certificate.notes.append(f"no gradient was tested: {reason}")
     else:
         queries, size = gradients
         certificate.dependencies = torch.full((longest, longest), torch.nan)
@@ -432,7 +432,9 @@ def every_position(
     for queries in torch.tensor(list(dict.fromkeys((*block_edges(longest), *rest)))).split(OWN_ROWS):
         for checker in checkers:
             length = min(longest, checker.model.context_length)
-            if in_time() and not certificate.add(checker.future(length, 0, queries[queries < length])):
+            if not in_time():
+                return True
+            if not certificate.add(checker.future_of(queries[queries < length], length)):
                 return False
     return True
 

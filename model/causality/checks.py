@@ -202,16 +202,18 @@ class Checker:
         fitting = min(tokens // length, MAX_OUTPUTS // (length * self.model.vocab_size))
         return max(1, min(BATCH_SIZES[self._turn % len(BATCH_SIZES)], limit, fitting))
 
+    def future(self, length: int, rows: int) -> Iterator[Result]:
+        """`future_of` as many outputs as `rows`; of positions at the ends and at edges of blocks first."""
+        return self.future_of(positions_to_test(length, rows, self.generator), length)
+
     @torch.no_grad()
-    def future(self, length: int, rows: int, queries: Tensor | None = None) -> Iterator[Result]:
+    def future_of(self, queries: Tensor, length: int) -> Iterator[Result]:
         """No output changes when every token that it may not see is replaced.
 
         Each row of a batch has a query; all outputs that see no more than it does are compared. Then the rows but
         the first are replaced, which may not change the first one.
         """
         visible = self.model.visible(length)
-        if queries is None:
-            queries = positions_to_test(length, rows, self.generator)
         queries = queries[~visible[queries].all(-1)]
         queries = queries[torch.randperm(len(queries), generator=self.generator)]  # rows may leak in any direction
         worst, tested = Verdict(0.0, 0.0, self.model), 0
@@ -275,14 +277,12 @@ class Checker:
     def ways(self, length: int, names: Sequence[str]) -> Iterator[Result | str]:
         """Every other way to compute the outputs gives the same; a note for a way that raises an exception."""
         ids = self.texts.draw(3, length)
-        full: dict[str, Tensor] = {}  # one pass for all ways: another one might reset a cache that a way leaves behind
+        full = pass_once(ids)  # for all ways: another pass might reset a cache that a way leaves behind
         for name in names:
 
             def change(model: Model, name: str = name) -> Tensor:
-                if model.precision not in full:
-                    full[model.precision] = model(ids)
-                other = model.by_way(name, ids)  # (B, T, V)
-                outputs = full[model.precision][..., : other.shape[-1]]
+                outputs, other = full(model), model.by_way(name, ids)  # (B, T, *), (B, T, V)
+                outputs = outputs[..., : other.shape[-1]]
                 missing = other.isnan().all(-1) & ~outputs.isnan().all(-1)
                 return largest_change(other, outputs).masked_fill(missing, 0.0)
 
@@ -322,8 +322,7 @@ class Checker:
         if self.bounds.stochastic or self.model.batch_size:
             return
         ids, visible = self.texts.draw(1, longest), self.model.visible(longest)
-        full: dict[str, Tensor] = {}
-        worst, tested = Verdict(0.0, 0.0, self.model), 0
+        full, worst, tested = pass_once(ids), Verdict(0.0, 0.0, self.model), 0
         for length in lengths:
             if length >= longest or not torch.equal(visible[:length, :length], self.model.visible(length)):
                 continue
@@ -332,10 +331,8 @@ class Checker:
             compared = ~visible[:length, length:].any(-1)  # (n,)
 
             def change(model: Model, length: int = length, compared: Tensor = compared) -> Tensor:
-                if model.precision not in full:
-                    full[model.precision] = model(ids)
-                cut = model(ids[:, :length])
-                return largest_change(cut, full[model.precision][:, :length])[0].cpu().masked_fill(~compared, 0.0)
+                change = largest_change(model(ids[:, :length]), full(model)[:, :length])[0].cpu()
+                return change.masked_fill(~compared, 0.0)
 
             try:
                 if (twin := self.bounds.twin) is not None and not (self.model.exact or self.sharp):
@@ -396,6 +393,18 @@ class Checker:
             rows[torch.arange(len(part)), part] = other[0, part]
             depends.append((self.model(rows)[: len(part), query] != same).any(-1).cpu())
         return torch.cat(depends)
+
+
+def pass_once(ids: Tensor) -> Callable[[Model], Tensor]:
+    """A function that returns the outputs of a model and of its float64 twin for `ids`, and computes each once."""
+    outputs: dict[str, Tensor] = {}
+
+    def run(model: Model) -> Tensor:
+        if model.precision not in outputs:
+            outputs[model.precision] = model(ids)
+        return outputs[model.precision]
+
+    return run
 
 
 def positions_to_test(length: int, limit: int, generator: torch.Generator) -> Tensor:
