@@ -88,7 +88,7 @@ def test_losses_bytes_and_conversations_of_a_run(tmp_path, chats):
         refused = call(main, "ckpt=run", "device=cpu", cwd=tmp_path, TRIL_CACHE=str(tmp_path / "cache"))
         assert refused.returncode == 2 and "was trained on the answers of conversations" in refused.stderr
     refused = call(evaluate, "ckpt=run", "data=files", "data.format=chat", "data.path=val.jsonl", cwd=tmp_path)
-    assert refused.returncode == 2 and "data.format=chat has no effect" in refused.stderr
+    assert refused.returncode == 2 and "data.format=chat has no effect on whole texts" in refused.stderr
     (tmp_path / "text.txt").write_text("another text, as a whole\n" * 40)
     scored = call(evaluate, "ckpt=run", "data=files", "data.path=text.txt", "device=cpu", cwd=tmp_path)
     assert scored.returncode == 0, scored.stderr

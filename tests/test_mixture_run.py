@@ -134,11 +134,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(configure, tmp_pa
 @pytest.mark.slow
 def test_evaluate_measures_one_source_as_the_run_did(folder):
     refused = call(evaluate.main, "ckpt=run", cwd=folder, TRIL_CACHE=str(folder / "cache"))
-    assert_refused(
-        refused, "was trained on the mixture of docs, other.txt; evaluate one of them, such as data=stdlib, or data="
-    )
+    assert_refused(refused, "a mixture has several texts; evaluate one of its sources, such as data=stdlib")
     refused = call(evaluate.main, "ckpt=run", "data=mixture", MIXTURE[-1], cwd=folder)
-    assert_refused(refused, "data=mixture has several texts; evaluate one of its sources, such as data=stdlib")
+    assert_refused(refused, "a mixture has several texts")
     summary = json.loads((folder / "run" / "summary.json").read_text())
     for path in ("docs", "other.txt"):
         files = ["data=files", f"data.path={path}", f"out={folder / 'out'}"]
@@ -147,7 +145,7 @@ def test_evaluate_measures_one_source_as_the_run_did(folder):
         )
         assert done.returncode == 0, done.stderr
         report = json.loads((folder / "out" / "evaluation.json").read_text())
-        figures = report["protocols"]["non_overlapping"]["figures"]
+        figures = report["figures"]
         assert figures["loss"]["mean"] == pytest.approx(summary["sources"][path]["final_val_loss"], rel=1e-5)
 
 

@@ -1,7 +1,7 @@
 """A text as scored by a model, and its figures, each with an interval over the documents of the text.
 
-Letters: M targets (tokens but the first), T context length, N stride, W windows, G clusters (documents, or blocks of
-windows of a text with few documents).
+Letters: M targets (tokens but the first), T context length, G clusters (documents, or blocks of windows of a text with
+few documents).
 """
 
 import math
@@ -21,35 +21,18 @@ N_BINS = 15  # of the confidence, as in Guo et al. (2017), "On calibration of mo
 NO_BYTES = 1e-9  # the size of a cluster without text, such as one end-of-text token, so that its bits count
 
 
-def window_starts(n_targets: int, length: int, stride: int) -> np.ndarray:
-    """The position of the first input of each window, (W,) int64.
-
-    The first window scores all its targets, each other one the last `stride` of them. With stride = length the windows
-    do not overlap, as in validation.
-    """
-    assert 1 <= stride <= length, (stride, length)
-    return np.arange(1 + max(0, -(-(n_targets - length) // stride))) * stride
-
-
 @dataclass(frozen=True)
 class ScoredText:
     """The targets in the order of the text, as arrays (M,), and their clusters.
 
     Attributes:
-        length: T.
-        stride: N.
-        windows: W.
-        columns: int64, the position of the token before the target in its window, from 0: the context of a target has
-            columns + 1 tokens.
+        length: T. Windows of T inputs do not overlap, as in validation.
         nll, confidence, correct: see `Scores`.
         clusters: of the targets, in rows of T.
         bytes: (G,) float64, the UTF-8 bytes of each cluster's targets.
     """
 
     length: int
-    stride: int
-    windows: int
-    columns: np.ndarray
     nll: np.ndarray
     confidence: np.ndarray
     correct: np.ndarray
@@ -58,44 +41,28 @@ class ScoredText:
 
     @classmethod
     def of(
-        cls,
-        lm: LanguageModel,
-        tokens: np.ndarray,
-        n_bytes: int,
-        *,
-        stride: int | None = None,
-        document_eot: int | None = None,
+        cls, lm: LanguageModel, tokens: np.ndarray, n_bytes: int, *, document_eot: int | None = None
     ) -> "ScoredText":
         """Scores the text in windows as long as the context.
 
         Args:
             tokens: (M + 1,) ids of the text.
             n_bytes: of the text.
-            stride: None: windows that do not overlap.
             document_eot: see `score_windows`.
         """
-        length, n_targets = lm.config.context_length, len(tokens) - 1
-        stride = stride or length
-        starts = window_starts(n_targets, length, stride)  # (W,)
-        ends = np.minimum(starts + length, n_targets)
-        counts = np.diff(ends, prepend=0)  # (W,), targets that no earlier window has
-        windows = [(tokens[start : end + 1], n) for start, end, n in zip(starts, ends, counts, strict=True)]
-        scores = score_windows(lm.model, windows, document_eot=document_eot)
-        nll, confidence, correct = map(np.concatenate, zip(*scores, strict=True))
-        columns = np.arange(n_targets) - np.repeat(starts, counts)
+        length = lm.config.context_length
+        windows = [tokens[start : start + length + 1] for start in range(0, len(tokens) - 1, length)]
+        scores = score_windows(lm.model, [(ids, len(ids) - 1) for ids in windows], document_eot=document_eot)
         clusters = find_clusters(tokens, lm.eot_id, length)
         sizes = count_bytes(lm, tokens[1:], clusters)
         sizes *= n_bytes / sizes.sum()  # the bytes of the first token count too
-        return cls(length, stride, len(starts), columns, nll, confidence, correct, clusters, sizes)
-
-    @property
-    def cluster(self) -> np.ndarray:
-        """The cluster of each target, int64 (M,)."""
-        return self.clusters.numbers.flatten().numpy()[: len(self.nll)]
+        nll, confidence, correct = map(np.concatenate, zip(*scores, strict=True))
+        return cls(length, nll, confidence, correct, clusters, sizes)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sums values (M,) over each cluster: (G,)."""
-        return np.bincount(self.cluster, values, len(self.bytes))
+        cluster = self.clusters.numbers.flatten().numpy()[: len(self.nll)]  # (M,)
+        return np.bincount(cluster, values, len(self.bytes))
 
     def mean(self, values: np.ndarray, chosen: np.ndarray | Literal[True] = True) -> Interval:
         """Mean of values (M,) over all targets, or over the `chosen` ones, (M,) bool."""
@@ -132,23 +99,21 @@ class ScoredText:
 
     def positions(self) -> list[dict[str, Any]]:
         """The mean loss by the number of tokens of context: 1, 2, 3 to 4, 5 to 8 and so on."""
-        bins, rows = np.ceil(np.log2(self.columns + 1)).astype(int), []  # (M,)
+        contexts, rows = np.arange(len(self.nll)) % self.length + 1, []  # (M,)
+        bins = np.ceil(np.log2(contexts)).astype(int)
         for chosen in (bins == number for number in np.unique(bins)):
-            contexts = self.columns[chosen] + 1
-            counts = {"first": int(contexts.min()), "last": int(contexts.max()), "targets": len(contexts)}
+            found = contexts[chosen]
+            counts = {"first": int(found.min()), "last": int(found.max()), "targets": len(found)}
             rows.append(counts | {"loss": self.mean(self.nll, chosen)})
         return rows
 
     def report(self) -> dict[str, Any]:
-        """The entry of evaluation.json."""
+        """What evaluation.json says of it."""
         unit = {"unit": self.clusters.unit, "described": self.clusters.describe()}
         return {
-            "name": f"stride {self.stride}",
             "context_length": self.length,
-            "stride": self.stride,
-            "windows": self.windows,
+            "windows": -(-len(self.nll) // self.length),
             "targets": len(self.nll),
-            "bytes": round(float(self.bytes.sum())),
             "observations": unit | self.clusters.counts(),
             "figures": self.figures(),
             "positions": self.positions(),

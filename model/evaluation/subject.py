@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -38,8 +37,8 @@ class EvaluatedText:
     tokens: np.ndarray
     name: str
     n_bytes: int
-    n_unknown: int = 0
-    fingerprint: str = ""
+    n_unknown: int
+    fingerprint: str
 
     @classmethod
     def of(cls, prepared: PreparedText, part: Part, name: str) -> "EvaluatedText":
@@ -50,10 +49,6 @@ class EvaluatedText:
             raise ValueError(f"{name} has {len(tokens)} tokens, at least 2 are needed; give more text")
         n_bytes, n_unknown = (sum(counts[split][key] for split in splits) for key in ("bytes", "unknown"))
         return cls(tokens, name, n_bytes, n_unknown, prepared.meta["fingerprint"])
-
-    def n_documents(self, eot_id: int) -> int:
-        """Documents that contain a token with a target."""
-        return int((self.tokens[1:-1] == eot_id).sum()) + 1
 
     def describe(self) -> dict[str, Any]:
         sizes = {"tokens": len(self.tokens), "bytes": self.n_bytes, "unknown_tokens": self.n_unknown}
@@ -86,10 +81,6 @@ class Subject:
         return cls(checkpoint, lm)
 
     @property
-    def length(self) -> int:
-        return self.lm.config.context_length
-
-    @property
     def document_eot(self) -> int | None:
         """As in training."""
         return self.lm.eot_id if self.checkpoint.settings.get("data.document_mask") else None
@@ -106,12 +97,6 @@ class Subject:
         a, b = self.checkpoint, other.checkpoint
         return (a.tokenizer, a.eot) == (b.tokenizer, b.eot)
 
-    def check_stride(self, stride: int | None) -> None:
-        """Raises ValueError for a stride that would leave out tokens."""
-        if stride is not None and stride > self.length:
-            limit = f"the context length of {self.checkpoint.path}, {self.length}"
-            raise ValueError(f"stride={stride} exceeds {limit}; lower it")
-
     def read_text(self, data: DataConfig, part: Part, name: str) -> EvaluatedText:
         """A text in the tokens of the checkpoint."""
         assert not isinstance(data.source, Mixture), "a mixture is several texts"
@@ -124,28 +109,24 @@ class Subject:
             prepared = prepare({"": member}, tokenizer, data.cache_dir, progress=False)
         return EvaluatedText.of(prepared.texts[""], part, name)
 
-    def score(self, text: EvaluatedText, *, stride: int | None = None) -> ScoredText:
-        """Scores a text in windows that do not overlap, or that slide by `stride`; see `ScoredText.of`."""
-        return ScoredText.of(self.lm, text.tokens, text.n_bytes, stride=stride, document_eot=self.document_eot)
+    def score(self, text: EvaluatedText) -> ScoredText:
+        return ScoredText.of(self.lm, text.tokens, text.n_bytes, document_eot=self.document_eot)
 
 
-def check_comparable(subjects: Sequence[Subject], texts: Sequence[EvaluatedText]) -> None:
-    """Raises ValueError if the losses of two checkpoints cannot be paired: by token, or by document."""
-    if subjects[0].same_tokenizer(subjects[1]):
-        return
-    names = " and ".join(str(subject.checkpoint.path) for subject in subjects)
-    documents = [text.n_documents(subject.lm.eot_id) for text, subject in zip(texts, subjects, strict=True)]
-    if texts[0].n_bytes != texts[1].n_bytes or documents[0] != documents[1] or documents[0] < MIN_DOCUMENTS:
-        sizes = " and ".join(f"{n} of {text.n_bytes:,} bytes" for n, text in zip(documents, texts, strict=True))
-        cause = f"{names} have other tokenizers, so only the same documents can be paired, at least {MIN_DOCUMENTS}"
+def compare(a: ScoredText, b: ScoredText, *, same_tokenizer: bool) -> dict[str, dict[str, Any]]:
+    """The losses of the second model minus those of the first, paired by cluster, for each unit.
+
+    Raises:
+        ValueError: texts with other tokens, which are paired by document, do not have the same documents.
+    """
+    counts = [(text.clusters.n_documents, round(text.bytes.sum())) for text in (a, b)]
+    if not same_tokenizer and (counts[0] != counts[1] or counts[0][0] < MIN_DOCUMENTS):
+        sizes = " and ".join(f"{n} of {n_bytes:,} bytes" for n, n_bytes in counts)
+        cause = f"with other tokenizers only the same documents can be paired, at least {MIN_DOCUMENTS}"
         raise ValueError(f"{cause}; they find {sizes}; give a text of more documents, without a budget of tokens")
-
-
-def compare(a: ScoredText, b: ScoredText, *, equal_tokens: bool) -> dict[str, dict[str, Any]]:
-    """The losses of the second model minus those of the first, paired by cluster, for each unit."""
     # With equal tokens the targets are the same, so both have the clusters of a, whatever their context lengths.
-    nats = (a if equal_tokens else b).sums(b.nll) - a.sums(a.nll)  # (G,)
-    differences = {"nats per token": a.clusters.mean(torch.from_numpy(nats))} if equal_tokens else {}
+    nats = (a if same_tokenizer else b).sums(b.nll) - a.sums(a.nll)  # (G,)
+    differences = {"nats per token": a.clusters.mean(torch.from_numpy(nats))} if same_tokenizer else {}
     differences["bits per byte"] = a.bits_per_byte(nats)
     intervals = {unit: mean.interval() for unit, mean in differences.items()}
     return {unit: {"difference": interval, "other_is": verdict(interval)} for unit, interval in intervals.items()}

@@ -1,18 +1,52 @@
-"""A model that answers the requests of lm-evaluation-harness: log-likelihoods of texts, and generated text."""
+"""Tasks of lm-evaluation-harness: a model that answers its requests, log-likelihoods of texts and generated text."""
 
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from tril.model.evaluation.config import EvaluateConfig
 from tril.model.evaluation.scores import score_windows
 from tril.model.generation.generate import TOKENS_PER_BATCH
 from tril.model.generation.language_model import LanguageModel
 
 MAX_NEW_TOKENS = 256  # where a task sets none, as in lm_eval's own models
+KEPT = ("results", "groups", "group_subtasks", "n-samples", "n-shot", "versions", "higher_is_better", "configs")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 Ids = Sequence[int]
+
+
+def run_tasks(lm: LanguageModel, settings: EvaluateConfig) -> tuple[dict[str, Any], str]:
+    """The results of the tasks as plain values, and the tables of lm_eval.
+
+    Raises:
+        ValueError: lm_eval is not installed, or has no such task; see also `task_model`.
+        OSError: there is no folder `include_path`.
+    """
+    try:
+        from lm_eval.evaluator import simple_evaluate
+        from lm_eval.tasks import TaskManager
+        from lm_eval.utils import handle_non_serializable, make_table
+    except ImportError as error:
+        raise ValueError('tasks= needs the library lm_eval; pip install "tril[eval]"') from error
+    folder = None if settings.include_path is None else Path(settings.include_path).expanduser()
+    if folder is not None and not folder.is_dir():
+        raise FileNotFoundError(f"include_path={folder} is not a folder; name one with the YAML files of tasks")
+    manager, names = TaskManager(include_path=folder), str(settings.tasks).split(",")
+    for name in names:
+        if not manager.match_tasks([name]):
+            raise ValueError(f"there is no task {name!r}; `lm_eval ls tasks` lists all names")
+    options = {"num_fewshot": settings.num_fewshot, "limit": settings.limit, "log_samples": False}
+    tasks = manager.match_tasks(names)
+    results = simple_evaluate(task_model(lm), tasks=tasks, task_manager=manager, **options)  # pyright: ignore
+    assert results is not None, "one process"
+    results = dict(results)
+    report = {"limit": settings.limit} | {key: results[key] for key in KEPT if key in results}
+    tables = [make_table(results), *([make_table(results, "groups")] if results.get("groups") else [])]
+    text = "\n\n".join(table.strip() for table in tables)
+    return json.loads(json.dumps(report, default=handle_non_serializable)), text
 
 
 def task_model(lm: LanguageModel) -> Any:

@@ -8,13 +8,11 @@ import pytest
 import torch
 
 from tests.conftest import tiny_gpt
-from tril.data.batches import gather
 from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.evaluation.scored_text import N_BINS, ScoredText
-from tril.model.evaluation.subject import verdict
 from tril.model.generation.language_model import LanguageModel
-from tril.model.intervals import Interval, clustered_mean
-from tril.model.masks import document_mask, split_documents
+from tril.model.intervals import clustered_mean
+from tril.model.masks import document_options
 
 T, V = 12, 320
 BYTES = build(TokenizerConfig(kind="byte"), ())
@@ -54,33 +52,20 @@ def ends(interval):
     return [interval.mean, interval.low, interval.high]
 
 
-@pytest.mark.parametrize("stride", [None, 1, 5, 11])
-def test_every_target_is_scored_once_with_its_context(lm, stride):
-    text, starts = scored(lm, stride=stride), range(0, N_TARGETS, stride or T)
-    assert len(text.nll) == N_TARGETS
-    for target in range(1, len(TOKENS)):
-        start = next(start for start in starts if target <= start + T)  # the first window that reaches it
-        prefix = torch.from_numpy(TOKENS[start:target].astype(np.int64))
-        with torch.no_grad():
-            log_p = lm.model(prefix[None])[0, -1].double().log_softmax(-1)
-        i = target - 1
-        assert text.columns[i] == len(prefix) - 1
-        assert text.nll[i] == pytest.approx(-log_p[TOKENS[target]].item(), abs=2e-5)
-        assert text.confidence[i] == pytest.approx(log_p.max().exp().item(), abs=1e-5)
-        assert text.correct[i] == (log_p.argmax() == TOKENS[target])
-    assert text.correct.any() and not text.correct.all()
-
-
-def test_documents_are_separate_as_in_training_and_the_mode_of_the_model_is_restored(lm):
+@pytest.mark.parametrize("document_eot", [None, EOT])
+@torch.no_grad()
+def test_every_target_is_scored_once_with_its_context(lm, document_eot):
     model = tiny_gpt(vocab_size=V, embd_dropout=0.5).train()
-    text = scored(LanguageModel(model, BYTES), document_eot=EOT)
-    assert model.training
-    inputs, targets = gather(TOKENS, np.arange(text.windows), T)  # as in validation
-    documents, positions = split_documents(inputs, EOT)
-    with torch.no_grad():
-        expected = model.eval().nll(inputs, targets, mask=document_mask(documents), positions=positions)
-    assert text.nll == pytest.approx(expected.flatten()[:N_TARGETS].numpy(), abs=1e-5)
-    assert text.nll != pytest.approx(scored(LanguageModel(model, BYTES)).nll, abs=1e-2)
+    model.load_state_dict(lm.model.state_dict())
+    text = scored(LanguageModel(model, BYTES), document_eot=document_eot)
+    assert len(text.nll) == N_TARGETS and model.training
+    for i in range(N_TARGETS):
+        prefix = torch.from_numpy(TOKENS[i // T * T : i + 1].astype(np.int64))[None]
+        log_p = lm.model(prefix, **document_options(prefix, document_eot))[0, -1].double().log_softmax(-1)
+        assert text.nll[i] == pytest.approx(-log_p[TOKENS[i + 1]].item(), abs=2e-5)
+        assert text.confidence[i] == pytest.approx(log_p.max().exp().item(), abs=1e-5)
+        assert text.correct[i] == (log_p.argmax() == TOKENS[i + 1])
+    assert text.correct.any() and not text.correct.all()
 
 
 def test_each_figure_is_a_mean_over_targets_with_the_interval_over_documents(lm):
@@ -103,15 +88,10 @@ def test_each_figure_is_a_mean_over_targets_with_the_interval_over_documents(lm)
         total += abs(sum(text.correct[i] - text.confidence[i] for i in chosen))
     error = found["calibration_error"]
     assert error.mean == pytest.approx(total / N_TARGETS) and 0 <= error.low < error.mean < error.high
-
-
-def test_the_loss_by_position(lm):
-    text = scored(lm)
-    rows = replace(text, nll=text.columns.astype(np.float32)).positions()
+    rows, contexts = text.positions(), np.arange(N_TARGETS) % T + 1
     assert [(row["first"], row["last"]) for row in rows] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 12)]
-    means = [text.columns[(text.columns + 1 >= r["first"]) & (text.columns + 1 <= r["last"])].mean() for r in rows]
+    means = [nll[(contexts >= row["first"]) & (contexts <= row["last"])].mean() for row in rows]
     assert [row["loss"].mean for row in rows] == pytest.approx(means)
-    assert sum(row["targets"] for row in rows) == N_TARGETS
 
 
 def test_losses_without_an_interval_or_without_text(lm):
@@ -123,14 +103,3 @@ def test_losses_without_an_interval_or_without_text(lm):
     assert replace(text, nll=np.full(N_TARGETS, 800, np.float32)).figures()["perplexity"].mean == math.inf
     empty = scored(lm, np.array([EOT, *[EOT] * 30, 65, 66], np.uint16))  # documents without text keep their bits
     assert math.isfinite(empty.figures()["bits_per_byte"].mean)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        *[(-0.1, 0.3, "not distinguishable"), (0.0, 0.2, "not distinguishable"), (0.01, 0.2, "higher")],
-        *[(-0.2, -0.01, "lower"), (None, None, "no interval")],
-    ],
-)
-def test_the_verdict(low, high, expected):
-    assert verdict(Interval(((low or 0) + (high or 0)) / 2, low, high, 12)) == expected
