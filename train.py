@@ -8,6 +8,7 @@ python train.py -m model.n_heads=1,2,4 seed=0,1    a grid; the same command cont
 python train.py -m +ablation=heads seed=0,1,2      a ready grid; +tune=lr: with the best learning rate of each
 python train.py resume=latest                      continue the last run
 python train.py debug=true                         20 steps of everything, on little text
+python train.py plan=true trainer=fsdp             what the run costs, here and on many GPUs; nothing is trained
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
@@ -20,7 +21,7 @@ from tril.model.callable_module import make_callable
 from tril.model.runs import Run
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.entry import entry
-from tril.scripts.cli.errors import command, user_errors
+from tril.scripts.cli.errors import UserError, command, user_errors
 from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, quiet_ranks, stop_on_signals
 from tril.scripts.cli.run import (
     build_model,
@@ -47,6 +48,8 @@ def run_job(cfg: Any) -> float:
 @entry("train", FREE_TEXT, grid=run_job)
 def main(settings: dict[str, Any], typed: Typed) -> None:
     quiet_ranks()
+    if settings["plan"]:
+        return plan(settings, typed)
     try:
         with stop_on_signals() as stop:
             train(settings, typed, stop)
@@ -54,6 +57,16 @@ def main(settings: dict[str, Any], typed: Typed) -> None:
         if process_rank() == 0:
             print(stopped.describe(f"{command('train')} resume={stopped.folder}"), file=sys.stderr, flush=True)
         sys.exit(stopped.status)
+
+
+def plan(settings: dict[str, Any], typed: Typed) -> None:
+    """Prints the cost of a run."""
+    if settings["plan"] is not True:
+        raise UserError(f"plan={settings['plan']} must be true or false")
+    config = RunConfig.of(settings, typed).with_likely_vocabulary().on_this_machine()
+    from tril.scripts.cli.plan import print_plan
+
+    print_plan(config)
 
 
 def train(settings: dict[str, Any], typed: Typed, stop: StopRequest, *, one_process: bool = False) -> Run:

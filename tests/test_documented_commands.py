@@ -30,7 +30,6 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     ),
     "export": ("model.interop.hf_export.export_hf", "model.interop.gguf_file.write_gguf"),
     "heads": ("scripts.heads.log", "scripts.ablation.sweep_heads.describe_sweep"),
-    "plan": ("scripts.plan.here",),
     "play": ("scripts.playground.server.create_server",),
     "referee": ("scripts.referee.train_pairs",),
     "report": ("scripts.report.write_report",),

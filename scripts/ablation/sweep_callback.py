@@ -104,6 +104,8 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
 
 def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRun], TuneConfig | None]:
     """The runs of the grid, and the settings of its tuning; raises UserError if a run or a setting is invalid."""
+    if config.plan:
+        raise UserError(f"plan={config.plan} is for a single run, and a grid prints its plan anyway; leave it out")
     if config.resume is not None:
         raise UserError(
             f"resume={config.resume} continues a single run; to continue a sweep, start the same command again"

@@ -45,7 +45,7 @@ def python_api(task: Callable[[dict[str, Any], Typed, StopRequest], Run]) -> Cal
             if not isinstance(setting, str):
                 remedy = 'settings are strings, such as "trainer.max_steps=100"'
                 raise UserError(f"{setting!r} is {type(setting).__name__}; {remedy}")
-            if setting.startswith("-"):
+            if setting.startswith(("-", "plan=")):
                 remedy = "settings are written key=value; start a grid in a terminal"
                 raise UserError(f"{setting} is an option of the command line; {remedy}")
         called = CALLED.set(PROGRAM)

@@ -25,7 +25,7 @@ from tril.scripts.cli.errors import UserError, command, unknown_setting
 from tril.scripts.cli.typed import Typed
 
 VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the working directory
-OWN_TEXT = ("train", "plan", "evaluate")  # programs for which data.path=FILE means data=files
+OWN_TEXT = ("train", "evaluate")  # programs for which data.path=FILE means data=files
 
 
 @dataclass(frozen=True)

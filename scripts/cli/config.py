@@ -45,7 +45,7 @@ CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and u
 MIN_FLEX_HEAD = 16  # head size that the kernels of FlexAttention need
 NOTHING_TYPED = Typed()
 OPEN = ("callbacks", "logger")  # groups in which the command line may add a _target_ under a name of its own
-OF_THE_COMMAND = ("resume", "init_from", "allow_targets", "hydra.run.dir")  # no settings of a run
+OF_THE_COMMAND = ("resume", "init_from", "plan", "allow_targets", "hydra.run.dir")  # no settings of a run
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ EXPENSIVE = {  # what each command does with settings that it accepts
     "certify": "tril.model.causality.certificate.certify_model",
     "referee": "tril.scripts.referee.train_pairs",
     "bench": "tril.scripts.bench.run",
-    "plan": "tril.scripts.plan.here",
 }
 
 
