@@ -101,7 +101,7 @@ def train(settings: dict[str, Any], typed: Typed, stop: StopRequest, *, one_proc
             parts = {"train_tokens": tokens, "started": started, "start": start, "added": added}
             trainer = new_trainer(config, run.folder, stop, **parts)
             module = build_module(config, model, data, start, trainer.global_rank)
-            if is_finished(start, config, trainer, run, typed):
+            if is_finished(start, config, run, typed):
                 return run
         fit_run(trainer, module, data, config, run, start)
     return run

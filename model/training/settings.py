@@ -1,12 +1,16 @@
 """The settings of a run apart from its model and its text. This module does not import torch."""
 
 import re
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass as plain_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import canonical, setting, strict_settings
+
+if TYPE_CHECKING:
+    from tril.model.training.hardware import Hardware
 
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -201,3 +205,21 @@ class LoggerConfig:
 
     wandb: WandbConfig | None = None
     tensorboard: TensorBoardConfig | None = None
+
+
+@plain_dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """What the Trainer reads of the settings of a run.
+
+    Attributes:
+        hardware: that the run uses; None until it is chosen.
+    """
+
+    top: TopLevelConfig
+    optim: OptimConfig
+    trainer: TrainerConfig
+    callbacks: CallbacksConfig
+    logger: LoggerConfig
+    checkpoint: CheckpointConfig
+    causality: CausalityConfig
+    hardware: "Hardware | None" = None

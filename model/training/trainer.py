@@ -5,7 +5,7 @@ import gc
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.callbacks.output import HeadMetrics, Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints, Stop
 from tril.model.training.errors import NonFiniteError
-from tril.model.training.hardware import Hardware, configure_torch
+from tril.model.training.hardware import configure_torch
 from tril.model.training.loggers import finish_loggers, make_loggers, start_loggers
 from tril.model.training.module import TrainingModule
 from tril.model.training.parallel import make_strategy
-from tril.model.training.settings import CallbacksConfig, CheckpointConfig, LoggerConfig, TrainerConfig
+from tril.model.training.settings import TrainingConfig
 from tril.model.training.summary import summarize
 
 PASSED_ON = ("max_steps", "accumulate_grad_batches", "log_every_n_steps", "num_nodes", "devices")  # to the Trainer
@@ -45,39 +45,16 @@ class EarlyStop(EarlyStopping):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})
 
-    @property
-    def limit(self) -> str | None:
-        """The setting by which the run ends; None: it goes on."""
-        return "callbacks.early_stop.patience" if self.wait_count >= self.patience else None
-
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        trainer.should_stop = trainer.should_stop or self.limit is not None
-
-
-class MaxTime(Timer):
-    """Lightning's, which ends a run after DD:HH:MM:SS of training, validation included."""
-
-    def __init__(self, duration: str) -> None:
-        super().__init__(duration, verbose=False)
-
-    @property
-    def limit(self) -> str | None:
-        """The setting by which the run ends; None: it goes on."""
-        return "trainer.max_time" if (self.time_remaining() or 0) <= 0 else None
+        trainer.should_stop = trainer.should_stop or self.wait_count >= self.patience
 
 
 def build_trainer(
-    config: TrainerConfig,
-    callbacks: CallbacksConfig,
-    logger: LoggerConfig,
-    checkpoint: CheckpointConfig,
-    *,
-    hardware: Hardware,
+    config: TrainingConfig,
     folder: Path,
     stop: Stop,
-    passes: float,
-    seed: int = 0,
-    allow_leak: bool = False,
+    *,
+    passes: float = 0.0,
     sweep: Path | None = None,
     step: int | None = None,
     started: float = 0.0,
@@ -87,10 +64,9 @@ def build_trainer(
     """The Trainer of a run, with its callbacks and loggers.
 
     Args:
+        folder: of the run.
         stop: asks the run to stop at the end of a step.
         passes: of the run over its text, which decide whether it may stop early.
-        seed: of the samples.
-        allow_leak: train a model that sees the future.
         sweep: the folder of the run's sweep, whose runs are compared at equal lengths: one that would read its text
             often does not stop early, unless `min_passes` is 0; None: a single run.
         step: of the checkpoint that the run continues; None: a new run.
@@ -102,27 +78,28 @@ def build_trainer(
         ValueError: a tracker's package is missing.
     """
     quiet_lightning()
+    chosen, trainer, hardware = config.callbacks, config.trainer, config.hardware
+    assert hardware is not None
+    early = chosen.early_stop
+    stops_early = early is not None and passes > early.min_passes and not (sweep and early.min_passes)
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may stop
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
-    ordered: list[Callback] = [Metrics(hardware, folder, started)]
-    stops = callbacks.early_stop
-    if stops is not None and passes > stops.min_passes and not (sweep and stops.min_passes):
-        ordered.append(EarlyStop(stops.patience))
-    if config.max_time is not None:
-        ordered.append(MaxTime(config.max_time))
-    if callbacks.causality is not None:
-        ordered.append(CausalityCheck(folder, allow_leak))
-    if callbacks.heads is not None:
-        ordered.append(HeadMetrics(callbacks.heads))
-    if callbacks.progress is not None:
-        ordered.append(Progress(callbacks.progress))
-    if callbacks.samples is not None:
-        ordered.append(Samples(callbacks.samples, folder, seed))
+    callbacks = [
+        Metrics(hardware, folder, started),
+        EarlyStop(early.patience) if early is not None and stops_early else None,
+        Timer(trainer.max_time, verbose=False) if trainer.max_time else None,
+        CausalityCheck(folder, config.causality.allow_leak) if chosen.causality else None,
+        HeadMetrics(chosen.heads) if chosen.heads else None,
+        Progress(chosen.progress) if chosen.progress else None,
+        Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,
+        *added[0],
+        Checkpoints(folder, config.checkpoint, stop),
+    ]
     return Trainer(
         accelerator=hardware.accelerator,
         precision=hardware.precision,  # pyright: ignore[reportArgumentType] one of Lightning's
-        strategy=make_strategy(config, resume),
-        val_check_interval=config.val_check_interval * config.accumulate_grad_batches,  # in micro-batches
+        strategy=make_strategy(trainer, resume),
+        val_check_interval=trainer.val_check_interval * trainer.accumulate_grad_batches,  # in micro-batches
         check_val_every_n_epoch=None,  # by steps
         num_sanity_val_steps=0,
         enable_model_summary=False,
@@ -130,9 +107,9 @@ def build_trainer(
         default_root_dir=folder,
         plugins=[CheckpointFiles()],
         use_distributed_sampler=False,  # the data module gives each process its windows
-        logger=[*make_loggers(logger, folder.absolute(), step=step, sweep=sweep), *added[1]],
-        callbacks=[*ordered, *added[0], Checkpoints(folder, checkpoint, stop)],
-        **{name: getattr(config, name) for name in PASSED_ON},
+        logger=[*make_loggers(config.logger, folder.absolute(), step=step, sweep=sweep), *added[1]],
+        callbacks=[callback for callback in callbacks if callback is not None],
+        **{name: getattr(trainer, name) for name in PASSED_ON},
     )
 
 
@@ -206,26 +183,14 @@ def frozen_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
-def limit_of(trainer: Trainer) -> str | None:
-    """The setting by which a run ends before trainer.max_steps; None: it goes on."""
-    stops = [each for each in trainer.callbacks if isinstance(each, EarlyStop | MaxTime)]  # pyright: ignore[reportAttributeAccessIssue] dynamic
-    return next(filter(None, (each.limit for each in stops)), None)
-
-
 def stop_reason(trainer: Trainer) -> str | None:
     """Why the run ended before trainer.max_steps, in words; None: it made all steps."""
-    step, steps = trainer.global_step, trainer.max_steps
-    return None if step >= steps else f"at step {step:,} of {steps:,} by {limit_of(trainer) or 'a callback'}"
-
-
-def no_step_left(trainer: Trainer, checkpoint: Mapping[str, Any]) -> str | None:
-    """The setting by which a run that continues from `checkpoint` stops at once; None: it goes on.
-
-    Args:
-        trainer: with the settings and callbacks of the run, before `fit`.
-        checkpoint: its content, with Lightning's entries.
-    """
-    for each in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue] dynamic
-        if isinstance(each, EarlyStop | MaxTime) and each.state_key in checkpoint["callbacks"]:
-            each.load_state_dict(checkpoint["callbacks"][each.state_key])
-    return limit_of(trainer)
+    step, steps, limit = trainer.global_step, trainer.max_steps, "a callback"
+    if step >= steps:
+        return None
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue] dynamic
+        if isinstance(callback, EarlyStop) and callback.wait_count >= callback.patience:
+            limit = "callbacks.early_stop.patience"
+        if isinstance(callback, Timer) and (callback.time_remaining() or 0) <= 0:
+            limit = "trainer.max_time"
+    return f"at step {step:,} of {steps:,} by {limit}"

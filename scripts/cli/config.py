@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tril.data.config import SOURCES, DataConfig, parse
 from tril.data.settings import Setting, build, declared, defaults, plain, typed, without_effect
@@ -22,12 +22,10 @@ from tril.model.training.settings import (
     SweepConfig,
     TopLevelConfig,
     TrainerConfig,
+    TrainingConfig,
 )
 from tril.scripts.cli.errors import UserError, unknown_setting, user_errors
 from tril.scripts.cli.typed import Typed
-
-if TYPE_CHECKING:
-    from tril.model.training.hardware import Hardware
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = {
@@ -48,27 +46,18 @@ OPEN = ("callbacks", "logger")  # groups in which the command line may add a _ta
 OF_THE_COMMAND = ("resume", "init_from", "plan", "allow_targets", "hydra.run.dir")  # no settings of a run
 
 
-@dataclass(frozen=True)
-class RunConfig:
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(TrainingConfig):
     """The settings of a run.
 
     Attributes:
         targets: callbacks and loggers with a `_target_`, which the command line adds: dotted key -> arguments.
-        hardware: None until `fitted`.
     """
 
-    top: TopLevelConfig
     model: GPTConfig
     data: DataConfig
-    optim: OptimConfig
-    trainer: TrainerConfig
-    callbacks: CallbacksConfig
-    logger: LoggerConfig
-    checkpoint: CheckpointConfig
-    causality: CausalityConfig
     sweep: SweepConfig = SweepConfig()
     targets: Mapping[str, dict] = field(default_factory=dict)
-    hardware: "Hardware | None" = None
 
     @classmethod
     def of(
@@ -109,7 +98,8 @@ class RunConfig:
         top = {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}
         if "data" not in settings or not isinstance(settings["data"], Mapping):
             raise ValueError(f"data={settings.get('data')} must be a group of settings; choose one with data=NAME")
-        return cls(build(TopLevelConfig, top), data=parse(settings["data"], data_presets()), targets=targets, **groups)
+        text = parse(settings["data"], data_presets())
+        return cls(top=build(TopLevelConfig, top), data=text, targets=targets, **groups)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, of which `of` makes the same settings, apart from the targets."""

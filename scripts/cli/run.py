@@ -22,7 +22,7 @@ from tril.model.runs import (
     remove_if_empty,
     run_folder,
 )
-from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.config import RunConfig, known_settings
 from tril.scripts.cli.errors import UserError, check_writable, command, user_errors
 from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, shared_folder
 from tril.scripts.cli.start import Start, resolved_settings
@@ -175,19 +175,12 @@ def new_trainer(
     """
     from tril.model.training.trainer import build_trainer
 
-    assert config.hardware is not None
     total = config.steps * config.tokens_per_step() * config.devices
     return build_trainer(
-        config.trainer,
-        config.callbacks,
-        config.logger,
-        config.checkpoint,
-        hardware=config.hardware,
-        folder=folder,
-        stop=stop,
+        config,
+        folder,
+        stop,
         passes=total / train_tokens if train_tokens else 0.0,
-        seed=config.top.seed,
-        allow_leak=config.causality.allow_leak,
         sweep=sweep_of(folder),
         step=start.step if start is not None and start.checkpoint is not None else None,
         started=started,
@@ -196,26 +189,23 @@ def new_trainer(
     )
 
 
-def is_finished(start: Start, config: RunConfig, trainer: "Trainer", run: Run, typed: Typed) -> bool:
-    """Whether a resumed run has no step left, and a summary; says so.
+def is_finished(start: Start, config: RunConfig, run: Run, typed: Typed) -> bool:
+    """Whether a resumed run has a summary and no step left; says so.
 
     Raises:
         ValueError: no step is left, and a setting was typed that would need one.
     """
-    from tril.model.training.trainer import no_step_left
-
-    if start.checkpoint is None:
+    if start.checkpoint is None or not (run.folder / SUMMARY).is_file() or run.summary.get("diverged"):
         return False
     end, remedy = f"finished its {start.step:,} steps", "raise trainer.max_steps"
     if start.step < config.steps:
-        if (limit := no_step_left(trainer, start.state)) is None:
+        limit = str(run.summary.get("stopped_early")).rpartition(" by ")[2]  # a setting, or "a callback"
+        if limit not in known_settings() or typed.covers(limit):
             return False
         end, remedy = f"stopped at step {start.step:,} by {limit}", f"raise {limit}"
     if changed := [each.key for each in typed if each.key not in ("resume", "allow_targets")]:
         done = f"{run.folder} has {end} without {changed[0]}"
         raise ValueError(f"{done}; {remedy} to continue it, or start a new run")
-    if not (run.folder / SUMMARY).is_file() or run.summary.get("diverged"):  # the process ended before it was written
-        return False
     print(f"{run.folder} has {end}; it is unchanged", flush=True)
     return True
 
