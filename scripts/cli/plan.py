@@ -104,9 +104,8 @@ def print_plan(config: RunConfig) -> None:
     print(f"{model.n_parameters():,} parameters, vocabulary {config.model.vocab_size:,}, {flops}")
     print(f"{plural(steps, 'step')} of {config.accumulate} x {size} windows of {config.model.context_length:,} tokens")
     parts = ", ".join(f"{name} {engineering(value)}B" for name, value in memory.items())
-    print(
-        f"memory of a step: {engineering(sum(memory.values()))}B ({parts}); {engineering(window)}B for each further window"
-    )
+    total, more = (f"{engineering(size)}B" for size in (sum(memory.values()), window))
+    print(f"memory of a step: {total} ({parts}); {more} for each further window")
     print(f"{engineering(tokens * steps)} tokens, {tokens * steps * model.flops_per_token():.3g} FLOPs; ", end="")
     print(f"about {clock(seconds_here(config, model))} on {hardware.device_name}, without validations\n")
     assumed = f"{GPU_NAME}, bf16-mixed, {MFU:.0%} of its peak, {LINK / 1e9:g} GB/s sent, nothing overlaps"
