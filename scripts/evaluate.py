@@ -91,7 +91,7 @@ def data_of(data: dict[str, Any]) -> "DataConfig":
 
 def measure_text(subjects: "list[Subject]", source: "DataConfig | None", part: "Part") -> tuple[dict[str, Any], str]:
     """The report on a text, by default that of the first run, and what to print."""
-    from tril.model.evaluation.subject import EvaluatedText, compare
+    from tril.model.evaluation.subject import EvaluatedText, compare_texts
 
     name, prepared = (
         f"the {PARTS[part]} of {'the run' if source is None else f'data.source={source.source.name}'}",
@@ -113,7 +113,7 @@ def measure_text(subjects: "list[Subject]", source: "DataConfig | None", part: "
     report = dict(sides[0])
     if len(subjects) > 1:
         with user_errors():
-            differences = compare(*scored, same_tokenizer=subjects[0].same_tokenizer(subjects[1]))
+            differences = compare_texts(*scored, same_tokenizer=subjects[0].same_tokenizer(subjects[1]))
         report |= {"other": sides[1], "other_minus_checkpoint": differences}
     keys = ("ckpt", "other")[: len(sides)]
     table = [["", *keys]]
@@ -126,7 +126,7 @@ def measure_text(subjects: "list[Subject]", source: "DataConfig | None", part: "
         if n_unknown := side["text"]["unknown_tokens"]:
             lines.append(f"  {plural(n_unknown, 'token')} of the text are unknown; bits per byte are too low")
     for unit, row in report.get("other_minus_checkpoint", {}).items():
-        lines.append(f"other - ckpt, paired: {shown(row['difference'], sign='+')} {unit}: {row['other_is']}")
+        lines.append(f"other - ckpt, paired: {shown(row.difference, sign='+')} {unit}: {row.verdict}")
     return report, "\n".join(lines)
 
 

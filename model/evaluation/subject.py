@@ -1,5 +1,6 @@
 """Checkpoints on a text: its tokens for the tokenizer of each, and the comparison of two checkpoints by documents."""
 
+import math
 import os
 import tempfile
 from dataclasses import dataclass
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from tril.data.config import DataConfig
 from tril.data.mixture import Member, Mixture
@@ -15,9 +15,10 @@ from tril.data.prepare import prepare
 from tril.data.prepared import PreparedText
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
+from tril.model.comparison import Bound, Comparison, compare
 from tril.model.evaluation.scored_text import ScoredText
 from tril.model.generation.language_model import LanguageModel
-from tril.model.intervals import MIN_DOCUMENTS, Interval
+from tril.model.intervals import MIN_DOCUMENTS
 
 Part = Literal["val", "all"]
 
@@ -113,8 +114,8 @@ class Subject:
         return ScoredText.of(self.lm, text.tokens, text.n_bytes, document_eot=self.document_eot)
 
 
-def compare(a: ScoredText, b: ScoredText, *, same_tokenizer: bool) -> dict[str, dict[str, Any]]:
-    """The losses of the second model minus those of the first, paired by cluster, for each unit.
+def compare_texts(a: ScoredText, b: ScoredText, *, same_tokenizer: bool) -> dict[str, Comparison]:
+    """The second model compared with the first, paired by cluster, for each unit.
 
     Raises:
         ValueError: texts with other tokens, which are paired by document, do not have the same documents.
@@ -125,17 +126,11 @@ def compare(a: ScoredText, b: ScoredText, *, same_tokenizer: bool) -> dict[str, 
         cause = f"with other tokenizers only the same documents can be paired, at least {MIN_DOCUMENTS}"
         raise ValueError(f"{cause}; they find {sizes}; give a text of more documents, without a budget of tokens")
     # With equal tokens the targets are the same, so both have the clusters of a, whatever their context lengths.
-    nats = (a if same_tokenizer else b).sums(b.nll) - a.sums(a.nll)  # (G,)
-    differences = {"nats per token": a.clusters.mean(torch.from_numpy(nats))} if same_tokenizer else {}
-    differences["bits per byte"] = a.bits_per_byte(nats)
-    intervals = {unit: mean.interval() for unit, mean in differences.items()}
-    return {unit: {"difference": interval, "other_is": verdict(interval)} for unit, interval in intervals.items()}
-
-
-def verdict(difference: Interval) -> str:
-    """Of the losses of two models, the second minus the first."""
-    if difference.low is None or difference.high is None:
-        return "no interval"
-    if difference.low <= 0 <= difference.high:
-        return "not distinguishable"
-    return "higher" if difference.mean > 0 else "lower"
+    nats = np.stack([a.sums(a.nll), (a if same_tokenizer else b).sums(b.nll)])  # (2, G)
+    sizes = {"nats per token": a.clusters.targets.numpy()} if same_tokenizer else {}
+    sizes["bits per byte"] = a.bytes * math.log(2)  # nats for each bit of a byte
+    kept = a.clusters.targets.numpy() > 0
+    return {
+        unit: compare((nats[:, kept] / size[kept])[:, None], size[kept], bound=Bound.MODELS)[0]
+        for unit, size in sizes.items()
+    }

@@ -93,11 +93,11 @@ def test_a_uniform_model_on_a_whole_text(folder):
 def test_a_checkpoint_equals_itself_and_beats_a_uniform_model(folder):
     report, stdout = evaluated(folder, "ckpt=run", "other=run")
     for row in report["other_minus_checkpoint"].values():
-        assert row["other_is"] == "not distinguishable" and row["difference"]["mean"] == 0
+        assert row["verdict"] == "not distinguishable" and row["difference"]["mean"] == 0
     assert stdout.count("not distinguishable") == 2
     report, _ = evaluated(folder, "ckpt=run", "other=uniform.ckpt")
     loss, row = report["figures"]["loss"], report["other_minus_checkpoint"]["nats per token"]
-    assert row["other_is"] == "higher"
+    assert row["verdict"] == "worse"
     assert row["difference"]["mean"] == pytest.approx(math.log(VOCAB) - loss["mean"], abs=1e-5)
     # The losses of the uniform model are constant, so the paired interval is as wide as that of one model.
     width = row["difference"]["high"] - row["difference"]["low"]
@@ -112,7 +112,7 @@ def test_other_tokenizers_are_compared_in_bits_per_byte(folder):
     [(unit, row)] = report["other_minus_checkpoint"].items()
     bits = other["targets"] * math.log2(320) / report["text"]["bytes"]
     assert row["difference"]["mean"] == pytest.approx(bits - report["figures"]["bits_per_byte"]["mean"], abs=1e-5)
-    assert unit == "bits per byte" and row["other_is"] == "higher" and "\nother: bytes.ckpt, " in stdout
+    assert unit == "bits per byte" and row["verdict"] == "worse" and "\nother: bytes.ckpt, " in stdout
 
 
 def pair(good, bad, **others):

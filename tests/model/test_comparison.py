@@ -1,0 +1,241 @@
+"""Comparisons of losses: against hand computation, an independent vectorized computation, and simulated truths.
+
+Letters: N repetitions, V variants with the baseline, S seeds, G documents.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.integrate import trapezoid
+
+from tril.model.comparison import (
+    BETTER,
+    DIVERGED,
+    EFFECT_PRIOR,
+    EQUAL,
+    LOG_THRESHOLD,
+    LOOKS_ALPHA,
+    LOOKS_POWER,
+    MAX_PAIRS,
+    ONE_DOCUMENT,
+    ONE_SEED,
+    POWER,
+    UNCLEAR,
+    WORSE,
+    Bound,
+    compare,
+    looks_half_width,
+)
+
+REPETITIONS = 20_000
+LEVEL = 0.04  # of the first launch of a sweep
+SIZES = np.array([5, 10, 15, 20, 25, 30, 40, 60, 75, 100, 120, 140])  # targets of 12 documents
+
+
+def cr2(means, sizes):
+    """Variance of the mean over documents (..., G) to (...), and its degrees of freedom, from the regression's matrices
+    (Bell and McCaffrey 2002)."""
+    share = sizes / sizes.sum()
+    residual_maker = np.eye(len(share)) - np.sqrt(np.outer(share, share))
+    form = np.sqrt(share / np.diag(residual_maker))[:, None] * residual_maker
+    return np.sum((np.sqrt(share) * means @ form.T) ** 2, -1), np.sum(form**2) ** 2 / np.sum((form @ form.T) ** 2)
+
+
+def intervals(losses, sizes, level):
+    """Means and half widths (N, V - 1) of the differences of losses (N, V, S, G), whose seeds are complete."""
+    differences = losses[:, 1:] - losses[:, :1]
+    n, k, seeds, _ = differences.shape
+    by_seed = differences @ sizes / sizes.sum()  # (N, V - 1, S)
+    own = by_seed.var(-1, ddof=1)
+    pooled, df = own.mean(1, keepdims=True), 4 * k / (k + 3) * (seeds - 1)
+    squares = (stats.t.isf(level / k / 2, df) ** 2) * np.maximum(own, pooled) / seeds
+    if len(sizes) > 1:
+        mean = differences.mean(2)
+        text, text_df = cr2(mean, sizes)
+        text -= cr2(differences - mean[:, :, None], sizes)[0].sum(-1) / (seeds * (seeds - 1))
+        squares = squares + stats.t.isf(level / k / 2, text_df) ** 2 * np.maximum(text, 0)
+    return by_seed.mean(-1), np.sqrt(squares)
+
+
+def half_widths(comparisons):
+    return [each.difference.half_width for each in comparisons]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 5), st.integers(2, 5), st.sampled_from([1, 12]), st.sampled_from([0.0, 0.1, 3.0]), st.integers(0, 99)
+)
+def test_intervals_are_those_of_an_independent_computation(n_variants, n_seeds, n_documents, of_text, number):
+    chance = np.random.default_rng(number)
+    losses, sizes = chance.normal(size=(n_variants, n_seeds, n_documents)), SIZES[:n_documents]
+    losses += of_text * chance.normal(size=(n_variants, 1, n_documents))
+    (means,), (halves,) = intervals(losses[None], sizes, LEVEL)
+    found = compare(losses, sizes, LEVEL)
+    assert [each.difference.mean for each in found] == pytest.approx(means)
+    assert half_widths(found) == pytest.approx(halves)
+    verdicts = [UNCLEAR if abs(m) <= h else BETTER if m < 0 else WORSE for m, h in zip(means, halves, strict=True)]
+    assert [each.verdict for each in found] == verdicts and {each.seeds for each in found} == {n_seeds}
+
+
+def test_a_comparison_by_hand():
+    # Means of seeds 2 and 6, of documents 2 and 6, overall 4; the residuals are 1, -1, -1, 1. So the mean squares are
+    # 16, 16 and 4, and the variance of the mean is (16 + 16 - 4) / 4. Student's t with one degree of freedom: 12.7062.
+    (found,) = compare(np.array([[[0.0, 0.0]] * 2, [[1.0, 3.0], [3.0, 9.0]]]), np.array([32, 32]))
+    assert found.difference.mean == 4 and found.difference.half_width == pytest.approx(12.7062 * 7**0.5, abs=1e-3)
+    assert found.se == pytest.approx(7**0.5) and found.verdict == UNCLEAR
+
+
+def test_seeds_without_a_pair_are_left_out_and_a_diverged_run_or_one_seed_allows_no_statement():
+    losses = np.random.default_rng(0).normal(size=(5, 4, 12))
+    losses[1, 3] = losses[0, 0] = np.nan  # runs that do not exist
+    losses[2, 2] = np.inf  # a run that diverged
+    losses[3, 1:] = np.nan
+    first, diverged, none, last = compare(losses, SIZES)
+    assert (diverged.verdict, diverged.difference.low, diverged.se) == (DIVERGED, None, None)
+    assert (none.verdict, none.seeds, none.difference.low) == (ONE_SEED, 0, None)
+    pairs = [losses[1, 1:3] - losses[0, 1:3], losses[4, 1:] - losses[0, 1:]]
+    by_seed = [each @ SIZES / SIZES.sum() for each in pairs]
+    variance = np.sum([each.var(ddof=1) * (len(each) - 1) for each in by_seed]) / 3
+    for found, each, values in zip((first, last), pairs, by_seed, strict=True):
+        text, text_df = cr2(each.mean(0), SIZES)
+        text -= cr2(each - each.mean(0), SIZES)[0].sum() / (len(each) * (len(each) - 1))
+        parts = [
+            stats.t.isf(0.05 / 8, 4 * 3 / 5) ** 2 * max(variance, values.var(ddof=1)) / len(each),
+            stats.t.isf(0.05 / 8, text_df) ** 2 * max(text, 0),
+        ]
+        assert found.difference.mean == pytest.approx(values.mean()) and found.seeds == len(each)
+        assert found.difference.half_width == pytest.approx(sum(parts) ** 0.5)
+    assert compare(losses[:, 1:2], SIZES)[0].verdict == ONE_SEED
+
+
+def test_trained_models_are_compared_over_documents():
+    losses = np.random.default_rng(1).normal(size=(4, 1, 12))
+    for found, row in zip(compare(losses, SIZES, bound=Bound.MODELS), losses[1:], strict=True):
+        variance, df = cr2(row[0] - losses[0, 0], SIZES)
+        assert found.difference.half_width == pytest.approx(stats.t.isf(0.025 / 3, df) * variance**0.5)
+        assert (found.seeds, found.df) == (1, pytest.approx(df))
+    assert compare(losses[:, :, :1], SIZES[:1], bound=Bound.MODELS)[0].verdict == ONE_DOCUMENT
+    losses[1] = np.inf
+    assert compare(losses, SIZES, bound=Bound.MODELS)[0].verdict == DIVERGED
+
+
+@pytest.mark.parametrize(
+    ("mean", "margin", "verdict"),
+    [(0.0, 0.2, EQUAL), (0.1, 0.2, EQUAL), (0.1, 0.15, WORSE), (-0.1, 0.05, BETTER), (0.01, 0.05, UNCLEAR)],
+)
+def test_equal_means_that_the_interval_is_within_the_margin(mean, margin, verdict):
+    spread = 0.09 / 4.303 * 3**0.5 * np.array([-1, 0, 1])  # half a width of 0.09 with three seeds
+    (found,) = compare(np.array([np.zeros((3, 1)), mean + spread[:, None]]), np.ones(1), margin=margin)
+    assert found.verdict == verdict and found.difference.half_width == pytest.approx(0.09, rel=1e-3)
+
+
+def log_bayes_factor(n, t_squared):
+    """Of an effect other than 0 against none, after n normal observations with the t statistic t."""
+    k, ratio = 1 + n * EFFECT_PRIOR**2, t_squared / (n - 1)
+    return -0.5 * np.log(k) + 0.5 * n * (np.log1p(ratio) - np.log1p(ratio / k))
+
+
+@pytest.mark.parametrize("x", [[0.3, -0.1, 0.8], [2.0, 2.1, 1.7, 2.4], [-1.0, 0.2, 0.1, -0.4, 0.3]])
+def test_the_interval_for_every_look_ends_where_the_bayes_factor_is_at_its_threshold(x):
+    """The factor is a ratio of integrated likelihoods: a normal prior of the effect, the density 1 / sigma."""
+    log_sigma, effect = np.linspace(-5, 6, 221)[:, None], np.linspace(-14, 14, 1401)  # (221, 1), (1401,)
+    sigma = np.exp(log_sigma)  # d log sigma = d sigma / sigma
+
+    def likelihood(mean):
+        return math.prod(stats.norm.pdf(value, mean, sigma) for value in x)
+
+    null = trapezoid(likelihood(0.0)[:, 0], log_sigma[:, 0])
+    with_effect = trapezoid(likelihood(effect * sigma) * stats.norm.pdf(effect, 0, EFFECT_PRIOR), effect)  # (221,)
+    expected = math.log(trapezoid(with_effect, log_sigma[:, 0]) / null)
+    assert log_bayes_factor(len(x), stats.ttest_1samp(x, 0).statistic ** 2) == pytest.approx(expected, abs=1e-4)
+    n, sd = len(x), float(np.std(x, ddof=1))
+    t = looks_half_width(n, sd) / (sd / math.sqrt(n))
+    assert log_bayes_factor(n, t**2) == pytest.approx(LOG_THRESHOLD, abs=1e-9)
+
+
+def test_the_referees_interval_adds_seeds_and_text():
+    losses = np.random.default_rng(2).normal(size=(2, 6, 12))
+    losses[1] += np.random.default_rng(3).normal(size=12)
+    (found,) = compare(losses, SIZES, bound=Bound.EVERY_LOOK)
+    difference = losses[1] - losses[0]
+    text, df = cr2(difference.mean(0), SIZES)
+    text -= cr2(difference - difference.mean(0), SIZES)[0].sum() / 30
+    parts = looks_half_width(6, np.std(difference @ SIZES, ddof=1) / SIZES.sum()), stats.t.isf(0.025, df) * text**0.5
+    assert found.difference.half_width == pytest.approx(sum(x**1.1 for x in parts) ** (1 / 1.1))
+    (early,) = compare(losses[:, :2], SIZES, bound=Bound.EVERY_LOOK)
+    assert (early.verdict, early.difference.low) == (UNCLEAR, None)
+
+
+def paths(chance, n_paths):
+    """Means and half widths (n_paths, looks with an interval) of normal differences with mean 0 on a fixed text."""
+    n, x = np.arange(1, MAX_PAIRS + 1), chance.standard_normal((n_paths, MAX_PAIRS))
+    mean = x.cumsum(1) / n
+    sd = np.sqrt(np.maximum((x**2).cumsum(1) - n * mean**2, 0) / np.maximum(n - 1, 1))
+    unit = np.array([looks_half_width(i, 1.0) for i in n[2:]])
+    return mean[:, 2:], sd[:, 2:] * unit
+
+
+def test_looks_together_miss_the_truth_in_five_percent():
+    chance = np.random.default_rng(1)
+    mean, half = paths(chance, REPETITIONS)
+    slack = 3 * np.sqrt(0.05 * 0.95 / REPETITIONS)
+    assert abs((np.abs(mean) > half).any(1).mean() - LOOKS_ALPHA) < slack
+    for power, least, most in ((LOOKS_POWER, 0.0, 0.05 + slack), (2.0, 0.06, 1.0)):  # 2: as independent errors
+        rates = []
+        for of_text in (0.1, 0.3, 1.0, 3.0):
+            for df in (4, 20):
+                error = of_text * chance.standard_normal((REPETITIONS, 1))
+                text = stats.t.isf(0.025, df) * of_text * np.sqrt(chance.chisquare(df, (REPETITIONS, 1)) / df)
+                rates.append((np.abs(mean + error) > (half**power + text**power) ** (1 / power)).any(1).mean())
+        assert least < max(rates) < most
+
+
+def sweeps(chance, n_variants, n_seeds, sds=None, of_text=0.0, of_rest=0.0, effects=None):
+    """Losses (N, V, S, G) of configurations whose true losses are `effects`."""
+    shape = REPETITIONS, n_variants, n_seeds, 1
+    seeds = chance.normal(size=shape) * np.reshape(np.ones(n_variants) if sds is None else sds, (-1, 1, 1))
+    common = 10 * chance.normal(size=(REPETITIONS, 1, n_seeds, 1))  # what a seed does to all variants
+    losses = seeds + common + np.reshape(np.zeros(n_variants) if effects is None else effects, (-1, 1, 1))
+    if not of_text and not of_rest:
+        return losses, np.ones(1)
+    scale = np.sqrt(SIZES.mean() / SIZES)  # a longer document has a steadier mean
+    text = of_text * chance.normal(size=(REPETITIONS, n_variants, 1, len(SIZES))) * scale
+    rest = of_rest * chance.normal(size=(REPETITIONS, n_variants, n_seeds, len(SIZES))) * scale
+    return losses + text + rest, SIZES
+
+
+EVEN = [{"n_variants": v, "n_seeds": s} for v in (2, 3, 6) for s in (2, 3, 5)]
+EVEN += [{"n_variants": 3, "n_seeds": s, "of_text": t, "of_rest": 1.0} for s in (3, 8) for t in (0.3, 1.0, 3.0)]
+SPREADS = [3, 1, 1], [2, 1, 1, 1, 1, 1], [3, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 3], [1 / 3, 1, 1, 1, 1, 1]
+UNEVEN = [{"n_variants": len(sds), "n_seeds": s, "sds": sds} for s in (2, 3, 5, 8) for sds in SPREADS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "most"), [*((case, 0.055) for case in EVEN), *((case, 0.06) for case in UNEVEN)])
+def test_equal_configurations_are_seldom_called_different(case, most):
+    """And the intervals of a family hold all true differences, here 0, in at least 94 % of sweeps."""
+    losses, sizes = sweeps(np.random.default_rng(0), **case)
+    mean, half = intervals(losses, sizes, 0.05)
+    rate = (np.abs(mean) > half).any(1).mean()
+    print(f"{case}: {rate:.2%}")
+    assert rate <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [{"n_variants": v, "n_seeds": s, "of_text": t} for v, s in ((2, 3), (2, 8), (6, 3), (6, 5)) for t in (0, 1)]
+)
+def test_the_smallest_detectable_difference_is_found_with_the_stated_power(case):
+    """The difference that single sweeps state is itself uncertain: their median is compared."""
+    chance = np.random.default_rng(0)
+    losses, sizes = sweeps(chance, **case)
+    stated = float(np.median([compare(each, sizes, LEVEL)[-1].detectable for each in losses[:400]]))
+    losses[:, -1] += stated
+    mean, half = intervals(losses, sizes, LEVEL)
+    rate = (mean[:, -1] > half[:, -1]).mean()
+    print(f"{case}: {stated:.2f}, found {rate:.1%}")
+    assert abs(rate - POWER) < 0.12
