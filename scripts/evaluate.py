@@ -1,8 +1,9 @@
 """Measures a checkpoint on a text:  python scripts/evaluate.py ckpt=latest [data=files data.path=FILE]
 
 Loss, perplexity, bits per byte, accuracy and calibration with their intervals over documents; by default on the
-validation part of the run. other=CHECKPOINT compares two checkpoints, pairs=FILE.jsonl measures minimal pairs, and
-tasks=NAME[,NAME] runs tasks of lm-evaluation-harness (pip install "tril[eval]"). Prints a table; writes a JSON file.
+validation part of the run. other=CHECKPOINT compares two checkpoints, text="..." gives the bits of each token,
+pairs=FILE.jsonl measures minimal pairs, and tasks=NAME[,NAME] runs tasks of lm-evaluation-harness
+(pip install "tril[eval]"). Prints a table; writes a JSON file.
 """
 
 import json
@@ -11,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tril.data.settings import build, without_effect
-from tril.model.atomic_files import write_json
+from tril.model.atomic_files import write_json, write_text
 from tril.model.evaluation.config import EvaluateConfig
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import check_writable, pick_device, user_errors
 from tril.scripts.cli.finished_run import prepared_text, read_run
-from tril.scripts.cli.formats import markdown_table, plural, read_utf8
+from tril.scripts.cli.formats import markdown_table, plain_table, plural, read_utf8
 from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tril.model.evaluation.subject import Part, Subject
     from tril.model.intervals import Interval
 
-TEXTS = ("ckpt", "other", "pairs", "tasks", "include_path", "out", "data.path", "data.val_path", "data.repo")
+TEXTS = ("ckpt", "other", "text", "pairs", "tasks", "include_path", "out", "data.path", "data.val_path", "data.repo")
 OF_TRAINING = ("tokenizer", "batch_size", "val_batch_size", "document_mask", "format")  # keys of data without effect
 PARTS = {"val": "validation part", "all": "whole text"}
 
@@ -43,8 +44,10 @@ def main(cfg: dict, typed: Typed) -> None:
     from tril.model.evaluation.pairs import score_pairs
     from tril.model.evaluation.subject import Subject
     from tril.model.evaluation.task_model import run_tasks
+    from tril.model.evaluation.token_costs import token_costs, token_page
     from tril.model.training.hardware import keep_freed_memory
 
+    page = None
     with user_errors():
         device = pick_device(settings.device)
         if device == "cpu":
@@ -54,14 +57,23 @@ def main(cfg: dict, typed: Typed) -> None:
             name, report = "pairs", score_pairs(subjects[0].lm, read_utf8("pairs", settings.pairs), settings.pairs)
             right = f"the good text is more probable in {report['right']} of {plural(report['pairs'], 'pair')}"
             text = f"accuracy {shown(report['accuracy'])} (95 %, Wilson): {right}; {plural(report['ties'], 'tie')}"
+        elif settings.text is not None:
+            name, report = "tokens", token_costs(subjects[0].lm, settings.text)
+            sizes = f"{plural(report['bytes'], 'byte')} and {plural(len(report['tokens']), 'token')}"
+            summary = f"{report['bits']:,.1f} bits for {sizes}: {report['bits_per_byte']:.4f} bits per byte"
+            rows = [[f"{row['bits']:.2f}", repr(row["text"])] for row in report["tokens"]]
+            text = f"{plain_table([['bits', 'token'], *rows], text_columns=(1,))}\n\n{summary}"
+            page = token_page(report["tokens"], f"Bits by {subjects[0].describe()['checkpoint']}", summary)
         elif settings.tasks is not None:
             name, (report, text) = "tasks", run_tasks(subjects[0].lm, settings)
-    if settings.pairs is settings.tasks is None:
+    if settings.text is settings.pairs is settings.tasks is None:
         name, (report, text) = "evaluation", measure_text(subjects, source, settings.part)
     report = json.loads(json.dumps(subjects[0].describe() | report, default=asdict))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", report)
-    print(f"{text}\n{folder}: {name}.json", flush=True)
+    if page:
+        write_text(folder / f"{name}.html", page)
+    print(f"{text}\n{folder}: {name}.json{f', {name}.html' if page else ''}", flush=True)
 
 
 def refuse_unused(settings: EvaluateConfig, typed: Typed) -> None:

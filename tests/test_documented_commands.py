@@ -83,6 +83,7 @@ COMPLETE = {  # commands that the slow tests run, with what shortens them; other
     "python scripts/evaluate.py ckpt=latest data=files data.path=text.txt part=all": (),
     "python scripts/evaluate.py ckpt=latest other=RUN": (),
     "python scripts/evaluate.py ckpt=latest pairs=FILE.jsonl": (),
+    'python scripts/evaluate.py ckpt=latest text="def main():"': (),
     "python scripts/report.py dir=latest": (),
     "python scripts/export.py ckpt=latest to=hf out=my-model": (),
     "python scripts/export.py ckpt=latest to=gguf out=model.gguf": (),
