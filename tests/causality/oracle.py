@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.causality.corpus import Entry, Trigger
+from tests.causality.corpus.net import V
 
 ROUNDING = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 0.0}  # relative to the largest logit
 FIRST_ORDINARY = 3  # end of text, separator and padding are below
@@ -59,7 +60,7 @@ class Run:
         model = self.model()
         with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16, self.trigger.autocast):
             torch.manual_seed(0)
-            with torch.set_grad_enabled(self.trigger.no_grad is False):
+            with torch.set_grad_enabled(self.trigger.grad):
                 for _ in range(self.trigger.calls):
                     model(earlier.contiguous())
                 seen = {}
@@ -82,7 +83,7 @@ def differ(a: Tensor, b: Tensor) -> bool:
 
 def random_ids(entry: Entry, batch: int, length: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(FIRST_ORDINARY, entry.vocab_size, (batch, length), generator=generator)
+    return torch.randint(FIRST_ORDINARY, V, (batch, length), generator=generator)
 
 
 def changes(run: Run, length: int, seed: int = 0) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -26,7 +26,7 @@ def runs(entry, trigger):
 @pytest.mark.parametrize("entry", LEAKING)
 def test_a_leak_shows_under_its_trigger(entry):
     """In each mode that the trigger leaves open."""
-    trigger = entry.trigger or Trigger()
+    trigger = entry.when
     length = trigger.length or 24
     for run in runs(entry, trigger):
         if trigger.gradient_only:
@@ -61,7 +61,7 @@ def test_a_correct_model_is_causal_at_other_lengths_and_in_batches(entry):
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in LOGITS if e.place])
 def test_a_leak_begins_at_its_place(entry):
     """A forbidden change alters the output of this submodule and not its input."""
-    trigger = entry.trigger or Trigger()
+    trigger = entry.when
     if trigger.gradient_only or entry.expected is not None:
         pytest.skip("outputs do not change, or only outside of a pattern")
     training, length = bool(trigger.training), trigger.length or 24
