@@ -8,10 +8,11 @@ is a zip archive, which has a CRC-32 of each record. A resumed run verifies all 
 the plain values, and the digest of config and weights.
 """
 
+import contextlib
 import functools
 import hashlib
-import re
 import zlib
+from collections.abc import Iterator
 from dataclasses import field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from tril.data.settings import explain, strict_settings
-from tril.data.tokenizer import load_tokenizer
 from tril.model.atomic_files import atomic_path
 from tril.model.config import GPTConfig, check_memory
 from tril.model.gpt import GPT
@@ -39,13 +39,7 @@ SOURCES = ("train.py", "model/**/*.py", "data/**/*.py")  # the code that decides
 
 
 class DamagedCheckpoint(ValueError):
-    """A file is not what was written. The message names the other checkpoints of its folder, newest first."""
-
-    def __init__(self, path: Path, problem: str):
-        others = [file for file in path.parent.glob("*.ckpt") if file.is_file() and not file.samefile(path)]
-        others.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        remedy = f"use {' or '.join(map(str, others[:3]))}" if others else "restore it from a copy, or train again"
-        super().__init__(one_line(f"{path} {problem}; {remedy}"))
+    """A file is not what was written."""
 
 
 @dataclass(frozen=True, config=strict_settings() | {"arbitrary_types_allowed": True})
@@ -87,11 +81,9 @@ class Checkpoint:
     def of(cls, state: dict[str, Any], path: Path) -> "Checkpoint":
         """The checkpoint in what `read_state` returned for `path`. Raises ValueError if its values are wrong."""
         weights = {str(name).removeprefix(PREFIX): tensor for name, tensor in state["state_dict"].items()}
-        try:
+        with named(path):
             entry = state["tril"] | {"config": GPTConfig(**state["tril"].get("config", {}))}
             return cls(**entry, weights=weights, step=state.get("global_step"), path=path)
-        except (ValueError, TypeError) as error:
-            raise _refused(path, error) from error
 
     def entry(self) -> dict[str, Any]:
         """The "tril" entry of the file."""
@@ -111,12 +103,8 @@ class Checkpoint:
         """
         from tril.model.generation.language_model import LanguageModel
 
-        try:
-            model = self.model(device)
-            tokenizer = load_tokenizer(self.tokenizer, model.config.vocab_size)
-            return LanguageModel(model.eval(), tokenizer, self.eot)
-        except ValueError as error:
-            raise _refused(self.path, error) from error
+        with named(self.path):
+            return LanguageModel(self.model(device).eval(), self.tokenizer, self.eot)
 
     def model(self, device: torch.device | str = "cpu") -> GPT:
         """The model with copies of the weights in float32; nothing is allocated before sizes and names are compared.
@@ -129,8 +117,7 @@ class Checkpoint:
             weights.pop("head.weight", None)
         n_stored, n_needed = sum(x.numel() for x in weights.values()), config.vocab_size and config.n_parameters()
         if n_stored != n_needed:  # a model of many blocks takes long to build
-            problem = f"its tensors have {n_stored:,} elements, and its config has {n_needed or 0:,} parameters"
-            raise ValueError(f"{problem}; it is damaged, use another file")
+            raise ValueError(f"its tensors have {n_stored:,} elements, and its config has {n_needed or 0:,} parameters")
         check_memory(config)
         with torch.device("meta"), SkipInit():
             model = GPT(config)
@@ -139,8 +126,7 @@ class Checkpoint:
             for tensors in (model.named_parameters(), weights.items())  # a tied head is in neither
         )
         if wrong := sorted(needed ^ stored):
-            problem = f"{wrong[0][0]} is missing, unknown, of another shape, or no floating-point tensor"
-            raise ValueError(f"{problem}; it is damaged, use another file")
+            raise ValueError(f"{wrong[0][0]} is missing, unknown, of another shape, or no floating-point tensor")
         copies = {name: x.to(device, torch.float32, copy=True) for name, x in weights.items()}
         model.load_state_dict(copies, assign=True, strict=False)
         model.tie_head()
@@ -208,43 +194,49 @@ def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
         DamagedCheckpoint: it is not what was written.
         ValueError: it is not a checkpoint of Tril.
     """
-    path = Path(path)
     content = load_plain(path, mmap=not training)
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state_dict", "tril")):
         raise ValueError(f"{path} has no state_dict and tril entries; use a .ckpt file that train.py wrote")
-    try:
-        with ZipFile(path) as archive:
-            if training and archive.testzip() is not None:
-                raise BadZipFile("a CRC-32 differs")
-            archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
+    with damage_named(path), ZipFile(path) as archive:
+        if training and archive.testzip() is not None:
+            raise BadZipFile("a CRC-32 differs")
+        archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
         if digest(content["state_dict"], content["tril"].get("config")) != content.get("sha256"):
             raise ValueError("weights or config differ from their digest")
-    except Exception as error:  # zlib, zipfile and the tensors raise many kinds
-        raise DamagedCheckpoint(path, f"is damaged ({error})") from error
     return content
 
 
-def load_plain(path: Path, *, mmap: bool = True) -> Any:
-    """What `torch.load` reads from a file that can run no code; its values are not verified.
-
-    Raises:
-        OSError: the file cannot be read.
-        DamagedCheckpoint: it is not a checkpoint of torch.
-    """
-    try:
+def load_plain(path: str | Path, *, mmap: bool = True) -> Any:
+    """What `torch.load` reads from a file that can run no code; its values are not verified. Raises as `read_state`."""
+    with damage_named(path):
         with ZipFile(path) as archive:
-            if sum(record.file_size for record in archive.infolist()) > path.stat().st_size:
-                raise ValueError("its records are larger than the file")
+            if sum(record.file_size for record in archive.infolist()) > Path(path).stat().st_size:
+                raise BadZipFile("its records are larger than the file")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except Exception as error:  # of any kind: the file decides what torch.load meets
+
+
+@contextlib.contextmanager
+def damage_named(path: str | Path) -> Iterator[None]:
+    """Turns errors of the block into DamagedCheckpoint: a file decides which of many kinds torch and zipfile raise."""
+    try:
+        yield
+    except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:  # no such file, or no permission
             raise
-        text = str(error)
-        if forbidden := re.search(r"GLOBAL ([\w.]+)", text):
-            text = f"it refers to {forbidden[1]}, which no checkpoint needs"
-        elif not text or "weights" in text.lower():  # torch advises to allow code
-            text = type(error).__name__
-        raise DamagedCheckpoint(path, f"is not a checkpoint, or is truncated ({text.splitlines()[0]})") from error
+        ours = isinstance(error, BadZipFile | ValueError)  # torch's messages advise to allow code
+        reason = str(error) if ours else type(error).__name__
+        remedy = "use another checkpoint of its folder, restore it from a copy, or train again"
+        raise DamagedCheckpoint(one_line(f"{path} is damaged, or is not a checkpoint ({reason}); {remedy}")) from error
+
+
+@contextlib.contextmanager
+def named(path: Path | None) -> Iterator[None]:
+    """Puts the path before the message of a ValueError, in one line."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        message = explain(error) if isinstance(error, ValidationError) else str(error)
+        raise ValueError(one_line(f"{path}: {message}" if path else message)) from error
 
 
 def digest(tensors: dict[str, Tensor], config: dict[str, Any] | None = None) -> str:
@@ -275,32 +267,20 @@ def code_sha256() -> str:
     return content.hexdigest()
 
 
-def verdict(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Whether the certificate in a checkpoint belongs to its weights and config, and to the running code.
+def verdict(checkpoint: Checkpoint) -> str:
+    """One line: whether the certificate passed, and whether it tested these weights and config with the code of today.
 
-    The certificate tested the weights of the step "certified_at_step", or random weights.
-
-    Returns:
-        "text": one line; "belongs"; "passed": as stored, None without a certificate.
+    It tested the weights of the step "certified_at_step", or random weights.
     """
     certificate = checkpoint.certificate or {}
     passed, step = certificate.get("passed"), certificate.get("certified_at_step")
     if not isinstance(passed, bool):
-        return {"text": "none", "belongs": False, "passed": None}
-    problem, of = None, digest(checkpoint.weights, checkpoint.config.to_dict())
-    if (certificate.get("of"), checkpoint.code) != (of, code_sha256()):
-        problem = "the weights, the config or the code differ"
-    elif step is None or step != checkpoint.step:
-        problem = f"the weights are of step {checkpoint.step}, which it did not test"
-    text = "passed" if passed else "FAILED"
-    text += " before training, with random weights" if step is None else f" at step {step}"
-    belongs = f"does not belong to this file: {problem}" if problem else "belongs to these weights, config and code"
-    return {"text": one_line(f"{text}; {belongs}"), "belongs": problem is None, "passed": passed}
-
-
-def _refused(path: Path | None, error: Exception) -> ValueError:
-    message = explain(error) if isinstance(error, ValidationError) else str(error)
-    return ValueError(one_line(f"{path}: {message}" if path else message))
+        return "none"
+    when = "before training, with random weights" if step is None else f"at step {step}"
+    tested = certificate.get("of"), step, checkpoint.code
+    belongs = tested == (digest(checkpoint.weights, checkpoint.config.to_dict()), checkpoint.step, code_sha256())
+    verb = "belongs" if belongs else "does not belong"
+    return one_line(f"{'passed' if passed else 'FAILED'} {when}; {verb} to these weights, config and code")
 
 
 def one_line(text: str) -> str:

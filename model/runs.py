@@ -19,7 +19,7 @@ import yaml
 if TYPE_CHECKING:
     import torch
 
-    from tril.model.checkpoint import LanguageModel
+    from tril.model.generation.language_model import LanguageModel
 
 ROOTS = ("outputs", "multirun")
 CHECKPOINTS = "checkpoints"  # the folder in that of a run, with the next three files
@@ -44,10 +44,7 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the run: the content of config.yaml."""
-        settings = read_settings(self.folder / SETTINGS)
-        if not isinstance(settings, dict):
-            raise ValueError(f"{self.folder / SETTINGS} does not have the settings of a run; restore it")
-        return settings
+        return read_settings(self.folder / SETTINGS)
 
     @property
     def config(self) -> Any:
@@ -72,22 +69,24 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """No other process trains the run in the block. A file system may have no locks.
+        """No other process trains the run in the block, unless the file system has no locks.
 
         Raises:
             ValueError: another process trains it.
         """
         import filelock
 
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(filelock.FileLock(self.folder / LOCK, timeout=0))
-            except filelock.Timeout as error:
-                remedy = "wait for its end, or stop it"
-                raise ValueError(f"another process trains the run in {self.folder}; {remedy}") from error
-            except NotImplementedError:  # the file system has no locks
-                pass
+        lock = filelock.FileLock(self.folder / LOCK, timeout=0)
+        try:
+            with contextlib.suppress(NotImplementedError):  # of a file system without locks
+                lock.acquire()
+        except filelock.Timeout as error:
+            cause = f"another process trains the run in {self.folder}"
+            raise ValueError(f"{cause}; wait for its end, or stop it") from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def load(self, device: "torch.device | str" = "cpu") -> "LanguageModel":
         """The model of the best validation with its tokenizer, in evaluation mode; see `tril.model.load`."""
@@ -105,10 +104,10 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def read_settings(path: Path) -> Any:
+def read_settings(path: Path) -> dict[str, Any]:
     """The content of a config.yaml as plain values. Raises ValueError for a damaged one."""
     with _reading(path):
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        return dict(yaml.load(path.read_text(encoding="utf-8"), _Loader))
 
 
 @contextlib.contextmanager
@@ -132,18 +131,14 @@ def find_checkpoint(path: str | Path, *, prefer: tuple[str, ...] = ("best", "las
         FileNotFoundError: there is none.
     """
     names = [f"{CHECKPOINTS}/{name}.ckpt" for name in prefer]
-    if str(path) == "latest":
-        path = run_folder(newest("checkpoint", *names))
-    path = _expanded(path)
+    path = run_folder(newest("checkpoint", *names)) if str(path) == "latest" else _expanded(path)
     if path.is_file():
         return path
-    remedy = "name a checkpoint file, a run's folder or latest"
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path} does not exist; {remedy}")
     for file in [path / name for name in [*names, *(f"{name}.ckpt" for name in prefer)]]:
         if file.is_file():
             return file
-    raise FileNotFoundError(f"{path} contains no {' or '.join(names)}; {remedy}")
+    problem = f"contains no {' or '.join(names)}" if path.is_dir() else "does not exist"
+    raise FileNotFoundError(f"{path} {problem}; name a checkpoint file, a run's folder or latest")
 
 
 def find_sweep(path: str) -> Path:
@@ -181,25 +176,22 @@ def run_folder(checkpoint: Path) -> Path:
 
 def new_folder(root: str) -> Path:
     """Creates root/DATE/TIME for the current time, with a suffix where another run started in the same second."""
-    now, number = datetime.now(), 1
+    now, suffix = datetime.now(), ""
     while True:
-        suffix = f"-{number}" if number > 1 else ""
         folder = Path(root, f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}{suffix}")
         try:
             folder.mkdir(parents=True)
             return folder
         except FileExistsError:
-            number += 1
+            suffix = f"-{int(suffix[1:] or 1) + 1}"
 
 
 def state_of(folder: str | Path) -> str:
     """State of a run: finished, failed, unfinished (running or interrupted) or not started."""
-    folder = Path(folder)
-    if (folder / SUMMARY).is_file():
-        return "finished"
-    if (folder / FAILURE).is_file():
-        return "failed"
-    return "unfinished" if folder.is_dir() else "not started"
+    for file, state in ((SUMMARY, "finished"), (FAILURE, "failed")):
+        if Path(folder, file).is_file():
+            return state
+    return "unfinished" if Path(folder).is_dir() else "not started"
 
 
 def partial_validation(windows: dict[str, int] | None) -> str | None:
@@ -215,7 +207,7 @@ def partial_validation(windows: dict[str, int] | None) -> str | None:
 
 def remove_if_empty(folder: Path) -> None:
     """Removes the folder of a run if it is empty, and those of its date and of all runs."""
-    for path in (folder, *folder.parents[:2]):
-        ours = path == folder or path.absolute().is_relative_to(Path(ROOTS[0]).absolute())
-        if ours and path.is_dir() and not any(path.iterdir()):
+    root = Path(ROOTS[0]).absolute()
+    with contextlib.suppress(OSError):  # one is not empty
+        for path in (folder, *(path for path in folder.parents[:2] if path.absolute().is_relative_to(root))):
             path.rmdir()

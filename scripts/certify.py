@@ -77,7 +77,6 @@ def main(cfg: dict, typed: Typed) -> None:
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.causality.certificate import FIRST_LENGTH, certify_model
     from tril.model.causality.model import ModelError, check_calls
-    from tril.model.checkpoint import one_line
     from tril.model.training.hardware import keep_freed_memory
 
     try:
@@ -91,7 +90,7 @@ def main(cfg: dict, typed: Typed) -> None:
         if device == "cpu":
             keep_freed_memory()
         if origin:
-            print(f"stored certificate: {one_line(origin['stored_certificate']['text'])}", flush=True)
+            print(f"stored certificate: {origin['stored_certificate']}", flush=True)
         progress = lambda variant: print(variant, file=sys.stderr, flush=True)  # noqa: E731
         certificate = certify_model(model, variants, settings.budget_seconds, progress=progress)
         if pipeline is not None:
@@ -118,11 +117,9 @@ def subject(
 
     if settings.hf is not None:
         from tril.model.causality.hf import hf_model, hf_variants, load
-        from tril.model.interop.hf import stored_certificate
 
         model = hf_model(settings.hf, load(settings.hf), device=device)
-        stored = stored_certificate(Path(settings.hf))  # of an exported folder
-        return model, hf_variants(model), {} if stored is None else {"stored_certificate": stored}, None
+        return model, hf_variants(model), {}, None
     if settings.call is not None:
         sizes = {key: getattr(settings, key) for key in SIZES}
         model = as_model(load_function(settings.call), **sizes, device=device, name=settings.call)

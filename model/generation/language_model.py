@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tril.data.tokenizer import load_tokenizer
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT, GPTConfig
@@ -25,7 +26,7 @@ class LanguageModel:
     Attributes:
         model: may have more embeddings than the tokenizer has tokens.
         eot_id: the id of `eot`.
-        tokenizer: a copy of the argument, without truncation and padding.
+        tokenizer: a copy of the argument, without truncation and padding; or the checked one of its JSON.
         n_ids: one more than the largest token id. A third-party tokenizer may leave gaps below it: an id without a
             token was never trained on and decodes to "".
 
@@ -33,9 +34,12 @@ class LanguageModel:
         ValueError: the tokenizer has more tokens than the model, or no `eot`.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, eot: str = EOT):
+    def __init__(self, model: GPT, tokenizer: Tokenizer | str, eot: str = EOT):
         self.model, self.eot = model, eot
-        self.tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        if isinstance(tokenizer, str):
+            self.tokenizer = load_tokenizer(tokenizer, model.embed.num_embeddings)
+        else:
+            self.tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.n_ids = max(self.tokenizer.get_vocab().values()) + 1

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import resource
-import shutil
 import signal
 import time
 import zipfile
@@ -109,44 +108,32 @@ def test_a_file_that_cannot_be_written_leaves_the_earlier_one(saved):
 
 def test_what_could_not_be_read_is_not_written(saved):
     before, score = saved.read_bytes(), torch.tensor(1.0).numpy()[()]
-    with pytest.raises(ValueError, match="it refers to numpy"):
+    with pytest.raises(DamagedCheckpoint, match="UnpicklingError"):
         rewrite(saved, lambda content: content.update(score=score))
     assert saved.read_bytes() == before and os.listdir(saved.parent) == [saved.name]
-
-
-# Certificates
 
 
 def flip_the_last_bit(content) -> None:
     content["state_dict"]["model.blocks.0.attn.q_proj.weight"].view(torch.int32)[0, 0] ^= 1
 
 
-OTHER = "does not belong to this file: the weights, the config or the code differ"
-
-
 @pytest.mark.parametrize(
     "change, text",
     [
-        (lambda content: None, "passed at step 4; belongs to these weights, config and code"),
-        (lambda content: content["tril"]["certificate"].update(passed=False), "FAILED at step 4; belongs to these"),
-        (flip_the_last_bit, f"passed at step 4; {OTHER}"),
-        (lambda content: content["tril"]["config"].update(window=5), f"passed at step 4; {OTHER}"),
-        (lambda content: content["tril"].update(code="0"), f"passed at step 4; {OTHER}"),
-        (lambda content: content.update(global_step=5), "passed at step 4; does not belong to this file: the weights"),
+        (lambda content: None, "passed at step 4; belongs"),
+        (lambda content: content["tril"]["certificate"].update(passed=False), "FAILED at step 4; belongs"),
+        (flip_the_last_bit, "passed at step 4; does not belong"),
+        (lambda content: content["tril"]["config"].update(window=5), "passed at step 4; does not belong"),
+        (lambda content: content["tril"].update(code="0"), "passed at step 4; does not belong"),
+        (lambda content: content.update(global_step=5), "passed at step 4; does not belong"),
         (lambda content: content["tril"]["certificate"].update(passed="yes"), "none"),
     ],
 )
 def test_a_certificate_belongs_to_the_weights_the_config_and_the_code_that_it_tested(change, text, saved):
-    certificate = {"passed": True, "certified_at_step": 4}
-    rewrite(
-        saved, lambda c: c.update(global_step=4, tril=c["tril"] | {"code": code_sha256(), "certificate": certificate})
-    )
+    entry = {"code": code_sha256(), "certificate": {"passed": True, "certified_at_step": 4}}
+    rewrite(saved, lambda content: content.update(global_step=4, tril=content["tril"] | entry))
     rewrite(saved, change)
-    found = verdict(Checkpoint.read(saved))
-    assert found["text"].startswith(text) and found["belongs"] is ("; belongs" in text)
-
-
-# Damage
+    assert verdict(Checkpoint.read(saved)).removesuffix(" to these weights, config and code") == text
 
 
 def training_content() -> dict:
@@ -268,21 +255,6 @@ def test_what_was_written_is_read_and_can_be_written_again(whole, tmp_path):
     assert same({key: found[key] for key in content}, content)
 
 
-def test_the_other_checkpoints_of_the_folder_are_offered(whole, tmp_path):
-    for age, name in enumerate(["last", "previous", "best", "older", "oldest"]):
-        shutil.copy(whole, tmp_path / f"{name}.ckpt")
-        os.utime(tmp_path / f"{name}.ckpt", (1e9 - age, 1e9 - age))
-    (tmp_path / "last.ckpt").write_bytes(whole.read_bytes()[:1000])
-    os.link(tmp_path / "last.ckpt", tmp_path / "same.ckpt")  # damaged as well
-    with pytest.raises(DamagedCheckpoint) as error:
-        load(tmp_path / "last.ckpt")
-    others = " or ".join(str(tmp_path / f"{name}.ckpt") for name in ("previous", "best", "older"))
-    assert str(error.value).endswith(f"; use {others}")
-
-
-# Hostile files
-
-
 @contextmanager
 def limits():
     """The block takes a few seconds, and what would take much memory fails in it."""
@@ -316,14 +288,13 @@ def state(**values):
     return lambda content: content["state_dict"].update({f"model.{key}": value for key, value in values.items()})
 
 
-SIZES = r"its tensors have [\d,]+ elements, and its config has [\d,]+ parameters; it is damaged"
+SIZES = r"its tensors have [\d,]+ elements, and its config has [\d,]+ parameters"
 LIES = [
     (config(vocab_size=10**11), SIZES),
     (config(vocab_size=None), "its config has 0 parameters"),
-    (config(n_layers=10**4), SIZES),
     (config(context_length=10**12), "model.context_length=1000000000000 must be at most 33554432"),
     (config(**{"vocab\n_size": 1}), "vocab _size"),
-    (state(extra=torch.zeros(0)), "extra is missing, unknown, .*; it is damaged"),
+    (state(extra=torch.zeros(0)), "extra is missing, unknown"),
     (state(**{"norm.weight": torch.ones(4, 8)}), "norm.weight is missing, unknown, of another shape"),
     (state(**{"norm.weight": torch.ones(32).long()}), "norm.weight .* no floating-point tensor"),
     (state(**{"norm.weight": torch.ones(32).to_sparse()}), "is damaged"),
@@ -331,7 +302,6 @@ LIES = [
     (state(**{"norm.weight": "text"}), "is damaged"),
     (entry(config=[1]), "is damaged"),
     (entry(eot=3, certificate=True), "eot=3 must be .*; certificate=true must be"),
-    (entry(more=1), "more"),
     (lambda content: content["tril"].pop("tokenizer"), "tokenizer is missing"),
     (entry(eot="</s>"), "the tokenizer has no token '</s>'"),
     (entry(tokenizer=characters().to_str().replace('"a":', '"a":400000000', 1)), "exceed the model's vocab_size=257"),
