@@ -23,7 +23,6 @@ OTHERS = [command for command in COMMANDS if not command.script]
 GRIDS = ("scripts.ablation.grid.estimate_runs", "scripts.ablation.grid.name_runs")  # the second one on clusters
 ACCEPTED = {  # what each script calls when it has accepted its settings
     "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.ablation.sweep_job.search_step"),
-    "bench": ("scripts.bench.run",),
     "certify": ("model.causality.certificate.certify_model",),
     "evaluate": tuple(
         f"scripts.evaluate.{name}" for name in ("measure_text", "measure_tokens", "measure_pairs", "find_tasks")

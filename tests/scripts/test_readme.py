@@ -12,8 +12,8 @@ from tests.conftest import assert_refused
 from tests.documented import ROOT
 from tests.runs import train_typed
 from tril.scripts import sample
-from tril.scripts.benchmarks import readme
-from tril.scripts.benchmarks.readme import COPIED, PAGE, PICTURE, RECORD, SAMPLE_LINES, figures, trained, update
+from tril.scripts.maintenance import readme
+from tril.scripts.maintenance.readme import COPIED, PAGE, PICTURE, RECORD, SAMPLE_LINES, figures, trained, update
 
 BLOCK = re.compile(r"<!-- \[\[\[cog\n.*?\]\]\] -->\n(.*?)<!-- \[\[\[end\]\]\] -->", re.DOTALL)
 CPU = {"device": "AMD EPYC (cpu)", "precision": "32-true"}

@@ -1,7 +1,7 @@
 """The figures, the sample and the pictures in README.md, all from one run of the default command.
 
-  python -m tril.scripts.benchmarks.readme        trains the default run: about five minutes on two free cores
-  python -m tril.scripts.benchmarks.readme RUN    takes the folder of a finished run, without its time
+  python -m tril.scripts.maintenance.readme        trains the default run: about five minutes on two free cores
+  python -m tril.scripts.maintenance.readme RUN    takes the folder of a finished run, without its time
 
 Both write docs/readme.json, docs/default_run.png and docs/play.png, and fill in README.md, the last of which
 `cog -P -r README.md` does alone. They need a checkout with the test extra, and Chromium with its driver.
@@ -21,10 +21,10 @@ from typing import Any
 
 from tril.model.atomic_files import write_json
 from tril.model.runs import BEST, CHECKPOINTS, SUMMARY, Run, find_checkpoint, run_folder
-from tril.scripts.benchmarks.machine import BUSY
 from tril.scripts.cli.errors import fail
 
 ROOT = Path(__file__).resolve().parents[2]
+BUSY = 0.5  # load per core above which other processes disturb a time
 RECORD, PICTURE, PAGE = "docs/readme.json", "docs/default_run.png", "docs/play.png"
 MACHINE = ("device", "precision", "threads")
 COPIED = ("final_val_bpb", "final_val_loss", "steps", "tokens", "parameters", "seed", "code", *MACHINE)
