@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.runs import DRAWN_BY, TINY, command_line, interrupted, rows, train_typed, typed
 from tril.model.checkpoint import load
-from tril.model.training.loss_plot import plot_losses
+from tril.model.training.summary import plot_losses
 from tril.scripts.cli.errors import UserError
 
 

@@ -14,6 +14,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from tril.model.atomic_files import atomic_path
 from tril.model.checkpoint import read_state, write_state
 from tril.model.runs import BEST, CHECKPOINTS, LAST, PREVIOUS
 from tril.model.training.callbacks.metrics import Metrics
@@ -38,77 +39,6 @@ class Stop(Protocol):
         raise NotImplementedError
 
 
-class Checkpoints(Checkpoint):
-    """Writes last.ckpt at the end of optimizer steps: after every validation, at intervals, and when the run stops.
-
-    The last step is always validated. Where a validation follows a step, the checkpoint follows the validation, so that
-    a resumed run has its results. Lightning calls this callback after all others, so the files hold their complete
-    state.
-
-    Args:
-        folder: of the run.
-        config: the intervals.
-        stop: it is asked after every step of all processes.
-    """
-
-    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: Stop) -> None:
-        self.path, self.config, self._stop = Path(folder) / CHECKPOINTS / LAST, config, stop
-        self._saved_at = 0.0  # time.monotonic()
-        self._loops: dict[str, Any] | None = None  # Lightning's counters at the end of the last step
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
-        """Gives a checkpoint the counters at the end of its step, from which Lightning 2.6 continues in every case.
-
-        Those within a validation are ambiguous: with the ones of a validation outside of trainer.val_check_interval,
-        as that of the last step, it makes one more step of a pass that is over.
-        """
-        if self._loops is not None:
-            checkpoint["loops"]["fit_loop"] = self._loops
-
-    def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._saved_at = time.monotonic()
-        self._stop.defer()
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        if loop._should_accumulate():  # no end of an optimizer step
-            return
-        if trainer.global_step == trainer.max_steps:
-            trainer.should_stop = True  # Lightning then validates, while it still has the state of the loaders
-        is_validated = loop._should_check_val_fx(trainer.fit_loop._data_fetcher)  # pyright: ignore[reportArgumentType] set by fit
-        self._loops = trainer.fit_loop.state_dict() if is_validated else None
-        if not is_validated and self._agreed(trainer, self._stop.requested or self._is_due(trainer)):
-            self._save_and_stop(trainer)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING:  # otherwise a checkpoint would lack the state of the loaders
-            self._save_and_stop(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._stop.at_once()
-
-    def _save_and_stop(self, trainer: Trainer) -> None:
-        """Writes last.ckpt, and ends the run if one of its processes is to stop."""
-        self._saved_at = time.monotonic()
-        metrics, files = Metrics.of(trainer), trainer.strategy.checkpoint_io
-        assert isinstance(files, CheckpointFiles)
-        files.is_best = metrics.val != [] and metrics.best()["step"] == trainer.global_step
-        trainer.save_checkpoint(self.path)
-        if self._agreed(trainer, self._stop.requested):
-            self._stop.finish()
-
-    @staticmethod
-    def _agreed(trainer: Trainer, decision: bool) -> bool:
-        """Whether the decision of one process is True; all of them must call it."""
-        return trainer.strategy.reduce_boolean_decision(decision, all=False)
-
-    def _is_due(self, trainer: Trainer) -> bool:
-        """Whether an interval has passed; the clocks of the processes differ."""
-        minutes, steps = self.config.every_minutes, self.config.every_n_steps
-        by_time = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        return by_time or (steps is not None and trainer.global_step % steps == 0)
-
-
 class CheckpointFiles(TorchCheckpointIO):
     """Writes checkpoints in a thread, while training goes on; Lightning alone would write to /tmp and move the file.
 
@@ -127,15 +57,15 @@ class CheckpointFiles(TorchCheckpointIO):
         Raises:
             OSError: the checkpoint before could not be written.
         """
-        copies: dict[tuple, torch.Tensor] = {}  # one of each, so that tied weights stay tied
+        copies: dict[tuple, torch.Tensor] = {}  # one of each memory, so that tied weights stay tied
 
-        def copied(tensor: torch.Tensor) -> torch.Tensor:
-            key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-            if key not in copies or not tensor.numel():
-                copies[key] = tensor.detach().to("cpu", copy=True)
-            return copies[key]
+        def copy(x: torch.Tensor) -> torch.Tensor:
+            memory = x.data_ptr(), x.shape, x.stride(), x.dtype
+            if memory not in copies or not x.numel():
+                copies[memory] = x.detach().to("cpu", copy=True)
+            return copies[memory]
 
-        content = apply_to_collection(checkpoint, torch.Tensor, copied)
+        content = apply_to_collection(checkpoint, torch.Tensor, copy)
         self.teardown()  # waits
         self._pending = self._writer.submit(write_and_rotate, Path(path), content, self.is_best)
 
@@ -151,6 +81,79 @@ class CheckpointFiles(TorchCheckpointIO):
             pending.result()
 
 
+class Checkpoints(Checkpoint):
+    """Writes last.ckpt at the end of optimizer steps: after every validation, at intervals, and when the run stops.
+
+    The last step is always validated. Where a validation follows a step, the checkpoint follows the validation, so that
+    a resumed run has its results. Lightning calls this callback after all others, so the files hold their complete
+    state.
+
+    Args:
+        folder: of the run.
+        config: the intervals.
+        stop: it is asked after every step of all processes.
+        files: writes the checkpoints.
+    """
+
+    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: Stop, files: CheckpointFiles) -> None:
+        self.path, self.config, self._stop, self._files = Path(folder) / CHECKPOINTS / LAST, config, stop, files
+        self._saved_at = 0.0  # time.monotonic()
+        self._step = 0  # that ended last
+        self._loops: dict[str, Any] | None = None  # Lightning's counters at its end
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
+        """Gives a checkpoint the counters at the end of its step, from which Lightning 2.6 continues in every case.
+
+        Those within a validation are ambiguous: with the ones of a validation outside of trainer.val_check_interval,
+        as that of the last step, it makes one more step of a pass that is over.
+        """
+        if self._loops is not None:
+            checkpoint["loops"]["fit_loop"] = self._loops
+
+    def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        self._saved_at, self._step = time.monotonic(), trainer.global_step
+        self._stop.defer()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
+        if trainer.global_step == self._step:  # no end of an optimizer step
+            return
+        self._step, loop = trainer.global_step, trainer.fit_loop
+        if self._step == trainer.max_steps:
+            trainer.should_stop = True  # Lightning then validates, while it still has the state of the loaders
+        interval = int(trainer.val_check_batch or 1)
+        is_validated = trainer.should_stop or (loop.total_batch_idx + 1) % interval == 0
+        self._loops = loop.state_dict() if is_validated else None
+        if not is_validated and self._agreed(trainer, self._stop.requested or self._is_due()):
+            self._save_and_stop(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:  # otherwise a checkpoint would lack the state of the loaders
+            self._save_and_stop(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        self._stop.at_once()
+
+    def _save_and_stop(self, trainer: Trainer) -> None:
+        """Writes last.ckpt, and ends the run if one of its processes is to stop."""
+        self._saved_at = time.monotonic()
+        metrics = Metrics.of(trainer)
+        self._files.is_best = metrics.last("val/loss") is not None and metrics.best()["step"] == trainer.global_step
+        trainer.save_checkpoint(self.path)
+        if self._agreed(trainer, self._stop.requested):
+            self._stop.finish()
+
+    @staticmethod
+    def _agreed(trainer: Trainer, decision: bool) -> bool:
+        """Whether the decision of one process is True; all of them must call it."""
+        return trainer.strategy.reduce_boolean_decision(decision, all=False)
+
+    def _is_due(self) -> bool:
+        """Whether an interval has passed; the clocks of the processes differ."""
+        minutes, steps = self.config.every_minutes, self.config.every_n_steps
+        by_time = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+        return by_time or (steps is not None and self._step % steps == 0)
+
+
 def write_and_rotate(path: Path, content: dict[str, Any], is_best: bool) -> None:
     """Writes a checkpoint; a last.ckpt is complete before it replaces the one before, which becomes previous.ckpt.
 
@@ -158,29 +161,18 @@ def write_and_rotate(path: Path, content: dict[str, Any], is_best: bool) -> None
     """
     if path.name != LAST:
         return write_state(path, content)
-    new = _temporary(path)
-    try:
+    with atomic_path(path) as new:
         write_state(new, content)
         if is_best:
             link(new, path.with_name(BEST))
         if path.is_file():
             link(path, path.with_name(PREVIOUS))
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def link(source: Path, target: Path) -> None:
     """Makes `target` the same file as `source`, atomically; a copy where the file system has no hard links."""
-    part = _temporary(target)
-    part.unlink(missing_ok=True)
-    try:
-        os.link(source, part)
-    except OSError:
-        shutil.copyfile(source, part)
-    os.replace(part, target)
-
-
-def _temporary(path: Path) -> Path:
-    """A name that `tril.model.atomic_files.remove_leftovers` recognizes."""
-    return path.with_name(f".{path.name}-new.{os.getpid()}.part")
+    with atomic_path(target) as part:
+        try:
+            os.link(source, part)
+        except OSError:
+            shutil.copyfile(source, part)

@@ -17,27 +17,17 @@ from tril.model.training.settings import Accelerator, Compile, Precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MAX_KEPT_BYTES = 1 << 30
+REGIONAL = "regional"  # one block is compiled and used for all blocks
 
-CUDA_GRAPHS = "reduce-overhead"  # torch.compile's name for them
-REGIONAL = "regional"  # not a mode of torch.compile: one block is compiled and used for all blocks
-
-# Dense 16-bit tensor-core peaks with float32 accumulation, in TFLOP/s. Data sheets print twice these, for 2:4 sparsity.
-# bf16, except on V100 and T4, which have fp16 only. The first row whose words appear in the device name is used; None
-# marks a variant whose speed is not that of the card whose name it has.
+# Dense bf16 peaks in TFLOP/s, of NVIDIA's data sheets, which print twice these for 2:4 sparsity. The first row whose
+# words appear in the device name is used; None marks cards that are slower than the one whose name they contain.
 PEAK_TFLOPS: tuple[tuple[str, float | None], ...] = (
-    ("MIG|Laptop GPU|Max-Q|V100-PCIE|RTX 3090 Ti|RTX 4090 D", None),
-    ("B200", 2250),  # NVIDIA DGX B200 data sheet: 72 PFLOP/s sparse fp8 on 8 GPUs, bf16 is half of fp8
-    ("H100 PCIe", 756),  # this and the next: NVIDIA data sheets
-    ("H100 NVL|H200 NVL", 835),
-    ("H100|H200|GH200", 989),  # Lightning's own table has the sparse number for H200
+    ("MIG|Laptop GPU|H100 PCIe|NVL|RTX 4090 D", None),
+    ("B200", 2250),
+    ("H100|H200|GH200", 989),
     ("A100", 312),
-    ("A10", 125),
-    ("L40S", 362),
     ("L4", 121),
-    ("RTX 3090", 71),  # NVIDIA Ampere GA102 whitepaper
-    ("RTX 4090", 165.2),  # NVIDIA Ada whitepaper
-    ("V100", 125),
-    ("T4", 65),
+    ("RTX 4090", 165.2),
 )
 
 
@@ -46,7 +36,8 @@ class Hardware:
     """What a run uses, in Lightning's names.
 
     Args:
-        compile: torch.compile's mode for the loss, or REGIONAL; None: nothing is compiled.
+        compile: "default": the whole loss is compiled; "regional": one block, for training only, which takes a fraction
+            of the time; None: nothing.
         peak_flops: dense 16-bit FLOP/s of one device; None: unknown.
     """
 
@@ -83,40 +74,10 @@ def configure_torch(accelerator: str) -> None:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense 16-bit FLOP/s of one device by the name that torch reports; None if PEAK_TFLOPS lacks it."""
+    """Dense bf16 FLOP/s of one device by the name that torch reports; None if PEAK_TFLOPS lacks it."""
     for words, tflops in PEAK_TFLOPS:
-        if re.search(rf"\b({words})\b", device_name):  # whole words: "A10" is neither an "A100" nor an "A10G"
+        if re.search(rf"\b({words})\b", device_name):  # whole words: an "L40S" is no "L4"
             return tflops and tflops * 1e12
-    return None
-
-
-def compiles_by_default(accelerator: str) -> bool:
-    """The meaning of compile=auto: true on CUDA with a complete toolchain. On a CPU compilation takes too long."""
-    return accelerator == "cuda" and missing_tool(accelerator) is None
-
-
-def check_compiler(accelerator: str) -> None:
-    """Raises ValueError if torch.compile lacks a tool that it needs for "cpu" or "cuda"."""
-    if missing := missing_tool(accelerator):
-        device = "CUDA" if accelerator == "cuda" else "a CPU"
-        raise ValueError(f"compiling for {device} needs {missing}, or use compile=false")
-
-
-def missing_tool(accelerator: str) -> str | None:
-    """What torch.compile needs and does not find, with the remedy; None: complete. It would fail in the first step."""
-    if accelerator == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler
-
-        try:
-            get_cpp_compiler()
-        except RuntimeError:
-            return "a C++ compiler, which is not installed; install g++ or name one in CXX"
-    elif accelerator == "cuda":
-        if not has_triton():
-            return "Triton; install a build of torch that has it for this card"
-        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton, for its launchers
-        if not any(map(shutil.which, compilers)):
-            return "a C compiler, which is not installed; install gcc or name one in CC"
     return None
 
 
@@ -128,6 +89,35 @@ def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
     return tokens_per_second * flops_per_token / peak
 
 
+def compiles_by_default(accelerator: str) -> bool:
+    """The meaning of compile=auto: true on CUDA with a complete toolchain. On a CPU compilation takes too long."""
+    return accelerator == "cuda" and missing_tool(accelerator) is None
+
+
+def check_compiler(accelerator: str) -> None:
+    """Raises ValueError if torch.compile lacks a tool that it needs for "cpu" or "cuda"."""
+    if missing := missing_tool(accelerator):
+        raise ValueError(f"compiling for {accelerator} needs {missing}, or use compile=false")
+
+
+def missing_tool(accelerator: str) -> str | None:
+    """What torch.compile needs and does not find, with the remedy; None: complete. It would fail in the first step."""
+    if accelerator == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except RuntimeError:
+            return "a C++ compiler; install g++ or name one in CXX"
+    elif accelerator == "cuda":
+        if not has_triton():
+            return "Triton; install a build of torch that has it for this card"
+        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton, for its launchers
+        if not any(map(shutil.which, compilers)):
+            return "a C compiler; install gcc or name one in CC"
+    return None
+
+
 def select_hardware(
     accelerator: Accelerator = "auto", precision: Precision = "auto", compile: Compile = "auto"
 ) -> Hardware:
@@ -136,7 +126,7 @@ def select_hardware(
     Args:
         accelerator: trainer.accelerator.
         precision: trainer.precision.
-        compile: torch.compile's mode; True means "default".
+        compile: the setting.
 
     Raises:
         ValueError: this machine lacks what the settings need.
@@ -152,12 +142,9 @@ def select_hardware(
     if precision == "16-mixed" and device != "cuda":  # its loss scaling is implemented for CUDA
         needs = f"needs trainer.accelerator=cuda, not {device}"
         raise ValueError(f"trainer.precision=16-mixed {needs}; use auto or 32-true")
-    if compile == CUDA_GRAPHS and device != "cuda":
-        needs = f"records CUDA graphs and needs trainer.accelerator=cuda, not {device}"
-        raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")
     if compile == "auto":
         compile = compiles_by_default(device)
-    mode = ("default" if compile else None) if isinstance(compile, bool) else compile
+    mode = REGIONAL if compile == REGIONAL else "default" if compile else None
     if mode is not None:
         check_compiler(device)
     name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()

@@ -20,7 +20,7 @@ from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
-from tril.model.training.hardware import CUDA_GRAPHS, REGIONAL
+from tril.model.training.hardware import REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.model.training.parallel import shard, whole_copy
 from tril.model.training.schedule import lr_factor
@@ -36,8 +36,7 @@ class Loss:
 
     Args:
         model: the GPT.
-        compile: torch.compile's mode; "regional": one block is compiled, for training only, which takes a fraction of
-            the time; None: not compiled. With CUDA graphs the next call overwrites the result.
+        compile: `Hardware.compile`: what is compiled.
         document_eot: id of the token that opens a document; attention and positions do not cross documents. None: a
             window is one text.
 
@@ -55,11 +54,9 @@ class Loss:
         if compile == REGIONAL:
             self.compiled = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
         elif compile:
-            self.compiled = torch.compile(model.nll, dynamic=False, mode=compile)
+            self.compiled = torch.compile(model.nll, dynamic=False)
 
     def __call__(self, batch: Batch) -> Tensor:
-        if self.compile == CUDA_GRAPHS:
-            torch.compiler.cudagraph_mark_step_begin()
         self.batch = batch
         inputs, targets = batch
         nll = self.model.nll if self.compile == REGIONAL and not torch.is_grad_enabled() else self.compiled
@@ -81,6 +78,7 @@ class TrainingModule(LightningModule):
         compile, document_eot: see `Loss`.
 
     Attributes:
+        train_nats: the sum of the losses since the last `take_train_loss`, float32, on the device.
         val_windows: nats and number of targets of each window of the last validation, float64 (2, N).
         val_nll: nats of each target of the last validation, float32 (M,).
         val_targets: targets of each source in the last validation.
@@ -106,8 +104,7 @@ class TrainingModule(LightningModule):
         self.val_targets: list[int] = []
         self._val: dict[int, Tensor] = {}  # losses of each loader so far, (n_batches * B, T); on the device
         self.payload = dict(payload)
-        self._nats: Tensor | float = 0.0  # of the training targets since the last `take_train_loss`, on the device
-        self._targets: Tensor | float = 0  # their number
+        self.train_nats, self._train_targets = torch.zeros(()), torch.zeros((), dtype=torch.long)
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
 
     @property
@@ -151,7 +148,8 @@ class TrainingModule(LightningModule):
         """
         _, targets = batch
         nll = self.losses(batch).sum()
-        self._nats, self._targets = self._nats + nll.detach(), self._targets + (targets != IGNORE).sum()
+        self.train_nats = self.train_nats.to(nll.device) + nll.detach()
+        self._train_targets = self._train_targets.to(nll.device) + (targets != IGNORE).sum()
         return nll / targets.numel()
 
     def take_train_loss(self) -> Tensor:
@@ -159,9 +157,9 @@ class TrainingModule(LightningModule):
 
         Reading it at every step would make a GPU wait.
         """
-        sums = [torch.as_tensor(n, dtype=torch.float32, device=self.device) for n in (self._nats, self._targets)]
-        nats, targets = torch.as_tensor(self.all_gather(torch.stack(sums))).view(-1, 2).sum(0)
-        self._nats, self._targets = 0.0, 0
+        sums = torch.stack([self.train_nats, self._train_targets.float()])
+        nats, targets = torch.as_tensor(self.all_gather(sums)).view(-1, 2).sum(0)
+        self.train_nats, self._train_targets = torch.zeros_like(self.train_nats), torch.zeros_like(self._train_targets)
         return nats / targets.clamp(min=1)
 
     @property
@@ -210,7 +208,7 @@ class TrainingModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what sampling and an exact continuation need."""
         checkpoint["tril"] = dict(self.payload)
-        checkpoint["train_loss"] = {"nats": float(self._nats), "targets": float(self._targets)}
+        checkpoint["train_loss"] = {"nats": self.train_nats, "targets": self._train_targets}
         states = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":
             states[self.device.type] = torch.get_device_module(self.device.type).get_rng_state()
@@ -221,9 +219,8 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads what `on_save_checkpoint` added."""
-        train_loss = checkpoint.get("train_loss", {})
-        self._nats, self._targets = train_loss.get("nats", 0.0), train_loss.get("targets", 0)
-        self._random_states = checkpoint.get("random_states", {})
+        self.train_nats, self._train_targets = checkpoint["train_loss"].values()
+        self._random_states = checkpoint["random_states"]
 
     def on_train_start(self) -> None:
         """Restores random states last, since what runs before may draw random numbers.
@@ -241,11 +238,6 @@ class TrainingModule(LightningModule):
             schedule.base_lrs[i] = peak = group["lr"]
             options = {key: value for key, value in group.items() if key != "params"}
             schedule.optimizer.param_groups[i].update(options | {"initial_lr": peak, "lr": peak * factor})
-
-    def on_train_end(self) -> None:
-        """Drops the gradients: with CUDA graphs the last validation has overwritten them, and Lightning fails to move
-        them to the CPU."""
-        self.zero_grad()
 
 
 def in_order(nll: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Accelerator = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
-Compile = Literal["auto", True, False, "default", "reduce-overhead", "max-autotune-no-cudagraphs", "regional"]
+Compile = Literal["auto", True, False, "regional"]
 PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # Lightning's short names
 
 
@@ -26,7 +26,7 @@ class TopLevelConfig:
     """The single settings of a run."""
 
     seed: int = setting(0, "initialization, data order, dropout and sampling have streams of their own", ge=0, lt=2**64)
-    compile: Compile = setting("auto", "torch.compile: auto (on CUDA), true, false, a mode, or regional (one block)")
+    compile: Compile = setting("auto", "torch.compile: auto (on CUDA), true, false, or regional (one block)")
 
 
 @dataclass(frozen=True, config=strict_settings("causality"))
@@ -141,13 +141,6 @@ class WithoutOptions:
     """A callback that is on or, as null, off."""
 
 
-@dataclass(frozen=True, config=strict_settings("callbacks.heads"))
-class HeadsConfig:
-    """Entropy and first-token mass of every head, after each validation."""
-
-    windows: Count = setting(2, "validation windows that are read")
-
-
 @dataclass(frozen=True, config=strict_settings("callbacks.progress"))
 class ProgressConfig:
     """A progress bar, or lines."""
@@ -180,7 +173,7 @@ class CallbacksConfig:
     """The callbacks that can be left out; null: off."""
 
     causality: WithoutOptions | None = WithoutOptions()  # before the first step; refuses a model that sees the future
-    heads: HeadsConfig | None = HeadsConfig()
+    heads: WithoutOptions | None = WithoutOptions()  # entropy and first-token mass of each, after each validation
     progress: ProgressConfig | None = ProgressConfig()
     samples: SamplesConfig | None = SamplesConfig()
     early_stop: EarlyStopConfig | None = EarlyStopConfig()

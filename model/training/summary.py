@@ -3,7 +3,7 @@
 import math
 import re
 import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,23 @@ from tril.model.atomic_files import write_json
 from tril.model.runs import SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.errors import NonFiniteError
-from tril.model.training.hardware import CUDA_GRAPHS
-from tril.model.training.loss_plot import plot_losses
 from tril.model.training.module import TrainingModule
 from tril.model.training.run_estimate import sizes
-from tril.model.training.schedule import warmup_of
 
 PACKAGE = Path(__file__).resolve().parents[2]
 MANY_PASSES = 10  # over its text, after which a model memorizes it
-NO_LOSS = {"step": 0, "loss": math.nan, "bpb": math.nan}
 
 
 def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> str:
-    """The lines printed before a run: four, one for each source of a mixture, and remarks."""
+    """The lines printed before a run: four, one for each source of a mixture, and a warning."""
     model, meta, hardware = module.model, data.meta, Metrics.of(trainer).hardware
-    steps, schedule = trainer.max_steps, module.optim.schedule
+    steps = trainer.max_steps
     tokens_per_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
     targets = meta["counts"]["train"]["targets"] + meta["counts"]["val"]["targets"]
     answers = f" ({targets:,} of them in answers)" if meta["chat"] else ""
     threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
-    graphs = " with CUDA graphs" if hardware.compile == CUDA_GRAPHS else ""
-    compiled = f", compiled{graphs} (the first step takes a while)" if hardware.compile else ""
+    compiled = ", compiled (the first step takes a while)" if hardware.compile else ""
     lines = [
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
         f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token",
@@ -53,9 +48,6 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
         f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}",
         f"folder  {trainer.default_root_dir}",
     ]
-    if (warmup := warmup_of(schedule, steps)) != schedule.warmup_steps:
-        was = f"optim.schedule.warmup_steps={schedule.warmup_steps}"
-        lines.append(f"note    {was} is longer than the run, so it is {warmup}")
     if total / train > MANY_PASSES:
         lines.append("note    the model will memorize a text that it reads so often; best.ckpt keeps the best weights")
     return "\n".join(lines)
@@ -80,25 +72,33 @@ def summarize(
     if not trainer.is_global_zero:
         return
     metrics, model, meta, folder = Metrics.of(trainer), module.model, data.meta, Path(trainer.default_root_dir)
-    best, hardware = metrics.best() if metrics.val else NO_LOSS, metrics.hardware
-    last, steps = (NO_LOSS, diverged.step) if diverged else (metrics.val[-1], trainer.global_step)
+    best = metrics.best() if metrics.last("val/loss") else {"step": 0}
+    last, steps = ({}, diverged.step) if diverged else (metrics.last("val/loss"), trainer.global_step)
+    train, hardware = metrics.last("train/loss"), metrics.hardware  # max_time can stop before the first row
     lineage, causality = module.payload.get("lineage") or {}, module.certificate
+
+    def losses(prefix: str = "val/") -> dict[str, float]:
+        """Of the last and of the best validation, under their names in summary.json."""
+        rows = {"final": last or {}, "best": best}
+        units = ("loss", "bpb")
+        return {f"{name}_val_{unit}": row.get(prefix + unit, math.nan) for name, row in rows.items() for unit in units}
+
     sources = {
         name: {"share": source["share"], "training_tokens": source["counts"]["train"]["tokens"]}
         | {"epochs": source["share"] * metrics.tokens / source["counts"]["train"]["tokens"]}
-        | _figures(*(row.get("sources", {}).get(name, NO_LOSS) for row in (last, best)))
+        | losses(f"val/{name}/")
         for name, source in data.mixed_sources.items()
     }
     summary = {
-        **_figures(last, best),
+        **losses(),
         "best_step": best["step"],
         "val_windows": metrics.val_windows,
-        "train_loss": metrics.train[-1]["loss"] if metrics.train else None,  # max_time can stop before the first row
+        "train_loss": train and train["train/loss"],
         "sources": sources or None,
         "steps": steps,
         "tokens": metrics.tokens,
         "tokens_per_second": metrics.tokens_per_second(),
-        "mfu": metrics.mfu(),
+        "mfu": metrics.mfu(trainer, metrics.tokens_per_second()),
         "seconds": metrics.wall_seconds(),
         "train_seconds": metrics.seconds(),
         "peak_memory_gb": peak_memory_bytes(hardware.accelerator) / 1e9,
@@ -129,14 +129,7 @@ def summarize(
         print(f"\n{show(summary, sample)}", flush=True)
 
 
-def _figures(last: dict[str, Any], best: dict[str, Any]) -> dict[str, float]:
-    """The losses of the last and of the best validation under their names in summary.json."""
-    return {
-        f"{prefix}_val_{key}": row[key] for prefix, row in (("final", last), ("best", best)) for key in ("loss", "bpb")
-    }
-
-
-def show(summary: dict[str, Any], sample: str) -> str:
+def show(summary: Mapping[str, Any], sample: str) -> str:
     """The lines at the end of a run: losses, time, what was unusual, the folder, and the command that comes next."""
     steps, seconds = summary["steps"], summary["train_seconds"]
     losses = _losses(summary, "final")
@@ -162,7 +155,7 @@ def show(summary: dict[str, Any], sample: str) -> str:
     return "\n".join(f"  {name:<10}  {text}" for name, text in lines if text is not None)
 
 
-def _losses(summary: dict[str, Any], which: str) -> str:
+def _losses(summary: Mapping[str, Any], which: str) -> str:
     return f"{summary[f'{which}_val_bpb']:.4f} bits per byte, {summary[f'{which}_val_loss']:.4f} nats per token"
 
 
@@ -172,6 +165,49 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | None) -> None:
+    """Plots the losses, and below them the learning rates and the gradient norms of the optimizer's groups.
+
+    Args:
+        path: of a PNG.
+        initial: loss of uniform probabilities, where a run from random weights starts; None: it started from a model.
+    """
+    from matplotlib.figure import Figure  # not pyplot, which looks for a display
+
+    train, val = metrics.rows("train/loss"), metrics.rows("val/loss")
+    figure = Figure(figsize=(6, 7), layout="constrained")
+    top, *panels = figure.subplots(3, sharex=True, height_ratios=(3, 0.7, 1.3))
+    steps, losses = [row["step"] for row in train], [row["train/loss"] for row in train]
+    top.plot(steps, losses, lw=1.2, label="training")
+    if val:
+        part, best = partial_validation(metrics.val_windows), metrics.best()
+        label = f"validation{f' on {part}' if part else ''}, best {best['val/loss']:.4f}"
+        label += f" ({best['val/bpb']:.4f} bits per byte)"
+        top.plot([row["step"] for row in val], [row["val/loss"] for row in val], lw=1.2, marker="o", ms=4, label=label)
+    if initial is not None:
+        top.axhline(initial, color="0.4", ls="--", lw=1, label=f"ln V = {initial:.2f}, the loss of a uniform guess")
+    if losses := [*losses, *(row["val/loss"] for row in val)]:
+        # what exceeds both the start and 2.5 times the lowest loss is cut, so that the rest is readable
+        margin = max(0.1, 0.01 * min(losses))
+        limit = max(min(max(losses), 2.5 * min(losses)), initial or 0)
+        top.set_ylim(min(losses) - margin, limit + 2 * margin)
+    top.set_ylabel("loss, nats per token")
+    top.legend(fontsize=9, loc="upper right", bbox_to_anchor=(1, 0.93))  # below the dashed line
+    for axes, prefix, label in zip(panels, ("lr/", "grad_norm/"), ("learning\nrate", "gradient\nnorm"), strict=True):
+        for name in [name for name in (train[0] if train else ()) if name.startswith(prefix)]:
+            values = [row.get(name, math.nan) for row in train]
+            axes.plot(steps, values, lw=0.8, label=name.removeprefix(prefix))
+        axes.set_ylabel(label)
+        axes.legend(ncols=5, fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 0.97), borderaxespad=0)
+    panels[1].set_yscale("log")
+    panels[1].set_xlabel("step")
+    for axes in (top, *panels):
+        axes.grid(alpha=0.3)
+    figure.suptitle(title, fontsize=11, parse_math=False)
+    figure.align_ylabels()
+    figure.savefig(path, dpi=150)
 
 
 def code_version(package: Path = PACKAGE) -> str | None:
@@ -188,14 +224,9 @@ def code_version(package: Path = PACKAGE) -> str | None:
 
 
 def peak_memory_bytes(accelerator: str) -> float:
-    """Peak memory of this process: tensors on CUDA, else the resident set with Python and torch; nan on Windows."""
+    """Peak memory of this process: tensors on CUDA, else the resident set with Python and torch; nan if unknown."""
     if accelerator == "cuda":
         return torch.cuda.max_memory_allocated()
     status = Path("/proc/self/status")  # Linux: getrusage would include what the parent process had when it forked
-    if status.is_file() and (match := re.search(r"VmHWM:\s*(\d+)", status.read_text())):
-        return int(match[1]) * 1024
-    if sys.platform == "win32":
-        return math.nan
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS: bytes
+    match = re.search(r"VmHWM:\s*(\d+)", status.read_text()) if status.is_file() else None
+    return int(match[1]) * 1024 if match else math.nan

@@ -84,16 +84,17 @@ def build_trainer(
     stops_early = early is not None and passes > early.min_passes and not (sweep and early.min_passes)
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may stop
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
+    metrics, files = Metrics(hardware, folder, started), CheckpointFiles()
     callbacks = [
-        Metrics(hardware, folder, started),
+        metrics,
         EarlyStop(early.patience) if early is not None and stops_early else None,
         Timer(trainer.max_time, verbose=False) if trainer.max_time else None,
         CausalityCheck(folder, config.causality.allow_leak) if chosen.causality else None,
-        HeadMetrics(chosen.heads) if chosen.heads else None,
+        HeadMetrics() if chosen.heads else None,
         Progress(chosen.progress) if chosen.progress else None,
         Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,
         *added[0],
-        Checkpoints(folder, config.checkpoint, stop),
+        Checkpoints(folder, config.checkpoint, stop, files),
     ]
     return Trainer(
         accelerator=hardware.accelerator,
@@ -105,9 +106,9 @@ def build_trainer(
         enable_model_summary=False,
         enable_progress_bar=False,
         default_root_dir=folder,
-        plugins=[CheckpointFiles()],
+        plugins=[files],
         use_distributed_sampler=False,  # the data module gives each process its windows
-        logger=[*make_loggers(config.logger, folder.absolute(), step=step, sweep=sweep), *added[1]],
+        logger=[metrics.run_log, *make_loggers(config.logger, folder.absolute(), step=step, sweep=sweep), *added[1]],
         callbacks=[callback for callback in callbacks if callback is not None],
         **{name: getattr(trainer, name) for name in PASSED_ON},
     )
@@ -147,8 +148,8 @@ def fit(
         with out_of_memory(data, module), frozen_objects():
             start_loggers(trainer, settings)
             trainer.fit(module, data, ckpt_path=checkpoint)
-            metrics = Metrics.of(trainer)
-            if not metrics.val or metrics.val[-1]["step"] != trainer.global_step:  # no step was left
+            last = Metrics.of(trainer).last("val/loss")
+            if last is None or last["step"] != trainer.global_step:  # no step was left
                 trainer.validate(module, data, verbose=False)
         summarize(trainer, module, data, sample=sample, stopped=stop_reason(trainer))
     except Exception as error:  # not a stop by a signal, which an upload must not delay

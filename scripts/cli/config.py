@@ -119,7 +119,7 @@ class RunConfig(TrainingConfig):
             UserError: this machine lacks what they need.
         """
         from tril.data.cache import keep_compiled_code
-        from tril.model.training.hardware import CUDA_GRAPHS, select_hardware
+        from tril.model.training.hardware import select_hardware
 
         keep_compiled_code()  # before torch looks for a compiler
         sharded = self.trainer.strategy == "model_parallel"  # which does not compile
@@ -131,10 +131,6 @@ class RunConfig(TrainingConfig):
             if self.model.backend == "flex" and hardware.accelerator != "cuda":
                 device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"
                 raise ValueError(f"model.backend=flex {device}; use model.backend=fused")
-            # The second micro-batch would overwrite the gradients of the first.
-            if hardware.compile == CUDA_GRAPHS and self.accumulate > 1:
-                needs = f"needs trainer.accumulate_grad_batches=1, not {self.accumulate}"
-                raise ValueError(f"compile={CUDA_GRAPHS} {needs}; use compile=default")
         return replace(self, hardware=hardware)
 
     def fitted(self, text: Any) -> "RunConfig":

@@ -140,4 +140,4 @@ def test_a_compiled_sample_says_so_and_keeps_its_code_next_to_the_data(folder):
     expected = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(resolve_cache_dir() / "compiled"))
     assert result.environment["TORCHINDUCTOR_CACHE_DIR"] == expected
     with inductor_config.patch({"cpp.cxx": (None, "no-such-compiler")}):
-        assert_refused(run(folder, "compile=true", "device=cpu"), "compiling for a CPU needs a C++ compiler")
+        assert_refused(run(folder, "compile=true", "device=cpu"), "compiling for cpu needs a C++ compiler")

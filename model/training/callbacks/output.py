@@ -10,13 +10,14 @@ from tril.model.heads.ablation import all_heads, head_name
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import text_scores
 from tril.model.runs import partial_validation
-from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.callbacks.metrics import Metrics, Row
 from tril.model.training.errors import RunRefused
 from tril.model.training.loggers import log_sample
 from tril.model.training.module import TrainingModule
-from tril.model.training.settings import HeadsConfig, ProgressConfig, SamplesConfig
+from tril.model.training.settings import ProgressConfig, SamplesConfig
 
-LOGGED_SCORES = ("entropy", "first")  # of `tril.model.heads.scores.SCORES`
+HEAD_SCORES = ("entropy", "first")  # of `tril.model.heads.scores.SCORES`
+HEAD_WINDOWS = 2  # validation windows in which heads are scored
 
 
 class Progress(Callback):
@@ -35,10 +36,10 @@ class Progress(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         metrics, step = Metrics.of(trainer), trainer.global_step
-        if self._bar is None or not metrics.train or metrics.train[-1]["step"] != step:
+        row = metrics.last("train/loss")
+        if self._bar is None or row is None or row["step"] != step:
             return
-        row = metrics.train[-1]
-        text = f"loss {row['loss']:.3f}, {row['tokens_per_second']:,.0f} tokens/s"
+        text = f"loss {row['train/loss']:.3f}, {row['train/tokens_per_second']:,.0f} tokens/s"
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(step - self._bar.n)
         if self._bar.disable and step >= self._last_line_step + trainer.max_steps / self.config.lines:
@@ -48,22 +49,21 @@ class Progress(Callback):
             print(f"step {step:>6,}/{trainer.max_steps:,}  {text}, {left} left", flush=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        if not trainer.is_global_zero:
-            return
         metrics = Metrics.of(trainer)
-        row, part = metrics.val[-1], partial_validation(metrics.val_windows)
-        lines = [f"step {row['step']:>6,}  validation: {figures(row)}" + (f" ({part})" if part else "")]
-        lines += [f"{'':13}{figures(source)}: {name}" for name, source in row.get("sources", {}).items()]
-        tqdm.write("\n".join(lines))
+        row, part = metrics.last("val/loss"), partial_validation(metrics.val_windows)
+        if trainer.is_global_zero and row is not None:
+            lines = [f"step {row['step']:>6,}  validation: {figures(row, 'val/')}" + (f" ({part})" if part else "")]
+            lines += [f"{'':13}{figures(row, f'val/{name}/')}: {name}" for name in pl_module.sources]
+            tqdm.write("\n".join(lines))
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if self._bar is not None:
             self._bar.close()
 
 
-def figures(row: dict[str, float]) -> str:
+def figures(row: Row, prefix: str) -> str:
     """Such as "1.2345 nats per token, 0.8901 bits per byte"."""
-    return f"{row['loss']:.4f} nats per token, {row['bpb']:.4f} bits per byte"
+    return f"{row[f'{prefix}loss']:.4f} nats per token, {row[f'{prefix}bpb']:.4f} bits per byte"
 
 
 class Samples(Callback):
@@ -110,22 +110,14 @@ class Samples(Callback):
 class HeadMetrics(Callback):
     """Logs each head's mean entropy of its weights (nats) and mean mass on the first token, as heads/entropy/L0H0."""
 
-    def __init__(self, config: HeadsConfig) -> None:
-        self.config = config
-
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         model = pl_module.whole_model() if pl_module.model.config.n_heads else None  # gathers a sharded model
         if model is None or not trainer.is_global_zero:
             return
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        ids, targets = data.first_val_windows(self.config.windows)
-        heads, _ = text_scores(model, TokenWindows(ids, targets, pl_module.losses.document_eot))
-        names = [head_name(head) for head in all_heads(model.config)]
-        Metrics.write(
-            trainer,
-            {
-                f"heads/{score}/{name}": value
-                for score in LOGGED_SCORES
-                for name, value in zip(names, heads[score].flatten().tolist(), strict=True)
-            },
-        )
+        ids, targets = data.first_val_windows(HEAD_WINDOWS)
+        scores, _ = text_scores(model, TokenWindows(ids, targets, pl_module.losses.document_eot))
+        heads = [head_name(head) for head in all_heads(model.config)]
+        values = {name: zip(heads, scores[name].flatten().tolist(), strict=True) for name in HEAD_SCORES}
+        row = {f"heads/{name}/{head}": value for name in HEAD_SCORES for head, value in values[name]}
+        Metrics.write(trainer, row)

@@ -94,19 +94,6 @@ def test_no_step_waits_for_the_device():
     assert (on_meta._val[0].device.type, *on_meta._val[0].shape) == ("meta", 8, T)
 
 
-@pytest.mark.parametrize(("mode", "begun"), [(None, False), ("default", False), ("reduce-overhead", True)])
-def test_every_loss_starts_a_step_of_cuda_graphs(monkeypatch, mode, begun):
-    calls, modes = [], []
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: calls.append("begin"))
-    monkeypatch.setattr(torch, "compile", lambda loss, *, dynamic, mode: (modes.append(mode), loss)[1])
-    lm = module(compile=mode)
-    monkeypatch.setattr(lm.losses, "compiled", lambda *batch: (calls.append("loss"), lm.model.nll(*batch))[1])
-    for step in (lm.training_step, lm.validation_step, lm.training_step):
-        step(batches(1)[0], 0)
-    assert modes == [mode] * (mode is not None)
-    assert calls == (["begin", "loss"] * 3 if begun else ["loss"] * 3)
-
-
 @pytest.mark.parametrize("how", ["default", "regional"])
 @pytest.mark.parametrize(
     "choices", [{}, {"document_eot": EOT}, {"document_eot": EOT, "pos": "learned", "window": 3}], ids=str

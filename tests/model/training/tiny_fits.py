@@ -36,11 +36,11 @@ def new_module(model: GPT, **options) -> TrainingModule:
 
 def fit(module: TrainingModule, *callbacks: Callback, checkpoint=None, done: int = 0, **options) -> Trainer:
     """Trains on `batches`, in their order; those of a resumed run without the `done` first ones."""
-    options = {"accelerator": "cpu", "logger": False, "log_every_n_steps": 2, **options}
+    metrics = Metrics(CPU, tempfile.mkdtemp())
+    options = {"accelerator": "cpu", "logger": metrics.run_log, "log_every_n_steps": 2, **options}
     options |= {"num_sanity_val_steps": 0, "check_val_every_n_epoch": None, "enable_checkpointing": False}
     options |= {"enable_progress_bar": False, "enable_model_summary": False, "max_steps": STEPS}
-    callbacks = (Metrics(CPU, tempfile.mkdtemp()), *callbacks)
-    trainer = Trainer(callbacks=[*callbacks], **{"val_check_interval": STEPS, **options})
+    trainer = Trainer(callbacks=[metrics, *callbacks], **{"val_check_interval": STEPS, **options})
     train = Remaining(batches(STEPS * trainer.accumulate_grad_batches), done)
     trainer.fit(module, train, Remaining(batches(2)), ckpt_path=checkpoint, weights_only=True)
     return trainer
