@@ -57,16 +57,16 @@ def read_or_write(
 
     Args:
         task: what the process does that writes, for that line.
-        write: writes to a temporary path, which is renamed when it is complete and on the disk.
-        read: raises ValueError if the file or folder does not exist or is damaged.
+        write: writes to a temporary path, which is renamed when it is complete.
+        read: raises ValueError if the file or folder is damaged.
 
     Returns:
         What `read` returns, and whether this call wrote it.
 
     Raises:
-        OSError: the disk is full, cannot be written, or damages what is written.
+        OSError: the disk is full, or cannot be written.
     """
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, FileNotFoundError):
         return read(path), False
     make_folder(path.parent)
     lock, part = FileLock(path.with_name(f".{path.name}.lock")), path.with_name(f".{path.name}.part")
@@ -76,22 +76,16 @@ def read_or_write(
         except Timeout:
             print(f"waiting for another process, which {task} {path}", file=sys.stderr, flush=True)
             lock.acquire()
-        try:
-            return read(path), False  # another process has written it
-        except ValueError as error:
-            if os.path.lexists(path):
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                return read(path), False  # another process has written it
+            except ValueError as error:
                 logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", path, error)
         _remove(part)  # of a process that was killed
         write(part)
-        for file in [*part.glob("*"), part]:  # a rename may reach the disk before the content does
-            _sync(file)
         _remove(path)
         part.rename(path)
-        _sync(path.parent)
-        try:
-            return read(path), True
-        except ValueError as error:
-            raise OSError(f"{path} was written and is damaged ({error}); check the disk, or {REMEDY}") from error
+        return read(path), True
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
@@ -99,21 +93,8 @@ def read_or_write(
     finally:
         if lock.is_locked:  # those who wait for the removed file start again with a new one
             _remove(part)
-            with contextlib.suppress(OSError):
-                Path(lock.lock_file).unlink()
+            Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-def _sync(path: Path) -> None:
-    """Waits until the content of a file, or the names in a folder, are on the disk."""
-    if path.is_dir() and sys.platform == "win32":
-        return
-    with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():  # not on every file system
-        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -46,7 +46,7 @@ class DataConfig:
 
     @model_validator(mode="after")
     def _check_chat(self) -> "DataConfig":
-        if self.document_mask and getattr(self.source, "is_chat", False):
+        if self.document_mask and any(member.source.is_chat for member in self.members.values()):
             cause = "separates documents at end-of-text tokens, which conversations contain"
             raise ValueError(f"data.document_mask=true {cause}; set it to false with data.format=chat")
         return self

@@ -15,7 +15,7 @@ TARGET, OPENS = 1, 2  # flags of a token of a chat: it is trained on; it is the 
 
 
 class Encoded(NamedTuple):
-    """A piece with its ids, (n,), and `n_bytes`, those of its UTF-8 text; of a conversation, those of its answers.
+    """A piece with its ids, uint32 (n,), and `n_bytes`, those of its UTF-8 text; of a conversation, of its answers.
 
     `flags` are TARGET and OPENS of each token, uint8 (n,); None: a document, all of whose tokens are targets.
     """
@@ -33,10 +33,9 @@ class Encoder:
     special tokens are those of the template: `Piece.turns` refuses messages that contain one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eot: str, dtype: np.dtype) -> None:
+    def __init__(self, tokenizer: Tokenizer, eot: str) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-        self.tokenizer, self.eot, self.dtype = tokenizer, eot, dtype
-        self.eot_id = tokenizer.token_to_id(eot)
+        self.tokenizer, self.eot, self.eot_id = tokenizer, eot, tokenizer.token_to_id(eot)
         self.of_turns = for_documents(Tokenizer.from_str(tokenizer.to_str()))
         self.of_turns.encode_special_tokens = False
         added = self.of_turns.get_added_tokens_decoder().values()
@@ -50,20 +49,20 @@ class Encoder:
                 yield self._turns(piece) if piece.turns else self._document(piece, next(encodings))
 
     def _document(self, piece: Piece, encoding: Encoding) -> Encoded:
-        ids = np.array([*encoding.ids, *[self.eot_id] * piece.ends_document], self.dtype)
+        ids = np.array([*encoding.ids, *[self.eot_id] * piece.ends_document], np.uint32)
         return Encoded(piece, ids, len(piece.text.encode()))
 
     def _turns(self, piece: Piece) -> Encoded:
         assert piece.turns is not None and piece.ends_document
         turns = piece.turns(self.eot, self.special)
         encodings = _encode(self.of_turns, [turn.text for turn in turns])
-        ids = np.array([token for encoding in encodings for token in encoding.ids], self.dtype)
         sizes = [len(encoding.ids) for encoding in encodings]
         flags = np.repeat(np.array([TARGET if turn.is_target else 0 for turn in turns], np.uint8), sizes)
         flags[:1] |= OPENS
         answers = "".join(turn.text for turn in turns if turn.is_target)
         for token in self.special:
             answers = answers.replace(token, "")
+        ids = np.array([token for encoding in encodings for token in encoding.ids], np.uint32)
         return Encoded(piece, ids, len(answers.encode()), flags)
 
 
@@ -88,5 +87,4 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         if size >= BATCH_SIZE:
             yield batch
             batch, size = [], 0
-    if batch:
-        yield batch
+    yield batch

@@ -44,7 +44,7 @@ class Mixture:
         sources: by name a weight; or settings of a source, as of `expand`, and its "weight".
     """
 
-    sources: dict[Any, Any] | None = setting(
+    sources: dict[str, Any] | None = setting(
         None, "weights, of any sum: NAME of another data=NAME (with its settings), path or glob: weight"
     )
     name = "mixture"
@@ -66,15 +66,13 @@ class Mixture:
         weights = {name: values.pop("weight") for name, values in settings.items()}
         if len(weights) < 2:
             raise ValueError(f"data.sources={weights} must have at least two sources, such as {EXAMPLE}")
-        for name, weight in weights.items():
-            if type(weight) not in (int, float) or not math.isfinite(weight) or weight <= 0:
-                needs = "must be a number above 0, such as 0.3"
-                raise ValueError(f"data.sources: the weight {weight} of {printable(name)} {needs}; change it")
-        members, counts = {}, block_counts([*weights.values()])
+        is_number = all(type(x) in (int, float) and 0 < x < math.inf for x in weights.values())
+        counts = block_counts([*weights.values()]) if is_number else [0]
+        if 0 in counts:
+            limit = f"must be numbers above 0, each at least {0.5 / BLOCK:.2%} of their sum"
+            raise ValueError(f"data.sources={weights} {limit}, such as {EXAMPLE}")
+        members = {}
         for (name, values), count in zip(settings.items(), counts, strict=True):
-            if count == 0:
-                least = f"must be at least {0.5 / BLOCK:.2%} of the sum of all weights"
-                raise ValueError(f"data.sources: the weight {weights[name]} of {printable(name)} {least}; raise it")
             budgets: dict[Split, int | None] = {split: values.pop(key, None) for split, key in BUDGETS.items()}
             members[name] = Member(_source(name, values), budgets, count)
         _check_different({name: member.source for name, member in members.items()})
@@ -97,22 +95,17 @@ def expand(sources: Mapping[Any, Any], presets: Mapping[str, Mapping[str, Any]])
     Raises:
         ValueError: a name that is none of these.
     """
+    groups = {name: {"source": name} for name in SOURCES} | dict(presets)
+    groups = {name: values for name, values in groups.items() if name not in (Mixture.name, Files.name)}
     expanded = {}
-    for name, weight in sources.items():
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"data.sources: the name {name!r} must be a text, such as in {EXAMPLE}")
+    for name, weight in ((str(name), weight) for name, weight in sources.items()):
         if isinstance(weight, Mapping):
             expanded[name] = {"weight": None, **weight}
             continue
-        if name in (Mixture.name, Files.name):
-            raise ValueError(f"data.sources: {name} is no text; give the name of a source, or a path")
-        settings = presets.get(name) or ({"source": name} if name in SOURCES else None)
-        if settings is None:
-            if not any(char in name for char in "*?[") and not Path(name).expanduser().exists():
-                valid = {*presets, *SOURCES} - {Mixture.name, Files.name}
-                remedy = nearest(name, valid).replace("; choose", "; give a path, or")
-                raise ValueError(f"data.sources: {printable(name)} is no source and no path that exists{remedy}")
-            settings = {"source": Files.name, "path": name}
+        if name not in groups and not any(char in name for char in "*?[") and not Path(name).expanduser().exists():
+            remedy = nearest(name, groups).replace("; choose", "; give a path, or")
+            raise ValueError(f"data.sources: {printable(name)} is no source and no path that exists{remedy}")
+        settings = groups.get(name) or {"source": Files.name, "path": name}
         known = {"source", *BUDGETS.values(), *SOURCES[settings["source"]].__pydantic_fields__}
         expanded[name] = {"weight": weight, **{key: value for key, value in settings.items() if key in known}}
     return expanded
@@ -143,7 +136,7 @@ def _source(name: str, settings: dict[str, Any]) -> Source:
 def _check_different(sources: Mapping[str, Source]) -> None:
     """Raises ValueError if two sources share a file: the validation text of one could be training text of the other."""
     files = {
-        name: {path.resolve() for _, path in source.files("train")}
+        name: {path.resolve() for _, path in source.files["train"]}
         for name, source in sources.items()
         if isinstance(source, Files)
     }

@@ -1,8 +1,8 @@
 """Text that occurs twice: how much of the validation part is also in the training part, and which documents share text.
 
 Passages are windows of `length` ids, where ids are bytes or tokens. A passage x_0 ... x_(n-1) has the polynomial hash
-sum_k m(x_k) B^k modulo 2^64, where m maps each id to a fixed random number. With Q_i = sum_(j<i) m(x_j) B^j, the hash
-of the passage at i is (Q_(i+n) - Q_i) B^(-i), so each position takes a few vectorized operations for any length.
+h = sum_k m(x_k) B^k modulo 2^64, where m maps each id to a fixed random number. The hash of two passages, one after the
+other, is h + B^n h', so a few vectorized operations give those of passages of any length.
 
 Letters: N ids, n ids in a passage, M distinct passages.
 """
@@ -21,8 +21,7 @@ SAMPLED = 4  # of the passages of a document, one in SAMPLED is compared
 CHUNK = 1 << 19  # ids that are hashed at a time
 MAX_THREADS = 4
 
-BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
-STEP = 1 << 15  # passages hashed at a time: the arrays stay in the processor's cache
+BASE = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0 modulo 2^64
 
 
 def measure_overlap(train: np.ndarray, val: np.ndarray, n_ids: int, bytes_per_token: float) -> dict[str, Any]:
@@ -101,27 +100,17 @@ def passage_hashes(ids: np.ndarray, length: int, n_ids: int = 256) -> np.ndarray
     Returns:
         uint64 (N - length + 1,), empty if N < length. The upper bits are the better ones.
     """
-    n_passages = max(len(ids) - length + 1, 0)
-    hashes = np.empty(n_passages, np.uint64)
-    values, (powers, inverses) = id_hashes(n_ids), _powers(length)
-    for start in range(0, n_passages, STEP):
-        count = min(STEP, n_passages - start)
-        terms = values[ids[start : start + count + length - 1]]  # (count + length - 1,)
-        terms *= powers[: len(terms)]
-        sums = np.cumsum(terms, out=terms)
-        part = hashes[start : start + count]
-        part[0] = sums[length - 1]
-        np.subtract(sums[length:], sums[: count - 1], out=part[1:])
-        part *= inverses[:count]
+    single = id_hashes(n_ids)[ids]
+    hashes, n = single, 1  # of the passages of n ids; n are the upper bits of `length`
+    for bit in f"{length:b}"[1:]:
+        hashes, n = hashes[:-n] + hashes[n:] * _power(n), 2 * n
+        if bit == "1":
+            hashes, n = hashes[:-1] + single[n:] * _power(n), n + 1
     return hashes
 
 
-@lru_cache(maxsize=4)
-def _powers(length: int) -> list[np.ndarray]:
-    """BASE^j and BASE^(-j) modulo 2^64, for j < STEP + length."""
-    factors = np.full((2, STEP + length), [[BASE], [pow(BASE, -1, 1 << 64)]], np.uint64)
-    factors[:, 0] = 1
-    return [*np.cumprod(factors, axis=1)]
+def _power(n: int) -> np.uint64:
+    return np.uint64(pow(BASE, n, 1 << 64))
 
 
 def distinct(hashes: np.ndarray) -> np.ndarray:

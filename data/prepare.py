@@ -7,14 +7,13 @@ never reads stale tokens; a damaged folder is prepared again.
 import contextlib
 import logging
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import tokenizers
 from tqdm import tqdm
 
 from tril.data.cache import read_or_write, resolve_cache_dir
@@ -87,27 +86,24 @@ def prepare(
     def write(folder: Path) -> None:
         folder.mkdir()
         tokenizer = build(config, [training_texts(member, config, progress) for member in members.values()])
-        vocab_size, eot_id = n_ids(tokenizer), tokenizer.token_to_id(config.eot)
-        dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
-        encoder, is_chat = Encoder(tokenizer, config.eot, dtype), any(map(_is_chat, members.values()))
+        vocab_size, is_chat = n_ids(tokenizer), any(member.source.is_chat for member in members.values())
+        dtype = "uint16" if vocab_size <= MAX_UINT16_VOCAB else "uint32"
+        encoder, names = Encoder(tokenizer, config.eot), (TOKENIZER, TOKENS, *[FLAGS] * is_chat)
         with contextlib.ExitStack() as stack:
-            names = TOKENIZER, TOKENS, *[FLAGS] * is_chat
             files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
-            files[TOKENIZER].write(tokenizer.to_str(pretty=True).encode())  # tokenizer.save raises bare Exceptions
-            written = {name: _write_text(each, encoder, files, progress) for name, each in members.items()}
-        values = {**meta, "fingerprint": fingerprint, "kind": kind, "chat": is_chat, "dtype": dtype.name}
-        values |= {"vocab_size": vocab_size, "eot_id": eot_id, "libraries": {"tokenizers": tokenizers.__version__}}
-        values |= {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            files[TOKENIZER].write(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises bare Exceptions
+            written = {name: write_text(each, encoder, files, dtype, progress) for name, each in members.items()}
+        values = {**meta, "fingerprint": fingerprint, "kind": kind, "chat": is_chat, "dtype": dtype}
+        values |= {"vocab_size": vocab_size, "eot_id": tokenizer.token_to_id(config.eot)}
         values |= {"files": {name: [(folder / name).stat().st_size, sha256_of_file(folder / name)] for name in names}}
-        values |= {"sources": {name: {**sources[name], **written[name]} for name in members}}
+        values |= {"sources": {name: sources[name] | written[name] for name in members}}
         for name, text in PreparedTexts(folder, values, tokenizer, counts).texts.items():
-            values["sources"][name] |= _measured_split(members[name].source, text)
+            values["sources"][name] |= measured_split(members[name].source, text)
         write_meta(folder, values)
 
     folder = resolve_cache_dir(cache_dir) / f"{kind}-{fingerprint[:16]}"
-    prepared, is_new = read_or_write(
-        folder, "prepares", write, lambda folder: PreparedTexts.read(folder, fingerprint, counts)
-    )
+    read = partial(PreparedTexts.read, fingerprint=fingerprint, counts=counts)
+    prepared, is_new = read_or_write(folder, "prepares", write, read)
     for name, text in prepared.texts.items() if is_new and progress else ():
         print(f"{name}: " * bool(name) + describe_split(text), file=sys.stderr)
     return prepared
@@ -116,7 +112,7 @@ def prepare(
 def training_texts(member: Member, config: TokenizerConfig, progress: bool) -> Iterator[str]:
     """The text to train a tokenizer on."""
     source, budget, n_characters = member.source, member.budgets["train"], 0
-    with _progress_bar("reading text for the tokenizer", "B", None, progress) as bar:
+    with progress_bar("reading text for the tokenizer", "B", None, progress) as bar:
         for piece in source.pieces("train"):
             bar.update(len(piece.text.encode()))
             yield piece.text
@@ -125,50 +121,29 @@ def training_texts(member: Member, config: TokenizerConfig, progress: bool) -> I
                 return  # a character is a token: later ones are not encoded
 
 
-def describe_split(text: PreparedText) -> str:
-    """One line about the validation part, and how much of it occurs in the training part."""
-    split, overlap = text.meta["split"], text.meta["overlap"]
-    line = f"validation is {split['val_share']:.1%} of the text ({split['rule']})"
-    if overlap["share"] < SHOWN_OVERLAP:
-        return line
-    line += f"; {100 * overlap['share']:.2f} % of its tokens lie in passages that also occur in the training part"
-    if overlap["share"] <= MAX_OVERLAP:
-        return line
-    return f"{line}, so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
-
-
-def _is_chat(member: Member) -> bool:
-    return getattr(member.source, "is_chat", False)
-
-
-def _measured_split(source: Source, text: PreparedText) -> dict[str, Any]:
-    """The entries "split" and "overlap" (see `measure_overlap`) of a text in meta.json."""
-    sizes = {split: counts["bytes"] for split, counts in text.meta["counts"].items()}
-    train, val = (text.predicted(split) for split in ("train", "val"))
-    overlap = measure_overlap(train, val, text.meta["vocab_size"], sizes["val"] / len(val))
-    val_share = sizes["val"] / (sizes["train"] + sizes["val"])
-    return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": overlap}
-
-
-def _write_text(member: Member, encoder: Encoder, files: Mapping[str, BinaryIO], progress: bool) -> dict[str, Any]:
+def write_text(
+    member: Member, encoder: Encoder, files: Mapping[str, BinaryIO], dtype: str, progress: bool
+) -> dict[str, Any]:
     """Writes both parts of a text; returns its sizes, and at which token it starts in the files of tokens and flags."""
-    start = {TOKENS: files[TOKENS].tell() // encoder.dtype.itemsize, FLAGS: None}
-    if _is_chat(member):
-        start[FLAGS] = files[FLAGS].tell()
-    counts = {split: asdict(_write_part(member, split, encoder, files, progress)) for split in ("train", "val")}
-    return {"start": start, "counts": counts}
+    start = {TOKENS: files[TOKENS].tell() // np.dtype(dtype).itemsize}
+    start[FLAGS] = files[FLAGS].tell() if member.source.is_chat else None
+    parts: tuple[Split, Split] = ("train", "val")
+    return {
+        "start": start,
+        "counts": {split: asdict(write_part(member, split, encoder, files, dtype, progress)) for split in parts},
+    }
 
 
-def _write_part(
-    member: Member, split: Split, encoder: Encoder, files: Mapping[str, BinaryIO], progress: bool
+def write_part(
+    member: Member, split: Split, encoder: Encoder, files: Mapping[str, BinaryIO], dtype: str, progress: bool
 ) -> Counts:
     """Writes ids and flags of the pieces until these end or the budget is reached."""
     source, budget, counts, starts_document = member.source, member.budgets[split], Counts(), True
     unknown_token = getattr(encoder.tokenizer.model, "unk_token", None)
     unknown_id = encoder.tokenizer.token_to_id(unknown_token) if unknown_token else None
-    with _progress_bar(f"encoding the {split} part", "token" if budget else "B", budget, progress) as bar:
+    with progress_bar(f"encoding the {split} part", "token" if budget else "B", budget, progress) as bar:
         for piece, ids, n_bytes, flags in encoder.encode(source.pieces(split)):
-            files[TOKENS].write(ids.tobytes())
+            files[TOKENS].write(ids.astype(dtype).tobytes())
             if flags is not None:
                 flags[: counts.tokens == 0] &= OPENS  # the first token of a part is not predicted
                 files[FLAGS].write(flags.tobytes())
@@ -186,7 +161,7 @@ def _write_part(
     if counts.tokens == 0:
         remedy = "give more text, or change data.val_fraction, data.val_path or data.val_split"
         raise ValueError(f"data: the {split} part of {source.name} is empty; {remedy}")
-    if not _is_chat(member):
+    if not source.is_chat:
         counts.targets = counts.tokens - 1
     elif counts.bytes == 0:
         remedy = "choose another data.chat_template"
@@ -197,6 +172,26 @@ def _write_part(
     return counts
 
 
-def _progress_bar(title: str, unit: str, total: int | None, shown: bool) -> tqdm:
+def measured_split(source: Source, text: PreparedText) -> dict[str, Any]:
+    """The entries "split" and "overlap" (see `measure_overlap`) of a text in meta.json."""
+    sizes = {split: counts["bytes"] for split, counts in text.meta["counts"].items()}
+    train, val = (text.predicted(split) for split in ("train", "val"))
+    overlap = measure_overlap(train, val, text.meta["vocab_size"], sizes["val"] / len(val))
+    val_share = sizes["val"] / (sizes["train"] + sizes["val"])
+    return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": overlap}
+
+
+def describe_split(text: PreparedText) -> str:
+    """One line about the validation part, and how much of it occurs in the training part."""
+    split, overlap = text.meta["split"], text.meta["overlap"]["share"]
+    line = f"validation is {split['val_share']:.1%} of the text ({split['rule']})"
+    if overlap >= SHOWN_OVERLAP:
+        line += f"; {100 * overlap:.2f} % of its tokens lie in passages that also occur in the training part"
+    if overlap > MAX_OVERLAP:
+        line += ", so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
+    return line
+
+
+def progress_bar(title: str, unit: str, total: int | None, shown: bool) -> tqdm:
     """In a terminal only."""
     return tqdm(desc=title, unit=unit, unit_scale=True, total=total, delay=0.1, disable=None if shown else True)

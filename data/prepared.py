@@ -35,23 +35,21 @@ def read_meta(folder: Path, fingerprint: str) -> dict[str, Any]:
 
     Raises:
         ValueError: the folder is damaged or incomplete; the message names the file.
+        OSError: a file is missing.
     """
     try:
         meta = json.loads((folder / META).read_bytes())
-        if meta.pop("sha256") != sha256_of(meta) or meta["fingerprint"] != fingerprint:
-            raise ValueError(f"{META} does not match its checksum")
-        for name, (size, sha256) in meta["files"].items():
-            if (found := (folder / name).stat().st_size) != size:
-                raise ValueError(f"{name} has {found} bytes instead of {size}")
-            if size > HASH_LIMIT:
-                continue
-            if sha256_of_file(folder / name) != sha256:
-                raise ValueError(f"{name} does not match its checksum")
-        return meta
-    except OSError as error:
-        raise ValueError(f"{Path(error.filename or folder).name}: {error.strerror}") from error
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        is_whole = meta.pop("sha256") == sha256_of(meta) and meta["fingerprint"] == fingerprint
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ValueError(f"{META} cannot be read") from error
+    if not is_whole:
+        raise ValueError(f"{META} does not match its checksum")
+    for name, (size, sha256) in meta["files"].items():
+        if (found := (folder / name).stat().st_size) != size:
+            raise ValueError(f"{name} has {found} bytes instead of {size}")
+        if size <= HASH_LIMIT and sha256_of_file(folder / name) != sha256:
+            raise ValueError(f"{name} does not match its checksum")
+    return meta
 
 
 def sha256_of(values: Any) -> str:
@@ -136,20 +134,15 @@ class PreparedTexts:
 
     def __init__(self, folder: Path, meta: dict[str, Any], tokenizer: Tokenizer, counts: Sequence[int]) -> None:
         self.folder, self.tokenizer, self.counts = folder, tokenizer, [*counts]
-        sources = {
-            name: {**source, "share": count / sum(counts)}
-            for (name, source), count in zip(meta["sources"].items(), counts, strict=True)
-        }
+        shares = [{"share": count / sum(counts)} for count in counts]
+        sources = {name: source | share for (name, source), share in zip(meta["sources"].items(), shares, strict=True)}
         parts = {split: [source["counts"][split] for source in sources.values()] for split in ("train", "val")}
         sums = {split: {key: sum(part[key] for part in each) for key in each[0]} for split, each in parts.items()}
         self.meta: dict[str, Any] = {**meta, "counts": sums, "sources": sources}
 
     @classmethod
     def read(cls, folder: Path, fingerprint: str, counts: Sequence[int]) -> "PreparedTexts":
-        """
-        Raises:
-            ValueError: the folder is damaged or incomplete.
-        """
+        """Raises ValueError or OSError for a folder that is damaged or incomplete."""
         meta = read_meta(folder, fingerprint)
         content = (folder / TOKENIZER).read_text(encoding="utf-8")
         return cls(folder, meta, for_documents(load_tokenizer(content)), counts)

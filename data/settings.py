@@ -207,3 +207,8 @@ def typed(value: Any, *, quoted: bool = False) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return repr(value) if quoted else str(value)
+
+
+def first_line(error: BaseException) -> str:
+    """Of the message of a library's error, or the name of its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tril.data.settings import setting, strict_settings
+from tril.data.settings import first_line, setting, strict_settings
 
 UNKNOWN = "<|unknown|>"  # of kind "char" only
 MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
@@ -192,8 +192,7 @@ def guarded(problem: str, task: Any, *arguments: Any, **options: Any) -> Any:
     except BaseException as error:  # a panic of its Rust code is no Exception
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"the tokenizer {problem} ({reason}); use another one") from error
+        raise ValueError(f"the tokenizer {problem} ({first_line(error)}); use another one") from error
 
 
 def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -250,10 +249,9 @@ def _existing(config: TokenizerConfig) -> Tokenizer:
 
 
 def _unreadable(config: TokenizerConfig, error: Exception) -> OSError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     hub_remedy = "check path, revision and network, set HF_ENDPOINT to a mirror, or use kind=file"
     remedy = hub_remedy if config.kind == "hub" else "give a tokenizer.json"
-    return OSError(f"cannot read a tokenizer from data.tokenizer.path={config.path} ({reason}); {remedy}")
+    return OSError(f"cannot read a tokenizer from data.tokenizer.path={config.path} ({first_line(error)}); {remedy}")
 
 
 def first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:

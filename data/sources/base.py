@@ -1,18 +1,19 @@
-"""The interface of a text source, and what the sources share.
+"""What a source of text is. A source yields documents; how they are split and cut into pieces stands here, once."""
 
-A source provides its text as pieces. A piece is a document or a part of one: long documents are cut at line ends, so
-that memory stays flat.
-"""
-
+import codecs
+import gzip
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
+
+from tril.data.sources.split import Plan, in_validation, plan_split, split_text
 
 Split = Literal["train", "val"]
 
-PIECE_SIZE = 1 << 18  # characters: large enough to encode efficiently, small enough to give every core some pieces
+PIECE_SIZE = 1 << 18  # bytes; large enough to encode efficiently, small enough to give every core some pieces
 HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 
@@ -23,52 +24,110 @@ class Turn(NamedTuple):
     is_target: bool
 
 
-class Piece(NamedTuple):
-    """Some text, and whether its document ends with it.
+Turns = Callable[[str, Collection[str]], list[Turn]]  # (end-of-text token, all special tokens) -> turns
 
-    A conversation is one piece with `turns`: (end-of-text token, all special tokens) -> what to encode in its place.
+
+class Document(NamedTuple):
+    """A text that is in one part as a whole, if possible.
+
+    Attributes:
+        name: unique in its source; its hash decides the order in which documents are chosen for validation.
+        key: of a row what is compared with other rows, and hashed where they are too many.
+        turns: of a conversation, which is never cut.
+    """
+
+    name: str
+    text: str
+    key: str | None = None
+    turns: Turns | None = None
+
+
+class Piece(NamedTuple):
+    """A document or a part of one, and whether its document ends with it.
+
+    A conversation is one piece with `turns`, which are encoded in place of the text.
     """
 
     text: str
     ends_document: bool
-    turns: Callable[[str, Collection[str]], list[Turn]] | None = None
+    turns: Turns | None = None
 
 
-class Source(Protocol):
+class Source:
     """Text with a training and a validation part: a group of settings, registered in `data.sources.SOURCES`.
 
-    A source whose pieces have `turns` also has `is_chat`, which is True.
+    A source defines `name`, `fingerprint` and `documents`, and has the setting `val_fraction`.
+
+    Attributes:
+        name: a short slug, which begins the name of the folder in the cache.
+        salt: put before the names of documents for their hashes.
+        separate_val: names the setting with separate documents for validation; None: they are `val_fraction` of all.
+        by_content: rows are split by a hash of their content, without being compared first.
+        ends_documents: the end-of-text token is put after each document.
+        is_chat: the documents are conversations.
+        n_bytes: of all files; a text of very many is only searched for equal documents.
     """
 
-    @property
-    def name(self) -> str:
-        """A short slug, which begins the name of the folder in the cache."""
-        ...
+    name: str
+    val_fraction: float
+    salt = ""
+    separate_val: str | None = None
+    by_content = False
+    ends_documents = True
+    is_chat = False
+    n_bytes = 0
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that change if the text or its split changes; computed at every start."""
-        ...
+        raise NotImplementedError
 
-    def pieces(self, split: Split) -> Iterator[Piece]:
-        """The text of one part, always in the same order."""
-        ...
+    def documents(self, split: Split) -> Iterator[Document]:
+        """The documents, always in the same order; `split` matters only with `separate_val`."""
+        raise NotImplementedError
 
     @property
     def split_rule(self) -> str:
-        """How the text is split, for the user; available after `pieces` has been read."""
-        ...
+        """How the text is split, for the user."""
+        return self.separate_val or self._plan.rule
+
+    def pieces(self, split: Split) -> Iterator[Piece]:
+        """The text of one part, always in the same order, in pieces."""
+        for document in self.documents(split):
+            text = self._part(document, split)
+            if document.turns is None:
+                yield from cut(text, self.ends_documents)
+            elif text:
+                yield Piece(text, True, document.turns)
+
+    def _part(self, document: Document, split: Split) -> str:
+        """The text of a document that is in `split`."""
+        if self.separate_val is not None:
+            return document.text
+        if self._plan.by_content and document.key is not None:
+            is_val = in_validation(document.key, self.val_fraction)
+        elif self._plan.val is not None:
+            is_val = document.name in self._plan.val
+        else:
+            return split_text(document.text, self.val_fraction)[split == "val"]
+        return document.text if is_val == (split == "val") else ""
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return plan_split(self)
 
 
-def cut(text: str, ends_document: bool = True) -> Iterator[Piece]:
-    """Cuts a text into pieces of at most PIECE_SIZE characters, at line ends where possible. Yields nothing for ""."""
-    start = 0
-    while len(text) - start > PIECE_SIZE:
-        line_end = text.rfind("\n", start, start + PIECE_SIZE) + 1
-        end = line_end or start + PIECE_SIZE
-        yield Piece(text[start:end], False)
+def cut(text: str, ends_document: bool) -> Iterator[Piece]:
+    """Cuts a text into pieces of about PIECE_SIZE bytes: whole lines, except for longer lines. None of ""."""
+    data, start, decoder = text.encode(), 0, codecs.getincrementaldecoder("utf-8")()
+    while start < len(data):
+        end = start + PIECE_SIZE
+        end = data.find(b"\n", end, end + PIECE_SIZE) + 1 or end + PIECE_SIZE
+        yield Piece(decoder.decode(data[start:end]), ends_document and end >= len(data))
         start = end
-    if text:
-        yield Piece(text[start:], ends_document)
+
+
+def open_file(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
 
 
 def printable(text: object) -> str:

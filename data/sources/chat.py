@@ -1,10 +1,10 @@
 """Conversations: rows -> messages -> the text of a chat template, in turns that are trained on or not."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tril.data.sources.base import Turn, printable
+from tril.data.sources.base import Document, Turn, printable
 from tril.data.sources.formats import encodable
 from tril.data.sources.template import MEMORY, SECONDS, environment, render, within_limits
 
@@ -17,6 +17,7 @@ PLAIN = (
 )
 ROLES = ("system", "user", "assistant")
 ROW = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+Messages = list[dict[str, str]]  # "role" and "content" each; the last one is the assistant's
 
 
 class ChatTemplate:
@@ -35,7 +36,7 @@ class ChatTemplate:
         except Exception as error:  # besides TemplateError, recursion and others of jinja2's parser
             raise ValueError(f"{name} is not a Jinja template ({printable(error)}); correct it") from error
 
-    def render(self, messages: list[dict[str, str]], eos: str, where: str, *, generation: bool = False) -> str:
+    def render(self, messages: Messages, eos: str, where: str, *, generation: bool = False) -> str:
         """The text of messages; `generation`: up to where the next answer begins."""
         try:
             return render(self.template, messages, eos, generation)
@@ -43,52 +44,31 @@ class ChatTemplate:
             cause = f"{self.name} refuses this conversation ({printable(error)})"
             raise ValueError(f"{where}: {cause}; change the row, or choose data.chat_template") from error
 
-
-@dataclass(frozen=True)
-class Conversation:
-    """The messages of a row.
-
-    Attributes:
-        messages: "role" and "content" each; the last one is the assistant's.
-        where: file and line, for error messages.
-    """
-
-    messages: list[dict[str, str]]
-    template: ChatTemplate
-    where: str
-
-    def text(self) -> str:
-        """As rendered, without end-of-text tokens."""
-        return self.template.render(self.messages, "", self.where)
-
-    def key(self) -> str:
-        """What decides the split: a system prompt and the words of a template are the same in many conversations."""
-        return "\n".join(message["content"] for message in self.messages if message["role"] != "system")
-
-    def turns(self, eot: str, special: Collection[str]) -> list[Turn]:
+    def turns(self, messages: Messages, where: str, eot: str, special: Collection[str]) -> list[Turn]:
         """The rendered text in order; the assistant's answers, with the token that ends them, are targets.
 
         An answer is what the template adds to the text with which it asks for one. White space after the special token
         that ends it is no target. The last answer ends with a special token, by default `eot`.
 
         Args:
+            where: file and line, for error messages.
             special: the special tokens of the tokenizer.
 
         Raises:
             ValueError: a message contains a special token, or the template changes earlier turns.
         """
         turns, done, reply = [], "", ""
-        for i, message in enumerate(self.messages):
+        for i, message in enumerate(messages):
             if token := next((token for token in special if token in message["content"]), None):
                 cause = f"messages[{i}].content contains the special token {token!r}, which would end or open a turn"
-                raise ValueError(f"{self.where}: {cause}; remove it")
+                raise ValueError(f"{where}: {cause}; remove it")
             if message["role"] != "assistant":
                 continue
-            before = self.template.render(self.messages[:i], eot, self.where, generation=True)
-            after = self.template.render(self.messages[: i + 1], eot, self.where)
+            before = self.render(messages[:i], eot, where, generation=True)
+            after = self.render(messages[: i + 1], eot, where)
             if not (before.startswith(done) and after.startswith(before)):
-                cause = f"with messages[{i}], {self.template.name} changes the text before this answer"
-                raise ValueError(f"{self.where}: {cause}, so its tokens are unknown; choose another data.chat_template")
+                cause = f"with messages[{i}], {self.name} changes the text before this answer"
+                raise ValueError(f"{where}: {cause}, so its tokens are unknown; choose another data.chat_template")
             reply = after[len(before) :].rstrip()
             reply = reply if reply.endswith(tuple(special)) else after[len(before) :]
             turns += [Turn(before[len(done) :], False), Turn(reply, True), Turn(after[len(before + reply) :], False)]
@@ -98,7 +78,15 @@ class Conversation:
         return [turn for turn in turns if turn.text]
 
 
-def read_messages(row: Mapping[str, Any], where: str) -> list[dict[str, str]]:
+def conversation(name: str, row: Mapping[str, Any], template: ChatTemplate, where: str) -> Document:
+    """The document of a row. System prompts and the words of a template are the same in many, so they are no key."""
+    messages = read_messages(row, where)
+    key = "\n".join(message["content"] for message in messages if message["role"] != "system").strip()
+    text = template.render(messages, "", where)
+    return Document(name, text, key, partial(template.turns, messages, where))
+
+
+def read_messages(row: Mapping[str, Any], where: str) -> Messages:
     """The messages of a row, with role and content only: those of its key `messages`, else its `prompt` and `response`.
 
     Raises:
@@ -109,8 +97,7 @@ def read_messages(row: Mapping[str, Any], where: str) -> list[dict[str, str]]:
         roles = {"user": "prompt", "assistant": "response"}
         messages = [{"role": role, "content": row.get(key)} for role, key in roles.items()]
     if problem := _problem(messages):
-        keys = printable(", ".join(map(repr, list(row)[:20]))) or "none"
-        raise ValueError(f"{where}, with the keys {keys}: {problem}; write prompt and response, or {ROW}")
+        raise ValueError(f"{where}: {problem}; write prompt and response, or {ROW}")
     assert messages is not None
     return [{"role": message["role"], "content": encodable(message["content"])} for message in messages]
 

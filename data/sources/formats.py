@@ -1,23 +1,22 @@
 """The user's files: how to find and read them. A file of rows is known by its name; any other is UTF-8 text."""
 
-import codecs
 import contextlib
 import csv
-import gzip
 import io
 import json
 import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-from tril.data.sources.base import PIECE_SIZE, Piece, printable
+from tril.data.sources.base import open_file, printable
 
 ROWS = (".jsonl", ".json", ".csv", ".parquet")  # all but .parquet also with .gz
-LIMIT = 1 << 27  # bytes held at once: of a row, or of a whole .json file; as Python objects it may be 20 times as much
+LIMIT = 1 << 32  # bytes of a file that is read as a whole: text, and .json
+FIELD_LIMIT = 1 << 27  # characters of a field of a .csv file
 PARQUET_ROWS = 16  # decoded at a time
-FIELD_EXAMPLES = 20
+SHOWN_FIELDS = 20
 
 
 def find(key: str, pattern: str | list[str] | None) -> list[Path]:
@@ -46,14 +45,6 @@ def find(key: str, pattern: str | list[str] | None) -> list[Path]:
     return files
 
 
-def has_rows(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(ROWS)
-
-
-def open_file(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
-
-
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Errors of reading a file become a ValueError of one line with its name."""
@@ -69,19 +60,19 @@ def reading(path: Path) -> Iterator[None]:
         raise ValueError(f"{printable(path)} is damaged ({printable(error)}); copy or create it again") from error
 
 
-def read_text(file: BinaryIO, start: int, end: int) -> Iterator[Piece]:
-    """The bytes from `start` to `end` as pieces of about PIECE_SIZE bytes: whole lines, except for longer lines."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # drops a byte order mark
-    position = file.seek(start)
-    while position < end:
-        chunk = file.read(min(PIECE_SIZE, end - position))
-        chunk += file.readline(min(PIECE_SIZE, end - position - len(chunk)))
-        position += len(chunk)
-        if not chunk:
-            raise ValueError(f"{printable(file.name)} became shorter while it was read; start again")
-        if b"\0" in chunk:
-            raise UnicodeDecodeError("utf-8", chunk, 0, 1, "it has a zero byte, as binary files have")
-        yield Piece(decoder.decode(chunk, final=position == end), position == end)
+def read_text(path: Path) -> str:
+    """A UTF-8 file, without its byte order mark."""
+    if path.stat().st_size > LIMIT:
+        raise ValueError(f"{printable(path)} has more than {LIMIT} bytes, and is read as a whole; split it")
+    with reading(path), open_file(path) as file:
+        content = file.read()
+        if b"\0" in content:
+            raise UnicodeDecodeError("utf-8", content, 0, 1, "it has a zero byte, as binary files have")
+        return content.decode("utf-8-sig")
+
+
+def has_rows(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(ROWS)
 
 
 def read_rows(path: Path, text_field: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -91,10 +82,10 @@ def read_rows(path: Path, text_field: str | None) -> Iterator[tuple[str, dict[st
         text_field: the field that is needed; None: all. In a .json file, a text stands for an object with it.
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
-    read = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".parquet": read_parquet}[kind]
+    rows = {".jsonl": _json_lines, ".json": _json, ".csv": _csv}.get(kind, _parquet)(path, text_field)
     where, number = f"{printable(path)}, {'line' if kind == '.jsonl' else 'row'}", 0
     try:
-        for number, row in enumerate(read(path, text_field), start=1):
+        for number, row in enumerate(rows, start=1):
             if isinstance(row, str) and text_field:
                 row = {text_field: row}
             if isinstance(row, dict):
@@ -108,43 +99,34 @@ def read_rows(path: Path, text_field: str | None) -> Iterator[tuple[str, dict[st
 
 def _json_lines(path: Path, _: Any) -> Iterator[Any]:
     with open_file(path) as file:
-        for line in iter(lambda: file.readline(LIMIT + 1), b""):
-            yield json.loads(_limited(line, path)) if line.strip() else None
+        for line in file:
+            yield json.loads(line) if line.strip() else None
 
 
 def _json(path: Path, _: Any) -> Iterator[Any]:
     """The elements of a list, or one object."""
-    with open_file(path) as file:
-        rows = json.loads(_limited(file.read(LIMIT + 1), path))
+    rows = json.loads(read_text(path))
     yield from rows if isinstance(rows, list) else [rows]
 
 
 def _csv(path: Path, _: Any) -> Iterator[Any]:
     with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        before = csv.field_size_limit(LIMIT)  # of the whole process
+        before = csv.field_size_limit(FIELD_LIMIT)  # of the whole process
         try:
             yield from csv.DictReader(text, strict=True, restkey="")
         finally:
             csv.field_size_limit(before)
 
 
-def read_parquet(path: Path, text_field: str | None) -> Iterator[dict[str, Any]]:
-    """The rows of a parquet file, with `text_field` alone if there is such a column. A few are decoded at a time."""
+def _parquet(path: Path, text_field: str | None) -> Iterator[dict[str, Any]]:
+    """With `text_field` alone, if there is such a column."""
     from pyarrow.parquet import ParquetFile
 
     # without these options, pyarrow holds the compressed column of a whole row group
     with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
         columns = [text_field] if text_field in table.schema_arrow.names else None
         for batch in table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False):
-            if batch.nbytes > LIMIT:
-                raise ValueError(f"{PARQUET_ROWS} rows of {printable(path)} have more than {LIMIT} bytes; split them")
             yield from batch.to_pylist()
-
-
-def _limited(content: bytes, path: Path) -> bytes:
-    if len(content) > LIMIT:
-        raise ValueError(f"{printable(path)} has more than {LIMIT} bytes at once; write it as .jsonl, a row per line")
-    return content
 
 
 def row_text(row: dict[str, Any], text_field: str, where: str) -> str:
@@ -154,7 +136,7 @@ def row_text(row: dict[str, Any], text_field: str, where: str) -> str:
         ValueError: the row has no such field, or its value is not a string.
     """
     if text_field not in row:
-        names = printable(", ".join(map(str, list(row)[:FIELD_EXAMPLES]))) or "none"
+        names = printable(", ".join(map(str, list(row)[:SHOWN_FIELDS]))) or "none"
         raise ValueError(f"{where} has no field {text_field!r}; choose one with data.text_field=NAME: {names}")
     text = row[text_field]
     if not isinstance(text, str | None):

@@ -9,16 +9,15 @@ from typing import Any
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import Piece, Split, cut, digest_files
+from tril.data.settings import first_line, setting, strict_settings
+from tril.data.sources.base import Document, Source, Split, digest_files
 from tril.data.sources.formats import row_text
-from tril.data.sources.split import in_split, row_content
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
-class Hub:
+class Hub(Source):
     """Rows of a data set. Scripts that come with a data set are never run."""
 
     repo: str = setting(..., "owner/name, or a folder of files that `datasets` reads, such as parquet")
@@ -31,6 +30,7 @@ class Hub:
     val_fraction: float = setting(0.005, "of the rows, by a hash of their content", needs="val_split=null", gt=0, lt=1)
     row_ends_document: bool = setting(True, "false: rows are the lines of a running text")
     streaming: bool = setting(False, "true: read over the network while preparing; false: download first")
+    by_content = True
 
     @model_validator(mode="after")
     def _check(self) -> "Hub":
@@ -42,6 +42,14 @@ class Hub:
     @property
     def name(self) -> str:
         return re.sub(r"[^A-Za-z0-9]+", "-", Path(self.repo).name).strip("-").lower() or "hub"
+
+    @property
+    def separate_val(self) -> str | None:
+        return f"data.val_split={self.val_split}" if self.val_split else None
+
+    @property
+    def ends_documents(self) -> bool:
+        return self.row_ends_document
 
     @property
     def _folder(self) -> Path | None:
@@ -74,20 +82,14 @@ class Hub:
         split = {"val_split": self.val_split} if self.val_split else {"val_fraction": self.val_fraction}
         return values | split
 
-    @property
-    def split_rule(self) -> str:
-        return f"data.val_split={self.val_split}" if self.val_split else "rows by a hash of their content"
-
-    def pieces(self, split: Split) -> Iterator[Piece]:
+    def documents(self, split: Split) -> Iterator[Document]:
         name = self.val_split if split == "val" and self.val_split else self.train_split
         for number, row in enumerate(self._rows(name)):
             text = row_text(row, self.text_field, f"{self.repo}, split {name}, row {number}")
-            if self.val_split or in_split(row_content(text), split, self.val_fraction):
-                yield from cut(text, ends_document=self.row_ends_document)
+            yield Document(str(number), text, key=text.strip())
 
     def _rows(self, split: str) -> Iterator[Any]:
-        """The rows of one split of the data set.
-
+        """
         Raises:
             OSError: the data set cannot be reached or read.
         """
@@ -101,9 +103,8 @@ class Hub:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> OSError:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         name = f"{self.repo} (config {self.config}, revision {self.revision})"
         remedy = (
             "check name, splits and network, set HF_ENDPOINT to a mirror, or pass data.repo=FOLDER with parquet files"
         )
-        return OSError(f"cannot read the data set {name}: {reason}; {remedy}")
+        return OSError(f"cannot read the data set {name}: {first_line(error)}; {remedy}")

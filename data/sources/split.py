@@ -9,12 +9,13 @@ hash of the content of each row.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-
-import numpy as np
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from tril.data.overlap import sample_passages, shared_parts
-from tril.data.sources.base import Split
+
+if TYPE_CHECKING:
+    from tril.data.sources.base import Source
 
 TOLERANCE = 1.5  # the share of the validation part is at most this factor from the wanted one
 MAX_DOCUMENTS = 10_000  # with more, memory and time to compare them become noticeable
@@ -24,34 +25,72 @@ MAX_DOCUMENT = 0.12  # of the validation part, if the other documents are enough
 SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
 
 
-class Document:
-    """What is kept of a document to compare it with others.
+class Plan(NamedTuple):
+    """How the documents of a source are split.
 
-    Args:
-        chunks: its bytes.
-        compare: False: it is only known whether another one is equal, and `chunks` are read one at a time.
+    Attributes:
+        val: names of the documents for validation; None: the end of each document.
+        by_content: rows are split by a hash of their content.
+        rule: for the user.
     """
 
-    def __init__(self, chunks: Iterable[bytes], compare: bool = True) -> None:
-        chunks, digest, self.size = [b"".join(chunks)] if compare else chunks, hashlib.blake2b(digest_size=16), 0
-        self.hashes, self.starts = np.empty(0, np.uint64), np.empty(0, np.uint32)
-        for chunk in chunks:
-            self.size += len(chunk)
-            digest.update(chunk)
-            if compare:
-                self.hashes, self.starts = sample_passages(chunk)
-        self.digest = digest.digest()
+    val: frozenset[str] | None
+    by_content: bool
+    rule: str
 
 
-def choose_val(documents: Mapping[str, Document], val_fraction: float, salt: str = "") -> frozenset[str]:
+class Content:
+    """What is kept of a document to compare it with others; `compare=False`: only whether another one is equal."""
+
+    def __init__(self, text: str, compare: bool = True) -> None:
+        data = text.encode()
+        self.size, self.digest = len(data), hashlib.blake2b(data, digest_size=16).digest()
+        self.hashes, self.starts = sample_passages(data if compare else b"")
+
+
+def plan_split(source: "Source") -> Plan:
+    """Decides the split of a source; reads all its documents once.
+
+    Raises:
+        ValueError: a document cannot be read, or whole conversations do not give `val_fraction`.
+    """
+    texts: dict[str, Content] = {}
+    rows: dict[str, Content] = {}
+    n_rows, compare, fraction = 0, source.n_bytes <= MAX_BYTES, source.val_fraction
+    for document in () if source.by_content else source.documents("train"):
+        if document.key is None:
+            texts[document.name] = Content(document.text, compare)
+        elif document.text:
+            n_rows += 1
+            if len(texts) + n_rows <= MAX_DOCUMENTS:
+                rows[document.name] = Content(document.key, compare)
+    by_content = source.by_content or len(texts) + n_rows > MAX_DOCUMENTS and n_rows > 0
+    documents = texts if by_content else texts | rows
+    n, val = len(documents), choose_val(documents, fraction, source.salt)
+    if val is not None:
+        rule = f"{len(val)} of {n} documents that share no passages with others"
+    elif source.is_chat and not by_content:
+        cause = f"data.val_fraction={fraction} cannot be met with {n} whole conversations"
+        remedy = "change it, give more, or give other files with data.val_path"
+        raise ValueError(f"{cause}, of which those that share text with others are for training; {remedy}")
+    elif n > 1:
+        rule = f"the end of each of {n} documents (whole ones would miss data.val_fraction by a factor of {TOLERANCE})"
+    else:
+        rule = "the end of the text"
+    if by_content:
+        rule = "rows by a hash of their content" + (f"; {rule}" if documents else "")
+    return Plan(val, by_content, rule)
+
+
+def choose_val(documents: Mapping[str, Content], val_fraction: float, salt: str = "") -> frozenset[str] | None:
     """The names of the documents for validation.
 
     Args:
         documents: by name.
         salt: put before each name for its hash.
 
-    Raises:
-        ValueError: whole documents cannot give a share within a factor TOLERANCE of `val_fraction`.
+    Returns:
+        None: whole documents cannot give a share within a factor TOLERANCE of `val_fraction`.
     """
     copies = Counter(document.digest for document in documents.values())
     shares = shared_parts([(each.size, each.hashes, each.starts) for each in documents.values()])
@@ -64,45 +103,31 @@ def choose_val(documents: Mapping[str, Document], val_fraction: float, salt: str
     }
     small = {name: size for name, size in clean.items() if size <= MAX_DOCUMENT * target}
     candidates = small if sum(small.values()) >= target else clean
-    for name in sorted(candidates, key=lambda name: hash_of(salt + name)):
+    for name in sorted(candidates, key=lambda name: hashlib.sha256(os.fsencode(salt + name)).digest()):
         larger = size + candidates[name]
         if larger <= TOLERANCE * target and abs(larger - target) < abs(size - target):
             chosen.add(name)
             size = larger
-    if target / TOLERANCE <= size < total:
-        return frozenset(chosen)
-    cause = f"data.val_fraction={val_fraction} cannot be met with {len(documents)} whole documents"
-    remedy = "change it, give more text, or give other files with data.val_path"
-    raise ValueError(f"{cause}, of which those that share text with others are for training; {remedy}")
+    return frozenset(chosen) if target / TOLERANCE <= size < total else None
 
 
-def in_split(text: bytes, split: Split, val_fraction: float) -> bool:
-    """Whether a row belongs to `split`: a hash of its content decides, which puts all copies on one side."""
-    return (int.from_bytes(hash_of(text)[:8], "big") < val_fraction * 2**64) == (split == "val")
+def in_validation(content: str, val_fraction: float) -> bool:
+    """Whether a row is for validation: a hash of its content decides, which puts all copies on one side."""
+    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big") < val_fraction * 2**64
 
 
-def row_content(text: str) -> bytes:
-    return text.strip().encode("utf-8", "replace")
-
-
-def hash_of(key: str | bytes) -> bytes:
-    return hashlib.sha256(key if isinstance(key, bytes) else os.fsencode(key)).digest()
-
-
-def split_position(read: Callable[[int, int], bytes], size: int, val_fraction: float) -> int:
-    """Where the validation part of a text of `size` bytes starts: near the wanted position, at the first start of a
-    line, else the first white space, else the first start of a character.
-
-    Args:
-        read: (start, end) -> the bytes between.
+def split_text(text: str, val_fraction: float) -> tuple[str, str]:
+    """A text and its end: cut near the wanted position, at the first start of a line, else at the first white space,
+    else at the first start of a character.
     """
-    wanted = round(size * val_fraction)
+    data = text.encode()
+    wanted = round(len(data) * val_fraction)
     if wanted == 0:
-        return size
-    position = max(int(size * (1 - val_fraction)), 1)
-    window = read(position - 1, min(position + min(max(wanted // 3, 4), SEARCH), size))
-    if line_end := window.find(b"\n", 0, len(window) - 1) + 1:  # at the end it would leave nothing
-        return position - 1 + line_end
-    blank = next((i for i in range(1, len(window)) if window[i] in b" \t\r\v\f"), None)
-    characters = (i for i in range(1, len(window)) if window[i] & 0xC0 != 0x80)  # not inside a UTF-8 sequence
-    return min(position - 1 + (blank or next(characters, len(window))), size)
+        return text, ""
+    position = max(int(len(data) * (1 - val_fraction)), 1)
+    window = data[position - 1 : position + min(max(wanted // 3, 4), SEARCH)]
+    if not (found := window.find(b"\n", 0, len(window) - 1) + 1):  # at the end it would leave nothing
+        blanks = (i for i in range(1, len(window)) if window[i] in b" \t\r\v\f")
+        characters = (i for i in range(1, len(window)) if window[i] & 0xC0 != 0x80)  # not inside a UTF-8 sequence
+        found = next(blanks, None) or next(characters, len(window))
+    return data[: position - 1 + found].decode(), data[position - 1 + found :].decode()

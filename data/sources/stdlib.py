@@ -5,15 +5,13 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import Piece, Split, cut, digest_files
-from tril.data.sources.split import Document, choose_val
+from tril.data.sources.base import Document, Source, Split, digest_files
 
 # Files differ in size and kind, so the order of their hashes decides how typical the first 10 % of the text are. This
 # salt, one of the first 8000, gives at least 80 files on Python 3.11, 3.12 and 3.13, none above 12 % of the part, with
@@ -30,14 +28,15 @@ GENERATED = re.compile(rb"\bgenerated (?:by|from|with)\b|\bauto-?generated\b", r
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
-class StandardLibrary:
+class StandardLibrary(Source):
     """The Python files of the interpreter's standard library without its tests and tables: about 10 MB.
 
-    A file is a document, see `data.sources.split`.
+    A file is a document.
     """
 
     val_fraction: float = setting(0.1, "of the text: files in the order of a hash of their names", gt=0, lt=1)
     name = "stdlib"
+    salt = VAL_SALT
 
     def files(self) -> list[tuple[str, Path]]:
         """(relative POSIX path, path) of every file, sorted."""
@@ -53,23 +52,10 @@ class StandardLibrary:
         text = {"python": version, "sha256": digest_files(self.files())}
         return {"kind": self.name, "val_fraction": self.val_fraction, **text}
 
-    @property
-    def split_rule(self) -> str:
-        return f"{sum(self._is_val.values())} files that share no passages with others"
-
-    def pieces(self, split: Split) -> Iterator[Piece]:
+    def documents(self, split: Split) -> Iterator[Document]:
         for name, path in self.files():
-            if self._is_val.get(name) == (split == "val"):
-                # a few files are deliberately not UTF-8
-                yield from cut(path.read_bytes().decode("utf-8", errors="replace"))
-
-    @cached_property
-    def _is_val(self) -> dict[str, bool]:
-        """Whether each file that is no table is for validation."""
-        contents = ((name, path.read_bytes()) for name, path in self.files())
-        documents = {name: Document([content]) for name, content in contents if not is_table(content)}
-        val = choose_val(documents, self.val_fraction, VAL_SALT)
-        return {name: name in val for name in documents}
+            if not is_table(content := path.read_bytes()):
+                yield Document(name, content.decode("utf-8", errors="replace"))  # a few are deliberately not UTF-8
 
 
 def is_table(source: bytes) -> bool:

@@ -86,7 +86,8 @@ def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog, kind)
 
 
 def test_processes_that_start_at_once_prepare_once(settings, tmp_path):
-    code = f"from tril.data.config import parse; print(parse({settings}).prepare().texts[''].meta['created'])"
+    code = f"from tril.data.config import parse; text = parse({settings}).prepare().texts['']; "
+    code += "print((text.folder / 'meta.json').stat().st_mtime_ns)"
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = {process.communicate(timeout=120)[0] for process in processes}
     assert len(outputs) == 1 and all(process.returncode == 0 for process in processes)
@@ -201,13 +202,13 @@ def test_a_source_is_a_group_with_its_settings_or_a_path(settings):
     ("sources", "message"),
     [
         (None, "data.sources={} must have at least two sources, such as data.sources={stdlib: 0.7, notes/*.md: 0.3}"),
-        ({"a.txt": 1, "b.txt": 0}, "the weight 0 of b.txt must be a number above 0, such as 0.3; change it"),
-        ({"a.txt": 1, "b.txt": float("inf")}, "the weight inf of b.txt must be"),
-        ({"a.txt": 1, "b.txt": True}, "the weight True of b.txt must be"),
-        ({"a.txt": 1, "b.txt": 0.0001}, "the weight 0.0001 of b.txt must be at least 0.05% of the sum of all weights"),
-        ({"a.txt": 1, 7: 1}, "data.sources: the name 7 must be a text"),
+        ({"a.txt": 1, "b.txt": 0}, "data.sources={'a.txt': 1, 'b.txt': 0} must be numbers above 0, each at"),
+        ({"a.txt": 1, "b.txt": float("inf")}, "data.sources={'a.txt': 1, 'b.txt': inf} must be numbers above 0"),
+        ({"a.txt": 1, "b.txt": True}, "'b.txt': True} must be numbers above 0"),
+        ({"a.txt": 1, "b.txt": 0.0001}, "'b.txt': 0.0001} must be numbers above 0, each at least 0.05% of their sum"),
+        ({"a.txt": 1, 7: 1}, "data.sources: 7 is no source and no path that exists"),
         ({"a.txt": 1, "stdlb": 1}, "data.sources: stdlb is no source and no path that exists; did you mean stdlib?"),
-        ({"a.txt": 1, "files": 1}, "data.sources: files is no text; give"),
+        ({"a.txt": 1, "files": 1}, "data.sources: files is no source and no path that exists"),
         ({"a.txt": 1, "none/*.md": 1}, "data.sources: none/*.md matches no file"),
         ({"./a.txt": 1, "a.txt": 1}, "data.sources: ./a.txt and a.txt both contain "),
         (["a.txt", "b.txt"], "data.sources=['a.txt', 'b.txt'] must be a valid dictionary"),

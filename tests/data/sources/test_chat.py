@@ -6,8 +6,8 @@ import pytest
 
 from tests.model.interop.folders import EOT, byte_tokenizer
 from tril.data.encoding import OPENS, TARGET, Encoder
-from tril.data.sources.base import Turn
-from tril.data.sources.chat import PLAIN, ChatTemplate, Conversation, read_messages
+from tril.data.sources.base import Document, Piece, Turn
+from tril.data.sources.chat import PLAIN, ChatTemplate, conversation
 from tril.data.sources.files import Files
 
 CHATML = (
@@ -26,29 +26,24 @@ TWO_TURNS = [
 ]
 
 
-def conversation(messages, template=PLAIN):
-    return Conversation(messages, ChatTemplate(template, "the template"), "chat.jsonl, line 1")
+def document(messages, template=PLAIN) -> Document:
+    return conversation("1", {"messages": messages}, ChatTemplate(template, "the template"), "chat.jsonl, line 1")
 
 
 def encoded(messages, template=PLAIN, marks=()):
-    import numpy as np
-
-    from tril.data.sources.base import Piece
-
-    chat = conversation(messages, template)
-    encoder = Encoder(byte_tokenizer(*marks), EOT, np.dtype(np.uint16))
-    [found] = encoder.encode([Piece(chat.text(), True, chat.turns)])
+    chat = document(messages, template)
+    [found] = Encoder(byte_tokenizer(*marks), EOT).encode([Piece(chat.text, True, chat.turns)])
     return found
 
 
 def test_plain_turns_literally():
-    assert conversation(TWO_TURNS).turns(EOT, {EOT}) == [
+    assert document(TWO_TURNS).turns(EOT, {EOT}) == [
         Turn("System: Be brief.\n\nUser: 2+2?\n\nAssistant:", False),
         Turn(f" 4{EOT}", True),
         Turn("User: café?\n\nAssistant:", False),
         Turn(f" Oui, é.{EOT}", True),
     ]
-    assert conversation(TWO_TURNS).text().startswith("System: Be brief.\n\nUser: 2+2?\n\nAssistant: 4User: caf")
+    assert document(TWO_TURNS).text.startswith("System: Be brief.\n\nUser: 2+2?\n\nAssistant: 4User: caf")
 
 
 def test_targets_are_counted_exactly():
@@ -60,9 +55,6 @@ def test_targets_are_counted_exactly():
     assert found.flags is not None and found.flags.tolist() == [OPENS, *expected[1:]]
     assert found.n_bytes == 2 + 9 and found.ids[[prompt + 2, -1]].tolist() == [256, 256]
     assert (found.ids == 256).sum() == 2
-    [row] = [{"prompt": "Hi", "response": "Yes"}]
-    found = encoded(read_messages(row, "here"))
-    assert found.flags.tolist() == [OPENS] + [0] * (len("User: Hi\n\nAssistant:") - 1) + [TARGET] * 5
 
 
 def test_chat_template_as_in_transformers():
@@ -82,13 +74,13 @@ def test_chat_template_as_in_transformers():
 
 def test_an_end_that_is_missing_is_added():
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
-    chat = conversation(TWO_TURNS[1:3], template + "{% if add_generation_prompt %}<assistant>{% endif %}")
+    chat = document(TWO_TURNS[1:3], template + "{% if add_generation_prompt %}<assistant>{% endif %}")
     assert chat.turns(EOT, {EOT}) == [Turn("<user>2+2?\n<assistant>", False), Turn("4\n", True), Turn(EOT, True)]
 
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 BAD_ROWS = [
-    ({"text": "a"}, "with the keys 'text': messages must be a list and not empty; write prompt and response, or "),
+    ({"text": "a"}, "messages must be a list and not empty; write prompt and response, or "),
     ({"prompt": "a"}, "messages[1].content must be a text and not empty"),
     ({"prompt": "a", "response": " \n"}, "messages[1].content must be a text and not empty"),
     ({"prompt": 3, "response": "a"}, "messages[0].content must be a text"),
@@ -108,7 +100,7 @@ def test_a_bad_row_is_named(tmp_path, row, message):
     with pytest.raises(ValueError) as raised:
         list(Files(path=str(path), format="chat").pieces("train"))
     text = str(raised.value)
-    assert text.startswith(f"{path}, line 3") and message in text and "\n" not in text
+    assert text.startswith(f"{path}, line 3: ") and message in text and "\n" not in text
 
 
 def test_special_tokens_in_messages_are_refused():
@@ -131,7 +123,7 @@ BAD_TEMPLATES = [
 @pytest.mark.parametrize(("template", "message"), BAD_TEMPLATES, ids=str)
 def test_a_template_that_fails_is_named_with_the_row(template, message):
     with pytest.raises(ValueError) as raised:
-        conversation([USER, ANSWER], template).turns(EOT, {EOT})
+        document([USER, ANSWER], template).turns(EOT, {EOT})
     assert str(raised.value).startswith("chat.jsonl, line 1: ") and message in str(raised.value)
 
 
@@ -150,7 +142,7 @@ def test_settings_that_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(ValueError, match=r"data.format=chat needs files of rows, such as .jsonl, and .*a.txt is text"):
         Files(path=str(tmp_path), format="chat")
-    with pytest.raises(ValueError, match="val_fraction=0.05 cannot be met with 1 whole documents"):
+    with pytest.raises(ValueError, match="val_fraction=0.05 cannot be met with 1 whole conversations"):
         list(Files(path=str(path), format="chat").pieces("train"))
 
 
@@ -165,7 +157,7 @@ def test_the_split_is_by_conversation_and_copies_stay_together(tmp_path):
     parts = [[piece.text for piece in source.pieces(split)] for split in ("train", "val")]
     assert len(parts[0]) + len(parts[1]) == 160 and 20 <= len(parts[1]) <= 60
     assert not set(parts[0]) & set(parts[1])
-    assert source.split_rule == f"{len(parts[1])} of 160 conversations that share no passages with others"
+    assert source.split_rule == f"{len(parts[1])} of 160 documents that share no passages with others"
 
 
 def test_a_template_changes_the_fingerprint(tmp_path):

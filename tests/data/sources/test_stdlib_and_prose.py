@@ -33,10 +33,9 @@ def test_this_standard_library_has_the_documented_size_and_no_tables():
     source = StandardLibrary()
     train, val = (sum(len(piece.text) for piece in source.pieces(split)) for split in ("train", "val"))
     assert 7e6 < train + val < 30e6 and 0.099 < val / (train + val) < 0.102
-    files = dict(source.files())
-    chosen = [files[name].stat().st_size for name, is_val in source._is_val.items() if is_val]
+    chosen = [len(text) for text in documents(source, "val")]
     assert len(chosen) >= 75 and max(chosen) < 0.15 * sum(chosen)
-    tables = files.keys() - source._is_val.keys()
+    tables = dict(source.files()).keys() - {document.name for document in source.documents("train")}
     assert 70 <= len(tables) <= 100 and {"encodings/cp037.py", "html/entities.py", "pydoc_data/topics.py"} <= tables
 
 
@@ -66,7 +65,7 @@ def test_validation_is_clean(tmp_path, source, capsys):
 def test_chapters_are_documents():
     source = Prose()
     train, val = documents(source, "train"), documents(source, "val")
-    chapters = list(source._chapters.values())
+    chapters = [document.text for document in source.documents("train")]
     assert len(chapters) == 1189 and sorted(train + val) == sorted(chapters)
     assert chapters[0].startswith("In the beginning God created the heavens and the earth. Now the earth was formless")
     assert chapters[-1].endswith("The grace of the Lord Jesus be with all the saints. Amen.\n")
