@@ -1,12 +1,11 @@
 """Writes a model for other programs:  python scripts/export.py ckpt=latest to=hf out=FOLDER   or  to=gguf out=FILE.gguf
 
 The folder is for AutoModelForCausalLM and AutoTokenizer, without custom code: a GPT-2, Llama or Qwen3 class,
-safetensors, the tokenizer, a model card, and certificate.json with the stored causality certificate. Before it gets
+safetensors, the tokenizer, and certificate.json with the stored causality certificate. Before it gets
 its name, `transformers` loads it, and its logits and token ids are compared with those of Tril. The file is for
 llama.cpp.
 """
 
-import contextlib
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,7 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import build, strict_settings
-from tril.model.runs import Run, find_checkpoint, run_folder
+from tril.model.runs import find_checkpoint
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.cli.typed import Typed
@@ -55,10 +54,7 @@ def main(cfg: dict, typed: Typed) -> None:
             return
         from tril.model.interop.hf_export import export_hf
 
-        summary = {}
-        with contextlib.suppress(OSError, ValueError):  # a checkpoint alone
-            summary = Run(run_folder(path)).summary
-        class_name = export_hf(out, Checkpoint.read(path), summary)
+        class_name = export_hf(out, Checkpoint.read(path))
         print(f"{out}: {class_name}, equal to {path} in logits and token ids", flush=True)
 
 

@@ -69,4 +69,4 @@ def test_with_a_table_another_tokenizer_and_another_model_are_refused(tmp_path, 
     assert_refused(done, f"data.tokenizer.kind=byte does not go with {source}; leave it out")
     assert_refused(train(tmp_path, text, source, "model.dim=64"), "model.dim=64 must be 32")
     assert_refused(train(tmp_path, text, "init_from=nanogpt:nothing.pt"), "nothing.pt")
-    assert_refused(train(tmp_path, text, "init_from=nanogpt:text.txt"), "text.txt is not a checkpoint")
+    assert_refused(train(tmp_path, text, "init_from=nanogpt:text.txt"), "text.txt is damaged, or is not a checkpoint")

@@ -50,7 +50,6 @@ class Architecture:
         keys: of its config.
         fixed: fields of GPTConfig that it has with this value only.
         modules: its modules -> the modules of GPT whose parameters they concatenate; {} is the number of a block.
-        prefix: of the names of modules, which is missing where the model without head was saved.
         transposed: ends of the names of modules whose matrices are (in, out).
     """
 
@@ -58,8 +57,15 @@ class Architecture:
     keys: tuple[Key, ...]
     fixed: dict[str, Any]
     modules: Mapping[str, tuple[str, ...]]
-    prefix: str
     transposed: tuple[str, ...] = ()
+
+    def parameters(self, n_layers: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+        """The parameters that the class may have: its name, ours, and whether its matrix is (in, out)."""
+        for module, ours in self.modules.items():
+            for i in range(n_layers if "{}" in module else 1):
+                for kind in ("weight", "bias"):
+                    names = tuple(f"{name.format(i)}.{kind}" for name in ours)
+                    yield f"{module.format(i)}.{kind}", names, kind == "weight" and module.endswith(self.transposed)
 
 
 # Keys of weights or code that no class here has.
@@ -97,7 +103,6 @@ _GPT2 = Architecture(
         "transformer.ln_f": ("norm",),
         "lm_head": ("head",),
     },
-    prefix="transformer.",
     transposed=("c_attn", "c_proj", "c_fc"),
 )
 _NANOGPT = Architecture(
@@ -111,7 +116,6 @@ _NANOGPT = Architecture(
     ),
     fixed={"pos": "learned", "norm": "layernorm", "qk_norm": "none", "mlp": "gelu_erf", "tie_embeddings": True},
     modules=_GPT2.modules,
-    prefix="transformer.",
 )
 _LLAMA = Architecture(
     "LlamaForCausalLM",
@@ -145,7 +149,6 @@ _LLAMA = Architecture(
         "model.norm": ("norm",),
         "lm_head": ("head",),
     },
-    prefix="model.",
 )
 _QWEN3 = Architecture(
     "Qwen3ForCausalLM",
@@ -156,7 +159,6 @@ _QWEN3 = Architecture(
     ),
     fixed=_LLAMA.fixed | {"qk_norm": "rmsnorm", "bias": False},
     modules=_LLAMA.modules,
-    prefix="model.",
 )
 HUGGING_FACE = {"gpt2": _GPT2, "llama": _LLAMA, "qwen3": _QWEN3}  # by model_type
 ARCHITECTURES = HUGGING_FACE | {"nanogpt": _NANOGPT}
@@ -175,42 +177,39 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
     Raises:
         ValueError: names every field that gets lost, because the class cannot express it.
     """
-    kind, meant = model_type(config), _effective(config)
+    kind, written = model_type(config), _effective(config)
     architecture = ARCHITECTURES[kind]
     values: dict[str, Any] = {"model_type": kind, "architectures": [architecture.class_name]}
     for key in architecture.keys:
         if key.field is not None:
-            theirs, value = {ours: name for name, ours in reversed(key.names.items())}, meant[key.field]
-            value = theirs.get(value) if theirs else value
+            names = {ours: theirs for theirs, ours in reversed(key.names.items())}
+            value = names.get(written[key.field]) if names else written[key.field]
             values[key.name] = key.default if value is None else value
     if kind == "qwen3":
-        window, n_layers = meant["window"], config.n_layers
+        window = written["window"]
         values |= {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": 0}
-        values["layer_types"] = ["full_attention" if window is None else "sliding_attention"] * n_layers
+        values["layer_types"] = ["full_attention" if window is None else "sliding_attention"] * config.n_layers
     if config.n_heads == 0 or config.mlp == "none":
         wrong = [f"model.n_heads={config.n_heads} must be at least 1, and model.mlp={config.mlp} another one"]
     else:
         read = _effective(read_config(kind, values))
-        lost = [name for name in meant if name not in TRAINING_ONLY and read[name] != meant[name]]
-        wrong = [f"model.{name}={typed(meant[name])} must be {typed(read[name])}" for name in lost]
+        lost = [name for name in written if name not in TRAINING_ONLY and read[name] != written[name]]
+        wrong = [f"model.{name}={typed(written[name])} must be {typed(read[name])}" for name in lost]
     if wrong:
         raise ValueError(f"{architecture.class_name} cannot express the model: {'; '.join(wrong)}")
     return values
 
 
 def _effective(config: GPTConfig) -> dict[str, Any]:
-    """The fields with their effective values; None where one changes nothing, as a window of the whole context."""
-    values = config.to_dict()
-    del values["mlp_ratio"]
+    """The fields with their effective values; those without effect have the values of `GPTConfig.canonical`."""
     default_eps = LAYERNORM_EPS if config.norm == "layernorm" else RMSNORM_EPS
-    return values | {
+    return config.canonical().to_dict() | {
         "n_kv_heads": config.kv_heads,
         "head_dim": config.head_size,
         "mlp_hidden": config.mlp_size,
-        "norm_eps": default_eps if config.norm_eps is None else config.norm_eps,
+        "mlp_ratio": None,
+        "norm_eps": config.norm_eps or default_eps,
         "qkv_bias": config.bias if config.qkv_bias is None else config.qkv_bias,
-        "rope_base": config.rope_base if config.pos == "rope" else None,
-        "window": None if config.window is None or config.window >= config.context_length else config.window,
     }
 
 
@@ -254,22 +253,12 @@ def read_config(kind: str, values: Mapping[str, Any]) -> GPTConfig:
         raise ValueError(f"this {architecture.class_name} is not valid: {explain(error)}") from error
 
 
-def _parameters(architecture: Architecture, n_layers: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """The parameters that the class may have: its name, ours, and whether its matrix is (in, out)."""
-    for module, ours in architecture.modules.items():
-        for i in range(n_layers if "{}" in module else 1):
-            for parameter in ("weight", "bias"):
-                transposed = module.endswith(architecture.transposed) and parameter == "weight"
-                names = tuple(f"{name.format(i)}.{parameter}" for name in ours)
-                yield f"{module.format(i)}.{parameter}", names, transposed
-
-
 def write_weights(model: GPT) -> dict[str, Tensor]:
     """The weights of a model under the names and in the layout of its `model_type`: copies, in float32 on the CPU."""
     architecture, state, tensors = ARCHITECTURES[model_type(model.config)], model.state_dict(), {}
     if model.config.tie_embeddings:
         del state[HEAD]
-    for theirs, ours, transposed in _parameters(architecture, model.config.n_layers):
+    for theirs, ours, transposed in architecture.parameters(model.config.n_layers):
         if parts := [state.pop(name).float().cpu() for name in ours if name in state]:
             whole = torch.cat(parts)  # (out, in), a bias (out,)
             tensors[theirs] = (whole.mT if transposed else whole).contiguous()
@@ -284,10 +273,12 @@ def read_weights(kind: str, config: GPTConfig, tensors: Mapping[str, Tensor]) ->
         ValueError: tensors do not belong to the class, or a tied head differs from the embedding.
     """
     architecture, state = ARCHITECTURES[kind], {}
-    prefix = "" if any(name.startswith(architecture.prefix) for name in tensors) else architecture.prefix
+    prefix = next(iter(architecture.modules)).partition(".")[0] + "."
+    if any(name.startswith(prefix) for name in tensors):  # a model that was saved without its head has none
+        prefix = ""
     left = {name if name == THEIR_HEAD else prefix + name: tensor for name, tensor in tensors.items()}
     left = {name: tensor for name, tensor in left.items() if not TABLES.fullmatch(name)}
-    for theirs, ours, transposed in _parameters(architecture, config.n_layers):
+    for theirs, ours, transposed in architecture.parameters(config.n_layers):
         if (whole := left.pop(theirs, None)) is not None:
             whole = whole.mT if transposed and whole.dim() == 2 else whole
             state |= zip(ours, whole.chunk(len(ours)) if whole.dim() else [whole], strict=False)

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from tril.data.settings import typed
 from tril.data.tokenizer import load_tokenizer
-from tril.model.checkpoint import Checkpoint, digest, one_line
+from tril.model.checkpoint import Checkpoint, named, one_line
 from tril.model.interop.architectures import HUGGING_FACE, read_config, read_weights
 
 CONFIG, WEIGHTS, SHARDS = "config.json", "model.safetensors", "model-*-of-*.safetensors"
 TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-CERTIFICATE = "certificate.json"  # of an exported folder
 HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
@@ -31,7 +30,7 @@ def read_hf(folder: str | Path) -> Checkpoint:
         ValueError: the folder has a model that GPT does not express, or its parts do not match; one line.
     """
     folder = Path(folder).expanduser()
-    try:
+    with named(folder):
         values = _read_json(folder / CONFIG)
         if (kind := values.get("model_type")) not in list(HUGGING_FACE):
             raise ValueError(f"model_type={typed(kind)} must be one of {', '.join(HUGGING_FACE)}")
@@ -44,12 +43,9 @@ def read_hf(folder: str | Path) -> Checkpoint:
         eot = tokenizer.id_to_token(eot) if type(eot) is int and eot >= 0 else _content(settings.get("eos_token"))
         if not isinstance(eot, str) or tokenizer.token_to_id(eot) is None:
             raise ValueError(f"no end-of-text token: set eos_token_id in {CONFIG}, or eos_token in {TOKENIZER_CONFIG}")
-        weights = read_weights(kind, config, read_tensors(folder))
         template = _chat_template(folder, settings)
-    except ValueError as error:
-        raise ValueError(one_line(f"{folder}: {error}")) from error
-    data = {} if template is None else {"source": {"chat_template": template}}
-    return Checkpoint(config, weights, text, eot, data=data, path=folder)
+        data = {} if template is None else {"source": {"chat_template": template}}
+        return Checkpoint(config, read_weights(kind, config, read_tensors(folder)), text, eot, data=data, path=folder)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -78,20 +74,6 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             raise ValueError(f"{file.name} and another file hold {min(twice)}; remove the files of another model")
         tensors |= loaded
     return tensors
-
-
-def stored_certificate(folder: Path) -> dict[str, Any] | None:
-    """Whether certificate.json of an exported folder belongs to its weights; None: the folder has none.
-
-    Returns:
-        "text": one line; "belongs": whether the tensors have the digest of the certificate; "passed": as stored.
-    """
-    if not (folder / CERTIFICATE).is_file():
-        return None
-    stored = _read_json(folder / CERTIFICATE)
-    belongs = stored.get("weights") == digest(read_tensors(folder))
-    text = stored.get("text") if belongs else "does not belong to these weights"
-    return {"text": one_line(str(text)), "belongs": belongs, "passed": stored.get("passed") is True}
 
 
 def is_hub_name(name: str) -> bool:

@@ -8,36 +8,20 @@ from typing import Any
 import torch
 
 from tril.model.atomic_files import write_json
-from tril.model.checkpoint import Checkpoint, digest, one_line, verdict
+from tril.model.checkpoint import Checkpoint, one_line, verdict
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.architectures import write_config, write_weights
-from tril.model.interop.hf import CERTIFICATE, CONFIG, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS, read_tensors
+from tril.model.interop.hf import CONFIG, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 
 LIMIT = 1e-4  # on the difference of logits in float32
 RELATIVE_LIMIT = 1e-5  # of the largest logit, where that is more: rounding grows with it
-UNITS = {"loss": "nats per token", "bpb": "bits per byte"}  # of the losses in summary.json
-CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [tril]
----
-
-# {name}
-
-Trained with Tril: {n_parameters:,} parameters, {step} optimizer steps, data {fingerprint}.
-
-- Causality certificate: {certificate}.
-{losses}
-In training, each text starts with the token `{eot}`, which also ends it.
-"""
 
 
-def export_hf(folder: Path, checkpoint: Checkpoint, summary: dict[str, Any]) -> str:
+def export_hf(folder: Path, checkpoint: Checkpoint) -> str:
     """Writes a new folder for AutoModelForCausalLM and AutoTokenizer, without custom code.
 
     Args:
         folder: new or empty.
-        summary: summary.json of the run; {} for none.
 
     Returns:
         The class of `transformers`.
@@ -53,16 +37,13 @@ def export_hf(folder: Path, checkpoint: Checkpoint, summary: dict[str, Any]) -> 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    lm = checkpoint.language_model()
+    lm, certificate = checkpoint.language_model(), verdict(checkpoint)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".export-", dir=folder.parent) as temporary:
         part = Path(temporary) / folder.name
         part.mkdir()
-        class_name, certificate = write_hf(part, lm), verdict(checkpoint)
-        card = model_card(folder.name, lm, checkpoint, summary, certificate["text"])
-        (part / "README.md").write_text(card, encoding="utf-8")
-        certificate |= {"causality": checkpoint.certificate, "weights": digest(read_tensors(part))}
-        write_json(part / CERTIFICATE, certificate)
+        class_name = write_hf(part, lm)
+        write_json(part / "certificate.json", (checkpoint.certificate or {}) | {"text": certificate})
         check_equal(part, lm)
         part.replace(folder)
     return class_name
@@ -98,22 +79,6 @@ def write_hf(folder: Path, lm: LanguageModel) -> str:
         raise OSError(one_line(f"cannot write {folder / WEIGHTS}: {error}")) from error
     (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors lets nobody else read the file
     return config["architectures"][0]
-
-
-def model_card(name: str, lm: LanguageModel, checkpoint: Checkpoint, summary: dict[str, Any], certificate: str) -> str:
-    """README.md, with the metadata of the Hugging Face hub, and the validation losses of the weights if known."""
-    measured = {"final": summary.get("steps"), "best": summary.get("best_step")}
-    known = [prefix for prefix, step in measured.items() if checkpoint.step is not None and step == checkpoint.step]
-    losses = {f"{prefix}_val_{name}": unit for prefix in known[:1] for name, unit in UNITS.items()}
-    return CARD.format(
-        name=one_line(name),
-        n_parameters=lm.model.n_parameters(),
-        step="unknown" if checkpoint.step is None else checkpoint.step,
-        fingerprint=one_line(str(checkpoint.data.get("fingerprint", "unknown"))),
-        certificate=certificate,
-        losses="".join(f"- Validation: {summary[key]} {unit}.\n" for key, unit in losses.items() if key in summary),
-        eot=one_line(lm.eot).replace("`", "'"),
-    )
 
 
 @torch.no_grad()

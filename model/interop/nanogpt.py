@@ -12,13 +12,12 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from torch import Tensor
 
-from tril.model.checkpoint import Checkpoint, digest, load_plain, one_line
+from tril.model.checkpoint import Checkpoint, digest, load_plain, named
 from tril.model.generation.language_model import EOT
 from tril.model.interop.architectures import EMBED, HEAD, read_config, read_weights
 
 COMPILED = "_orig_mod."  # before the names of a compiled model
 META, UNKNOWN = "meta.pkl", "<|unknown|>"  # the token as in data.tokenizer.kind=char
-MAX_META_BYTES = 50_000_000  # Unicode has 1.1 million characters
 
 
 def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> Checkpoint:
@@ -37,19 +36,15 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
     weights, arguments = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
     if not isinstance(weights, dict) or not isinstance(arguments, dict):
         raise ValueError(f"{path} has no model and model_args; name the ckpt.pt that train.py of nanoGPT wrote")
-    try:
+    with named(path):
         config = read_config("nanogpt", arguments)
-        named = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
-        if wrong := [name for name, tensor in named.items() if not isinstance(tensor, Tensor)]:
+        tensors = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
+        if wrong := [name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)]:
             raise ValueError(f"{wrong[0]} is no tensor; use another file")
-        digest(named)  # raises if they are not dense
-        state = read_weights("nanogpt", config, named)
-        meta = find_meta(path, content.get("config"))
-        if tokenizer is None and meta is None:
-            remedy = "data.tokenizer.kind=file data.tokenizer.path=tokenizer.json"
-            cause = f"it has no {META}, so its tokens are those of GPT-2"
-            raise ValueError(f"{cause}; name its tokenizer with {remedy}, or kind=hub path=openai-community/gpt2")
-        if tokenizer is None and meta is not None:
+        digest(tensors)  # raises if they are not dense
+        state = read_weights("nanogpt", config, tensors)
+        if tokenizer is None:
+            meta = find_meta(path, content.get("config"))
             characters = characters_of(meta)
             tokenizer = character_tokenizer(characters), EOT
             missing = len(characters) + 2 - (config.vocab_size or 0)
@@ -60,21 +55,21 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
                 mean = state[EMBED].float().mean(0, keepdim=True)  # (1, C)
                 embed = torch.cat([state[EMBED].float(), mean.expand(missing, -1)])
                 config, state = replace(config, vocab_size=len(embed)), state | {EMBED: embed, HEAD: embed}
-    except ValueError as error:
-        raise ValueError(one_line(f"{path}: {error}")) from error
-    assert tokenizer is not None
     step = content.get("iter_num")
-    return Checkpoint(
-        config, state, tokenizer[0].to_str(), tokenizer[1], step=step if type(step) is int else None, path=path
-    )
+    step = step if type(step) is int else None
+    return Checkpoint(config, state, tokenizer[0].to_str(), tokenizer[1], step=step, path=path)
 
 
-def find_meta(path: Path, run: Any) -> Path | None:
-    """The character table next to a checkpoint, or in data/DATASET of the folder above it or of the working one."""
-    folders, dataset = [path.parent], run.get("dataset") if isinstance(run, dict) else None
+def find_meta(path: Path, run: Any) -> Path:
+    """The character table next to a checkpoint, or in data/DATASET of the folder above it. Raises ValueError."""
+    dataset, folders = run.get("dataset") if isinstance(run, dict) else None, [path.parent]
     if isinstance(dataset, str) and dataset not in ("", "..") and Path(dataset).name == dataset:  # within data/
-        folders += [root / "data" / dataset for root in (path.absolute().parent.parent, Path.cwd())]
-    return next((folder / META for folder in folders if (folder / META).is_file()), None)
+        folders.append(path.absolute().parent.parent / "data" / dataset)
+    for folder in folders:
+        if (folder / META).is_file():
+            return folder / META
+    remedy = "data.tokenizer.kind=file data.tokenizer.path=tokenizer.json, or kind=hub path=openai-community/gpt2"
+    raise ValueError(f"it has no {META}, so its tokens are those of GPT-2; name its tokenizer with {remedy}")
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -86,16 +81,14 @@ class PlainUnpickler(pickle.Unpickler):
 
 def characters_of(path: Path) -> list[str]:
     """The characters of a meta.pkl, by id. Raises ValueError if it is not a table of characters."""
-    if path.stat().st_size > MAX_META_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes, and the limit is {MAX_META_BYTES}; use another file")
     try:
         with path.open("rb") as file:
             table = PlainUnpickler(file).load()["itos"]
-            characters = [table[i] for i in range(len(table))]
-        if not all(type(c) is str and len(c) == 1 and c.encode() for c in characters):  # half a pair has no UTF-8
-            raise ValueError("its values are not characters")
+        characters = [table[i] for i in range(len(table))]
         if not characters or len(set(characters)) < len(characters):
             raise ValueError("it is empty, or a character is there twice")
+        if not all(type(c) is str and len(c) == 1 and c.encode() for c in characters):  # half a pair has no UTF-8
+            raise ValueError("its values are not characters")
     except Exception as error:  # of any kind: the file decides what the unpickler meets
         reason = f"has no table itos of distinct characters with the ids 0, 1, ... ({error!r})"
         raise ValueError(f"{path} {reason}; write it again with prepare.py of nanoGPT") from error

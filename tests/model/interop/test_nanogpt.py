@@ -50,17 +50,17 @@ def test_characters_get_an_end_of_text_token_in_new_rows_or_in_those_that_no_cha
         lm.encode("To be")
 
 
-def test_the_character_table_is_found_next_to_the_file_or_in_the_data_of_nanogpt(tmp_path, monkeypatch):
-    path, run = tmp_path / "nano" / "out" / "ckpt.pt", {"dataset": "plays"}
-    assert find_meta(path, run) is None
-    monkeypatch.chdir(tmp_path)
-    for folder in ("data/plays", "nano/data/plays", "nano/out"):  # the later ones go first
-        there = write_meta(tmp_path / folder / "meta.pkl", CHARACTERS)
-        assert find_meta(path, run) == there
+def test_the_character_table_is_found_next_to_the_file_or_in_the_data_of_nanogpt(tmp_path):
+    path = tmp_path / "nano" / "out" / "ckpt.pt"
+    for folder in ("nano/data/plays", "nano/out"):  # the later one goes first
+        meta = write_meta(tmp_path / folder / "meta.pkl", CHARACTERS)
+        assert find_meta(path, {"dataset": "plays"}) == meta
     for dataset in ("../secret", "..", "", None, 7):
         write_meta(tmp_path / "nano" / "secret" / "meta.pkl", CHARACTERS)
-        assert find_meta(path, {"dataset": dataset}) == there and find_meta(tmp_path / "x" / "y" / "z", run) != there
-        assert find_meta(tmp_path / "nano" / "a" / "b", {"dataset": dataset}) is None
+        with pytest.raises(
+            ValueError, match="it has no meta.pkl, so its tokens are those of GPT-2; name its tokenizer"
+        ):
+            find_meta(tmp_path / "nano" / "a" / "b", {"dataset": dataset})
 
 
 class Attack:
@@ -71,30 +71,20 @@ class Attack:
         return os.mkdir, (str(self.folder),)
 
 
-def test_no_file_runs_code(tmp_path):
+def test_no_file_runs_code_and_damaged_tables_are_refused(tmp_path):
     attack, meta = Attack(tmp_path / "ran"), tmp_path / "meta.pkl"
-    for content in (attack, {"itos": {0: attack}}, {"itos": {0: "a"}, "stoi": attack}):
-        meta.write_bytes(pickle.dumps(content))
-        with pytest.raises(ValueError, match="meta.pkl has no table .*it refers to .*mkdir, which no character table"):
+    tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "\ud801"}, {0: attack}
+    contents = [pickle.dumps(content) for content in (attack, "text", *({"itos": table} for table in tables))]
+    for content in (*contents, b"", contents[0][:-3]):
+        meta.write_bytes(content)
+        with pytest.raises(ValueError, match="meta.pkl has no table itos"):
             characters_of(meta)
     path = write_checkpoint(tmp_path / "ckpt.pt", reference(36), changes={"config": attack})
-    with pytest.raises(ValueError, match="ckpt.pt is not a checkpoint"):
+    with pytest.raises(ValueError, match="ckpt.pt is damaged, or is not a checkpoint"):
         read_nanogpt(path)
     assert not (tmp_path / "ran").exists()
     pickle.loads(pickle.dumps(attack))  # what an unpickler that is not restricted does
     assert (tmp_path / "ran").exists()
-
-
-def test_tables_that_are_none(tmp_path):
-    tables = {}, {0: "a", 2: "b"}, {0: "a", 1: "a"}, {0: "a", 1: "bc"}, {0: "a", "1": "b"}, {0: "\ud801"}
-    for content in ("text", *({"itos": table} for table in tables)):
-        (tmp_path / "meta.pkl").write_bytes(pickle.dumps(content))
-        with pytest.raises(ValueError, match="has no table itos"):
-            characters_of(tmp_path / "meta.pkl")
-    for content in (b"", b"text", pickle.dumps({"itos": {0: "a"}})[:-3]):
-        (tmp_path / "meta.pkl").write_bytes(content)
-        with pytest.raises(ValueError, match="has no table itos"):
-            characters_of(tmp_path / "meta.pkl")
 
 
 def arguments(**changes):
@@ -106,14 +96,10 @@ REFUSED = [  # changes of a checkpoint of 36 characters, or of its weights, and 
     ({"model_args": {"n_layer": 2}}, "vocab_size is missing; block_size is missing"),
     ({"model_args": arguments(n_layer=10**9)}, "n_layers=1000000000"),
     ({"model_args": arguments(n_embd=64)}, "its tensors have "),
-    ({"model_args": arguments(n_head=5)}, "n_heads=5"),
     ({"model_args": arguments(bias="yes")}, "bias='yes' must be a valid boolean"),
     (lambda w: w.update({"lm_head.weight": w[WTE] + 1}), "lm_head.weight differs from the embedding"),
-    (lambda w: (w.pop(WTE), w.pop("lm_head.weight")), "its tensors have "),
-    (lambda w: w.update({"transformer.more": torch.ones(2)}), "transformer.more does not belong"),
     (lambda w: w.update({WTE: 1.0}), f"{WTE} is no tensor"),
     (lambda w: w.update({WTE: torch.zeros(1).expand(10**6, 32)}), "is not dense"),
-    (lambda w: w.update({"transformer.ln_f.bias": torch.zeros(32, dtype=torch.int64)}), "no floating-point tensor"),
 ]
 
 
@@ -134,8 +120,6 @@ def test_a_tokenizer_of_another_model(tmp_path):
     path = write_checkpoint(tmp_path / "ckpt.pt", reference(36))
     with pytest.raises(ValueError, match="the tokenizer's 257 tokens exceed the model's vocab_size=36"):
         read_nanogpt(path, (byte_tokenizer(), EOT)).language_model()
-    with pytest.raises(ValueError, match="has no meta.pkl, so its tokens are those of GPT-2; name its tokenizer"):
-        read_nanogpt(path)
     write_meta(tmp_path / "meta.pkl", CHARACTERS + "XYZ")
     with pytest.raises(ValueError, match="has 39 characters and exceeds its vocab_size=36"):
         read_nanogpt(path).language_model()

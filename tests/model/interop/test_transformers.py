@@ -1,68 +1,68 @@
 """Models of `transformers`, in and out: one table of models, both ways, and what is refused in either direction."""
 
 import json
-import re
 
 import pytest
 import torch
-import yaml
 from jinja2 import Environment
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_gpt
 from tests.model.interop.folders import DROP, EOT, MODELS, T, byte_tokenizer, change_json, folder_of, reference
-from tril.model.checkpoint import Checkpoint, digest
+from tril.model.checkpoint import Checkpoint
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPTConfig
 from tril.model.interop import hf_export
-from tril.model.interop.architectures import read_config, write_config
-from tril.model.interop.hf import CERTIFICATE, WEIGHTS, read_hf, read_tensors, stored_certificate
-from tril.model.interop.hf_export import check_equal, model_card, write_hf
+from tril.model.interop.architectures import write_config
+from tril.model.interop.hf import WEIGHTS, read_hf
+from tril.model.interop.hf_export import check_equal, write_hf
 
-GPT2 = {"pos": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qk_norm": "none"}
 LLAMA = {"mlp": "swiglu", "qk_norm": "none"}
 OURS = {  # more models, of tiny_gpt
-    "GPT2LMHeadModel": GPT2 | {"mlp": "relu2", "tie_embeddings": False, "mlp_hidden": 20, "qkv_bias": True},
-    "LlamaForCausalLM": LLAMA | {"context_length": 1},
+    "GPT2LMHeadModel": {"pos": "learned", "norm": "layernorm", "bias": True, "qk_norm": "none", "mlp_hidden": 20},
+    "LlamaForCausalLM": LLAMA | {"context_length": 1, "tie_embeddings": False},
     "Qwen3ForCausalLM": {"mlp": "swiglu", "n_kv_heads": 1, "head_dim": 6, "norm_eps": 0.1, "window": 12},
 }
+NORM = "model.layers.1.input_layernorm.weight"
 
 
 def language_model(**choices):
     return LanguageModel(tiny_gpt(vocab_size=264, **choices), byte_tokenizer(), EOT)
 
 
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory):
-    root = tmp_path_factory.mktemp("originals")
-    return {name: folder_of(name, root / str(i)) for i, name in enumerate(MODELS)}
-
-
 @pytest.fixture
-def copy_of(originals, tmp_path):
-    def copy(name):
-        (tmp_path / "model").mkdir()
-        for path in originals[name].iterdir():
-            (tmp_path / "model" / path.name).write_bytes(path.read_bytes())
-        return tmp_path / "model"
+def copy_of(tmp_path):
+    return lambda name: folder_of(name, tmp_path / "model")
 
-    return copy
+
+def rewrite(folder, change):
+    """Writes the weights again after `change` of the dictionary of tensors."""
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+
+def refused(folder, message):
+    with pytest.raises((ValueError, OSError)) as raised:
+        read_hf(folder).language_model()
+    assert message in str(raised.value) and str(folder) in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_a_model_of_transformers_computes_the_same_here_and_is_written_as_it_was(originals, tmp_path, name):
-    lm, theirs, ids = read_hf(originals[name]).language_model(), reference(name), torch.randint(256, (2, T))
-    for length in (1, 7, T):
-        expected = theirs(ids[:, :length]).logits
-        assert expected.std() > 0.5  # small logits would be close in any model
-        assert (lm.model(ids[:, :length]) - expected).abs().max() <= 1e-4
-    write_hf(tmp_path, lm)
-    check_equal(tmp_path, lm)
-    before, after = (load_file(path / WEIGHTS) for path in (originals[name], tmp_path))
+def test_a_model_of_transformers_computes_the_same_here_and_is_written_as_it_was(copy_of, tmp_path, name):
+    original = copy_of(name)
+    lm, theirs, ids = read_hf(original).language_model(), reference(name), torch.randint(256, (2, T))
+    expected = theirs(ids).logits
+    assert expected.std() > 0.5  # small logits would be close in any model
+    assert (lm.model(ids) - expected).abs().max() <= 1e-4
+    (out := tmp_path / "out").mkdir()
+    write_hf(out, lm)
+    check_equal(out, lm)
+    before, after = (load_file(path / WEIGHTS) for path in (original, out))
     assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
-    assert read_hf(tmp_path).config == lm.config
-    values = [type(theirs.config).from_pretrained(path).to_dict() for path in (originals[name], tmp_path)]
+    assert read_hf(out).config == lm.config
+    values = [type(theirs.config).from_pretrained(path).to_dict() for path in (original, out)]
     differs = {key for key in values[0].keys() | values[1].keys() if values[0].get(key) != values[1].get(key)}
     free = {"architectures", "dtype", "transformers_version", "pad_token_id", "n_inner", "_name_or_path"}
     assert differs <= free | {"max_window_layers", "attention_dropout"}
@@ -70,14 +70,22 @@ def test_a_model_of_transformers_computes_the_same_here_and_is_written_as_it_was
 
 @pytest.mark.parametrize("name", OURS)
 @torch.no_grad()
-def test_a_model_of_ours_is_the_same_in_transformers_and_comes_back(tmp_path, name):
+def test_a_model_of_ours_is_the_same_in_transformers_and_generates_no_row_without_a_token(tmp_path, name):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     lm = language_model(**OURS[name])
+    lm.model.head.weight[257:] *= 100  # the rows above the tokenizer's ids have the largest logits
     write_hf(tmp_path, lm)
     check_equal(tmp_path, lm)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [name]
     back, state = read_hf(tmp_path).language_model(), lm.model.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in back.model.state_dict().items())
     assert back.tokenizer.to_str() == lm.tokenizer.to_str() and back.eot == EOT
+    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    start, n = torch.tensor([[lm.eot_id]]), lm.config.context_length - 1
+    if n:
+        ids = model.generate(start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=n)
+        assert tokenizer.decode(ids[0, 1:], skip_special_tokens=True) == lm.generate("", n, temperature=0.0)
 
 
 def test_every_field_is_written_or_refused():
@@ -97,47 +105,11 @@ def test_every_field_is_written_or_refused():
             assert f"model.{field}={value}".lower() in str(error) and " must be " in str(error)
     for values in ({"window": 4}, {"logit_softcap": 3.0}, {"bias": False}, {"n_kv_heads": 2}, {"head_dim": 10}):
         with pytest.raises(ValueError, match=f"GPT2LMHeadModel cannot express the model: model.{min(values)}="):
-            write_config(GPTConfig(vocab_size=31, dim=32, n_heads=4, **GPT2 | values))
-    got = read_config("qwen3", write_config(base))
-    assert (got.norm_eps, got.head_dim, got.mlp_hidden) == (torch.finfo(torch.float32).eps, 8, base.mlp_size)
+            write_config(GPTConfig(vocab_size=31, dim=32, n_heads=4, **OURS["GPT2LMHeadModel"] | values))
 
 
-def test_rows_without_a_token_are_never_generated(tmp_path):
-    """The rows above the tokenizer's ids have the largest logits here."""
-    lm = language_model(**LLAMA, tie_embeddings=False)
-    with torch.no_grad():
-        lm.model.head.weight[257:] *= 100
-    write_hf(tmp_path, lm)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
-    start = torch.tensor([[lm.eot_id]])
-    generated = model.generate(start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=9)
-    assert tokenizer.decode(generated[0, 1:], skip_special_tokens=True) == lm.generate("", 9, temperature=0.0)
-
-
-def interleave(weights):
-    """Pairs (2i, 2i + 1) of a head instead of its halves, as in the original weights of Llama."""
-    for name in (name for name in weights if "q_proj" in name or "k_proj" in name):
-        rows = weights[name].view(4, 2, 4, 32).transpose(1, 2)
-        weights[name] = rows.reshape(32, 32).contiguous()
-
-
-def swap_values(weights):
-    first, second = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "qk")
-    weights[first], weights[second] = weights[second].clone(), weights[first].clone()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (swap_values, "the logits of transformers differ by"),
-        (interleave, "the logits of transformers differ by"),
-        (lambda w: w["model.norm.weight"].view(-1)[3:4].add_(0.01), "the logits of transformers differ by"),
-        (lambda w: w["model.norm.weight"].fill_(torch.nan), "the logits of transformers differ by nan"),
-    ],
-)
-def test_a_difference_leaves_nothing(tmp_path, monkeypatch, change, message):
+@pytest.mark.parametrize("change", [lambda w: w[NORM].view(-1)[3:4].add_(0.01), lambda w: w[NORM].fill_(torch.nan)])
+def test_a_difference_leaves_nothing(tmp_path, monkeypatch, change):
     def write_changed(folder, lm):
         name = write_hf(folder, lm)
         rewrite(folder, change)
@@ -146,16 +118,9 @@ def test_a_difference_leaves_nothing(tmp_path, monkeypatch, change, message):
     lm = language_model(**LLAMA)
     checkpoint = Checkpoint(lm.config, dict(lm.model.state_dict()), lm.tokenizer.to_str(), EOT)
     monkeypatch.setattr(hf_export, "write_hf", write_changed)
-    with pytest.raises(ValueError, match=message):
-        hf_export.export_hf(tmp_path / "out", checkpoint, {})
+    with pytest.raises(ValueError, match="the logits of transformers differ by"):
+        hf_export.export_hf(tmp_path / "out", checkpoint)
     assert not list(tmp_path.iterdir())
-
-
-def rewrite(folder, change):
-    """Writes the weights again after `change` of the dictionary of tensors."""
-    weights = load_file(folder / WEIGHTS)
-    change(weights)
-    save_file(weights, folder / WEIGHTS, {"format": "pt"})
 
 
 def test_another_tokenizer_and_a_damaged_folder_are_named(tmp_path):
@@ -173,25 +138,27 @@ def test_another_tokenizer_and_a_damaged_folder_are_named(tmp_path):
 
 
 @torch.no_grad()
-def test_folders_of_other_versions(originals, tmp_path, copy_of):
+def test_folders_of_other_versions(tmp_path, copy_of):
     """Several files; names without prefix, masks and missing keys, as openai-community/gpt2; the base of rope in v4."""
     name, ids = "Llama, grouped and untied", torch.randint(256, (1, T))
-
-    def model(folder):
-        return read_hf(folder).language_model().model
-
-    expected = model(originals[name])(ids)
     shards = folder_of(name, tmp_path / "shards", max_shard_size="20KB")
-    assert len(list(shards.glob("model-*.safetensors"))) > 2 and torch.equal(model(shards)(ids), expected)
-    change_json(shards / "config.json", rope_parameters=DROP, rope_scaling=None, rope_theta=50.0)
-    assert torch.equal(model(shards)(ids), expected)
+    for values in ({}, {"rope_parameters": DROP, "rope_scaling": None, "rope_theta": 50.0}):
+        change_json(shards / "config.json", **values)
+        assert (read_hf(shards).language_model().model(ids) - reference(name)(ids).logits).abs().max() <= 1e-4
     gpt2 = copy_of("GPT-2")
+    expected = read_hf(gpt2).language_model().model(ids)
     weights = {key.removeprefix("transformer."): tensor for key, tensor in load_file(gpt2 / WEIGHTS).items()}
     weights |= {"h.0.attn.bias": torch.ones(1, 1, T, T).tril(), "h.1.attn.masked_bias": torch.tensor(-1e4)}
     save_file(weights, gpt2 / WEIGHTS)
     later = "tie_word_embeddings", "add_cross_attention", "scale_attn_by_inverse_layer_idx", "n_inner", "architectures"
     change_json(gpt2 / "config.json", **dict.fromkeys(later, DROP))
-    assert torch.equal(model(gpt2)(ids), model(originals["GPT-2"])(ids))
+    assert torch.equal(read_hf(gpt2).language_model().model(ids), expected)
+    shard, *_ = sorted(shards.glob("model-*"))
+    shard.rename(shards / "model-00001-of-00009.safetensors")
+    (shards / "model-00002-of-00009.safetensors").write_bytes(
+        (shards / "model-00001-of-00009.safetensors").read_bytes()
+    )
+    refused(shards, "and another file hold ")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +167,8 @@ def test_folders_of_other_versions(originals, tmp_path, copy_of):
         ({"eos_token_id": [257, 256]}, "<|end|>"),
         ({"eos_token_id": None, "eos_token": "<|end|>"}, "<|end|>"),
         ({"eos_token_id": DROP, "eos_token": {"content": EOT}}, EOT),
-        *(({"eos_token_id": x}, None) for x in (263, -1, None, "<end>", True)),
+        ({"eos_token_id": -1}, None),
+        ({"eos_token_id": True}, None),
     ],
     ids=str,
 )
@@ -216,40 +184,26 @@ def test_the_end_of_text_token(copy_of, ends, expected):
         assert read_hf(folder).eot == expected
 
 
-def refused(folder, message):
-    with pytest.raises((ValueError, OSError)) as raised:
-        read_hf(folder).language_model()
-    assert message in str(raised.value) and str(folder) in str(raised.value) and "\n" not in str(raised.value)
-
-
-CONFIGS_REFUSED = [  # model, changed values of config.json, part of the message
-    ("GPT-2", {"model_type": ["gpt2"]}, "must be one of gpt2, llama, qwen3"),
-    ("GPT-2", {"model_type": "nanogpt"}, "model_type=nanogpt must be one of gpt2"),
-    ("GPT-2", {"scale_attn_weights": False}, "scale_attn_weights=false must be true"),
-    ("GPT-2", {"activation_function": ["gelu"]}, "activation_function="),
-    ("GPT-2", {"n_head": "4", "n_layer": DROP}, "n_layer is missing"),
-    ("GPT-2", {"n_head": "4"}, "model.n_heads='4'"),
-    ("GPT-2", {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias does not belong to the model and 11 more"),
-    ("GPT-2", {"n_layer": 10**12}, "n_layers=1000000000000"),
-    ("GPT-2", {"n_positions": 10**11}, "its tensors have "),
-    ("GPT-2", {"auto_map": {"AutoModel": "evil.Model"}}, "auto_map="),
-    ("SmolLM", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type=llama3 must be default"),
-    ("SmolLM", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "type=linear must be default"),
-    ("SmolLM", {"rope_scaling": "yarn"}, "rope_type=yarn must be default"),
-    ("SmolLM", {"attention_bias": True}, "attention_bias=true must be false"),
-    ("Qwen3", {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, "in all layers"),
-    ("Qwen3", {"head_dim": DROP}, "its tensors have "),  # the default of the class
-]
-
-
-@pytest.mark.parametrize(("name", "values", "message"), CONFIGS_REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("GPT-2", {"model_type": ["gpt2"]}, "must be one of gpt2, llama, qwen3"),
+        ("GPT-2", {"scale_attn_weights": False}, "scale_attn_weights=false must be true"),
+        ("GPT-2", {"activation_function": ["gelu"]}, "activation_function="),
+        ("GPT-2", {"n_head": "4", "n_layer": DROP}, "n_layer is missing"),
+        ("GPT-2", {"n_head": "4"}, "model.n_heads='4'"),
+        ("GPT-2", {"n_layer": 1}, "transformer.h.1.attn.c_attn.bias does not belong to the model and 11 more"),
+        ("GPT-2", {"n_positions": 10**11}, "its tensors have "),
+        ("SmolLM", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type=llama3 must be default"),
+        ("SmolLM", {"rope_scaling": "yarn"}, "rope_type=yarn must be default"),
+        ("Qwen3", {"use_sliding_window": True, "layer_types": ["full_attention"] * 2}, "in all layers"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
 def test_a_config_that_gpt_does_not_express(copy_of, name, values, message):
     folder = copy_of(name)
     change_json(folder / "config.json", **values)
     refused(folder, message)
-
-
-NORM = "model.layers.1.input_layernorm.weight"
 
 
 @pytest.mark.parametrize(
@@ -258,8 +212,6 @@ NORM = "model.layers.1.input_layernorm.weight"
         (lambda w: w.pop(NORM), "its tensors have "),
         (lambda w: w.update(score=torch.ones(1)), "score does not belong to the model"),
         (lambda w: w.update({NORM: w[NORM].view(4, 8)}), "blocks.1.norm1.weight is missing, unknown, of another shape"),
-        (lambda w: w.update({NORM: torch.tensor(1.0)}), "its tensors have "),
-        (lambda w: w.update({NORM: torch.ones(32, dtype=torch.int32)}), "or no floating-point tensor"),
         (lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"] + 1}), "differs from the embedding"),
     ],
 )
@@ -278,39 +230,21 @@ def test_damaged_and_missing_files(copy_of, tmp_path):
     header = json.loads(content[8:end])
     header[NORM] |= {"shape": [2**40], "data_offsets": [0, 2**42]}
     text = json.dumps(header).encode()
-    for damaged in (len(text).to_bytes(8, "little") + text + content[end:], content[:-100], content[:4], b""):
+    for damaged in (len(text).to_bytes(8, "little") + text + content[end:], content[:-100], b""):
         (folder / WEIGHTS).write_bytes(damaged)
         refused(folder, "cannot be read")
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
     refused(folder, "has no model.safetensors (a pickle such as pytorch_model.bin could run any code")
+    extra = byte_tokenizer(*(f"<{i}>" for i in range(8))).to_str().encode()
     for name, broken, message in (
+        ("tokenizer.json", extra, "the tokenizer's 265 tokens exceed the model's vocab_size=264"),
         ("tokenizer.json", b"{}", "cannot be read"),
         ("tokenizer.json", b"\xff", "is not UTF-8"),
-        *(("config.json", x, "config.json is not") for x in (b"[1]", b"{", b"[" * 100_000, b"\xff")),
+        *(("config.json", x, "config.json is not") for x in (b"[1]", b"[" * 100_000, b"\xff")),
     ):
         (folder / name).write_bytes(broken)
         refused(folder, message)
-    (folder / "config.json").unlink()
-    refused(folder, "has no config.json")
     refused(tmp_path / "nowhere", "has no config.json")
-
-
-def test_shards_that_are_missing_or_of_another_model(tmp_path):
-    folder = folder_of("SmolLM", tmp_path / "model", max_shard_size="20KB")
-    shard, *_ = sorted(folder.glob("model-*"))
-    content = shard.read_bytes()
-    shard.unlink()
-    refused(folder, "its tensors have ")
-    for name in ("model-00001-of-00009.safetensors", shard.name):
-        (folder / name).write_bytes(content)
-    refused(folder, "and another file hold ")
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model(copy_of):
-    folder = copy_of("GPT-2")
-    extra = byte_tokenizer(*(f"<{i}>" for i in range(8)))
-    (folder / "tokenizer.json").write_text(extra.to_str(), encoding="utf-8")
-    refused(folder, "the tokenizer's 265 tokens exceed the model's vocab_size=264")
 
 
 def test_the_chat_template_with_its_special_tokens(copy_of):
@@ -324,26 +258,3 @@ def test_the_chat_template_with_its_special_tokens(copy_of):
     refused(folder, "chat_template must be text")
     (folder / "chat_template.jinja").write_text("from the file")
     assert read_hf(folder).data["source"]["chat_template"] == '{% set eos_token = "<e>" %}from the file'
-    (folder / "chat_template.jinja").write_bytes(b"\xff")
-    refused(folder, "chat_template.jinja is not UTF-8")
-
-
-def test_the_stored_certificate_belongs_until_a_weight_changes(tmp_path):
-    assert stored_certificate(tmp_path) is None
-    write_hf(tmp_path, language_model(**LLAMA))
-    content = {"text": "passed", "passed": True, "weights": digest(read_tensors(tmp_path))}
-    (tmp_path / CERTIFICATE).write_text(json.dumps(content))
-    assert stored_certificate(tmp_path) == {"text": "passed", "belongs": True, "passed": True}
-    rewrite(tmp_path, lambda w: w["model.norm.weight"].view(-1)[-1:].add_(1e-3))
-    text = "does not belong to these weights"
-    assert stored_certificate(tmp_path) == {"text": text, "belongs": False, "passed": True}
-
-
-def test_the_model_card_has_the_losses_of_its_step():
-    summary = {"steps": 40, "final_val_loss": 2.0, "best_step": 20, "best_val_loss": 1.0, "best_val_bpb": 0.5}
-    lm = language_model(**LLAMA)
-    for step, expected in ((40, ["2.0 nats"]), (20, ["1.0 nats", "0.5 bits"]), (30, []), (None, [])):
-        stored = Checkpoint(lm.config, {}, "", EOT, {"fingerprint": "f00"}, step=step)
-        card = model_card("a\nb", lm, stored, summary, "none")
-        assert re.findall(r"Validation: (\S+ \w+)", card) == expected and "# a b\n" in card and "data f00" in card
-        assert yaml.safe_load(card.split("---")[1])["library_name"] == "transformers"
