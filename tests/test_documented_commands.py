@@ -22,10 +22,16 @@ OF_TRIL = list({command.words: command for command in COMMANDS if command.script
 OTHERS = [command for command in COMMANDS if not command.script]
 GRIDS = ("scripts.ablation.grid.estimate_runs", "scripts.ablation.grid.name_runs")  # the second one on clusters
 ACCEPTED = {  # what each script calls when it has accepted its settings
-    "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.ablation.sweep_job.search_step"),
+    "train": (
+        "data.datamodule.TextDataModule.prepare_data",
+        *GRIDS,
+        "scripts.ablation.sweep_job.search_step",
+        "scripts.cli.plan.print_plan",
+    ),
     "certify": ("model.causality.certificate.certify_model",),
-    "evaluate": tuple(
-        f"scripts.evaluate.{name}" for name in ("measure_text", "measure_tokens", "measure_pairs", "find_tasks")
+    "evaluate": (
+        *("scripts.evaluate.measure_text", "model.evaluation.token_costs.token_costs"),
+        *("model.evaluation.pairs.score_pairs", "model.evaluation.task_model.run_tasks"),
     ),
     "export": ("model.interop.hf_export.export_hf", "model.interop.gguf_file.write_gguf"),
     "heads": ("scripts.heads.log", "scripts.ablation.sweep_heads.describe_sweep"),
