@@ -107,7 +107,7 @@ def figures(root: Path = ROOT) -> str:
         f"per token, on files that it had not seen ({machine(run)}, {run['date']}). A run takes {minutes} minutes "
         f"{seconds} seconds with {took['validations']} validations, once the text is prepared ({machine(took)}, "
         f"{took['date']}); other seeds and machines: "
-        "[docs/runs.md](docs/runs.md). The sample begins:"
+        "[docs/results.md](docs/results.md). The sample begins:"
     )
     lines = textwrap.fill(text, LINE, break_on_hyphens=False)
     return f"{lines}\n\n```text\n{chr(10).join(run['sample'])}\n```"

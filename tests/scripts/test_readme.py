@@ -44,7 +44,7 @@ def test_the_figures_in_words(tmp_path):
         "The run in the picture reached 1.340 bits per byte, 3.228 nats per token, on files that it had not seen "
         "(AMD EPYC, 1 thread, float32, 2026-11-23). A run takes 4 minutes 28 seconds with 2 validations, "
         "once the text is prepared (AMD EPYC, 2 threads, bf16-mixed, 2026-11-22); other seeds and machines: "
-        "[docs/runs.md](docs/runs.md). The sample begins:"
+        "[docs/results.md](docs/results.md). The sample begins:"
     )
     assert block == "```text\ndef f(x):\n    return x\n```"
 
