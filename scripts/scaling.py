@@ -68,9 +68,9 @@ def main(cfg: dict, typed: Typed) -> None:
     # OpenBLAS would split matrices of five columns among threads, which wait for each other on a busy machine
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # numpy takes a moment to import: the errors above are reported before
-    from tril.scripts.ablation.published_sweep import ARCHIVE, opened, pack
     from tril.scripts.ablation.results import read_sweep
     from tril.scripts.ablation.scaling_law import points_of
+    from tril.scripts.experiments.published import ARCHIVE, opened, pack
 
     with contextlib.ExitStack() as unpacked:
         with user_errors():

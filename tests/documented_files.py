@@ -9,7 +9,7 @@ from unittest import mock
 from tests.model.interop.folders import byte_tokenizer, folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
 from tests.runs import TINY, train_typed, typed
-from tril.scripts.ablation.published_sweep import opened
+from tril.scripts.experiments.published import opened
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = Path("outputs/2026-11-20/12-00-00")  # of model=llama, which all scripts accept; it is the newest one

@@ -93,7 +93,7 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     index |= {TUNE: tune_entry(folder, tune, entries)} if tune else {}
     write_json(folder / SWEEP, index | {"cells": entries})
     tuning = TuningPlan(folder, tune, runs) if tune else None
-    print_plan(folder, runs, entries, tuning, stage=len(stages))
+    print_plan(folder, runs, tuning)
 
     with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
@@ -125,17 +125,13 @@ def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRu
     return runs, tune
 
 
-def print_plan(
-    folder: Path, runs: list[grid.PlannedRun], entries: list[dict], tuning: TuningPlan | None, *, stage: int
-) -> None:
-    """Prints the runs of this launch, what is left to train, how long that takes, and what the sweep will detect.
+def print_plan(folder: Path, runs: list[grid.PlannedRun], tuning: TuningPlan | None) -> None:
+    """Prints the runs of this launch, what is left to train, and how long that takes.
 
     Args:
         folder: of the sweep.
         runs: of this launch.
-        entries: of sweep.json, which has those of earlier launches as well.
         tuning: of the learning rates; None without +tune=lr.
-        stage: that this launch belongs to.
     """
     states = [state_of(folder / run.folder) for run in runs]
     to_run = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
@@ -148,12 +144,6 @@ def print_plan(
         seconds = None if seconds is None or tuning.seconds is None else seconds + tuning.seconds
     estimate = f", about {clock(seconds)} of computing, estimated from a few steps of each" if seconds else ""
     print(f"{work} to train{estimate}")
-    arms = {json.dumps(entry["values"], sort_keys=True) for entry in entries}
-    if to_run and len(arms) > 1:
-        from tril.scripts.ablation.power import detectable_line
-
-        seeds = {entry["seed"] for entry in entries}
-        print(detectable_line(len(arms), len(seeds), Path(ROOTS[1]), stage))
     print(flush=True)
 
 

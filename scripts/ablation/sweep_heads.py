@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_checkpoint
 from tril.scripts.ablation.head_average_plots import draw_averages
-from tril.scripts.ablation.report_tables import spread
 from tril.scripts.ablation.results import Sweep, Variant, read_sweep
 from tril.scripts.cli.config import flatten
 from tril.scripts.cli.errors import user_errors, writable
 from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.cli.formats import csv_text, markdown_table, plural
+from tril.scripts.experiments.losses import spread
 
 if TYPE_CHECKING:
     from tril.model.heads.ablation import Ablation

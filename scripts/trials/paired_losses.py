@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tril.model.comparison import text_variance
 from tril.model.intervals import clustered_mean, t_quantile
 from tril.scripts.ablation.cluster_sums import cluster_sums, have_documents
 from tril.scripts.ablation.run_files import Run, check_same_validation
-from tril.scripts.ablation.variances import text_variance
 from tril.scripts.trials.sequential import ALPHA
 
 SAME_BYTES = 1e-6  # relative: rounding of bytes per token

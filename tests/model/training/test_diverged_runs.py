@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.runs import TINY, in_process, rows
-from tests.scripts.ablation.synthetic import sweep_of
+from tests.scripts.experiments.synthetic import sweep_of
 from tril.model.training.module import TrainingModule
-from tril.scripts.ablation.comparisons import compare_with_baseline
-from tril.scripts.ablation.run_files import read_run
 from tril.scripts.ablation.sweep_heads import finished_runs
+from tril.scripts.experiments.losses import compare_sweep, losses_of
+from tril.scripts.experiments.sweep import Run
 
 
 def strict_json(path) -> dict:
@@ -65,10 +65,10 @@ def test_the_windows_of_an_earlier_validation_are_not_those_of_a_diverged_run(tm
     losses = {(1,): {0: 2.0, 1: 2.1}, (4,): {0: 3.0, 1: 3.1}}
     sweep = sweep_of(tmp_path, losses, summary={(1,): text})
     [folder] = (tmp_path / "sweep").glob("*n_heads=1,seed=0")
-    assert (folder / "windows_last.npz").is_file() and (read_run(folder, 0).last is None) == stopped
-    [found] = compare_with_baseline(sweep).values()
+    assert (folder / "windows_last.npz").is_file() and (Run(folder, 0).windows("final") is None) == stopped
+    [found] = compare_sweep(losses_of(sweep), sweep).values()
     assert found.verdict == ("diverged" if stopped else "better")
-    assert np.isnan(found.difference.mean) == stopped
+    assert np.isinf(found.difference.mean) == stopped
 
 
 def test_the_heads_of_a_diverged_run_are_left_out(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.scripts.ablation.synthetic import write_sweep
+from tests.scripts.experiments.synthetic import write_sweep
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.scaling_law import Law, Points
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.model.heads.test_seed_averages import SEEDS, ablation_of
-from tests.scripts.ablation.synthetic import sweep_of
+from tests.scripts.experiments.synthetic import sweep_of
 from tril.model.heads.seed_averages import average
 from tril.scripts.ablation.head_average_plots import draw_averages
 from tril.scripts.ablation.sweep_heads import layer_table, summary_table, texts_remark

@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import approx_fprime, minimize_scalar
 
 from tests.scripts.ablation.law_sweeps import HOFFMANN, LAWS, SIZES, STEPS, assert_same, law_sweep, points_from
-from tests.scripts.ablation.synthetic import write_sweep
+from tests.scripts.experiments.synthetic import write_sweep
 from tril.scripts.ablation.results import read_sweep
 from tril.scripts.ablation.scaling_law import (
     DELTA,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.scripts.ablation.synthetic import write_run
+from tests.scripts.experiments.synthetic import write_run
 
 CURVES = {1: {0.5: 3.4, 1.0: 3.2, 2.0: 3.3}, 4: {0.5: 3.1, 1.0: 3.15, 2.0: None}}  # heads -> multiplier -> loss
 SECONDS, FLOPS = 40.0, 6e9  # of the trials of one variant

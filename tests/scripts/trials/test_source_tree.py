@@ -37,7 +37,7 @@ def test_copy_of_this_package_has_all_code_and_configs(tmp_path):
     tree = copy_package(tmp_path)
     copied, package = tree.folder / "tril", source_tree.PACKAGE
     assert tree.folder.name == tree.digest[:12]
-    for path in ("train.py", "configs/model/nano.yaml", "scripts/ablation/report.html", "model/heads/page.py"):
+    for path in ("train.py", "configs/model/nano.yaml", "scripts/experiments/page.html", "model/heads/page.py"):
         assert (copied / path).read_bytes() == (package / path).read_bytes()
     assert digest_of(copied) == digest_of(package) == tree.digest
     assert not list(copied.rglob("__pycache__"))

@@ -1,0 +1,211 @@
+"""The pictures of a sweep's report: differences, losses of each seed, curves, loss against FLOPs."""
+
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tril.model.comparison import BETTER, EQUAL, UNCLEAR, WORSE, Comparison
+from tril.scripts.experiments.sweep import Sweep
+
+# distinguishable for color-blind readers
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8c6d31")
+MARKERS = ("o", "s", "^", "D")  # of each cycle through the colors
+VERDICTS: dict[
+    str, dict[str, Any]
+] = {  # -> color and marker of a difference; a triangle points to the side of the variant
+    BETTER: {"color": "#0072b2", "marker": "<"},
+    WORSE: {"color": "#d55e00", "marker": ">"},
+    EQUAL: {"color": "#009e73", "marker": "D"},
+    UNCLEAR: {"color": "0.4", "marker": "o"},
+}
+NO_VERDICT: dict[str, Any] = {"color": "0.4", "marker": "o", "mfc": "white"}
+WIDTH, DPI = 4.6, 200  # inches: legible on a phone, where it is 3.5 inches wide, whose pixels are small
+LABEL_WIDTH = 34  # characters of a line of a label
+MAX_LOSS_RATIO = 2.5  # largest loss shown / median loss: a diverged run does not squeeze the others
+LOG_SCALE_RATIO = 8  # largest / smallest value from which an axis is logarithmic
+SIZE_TOLERANCE = 1.01  # largest / smallest FLOPs from which they differ
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG in the report's folder, its title and caption."""
+
+    file: str
+    title: str
+    caption: str
+
+
+def draw(
+    sweep: Sweep, which: str, unit: str, folder: Path, comparisons: Mapping[str, Comparison]
+) -> dict[str, Picture]:
+    """Writes every picture for which the sweep has data: the section of the report that shows it -> picture.
+
+    Args:
+        which: "final" or "best" loss.
+        unit: of the differences.
+        comparisons: label -> comparison with the baseline of the `which` losses.
+    """
+    drawn = {
+        "differences": plot_differences(sweep, comparisons, unit),
+        "losses": plot_losses(sweep, which),
+        "curves": plot_curves(sweep),
+        "flops": plot_flops(sweep, which),
+    }
+    pictures = {}
+    for name, (figure, title, caption) in ((name, each) for name, each in drawn.items() if each is not None):
+        figure.savefig(folder / f"{name}.png", dpi=DPI)
+        pictures[name] = Picture(f"{name}.png", title, caption)
+    return pictures
+
+
+def plot_differences(sweep: Sweep, comparisons: Mapping[str, Comparison], unit: str) -> tuple[Any, str, str] | None:
+    """The difference of each variant from the baseline, with its interval."""
+    shown = {label: each for label, each in comparisons.items() if math.isfinite(each.difference.mean)}
+    if not shown:
+        return None
+    axes = new_axes(1.0 + row_heights(shown))
+    for row, each in enumerate(shown.values()):
+        bar = None if each.difference.low is None else each.difference.half_width
+        style: dict[str, Any] = VERDICTS.get(each.verdict, NO_VERDICT)
+        axes.errorbar(each.difference.mean, -row, xerr=bar, ls="none", ms=7, capsize=4, lw=2, **style)
+    axes.axvline(0, color="black", lw=1, zorder=0)
+    name_rows(axes, shown)
+    base = textwrap.shorten(escape(sweep.baseline.label), 50, placeholder=" ...")
+    axes.set_xlabel(f"difference from {base}, {unit}\n← better (lower loss)    worse →")
+    styles = {verdict: style for verdict, style in VERDICTS.items() if verdict in {x.verdict for x in shown.values()}}
+    add_legend(axes.figure, {verdict: style | {"ls": "none"} for verdict, style in styles.items()})
+    caption = "A bar is the interval that decides the verdict: one that excludes zero shows a difference."
+    return axes.figure, f"Differences from {sweep.baseline.label}", caption
+
+
+def plot_losses(sweep: Sweep, which: str) -> tuple[Any, str, str] | None:
+    """The loss of each seed and the mean of each variant."""
+    means = {variant.label: variant.estimate(f"{which}_val_loss").mean for variant in sweep.variants}
+    if not any(map(math.isfinite, means.values())):
+        return None
+    axes, styles, seeds = new_axes(0.9 + row_heights(means)), line_styles(sweep), {}
+    for row, variant in enumerate(sweep.variants):
+        axes.plot(means[variant.label], -row, **(styles[variant.label] | {"ls": "none", "ms": 9}))
+        for run in variant.finished:
+            seeds.setdefault(run.seed, []).append((run.summary[f"{which}_val_loss"], -row))
+    for points in seeds.values():
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, lw=0.7, color="0.7", marker="o", ms=3.5, mfc="0.8", mec="0.2", mew=0.5, zorder=3)
+    axes.axvline(means[sweep.baseline.label], color="0.5", ls="--", lw=0.9, zorder=0)
+    name_rows(axes, means)
+    axes.set_xlabel(f"{which} validation loss, nats per token", loc="right")  # may be wider than the axes
+    caption = (
+        "A large point is the mean over finished seeds, a small gray dot is one seed, and the dashed line is the "
+        "baseline's mean. A thin gray line connects the runs of one seed: the verdict is about the differences along "
+        "these lines, not about the spread of the seeds."
+    )
+    return axes.figure, f"{which.capitalize()} loss of each seed, and the mean over seeds", caption
+
+
+def plot_curves(sweep: Sweep) -> tuple[Any, str, str] | None:
+    """The validation loss against training tokens: whole runs above, below their later halves."""
+    curves = [(variant.label, run, run.curve) for variant in sweep.variants for run in variant.runs]
+    curves = [each for each in curves if np.isfinite(each[2]["loss"]).any()]
+    if not curves:
+        return None
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    figure, styles = Figure(figsize=(WIDTH, 6.0), layout="constrained"), line_styles(sweep)
+    last = max(curve["tokens"][-1] for _, _, curve in curves)
+    for axes, first, title in zip(figure.subplots(2, 1), (0, last / 2), ("whole runs", "later halves"), strict=True):
+        values = np.concatenate([curve["loss"][curve["tokens"] >= first] for _, _, curve in curves])
+        for label, run, curve in curves:
+            line = {"ls": styles[label]["ls"] if run.state == "finished" else ":", "lw": 1.1}
+            marker = styles[label]["marker"] if len(curve["loss"]) == 1 else ""
+            axes.plot(curve["tokens"], curve["loss"], **line, color=styles[label]["color"], marker=marker, ms=4)
+        values = values[np.isfinite(values)]
+        low, high = values.min(), min(values.max(), MAX_LOSS_RATIO * np.median(values))
+        margin = 0.04 * (high - low) or 0.01 * abs(high)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set(ylim=(low - margin, high + margin), xlim=(first, 1.02 * last), ylabel="validation loss")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.set_xlabel("training tokens")
+    add_legend(figure, styles)
+    caption = "A line is one run; the baseline is dashed, an unfinished run dotted, as far as it got."
+    return figure, "Validation loss against training tokens", caption
+
+
+def plot_flops(sweep: Sweep, which: str) -> tuple[Any, str, str] | None:
+    """The loss against training FLOPs, if these differ between variants."""
+    variants = [variant for variant in sweep.variants if math.isfinite(variant.estimate(f"{which}_val_loss").mean)]
+    flops = {variant.label: variant.finished[0].figure("training_flops") for variant in variants}
+    known = {label: value for label, value in flops.items() if value}
+    if not known or max(known.values()) < SIZE_TOLERANCE * min(known.values()):
+        return None
+    axes, styles = new_axes(4.0), line_styles(sweep)
+    for variant in variants:
+        if variant.label in known:
+            loss = variant.estimate(f"{which}_val_loss")
+            bar = None if loss.low is None else loss.half_width
+            style = styles[variant.label] | {"ls": "none", "ms": 5.5, "lw": 1.4}
+            axes.errorbar(known[variant.label], loss.mean, yerr=bar, capsize=3, **style)
+    if max(known.values()) > LOG_SCALE_RATIO * min(known.values()):
+        axes.set_xscale("log")
+    axes.set(xlabel="training FLOPs", ylabel=f"{which} validation loss, nats per token")
+    add_legend(axes.figure, {label: styles[label] | {"ls": "none"} for label in known})
+    caption = "Means over finished seeds with their 95 % intervals (one seed: no interval)."
+    return axes.figure, f"{which.capitalize()} validation loss against training FLOPs", caption
+
+
+def line_styles(sweep: Sweep) -> dict[str, dict[str, Any]]:
+    """Label -> color, line and marker; the baseline's line is dashed. Many variants get a scale from dark to light."""
+    from matplotlib import colormaps
+
+    n, many = len(sweep.variants), len(sweep.variants) > len(COLORS) * len(MARKERS) // 2
+    return {
+        variant.label: {
+            "color": colormaps["viridis"](0.9 * i / (n - 1)) if many else COLORS[i % len(COLORS)],
+            "ls": "--" if variant is sweep.baseline else "-",
+            "marker": MARKERS[i // len(COLORS) % len(MARKERS)],
+        }
+        for i, variant in enumerate(sweep.variants)
+    }
+
+
+def new_axes(height: float):
+    from matplotlib.figure import Figure  # not pyplot, which looks for a display
+
+    return Figure(figsize=(WIDTH, height), layout="constrained").subplots()
+
+
+def row_heights(labels) -> float:
+    """Inches of rows with these labels."""
+    return sum(0.17 * (wrapped(label).count("\n") + 2) for label in labels)
+
+
+def name_rows(axes, labels) -> None:
+    axes.set_yticks([-row for row in range(len(labels))], [wrapped(label) for label in labels])
+    axes.set(ylim=(0.5 - len(labels), 0.5))
+    axes.locator_params(axis="x", nbins=6)
+
+
+def add_legend(figure, styles: Mapping[str, dict]) -> None:
+    """A sample of each line with its label, in additional rows below the axes."""
+    from matplotlib.lines import Line2D
+
+    if styles:
+        columns = max(1, min(len(styles), 60 // (max(map(len, styles)) + 8)))
+        figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(styles) / columns))
+        lines = [Line2D([], [], ms=4, **style) for style in styles.values()]
+        layout = {"loc": "outside lower center", "ncols": columns, "fontsize": 9, "frameon": False}
+        figure.legend(lines, [escape(label) for label in styles], **layout)
+
+
+def wrapped(label: str) -> str:
+    return "\n".join(textwrap.wrap(escape(label), LABEL_WIDTH))
+
+
+def escape(text: str) -> str:
+    """Text that matplotlib shows literally, without formulas between dollars."""
+    return text.replace("$", r"\$")

@@ -1,0 +1,196 @@
+"""The archive of a published sweep: the report that is computed from it again, what it holds, what is refused."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.calls import call
+from tests.conftest import assert_refused
+from tests.scripts.experiments.synthetic import HEADS, write_sweep
+from tril.scripts.experiments import published as published_sweep
+from tril.scripts.experiments.published import ARCHIVE, opened, pack, without_paths
+from tril.scripts.experiments.sweep import read_sweep
+from tril.scripts.report import main
+
+COMMAND = "python train.py -m 'data.path=/home/jane/mytext.txt' seed=0,1,2"
+RUN_FILES = ("config.yaml", "csv/version_0/metrics.csv", "summary.json", "windows_best.npz", "windows_last.npz")
+DOCS = sorted((Path(__file__).resolve().parents[3] / "docs").glob(f"ablation*/{ARCHIVE}"))
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def write_machine(tmp_path):
+    """A sweep with a failed and an unfinished run, in whose files are paths of this machine."""
+    runs = HEADS | {(1,): HEADS[1,] | {3: "failed", 4: "not started"}, (4,): HEADS[4,] | {3: "unfinished"}}
+    folder = write_sweep(tmp_path / "machine" / "sweep", ["model.n_heads"], runs, baseline=(4,))
+    for path in folder.rglob("config.yaml"):
+        config = yaml.safe_load(path.read_text()) | {"data": {"path": "/home/jane/my text.txt", "cache_dir": "~/cache"}}
+        path.write_text(yaml.safe_dump(config | {"logger": {"save_dir": str(path.parent)}}, sort_keys=False))
+    for path in folder.rglob("summary.json"):
+        edit(path, sample_with=f"sample.py ckpt={path.parent}")
+    message = f"FileNotFoundError: {tmp_path}/text.txt and /home/jane/mytext.txt"
+    edit(folder / "model.n_heads=1,seed=3" / "failed.json", message=message)
+    (folder / "model.n_heads=1,seed=0" / "checkpoints").mkdir()
+    (folder / "model.n_heads=1,seed=0" / "checkpoints" / "last.ckpt").write_bytes(b"weights")
+    log = folder / "model.n_heads=1,seed=0" / "csv" / "version_0" / "metrics.csv"
+    log.write_text("heads/entropy/L0H0,step,val/loss,lr/muon\n1.5,10,3.25,\n,20,,0.1\n1.4,30,3.")
+    launches = [{"seeds": [0, 1, 2, 3, 4], "date": "2026-11-22T10:00:00+00:00", "command": COMMAND}]
+    edit(folder / "sweep.json", stages=launches)
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return write_machine(tmp_path)
+
+
+@contextlib.contextmanager
+def blank_pictures():
+    """Saving a picture takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: path.write_bytes(b""))
+        yield
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The folders of a sweep and of its published report."""
+    tmp_path = tmp_path_factory.mktemp("published")
+    sweep = write_machine(tmp_path)
+    with blank_pictures():
+        done = call(main, f"dir={sweep}", "which=best", "baseline=n_heads=1", "publish=published", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return sweep, tmp_path / "published"
+
+
+def contents(archive: Path) -> dict[str, bytes]:
+    with tarfile.open(archive, "r:xz") as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}
+
+
+@pytest.mark.parametrize("archive", [*DOCS, None], ids=lambda path: "synthetic" if path is None else path.parent.name)
+def test_a_published_report_can_be_computed_again(archive, request, tmp_path):
+    """If the text of reports changes, `python scripts/report.py dir=FOLDER publish=FOLDER` publishes it again."""
+    folder = request.getfixturevalue("published")[1] if archive is None else archive.parent
+    with blank_pictures():
+        done = call(main, f"dir={archive or folder}", "out=again", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "again" / "report.md").read_text() == (folder / "report.md").read_text()
+    tables = [csv.reader((each / "results.csv").open()) for each in (tmp_path / "again", folder)]
+    for a, b in [cells for rows in zip(*tables, strict=True) for cells in zip(*rows, strict=True)]:
+        assert a == b or float(a) == pytest.approx(float(b), rel=1e-9)  # the last digits depend on the processor
+
+
+def test_the_report_of_the_archive_is_that_of_the_sweep(published, tmp_path):
+    """Its numbers and words are those of the files as training left them, apart from paths and its note."""
+    sweep, folder = published
+    with blank_pictures():
+        done = call(main, f"dir={sweep}", "which=best", "baseline=n_heads=1", "out=plain", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "results.csv").read_text() == (tmp_path / "plain" / "results.csv").read_text()
+    text, plain = ((each / "report.md").read_text() for each in (folder, tmp_path / "plain"))
+    start = text.index("The archive runs.tar.xz next to this file")
+    text = text[: start - 1] + text[text.index("\n## ", start) :]
+    plain = plain.replace(f"{sweep.parents[1]}/text.txt", "text.txt").replace("/home/jane/", "")
+    widths = re.compile(r" {2,}|-{3,}")  # shorter texts make narrower tables
+    assert widths.sub(" ", text) == widths.sub(" ", plain)
+    for path in (*folder.glob("*.md"), *folder.glob("*.csv")):
+        text = path.read_text()
+        assert not [machine for machine in (tempfile.gettempdir(), str(Path.home()), "/home") if machine in text], path
+
+
+def test_an_archive_holds_what_reports_read_and_is_the_same_for_the_same_files(sweep, tmp_path):
+    pack(read_sweep(sweep), tmp_path / "one.tar.xz", {"which": "final"})
+    copy = shutil.copytree(sweep, tmp_path / "another" / "machine")
+    for path in copy.rglob("*"):
+        os.utime(path, (1, 1))
+    pack(read_sweep(copy), tmp_path / "two.tar.xz", {"which": "final"})
+    files = contents(tmp_path / "two.tar.xz")
+    assert contents(tmp_path / "one.tar.xz") == files and list(files) == sorted(files)
+    assert (tmp_path / "one.tar.xz").read_bytes() == (tmp_path / "two.tar.xz").read_bytes()
+    finished = [f"model.n_heads={heads},seed={seed}" for heads in (1, 4) for seed in (0, 1, 2)]
+    expected = {f"{name}/{file}" for name in finished for file in RUN_FILES} | {"report.json", "sweep.json"}
+    failed, unfinished = "model.n_heads=1,seed=3", "model.n_heads=4,seed=3"
+    expected |= {f"{failed}/failed.json", *(f"{run}/{file}" for run in (failed, unfinished) for file in RUN_FILES[:2])}
+    assert set(files) == expected
+    every = b"".join(files.values())
+    for machine in (tmp_path, Path.home(), "/home", "sample_with"):
+        assert str(machine).encode() not in every, machine
+    assert json.loads(files["sweep.json"])["stages"][0]["command"] == COMMAND.replace("/home/jane/", "")
+    log = files["model.n_heads=1,seed=0/csv/version_0/metrics.csv"]
+    assert log == b"step,val/loss,lr/muon\n10,3.25,\n20,,0.1\n"  # without the columns of single heads
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/home/jane/a b", "a b"),
+        ("data.path=/home/jane/text.txt seed=0", "data.path=text.txt seed=0"),
+        ("[/tmp/a.txt, '/tmp/b,c']", "[a.txt, 'b,c']"),
+        (r"C:\Users\jane\a.txt", "a.txt"),
+        ("val/loss ../x ~/x https://host/x </b> 1/2", "val/loss ../x ~/x https://host/x </b> 1/2"),
+    ],
+)
+def test_paths_of_the_machine_are_removed(text, expected):
+    assert without_paths({"a": [text, 1]}) == {"a": [expected, 1]}
+
+
+def add(archive, **attributes):
+    """Writes an archive with one more member."""
+    entry = tarfile.TarInfo(attributes.pop("name"))
+    for key, value in attributes.items():
+        setattr(entry, key, value)
+    with tarfile.open(archive, "w:xz") as tar:
+        tar.addfile(tarfile.TarInfo("report.json"))
+        tar.addfile(entry, io.BytesIO(b"\0" * entry.size))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "is not a readable runs.tar.xz of a published report"),
+        (lambda path: path.write_text("no archive"), "is not a readable runs.tar.xz"),
+        (lambda path: tarfile.open(path, "w:xz").close(), "contains no report.json"),
+        (lambda path: add(path, name="../evil", size=3), "outside the destination"),
+        (lambda path: add(path, name="x", type=tarfile.SYMTYPE, linkname="/etc"), "(x is neither a file nor a folder)"),
+        (lambda path: add(path, name="x", type=tarfile.FIFOTYPE), "(x is neither a file nor a folder)"),
+    ],
+    ids=["truncated", "text", "other", "outside", "link", "pipe"],
+)
+def test_damaged_and_dangerous_archives_are_refused(change, message, tmp_path):
+    pack(read_sweep(write_sweep(tmp_path / "sweep", ["model.n_heads"], {(4,): {0: 3.0}})), tmp_path / ARCHIVE, {})
+    change(tmp_path / ARCHIVE)
+    before = set(tmp_path.rglob("*"))
+    assert_refused(call(main, f"dir={tmp_path / ARCHIVE}", cwd=tmp_path), message)
+    assert set(tmp_path.rglob("*")) == before and not (tmp_path.parent / "evil").exists()
+
+
+def test_the_unpacked_size_is_limited(sweep, tmp_path, monkeypatch):
+    pack(read_sweep(sweep), tmp_path / ARCHIVE, {})
+    monkeypatch.setattr(published_sweep, "MAX_BYTES", 20_000)
+    with pytest.raises(ValueError, match="its content exceeds 20,000 bytes"), opened(tmp_path / ARCHIVE):
+        pass
+
+
+def test_what_cannot_be_published_is_refused(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", ["data.path"], {("a",): {0: 3.0}, ("b",): {0: 3.0}})
+    index = json.loads((folder / "sweep.json").read_text())
+    for cell in index["cells"]:
+        cell["values"]["data.path"] = f"/home/jane/{cell['values']['data.path']}"
+    edit(folder / "sweep.json", **index)
+    done = call(main, f"dir={folder}", "publish=out", cwd=tmp_path)
+    assert_refused(done, "data.path=/home/jane/a is a path of this machine, which is not published; sweep relative")
+    assert_refused(call(main, f"dir={folder}", "publish=a", "out=b", cwd=tmp_path), "out=b excludes publish=a")
+    assert list((tmp_path / "out").iterdir()) == [] and not (tmp_path / "a").exists()
