@@ -181,13 +181,10 @@ class TrainWindows:
 
     def _batch(self, indices: range) -> Batch:
         """The B windows at `indices` of the endless sequence."""
-        parts = []
-        while indices:
-            block, first = divmod(indices.start, self.block_size)
-            part = self._windows(block)[:, first :: indices.step][:, : len(indices)]  # to the end of this block at most
-            parts.append(part)
-            indices = indices[part.shape[1] :]
-        numbers, windows, offsets = torch.cat(parts, 1)
+        first = indices.start // self.block_size
+        blocks = [self._windows(block) for block in range(first, indices[-1] // self.block_size + 1)]
+        table = torch.cat(blocks, 1)[:, indices.start - first * self.block_size :: indices.step]
+        numbers, windows, offsets = table[:, : len(indices)]  # (B,) each
         batches = [
             gather(tokens, windows, self.context_length, offsets[:, None], flags)
             for tokens, flags in zip(self.texts, self.is_target, strict=True)

@@ -6,22 +6,25 @@ never reads stale tokens; a damaged folder is prepared again.
 
 import contextlib
 import logging
+import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+from tokenizers import Encoding, Tokenizer
 from tqdm import tqdm
 
 from tril.data.cache import read_or_write, resolve_cache_dir
-from tril.data.encoding import OPENS, TARGET, Encoder, first_token_bytes
 from tril.data.mixture import Member, Mixture
 from tril.data.overlap import measure_overlap
 from tril.data.prepared import (
     FLAGS,
+    OPENS,
+    TARGET,
     TOKENIZER,
     TOKENS,
     PreparedText,
@@ -30,11 +33,12 @@ from tril.data.prepared import (
     sha256_of_file,
     write_meta,
 )
-from tril.data.sources.base import Source, Split
-from tril.data.tokenizer import TokenizerConfig, build, n_ids
+from tril.data.sources.base import Piece, Split
+from tril.data.tokenizer import TokenizerConfig, build, for_documents, guarded, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
 MAX_UINT16_VOCAB = 1 << 16
+BATCH_SIZE = 1 << 20  # characters encoded at a time, by all cores; up to 150 MB as Encoding objects
 MAX_OVERLAP = 0.01  # of the validation tokens; above that, the loss is too low
 SHOWN_OVERLAP = 0.00005  # less is 0.00 %
 
@@ -80,26 +84,33 @@ def prepare(
     """
     sources = {name: {"source": each.source.fingerprint(), "budgets": each.budgets} for name, each in members.items()}
     kind = next(iter(members.values())).source.name if len(members) == 1 else Mixture.name
-    meta = {"format": FORMAT, "tokenizer": config.fingerprint(), "sources": sources}
-    fingerprint, counts = sha256_of(meta), [member.count for member in members.values()]
+    settings = {"format": FORMAT, "tokenizer": config.fingerprint(), "sources": sources}
+    fingerprint, counts = sha256_of(settings), [member.count for member in members.values()]
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        tokenizer = build(config, [training_texts(member, config, progress) for member in members.values()])
+        tokenizer = build(config, [training_texts(member, config) for member in members.values()])
         vocab_size, is_chat = n_ids(tokenizer), any(member.source.is_chat for member in members.values())
-        dtype = "uint16" if vocab_size <= MAX_UINT16_VOCAB else "uint32"
-        encoder, names = Encoder(tokenizer, config.eot), (TOKENIZER, TOKENS, *[FLAGS] * is_chat)
+        dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
+        encoder, names = Encoder(tokenizer, config.eot, dtype), (TOKENIZER, TOKENS, *[FLAGS] * is_chat)
         with contextlib.ExitStack() as stack:
             files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
             files[TOKENIZER].write(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises bare Exceptions
-            written = {name: write_text(each, encoder, files, dtype, progress) for name, each in members.items()}
-        values = {**meta, "fingerprint": fingerprint, "kind": kind, "chat": is_chat, "dtype": dtype}
-        values |= {"vocab_size": vocab_size, "eot_id": tokenizer.token_to_id(config.eot)}
-        values |= {"files": {name: [(folder / name).stat().st_size, sha256_of_file(folder / name)] for name in names}}
-        values |= {"sources": {name: sources[name] | written[name] for name in members}}
-        for name, text in PreparedTexts(folder, values, tokenizer, counts).texts.items():
-            values["sources"][name] |= measured_split(members[name].source, text)
-        write_meta(folder, values)
+            for name, member in members.items():
+                start = {TOKENS: files[TOKENS].tell() // dtype.itemsize, FLAGS: None}
+                start |= {FLAGS: files[FLAGS].tell()} if member.source.is_chat else {}
+                sizes = {split: asdict(write_part(member, split, encoder, files, progress)) for split in member.budgets}
+                sources[name] |= {"start": start, "counts": sizes}
+        meta = {**settings, "fingerprint": fingerprint, "kind": kind, "chat": is_chat, "dtype": dtype.name}
+        meta |= {"vocab_size": vocab_size, "eot_id": encoder.eot_id}
+        meta |= {"files": {name: [(folder / name).stat().st_size, sha256_of_file(folder / name)] for name in names}}
+        for name, text in PreparedTexts(folder, meta, tokenizer, counts).texts.items():
+            train, val = (text.predicted(split) for split in ("train", "val"))
+            sizes = {split: part["bytes"] for split, part in text.meta["counts"].items()}
+            overlap = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
+            split = {"rule": members[name].source.split_rule, "val_share": sizes["val"] / sum(sizes.values())}
+            sources[name] |= {"split": split, "overlap": overlap}
+        write_meta(folder, meta)
 
     folder = resolve_cache_dir(cache_dir) / f"{kind}-{fingerprint[:16]}"
     read = partial(PreparedTexts.read, fingerprint=fingerprint, counts=counts)
@@ -109,48 +120,37 @@ def prepare(
     return prepared
 
 
-def training_texts(member: Member, config: TokenizerConfig, progress: bool) -> Iterator[str]:
+def training_texts(member: Member, config: TokenizerConfig) -> Iterator[str]:
     """The text to train a tokenizer on."""
     source, budget, n_characters = member.source, member.budgets["train"], 0
-    with progress_bar("reading text for the tokenizer", "B", None, progress) as bar:
-        for piece in source.pieces("train"):
-            bar.update(len(piece.text.encode()))
-            yield piece.text
-            n_characters += len(piece.text)
-            if config.kind == "char" and budget is not None and n_characters >= budget:
-                return  # a character is a token: later ones are not encoded
-
-
-def write_text(
-    member: Member, encoder: Encoder, files: Mapping[str, BinaryIO], dtype: str, progress: bool
-) -> dict[str, Any]:
-    """Writes both parts of a text; returns its sizes, and at which token it starts in the files of tokens and flags."""
-    start = {TOKENS: files[TOKENS].tell() // np.dtype(dtype).itemsize}
-    start[FLAGS] = files[FLAGS].tell() if member.source.is_chat else None
-    parts: tuple[Split, Split] = ("train", "val")
-    return {
-        "start": start,
-        "counts": {split: asdict(write_part(member, split, encoder, files, dtype, progress)) for split in parts},
-    }
+    for piece in source.pieces("train"):
+        yield piece.text
+        n_characters += len(piece.text)
+        if config.kind == "char" and budget is not None and n_characters >= budget:
+            return  # a character is a token: later ones are not encoded
 
 
 def write_part(
-    member: Member, split: Split, encoder: Encoder, files: Mapping[str, BinaryIO], dtype: str, progress: bool
+    member: Member, split: Split, encoder: "Encoder", files: Mapping[str, BinaryIO], progress: bool
 ) -> Counts:
-    """Writes ids and flags of the pieces until these end or the budget is reached."""
+    """Writes ids and flags of the pieces until these end or the budget is reached. Terminals show a progress bar."""
     source, budget, counts, starts_document = member.source, member.budgets[split], Counts(), True
-    unknown_token = getattr(encoder.tokenizer.model, "unk_token", None)
-    unknown_id = encoder.tokenizer.token_to_id(unknown_token) if unknown_token else None
-    with progress_bar(f"encoding the {split} part", "token" if budget else "B", budget, progress) as bar:
+    shown = {
+        "unit": "token" if budget else "B",
+        "unit_scale": True,
+        "delay": 0.1,
+        "disable": None if progress else True,
+    }
+    with tqdm(desc=f"encoding the {split} part", total=budget, **shown) as bar:
         for piece, ids, n_bytes, flags in encoder.encode(source.pieces(split)):
-            files[TOKENS].write(ids.astype(dtype).tobytes())
+            files[TOKENS].write(ids.tobytes())
             if flags is not None:
                 flags[: counts.tokens == 0] &= OPENS  # the first token of a part is not predicted
                 files[FLAGS].write(flags.tobytes())
                 counts.targets += int((flags & TARGET > 0).sum())
             elif counts.tokens == 0:
                 counts.first_bytes = first_token_bytes(encoder.tokenizer, piece.text)
-            counts.unknown += int((ids == unknown_id).sum()) if unknown_id is not None else 0
+            counts.unknown += int((ids == encoder.unknown_id).sum())
             counts.documents += starts_document
             counts.bytes += n_bytes
             counts.tokens += len(ids)
@@ -172,13 +172,84 @@ def write_part(
     return counts
 
 
-def measured_split(source: Source, text: PreparedText) -> dict[str, Any]:
-    """The entries "split" and "overlap" (see `measure_overlap`) of a text in meta.json."""
-    sizes = {split: counts["bytes"] for split, counts in text.meta["counts"].items()}
-    train, val = (text.predicted(split) for split in ("train", "val"))
-    overlap = measure_overlap(train, val, text.meta["vocab_size"], sizes["val"] / len(val))
-    val_share = sizes["val"] / (sizes["train"] + sizes["val"])
-    return {"split": {"rule": source.split_rule, "val_share": val_share}, "overlap": overlap}
+class Encoded(NamedTuple):
+    """A piece with its ids, (n,), and `n_bytes`, those of its UTF-8 text; of a conversation, those of its answers.
+
+    `flags` are TARGET and OPENS of each token, uint8 (n,); None: a document, all of whose tokens are targets.
+    """
+
+    piece: Piece
+    ids: np.ndarray
+    n_bytes: int
+    flags: np.ndarray | None = None
+
+
+class Encoder:
+    """Encodes pieces, with the id of `eot` after each document.
+
+    Each turn of a conversation is encoded alone, as in generation, where the prompt is encoded without its answer. Its
+    special tokens are those of the template: `Piece.turns` refuses messages that contain one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eot: str, dtype: np.dtype) -> None:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
+        self.tokenizer, self.eot, self.dtype = tokenizer, eot, dtype
+        self.eot_id = tokenizer.token_to_id(eot)
+        self.unknown_id = tokenizer.token_to_id(
+            getattr(tokenizer.model, "unk_token", None) or ""
+        )  # None: no such token
+        self.of_turns = for_documents(Tokenizer.from_str(tokenizer.to_str()))
+        self.of_turns.encode_special_tokens = False
+        added = self.of_turns.get_added_tokens_decoder().values()
+        self.special = {token.content for token in added if token.special} | {eot}
+
+    def encode(self, pieces: Iterable[Piece]) -> Iterator[Encoded]:
+        """Every piece in order."""
+        for batch in batches_of(pieces):
+            encodings = iter(_encode(self.tokenizer, [piece.text for piece in batch if piece.turns is None]))
+            for piece in batch:
+                if piece.turns is not None:
+                    yield self._conversation(piece)
+                    continue
+                ids = np.array([*next(encodings).ids, *[self.eot_id] * piece.ends_document], self.dtype)
+                yield Encoded(piece, ids, len(piece.text.encode()))
+
+    def _conversation(self, piece: Piece) -> Encoded:
+        assert piece.turns is not None and piece.ends_document
+        turns = piece.turns(self.eot, self.special)
+        encodings = _encode(self.of_turns, [turn.text for turn in turns])
+        ids = np.array([token for encoding in encodings for token in encoding.ids], self.dtype)
+        sizes = [len(encoding.ids) for encoding in encodings]
+        flags = np.repeat(np.array([TARGET if turn.is_target else 0 for turn in turns], np.uint8), sizes)
+        flags[:1] |= OPENS
+        answers = "".join(turn.text for turn in turns if turn.is_target)
+        for token in self.special:
+            answers = answers.replace(token, "")
+        return Encoded(piece, ids, len(answers.encode()), flags)
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
+    return guarded("cannot encode the text", tokenizer.encode_batch_fast, texts, add_special_tokens=False)
+
+
+def batches_of(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Groups pieces until a group has BATCH_SIZE characters."""
+    batch, size = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH_SIZE:
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def first_token_bytes(tokenizer: Tokenizer, text: str) -> int:
+    """UTF-8 bytes of the first token of a text."""
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    if '"type":"ByteLevel"' in tokenizer.to_str():  # each character of a token is a byte, perhaps within a character
+        return len(encoding.tokens[0])
+    return len(text[: encoding.offsets[1][0] if len(encoding.ids) > 1 else len(text)].encode())
 
 
 def describe_split(text: PreparedText) -> str:
@@ -190,8 +261,3 @@ def describe_split(text: PreparedText) -> str:
     if overlap > MAX_OVERLAP:
         line += ", so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
     return line
-
-
-def progress_bar(title: str, unit: str, total: int | None, shown: bool) -> tqdm:
-    """In a terminal only."""
-    return tqdm(desc=title, unit=unit, unit_scale=True, total=total, delay=0.1, disable=None if shown else True)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from tril.data.encoding import OPENS, TARGET
 from tril.data.sources.base import HASH_LIMIT, Split
 from tril.data.tokenizer import for_documents, load_tokenizer
 
+TARGET, OPENS = 1, 2  # flags of a token of a chat: it is trained on; it is the first of its conversation
 TOKENS, FLAGS, TOKENIZER, META = "tokens.bin", "flags.bin", "tokenizer.json", "meta.json"
 DECODED_TOKENS = 1 << 16  # tokens decoded at a time
 

@@ -26,7 +26,6 @@ MIN_BPE_VOCAB_SIZE = 256 + 1  # every byte, and end-of-text
 AUTO_VOCAB_SIZE, BYTES_PER_MERGE = 4096, 512  # without a chosen size
 COMMIT = re.compile("[0-9a-f]{40}")
 MAX_IDS = 1 << 21  # XLM-V has 901,629
-MAX_BYTES = 1 << 27  # of a tokenizer.json; the largest published ones have about 35 MB
 MAX_GROWTH = 64  # characters that a normalizer or a decoder may make of one
 # Together they have nearly every byte of UTF-8: a tokenizer that loses none of them loses no other letter.
 CODES = (*range(0x30, 0x7B), *range(0xC0, 0x100), *range(0x100, 0x800, 0x40), *range(0x800, 0x21000, 0x400))
@@ -137,15 +136,11 @@ def load_tokenizer(content: str, vocab_size: int = MAX_IDS) -> Tokenizer:
     Raises:
         ValueError: it cannot be read, or its ids would not represent a text; one line.
     """
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"the tokenizer has {len(content)} characters, more than {MAX_BYTES}; use another one")
     try:
-        problem = _defect(json.loads(content), vocab_size)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        _check(json.loads(content), vocab_size)
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError, json.JSONDecodeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"the tokenizer cannot be read ({reason}); it needs a model with a vocabulary") from error
-    if problem:
-        raise ValueError(problem)
     tokenizer = guarded("cannot be read", Tokenizer.from_str, content)
     tokenizer.no_truncation()  # settings of a downloaded tokenizer; both would change the text
     tokenizer.no_padding()
@@ -157,24 +152,21 @@ def load_tokenizer(content: str, vocab_size: int = MAX_IDS) -> Tokenizer:
     return tokenizer
 
 
-def _defect(state: dict[str, Any], vocab_size: int) -> str | None:
-    """Why a tokenizer.json is not used, and the remedy; fails on values of other types than the library writes."""
+def _check(state: dict[str, Any], vocab_size: int) -> None:
+    """Raises ValueError for a tokenizer.json that is not used; fails on other types than the library writes."""
     model, vocab = state["model"], state["model"]["vocab"]
     if not isinstance(vocab, dict):  # of a unigram model: tokens and scores
         vocab = {entry[0]: i for i, entry in enumerate(vocab)}
     ids = [*vocab.values(), *(token["id"] for token in state.get("added_tokens") or ())]
     if wrong := [i for i in ids if type(i) is not int or i < 0]:
-        return f"the tokenizer has the id {wrong[0]!r}, which must be an integer from 0 on; use another one"
-    if not ids or len(set(vocab.values())) < len(vocab):
-        return f"the tokenizer has {'several tokens with the same id' if ids else 'no tokens'}; use another one"
-    if max(ids) >= vocab_size:
+        raise ValueError(f"the tokenizer has the id {wrong[0]!r}, which must be an integer from 0 on; use another one")
+    if max(ids, default=0) >= vocab_size:
         limit = f"the model's vocab_size={vocab_size}"
-        return f"the tokenizer's {max(ids) + 1} tokens exceed {limit}; use the tokenizer of the model's run"
+        raise ValueError(f"the tokenizer's {max(ids) + 1} tokens exceed {limit}; use the tokenizer of the model's run")
     if model.get("dropout"):
-        return f"the tokenizer has model.dropout={model['dropout']:g}, so its ids are random; set it to null"
+        raise ValueError(f"the tokenizer has model.dropout={model['dropout']:g}, so its ids are random; set it to null")
     if max(_growth(state.get("normalizer")), _growth(state.get("decoder"))) > MAX_GROWTH:
-        return f"the tokenizer makes more than {MAX_GROWTH} characters of one; use another one"
-    return None
+        raise ValueError(f"the tokenizer makes more than {MAX_GROWTH} characters of one; use another one")
 
 
 def _growth(step: dict[str, Any] | None) -> int:

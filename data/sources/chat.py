@@ -6,7 +6,7 @@ from typing import Any
 
 from tril.data.sources.base import Document, Turn, printable
 from tril.data.sources.formats import encodable
-from tril.data.sources.template import MEMORY, SECONDS, environment, render, within_limits
+from tril.data.sources.template import MEMORY, SECONDS, Messages, compile_template, within_limits
 
 # Without a template of the model: text that every tokenizer has, and end-of-text after each answer. The space before an
 # answer belongs to it, since byte-level BPE stores a space with the word after it.
@@ -17,7 +17,6 @@ PLAIN = (
 )
 ROLES = ("system", "user", "assistant")
 ROW = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
-Messages = list[dict[str, str]]  # "role" and "content" each; the last one is the assistant's
 
 
 class ChatTemplate:
@@ -32,14 +31,14 @@ class ChatTemplate:
         if text != PLAIN and not within_limits(text):
             raise ValueError(f"{name} takes more than {SECONDS} s or {MEMORY >> 30} GB for two messages; use another")
         try:
-            self.template = environment().from_string(text)
+            self._render = compile_template(text)
         except Exception as error:  # besides TemplateError, recursion and others of jinja2's parser
             raise ValueError(f"{name} is not a Jinja template ({printable(error)}); correct it") from error
 
     def render(self, messages: Messages, eos: str, where: str, *, generation: bool = False) -> str:
         """The text of messages; `generation`: up to where the next answer begins."""
         try:
-            return render(self.template, messages, eos, generation)
+            return self._render(messages, eos, generation)
         except Exception as error:  # whatever the code of a template raises
             cause = f"{self.name} refuses this conversation ({printable(error)})"
             raise ValueError(f"{where}: {cause}; change the row, or choose data.chat_template") from error

@@ -9,14 +9,19 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 SECONDS, MEMORY = 5, 1 << 30  # of that process
+Messages = list[dict[str, str]]  # "role" and "content" each
 
 
-def environment() -> Any:
-    """As transformers has it: sandboxed, with the functions and the tag that published templates use."""
+def compile_template(text: str) -> Callable[..., str]:
+    """A function (messages, eos, generation) -> text; `generation`: up to where the next answer begins.
+
+    The environment is that of transformers: sandboxed, with the functions and the tag that published templates use.
+    """
     from jinja2.ext import Extension
     from jinja2.nodes import Node
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,14 +44,11 @@ def environment() -> Any:
     extensions = [Generation, "jinja2.ext.loopcontrols"]
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     jinja.filters["tojson"] = to_json  # jinja2's own escapes for HTML
-    jinja.globals["raise_exception"] = raise_exception
-    return jinja
-
-
-def render(template: Any, messages: list[dict[str, str]], eos: str, generation: bool = False) -> str:
-    """The text of messages; `generation`: up to where the next answer begins."""
-    values = {"messages": messages, "eos_token": eos, "bos_token": "", "tools": None, "documents": None}
-    return template.render(**values, add_generation_prompt=generation)
+    jinja.globals |= {"raise_exception": raise_exception, "bos_token": "", "tools": None, "documents": None}
+    template = jinja.from_string(text)
+    return lambda messages, eos, generation=False: template.render(
+        messages=messages, eos_token=eos, add_generation_prompt=generation
+    )
 
 
 @lru_cache
@@ -60,19 +62,16 @@ def within_limits(text: str) -> bool:
     return done.returncode == 0
 
 
-def main() -> None:
+if __name__ == "__main__":
     with contextlib.suppress(ImportError):  # Windows
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
     try:
-        render(environment().from_string(sys.stdin.buffer.read().decode()), messages, "<eos>")
+        compile_template(sys.stdin.buffer.read().decode())(
+            [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}], "<eos>"
+        )
     except MemoryError:
         sys.exit(1)
     except Exception:  # the process that trains reports what the template refuses
         pass
-
-
-if __name__ == "__main__":
-    main()

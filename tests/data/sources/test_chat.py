@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.model.interop.folders import EOT, byte_tokenizer
-from tril.data.encoding import OPENS, TARGET, Encoder
+from tril.data.prepare import Encoder
+from tril.data.prepared import OPENS, TARGET
 from tril.data.sources.base import Document, Piece, Turn
 from tril.data.sources.chat import PLAIN, ChatTemplate, conversation
 from tril.data.sources.files import Files
@@ -32,7 +34,7 @@ def document(messages, template=PLAIN) -> Document:
 
 def encoded(messages, template=PLAIN, marks=()):
     chat = document(messages, template)
-    [found] = Encoder(byte_tokenizer(*marks), EOT).encode([Piece(chat.text, True, chat.turns)])
+    [found] = Encoder(byte_tokenizer(*marks), EOT, np.dtype(np.uint16)).encode([Piece(chat.text, True, chat.turns)])
     return found
 
 
