@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_gpt
-from tests.model.heads.test_head_ablation import ablate, columns, of_windows, some_text
+from tests.model.heads.test_ablation import ablate, columns, some_text
 from tril.model.heads.ablation import METHODS, head_name
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, plot_scores, readable
@@ -43,7 +43,8 @@ def test_the_figures_of_an_ablation(figures, tmp_path):
             and (1, 2) in hatched
         )
     for line, method in zip(figures[1].axes[0].lines, METHODS, strict=False):
-        assert list(line.get_ydata()) == pytest.approx(of_windows(ablation, ablation.removal[method]).mean(1).tolist())
+        losses = ablation.removal[method].sum(1) / ablation.clusters.targets.sum()
+        assert list(line.get_ydata()) == pytest.approx(losses.tolist())
     named = [text.get_text() for text in figures[1].axes[0].texts]
     assert named == [head_name(head) for method in METHODS for head in ablation.orders[method]]
 

@@ -1,4 +1,4 @@
-"""The attention page: its data decoded again, and what a browser draws from them."""
+"""The attention page: its data decoded again, and what a browser draws from them, by mouse, keyboard and finger."""
 
 import base64
 import re
@@ -7,8 +7,79 @@ import numpy as np
 import pytest
 import torch
 
-from tests.browser import resize
-from tests.model.heads.page_driver import AFTER, L1H0, MAPS, TOKENS, head_name, write
+from tests.browser import Page, chromium, no_messages_or_requests, resize, tap
+from tril.model.heads.page import write_page
+
+TOKENS = ["def", " f", "(", "\n\tx", ")"]
+WRITTEN = ["def", "·f", "(", "↵→x", ")"]
+L1H0 = [
+    [1.0, 0.0, 0.0, 0.0, 0.0],
+    [0.25, 0.75, 0.0, 0.0, 0.0],
+    [0.5, 0.125, 0.375, 0.0, 0.0],
+    [0.125, 0.0, 0.625, 0.25, 0.0],
+    [0.5, 0.25, 0.125, 0.0, 0.125],
+]
+SELF, FIRST = torch.eye(5), torch.eye(5)[0].expand(5, 5)
+LAYERS = [[FIRST, SELF, (FIRST + SELF) / 2], [torch.tensor(L1H0), (3 * FIRST + SELF) / 4, (FIRST + 3 * SELF) / 4]]
+MAPS = torch.stack([torch.stack(heads) for heads in LAYERS])  # (2, 3, 5, 5)
+AFTER = [
+    [(" g", 0.5), ("\n", 0.25)],
+    [("(", 0.75)],
+    [(")", 0.5), ("\n\tx", 0.3125), ("*", 0.0004)],
+    [(",", 1.0)],
+    [(":", float("nan"))],
+]
+
+
+def write(path, maps=MAPS, tokens=TOKENS, after=AFTER, title="A title", scores=None):
+    write_page(path / "page.html", tokens=tokens, maps=maps, probabilities=after, title=title, scores=scores)
+    return path / "page.html"
+
+
+class AttentionPage(Page):
+    def token(self, t):
+        return self.find(f".token[data-token='{t}']")
+
+    def weights(self):
+        """The weights of the query, from the tooltips of the tokens."""
+        return self.attributes(".token", "title")
+
+    def point_at_cell(self, row, column):
+        """Moves to a point right of and below the cell's center."""
+        size = self.find("#canvas").size["width"] / 5
+        self.point(self.find("#canvas"), round((column - 1.75) * size), round((row - 1.75) * size))
+
+    def select(self, layer, head):
+        self.find(f"#overview button[title='{head_name(layer, head)}']").click()
+
+
+def shown(weights):
+    """Weights as the page writes them."""
+    return [f"weight {w:.3f}" if w else "weight 0" for w in weights]
+
+
+def head_name(layer, head):
+    return f"L{layer}H{head}" if head < 3 else f"L{layer}, mean of all heads"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(driver, tmp_path):
+    """Opens a page; it may write no console message and send no request."""
+
+    def open_page(**parts) -> AttentionPage:
+        driver.get(write(tmp_path, **parts).as_uri())
+        return AttentionPage(driver)
+
+    resize(driver, 1280, 900)
+    with no_messages_or_requests(driver) as opened:
+        yield open_page
+    assert set(opened) == {(tmp_path / "page.html").as_uri()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -25,28 +96,11 @@ def test_weights_are_rounded_to_float16_and_only_zero_is_zero(tmp_path, dtype):
     assert (error[small] <= 2.0**-24).all() and (error[small & (exact >= 2.0**-24)] <= 2.0**-25).all()
 
 
-def test_the_page_takes_two_and_two_thirds_bytes_per_weight(tmp_path):
-    one, three = (write(tmp_path, torch.rand(1, n, 60, 60), ["t"] * 60, [[]] * 60).stat().st_size for n in (1, 3))
-    assert three - one == 2 * 60 * 60 * 8 // 3 and one < 60 * 60 * 8 // 3 + 30_000
-
-
-SHAPES = [
-    ((2, 5, 5), 5, 5),
-    ((1, 2, 5, 4), 5, 5),
-    ((1, 2, 4, 5), 5, 5),
-    ((1, 2, 4, 4), 5, 5),
-    ((2, 0, 5, 5), 5, 5),
-    ((0, 2, 5, 5), 5, 5),
-]
-SHAPES += [((2, 3, 5, 5), 4, 5), ((2, 3, 5, 5), 5, 4), ((1, 1, 0, 0), 0, 0)]
-
-
-@pytest.mark.parametrize("shape, n_tokens, n_after", SHAPES)
-def test_shapes_that_do_not_fit_are_named_and_nothing_is_write(tmp_path, shape, n_tokens, n_after):
-    with pytest.raises(ValueError) as error:
-        write(tmp_path, torch.zeros(shape), TOKENS[:n_tokens], AFTER[:n_after])
-    named = f"{n_tokens} tokens, maps {shape} and probabilities after {n_after} tokens do not match; "
-    assert str(error.value).startswith(named) and "\n" not in str(error.value)
+@pytest.mark.parametrize(("shape", "n_after"), [((2, 5, 5), 5), ((1, 2, 5, 4), 5), ((2, 3, 5, 5), 4)])
+def test_shapes_that_do_not_fit_are_named_and_nothing_is_written(tmp_path, shape, n_after):
+    named = f"5 tokens, maps {shape} and probabilities after {n_after} tokens do not match"
+    with pytest.raises(ValueError, match=re.escape(named)):
+        write(tmp_path, torch.zeros(shape), after=AFTER[:n_after])
     assert not list(tmp_path.iterdir())
 
 
@@ -73,23 +127,15 @@ def test_the_upper_triangle_is_drawn_from_the_data_and_empty(page, driver, dark)
 def test_a_weight_above_the_diagonal_is_highlighted_and_named(page, weight, number):
     maps = MAPS.clone()
     maps[1, 2, 1, 3] = weight
-    maps[1, 2, 0, 4] = min(weight, 0.125)  # a smaller one, or nan as well
     page, leaks = page(maps=maps), np.zeros((5, 5), bool)
-    leaks[1, 3] = leaks[0, 4] = True
+    leaks[1, 3] = True
     page.select(1, 2)
     assert ((page.pixels("#canvas") == page.color("--leak")).all(-1) == leaks).all()
-    for layer in range(2):
-        for head in range(4):  # in the thumbnails of that head, and of the mean
-            highlighted = (page.pixels(f"button[title='{head_name(layer, head)}'] canvas") == page.color("--leak")).all(
-                -1
-            )
-            assert (highlighted == (leaks if (layer, head) in [(1, 2), (1, 3)] else False)).all(), (layer, head)
-    where = "L1H2, token 0 attends to token 4" if number != "0.250" else "L1H2, token 1 attends to token 3"
-    assert page.texts("#above.leaks") == [
-        "The upper triangle is not empty: the largest weight above the diagonal, in all 6 heads, "
-        f"is {number} ({where}, which comes later). "
-        "This model sees the future."
-    ]
+    for layer, head in np.ndindex(2, 4):  # in the thumbnails of that head, and of the mean
+        colored = (page.pixels(f"button[title='{head_name(layer, head)}'] canvas") == page.color("--leak")).all(-1)
+        assert (colored == (leaks if (layer, head) in [(1, 2), (1, 3)] else False)).all(), (layer, head)
+    [message] = page.texts("#above.leaks")
+    assert f"is {number} (L1H2, token 1 attends to token 3, which comes later). This model sees the" in message
     page.point(page.token(1))
     assert "leak" in page.token(3).get_attribute("class") and page.weights()[3] == f"weight {number}"
 
@@ -101,13 +147,6 @@ def test_a_thumbnail_of_many_tokens_loses_no_leak(page):
         -1
     )
     assert np.argwhere(highlighted).tolist() == [[40 * 48 // 100, 81 * 48 // 100]]
-
-
-def test_the_page_reads_every_float16(page):
-    codes = np.arange(2**16, dtype="<u2").view("<f2")
-    page = page(maps=torch.from_numpy(codes.copy()).view(1, 1, 256, 256), tokens=["t"] * 256, after=[[]] * 256)
-    decoded = np.array(page.js("return [...matrix].map(String)"), dtype=np.float64)
-    np.testing.assert_array_equal(decoded, codes.astype(np.float64))
 
 
 HOSTILE = [
@@ -151,16 +190,6 @@ def test_any_text_is_shown_as_text(page):
     assert left[0] < left[1]  # two words written from right to left stay in the order of the tokens
 
 
-def test_both_lists_have_one_scale(page):
-    page = page()
-    page.select(1, 0)
-    page.js("pointAtToken(2)")
-    lengths = "return [...document.querySelectorAll(arguments[0])].map((bar) => bar.style.width)"
-    assert page.js(lengths, "#largest i") == ["50%", "37.5%", "12.5%"]  # the weights
-    assert page.js(lengths, "#next i") == ["50%", "31.25%", "0.04%", "18.71%"]  # the probabilities, and the rest
-    assert page.texts("#bars") == ["Both lists have one scale: a full bar is a weight of 1, or a probability of 100 %."]
-
-
 def test_the_scores_of_a_head_are_next_to_its_name(page):
     entropy = torch.tensor([[0.0, 0.25, 0.5], [1.5, 2.0, float("nan")]])
     page = page(scores={"entropy": ("nats", entropy), "self": ("weight of the token itself", entropy / 2)})
@@ -171,3 +200,109 @@ def test_the_scores_of_a_head_are_next_to_its_name(page):
     assert page.texts("#scores b") == ["-", "-"]
     page.select(1, 3)  # the mean of all heads has none
     assert page.texts("#scores span") == []
+
+
+def test_every_selected_head_shows_its_weights(page):
+    page = page()
+    assert page.weights() == shown(MAPS[0, 0, 4].tolist())  # at first: the last token in the first head
+    for layer, head in np.ndindex(2, 3):
+        page.select(layer, head)
+        page.point(page.token(2))
+        assert page.weights() == shown(MAPS[layer, head, 2].tolist()), (layer, head)
+        assert page.texts(".name") == [head_name(layer, head)] * 2
+    page.find("#layer").send_keys("1")
+    page.find("#head").send_keys("mean of all")
+    assert page.weights() == shown(MAPS[1, :, 2].mean(0).tolist())
+    page.select(0, 3)
+    assert [page.find(name).get_attribute("value") for name in ("#layer", "#head")] == ["0", "3"]
+
+
+def test_pointing_at_a_token_shows_its_weights_and_the_next_tokens(page):
+    page = page()
+    page.select(1, 0)
+    page.point(page.token(2))
+    assert page.texts("#largest > span") == ["0def", "", "0.500", "2(", "", "0.375", "1·f", "", "0.125"]
+    expected = [")", "", "50.0 %", "↵→x", "", "31.3 %", "*", "", "< 0.1 %", "all others", "", "18.7 %"]
+    assert page.texts("#next > span") == expected
+    assert page.texts("#next .actual:not(.track)") == ["↵→x", "31.3 %"]
+    lengths = "return [...document.querySelectorAll(arguments[0])].map((bar) => bar.style.width)"
+    assert page.js(lengths, "#largest i") == ["50%", "37.5%", "12.5%"]  # both lists have one scale
+    assert page.js(lengths, "#next i") == ["50%", "31.25%", "0.04%", "18.71%"]
+    page.point(page.token(0))
+    assert page.texts("#follows") == ["In the text follows ·f, not among these."]
+    page.point(page.token(4))
+    assert page.texts("#next > span")[2] == "not a number" and page.texts("#follows") == ["The text ends here."]
+
+
+def test_a_click_pins_a_token_while_the_pointer_moves(page):
+    page = page()
+    page.select(1, 0)
+    page.token(3).click()
+    page.point(page.token(2))
+    assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["3↵→x attends to 2( with weight 0.625"] * 2
+    page.point_at_cell(4, 0)
+    assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["4) attends to 0def with weight 0.500"] * 2
+    page.press("ESCAPE")
+    for clicked, pointed, row in [
+        ((), 1, 1),
+        ((3, 1), 3, 1),
+        ((1,), 3, 3),
+    ]:  # free; pinned, then pinned elsewhere; unpinned
+        for t in clicked:
+            page.token(t).click()
+        page.point(page.token(pointed))
+        assert page.weights() == shown(L1H0[row])
+
+
+def test_a_cell_of_the_matrix_shows_query_key_weight_and_its_row(page):
+    page = page()
+    page.select(1, 0)
+    for row, column, later in [(2, 1, ""), (4, 4, ""), (0, 0, ""), (1, 4, ", which comes later,")]:
+        page.point_at_cell(row, column)
+        message = f"{row}{WRITTEN[row]} attends to {column}{WRITTEN[column]}{later} with {shown(L1H0[row])[column]}"
+        assert page.texts("output") == [message] * 2
+        assert page.weights() == shown(L1H0[row])
+        assert page.attributes("#row", "style") == [f"top: {20 * row}%; height: 20%;"]
+        assert page.attributes("#cell", "style") == [
+            f"top: {20 * row}%; left: {20 * column}%; height: 20%; width: 20%;"
+        ]
+        assert page.texts("#rows .on") == [WRITTEN[row]] and page.texts("#columns .on") == [WRITTEN[column]]
+    canvas, row = (page.find(name).rect for name in ("#canvas", "#row"))
+    assert abs(row["y"] - canvas["y"] - canvas["height"] / 5) < 1 and abs(row["height"] - canvas["height"] / 5) < 1
+
+
+def test_everything_can_be_reached_by_keyboard(page):
+    page = page()
+    page.press(
+        "TAB", "TAB", "TAB", "ARROW_DOWN", "ARROW_DOWN", "ARROW_RIGHT", "ARROW_LEFT"
+    )  # past the selects, among the heads
+    assert page.texts(".name") == ["L1H0"] * 2
+    page.press("TAB", "ARROW_UP", "ARROW_LEFT", "ARROW_LEFT")
+    assert page.texts("output") == ["3↵→x attends to 2( with weight 0.625"] * 2 and page.weights() == shown(L1H0[3])
+    page.press("TAB", "ARROW_LEFT", "ARROW_RIGHT", "ARROW_RIGHT")  # from the token of the cell
+    assert page.texts("code.query") == ["3↵→x"] * 3 and page.weights() == shown(L1H0[3])
+    page.press("ENTER", "HOME", "ARROW_LEFT")
+    assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["3↵→x attends to 0def with weight 0.125"] * 2
+    page.press("ESCAPE", "END")
+    assert page.weights() == shown(L1H0[4])
+
+
+@pytest.mark.parametrize(("width", "n"), [(375, 20), (375, 130), (1280, 130)])  # with labels of the matrix, and without
+def test_no_width_makes_the_page_scroll_sideways(page, driver, width, n):
+    tokens = ["x" * 90, *[" word"] * (n - 1)]
+    page = page(maps=torch.eye(n).expand(2, 12, n, n), tokens=tokens, after=[[("y" * 90, 0.5)]] * n, title="z" * 200)
+    resize(driver, width, 800, touch=width == 375)
+    page.js("pointAtToken(0)")
+    assert page.js("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [width, True]
+    wide = "[...document.querySelectorAll('section, #text')].filter((e) => e.scrollWidth > e.clientWidth)"
+    assert page.js(f"return {wide}") == []
+
+
+def test_a_tap_pins_a_token(page, driver):
+    page = page()
+    resize(driver, 375, 800, touch=True)
+    page.select(1, 0)
+    for t in (2, 3):
+        tap(driver, page.token(t))
+        assert page.weights() == shown(L1H0[t])
+    assert page.find("#pinned").is_displayed()
