@@ -55,6 +55,8 @@ def test_means_and_intervals_over_seeds():
     averages = average(SEEDS)
     expected = EXPECTED | {("mean", *key[1:]): values for key, values in EXPECTED.items() if key[0] == "zero"}
     assert averages.keys() == expected.keys() and {name for _, name, _ in averages} == QUANTITIES.keys()
+    one = average(SEEDS[:1])["zero", "rank", 1]
+    assert (one.mean, one.low, one.high, one.n) == (pytest.approx(0.5), None, None, 1)
     for key, values in expected.items():
         interval = averages[key]
         assert interval.mean == pytest.approx(np.mean(values), abs=1e-9) and interval.n == 3
@@ -69,8 +71,3 @@ def test_the_order_of_the_heads_of_a_layer_is_without_effect():
     assert comparable_figures(a) == pytest.approx(comparable_figures(b))
     other_layer = comparable_figures(ablation_of([[0.1, 0.2, 0.7], [0.5, 0.0, 0.1]]))
     assert comparable_figures(a)["zero", "layer", 0] != pytest.approx(other_layer["zero", "layer", 0])
-
-
-def test_one_seed_has_no_interval():
-    interval = average(SEEDS[:1])["zero", "rank", 1]
-    assert (interval.mean, interval.low, interval.high, interval.n) == (pytest.approx(0.5), None, None, 1)
