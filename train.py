@@ -14,14 +14,13 @@ python train.py init_from=hf:FOLDER                start from other weights, see
 
 import sys
 import time
-from functools import partial
 from typing import Any
 
 from tril.model.callable_module import make_callable
 from tril.model.runs import Run
-from tril.scripts.cli.config import RunConfig
-from tril.scripts.cli.entry import entry
-from tril.scripts.cli.errors import UserError, command, user_errors
+from tril.scripts.cli.command_line import FOLDER, PROGRAMS, CommandLine, entry
+from tril.scripts.cli.config import RunConfig, TrainCommand
+from tril.scripts.cli.errors import command, user_errors
 from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, quiet_ranks, stop_on_signals
 from tril.scripts.cli.run import (
     build_model,
@@ -35,7 +34,6 @@ from tril.scripts.cli.run import (
 )
 from tril.scripts.cli.start import find_start
 from tril.scripts.cli.targets import build_targets
-from tril.scripts.cli.typed import FREE_TEXT, Typed
 
 
 def run_job(cfg: Any) -> float:
@@ -45,36 +43,33 @@ def run_job(cfg: Any) -> float:
     return run_job(cfg)
 
 
-@entry("train", FREE_TEXT, grid=run_job)
-def main(settings: dict[str, Any], typed: Typed) -> None:
+@entry(PROGRAMS["train"], grid=run_job)
+def main(line: CommandLine[TrainCommand]) -> None:
     quiet_ranks()
-    if settings["plan"]:
-        return plan(settings, typed)
+    if line.own.plan:
+        return plan(line)
     try:
         with stop_on_signals() as stop:
-            train(settings, typed, stop)
+            train(line, stop)
     except StoppedError as stopped:
         if process_rank() == 0:
             print(stopped.describe(f"{command('train')} resume={stopped.folder}"), file=sys.stderr, flush=True)
         sys.exit(stopped.status)
 
 
-def plan(settings: dict[str, Any], typed: Typed) -> None:
+def plan(line: CommandLine[TrainCommand]) -> None:
     """Prints the cost of a run."""
-    if settings["plan"] is not True:
-        raise UserError(f"plan={settings['plan']} must be true or false")
-    config = RunConfig.of(settings, typed).with_likely_vocabulary().on_this_machine()
+    config = RunConfig.of(line.settings, line.typed)
+    config = config.fitted(config.likely_vocabulary()).on_this_machine()
     from tril.scripts.cli.plan import print_plan
 
     print_plan(config)
 
 
-def train(settings: dict[str, Any], typed: Typed, stop: StopRequest, *, one_process: bool = False) -> Run:
+def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool = False) -> Run:
     """One run, to its end.
 
     Args:
-        settings: composed.
-        typed: what was typed of them.
         stop: asks the run to stop at the end of a step.
         one_process: refuse settings that start further processes.
 
@@ -82,19 +77,18 @@ def train(settings: dict[str, Any], typed: Typed, stop: StopRequest, *, one_proc
         UserError: wrong settings, before anything expensive starts; a model that sees the future, before the first
             step; a loss that is not finite.
     """
-    started, chosen, allowed = time.perf_counter(), typed.get("hydra.run.dir"), settings["allow_targets"]
-    settings, start = find_start(settings, typed)  # random weights, those of another model, or a run that goes on
-    config = RunConfig.of(settings, typed, in_sweep=bool(chosen and sweep_of(chosen)))
-    if one_process:
-        config.refuse_processes()
-    config = config.on_this_machine()
-    config.check_processes()
+    started, typed, chosen = time.perf_counter(), line.typed, line.typed.get(FOLDER)
+    in_sweep = chosen is not None and sweep_of(chosen) is not None
+    if not in_sweep:
+        line.check_single()
+    settings, start = find_start(line)  # random weights, those of another model, or a run that goes on
+    config = RunConfig.of(settings, None if in_sweep else typed).on_this_machine(one_process=one_process)
     with open_run(chosen, start) as run:
         stop.folder = run.folder
         with user_errors():
-            added = build_targets(config.targets, allowed, typed)
+            added = build_targets(config.targets, line.own.allow_targets or ())
             data = prepare_text(config)
-            config = config.fitted(data.prepared)
+            config = config.fitted(data.prepared.meta["vocab_size"])
             model = build_model(config, start)
             start.check(config, data.meta, typed)
             tokens = data.meta["counts"]["train"]["tokens"]
@@ -112,4 +106,4 @@ if __name__ == "__main__":
 else:  # `from tril import train` gives this module
     from tril.scripts.cli.api import python_api
 
-    make_callable(__name__, python_api(partial(train, one_process=True)))
+    make_callable(__name__, python_api(train))

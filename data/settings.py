@@ -47,7 +47,7 @@ def strict_settings(title: str = "") -> ConfigDict:
     Args:
         title: prefix of the keys on the command line, such as "model"; "": none.
     """
-    return ConfigDict(strict=True, extra="forbid", title=title)
+    return ConfigDict(strict=True, extra="forbid", title=title, defer_build=True)  # --help needs no validators
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Setting:
         default: a plain value; REQUIRED: it has none.
         choices: the valid values, if they are listed.
         needs: see `setting`, as for `typed_only`.
+        is_text: a value is taken as it was typed, without quotes.
     """
 
     key: str
@@ -67,6 +68,7 @@ class Setting:
     choices: tuple = ()
     needs: str | None = None
     typed_only: bool = False
+    is_text: bool = False
 
 
 def declared(group: type, prefix: str = "") -> Iterator[Setting]:
@@ -78,7 +80,8 @@ def declared(group: type, prefix: str = "") -> Iterator[Setting]:
             continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         default = plain(field.get_default(call_default_factory=True))
-        yield Setting(key, default, field.description or "", choices_of(field.annotation), **extra)
+        kind = field.annotation
+        yield Setting(key, default, field.description or "", choices_of(kind), **extra, is_text=takes_text(kind))
 
 
 def defaults(group: type) -> dict[str, Any]:
@@ -163,6 +166,13 @@ def choices_of(annotation: Any) -> tuple:
     if typing.get_origin(annotation) is typing.Literal:
         return typing.get_args(annotation)
     return tuple(choice for kind in typing.get_args(annotation) for choice in choices_of(kind))
+
+
+def takes_text(annotation: Any) -> bool:
+    """Whether an annotation has a text or a list of texts among its alternatives."""
+    return annotation is str or any(
+        takes_text(kind) for kind in typing.get_args(annotation) if typing.get_origin(annotation) is not dict
+    )
 
 
 def plain(value: Any) -> Any:

@@ -21,11 +21,10 @@ from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
-from tril.data.settings import build, strict_settings
+from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import UserError, fail, pick_device, user_errors, writable
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.causality.certificate import Certificate
@@ -33,26 +32,38 @@ if TYPE_CHECKING:
     from tril.model.causality.variants import Variant
 
 KINDS = ("ckpt", "hf", "call")
-TEXTS = (*KINDS, "out")  # keys whose value is text as it was typed
 SIZES = ("vocab_size", "context_length", "receptive_field")  # of a callable
 FRESH_VOCABULARY = 128  # of a fresh model, which needs no tokenizer: the checks are about positions
 
 
 @dataclass(frozen=True, config=strict_settings())
-class CertifyConfig:
-    """Settings, as in configs/certify.yaml; `as_model` checks the sizes."""
+class CertifyCommand:
+    """What is certified: a fresh model of the group `model`, or another one. `as_model` checks the sizes."""
 
-    model: dict
-    ckpt: str | None = None
-    hf: str | None = None
-    call: str | None = None
-    vocab_size: int | None = None
-    context_length: int | None = None
-    receptive_field: int | None = None
-    compile: bool = False
-    budget_seconds: float = 5.0
-    device: str = "auto"
-    out: str | None = None
+    ckpt: str | None = setting(
+        None, "a checkpoint file, a run's folder, or latest; first says what the certificate in it belongs to"
+    )
+    hf: str | None = setting(
+        None, "a model of `transformers`: a folder, a config.json alone (random weights), or a name on the hub"
+    )
+    call: str | None = setting(
+        None, "package.module:function, any callable from ids (B, T) to logits (B, T, V); needs the next two"
+    )
+    vocab_size: int | None = setting(None, "of call: V")
+    context_length: int | None = setting(None, "of call: largest T")
+    receptive_field: int | None = setting(
+        None, "of call: number of positions before its own that each output depends on; null: the certificate states it"
+    )
+    compile: bool = setting(
+        False, "test the compiled model too; not with hf or call (on a CPU: one more minute, and a C++ compiler)"
+    )
+    budget_seconds: float = setting(
+        5.0, "for further lengths and positions, after the checks at the full context, which always run"
+    )
+    device: str = setting("auto", "auto | cpu | cuda | mps")
+    out: str | None = setting(
+        None, "folder for causality.json and causality.png; null: the checkpoint's run, else outputs/causality/NAME"
+    )
 
     @model_validator(mode="after")
     def _check_combinations(self):
@@ -63,12 +74,12 @@ class CertifyConfig:
         return self
 
 
-@entry("certify", TEXTS)
-def main(cfg: dict, typed: Typed) -> None:
+@entry(Program("certify", CertifyCommand, {"model": "nano"}))
+def main(line: CommandLine[CertifyCommand]) -> None:
+    settings = line.own
     with user_errors():
-        settings = build(CertifyConfig, cfg)
         models = [f"{kind}={getattr(settings, kind)}" for kind in KINDS if getattr(settings, kind) is not None]
-        models += [f"{each.key}={each.value}" for each in typed if models and each.key.startswith("model")]
+        models += [f"{each.key}={each.value}" for each in line.typed if models and each.key.startswith("model")]
         if len(models) > 1:
             raise ValueError(f"{' and '.join(models)} name several models; keep one")
         checkpoint = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
@@ -82,8 +93,7 @@ def main(cfg: dict, typed: Typed) -> None:
     try:
         with user_errors():
             device = pick_device(settings.device)
-            name = typed.get("model") or "nano"
-            model, variants, origin, pipeline = subject(settings, checkpoint, device, name)
+            model, variants, origin, pipeline = subject(line, checkpoint, device)
             check_calls(model, min(model.context_length, FIRST_LENGTH))  # before the folder is created
             default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", folder_name(model.name))
             folder = writable(settings.out or default, "out")
@@ -109,12 +119,13 @@ def folder_name(name: str) -> str:
 
 
 def subject(
-    settings: CertifyConfig, checkpoint: Path | None, device: str, preset: str
+    line: CommandLine[CertifyCommand], checkpoint: Path | None, device: str
 ) -> tuple["Model", Iterable["Variant"], dict, Callable[[], Iterable] | None]:
     """The model, its variants, and of a checkpoint what causality.json says about it and the results of its loss."""
     from tril.model.causality.model import as_model
     from tril.model.causality.variants import module_variants
 
+    settings = line.own
     if settings.hf is not None:
         from tril.model.causality.hf import hf_model, hf_variants, load
 
@@ -141,10 +152,10 @@ def subject(
         model = as_model(gpt, device=device, name=str(checkpoint))
         variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
         return model, variants, origin, functools.partial(certify_pipeline, gpt, stored.entry())
-    config = settings.model | {"vocab_size": settings.model["vocab_size"] or FRESH_VOCABULARY}
-    gpt = GPT(build(GPTConfig, config, "model"))
+    chosen = line.settings["model"]
+    gpt = GPT(build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model"))
     variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
-    return as_model(gpt, device=device, name=preset), variants, {}, None
+    return as_model(gpt, device=device, name=line.choices["model"]), variants, {}, None
 
 
 def load_function(spec: str) -> Callable:

@@ -11,32 +11,29 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.data.settings import build, without_effect
+from tril.data.settings import without_effect
 from tril.model.atomic_files import write_json, write_text
 from tril.model.evaluation.config import EvaluateConfig
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.command_line import CommandLine, Program, Typed, entry
 from tril.scripts.cli.errors import check_writable, pick_device, user_errors
 from tril.scripts.cli.finished_run import prepared_text, read_run
 from tril.scripts.cli.formats import markdown_table, plain_table, plural, read_utf8
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.data.config import DataConfig
     from tril.model.evaluation.subject import Part, Subject
     from tril.model.intervals import Interval
 
-TEXTS = ("ckpt", "other", "text", "pairs", "tasks", "include_path", "out", "data.path", "data.val_path", "data.repo")
 OF_TRAINING = ("tokenizer", "batch_size", "val_batch_size", "document_mask", "format")  # keys of data without effect
 PARTS = {"val": "validation part", "all": "whole text"}
 
 
-@entry("evaluate", TEXTS)
-def main(cfg: dict, typed: Typed) -> None:
+@entry(Program("evaluate", EvaluateConfig, {"data": None}))
+def main(line: CommandLine[EvaluateConfig]) -> None:
+    settings, data = line.own, line.settings.get("data")
     with user_errors():  # before torch, which takes a second to import
-        data = cfg.pop("data", None)
-        settings = build(EvaluateConfig, cfg)
-        refuse_unused(settings, typed)
+        refuse_unused_data(settings, line.typed)
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         folder = Path(settings.out or run_folder(paths[0]) / "evaluation")
         check_writable(folder, "out")
@@ -76,15 +73,13 @@ def main(cfg: dict, typed: Typed) -> None:
     print(f"{text}\n{folder}: {name}.json{f', {name}.html' if page else ''}", flush=True)
 
 
-def refuse_unused(settings: EvaluateConfig, typed: Typed) -> None:
-    """Raises ValueError for a typed setting that has no effect with the others."""
-    unused = without_effect(settings)
-    if "part" in unused:
-        unused["data"] = unused["part"]
+def refuse_unused_data(settings: EvaluateConfig, typed: Typed) -> None:
+    """Raises ValueError for a typed setting below data: that has no effect."""
+    need = without_effect(settings).get("part")
     for override in typed:
         group, *keys = override.key.split(".")
-        if group in unused:
-            raise ValueError(f"{override.typed} has no effect without {unused[group]}; leave it out")
+        if group == "data" and need:
+            raise ValueError(f"{override.typed} has no effect without {need}; leave it out")
         if group == "data" and {*OF_TRAINING} & {*keys}:
             raise ValueError(f"{override.typed} has no effect on whole texts in the checkpoint's tokens; leave it out")
 

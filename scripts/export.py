@@ -12,23 +12,28 @@ from typing import Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import build, strict_settings
+from tril.data.settings import setting, strict_settings
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import user_errors
-from tril.scripts.cli.typed import Typed
 
 
 @dataclass(frozen=True, config=strict_settings())
-class Settings:
-    """The keys of configs/export.yaml."""
+class ExportCommand:
+    """What is written, and where."""
 
-    ckpt: str
-    to: Literal["hf", "gguf"]
-    out: str | None
+    ckpt: str = setting(
+        "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
+    )
+    to: Literal["hf", "gguf"] = setting(
+        "hf",
+        "hf: a folder of Hugging Face transformers, GPT-2, Llama or Qwen3, as the config allows; gguf: a file for "
+        'llama.cpp, of a Llama or Qwen3 (pip install "tril[gguf]")',
+    )
+    out: str | None = setting(None, "a new or empty folder, or a new file FILE.gguf; required")
 
     @model_validator(mode="after")
-    def _check_out(self) -> "Settings":
+    def _check_out(self) -> "ExportCommand":
         if self.out is None or (self.to == "gguf") != self.out.endswith(".gguf"):
             new = "a new file FILE.gguf" if self.to == "gguf" else "a new folder"
             raise ValueError(f"out={self.out or 'null'} must be {new}")
@@ -38,10 +43,10 @@ class Settings:
         return self
 
 
-@entry("export", ("ckpt", "out"))
-def main(cfg: dict, typed: Typed) -> None:
+@entry(Program("export", ExportCommand))
+def main(line: CommandLine[ExportCommand]) -> None:
+    settings = line.own
     with user_errors():
-        settings = build(Settings, cfg)
         path, out = find_checkpoint(settings.ckpt), Path(str(settings.out)).expanduser().absolute()
         # Importing torch takes a second, so wrong settings are reported before.
         from tril.model.checkpoint import Checkpoint

@@ -13,20 +13,18 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import build, strict_settings
+from tril.data.settings import setting, strict_settings
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_checkpoint, find_sweep, run_folder
+from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.config import flatten
-from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors, writable
 from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.cli.formats import csv_text, markdown_table
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from tril.model.heads.attention_maps import TokenWindows
     from tril.model.heads.scores import HeadScores
 
-TEXT_KEYS = ("ckpt", "dir", "prompt", "out")
 FILES = "heads.json heads.csv heads.png removal.csv removal.png attention.png attention.html".split()
 SCOPE = (
     "This describes one trained model on one text, not its configuration: another seed gives other heads. "
@@ -49,16 +46,28 @@ N_NEXT_TOKENS = 10  # most probable next tokens on the page
 
 
 @dataclass(frozen=True, config=strict_settings())
-class Settings:
-    """The keys of configs/heads.yaml."""
+class HeadsCommand:
+    """The heads of one model, or of all runs of a sweep."""
 
-    ckpt: str
-    dir: str | None
-    prompt: str | None
-    windows: Annotated[int, Field(ge=2)]  # a confidence interval needs two
-    out: str | None
-    device: str
-    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    ckpt: str = setting(
+        "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
+    )
+    dir: str | None = setting(
+        None,
+        "instead of ckpt, all runs of a sweep: its folder, latest (the newest below multirun/), or a folder of runs",
+    )
+    prompt: str | None = setting(
+        None,
+        "with ckpt: a text to draw attention maps of; null: the start of the validation part; empty: end-of-text alone",
+    )
+    windows: int = setting(
+        96, "evenly spaced windows of the validation part, to measure losses and scores on", ge=2
+    )  # a confidence interval needs two
+    out: str | None = setting(
+        None, "folder for tables, figures and the page; null: heads/ in the folder of the run or the sweep"
+    )
+    device: str = setting("auto", "auto | cpu | cuda | mps")
+    seed: int = setting(0, "with ckpt: seed of the repeated random sequences", ge=0, lt=2**63)
 
     def __post_init__(self) -> None:
         given = [f"ckpt={self.ckpt}"] * (self.ckpt != NEWEST) + [f"prompt={self.prompt}"] * (self.prompt is not None)
@@ -66,10 +75,10 @@ class Settings:
             raise ValueError(f"{given[0]} is for one model, dir={self.dir} for all of a sweep; give one of them")
 
 
-@entry("heads", TEXT_KEYS)
-def main(cfg: dict, typed: Typed) -> None:
+@entry(Program("heads", HeadsCommand))
+def main(line: CommandLine[HeadsCommand]) -> None:
+    settings = line.own
     with user_errors():  # before torch, which takes a second to import
-        settings = build(Settings, cfg)
         sweep = None if settings.dir is None else find_sweep(settings.dir)
         checkpoint = find_checkpoint(settings.ckpt) if sweep is None else None
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
@@ -87,7 +96,7 @@ def main(cfg: dict, typed: Typed) -> None:
         describe_sweep(sweep, settings.windows, settings.out, device, log)
 
 
-def describe_model(settings: Settings, checkpoint: Path, device: str) -> None:
+def describe_model(settings: HeadsCommand, checkpoint: Path, device: str) -> None:
     """Writes everything about the heads of one model."""
     from tril.model.heads.ablation import ablate, obstacle
     from tril.model.heads.scores import score_heads
@@ -195,7 +204,7 @@ def scored_rows(ablation: "Ablation", scores: "HeadScores") -> list[dict]:
 
 
 def report(
-    settings: Settings,
+    settings: HeadsCommand,
     run: TrainedRun,
     device: str,
     numbers: "np.ndarray",

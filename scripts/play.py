@@ -10,36 +10,35 @@ import importlib.util
 import socket
 import sys
 import webbrowser
-from typing import Annotated
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import build, strict_settings
+from tril.data.settings import setting, strict_settings
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import pick_device, user_errors
-from tril.scripts.cli.typed import Typed
 
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, config=strict_settings())
-class Settings:
-    """The keys of configs/play.yaml."""
+class PlayCommand:
+    """What the page shows, and where."""
 
-    ckpt: str
-    other: str | None
-    prompt: str
-    port: Annotated[int, Field(ge=0, le=65535)]
-    open: bool
-    device: str
+    ckpt: str = setting(
+        "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
+    )
+    other: str | None = setting(None, "a second checkpoint to compare side by side; null: none")
+    prompt: str = setting("", "the text that the page starts with")
+    port: int = setting(8000, "of 127.0.0.1, which only this computer reaches; 0: any free port", ge=0, le=65535)
+    open: bool = setting(False, "open the page in the default browser")
+    device: str = setting("auto", "auto | cpu | cuda | mps")
 
 
-@entry("play", ("ckpt", "other", "prompt"))
-def main(cfg: dict, typed: Typed) -> None:
+@entry(Program("play", PlayCommand))
+def main(line: CommandLine[PlayCommand]) -> None:
+    settings = line.own
     with user_errors():  # before torch, which takes a second to import
-        settings = build(Settings, cfg)
         if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
             raise ValueError('the page needs starlette and uvicorn; pip install "tril[app]"')
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]

@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import build, strict_settings
-from tril.scripts.cli.entry import entry
+from tril.data.settings import setting, strict_settings
+from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import UserError, user_errors, writable
 from tril.scripts.cli.formats import clock, plural
 from tril.scripts.cli.process import StoppedError, stop_on_signals
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.scripts.trials.arms import Arm
     from tril.scripts.trials.decision import Decision, Rules
 
-TEXT_KEYS = ("baseline", "candidate", "common", "baseline_ref", "candidate_ref", "budget", "out")
 STATUS = {"better": 0, "worse": 1, "equal": 1, "undecided": 3}
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -42,28 +40,37 @@ def to_seconds(text: object) -> float:
 
 
 @dataclass(frozen=True, config=strict_settings())
-class Settings:
-    """The keys of configs/referee.yaml."""
+class RefereeCommand:
+    """What is compared, and when the comparison ends."""
 
-    baseline: str
-    candidate: str
-    common: str
-    margin: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    budget: Annotated[float, BeforeValidator(to_seconds)]
-    max_seeds: Annotated[int, Field(ge=2, le=10_000)] | None
-    text: Literal["random", "fixed"]
-    baseline_ref: str | None
-    candidate_ref: str | None
-    seed: Annotated[int, Field(ge=0, lt=2**63)]  # half the range of torch.Generator, since later pairs add to it
-    paired: bool
-    quiet: bool
-    out: str
+    baseline: str = setting("", 'settings of train.py, separated by spaces; "": the default run')
+    candidate: str = setting("", "the same of the arm that may be better")
+    common: str = setting("", "settings of both arms")
+    margin: float = setting(0.005, "nats per token: differences below it count as equal", gt=0, allow_inf_nan=False)
+    budget: Annotated[float, BeforeValidator(to_seconds)] = setting(
+        "60m", "time for all runs of the comparison, also of earlier starts: 90s, 60m, 2h"
+    )
+    max_seeds: Annotated[int, Field(ge=2, le=10_000)] | None = setting(None, "pairs of runs at most; null: 100")
+    text: Literal["random", "fixed"] = setting(
+        "random", "random: a claim about text of this kind | fixed: about this validation text"
+    )
+    baseline_ref: str | None = setting(
+        None, "a commit, branch or tag whose code trains the baseline; null: the present code"
+    )
+    candidate_ref: str | None = setting(None, "the same for the candidate")
+    seed: int = setting(
+        0, "of the first pair; the next pairs take seed + 1, seed + 2, ...", ge=0, lt=2**63
+    )  # half the range of torch.Generator, since later pairs add to it
+    paired: bool = setting(
+        True, "both arms take the same seeds; false: baseline seed, seed + 2, ..., candidate seed + 1, seed + 3, ..."
+    )
+    quiet: bool = setting(False, "print the result only")
+    out: str = setting("referee", "folder of all comparisons and their runs")
 
 
-@entry("referee", TEXT_KEYS)
-def main(cfg: dict, typed: Typed) -> None:
-    with user_errors():
-        settings = build(Settings, cfg)
+@entry(Program("referee", RefereeCommand))
+def main(line: CommandLine[RefereeCommand]) -> None:
+    settings = line.own
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if settings.quiet else sys.stderr):
         decision, report = judge(settings)
     from tril.scripts.trials.referee_page import sentence
@@ -72,7 +79,7 @@ def main(cfg: dict, typed: Typed) -> None:
     sys.exit(STATUS[decision.verdict or "undecided"])
 
 
-def judge(settings: Settings) -> tuple["Decision", Path]:
+def judge(settings: RefereeCommand) -> tuple["Decision", Path]:
     """Trains pairs until there is a verdict; the decision and the report."""
     from tril.scripts.ablation.run_process import locked_if_free
 
@@ -94,7 +101,7 @@ def judge(settings: Settings) -> tuple["Decision", Path]:
         return train_pairs(settings, arms, root, folder), folder / "report.md"
 
 
-def make_arms(settings: Settings, root: Path) -> tuple["Arm", "Arm"]:
+def make_arms(settings: RefereeCommand, root: Path) -> tuple["Arm", "Arm"]:
     """Checks both arms and copies their code."""
     from tril.scripts.trials.arms import make_arm
     from tril.scripts.trials.source_tree import copy_commit, copy_package
@@ -111,13 +118,13 @@ def make_arms(settings: Settings, root: Path) -> tuple["Arm", "Arm"]:
     return made[0], made[1]
 
 
-def comparison_key(arms: tuple["Arm", "Arm"], settings: Settings) -> str:
+def comparison_key(arms: tuple["Arm", "Arm"], settings: RefereeCommand) -> str:
     """The name of the folder: the same for commands that compare the same arms with the same seeds."""
     parts = [arm.key for arm in arms] + [str(settings.seed), str(settings.paired)]
     return f"comparison-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
 
-def train_pairs(settings: Settings, arms: tuple["Arm", "Arm"], root: Path, folder: Path) -> "Decision":
+def train_pairs(settings: RefereeCommand, arms: tuple["Arm", "Arm"], root: Path, folder: Path) -> "Decision":
     """Trains pairs and looks at the interval after each of them, until there is a verdict."""
     from tril.scripts.trials.decision import Rules, decide
     from tril.scripts.trials.pair_runs import seeds_of, train_pair

@@ -7,36 +7,51 @@ computes the same report again.
 """
 
 import contextlib
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import build, strict_settings
+from tril.data.settings import setting, strict_settings
 from tril.model.runs import find_sweep
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import user_errors, writable
-from tril.scripts.cli.typed import Typed
-
-TEXT_KEYS = ("dir", "baseline", "out", "publish")
 
 
 @dataclass(frozen=True, config=strict_settings())
-class Settings:
-    """The keys of configs/report.yaml."""
+class ReportCommand:
+    """What is compared, and where the report goes."""
 
-    dir: str | None
-    baseline: str | None
-    which: Literal["final", "best"] | None
-    margin: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
-    out: str | None
-    publish: str | None
+    dir: str | None = setting(
+        None,
+        "a sweep's folder, latest (the newest below multirun/), a folder of runs to compare, or a published report or "
+        "its runs.tar.xz",
+    )
+    baseline: str | None = setting(
+        None, "compare with this variant: model.n_heads=4, or several key=value with commas; null: the sweep's defaults"
+    )
+    which: Literal["final", "best"] | None = setting(
+        None, "the validation loss to compare; null: final, or that of the published report"
+    )
+    margin: float | None = setting(
+        None,
+        "nats per token: variants whose difference is certainly smaller are called equal; null: none is",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    out: str | None = setting(
+        None, "folder for report.md, report.html, results.csv, runs.csv and the pictures; null: the sweep's folder"
+    )
+    publish: str | None = setting(
+        None,
+        "folder for a report to publish: the same without report.html, and runs.tar.xz, from which it can be computed "
+        "again",
+    )
 
 
-@entry("report", TEXT_KEYS)
-def main(cfg: dict, typed: Typed) -> None:
+@entry(Program("report", ReportCommand))
+def main(line: CommandLine[ReportCommand]) -> None:
+    settings = line.own
     with user_errors():
-        settings = build(Settings, cfg)
         if settings.dir is None:
             raise ValueError("dir is missing; name the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest")
         if settings.out is not None and settings.publish is not None:

@@ -7,18 +7,17 @@ import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
-from tril.data.settings import build, strict_settings
+from tril.data.settings import setting, strict_settings
 from tril.model.generation.config import SamplingConfig
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import pick_device, user_errors
-from tril.scripts.cli.typed import Typed
 
 OneOrMore = Annotated[
     list[str], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
@@ -26,26 +25,29 @@ OneOrMore = Annotated[
 
 
 @dataclass(frozen=True, config=strict_settings())
-class Settings:
-    """The keys of configs/sample.yaml, without those of `SamplingConfig`."""
+class SampleCommand(SamplingConfig):
+    """What is sampled, and from which model."""
 
-    ckpt: str
-    prompt: OneOrMore
-    n: Annotated[int, Field(ge=1, le=10_000)]  # one batch
-    remove_heads: OneOrMore | None
-    compile: Literal["auto", True, False]
-    device: str
+    ckpt: str = setting(
+        "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
+    )
+    prompt: OneOrMore = setting("", 'text to continue, or a list: \'["To be", "Or not"]\'; empty starts a new text')
+    n: int = setting(1, "samples per prompt; one is printed while it is generated, several as a batch", ge=1, le=10_000)
+    remove_heads: OneOrMore | None = setting(
+        None, 'heads to remove: "[L0H1, L2H3]", layer 0 head 1 and layer 2 head 3; null: none'
+    )
+    compile: Literal["auto", True, False] = setting(
+        "auto", "true: compile the step after the prompt (up to a minute, then faster); auto: on CUDA; false"
+    )
+    device: str = setting("auto", "auto | cpu | cuda | mps")
 
 
-@entry("sample", ("ckpt", "prompt", "stop"))
-def main(cfg: dict, typed: Typed) -> None:
+@entry(Program("sample", SampleCommand))
+def main(line: CommandLine[SampleCommand]) -> None:
     with user_errors():  # before torch, which takes a second to import
-        options = {key: cfg.pop(key) for key in SamplingConfig.__dataclass_fields__ if key in cfg}
-        build(SamplingConfig, options)
-        settings = build(Settings, cfg)
-        path = find_checkpoint(settings.ckpt)
+        path = find_checkpoint(line.own.ckpt)
         keep_compiled_code()
-        pieces = sample(path, settings, options)
+        pieces = sample(path, line.own)
     try:
         for piece in pieces:
             print(piece, end="", flush=True)
@@ -53,7 +55,7 @@ def main(cfg: dict, typed: Typed) -> None:
         print()
 
 
-def sample(path: Path, settings: Settings, options: dict[str, Any]) -> Iterator[str]:
+def sample(path: Path, settings: SampleCommand) -> Iterator[str]:
     """The output: one text, streamed, or several as one batch under numbered lines. Mistakes are raised by the call."""
     from tril.model.checkpoint import load
     from tril.model.heads.ablation import head_gate
@@ -67,6 +69,7 @@ def sample(path: Path, settings: Settings, options: dict[str, Any]) -> Iterator[
     lm = load(path, device)
     lm.check_finite(path)
     gate = None if settings.remove_heads is None else head_gate(lm.config, settings.remove_heads)
+    options = {name: getattr(settings, name) for name in SamplingConfig.__dataclass_fields__}
     options |= {"compile": compiled, "head_gate": gate}
     prompts = [prompt for prompt in settings.prompt for _ in range(settings.n)]
     if len(prompts) == 1:

@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import build, strict_settings
+from tril.data.settings import build, plain, setting, strict_settings
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_sweep
 from tril.scripts.ablation.sweep_files import SweepDir
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import user_errors, writable
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.scripts.ablation.results import Sweep
     from tril.scripts.ablation.scaling_law import Points
 
-TEXT_KEYS = ("dir", "out", "publish")
 PLACES = ("dir", "out", "publish")  # the other settings are published with the page
 
 Numbers = list[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
@@ -40,28 +38,42 @@ Size = Literal["parameters_without_embeddings", "parameters"]  # what counts as 
 class Predict:
     """What the law is extrapolated to."""
 
-    parameters: Numbers
-    tokens: Numbers
-    flops: Numbers
+    parameters: Numbers = setting(
+        (30_000_000, 85_000_000), "larger models, counted by `size`; 85 M: the blocks of base and of GPT-2 124M"
+    )
+    tokens: Numbers = setting((1, 10), "training tokens, in multiples of the longest run's")
+    flops: Numbers = setting((1, 10, 100), "compute for the best split, in multiples of the largest run's")
 
 
 @dataclass(frozen=True, config=strict_settings())
-class Settings:
-    """The keys of configs/scaling.yaml."""
+class ScalingCommand:
+    """What is fitted, and what is predicted from it."""
 
-    dir: SweepDir
-    size: Size
-    predict: Predict
-    resamples: Annotated[int, Field(ge=40)]  # the interval leaves out one in forty at each end
-    seed: Annotated[int, Field(ge=0)]
-    out: str | None
-    publish: str | None
+    dir: SweepDir = setting(
+        None,
+        "a sweep's folder (python train.py -m +ablation=scaling), latest (the newest below multirun/), or a published "
+        "page or its runs.tar.xz",
+    )
+    size: Size = setting(
+        "parameters_without_embeddings",
+        "what counts as N: this (Kaplan et al. 2020) or parameters (Hoffmann et al. 2022)",
+    )
+    predict: Predict = Predict()
+    resamples: int = setting(
+        500, "noisy copies of the points, for the intervals", ge=40
+    )  # the interval leaves out one in forty at each end
+    seed: int = setting(0, "of the resamples", ge=0)
+    out: str | None = setting(None, "folder for scaling.md, scaling.json and scaling.png; null: the sweep's folder")
+    publish: str | None = setting(
+        None,
+        "folder for scaling.md and scaling.png to publish, with runs.tar.xz, from which they can be computed again",
+    )
 
 
-@entry("scaling", TEXT_KEYS)
-def main(cfg: dict, typed: Typed) -> None:
+@entry(Program("scaling", ScalingCommand))
+def main(line: CommandLine[ScalingCommand]) -> None:
+    settings = line.own
     with user_errors():
-        settings = read_settings(cfg)
         if settings.out is not None and settings.publish is not None:
             raise ValueError(f"out={settings.out} excludes publish={settings.publish}; use one of them")
         source = find_sweep(settings.dir)
@@ -75,7 +87,7 @@ def main(cfg: dict, typed: Typed) -> None:
     with contextlib.ExitStack() as unpacked:
         with user_errors():
             sweep_folder, published = unpacked.enter_context(opened(source))
-            settings = with_published(cfg, typed, published)
+            settings = with_published(line, published)
             sweep = read_sweep(sweep_folder)
             points = points_of(sweep, settings.size)
             place = settings.publish or settings.out or (source.parent if source.is_file() else source)
@@ -90,7 +102,7 @@ def main(cfg: dict, typed: Typed) -> None:
         write_page(sweep, points, settings, folder, published=bool(published))
 
 
-def write_page(sweep: "Sweep", points: "Points", settings: Settings, folder: Path, *, published: bool) -> None:
+def write_page(sweep: "Sweep", points: "Points", settings: ScalingCommand, folder: Path, *, published: bool) -> None:
     """Fits the law, writes and prints the page.
 
     Args:
@@ -121,17 +133,11 @@ def write_page(sweep: "Sweep", points: "Points", settings: Settings, folder: Pat
     print(f"{text}\n{folder}: {', '.join(files)}", flush=True)
 
 
-def with_published(values: dict, typed: Typed, published: Mapping[str, object]) -> Settings:
+def with_published(line: CommandLine[ScalingCommand], published: Mapping[str, object]) -> ScalingCommand:
     """The typed settings, and for the others those of the published page where there is one."""
-    names = Settings.__dataclass_fields__.keys() - {override.key.partition(".")[0] for override in typed}
-    return read_settings(values | {key: value for key, value in published.items() if key in names})
-
-
-def read_settings(values: dict) -> Settings:
-    """Raises ValueError for invalid settings."""
-    predict = values.get("predict")
-    predict = build(Predict, predict if isinstance(predict, dict) else {}, "predict")
-    return build(Settings, values | {"predict": predict})
+    typed = {each.key.partition(".")[0] for each in line.typed}
+    others = {key: value for key, value in published.items() if key in ScalingCommand.__dataclass_fields__}
+    return build(ScalingCommand, plain(line.own) | {key: x for key, x in others.items() if key not in typed})
 
 
 if __name__ == "__main__":

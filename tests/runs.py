@@ -11,8 +11,8 @@ import pytest
 
 from tests.calls import call
 from tests.conftest import run_python
-from tril.scripts.cli.compose import CONFIGS, compose
-from tril.scripts.cli.typed import FREE_TEXT, Typed
+from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.config import CONFIGS
 
 TINY = [
     "data=files",
@@ -39,7 +39,7 @@ def typed(*settings: str, base: list[str] = TINY) -> Typed:
     last = {setting.partition("=")[0].lstrip("+"): setting for setting in (*base, *settings)}
     if last.get("data.tokenizer.kind", "data.tokenizer.kind=bpe") != "data.tokenizer.kind=bpe":
         last.pop("data.tokenizer.vocab_size", None)
-    return Typed.of(last.values(), FREE_TEXT)
+    return Typed.of(last.values())
 
 
 def command_line(*overrides, cwd, **environment) -> subprocess.CompletedProcess:
@@ -62,7 +62,7 @@ def train_typed(typed: Typed):
     from tril import train
     from tril.scripts.cli.process import StopRequest
 
-    return train.train(compose("train", typed).settings, typed, StopRequest())
+    return train.train(compose("train", typed), StopRequest())
 
 
 def small_picture(path: Path, *_, **__) -> None:

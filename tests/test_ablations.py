@@ -10,9 +10,8 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tril.model.gpt import GPT
-from tril.scripts.cli.compose import CONFIGS, compose
-from tril.scripts.cli.config import RunConfig
-from tril.scripts.cli.typed import Typed
+from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.config import CONFIGS, RunConfig
 
 GRIDS = {  # name -> the values of its runs, and the fields of the model that differ
     "ffn": ("relu2 relu gelu swiglu", "mlp"),
@@ -47,7 +46,7 @@ def grid(name: str) -> dict[str, RunConfig]:
 
 def model(config: RunConfig) -> GPT:
     with torch.device("meta"):
-        return GPT(config.with_likely_vocabulary().model)
+        return GPT(config.fitted(config.likely_vocabulary()).model)
 
 
 def ratios(name: str, size, to: str) -> dict[str, float]:

@@ -14,9 +14,8 @@ from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
 from tril.model.training.settings import TrainerConfig
-from tril.scripts.cli.compose import CONFIGS, compose
-from tril.scripts.cli.config import RunConfig
-from tril.scripts.cli.typed import FREE_TEXT, Typed
+from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.config import CONFIGS, RunConfig
 
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
 GROUPS = ("model", "optim", "trainer", "data", "callbacks", "logger", "debug", "experiment")
@@ -25,7 +24,7 @@ EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml
 
 
 def checked(*settings: str) -> RunConfig:
-    return RunConfig.of(compose("train", Typed.of(settings, FREE_TEXT)).settings)
+    return RunConfig.of(compose("train", Typed.of(settings)).settings)
 
 
 def sizes(choice: str, vocab_size: int) -> GPT:

@@ -14,7 +14,7 @@ from tests.calls import call
 from tests.conftest import assert_refused
 from tests.runs import TINY, rows
 from tril.model.checkpoint import read_state
-from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.config import CONFIGS
 
 TRAIN = CONFIGS.parent / "train.py"
 DDP = ["trainer=ddp", "trainer.devices=2"]

@@ -178,7 +178,7 @@ def test_refused_and_nothing_is_left(tmp_path, text, source, arguments, message)
 
 
 def test_equal_values_in_another_form_are_accepted(source, text):
-    from tril.scripts.cli.compose import compose
+    from tril.scripts.cli.command_line import compose
     from tril.scripts.cli.start import find_start
 
     def found(*settings):

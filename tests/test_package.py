@@ -15,7 +15,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from tests.conftest import run_python
-from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.config import CONFIGS
 from tril.scripts.cli.console import COMMANDS
 
 ROOT = CONFIGS.parent

@@ -15,11 +15,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.scripts.cli.compose import explain
+from tril.scripts.cli.command_line import explain
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, message_of
 from tril.scripts.cli.formats import clock, plain_table
-from tril.scripts.cli.typed import Typed
 
 VALUE = re.compile(r"(seed|(\+\+)?\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
 MAX_FOLDER_NAME = 120  # characters
@@ -86,7 +85,7 @@ def compose_grid(config: DictConfig, config_name: str, *, elsewhere: bool) -> tu
     for overrides in grid:
         try:
             settings = composer.settings(overrides)
-            checked = RunConfig.of(settings, Typed.of(overrides, free_text=None), in_sweep=True)
+            checked = RunConfig.of(settings)
             run = PlannedRun(overrides, settings, checked if elsewhere else checked.on_this_machine())
         except OmegaConfBaseException as error:  # raised while a value is read
             rejected.append(Rejected(overrides, explain(error, config_name)))
@@ -238,7 +237,7 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
             for text in prepared.texts.values():
                 TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)
                 val_windows += ValWindows(text.tokens("val"), length, data.batch_size).n_windows
-            run.config = run.config.fitted(prepared)
+            run.config = run.config.fitted(prepared.meta["vocab_size"])
             config, model = run.config, run.config.model
             assert config.hardware is not None  # only runs on this machine are estimated
         except (ValueError, OSError) as error:

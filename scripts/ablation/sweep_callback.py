@@ -22,9 +22,9 @@ from tril.scripts.ablation import grid
 from tril.scripts.ablation.sweep_files import TUNE, read_json
 from tril.scripts.ablation.tune_plan import TuningPlan, check_tune, tune_entry
 from tril.scripts.ablation.tune_settings import TuneConfig, read_tune
+from tril.scripts.cli.command_line import quoted
 from tril.scripts.cli.errors import UserError, command, fail, user_errors
 from tril.scripts.cli.formats import clock
-from tril.scripts.cli.typed import quoted
 
 LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine
 

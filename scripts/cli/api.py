@@ -7,23 +7,20 @@ import random
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from tril.model.runs import Run
-from tril.scripts.cli.compose import compose
-from tril.scripts.cli.errors import CALLED, UserError
-from tril.scripts.cli.process import StoppedError, StopRequest, stop_on_signals
-from tril.scripts.cli.typed import FREE_TEXT, Typed
+from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.process import StoppedError, stop_on_signals
 
-PROGRAM = "tril train"  # in messages
 LOGGERS = ("lightning.pytorch", "lightning.fabric")  # whose level a run sets
 
 
-def python_api(task: Callable[[dict[str, Any], Typed, StopRequest], Run]) -> Callable[..., Run]:
+def python_api(task: Callable[..., Run]) -> Callable[..., Run]:
     """The function that a call of the module `tril.train` calls.
 
     Args:
-        task: trains with composed settings, and with what was typed.
+        task: trains; `train` of train.py.
     """
 
     def train(*settings: str) -> Run:
@@ -48,13 +45,10 @@ def python_api(task: Callable[[dict[str, Any], Typed, StopRequest], Run]) -> Cal
             if setting.startswith(("-", "plan=")):
                 remedy = "settings are written key=value; start a grid in a terminal"
                 raise UserError(f"{setting} is an option of the command line; {remedy}")
-        called = CALLED.set(PROGRAM)
         try:
-            typed = Typed.of(settings, FREE_TEXT)
-            composed = compose("train", typed)
-            composed.check_single(typed)
+            line = compose("train", Typed.of(settings))
             with unchanged_process(), stop_on_signals() as stop:
-                return task(composed.settings, typed, stop)
+                return task(line, stop, one_process=True)
         except UserError as error:
             raise error.with_traceback(None) from None  # a notebook shows the line, not the frames that found it
         except StoppedError as stopped:
@@ -62,8 +56,6 @@ def python_api(task: Callable[[dict[str, Any], Typed, StopRequest], Run]) -> Cal
             if signum != signal.SIGINT:
                 signal.raise_signal(signum)  # to the handler that it has without the run
             raise KeyboardInterrupt(stopped.describe(f'train("resume={stopped.folder}")')) from None
-        finally:
-            CALLED.reset(called)
 
     return train
 

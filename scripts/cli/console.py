@@ -1,10 +1,15 @@
-"""The console command `tril NAME [key=value ...]`: one subcommand per script, with the script's own arguments."""
+"""The command `tril NAME [key=value ...]`, a subcommand for each script, and the text of --help."""
 
 import importlib
+import itertools
+import json
+import re
 import sys
+import textwrap
 from importlib.metadata import version
+from pathlib import Path
 
-from tril.data.settings import nearest
+from tril.data.settings import Setting, nearest
 
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
@@ -18,6 +23,10 @@ COMMANDS = {
     "scaling": "fit the loss against parameters and tokens",
     "referee": "judge a change: better, worse, equal or undecided",
 }
+WIDTH = 120  # columns
+KEY_WIDTH = 44  # of "key=value"
+COMMENT = re.compile(r"# \S")  # an indented one is an example
+ADDED = ("ablation", "tune")  # groups that a grid adds, as +ablation=heads
 
 
 def main() -> None:
@@ -35,3 +44,60 @@ def main() -> None:
     else:
         print(f"error: there is no command tril {name}{nearest(name, COMMANDS)}", file=sys.stderr)
         sys.exit(2)
+
+
+def print_help(name: str, description: str, words: list[str]) -> None:
+    """Prints what a program does, its settings with their values, and the options of its config groups.
+
+    Args:
+        name: of the program.
+        words: settings that are typed with --help, such as model=small.
+    """
+    from tril.scripts.cli.command_line import PROGRAMS, Typed, compose_values
+    from tril.scripts.cli.config import CONFIGS, flatten
+
+    line, known = compose_values(name, Typed.of(words).without("resume")), PROGRAMS[name].settings
+    lines = [description.strip(), "", "Settings (key=value)", ""]
+    values = flatten(line.settings)
+    for key, setting in known.items():
+        if key in values or not key.startswith("data."):  # of which another kind of text has others
+            lines += entry_lines(f"{key}={as_typed(values.get(key, setting.default))}", help_of(setting))
+    groups = {name: choice for name, choice in line.choices.items() if (CONFIGS / name).is_dir()}
+    lines += ["", "Groups (group=choice); * is chosen"] if groups else []
+    for group in [*reversed(list(groups)), *(ADDED if name == "train" else ())]:
+        lines.append("")
+        for path in sorted((CONFIGS / group).glob("*.yaml")):
+            mark = "* " if path.stem == groups.get(group) else "  "
+            sign = "+" if group in ADDED else ""
+            lines += entry_lines(f"{mark}{sign}{group}={path.stem}", first_comment(path))
+    print("\n".join(lines), flush=True)
+
+
+def help_of(setting: Setting) -> str:
+    """The help of a setting, with its choices and what it needs."""
+    choices = " | ".join(as_typed(choice) for choice in setting.choices)
+    listed = any(isinstance(choice, str) for choice in setting.choices) and "set by" not in setting.help
+    needs = f"with {setting.needs}" if setting.needs and setting.needs not in setting.help else ""
+    return "; ".join(filter(None, [choices if listed and choices not in setting.help else "", setting.help, needs]))
+
+
+def first_comment(path: Path) -> str:
+    """The first sentence of the comment at the head of a yaml file."""
+    text = path.read_text(encoding="utf-8").removeprefix("# @package _global_\n")
+    comment = " ".join(line.removeprefix("# ") for line in itertools.takewhile(COMMENT.match, text.splitlines()))
+    return re.split(r"(?<=[.:])(?<!et al\.) ", comment)[0].rstrip(":.")
+
+
+def as_typed(value: object) -> str:
+    """The value as on the command line."""
+    text = value if isinstance(value, str) and value else json.dumps(value)
+    return json.dumps(text)[1:-1] if "\n" in text else text
+
+
+def entry_lines(name: str, comment: str) -> list[str]:
+    """A line, and more where the comment is long."""
+    space = " " * (KEY_WIDTH + 3)
+    wrapped = textwrap.wrap(comment, WIDTH, initial_indent=space, subsequent_indent=space)
+    if wrapped and len(name) <= KEY_WIDTH:
+        return [f"  {name:<{KEY_WIDTH}} {wrapped[0].strip()}", *wrapped[1:]]
+    return [f"  {name}", *wrapped]

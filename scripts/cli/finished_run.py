@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.start import read_saved, refuse_foreign
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from tril.data.settings import defaults
 from tril.data.settings import typed as as_typed
 from tril.model.runs import find_checkpoint
+from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.start import FOR_TRAINING, Start, keep_file
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

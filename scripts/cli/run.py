@@ -22,11 +22,11 @@ from tril.model.runs import (
     remove_if_empty,
     run_folder,
 )
+from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.config import RunConfig, known_settings
 from tril.scripts.cli.errors import UserError, check_writable, command, user_errors
 from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, shared_folder
 from tril.scripts.cli.start import Start, resolved_settings
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from lightning import Trainer

@@ -17,10 +17,10 @@ from tril.data.cache import make_folder, resolve_cache_dir
 from tril.data.settings import typed as as_typed
 from tril.model.atomic_files import write_text
 from tril.model.runs import LAST, PREVIOUS, SETTINGS, Run, find_checkpoint, newest, run_folder
-from tril.scripts.cli.config import OF_THE_COMMAND, RunConfig, flatten, known_settings
+from tril.scripts.cli.command_line import CommandLine, Typed
+from tril.scripts.cli.config import RunConfig, TrainCommand, flatten, known_settings
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.cli.process import RUN_FOLDER, process_rank
-from tril.scripts.cli.typed import Typed
 
 if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
@@ -117,24 +117,20 @@ def tell(line: str, file: TextIO | None = None) -> None:
         print(line, file=file, flush=True)
 
 
-def find_start(settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
+def find_start(line: CommandLine[TrainCommand]) -> tuple[dict[str, Any], Start]:
     """The settings of a run as nested plain values, and where it starts.
-
-    Args:
-        settings: composed.
-        typed: the settings of the command line.
 
     Raises:
         UserError: settings that contradict the start, or a start that cannot be read.
     """
     with user_errors():
-        if "resume" in typed and settings.get("resume") is not None:
-            return find_resumed(typed.get("resume") or "", settings, typed)
-        if settings.get("init_from") is not None:
+        if line.own.resume is not None:
+            return find_resumed(line.own.resume, line.settings, line.typed)
+        if line.own.init_from is not None:
             from tril.scripts.cli.init_from import take_over
 
-            return take_over(settings["init_from"], settings, typed)  # pyright: ignore[reportReturnType] one class, found under two names
-        return settings, Start()
+            return take_over(line.own.init_from, line.settings, line.typed)
+        return line.settings, Start()
 
 
 def find_resumed(resume: str, composed: Mapping[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
@@ -145,7 +141,7 @@ def find_resumed(resume: str, composed: Mapping[str, Any], typed: Typed) -> tupl
         OSError: no checkpoint or no config.yaml.
     """
     for each in typed.without("resume", "allow_targets", "seed", "compile"):
-        if each.is_group or each.key == "hydra.run.dir":
+        if "." not in each.key or each.key == "hydra.run.dir":
             cause = "a run goes on in its folder with its own settings"
             remedy = "change single ones, such as trainer.max_steps=2000"
             raise ValueError(f"{each.key}={each.value} cannot be combined with resume: {cause}; {remedy}")
@@ -154,7 +150,7 @@ def find_resumed(resume: str, composed: Mapping[str, Any], typed: Typed) -> tupl
     path = find_checkpoint(newest("run", SETTINGS).parent if resume == "latest" else resume, prefer=("last",))
     settings = read_saved(path)
     refuse_foreign(settings, typed)
-    for each in typed.without(*OF_THE_COMMAND):
+    for each in typed.without("resume", "allow_targets"):
         replace_value(settings, each.key.split("."), composed)
     start = read_resumed(path, may_replace=resume == "latest")
     assert start.checkpoint is not None

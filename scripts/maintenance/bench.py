@@ -35,11 +35,10 @@ import torch
 from tril.model.atomic_files import write_json
 from tril.model.training.hardware import configure_torch
 from tril.model.training.summary import code_version
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.command_line import Typed, compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, fail
 from tril.scripts.cli.formats import markdown_table
-from tril.scripts.cli.typed import FREE_TEXT, Typed
 
 TRAIN, SAMPLE = ((sys.executable, "-m", f"tril.{module}") for module in ("train", "scripts.sample"))
 STEP_TIME = r"time ([0-9.]+)ms"  # of a step, in the output of nanoGPT
@@ -63,8 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", help="a file for the values of all repetitions")
     options = parser.parse_intermixed_args(arguments)
     try:
-        typed = Typed.of(options.settings, FREE_TEXT)
-        config = RunConfig.of(compose("train", typed).settings, typed).with_likely_vocabulary().on_this_machine()
+        line = compose("train", Typed.of(options.settings))
+        config = RunConfig.of(line.settings, line.typed)
+        config = config.fitted(config.likely_vocabulary()).on_this_machine()
         about = machine(config)
         unit, tasks = PARTS[options.part](config, options)
         values = interleave(tasks, options.repeats)

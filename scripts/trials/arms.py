@@ -10,10 +10,9 @@ from pathlib import Path
 
 import yaml
 
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.command_line import Typed, compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import message_of
-from tril.scripts.cli.typed import FREE_TEXT, Typed
 from tril.scripts.trials.source_tree import SourceTree
 
 CERTIFIED = "the referee compares certified runs only"
@@ -96,7 +95,7 @@ def split_overrides(name: str, common: str, text: str) -> list[str]:
 
 def _checked_settings(overrides: list[str]) -> dict:
     """Composes with the running code and checks as train.py does; the settings that decide what a run computes."""
-    typed = Typed.of(overrides, FREE_TEXT)
+    typed = Typed.of(overrides)
     config = RunConfig.of(compose("train", typed).settings, typed).on_this_machine()
     if config.causality.allow_leak:
         raise ValueError(f"causality.allow_leak=true allows false losses; {CERTIFIED}")

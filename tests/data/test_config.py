@@ -15,10 +15,9 @@ from tril.data.sources.prose import Prose
 from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import TokenizerConfig
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.command_line import Typed, compose
 from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.errors import message_of
-from tril.scripts.cli.typed import Typed
 
 ROOT = Path(__file__).parents[2]
 YAMLS = data_presets()

@@ -12,7 +12,7 @@ from tests.conftest import assert_refused, run_python, tiny_gpt
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
 from tril.scripts.certify import main
-from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.config import CONFIGS
 
 SMALL = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu"]
 

@@ -25,7 +25,7 @@ from tril.model.heads.ablation import head_gate, obstacle
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import HeadScores
 from tril.model.intervals import clustered_mean
-from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.config import CONFIGS
 from tril.scripts.cli.errors import message_of
 from tril.scripts.cli.finished_run import read_run, sample_windows, validation_tokens
 from tril.scripts.heads import Settings, alphabet, main, prompt_ids, write_maps

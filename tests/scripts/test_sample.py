@@ -16,8 +16,7 @@ from tests.model.test_checkpoint import language_model
 from tril.data.cache import resolve_cache_dir
 from tril.model.checkpoint import load, save
 from tril.scripts import sample
-from tril.scripts.cli.compose import compose
-from tril.scripts.cli.typed import Typed
+from tril.scripts.cli.command_line import Typed, compose_values
 
 SCRIPT = Path(sample.__file__)
 HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")
@@ -126,9 +125,9 @@ def test_prompts_arrive_as_they_are_typed():
     ]
     texts += ["".join(draw.choice("\\'\"${}a \n,[]=") for _ in range(8)) + "." for _ in range(10)]
     for text in texts:
-        settings = compose("sample", Typed.of([f"{key}={text}" for key in keys], keys)).settings
+        settings = compose_values("sample", Typed.of([f"{key}={text}" for key in keys])).settings
         assert [settings[key] for key in keys] == [text] * 3
-    settings = compose("sample", Typed.of(["stop=null", 'prompt=["a, b", c]', "ckpt='a, b '"], keys)).settings
+    settings = compose_values("sample", Typed.of(["stop=null", 'prompt=["a, b", c]', "ckpt='a, b '"])).settings
     assert (settings["stop"], settings["prompt"], settings["ckpt"]) == (None, ["a, b", "c"], "a, b ")
 
 

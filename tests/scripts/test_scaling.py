@@ -17,10 +17,9 @@ from tests.conftest import assert_refused
 from tests.scripts.ablation.law_sweeps import PUBLISHED_INTERACTION, SIZES, STEPS, law_sweep, noisy, points_from
 from tril.model.gpt import GPT
 from tril.scripts.ablation.scaling_law import Law
-from tril.scripts.cli.compose import CONFIGS, compose
-from tril.scripts.cli.config import RunConfig, flatten
+from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.config import CONFIGS, RunConfig, flatten
 from tril.scripts.cli.errors import message_of
-from tril.scripts.cli.typed import Typed
 from tril.scripts.scaling import main, read_settings
 
 pytestmark = pytest.mark.xdist_group("scaling")  # one process of pytest-xdist has the costly fixture

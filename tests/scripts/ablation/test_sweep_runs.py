@@ -17,7 +17,7 @@ import yaml
 from tests.conftest import run_python
 from tests.runs import TINY
 from tril.model.runs import state_of
-from tril.scripts.cli.compose import CONFIGS
+from tril.scripts.cli.config import CONFIGS
 
 TRAIN = CONFIGS.parent / "train.py"
 SETTINGS = [*TINY, "data.path=text.txt", "callbacks.causality=null"]  # the certificate takes as long as the runs

@@ -15,7 +15,7 @@ from tril import train
 from tril.scripts.ablation import run_process
 from tril.scripts.ablation.sweep_callback import family_of
 from tril.scripts.ablation.tune_settings import read_tune
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.command_line import compose
 from tril.scripts.cli.errors import UserError
 
 ROOT2 = [0.5, 0.71, 1.0, 1.41, 2.0]

@@ -4,7 +4,7 @@ import pytest
 
 from tests.conftest import assert_refused
 from tests.runs import TINY, in_process, typed
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.command_line import compose
 from tril.scripts.cli.config import RunConfig
 
 
@@ -15,7 +15,7 @@ def test_the_steps_cost_as_many_flops_with_the_vocabulary_of_the_text(tmp_path, 
     more = ("trainer.val_check_interval=100", f"model.dim={dim}", "trainer.accumulate_grad_batches=2")
     line = typed(f"data.path={text}", f"data.cache_dir={tmp_path}", *settings, *more)
     config = RunConfig.of(compose("train", line).settings, line)
-    config = config.fitted(config.data.prepare())
+    config = config.fitted(config.data.prepare().meta["vocab_size"])
     vocabulary = len({*text.read_text()} | {"<|endoftext|>"})
     flops = 6 * (2 * (12 * dim**2 + 2 * dim + dim) + dim + vocabulary * dim) + 12 * 2 * dim * 33 // 2
     assert config.steps * flops * 2 * 4 * 32 == pytest.approx(9e9, rel=0.02)

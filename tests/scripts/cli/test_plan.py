@@ -11,10 +11,9 @@ from tril import train
 from tril.model.gpt import GPT
 from tril.model.training.optim import build_optimizer
 from tril.model.training.run_estimate import Speed
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.command_line import Typed, compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.plan import gpu_rows, step_memory
-from tril.scripts.cli.typed import Typed
 
 TINY = ("model.n_layers=3", "model.dim=64", "model.n_heads=4", "model.context_length=64", "model.vocab_size=300")
 TINY += ("data.batch_size=4", "trainer.accelerator=cpu", "trainer.precision=32-true", "trainer.max_steps=10")

@@ -14,10 +14,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.scripts.experiments.synthetic import BYTES_PER_TOKEN, FOUR, HEADS, ONE, sweep_of, write_sweep
-from tril.scripts.cli.typed import Typed
+from tril.scripts.cli.command_line import Typed
 from tril.scripts.experiments.losses import compare_sweep, losses_of
 from tril.scripts.experiments.report import Request, answer, escape, printable, write_report
-from tril.scripts.report import TEXT_KEYS, find_sweep, main
+from tril.scripts.report import find_sweep, main
 
 NASTY = "<script>alert(1)<b>|`*_$^$ & "
 MESSAGE = "</td></script><script>alert('2')| \x1b[31m red\nand more \udcff"
@@ -262,7 +262,7 @@ VALUES = ("n_heads=4", "a.b=1,c=none", "multirun/x,y=1/z", 'say "hi" \\ = {1} \\
 
 @pytest.mark.parametrize("value", VALUES)
 def test_free_text_reaches_hydra_unchanged(value):
-    [override] = Typed.of([f"baseline={value}"], TEXT_KEYS)
+    [override] = Typed.of([f"baseline={value}"])
     [parsed] = OverridesParser.create().parse_overrides([override.text])
     assert (override.key, parsed.key_or_group, parsed.value()) == ("baseline", "baseline", value)
 
