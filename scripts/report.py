@@ -38,6 +38,9 @@ class ReportCommand:
         gt=0,
         allow_inf_nan=False,
     )
+    fit: Literal["scaling"] | None = setting(
+        None, "scaling: fit a law of the loss by parameters and tokens (train -m +ablation=scaling); null: none"
+    )
     out: str | None = setting(
         None, "folder for report.md, report.html, results.csv, runs.csv and the pictures; null: the sweep's folder"
     )
@@ -61,6 +64,7 @@ def main(line: CommandLine[ReportCommand]) -> None:
     from tril.scripts.experiments.losses import losses_of
     from tril.scripts.experiments.published import ARCHIVE, opened, pack
     from tril.scripts.experiments.report import Request, write_report
+    from tril.scripts.experiments.scaling import points_of
     from tril.scripts.experiments.sweep import read_sweep
 
     with contextlib.ExitStack() as unpacked:
@@ -77,6 +81,8 @@ def main(line: CommandLine[ReportCommand]) -> None:
                 folder, published = unpacked.enter_context(opened(to / ARCHIVE))
                 sweep = read_sweep(folder, request.baseline)
             losses = losses_of(sweep, request.which)
+            if request.fit is not None:
+                points_of(sweep)  # whether there are enough
         print(write_report(sweep, losses, request, to, published=bool(published)), flush=True)
 
 

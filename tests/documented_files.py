@@ -53,9 +53,8 @@ def write_files(folder: Path) -> None:
     write_models(folder)
     for name in COPIES:
         shutil.copytree(folder / RUN, folder / name)
-    for kind, place in (("ablation_heads", "multirun/DATE/TIME"), ("scaling", "scaling")):
-        with opened(ROOT / "docs" / kind) as (sweep, _):
-            shutil.copytree(sweep, folder / place)
+    with opened(ROOT / "docs" / "ablation_heads") as (sweep, _):
+        shutil.copytree(sweep, folder / "multirun/DATE/TIME")
 
 
 def write_models(folder: Path) -> None:

@@ -22,12 +22,7 @@ OF_TRIL = list({command.words: command for command in COMMANDS if command.script
 OTHERS = [command for command in COMMANDS if not command.script]
 GRIDS = ("scripts.ablation.grid.estimate_runs", "scripts.ablation.grid.name_runs")  # the second one on clusters
 ACCEPTED = {  # what each script calls when it has accepted its settings
-    "train": (
-        "data.datamodule.TextDataModule.prepare_data",
-        *GRIDS,
-        "scripts.ablation.sweep_job.search_step",
-        "scripts.cli.plan.print_plan",
-    ),
+    "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.cli.plan.print_plan"),
     "certify": ("model.causality.certificate.certify_model",),
     "evaluate": (
         *("scripts.evaluate.measure_text", "model.evaluation.token_costs.token_costs"),
@@ -37,9 +32,8 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "heads": ("scripts.heads.log", "scripts.ablation.sweep_heads.describe_sweep"),
     "play": ("scripts.playground.server.create_server",),
     "referee": ("scripts.referee.train_pairs",),
-    "report": ("scripts.report.write_report",),
+    "report": ("scripts.experiments.losses.losses_of",),
     "sample": ("scripts.sample.sample",),
-    "scaling": ("scripts.scaling.write_page",),
 }
 STANDS_FOR = {  # words of commands: what they are here
     "candidate_ref=my-branch": "candidate_ref=HEAD",
@@ -50,7 +44,6 @@ STANDS_FOR = {  # words of commands: what they are here
     "hydra.run.dir=outputs/1": "hydra.run.dir=new",
     "hydra.run.dir=base": "hydra.run.dir=new",
 }
-STANDS_FOR_IN = {"scaling": {"dir=latest": "dir=scaling"}}  # the newest sweep in the folder is no law
 CANNOT_START = {  # words of commands that are refused here: what they need
     "init_from=hf:HuggingFaceTB/SmolLM2-135M": "network",
     "torchrun": "cluster",
@@ -132,8 +125,7 @@ def check(command: Command, folder, monkeypatch):
 def start(command: Command, folder, *shortened: str):
     """Calls the script's main with the arguments of the command."""
     module = importlib.import_module("tril.train" if command.script == "train" else f"tril.scripts.{command.script}")
-    here = STANDS_FOR | STANDS_FOR_IN.get(command.script, {})
-    arguments = [here.get(argument, argument) for argument in command.arguments]
+    arguments = [STANDS_FOR.get(argument, argument) for argument in command.arguments]
     return call(module.main, *arguments, *shortened, cwd=folder, TRIL_CACHE=str(folder / "cache"), HF_HUB_OFFLINE="1")
 
 

@@ -33,17 +33,14 @@ class Sweep(Callback):
     """Hydra's callback around a multirun. It ends the process on errors, which Hydra would turn into warnings."""
 
     def __init__(self) -> None:
-        self.folder: Path | None = None  # None for a sweeper that chooses its runs one after another
+        self.folder = Path()
 
     def on_multirun_start(self, config: DictConfig, **kwargs) -> None:
         try:
             sweeper = config.hydra.sweeper._target_.rpartition(".")[2]
-            if sweeper == BasicSweeper.__name__:
-                self.folder = prepare_sweep(config, kwargs["config_name"])
-            elif TUNE in config:
-                raise UserError(
-                    f"+tune=lr tunes the variants of a grid, not the runs of {sweeper}; leave out one of them"
-                )
+            if sweeper != BasicSweeper.__name__:
+                raise UserError(f"hydra/sweeper={sweeper} is not supported: a sweep is a grid; see docs/ablations.md")
+            self.folder = prepare_sweep(config, kwargs["config_name"])
         except UserError as error:
             fail(error)
         except Exception:
@@ -51,9 +48,6 @@ class Sweep(Callback):
             sys.exit(1)
 
     def on_multirun_end(self, config: DictConfig, **kwargs) -> None:
-        if self.folder is None:
-            print_best(Path(config.hydra.sweep.dir))
-            return
         index = read_json(self.folder / SWEEP)
         entries = index["cells"]
         if tune := read_tune(config):  # a range that was extended has more trials than planned
@@ -145,17 +139,6 @@ def print_plan(folder: Path, runs: list[grid.PlannedRun], tuning: TuningPlan | N
     estimate = f", about {clock(seconds)} of computing, estimated from a few steps of each" if seconds else ""
     print(f"{work} to train{estimate}")
     print(flush=True)
-
-
-def print_best(folder: Path) -> None:
-    """Prints what Optuna's sweeper found."""
-    import yaml
-
-    if (path := folder / "optimization_results.yaml").is_file():
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        best = " ".join(f"{key}={value}" for key, value in found.get("best_params", {}).items())
-        value = f"{found['best_value']:.4f}" if "best_value" in found else "several goals"
-        print(f"\nbest    {value}: {best}; {path}", flush=True)
 
 
 def family_of(config: DictConfig, swept: list[str], tune: TuneConfig | None = None) -> str:

@@ -29,8 +29,6 @@ def run_job(cfg: DictConfig) -> float:
     """
     settings = HydraConfig.get()
     sweep, overrides = Path(settings.sweep.dir), list(settings.overrides.task)
-    if not (sweep / SWEEP).is_file():
-        return search_step(Path(settings.runtime.output_dir), overrides)
     index = read_json(sweep / SWEEP)
     entry = next((entry for entry in index["cells"] if entry["overrides"] == overrides), None)
     if entry is None:  # an invalid run that sweep.skip_invalid left out
@@ -46,18 +44,6 @@ def run_job(cfg: DictConfig) -> float:
     left = time_left(sweep, index["cells"] + index.get(TUNE, {}).get("trials", []))
     print(f"{progress(sweep, index['cells'])}{f', about {left} of computing left' if left else ''}", flush=True)
     return loss
-
-
-def search_step(folder: Path, overrides: list[str]) -> float:
-    """Trains a run for a sweeper that chooses its runs one after another, such as Optuna's.
-
-    Returns:
-        Its validation loss; infinite if it failed or diverged, because Optuna's sweeper ends at a NaN.
-    """
-    loss = train(folder, overrides, folder.name)
-    if state_of(folder) == "unfinished":  # stopped by a signal: not a result of these settings
-        sys.exit(128 + signal.SIGTERM)
-    return math.inf if math.isnan(loss) else loss
 
 
 def train_tuned(sweep: Path, entry: dict, tune: dict) -> float:

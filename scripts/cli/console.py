@@ -20,7 +20,6 @@ COMMANDS = {
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",
     "certify": "test that a model is causal",
-    "scaling": "fit the loss against parameters and tokens",
     "referee": "judge a change: better, worse, equal or undecided",
 }
 WIDTH = 120  # columns

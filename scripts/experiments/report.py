@@ -16,6 +16,7 @@ from tril.scripts.cli.formats import markdown_table, plural
 from tril.scripts.experiments.losses import UNFINISHED, Losses, compare_sweep, launch_alpha, launch_count, spread
 from tril.scripts.experiments.nuisance import Tuning, read_tuning
 from tril.scripts.experiments.plots import draw
+from tril.scripts.experiments.scaling import PICTURE, points_of, scaling_section
 from tril.scripts.experiments.sweep import LOSSES, Sweep, Variant, scored_part, text_of
 
 FIGURES = {  # of a run -> heading and format
@@ -51,11 +52,13 @@ class Request:
         baseline: a variant, see `read_sweep`.
         which: validation whose losses are compared.
         margin: nats per token, a difference below it counts as none.
+        fit: "scaling": with a law of the loss by size and tokens.
     """
 
     baseline: str | None = None
     which: Literal["final", "best"] = "final"
     margin: float | None = None
+    fit: Literal["scaling"] | None = None
 
 
 def write_report(sweep: Sweep, losses: Losses, request: Request, folder: Path, *, published: bool) -> str:
@@ -66,8 +69,9 @@ def write_report(sweep: Sweep, losses: Losses, request: Request, folder: Path, *
         published: without report.html, which would hold the pictures once more.
     """
     comparisons = compare_sweep(losses, sweep, request.margin)
+    law = scaling_section(points_of(sweep), folder) if request.fit == "scaling" else ""
     pictures = draw(sweep, request.which, losses.unit, folder, comparisons)
-    text = report_text(sweep, request, losses, comparisons, pictures=pictures, published=published)
+    text = report_text(sweep, request, losses, comparisons, pictures=pictures, law=law, published=published)
     runs = pd.DataFrame(run_rows(sweep))
     files = {
         "report.md": text,
@@ -79,7 +83,7 @@ def write_report(sweep: Sweep, losses: Losses, request: Request, folder: Path, *
     for name, content in files.items():
         write_text(folder / name, content)
     shown = compared_table(comparisons, losses.unit) if comparisons else loss_table(sweep)
-    names = ", ".join([*files, *(picture.file for picture in pictures.values())])
+    names = ", ".join([*files, *(picture.file for picture in pictures.values()), *[PICTURE] * bool(law)])
     return f"{printable(answer(sweep, request, losses, comparisons))}\n\n{shown}\n\n{folder}: {names}"
 
 
@@ -115,6 +119,7 @@ def report_text(
     comparisons: Mapping[str, Comparison],
     *,
     pictures: Mapping,
+    law: str,
     published: bool,
 ) -> str:
     """The content of report.md, from its template."""
@@ -146,6 +151,7 @@ def report_text(
         commands=commands(sweep),
         tuning=tuning_table(tunings) if tunings else "",
         pictures=pictures,
+        law=law,
         published=published,
     )
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"

@@ -102,12 +102,9 @@ def test_settings_of_the_tuning_are_part_of_the_identity_of_a_sweep():
         ),
         (["seed=0,1000"], "tune.seeds=[1000] has seed 1000 of the grid, whose runs would then choose their own"),
         (["tune.multipliers=[]"], "tune.multipliers=[] must have at least two numbers; use [0.5, 0.71, 1, 1.41, 2]"),
-        (["hydra/sweeper=optuna"], "+tune=lr tunes the variants of a grid, not the runs of OptunaSweeper"),
     ],
 )
 def test_commands_that_cannot_be_tuned_are_refused(overrides, message, here, training):
-    if "hydra/sweeper=optuna" in overrides:
-        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
     done = sweep(here, *overrides, "+tune=lr")
     assert_refused(done, message)
     assert training.started == [] and not (here / "multirun").exists()

@@ -24,7 +24,7 @@ from tril.scripts.report import main
 
 COMMAND = "python train.py -m 'data.path=/home/jane/mytext.txt' seed=0,1,2"
 RUN_FILES = ("config.yaml", "csv/version_0/metrics.csv", "summary.json", "windows_best.npz", "windows_last.npz")
-DOCS = sorted((Path(__file__).resolve().parents[3] / "docs").glob(f"ablation*/{ARCHIVE}"))
+DOCS = sorted((Path(__file__).resolve().parents[3] / "docs").glob(f"*/{ARCHIVE}"))
 
 
 def edit(path, **changes):
