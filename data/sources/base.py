@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
-from tril.data.sources.split import Plan, in_validation, plan_split, split_text
+from tril.data.sources.split import BY_CONTENT, MAX_BYTES, Plan, in_validation, plan_split, split_text
 
 Split = Literal["train", "val"]
 
@@ -113,7 +113,11 @@ class Source:
 
     @cached_property
     def _plan(self) -> Plan:
-        return plan_split(self)
+        if self.by_content:
+            return Plan(None, True, BY_CONTENT)
+        compare = self.n_bytes <= MAX_BYTES
+        documents = self.documents("train")
+        return plan_split(documents, self.val_fraction, self.salt, compare=compare, whole=self.is_chat)
 
 
 def cut(text: str, ends_document: bool) -> Iterator[Piece]:

@@ -31,7 +31,6 @@ class SingleText(Source):
     val_fraction: float = setting(0.1, "the end of the text", gt=0, lt=1)
     cache_dir: str | None = field(default=None, compare=False)
     name = "shakespeare"
-    split_rule = "the end of the text"
     ends_documents = False
 
     @model_validator(mode="after")
@@ -39,6 +38,10 @@ class SingleText(Source):
         if self.path is not None and not Path(self.path).expanduser().is_file():
             raise OSError(f"data.path={self.path} does not exist; give a text file, or null to download it")
         return self
+
+    @property
+    def split_rule(self) -> str:
+        return "the end of the text"
 
     def fingerprint(self) -> dict[str, Any]:
         sha256 = hashlib.sha256(self._file().read_bytes()).hexdigest()

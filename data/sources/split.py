@@ -9,19 +9,17 @@ hash of the content of each row.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from tril.data.overlap import sample_passages, shared_parts
-
-if TYPE_CHECKING:
-    from tril.data.sources.base import Source
 
 TOLERANCE = 1.5  # the share of the validation part is at most this factor from the wanted one
 MAX_DOCUMENTS = 10_000  # with more, memory and time to compare them become noticeable
 MAX_BYTES = 1 << 27  # of text that is compared, in 1 to 3 s; of more, only equal documents are found
 MAX_SHARED = 0.01  # of a validation document
 MAX_DOCUMENT = 0.12  # of the validation part, if the other documents are enough
+BY_CONTENT = "rows by a hash of their content"
 SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
 
 
@@ -48,29 +46,36 @@ class Content:
         self.hashes, self.starts = sample_passages(data if compare else b"")
 
 
-def plan_split(source: "Source") -> Plan:
-    """Decides the split of a source; reads all its documents once.
+def plan_split(
+    documents: Iterable[tuple[str, str, str | None, Any]], val_fraction: float, salt: str, *, compare: bool, whole: bool
+) -> Plan:
+    """Decides the split of documents, each with its name, text and key; reads all of them once.
+
+    Args:
+        salt: put before each name for its hash.
+        compare: False: only equal documents are found.
+        whole: documents may not be cut.
 
     Raises:
-        ValueError: a document cannot be read, or whole conversations do not give `val_fraction`.
+        ValueError: a document cannot be read, or whole ones do not give `val_fraction`.
     """
     texts: dict[str, Content] = {}
     rows: dict[str, Content] = {}
-    n_rows, compare, fraction = 0, source.n_bytes <= MAX_BYTES, source.val_fraction
-    for document in () if source.by_content else source.documents("train"):
-        if document.key is None:
-            texts[document.name] = Content(document.text, compare)
-        elif document.text:
+    n_rows = 0
+    for name, text, key, _ in documents:
+        if key is None:
+            texts[name] = Content(text, compare)
+        elif text:
             n_rows += 1
             if len(texts) + n_rows <= MAX_DOCUMENTS:
-                rows[document.name] = Content(document.key, compare)
-    by_content = source.by_content or len(texts) + n_rows > MAX_DOCUMENTS and n_rows > 0
-    documents = texts if by_content else texts | rows
-    n, val = len(documents), choose_val(documents, fraction, source.salt)
+                rows[name] = Content(key, compare)
+    by_content = len(texts) + n_rows > MAX_DOCUMENTS and n_rows > 0
+    compared = texts if by_content else texts | rows
+    n, val = len(compared), choose_val(compared, val_fraction, salt)
     if val is not None:
         rule = f"{len(val)} of {n} documents that share no passages with others"
-    elif source.is_chat and not by_content:
-        cause = f"data.val_fraction={fraction} cannot be met with {n} whole conversations"
+    elif whole and not by_content:
+        cause = f"data.val_fraction={val_fraction} cannot be met with {n} whole conversations"
         remedy = "change it, give more, or give other files with data.val_path"
         raise ValueError(f"{cause}, of which those that share text with others are for training; {remedy}")
     elif n > 1:
@@ -78,7 +83,7 @@ def plan_split(source: "Source") -> Plan:
     else:
         rule = "the end of the text"
     if by_content:
-        rule = "rows by a hash of their content" + (f"; {rule}" if documents else "")
+        rule = BY_CONTENT + (f"; {rule}" if compared else "")
     return Plan(val, by_content, rule)
 
 
