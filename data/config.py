@@ -1,23 +1,75 @@
-"""The settings below `data:`, checked before anything expensive starts."""
+"""The settings below `data:`, checked before anything expensive starts. A single text is a mixture of one."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+import numpy as np
+from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.mixture import Member, Mixture, expand
-from tril.data.prepare import prepare
-from tril.data.prepared import PreparedTexts
+from tril.data.prepare import Member, prepare
+from tril.data.prepared import BLOCK, PreparedTexts
 from tril.data.settings import build, nearest, setting, strict_settings
 from tril.data.sources import SOURCES as SINGLE
-from tril.data.sources.base import Split
+from tril.data.sources.base import Source, Split, printable
+from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 
-SOURCES: dict[str, type] = SINGLE | {Mixture.name: Mixture}
+EXAMPLE = "data.sources={stdlib: 0.7, notes/*.md: 0.3}"
+BUDGETS: dict[Split, str] = {"train": "token_budget", "val": "val_token_budget"}
 Count = Annotated[int, Field(ge=1)]
+Presets = Mapping[str, Mapping[str, Any]]  # by name the settings of a data group
+
+
+@dataclass(frozen=True, config=strict_settings("data"))
+class Mixture:
+    """Several texts, of which each gives a fixed share of the training tokens; their order has no effect.
+
+    Args:
+        sources: by name the settings of a source and its "weight"; `parse` makes them of names and weights.
+    """
+
+    sources: dict[str, dict[str, Any]] | None = setting(
+        None, "weights, of any sum: NAME of another data=NAME (with its settings), path or glob: weight"
+    )
+    name = "mixture"
+
+    @cached_property
+    def members(self) -> dict[str, Member]:
+        """The sources by name, sorted.
+
+        Raises:
+            ValueError: fewer than two sources, two with the same file, or an invalid source or weight.
+            OSError: a path matches nothing.
+        """
+        settings = {name: dict(values) for name, values in sorted((self.sources or {}).items())}
+        weights = {name: values.pop("weight", None) for name, values in settings.items()}
+        if len(weights) < 2:
+            raise ValueError(f"data.sources={weights} must have at least two sources, such as {EXAMPLE}")
+        is_number = all(type(x) in (int, float) and 0 < x < math.inf for x in weights.values())
+        counts = block_counts([*weights.values()]) if is_number else [0]
+        if 0 in counts:
+            limit = f"must be numbers above 0, each at least {0.5 / BLOCK:.2%} of their sum"
+            raise ValueError(f"data.sources={weights} {limit}, such as {EXAMPLE}")
+        members = {}
+        for (name, values), count in zip(settings.items(), counts, strict=True):
+            budgets: dict[Split, int | None] = {split: values.pop(key, None) for split, key in BUDGETS.items()}
+            members[name] = Member(build_source(SINGLE, values), budgets, count)
+        refuse_shared_files({name: member.source for name, member in members.items()})
+        return members
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each source in the training windows."""
+        return {name: member.count / BLOCK for name, member in self.members.items()}
+
+
+SOURCES: dict[str, type] = SINGLE | {Mixture.name: Mixture}
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
@@ -44,13 +96,6 @@ class DataConfig:
             raise ValueError(f"data.cache_dir={cache_dir} is a file; give a folder")
         return cache_dir
 
-    @model_validator(mode="after")
-    def _check_chat(self) -> "DataConfig":
-        if self.document_mask and any(member.source.is_chat for member in self.members.values()):
-            cause = "separates documents at end-of-text tokens, which conversations contain"
-            raise ValueError(f"data.document_mask=true {cause}; set it to false with data.format=chat")
-        return self
-
     @property
     def members(self) -> dict[str, Member]:
         """The sources by name with their shares and budgets; a single one has the name ""."""
@@ -66,27 +111,87 @@ class DataConfig:
         return prepare(self.members, self.tokenizer, self.cache_dir)
 
 
-def parse(mapping: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None) -> DataConfig:
+def parse(mapping: Mapping[str, Any], presets: Presets | None = None) -> DataConfig:
     """Checks plain values and builds the settings from them.
 
     Args:
         mapping: `source` names the source. Keys of the source are on the same level as those of `DataConfig`.
-        presets: by name the settings of the data groups that a mixture may name, see `mixture.expand`.
+        presets: the data groups that a mixture may name.
 
     Raises:
         ValueError: an unknown key, for which the message has the nearest valid one; a missing key; or an invalid value.
         OSError: a file or folder that does not exist.
     """
-    kind = mapping.get("source")
-    if kind not in SOURCES:
-        raise ValueError(f"data.source={kind} must be one of {', '.join(SOURCES)}")
-    groups: tuple[type, type] = DataConfig, SOURCES[kind]
-    common, own = (group.__pydantic_fields__ for group in groups)
-    for key in mapping:
-        if key not in common and key not in own:
-            raise ValueError(f"there is no setting data.{key}{nearest(str(key), {*common, *own}, 'data')}")
-    values = {key: value for key, value in mapping.items() if key in own}
-    if kind == Mixture.name and isinstance(values.get("sources"), Mapping):
-        values["sources"] = expand(values["sources"], presets or {})
-    source = build(SOURCES[kind], values, "data")
-    return build(DataConfig, {key: mapping[key] for key in mapping if key in common} | {"source": source}, "data")
+    common, known = DataConfig.__pydantic_fields__, {}
+    if (group := SOURCES.get(mapping.get("source", ""))) is not None:
+        known = group.__pydantic_fields__
+        for key in mapping:
+            if key not in common and key not in known:
+                raise ValueError(f"there is no setting data.{key}{nearest(str(key), {*common, *known}, 'data')}")
+    values = {key: value for key, value in mapping.items() if key in known} | {"source": mapping.get("source")}
+    if group is Mixture and isinstance(sources := values.get("sources"), Mapping):
+        values["sources"] = expand(sources, presets or {})
+    source = build_source(SOURCES, values)
+    config = build(DataConfig, {key: mapping[key] for key in mapping if key in common} | {"source": source}, "data")
+    is_chat = any(member.source.is_chat for member in config.members.values())  # raises for a wrong mixture
+    if config.document_mask and is_chat:
+        cause = "separates documents at end-of-text tokens, which conversations contain"
+        raise ValueError(f"data.document_mask=true {cause}; set it to false with data.format=chat")
+    return config
+
+
+def build_source(kinds: Mapping[str, type], values: dict[str, Any]) -> Any:
+    """The source of some settings, of which "source" is the kind."""
+    kind = values.pop("source", None)
+    if kind not in kinds:
+        raise ValueError(f"data.source={kind} must be one of {', '.join(kinds)}")
+    return build(kinds[kind], values, "data")
+
+
+def expand(sources: Mapping[Any, Any], presets: Presets) -> dict[str, dict[str, Any]]:
+    """The settings of the sources of a mixture.
+
+    Args:
+        sources: by name a weight, or what this function returns. A name of a data group or of a source stands for that
+            text with its settings; any other name is a path.
+
+    Raises:
+        ValueError: a name that is none of these.
+    """
+    groups = {name: {"source": name} for name in SINGLE} | dict(presets)
+    groups = {name: values for name, values in groups.items() if name not in (Mixture.name, Files.name)}
+    expanded = {}
+    for name, weight in ((str(name), weight) for name, weight in sources.items()):
+        if isinstance(weight, Mapping):
+            expanded[name] = dict(weight)
+            continue
+        if name not in groups and not any(char in name for char in "*?[") and not Path(name).expanduser().exists():
+            remedy = nearest(name, groups).replace("; choose", "; give a path, or")
+            raise ValueError(f"data.sources: {printable(name)} is no source and no path that exists{remedy}")
+        settings = groups.get(name) or {"source": Files.name, "path": name}
+        known = {"source", *BUDGETS.values(), *SINGLE[settings["source"]].__pydantic_fields__}
+        expanded[name] = {"weight": weight, **{key: value for key, value in settings.items() if key in known}}
+    return expanded
+
+
+def block_counts(weights: list[float]) -> list[int]:
+    """Windows of each source in a block: in proportion to the weights, by largest remainder."""
+    relative = np.array(weights, float) / max(weights)  # a sum of the weights themselves could overflow
+    exact = relative / relative.sum() * BLOCK
+    counts = np.floor(exact).astype(int)
+    by_remainder = np.argsort(counts - exact, kind="stable")  # the largest remainder first
+    counts[by_remainder[: BLOCK - counts.sum()]] += 1
+    return counts.tolist()
+
+
+def refuse_shared_files(sources: Mapping[str, Source]) -> None:
+    """Raises ValueError if two sources share a file: the validation text of one could be training text of the other."""
+    files = {
+        name: {path.resolve() for _, path in source.files["train"]}
+        for name, source in sources.items()
+        if isinstance(source, Files)
+    }
+    for first, second in combinations(files, 2):
+        if both := files[first] & files[second]:
+            cause = f"{printable(first)} and {printable(second)} both contain {printable(min(both))}"
+            raise ValueError(f"data.sources: {cause}; leave it out of one")

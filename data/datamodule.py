@@ -37,7 +37,7 @@ class TextDataModule(LightningDataModule):
         super().__init__()
         self.config, self.context_length, self.seed = config, context_length, seed
         self.batch_size, self.val_batch_size = config.batch_size, config.val_batch_size or config.batch_size
-        self._resident: dict[Split, tuple[list[Tokens], list[Tokens | None]]] = {}
+        self._loaded: dict[tuple[Split, torch.device], tuple[list[Tokens], list[Tokens | None]]] = {}
 
     def prepare_data(self) -> None:
         """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
@@ -138,18 +138,15 @@ class TextDataModule(LightningDataModule):
         They are memory-mapped, or copied to the trainer's GPU, once, if all fit.
         """
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        if device.type == "cuda" and split in self._resident:
-            return self._resident[split]
-        host = [text.tokens(split) for text in self.texts.values()]
-        tokens: list[Tokens] = [*host]
-        targets: list[Tokens | None] = [text.targets(split) for text in self.texts.values()]
-        if device.type != "cuda":
-            return tokens, targets
-        if sum(text.nbytes for text in host) <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
-            tokens = [*(on_device(text, device) for text in host)]
-            targets = [None if flags is None else torch.as_tensor(flags).to(device) for flags in targets]
-        self._resident[split] = tokens, targets
-        return tokens, targets
+        if (split, device) not in self._loaded:
+            tokens: list[Tokens] = [text.tokens(split) for text in self.texts.values()]
+            targets: list[Tokens | None] = [text.targets(split) for text in self.texts.values()]
+            n_bytes = sum(ids.nbytes for ids in tokens)
+            if device.type == "cuda" and n_bytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
+                tokens = [on_device(ids, device) for ids in tokens]
+                targets = [None if flags is None else torch.as_tensor(flags).to(device) for flags in targets]
+            self._loaded[split, device] = tokens, targets
+        return self._loaded[split, device]
 
     def _ranks(self) -> tuple[int, int]:
         """Rank of this process among those with different batches, and their number."""

@@ -21,6 +21,7 @@ from tril.data.tokenizer import for_documents, load_tokenizer
 
 TARGET, OPENS = 1, 2  # flags of a token of a chat: it is trained on; it is the first of its conversation
 TOKENS, FLAGS, TOKENIZER, META = "tokens.bin", "flags.bin", "tokenizer.json", "meta.json"
+BLOCK = 1000  # training windows in which the shares of a mixture are exact
 DECODED_TOKENS = 1 << 16  # tokens decoded at a time
 
 
@@ -128,7 +129,7 @@ class PreparedTexts:
     """The texts of a run by name; a single one has the name "".
 
     Attributes:
-        counts: windows of each text in a block of training windows, see `data.batches`.
+        counts: windows of each text in a BLOCK of training windows, see `data.batches`.
         meta: the content of meta.json; also the sums of all "counts", and the "share" of each of the "sources".
     """
 

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tril.data.config import DataConfig
-from tril.data.mixture import Member, Mixture
-from tril.data.prepare import prepare
+from tril.data.config import DataConfig, Mixture
+from tril.data.prepare import Member, prepare
 from tril.data.prepared import PreparedText
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tril.data.config import SOURCES, DataConfig, parse
-from tril.data.mixture import Mixture, expand
+from tril.data.config import SOURCES, DataConfig, Mixture, expand, parse
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from tril.data.batches import IGNORE
-from tril.data.config import parse
+from tril.data.config import block_counts, parse
 from tril.data.datamodule import TextDataModule
-from tril.data.mixture import block_counts
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
 from tril.data.sources.stdlib import StandardLibrary
@@ -209,7 +208,7 @@ def test_a_source_is_a_group_with_its_settings_or_a_path(settings):
         ({"a.txt": 1, 7: 1}, "data.sources: 7 is no source and no path that exists"),
         ({"a.txt": 1, "stdlb": 1}, "data.sources: stdlb is no source and no path that exists; did you mean stdlib?"),
         ({"a.txt": 1, "files": 1}, "data.sources: files is no source and no path that exists"),
-        ({"a.txt": 1, "none/*.md": 1}, "data.sources: none/*.md matches no file"),
+        ({"a.txt": 1, "none/*.md": 1}, "data.path=none/*.md matches no file"),
         ({"./a.txt": 1, "a.txt": 1}, "data.sources: ./a.txt and a.txt both contain "),
         (["a.txt", "b.txt"], "data.sources=['a.txt', 'b.txt'] must be a valid dictionary"),
     ],
