@@ -52,7 +52,7 @@ def attention(
         key, value: (B, G, S, D) and (B, G, S, D_v), where H is a multiple of G (grouped queries, Ainslie et al. 2023);
             without G, or without G and B, as the query.
         mask: boolean, True = may attend, or 0/1 integers, 0 = masked; broadcastable to the scores (..., T, S); in
-            addition to `causal` and `window`. `tril.model.masks` creates masks for padding and documents.
+            addition to `causal` and `window`.
         bias: floating point, added to the scaled scores; broadcastable to them. -inf masks a key. It may be learned.
         causal: mask the keys after the query's position.
         window: with `causal`: each query attends to its own position and the `window - 1` before it.

@@ -11,16 +11,65 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tril.model.block import Block, block_norm, call_block
+from tril.model.attention import MultiHeadAttention
 from tril.model.config import GPTConfig
 from tril.model.initialization import init_weights, rng_state
 from tril.model.kv_cache import KVCache
-from tril.model.layers import MLP
+from tril.model.layers import MLP, make_norm
 from tril.model.positions import POSITIONS
 
-__all__ = ["GPT", "MLP", "Block", "GPTConfig", "IGNORE", "call_block"]
-
 IGNORE = -100  # a target that is left out of the loss, torch's default in cross_entropy
+
+
+def block_norm(config: GPTConfig) -> nn.Module:
+    return make_norm(config.norm, config.dim, eps=config.norm_eps, bias=config.bias)
+
+
+class Block(nn.Module):
+    """Pre-norm block: x + attention(norm(x)), then x + FFN(norm(x)). A part that the config leaves out is None."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.norm1 = self.attn = self.norm2 = self.mlp = None
+        if config.n_heads > 0:
+            self.norm1 = block_norm(config)
+            self.attn = MultiHeadAttention(
+                config.dim,
+                config.n_heads,
+                n_kv_heads=config.n_kv_heads,
+                head_dim=config.head_dim,
+                causal=config.causal,
+                window=config.window,
+                qkv_bias=config.bias if config.qkv_bias is None else config.qkv_bias,
+                out_bias=config.bias,
+                qk_norm=config.qk_norm,
+                norm_eps=config.norm_eps,
+                attn_dropout=config.attn_dropout,
+                resid_dropout=config.resid_dropout,
+                backend=config.backend,
+            )
+        if config.mlp != "none":
+            self.norm2 = block_norm(config)
+            self.mlp = MLP(config.dim, config.mlp_size, kind=config.mlp, bias=config.bias, dropout=config.resid_dropout)
+
+    def forward(self, x: Tensor, *, last_only: bool = False, **options) -> Tensor:
+        """x (B, T, C) -> (B, T, C), with `last_only` (B, 1, C).
+
+        Args:
+            last_only, **options: those of `MultiHeadAttention.forward`; not `need_weights`.
+        """
+        out = x[:, -1:] if last_only else x
+        if self.attn is not None and self.norm1 is not None:
+            out = out + self.attn(self.norm1(x), last_only=last_only, **options)
+        if self.mlp is not None and self.norm2 is not None:
+            out = out + self.mlp(self.norm2(out))
+        return out
+
+
+def call_block(block: Block, x: Tensor, **options) -> Tensor:
+    """Runs the block. One compiled version of this function serves every block (regional compilation,
+    https://docs.pytorch.org/tutorials/recipes/regional_compilation.html)."""
+    return block(x, **options)
 
 
 class GPT(nn.Module):
@@ -109,13 +158,16 @@ class GPT(nn.Module):
         if cache is None or cache_position is None:
             start = 0 if cache is None else cache.length
             n_keys = start + ids.shape[1]
-            self._check_length(n_keys)
+            if n_keys > (limit := self.config.context_length):
+                remedy = "shorten the input or train a longer context"
+                raise ValueError(f"{n_keys} positions exceed context_length={limit}; {remedy}")
         else:  # a compiled step must not read the length, which changes
             start, n_keys = 0, cache.capacity
         if positions is None:
             positions = torch.arange(start, n_keys, device=ids.device)  # (T,)
-        if head_gate is not None:
-            self._check_gate(head_gate)
+        if head_gate is not None and (head_gate.shape[:1] != (len(self.blocks),) or self.config.n_heads == 0):
+            shape, sizes = tuple(head_gate.shape), f"{len(self.blocks)} layers of {self.config.n_heads} heads"
+            raise ValueError(f"head_gate of shape {shape} must be (L, H) or (L, B, H) for {sizes}")
         x = self.embd_dropout(self.pos_embed.embed(self.embed(ids), positions))  # (B, T, C)
         rope = self.pos_embed.rotation(positions)
         bias = self.pos_embed.bias(ids.shape[1], n_keys, start=cache_position)  # (H, T, S)
@@ -175,41 +227,16 @@ class GPT(nn.Module):
         tables = {*self.embed.parameters(), *self.pos_embed.parameters(), *self.head.parameters()}
         return total - sum(p.numel() for p in tables)
 
-    def flops_per_token(self, length: int | None = None, *, masked: bool = False) -> int:
-        """FLOPs of one training token, forward and backward, in sequences of `length` (default: context_length).
+    def flops_per_token(self, *, masked: bool = False) -> int:
+        """FLOPs of one training token, forward and backward, in sequences of `context_length`.
 
         6 N + 12 L (H D) S (PaLM, Chowdhery et al. 2022, appendix B). N are the weights that are multiplied: all but the
         look-up tables, with a tied head. S are the keys that a query sees on average; with `masked` PaLM's, for MFU.
         """
         config = self.config
-        length = config.context_length if length is None else length
-        keys = scored_keys(length, causal=config.causal and not masked, window=config.window)
+        length = config.context_length
+        keys = window = min(config.window or length, length)
+        if config.causal and not masked:  # the first `window` positions see 1, 2, ..., window keys
+            keys = (window * (window + 1) / 2 + (length - window) * window) / length
         multiplied = self.n_parameters(embeddings=False) + self.head.weight.numel()
         return round(6 * multiplied + 12 * config.n_layers * config.n_heads * config.head_size * keys)
-
-    def _check_length(self, length: int) -> None:
-        limit = self.config.context_length
-        if length > limit:
-            raise ValueError(
-                f"{length} positions exceed context_length={limit}; shorten the input or train a longer context"
-            )
-
-    def _check_gate(self, head_gate: Tensor) -> None:
-        if self.config.n_heads == 0:
-            raise ValueError("head_gate needs heads, and this model has none (n_heads=0); leave it out")
-        if head_gate.shape[:1] != (len(self.blocks),):
-            shape = tuple(head_gate.shape)
-            raise ValueError(f"head_gate of shape {shape} must begin with the number of layers, {len(self.blocks)}")
-
-
-def scored_keys(length: int, *, causal: bool, window: int | None) -> float:
-    """Keys per query of a sequence of `length` tokens, on average over its positions.
-
-    With `causal` position t sees t + 1 keys, at most `window`; the mean without a window is (length + 1) / 2. Without
-    `causal` it is `length`, or the window where that is shorter.
-    """
-    window = length if window is None else min(window, length)
-    if not causal:
-        return window
-    # The first `window` positions see 1, 2, ..., window keys.
-    return (window * (window + 1) / 2 + (length - window) * window) / length

@@ -102,20 +102,6 @@ def as_boolean(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask != 0
 
 
-def padding_mask(visible: Tensor) -> Tensor:
-    """Masks padding tokens: (B, S), boolean or 0/1 integers, 0 = padding -> bool (B, 1, 1, S); S counts cached ones.
-
-    It is the `attention_mask` of Hugging Face tokenizers. Left-padded rows also need `positions` per row. A row of
-    padding only is fully masked and gives zeros.
-    """
-    return as_boolean(visible)[:, None, None]
-
-
-def document_mask(documents: Tensor) -> Tensor:
-    """Separates the documents of a packed window: their numbers (B, T) -> bool (B, 1, T, T). It is not causal."""
-    return documents[:, None, :, None] == documents[:, None, None, :]
-
-
 def split_documents(ids: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
     """Numbers the documents of packed token ids (B, T).
 
@@ -132,11 +118,11 @@ def split_documents(ids: Tensor, eot_id: int) -> tuple[Tensor, Tensor]:
 
 
 def document_options(ids: Tensor, document_eot: int | None) -> dict[str, Any]:
-    """Options for `GPT.forward` and `GPT.nll` that separate the documents in ids (B, T); {} for None."""
+    """The mask and positions of `GPT.forward` and `GPT.nll` that separate the documents in ids (B, T); {} for None."""
     if document_eot is None:
         return {}
     documents, positions = split_documents(ids, document_eot)  # (B, T) each
-    return {"mask": document_mask(documents), "positions": positions}
+    return {"mask": documents[:, None, :, None] == documents[:, None, None, :], "positions": positions}
 
 
 def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
@@ -159,5 +145,4 @@ def check_masking(masking: Masking, shape: tuple[int, ...]) -> None:
             continue
         sizes = zip(reversed(x.shape), reversed(shape), strict=False)  # the last ones are aligned
         if x.dim() > len(shape) or any(size not in (1, needed) for size, needed in sizes):
-            letters = ", ".join("BHTS" if len(shape) == 4 else "BTS"[-len(shape) :])
-            raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to ({letters}) = {shape}")
+            raise ValueError(f"{name} of shape {tuple(x.shape)} does not broadcast to that of the scores, {shape}")

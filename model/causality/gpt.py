@@ -19,7 +19,6 @@ from tril.model.causality.variants import Variant, random_weights
 from tril.model.config import GPTConfig
 from tril.model.generation.generate import decode_step
 from tril.model.gpt import GPT
-from tril.model.masks import document_mask, padding_mask
 
 PRECISIONS = ("32-true", "bf16-mixed")
 OTHER_WINDOW = 16  # tested in addition to a config without a window
@@ -34,7 +33,7 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     config: GPTConfig = gpt.config
     ways: dict[str, Callable[[Model, Tensor], Tensor]] = {
         "left padding": lambda model, ids: behind_padding(
-            ids, model.vocab_size, lambda ids, visible, p: model.function(ids, mask=padding_mask(visible), positions=p)
+            ids, model.vocab_size, lambda ids, visible, p: model.function(ids, mask=visible[:, None, None], positions=p)
         ),
         "a document behind another one": _behind_document,
         "the explicit backend": lambda model, ids: use_backend(copy.deepcopy(model.function), "explicit")(ids),
@@ -88,7 +87,8 @@ def _decode_steps(model: Model, ids: Tensor) -> Tensor:
 
 def _behind_document(model: Model, ids: Tensor) -> Tensor:
     def run(ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        return model.function(ids, mask=document_mask(visible.long()), positions=positions)
+        same_document = visible[:, None, :, None] == visible[:, None, None, :]  # (B, 1, T, T)
+        return model.function(ids, mask=same_document, positions=positions)
 
     return behind_padding(ids, model.vocab_size, run)
 

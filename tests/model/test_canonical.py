@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from tests.conftest import BACKENDS_SLOW_FLEX, MODEL_CHOICES, assert_close, randomize
+from tests.conftest import MODEL_CHOICES, randomize
 from tril.model.attention import BACKENDS
 from tril.model.gpt import GPT, GPTConfig
 
@@ -94,14 +94,3 @@ def test_canonical_forms_are_equal_exactly_where_models_are_equal():
     assert n_configs > 200 and len(models) < 0.9 * n_configs  # many configurations of the same model
     assert all(len(found) == 1 for found in models.values())
     assert len(set.union(*models.values())) == len(models)
-
-
-@pytest.mark.parametrize("name", BACKENDS_SLOW_FLEX)
-@torch.no_grad()
-def test_the_config_selects_the_backend(name):
-    ids, outputs = torch.arange(12)[None], []
-    for backend in ("fused", name):
-        torch.manual_seed(0)
-        outputs.append(randomize(GPT(changed(backend=backend)), torch.Generator().manual_seed(1)).eval()(ids))
-    assert traits(changed(backend=name))[-1] == {name}
-    assert_close(outputs[1], outputs[0].double())

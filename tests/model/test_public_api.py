@@ -11,28 +11,20 @@ import torch
 import tril.model
 
 EXPORTS = ["GPT", "GPTConfig", "MultiHeadAttention", "attention", "attention_weights", "causal_mask", "load"]
-EARLIER_IMPORTS = [
-    "pass",
-    "import tril.model.attention",
-    "from tril.model.gpt import GPT",
-    "from tril.model.attention import attention",
-    "from tril.model import MultiHeadAttention",
-    "from tril.model import attention",
-]
-
-
-def loaded_modules():
-    return [name for name in sys.modules if f"{name}.".startswith("tril.model.")]
 
 
 @pytest.fixture(autouse=True)
 def nothing_imported(monkeypatch):
     """`tril.model` as in a new process. The modules of the other tests are restored afterwards."""
+
+    def loaded():
+        return [name for name in sys.modules if f"{name}.".startswith("tril.model.")]
+
     monkeypatch.setattr(tril, "model", tril.model)
-    for name in loaded_modules():
+    for name in loaded():
         monkeypatch.delitem(sys.modules, name)
     yield
-    for name in loaded_modules():
+    for name in loaded():
         del sys.modules[name]
 
 
@@ -48,26 +40,24 @@ def test_the_arguments_of_attention():
     """Positional arguments, then those that are given by name."""
     from tril.model.attention import MultiHeadAttention, attention
 
-    by_name = ["mask", "bias", "causal", "window", "dropout_p", "backend", "need_weights"]
-    module = ["n_kv_heads", "head_dim", "v_head_dim", "out_dim", "kv_dim", "causal", "window", "qkv_bias", "out_bias"]
-    module += ["out_proj", "qk_norm", "norm_eps", "attn_dropout", "resid_dropout", "backend"]
-    forward = ["mask", "bias", "rope", "cache", "head_gate", "last_only", "need_weights"]
-    assert arguments(attention) == (["query", "key", "value"], by_name)
-    assert arguments(MultiHeadAttention) == (["dim", "n_heads"], module)
-    assert arguments(MultiHeadAttention.forward) == (["self", "query", "key", "value"], forward)
+    by_name = "mask bias causal window dropout_p backend need_weights"
+    module = "n_kv_heads head_dim v_head_dim out_dim kv_dim causal window qkv_bias out_bias out_proj qk_norm norm_eps"
+    forward = "mask bias rope cache head_gate last_only need_weights"
+    for function, positional, named in (
+        (attention, "query key value", by_name),
+        (MultiHeadAttention, "dim n_heads", f"{module} attn_dropout resid_dropout backend"),
+        (MultiHeadAttention.forward, "self query key value", forward),
+    ):
+        kinds = inspect.signature(function).parameters.values()
+        for kind, names in (("POSITIONAL_OR_KEYWORD", positional), ("KEYWORD_ONLY", named)):
+            assert [p.name for p in kinds if p.kind.name == kind] == names.split()
 
 
-def arguments(function):
-    kinds = inspect.signature(function).parameters.values()
-    return tuple(
-        [p.name for p in kinds if p.kind is kind]
-        for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    )
-
-
-@pytest.mark.parametrize("statement", EARLIER_IMPORTS)
-def test_attention_is_a_function_and_a_module_whatever_was_imported_before(statement):
-    exec(statement)
+@pytest.mark.parametrize(
+    "earlier", ["pass", "import tril.model.attention", "from tril.model import MultiHeadAttention"]
+)
+def test_attention_is_a_function_and_a_module_whatever_was_imported_before(earlier):
+    exec(earlier)
     from tril.model import attention
 
     q, k, v = torch.randn(3, 1, 2, 4, 8)
@@ -76,6 +66,5 @@ def test_attention_is_a_function_and_a_module_whatever_was_imported_before(state
     import tril.model.attention as module
 
     assert isinstance(module, types.ModuleType) and inspect.isfunction(module.attention)
-    assert torch.equal(out, module.attention(q, k, v, causal=True))
-    assert torch.equal(module(q, k, v, causal=True), out)
-    assert sys.modules["tril.model.attention"] is module and "explicit" in module.BACKENDS
+    assert torch.equal(out, module.attention(q, k, v, causal=True)) and torch.equal(module(q, k, v, causal=True), out)
+    assert sys.modules["tril.model.attention"] is module
