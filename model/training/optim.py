@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adamw import adamw
 
 from tril.model.gpt import GPT
@@ -49,8 +49,8 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
 class MuonAdamW(torch.optim.Optimizer):
     """Updates parameter groups of kind="muon" (2-D parameters only) and kind="adamw", each by its rule, in one `step`.
 
-    Muon follows torch.optim.Muon, but orthogonalizes all matrices of one shape in one batch; AdamW is torch's fused
-    kernel.
+    Muon follows torch.optim.Muon, which computes in bf16 in every run, one matrix at a time; here, all matrices of one
+    shape are orthogonalized in one batch. AdamW is torch's fused kernel.
 
     Args:
         groups: as `param_groups` makes them; there are no defaults.
@@ -72,9 +72,12 @@ class MuonAdamW(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if group["kind"] == "adamw":
                 self._adamw(params, group)
-            else:
-                for same in by_shape(params):
-                    self._muon(same, group)
+                continue
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for p in params:
+                by_shape[p.shape].append(p)
+            for same in by_shape.values():
+                self._muon(same, group)
         return loss
 
     def _muon(self, params: list[Tensor], group: dict) -> None:
@@ -90,11 +93,10 @@ class MuonAdamW(torch.optim.Optimizer):
         directions = orthogonalize(torch.stack(matrices).to(self.products), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
         directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format).unbind()
-        lr = group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape)
-        parts = [shard_of(direction, p) for direction, p in zip(directions, params, strict=True)]
+        steps = [shard_of(direction, p) for direction, p in zip(directions, params, strict=True)]
         weights = [local(p) for p in params]
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, parts, alpha=-lr)
+        torch._foreach_add_(weights, steps, alpha=-group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape))
 
     def _adamw(self, params: list[Tensor], group: dict) -> None:
         for p in params:
@@ -112,65 +114,34 @@ class MuonAdamW(torch.optim.Optimizer):
         adamw(weights, grads, averages, squares, max_squares, steps, **options)
 
 
-def by_shape(params: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The parameters whose updates one batch orthogonalizes."""
-    groups: dict[tuple, list[Tensor]] = defaultdict(list)
-    for p in params:
-        groups[p.shape, p.dtype, p.device].append(p)
-    return list(groups.values())
-
-
-def param_groups(model: nn.Module, config: OptimConfig) -> list[dict]:
+def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
     """The groups for MuonAdamW: "muon" (matrices in `blocks.`), "decay" (other matrices), "no_decay" (norms, biases).
 
-    Empty groups and frozen parameters are left out; a tied weight counts once.
-
-    Raises:
-        ValueError: no parameter to train, or none for Muon.
+    With `optim.scale_with_width`, each is divided by the factors of the learning rates of its parameters; the name of a
+    group has its factor, unless that is 1. Frozen parameters are left out; a tied weight counts once.
     """
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}  # lists a tied weight once
-    muon = {name for name, p in named.items() if config.kind == "muon" and "blocks." in name and p.ndim == 2}
-    if not named:
-        raise ValueError("the model has no trainable parameters; unfreeze some")
-    if config.kind == "muon" and not muon:
-        raise ValueError("optim.kind=muon needs a trainable matrix in `blocks.`; use optim=adamw")
-    rest = [p for name, p in named.items() if name not in muon]
-    muon_keys = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr")}
-    lr, muon_lr = config.lr_scale * config.lr, config.lr_scale * config.muon_lr
-    muon_keys |= {"kind": "muon", "lr": muon_lr, "weight_decay": config.muon_weight_decay}
-    adamw_keys = {"kind": "adamw", "lr": lr, "betas": config.betas, "eps": config.eps, "fused": True}
-    matrices, vectors = [p for p in rest if p.ndim >= 2], [p for p in rest if p.ndim < 2]
-    groups = [
-        {"name": "muon", "params": [named[name] for name in named if name in muon], **muon_keys},
-        {"name": "decay", "params": matrices, "weight_decay": config.weight_decay, **adamw_keys},
-        {"name": "no_decay", "params": vectors, "weight_decay": 0.0, **adamw_keys},
-    ]
-    if config.scale_with_width:
-        groups = [part for group in groups for part in by_width(group, model, config)]
-    return [group for group in groups if group["params"]]
+    muon = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr")}
+    muon |= {"kind": "muon", "lr": config.lr_scale * config.muon_lr, "weight_decay": config.muon_weight_decay}
+    adam = {"kind": "adamw", "lr": config.lr_scale * config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
+    options = {
+        "muon": muon,
+        "decay": adam | {"weight_decay": config.weight_decay},
+        "no_decay": adam | {"weight_decay": 0.0},
+    }
+    groups: dict[str, dict[float, dict]] = {name: {} for name in options}  # by the factor of the rate
+    for name, p in model.named_parameters():  # lists a tied weight once
+        if not p.requires_grad:
+            continue
+        by_muon = config.kind == "muon" and "blocks." in name and p.ndim == 2
+        chosen = "muon" if by_muon else "decay" if p.ndim >= 2 else "no_decay"
+        factor = rate_factor(name, p, model.config, config, by_muon) if config.scale_with_width else 1.0
+        label = chosen + ("" if factor == 1 else f"*{factor:.4g}")
+        new = {"name": label, "params": []} | options[chosen] | {"lr": options[chosen]["lr"] * factor}
+        groups[chosen].setdefault(factor, new)["params"].append(p)
+    return [group for parts in groups.values() for group in parts.values()]
 
 
-def by_width(group: dict, model: nn.Module, config: OptimConfig) -> list[dict]:
-    """The group divided by the factors of the learning rates that `optim.scale_with_width` gives its parameters.
-
-    The name of a part has its factor, unless that is 1.
-    """
-    if not isinstance(model, GPT):
-        raise ValueError("optim.scale_with_width=true knows the matrices of a GPT only; set it to false")
-    names = {id(p): name for name, p in model.named_parameters()}
-    parts: dict[float, list[Tensor]] = defaultdict(list)
-    for p in group["params"]:
-        factor = rate_factor(names[id(p)], p, model.config, config, group.get("adjust_lr"))
-        parts[factor].append(p)
-    return [
-        group
-        | {"name": group["name"] + ("" if factor == 1 else f"*{factor:.4g}"), "params": params}
-        | {"lr": group["lr"] * factor}
-        for factor, params in sorted(parts.items(), reverse=True)
-    ]
-
-
-def build_optimizer(model: nn.Module, config: OptimConfig, precision: str = "32-true") -> MuonAdamW:
+def build_optimizer(model: GPT, config: OptimConfig, precision: str = "32-true") -> MuonAdamW:
     """The optimizer of a model in a run of this precision; LambdaLR applies `lr_factor` to it.
 
     Muon multiplies matrices in bf16 in a run with bf16, on every processor, and in float32 in any other: float16 has
@@ -198,18 +169,14 @@ def effective_rates(model: GPT, config: OptimConfig) -> dict[str, float]:
 # unchanged; DTensor is imported late, since it takes most of a second, and a run of one process has none.
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "placements")
-
-
-def local(tensor: Tensor) -> Tensor:
+def local(x: Tensor) -> Tensor:
     """What this rank has of a tensor, in the same memory; call it without gradients."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue] a DTensor
+    return x.to_local() if hasattr(x, "placements") else x  # pyright: ignore[reportAttributeAccessIssue] a DTensor
 
 
 def gather(shard: Tensor, like: Tensor) -> Tensor:
     """The whole tensor of which every rank has the shard that it has of `like`; all ranks must call it."""
-    if not is_sharded(like):
+    if not hasattr(like, "placements"):
         return shard
     from torch.distributed.tensor import DTensor
 
@@ -220,10 +187,9 @@ def gather(shard: Tensor, like: Tensor) -> Tensor:
 
 def shard_of(whole: Tensor, like: Tensor) -> Tensor:
     """What this rank has of `whole` if that is sharded as `like` is. Nothing is sent."""
-    if not is_sharded(like):
+    if not hasattr(like, "placements"):
         return whole
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(like, DTensor)
-    replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()], run_check=False)
-    return replicated.redistribute(placements=like.placements).to_local()
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()

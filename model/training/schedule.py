@@ -12,11 +12,6 @@ SHORT_WARMUP = 10  # a warm-up that is longer than the run becomes one step in s
 FLOPS_TOLERANCE = 0.02  # of trainer.max_flops
 
 
-def warmup_of(config: ScheduleConfig, total_steps: int) -> int:
-    """The steps of warm-up of a run: those of the config, or a tenth of a run that is shorter than they are."""
-    return config.warmup_steps if config.warmup_steps <= total_steps else total_steps // SHORT_WARMUP
-
-
 def steps_for_flops(
     max_flops: float, flops_per_step: float, *, max_steps: int, val_check_interval: int
 ) -> tuple[int, int]:
@@ -40,8 +35,9 @@ def steps_for_flops(
 def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
     """The factor on the learning rate for optimizer step `step` = 0 .. total_steps - 1.
 
-    With W = `warmup_of` the run, m = min_lr_ratio and D = the step where the decay starts (W for "linear" and "cosine",
-    total_steps - round(decay_fraction * total_steps), but not before W, for "wsd"):
+    With W = warmup_steps (a tenth of a run that is shorter than they are), m = min_lr_ratio and D = the step where the
+    decay starts (W for "linear" and "cosine", total_steps - round(decay_fraction * total_steps), but not before W, for
+    "wsd"):
 
         step < W              (step + 1) / (W + 1)                 not 0 at step 0; reaches 1 at step W
         W <= step <= D        1
@@ -52,7 +48,9 @@ def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
     "cosine" is nanoGPT's schedule with total_steps = lr_decay_iters and m = min_lr / learning_rate.
     "wsd" is the trapezoid of Hägele et al., 2024, https://arxiv.org/abs/2405.18392.
     """
-    warmup, floor = warmup_of(config, total_steps), config.min_lr_ratio
+    warmup, floor = config.warmup_steps, config.min_lr_ratio
+    if warmup > total_steps:
+        warmup = total_steps // SHORT_WARMUP
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if config.kind == "constant":

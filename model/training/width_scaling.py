@@ -46,22 +46,22 @@ def lr_ratio(adjust_lr: str, rows: float, columns: float) -> float:
     return math.sqrt(max(1, rows / columns))
 
 
-def rate_factor(name: str, parameter: Tensor, config: GPTConfig, base: OptimConfig, adjust_lr: str | None) -> float:
+def rate_factor(name: str, parameter: Tensor, config: GPTConfig, base: OptimConfig, by_muon: bool) -> float:
     """The learning rate of a parameter, relative to that of its group in the base model.
 
     Args:
         name: of the parameter in the GPT.
-        adjust_lr: of Muon, which multiplies its rate by `lr_ratio`; None: AdamW updates this parameter.
+        by_muon: Muon updates it, and multiplies its rate by `lr_ratio`; otherwise AdamW.
     """
     factor = multiplier(name, config, base)
     if "blocks." in name and parameter.ndim == 2:
         inputs, outputs = growth(name, config, base)
-        if adjust_lr is None:
-            factor /= inputs
-        else:
+        if by_muon:
             rows, columns = parameter.shape
-            wanted = lr_ratio(adjust_lr, rows / outputs, columns / inputs) * math.sqrt(outputs / inputs)
-            factor *= wanted / lr_ratio(adjust_lr, rows, columns)
+            wanted = lr_ratio(base.adjust_lr, rows / outputs, columns / inputs) * math.sqrt(outputs / inputs)
+            factor *= wanted / lr_ratio(base.adjust_lr, rows, columns)
+        else:
+            factor /= inputs
     return round(factor, DIGITS)
 
 

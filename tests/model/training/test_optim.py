@@ -1,3 +1,5 @@
+"""Muon and AdamW against those of torch, and which parameter is updated by which rule at which rate."""
+
 import io
 import math
 
@@ -5,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
-from tril.model.training.optim import MuonAdamW, OptimConfig, build_optimizer, orthogonalize
+from tril.model.training.optim import MuonAdamW, build_optimizer, effective_rates, orthogonalize, param_groups
+from tril.model.training.settings import OptimConfig
 
 MUON = {
     "kind": "muon",
@@ -146,15 +150,6 @@ def test_muons_products_have_the_precision_of_the_run(monkeypatch, precision, dt
     assert {x for x, *_ in seen} == {dtype}
 
 
-def test_matrices_of_one_shape_are_orthogonalized_together(monkeypatch):
-    seen = []
-    monkeypatch.setattr(optim, "orthogonalize", lambda x, steps: seen.append((tuple(x.shape), steps)) or x)
-    params = random_params(SHAPES)
-    set_grads(params, 0)
-    MuonAdamW([MUON | {"params": params}]).step()
-    assert seen == [((2, 24, 24), 5), ((1, 48, 16), 5), ((2, 16, 48), 5), ((1, 16, 24), 5)]
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(20, 20), (12, 40), (40, 12)])
 def test_singular_values_follow_the_polynomial_and_end_near_one(rows, columns):
     generator = torch.Generator().manual_seed(0)
@@ -225,3 +220,97 @@ def test_state_dict_round_trip_continues_to_the_bit(kind):
     resumed.load_state_dict(saved["optimizer"])
     train(second, resumed, range(3, 6))
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), second.parameters(), strict=False))
+
+
+# --- groups
+
+
+def names_by_group(model: nn.Module, config: OptimConfig) -> dict[str, set[str]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {group["name"]: {names[id(p)] for p in group["params"]} for group in param_groups(model, config)}
+
+
+BIASES_AND_NORMS = {"norm.weight", "norm.bias"} | {
+    f"blocks.{i}.{name}" for i in (0, 1) for name in ("norm.weight", "norm.bias", "up.bias")
+}
+BLOCK_MATRICES = {f"blocks.{i}.{name}.weight" for i in (0, 1) for name in ("up", "down")}
+
+
+def test_groups_of_a_gpt():
+    model = GPT(
+        GPTConfig(
+            vocab_size=7,
+            context_length=5,
+            n_layers=1,
+            dim=8,
+            n_heads=2,
+            mlp="swiglu",
+            pos="learned",
+            bias=True,
+            tie_embeddings=False,
+        )
+    )
+    got = names_by_group(model, OptimConfig())
+    matrices = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj", "mlp.up", "mlp.gate", "mlp.down")
+    assert got["muon"] == {f"blocks.0.{name}.weight" for name in matrices}
+    assert got["decay"] == {"embed.weight", "pos_embed.weight", "head.weight"}
+    assert (
+        got["no_decay"]
+        == {name for name, p in model.named_parameters() if p.ndim == 1}
+        > {f"blocks.0.{m}.bias" for m in matrices}
+    )
+
+
+def test_tied_weights_and_frozen_parameters():
+    model = net()
+    model.head.weight = model.embed.weight
+    model.norm.requires_grad_(False)
+    got = names_by_group(model, OptimConfig())
+    assert got["decay"] == {"embed.weight"}
+    assert got["no_decay"] == BIASES_AND_NORMS - {"norm.weight", "norm.bias"}
+
+
+def test_a_setting_without_effect_is_at_its_default_in_the_canonical_form():
+    """Muon's have no effect on AdamW, and those of the base model have one for scaled rates only."""
+    changes = {"muon_lr": 0.1, "muon_weight_decay": 0.1, "momentum": 0.1, "nesterov": False, "ns_steps": 1}
+    for name, value in (changes | {"adjust_lr": "match_rms_adamw"}).items():
+        assert OptimConfig(kind="adamw", **{name: value}).canonical() == OptimConfig(kind="adamw")
+        assert OptimConfig(**{name: value}).canonical() == OptimConfig(**{name: value}) != OptimConfig()
+    for name in ("base_width", "base_head_dim"):
+        assert OptimConfig(**{name: 64}).canonical() == OptimConfig()
+        scaled = OptimConfig(scale_with_width=True, **{name: 64})
+        assert scaled.canonical() == scaled
+
+
+SMALL = {"vocab_size": 40, "context_length": 8, "n_layers": 2, "dim": 32, "n_heads": 4, "n_kv_heads": 2}
+CONFIGS = [
+    OptimConfig(),
+    OptimConfig(lr_scale=0.5, adjust_lr="match_rms_adamw"),
+    OptimConfig(kind="adamw", lr=0.01, lr_scale=2.0),
+    OptimConfig(scale_with_width=True, base_width=16, base_head_dim=4),
+    OptimConfig(kind="adamw", lr=0.01, scale_with_width=True, base_width=16, base_head_dim=4),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
+def test_they_are_the_sizes_of_the_first_steps(config, monkeypatch):
+    """AdamW's first step moves every element by the rate, Muon's with exact orthogonalization has it as its norm."""
+
+    def exact(matrices, steps):
+        left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+        return left @ right
+
+    monkeypatch.setattr(optim, "orthogonalize", exact)
+    model = GPT(GPTConfig(**SMALL, head_dim=4, mlp="swiglu", pos="learned", tie_embeddings=False))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape)
+    build_optimizer(model, config).step()
+    rates = effective_rates(model, config)
+    matrices = [name for name, p in model.named_parameters() if p.ndim == 2]
+    assert rates.keys() == {name.split(".")[-2] for name in matrices}
+    for name in matrices:
+        step = model.get_parameter(name).detach() - before[name]
+        by_muon = config.kind == "muon" and "blocks." in name
+        size = torch.linalg.matrix_norm(step, 2) if by_muon else step.abs().max()
+        assert size.item() == pytest.approx(rates[name.split(".")[-2]], rel=1e-3), name
