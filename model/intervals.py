@@ -36,20 +36,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class ClusteredMean:
-    """A mean over clusters of unequal size, see `clustered_mean`.
+    """A mean over n clusters of unequal size, see `clustered_mean`.
 
     Attributes:
         se: standard error of the mean; NaN for fewer than two clusters or a loss that is not finite.
         df: degrees of freedom of Student's t for mean / se; 0 where se is NaN.
-        effective: number of clusters of equal size with the same variance of the mean, if a cluster's mean has the same
-            variance whatever its size (Kish 1965): (sum of sizes)^2 / sum of squared sizes.
-        n: number of clusters that have targets.
     """
 
     mean: float
     se: float
     df: float
-    effective: float
     n: int
 
     def interval(self, confidence: float = 0.95) -> Interval:
@@ -65,13 +61,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
     One value has no interval. A value that is not finite (a diverged run) makes the mean not finite, without interval.
     """
-    n = len(values)
-    with np.errstate(invalid="ignore"):  # inf - inf
-        mean = float(np.mean(values)) if n else math.nan
-    if n < 2 or not math.isfinite(mean):
-        return Interval(mean, None, None, n)
-    half = t_quantile(n - 1, 1 - confidence) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
+    return clustered_mean(values, np.ones(len(values))).interval(confidence)
 
 
 def clustered_mean(nll: Sequence[float] | np.ndarray, targets: Sequence[float] | np.ndarray) -> ClusteredMean:
@@ -80,7 +70,7 @@ def clustered_mean(nll: Sequence[float] | np.ndarray, targets: Sequence[float] |
     The targets of a cluster (a document) may depend on each other in any way; clusters are independent. This is the
     regression of the targets' losses on a constant with the variance estimator CR2 and the degrees of freedom of Bell
     and McCaffrey (2002, "Bias reduction in standard errors for linear regression with multi-stage samples"), whose
-    working model are independent targets. Few large clusters give few degrees of freedom.
+    working model are independent targets. Few large clusters give few degrees of freedom; G of equal size give G - 1.
 
     Args:
         nll: (G,) sum of the losses of each cluster, or of differences of losses.
@@ -90,31 +80,19 @@ def clustered_mean(nll: Sequence[float] | np.ndarray, targets: Sequence[float] |
     assert sums.shape == sizes.shape == (len(sizes),) and (sizes >= 0).all(), (sums.shape, sizes.shape)
     sums, sizes = sums[sizes > 0], sizes[sizes > 0]
     n = len(sizes)
-    if n == 0:
-        return ClusteredMean(math.nan, math.nan, 0.0, 0.0, 0)
-    share = sizes / sizes.sum()  # (G,) the leverage of each cluster
-    effective = 1 / float(share @ share)
     with np.errstate(invalid="ignore"):  # inf - inf
-        mean = float(sums.sum() / sizes.sum())
+        mean = float(sums.sum() / sizes.sum()) if n else math.nan
     if n < 2 or not math.isfinite(mean):
-        return ClusteredMean(mean, math.nan, 0.0, effective, n)
+        return ClusteredMean(mean, math.nan, 0.0, n)
+    share = sizes / sizes.sum()  # (G,) the leverage of each cluster
     residuals = sums / sizes.sum() - mean * share  # (G,), they sum to 0
     variance = float(np.sum(residuals**2 / (1 - share)))
-    return ClusteredMean(mean, math.sqrt(variance), satterthwaite_df(share), effective, n)
-
-
-def satterthwaite_df(share: np.ndarray) -> float:
-    """Degrees of freedom of the CR2 variance of a mean; G - 1 for G clusters of equal size.
-
-    The variance is a quadratic form in the sums of the clusters. Relative to the true variance, its expectation under
-    the working model is 1, and half of its variance is the sum of the squared elements of the form's matrix, whose
-    diagonal is `share` and whose other elements are products of roots of `leverage`.
-
-    Args:
-        share: (G,) of each cluster in all targets, with the sum 1.
-    """
+    # The variance is a quadratic form in the sums of the clusters. Relative to the true variance, its expectation under
+    # the working model is 1, and half of its variance is the sum of the squared elements of the form's matrix, whose
+    # diagonal is `share` and whose other elements are products of roots of `leverage`.
     leverage = share**2 / (1 - share)
-    return 1 / float(np.sum(share**2) + np.sum(leverage) ** 2 - np.sum(leverage**2))
+    df = 1 / float(np.sum(share**2) + np.sum(leverage) ** 2 - np.sum(leverage**2))
+    return ClusteredMean(mean, math.sqrt(variance), df, n)
 
 
 def block_starts(weights: np.ndarray, n_blocks: int = BLOCKS) -> np.ndarray:

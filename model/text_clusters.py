@@ -75,13 +75,12 @@ class TextClusters:
         return "documents" if self.by_document else "blocks of windows"
 
     def counts(self) -> dict[str, float]:
-        """Numbers for tables, see `ClusteredMean` for the last two."""
+        """Numbers for tables: documents, clusters, and degrees of freedom of an interval over them."""
         mean = self.mean(self.targets)
-        return {"documents": self.n_documents, "clusters": mean.n, "effective_clusters": mean.effective, "df": mean.df}
+        return {"documents": self.n_documents, "clusters": mean.n, "df": mean.df}
 
     def describe(self) -> str:
         """What one observation is, and how many there are; the end of a sentence."""
         counts = self.counts()
         only = "" if self.by_document else f" (only {self.n_documents} of {MIN_DOCUMENTS} documents needed)"
-        worth = f"worth {counts['effective_clusters']:.1f} of equal size, {counts['df']:.1f} degrees of freedom"
-        return f"{counts['clusters']} {self.unit}{only}, {worth}"
+        return f"{counts['clusters']} {self.unit}{only}, {counts['df']:.1f} degrees of freedom"
