@@ -21,7 +21,6 @@ from tril.data.settings import setting, strict_settings
 from tril.model.atomic_files import write_json, write_text
 from tril.model.runs import find_checkpoint, find_sweep, run_folder
 from tril.scripts.cli.command_line import CommandLine, Program, entry
-from tril.scripts.cli.config import flatten
 from tril.scripts.cli.errors import pick_device, user_errors, writable
 from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.cli.formats import csv_text, markdown_table
@@ -91,7 +90,7 @@ def main(line: CommandLine[HeadsCommand]) -> None:
     if checkpoint is not None:
         describe_model(settings, checkpoint, device)
     elif sweep is not None:
-        from tril.scripts.ablation.sweep_heads import describe_sweep
+        from tril.scripts.experiments.head_averages import describe_sweep
 
         describe_sweep(sweep, settings.windows, settings.out, device, log)
 
@@ -146,14 +145,12 @@ def alphabet(lm: "LanguageModel") -> "Tensor":
 
 def write_figures(folder: Path, ablation: "Ablation", scores: "HeadScores") -> None:
     """Writes heads.csv, removal.csv and their figures."""
-    from tril.model.heads.ablation_rows import removal_rows
     from tril.model.heads.head_plots import plot_ablation, plot_removal
 
     counts = ablation.clusters.counts()
-    rows = [flatten(row, "_") | counts for row in scored_rows(ablation, scores)]
+    rows = [row | counts for row in scored_rows(ablation, scores)]
     write_text(folder / "heads.csv", csv_text([*rows, {"head": "uniform", **scores.uniform}]))
-    removal = [row | counts for method in ablation.orders for row in removal_rows(ablation, method)]
-    write_text(folder / "removal.csv", csv_text(removal))
+    write_text(folder / "removal.csv", csv_text([row | counts for row in ablation.removal_rows()]))
     plot_ablation(folder / "heads.png", ablation)
     plot_removal(folder / "removal.png", ablation)
 
@@ -193,13 +190,10 @@ def token_text(lm: "LanguageModel", token: int) -> str:
 
 
 def scored_rows(ablation: "Ablation", scores: "HeadScores") -> list[dict]:
-    """One row per head: the change of the loss by method, and the scores."""
-    from tril.model.heads.ablation_rows import head_rows
-
-    heads = sorted(ablation.orders["zero"])
+    """One row per head: the change of the loss without it, and the scores."""
     return [
         row | {name: values[head].item() for name, values in scores.heads.items()}
-        for head, row in zip(heads, head_rows(ablation), strict=True)
+        for head, row in zip(sorted(ablation.order), ablation.head_rows(), strict=True)
     ]
 
 
@@ -214,13 +208,9 @@ def report(
     scores: "HeadScores",
 ) -> dict:
     """The content of heads.json."""
-    from tril.model.heads.ablation import CONFIDENCE
-    from tril.model.heads.ablation_rows import removal_rows
     from tril.model.heads.scores import N_REPEATS, SCORES
 
     checkpoint, clusters = run.checkpoint, ablation.clusters
-    method = f"nats per token; {CONFIDENCE:.0%} intervals by Student's t over {clusters.unit}, paired"
-    correction = f"corrected: for {len(ablation.orders['zero'])} heads at once (Bonferroni), which decides the verdict"
     return {
         "describes": SCOPE,
         "checkpoint": os.path.relpath(checkpoint.path or ""),
@@ -230,28 +220,24 @@ def report(
         "settings": {"windows": settings.windows, "seed": settings.seed, "prompt": settings.prompt, "device": device},
         "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
         "observations": {"unit": clusters.unit} | clusters.counts(),
-        "changes": f"{method}; {correction}",
+        "changes": f"nats per token; 95 % intervals of all heads together, over {clusters.unit}, paired",
         "scores": SCORES | {"left out": "positions that see only one key"},
         "induction": {"sequences": N_REPEATS, "length": scores.induction_length, "copies": 2},
         "loss": ablation.loss,
         "heads": scored_rows(ablation, scores),
         "uniform": scores.uniform,
-        "removal": {method: removal_rows(ablation, method) for method in ablation.orders},
+        "removal": ablation.removal_rows(),
         "shown_tokens": [token_text(lm, token) for token in shown],
     }
 
 
 def show(ablation: "Ablation", scores: "HeadScores", n_windows: int) -> None:
     """Prints both tables to stdout."""
-    from tril.model.heads.ablation import CONFIDENCE
-
-    clusters = ablation.clusters
     print(
         f"{SCOPE}\n\n"
         f"Loss of the whole model: {ablation.loss:.4f} nats per token over {n_windows} windows.\n"
-        f"Rise of the loss without a head, with the {CONFIDENCE:.0%} interval over {clusters.describe()}.\n"
-        f"corrected: for all {len(ablation.orders['zero'])} heads at once (Bonferroni), which decides what is "
-        "distinguishable from 0:\n"
+        f"Change of the loss without a head, with an interval over {ablation.clusters.describe()};\n"
+        f"the intervals of all {len(ablation.order)} heads hold together in 95 %:\n"
     )
     print(markdown_table(ablation.table()))
     print(f"\nWhat each head attends to (induction: on {scores.induction_length} random tokens, repeated):\n")

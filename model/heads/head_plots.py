@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from tril.model.heads.ablation import CONFIDENCE, METHODS, Ablation, head_name, limits
+from tril.model.comparison import UNCLEAR
+from tril.model.heads.ablation import Ablation, head_name
 from tril.model.heads.scores import SCORES
 
-COLORS = {"zero": "tab:blue", "mean": "tab:orange"}
-TITLES = {"zero": "output set to zero", "mean": "output set to its mean"}
+COLOR = "tab:blue"
 DPI = 130
 SCORE_COLUMNS = 3  # panels in a row
 MAX_LABEL = 10  # characters of a token
@@ -25,39 +25,29 @@ WHITESPACE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}  # glyphs of ma
 
 
 def plot_ablation(path: str | Path, ablation: Ablation) -> None:
-    """PNG: layers x heads for both methods, with the change of the loss and its interval in each cell.
-
-    Cells that are not distinguishable from 0 are hatched.
-    """
+    """PNG: layers x heads with the change of the loss and its interval. Those without a verdict are hatched."""
     from matplotlib.colors import CenteredNorm
     from matplotlib.figure import Figure  # not pyplot, which may look for a display
     from matplotlib.patches import Rectangle
 
-    n_layers, n_heads, _ = ablation.single[METHODS[0]].shape
-    width, height = max(7.5, 2 * (0.95 * n_heads + 0.9) + 1), max(3.2, 0.62 * n_layers + 1.9)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    changes = {method: ablation.changes(method) for method in METHODS}
-    rises = np.array([[change.interval.mean for change in changes[method].values()] for method in METHODS])
+    n_layers, n_heads, _ = ablation.single.shape
+    figure = Figure(figsize=(max(5.0, 0.95 * n_heads + 1.9), max(3.2, 0.62 * n_layers + 1.9)), layout="constrained")
+    axes, changes = figure.subplots(), ablation.changes()
+    rises = np.array([change.difference.mean for change in changes.values()])
     largest = np.abs(rises).max() or 1.0
-    norm = CenteredNorm(0, largest)
-    panels = figure.subplots(1, len(METHODS), sharey=True)
-    for axes, method, grid in zip(panels, METHODS, rises.reshape(-1, n_layers, n_heads), strict=True):
-        image = axes.imshow(grid, cmap="RdBu_r", norm=norm, aspect="auto")
-        for (layer, head), change in changes[method].items():
-            unclear = change.verdict == "not distinguishable"
-            color = "white" if abs(change.interval.mean) > 0.6 * largest and not unclear else "black"
-            box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
-            text = f"{change.interval.mean:+.3f}\n± {change.interval.half_width:.3f}"
-            axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
-            if unclear:
-                style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
-                axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, **style))
-        axes.set(title=TITLES[method], xlabel="head", xticks=range(n_heads), yticks=range(n_layers))
-    panels[0].set_ylabel("layer")
-    figure.colorbar(image, ax=panels, label="rise of the loss, nats per token", pad=0.02)
-    note = "Hatched: not distinguishable from 0, corrected for the number of heads"
-    title = f"Each head removed alone, with the {CONFIDENCE:.0%} interval over {ablation.clusters.unit}"
-    figure.suptitle(f"{title}\n{note}", fontsize=11)
+    image = axes.imshow(rises.reshape(n_layers, n_heads), cmap="RdBu_r", norm=CenteredNorm(0, largest), aspect="auto")
+    for (layer, head), change in changes.items():
+        unclear = change.verdict == UNCLEAR
+        color = "white" if abs(change.difference.mean) > 0.6 * largest and not unclear else "black"
+        box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
+        text = f"{change.difference.mean:+.3f}\n± {change.difference.half_width:.3f}"
+        axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
+        if unclear:
+            style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
+            axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, **style))
+    axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
+    figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
+    figure.suptitle(f"Each head removed alone, with its interval over {ablation.clusters.unit}\nHatched: {UNCLEAR}")
     figure.savefig(path, dpi=DPI)
 
 
@@ -65,21 +55,16 @@ def plot_removal(path: str | Path, ablation: Ablation) -> None:
     """PNG: the loss with more and more heads removed, the least important first, with the paired interval as a band."""
     from matplotlib.figure import Figure
 
-    whole, n_heads = ablation.loss, len(ablation.orders[METHODS[0]])
-    figure = Figure(figsize=(max(8.0, 0.5 * min(n_heads, MAX_ANNOTATED)), 4.8), layout="constrained")
+    rows, whole = ablation.removal_rows(), ablation.loss
+    losses = [row["loss"] for row in rows]
+    figure = Figure(figsize=(max(8.0, 0.5 * min(len(rows), MAX_ANNOTATED)), 4.8), layout="constrained")
     axes = figure.subplots()
-    curves = {method: ablation.curve(method) for method in METHODS}
-    losses = {method: [whole + change.mean for change in curve] for method, curve in curves.items()}
-    for method, other in zip(METHODS, reversed(METHODS), strict=True):
-        curve, color = curves[method], COLORS[method]
-        axes.plot(losses[method], color=color, lw=1.4, marker="o", ms=3, label=TITLES[method])
-        low, high = zip(*([whole + limit for limit in limits(change)] for change in curve), strict=True)
-        axes.fill_between(range(n_heads + 1), low, high, color=color, alpha=0.2, lw=0)
-        for n, head in enumerate(ablation.orders[method] if n_heads <= MAX_ANNOTATED else [], 1):
-            above = (losses[method][n], method) > (losses[other][n], other)  # names are outside of the two curves
-            style = {"xytext": (0, 6), "va": "bottom"} if above else {"xytext": (0, -6), "va": "top"}
-            style |= {"textcoords": "offset points", "ha": "center", "rotation": 90, "fontsize": 7, "color": color}
-            axes.annotate(head_name(head), (n, losses[method][n]), **style)
+    axes.plot(losses, color=COLOR, lw=1.4, marker="o", ms=3)
+    low, high = zip(*((whole + row["low"], whole + row["high"]) for row in rows), strict=True)
+    axes.fill_between(range(len(rows)), low, high, color=COLOR, alpha=0.2, lw=0)
+    for row in rows[1:] if len(rows) <= MAX_ANNOTATED else []:
+        style = {"xytext": (0, 6), "va": "bottom", "ha": "center", "rotation": 90, "fontsize": 7, "color": COLOR}
+        axes.annotate(row["removed_last"], (row["n_removed"], row["loss"]), textcoords="offset points", **style)
     axes.axhline(whole, color="grey", ls="--", lw=1, label="whole model")
     axes.margins(y=0.15)
     title = "Heads removed one after another, the least important first"

@@ -1,4 +1,4 @@
-"""Ablation of heads by document, against full passes with a gate and the means added by hand, and simulated texts."""
+"""Ablation of heads by document, against full passes with a gate, and simulated texts."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from tests.conftest import TRAINABLE, tiny_gpt
+from tril.model.comparison import BETTER, UNCLEAR, WORSE
 from tril.model.gpt import IGNORE
 from tril.model.heads import ablation as subject
-from tril.model.heads.ablation import METHODS, Ablation, all_heads, head_gate, head_name, losses_without, mean_outputs
-from tril.model.heads.ablation_rows import head_rows, removal_rows
-from tril.model.heads.attention_maps import TokenWindows, attention_maps
+from tril.model.heads.ablation import Ablation, all_heads, head_gate, head_name, losses_without
+from tril.model.heads.attention_maps import TokenWindows
 from tril.model.intervals import clustered_mean
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
@@ -52,17 +52,11 @@ def gate_of(heads):
     return gate
 
 
-def by_document(model, text, heads=(), fills=None):
-    """Sums of losses without heads, in one full pass, whose outputs get the values (L, H, D) of those heads."""
-    hooks = []
-    for block, gate, fill in zip(model.blocks, gate_of(heads), fills if fills is not None else (), strict=False):
-        extra = (block.attn.o_proj.weight @ (fill * (1 - gate)[:, None]).flatten()).detach()
-        hooks.append(block.attn.register_forward_hook(lambda m, args, out, extra=extra: out + extra))
+def by_document(model, text, heads=()):
+    """Sums of losses without heads, in one full pass."""
     with torch.no_grad():
         options = document_options(text.ids, text.document_eot)
         log_p = model(text.ids, head_gate=gate_of(heads), **options).log_softmax(-1)
-    for hook in hooks:
-        hook.remove()
     nll = F.nll_loss(log_p.double().flatten(0, 1), text.targets.flatten(), reduction="none", ignore_index=IGNORE)
     return np.bincount(np.arange(len(nll)) // 5, nll.numpy())
 
@@ -72,41 +66,27 @@ def test_the_losses_without_heads_are_those_of_full_passes_by_document(shape, do
     monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_PER_BATCH", 48)  # batches of 4 and 2 windows
     model, text = tiny_gpt(**shape), some_text(document_eot=document_eot)
     text.targets[:2, 5:9] = IGNORE
-    ablation, means = ablate(model, text), mean_outputs(model, text).detach()
+    ablation = ablate(model, text)
     sizes = ablation.clusters.targets.numpy()
     whole = by_document(model, text)
     assert ablation.whole.tolist() == pytest.approx(whole, abs=1e-4) and ablation.loss == pytest.approx(
         whole.sum() / sizes.sum()
     )
-    for method in METHODS:
-        fills, order, changes = means if method == "mean" else None, ablation.orders[method], ablation.changes(method)
-        for head in all_heads(model.config):
-            without = by_document(model, text, [head], fills)
-            assert ablation.single[method][head].tolist() == pytest.approx(without, abs=1e-4)
-            expected = clustered_mean(without - whole, sizes)
-            for interval, confidence in ((changes[head].interval, 0.95), (changes[head].corrected, 1 - 0.05 / 8)):
-                assert interval.mean == pytest.approx(expected.mean, abs=1e-6)
-                assert interval.half_width == pytest.approx(expected.interval(confidence).half_width, abs=1e-6)
-        rises = [ablation.single[method][head].sum().item() for head in order]
-        assert sorted(order) == all_heads(model.config) and rises == sorted(rises)
-        for n in range(9):
-            without = by_document(model, text, order[:n], fills)
-            assert ablation.removal[method][n].tolist() == pytest.approx(without, abs=1e-4)
-            assert ablation.curve(method)[n].mean == pytest.approx((without - whole).sum() / sizes.sum(), abs=1e-6)
-
-
-def test_the_mean_output_is_that_of_weights_and_values():
-    model, text, values = tiny_gpt(n_kv_heads=2), some_text(), []
-    hooks = [block.attn.v_proj.register_forward_hook(lambda *call: values.append(call[2])) for block in model.blocks]
-    with torch.no_grad():
-        model.hidden(text.ids)
-    for hook in hooks:
-        hook.remove()
-    maps = attention_maps(model, text.ids)  # (L, B, H, T, T)
-    for layer, number in all_heads(model.config):
-        v = values[layer].unflatten(-1, (-1, 8))[:, :, number // 2]  # (B, T, D)
-        expected = (maps[layer, :, number] @ v).mean((0, 1))
-        torch.testing.assert_close(mean_outputs(model, text)[layer, number].detach(), expected, rtol=0, atol=2e-6)
+    changes, order, rows = ablation.changes(), ablation.order, ablation.removal_rows()
+    for head in all_heads(model.config):
+        without = by_document(model, text, [head])
+        assert ablation.single[head].tolist() == pytest.approx(without, abs=1e-4)
+        expected = clustered_mean(without - whole, sizes)
+        assert changes[head].difference.mean == pytest.approx(expected.mean, abs=1e-6)
+        assert changes[head].difference.half_width == pytest.approx(
+            expected.interval(1 - 0.05 / 8).half_width, abs=1e-6
+        )
+    rises = [ablation.single[head].sum().item() for head in order]
+    assert sorted(order) == all_heads(model.config) and rises == sorted(rises)
+    for n in range(9):
+        without = by_document(model, text, order[:n])
+        assert ablation.removal[n].tolist() == pytest.approx(without, abs=1e-4)
+        assert rows[n]["change"] == pytest.approx((without - whole).sum() / sizes.sum(), abs=1e-6)
 
 
 @pytest.mark.parametrize("document_eot", [None, EOT])
@@ -115,8 +95,8 @@ def test_a_partial_forward_pass_is_bitwise_equal_to_the_full_one(document_eot):
     chains = [[(1, 0), (1, 1)], [(1, 0), (0, 3), (1, 2), (0, 0)], all_heads(model.config)[::-1]]
     sets = [[], *(chain[:n] for chain in chains for n in range(1, len(chain) + 1))]
     with torch.inference_mode():
-        clusters, removals = clusters_of(text), [("zero", chain) for chain in chains]
-        computed = losses_without(model, text, clusters, removals, torch.ones(2, 4, 8))
+        clusters = clusters_of(text)
+        computed = losses_without(model, text, clusters, chains)
         for row, heads in zip(computed, sets, strict=True):
             logits = model(text.ids, head_gate=gate_of(heads), **document_options(text.ids, document_eot))
             nll = F.cross_entropy(logits.flatten(0, 1), text.targets.flatten(), reduction="none").view(6, 12)
@@ -127,13 +107,12 @@ def test_the_model_is_unchanged_and_a_head_without_output_changes_nothing():
     model, text = tiny_gpt(attn_dropout=0.3), some_text()
     columns(model, (0, 1)).zero_()
     ablation = ablate(model, text)
-    assert torch.equal(ablate(model.train(), text).removal["mean"], ablation.removal["mean"])
+    assert torch.equal(ablate(model.train(), text).removal, ablation.removal)
     assert all(m.training and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    for method in METHODS:
-        change = ablation.changes(method)[0, 1]
-        assert torch.equal(ablation.single[method][0, 1], ablation.whole)
-        assert (change.interval.mean, change.interval.half_width, change.verdict) == (0, 0, "not distinguishable")
-    assert ablation.table()[2] == ["L0H1", *["+0.0000 ± 0.0000", "± 0.0000", "not distinguishable"] * 2]
+    change = ablation.changes()[0, 1]
+    assert torch.equal(ablation.single[0, 1], ablation.whole)
+    assert (change.difference.mean, change.difference.half_width, change.verdict) == (0, 0, UNCLEAR)
+    assert ["L0H1", "+0.0000 ± 0.0000", UNCLEAR] in ablation.table()
 
 
 def simulated(rng, true_rises):
@@ -145,36 +124,28 @@ def simulated(rng, true_rises):
     sizes, whole, single = (torch.from_numpy(array) for array in (sizes, whole, whole + sizes * rises))
     clusters = TextClusters(torch.empty(0), sizes, len(sizes), True)
     heads = [(layer, head) for layer in range(2) for head in range(4)]
-    values = (
-        dict.fromkeys(METHODS, value)
-        for value in (single, heads, torch.stack([whole + n * sizes / 2 for n in range(9)]))
-    )
-    return Ablation(clusters, whole, *values)
+    return Ablation(clusters, whole, single, heads, torch.stack([whole + n * sizes / 2 for n in range(9)]))
 
 
 def test_useless_heads_are_called_useful_in_at_most_5_of_100_texts_and_useful_ones_are_found():
     rng, truth, n = np.random.default_rng(0), np.zeros((2, 4)), 500
-    wrong = covered = 0
-    for _ in range(n):
-        changes = simulated(rng, truth).changes("zero").values()
-        wrong += any(change.verdict != "not distinguishable" for change in changes)
-        covered += sum(change.interval.low <= 0 <= change.interval.high for change in changes)
+    changes = [simulated(rng, truth).changes().values() for _ in range(n)]
+    wrong = sum(any(change.verdict != UNCLEAR for change in each) for each in changes)
     assert wrong / n <= 0.05 + 2 * (0.05 * 0.95 / n) ** 0.5
-    assert 0.93 <= covered / (8 * n) <= 0.97
     truth[0, 3], truth[1, 1] = 0.2, -0.2  # several standard errors
     for _ in range(50):
-        verdicts = {head: change.verdict for head, change in simulated(rng, truth).changes("mean").items()}
-        assert (verdicts[0, 3], verdicts[1, 1]) == ("rises", "falls")
+        verdicts = {head: change.verdict for head, change in simulated(rng, truth).changes().items()}
+        assert (verdicts[0, 3], verdicts[1, 1]) == (WORSE, BETTER)
 
 
 def test_the_rows_of_the_files():
     ablation = simulated(np.random.default_rng(2), np.full((2, 4), 0.1))
-    rows, change = head_rows(ablation), ablation.changes("mean")[1, 2]
+    rows, change = ablation.head_rows(), ablation.changes()[1, 2]
     assert [row["head"] for row in rows] == [head_name(head) for head in all_heads(tiny_gpt().config)]
-    ends = {"low": change.interval.low, "high": change.interval.high}
-    ends |= {"corrected_low": change.corrected.low, "corrected_high": change.corrected.high}
-    assert rows[6]["mean"] == {"change": change.interval.mean, **ends, "verdict": change.verdict}
-    first, second = removal_rows(ablation, "zero")[:2]
+    interval = change.difference
+    values = {"change": interval.mean, "low": interval.low, "high": interval.high, "verdict": change.verdict}
+    assert rows[6] == {"head": "L1H2", **values}
+    first, second = ablation.removal_rows()[:2]
     assert (first["n_removed"], first["removed_last"], first["loss"], first["change"]) == (0, None, ablation.loss, 0.0)
     assert (second["n_removed"], second["removed_last"], second["low"]) == (1, "L0H0", pytest.approx(0.5))
 

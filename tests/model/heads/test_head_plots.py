@@ -5,7 +5,7 @@ import torch
 
 from tests.conftest import tiny_gpt
 from tests.model.heads.test_ablation import ablate, columns, some_text
-from tril.model.heads.ablation import METHODS
+from tril.model.comparison import UNCLEAR
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, plot_scores, readable
 from tril.model.heads.scores import text_scores
@@ -26,14 +26,13 @@ def test_the_figures_of_an_ablation(figures, tmp_path):
     ablation = ablate(model, some_text(9))
     plot_ablation(tmp_path / "a.png", ablation)
     plot_removal(tmp_path / "b.png", ablation)
-    for axes, line, method in zip(figures[0].axes, figures[1].axes[0].lines, METHODS, strict=False):
-        changes = ablation.changes(method)
-        numbers = [text.get_text().split("\n")[0] for text in axes.texts]
-        assert numbers == [f"{change.interval.mean:+.3f}" for change in changes.values()]
-        hatched = [(int(patch.get_y() + 0.5), int(patch.get_x() + 0.5)) for patch in axes.patches]
-        assert hatched == [head for head in changes if changes[head].verdict == "not distinguishable"]
-        losses = ablation.removal[method].sum(1) / ablation.clusters.targets.sum()
-        assert list(line.get_ydata()) == pytest.approx(losses.tolist())
+    axes, line, changes = figures[0].axes[0], figures[1].axes[0].lines[0], ablation.changes()
+    numbers = [text.get_text().split("\n")[0] for text in axes.texts]
+    assert numbers == [f"{change.difference.mean:+.3f}" for change in changes.values()]
+    hatched = [(int(patch.get_y() + 0.5), int(patch.get_x() + 0.5)) for patch in axes.patches]
+    assert hatched == [head for head in changes if changes[head].verdict == UNCLEAR]
+    losses = ablation.removal.sum(1) / ablation.clusters.targets.sum()
+    assert list(line.get_ydata()) == pytest.approx(losses.tolist())
 
 
 def test_the_figure_of_the_maps(figures, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from tests.runs import TINY, in_process, rows
 from tests.scripts.experiments.synthetic import sweep_of
 from tril.model.training.module import TrainingModule
-from tril.scripts.ablation.sweep_heads import finished_runs
+from tril.scripts.experiments.head_averages import finished_runs
 from tril.scripts.experiments.losses import compare_sweep, losses_of
 from tril.scripts.experiments.sweep import Run
 
