@@ -11,24 +11,20 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.generation.test_language_model import with_gaps
 from tests.model.test_checkpoint import language_model, rewrite
 from tests.runs import train_typed, typed
-from tril.data.settings import build
 from tril.model.checkpoint import read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.ablation import head_gate, obstacle
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import HeadScores
 from tril.model.intervals import clustered_mean
-from tril.scripts.cli.config import CONFIGS
-from tril.scripts.cli.errors import message_of
 from tril.scripts.cli.finished_run import read_run, sample_windows, validation_tokens
-from tril.scripts.heads import HeadsCommand, alphabet, main, prompt_ids, write_maps
+from tril.scripts.heads import alphabet, main, prompt_ids, write_maps
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 NAMES = ["L0H0", "L0H1", "L1H0", "L1H1"]
@@ -261,22 +257,3 @@ def test_a_diverged_model_is_refused(trained, tmp_path):
     rewrite(path, lambda content: content["state_dict"]["model.norm.weight"].fill_(math.nan))
     message = "best.ckpt has weights that are not finite, as its run diverged; name another run"
     assert_refused(heads(tmp_path, "ckpt=run"), message)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("windows", 1, "windows=1 must be greater than or equal to 2"),
-        ("windows", 2.5, "windows=2.5 must be a valid integer"),
-        ("seed", -1, "seed=-1 must be greater than or equal to 0"),
-        ("seed", None, "seed=null must be a valid integer"),
-        ("prompt", 5, "prompt=5 must be a valid string"),
-        ("prompt", ["a"], "prompt=['a'] must be a valid string"),
-    ],
-)
-def test_wrong_settings(key, value, message):
-    cfg = yaml.safe_load((CONFIGS / "heads.yaml").read_text())
-    build(HeadsCommand, cfg)
-    with pytest.raises(ValueError) as error:
-        build(HeadsCommand, cfg | {key: value})
-    assert message_of(error.value) == message

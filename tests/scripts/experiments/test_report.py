@@ -9,12 +9,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.scripts.experiments.synthetic import BYTES_PER_TOKEN, FOUR, HEADS, ONE, sweep_of, write_sweep
-from tril.scripts.cli.command_line import Typed
 from tril.scripts.experiments.losses import compare_sweep, losses_of
 from tril.scripts.experiments.report import Request, answer, escape, printable, write_report
 from tril.scripts.report import find_sweep, main
@@ -255,16 +253,6 @@ def test_latest_is_the_newest_sweep(tmp_path, monkeypatch):
         path.write_text("{}")
         os.utime(path, (time, time))
     assert find_sweep("latest").name == "b" and str(find_sweep("a=b/c")) == "a=b/c"
-
-
-VALUES = ("n_heads=4", "a.b=1,c=none", "multirun/x,y=1/z", 'say "hi" \\ = {1} \\"', "$x", "latest", "x y\\", "'a'=1")
-
-
-@pytest.mark.parametrize("value", VALUES)
-def test_free_text_reaches_hydra_unchanged(value):
-    [override] = Typed.of([f"baseline={value}"])
-    [parsed] = OverridesParser.create().parse_overrides([override.text])
-    assert (override.key, parsed.key_or_group, parsed.value()) == ("baseline", "baseline", value)
 
 
 def test_text_is_escaped_for_markdown():
