@@ -16,7 +16,7 @@ from tests.conftest import assert_refused
 from tests.model.test_checkpoint import language_model
 from tests.scripts.play_server import REQUEST
 from tril.model.checkpoint import save
-from tril.scripts.play import listen, main
+from tril.scripts.play import main
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "play.py"
 # Runs the script and prints at its end which of these packages it imported.
@@ -42,25 +42,14 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["ckpt=nowhere"], "nowhere does not exist; name a checkpoint file"),
         (["other=nowhere"], "nowhere does not exist; name a checkpoint file"),
-        (["port=65536"], "port=65536 must be less than or equal to 65535"),
-        (["open=maybe"], "open='maybe' must be a valid boolean"),
+        (["open=maybe"], "must be a valid boolean"),
         (["device=tpu"], "device=tpu is not available"),
     ],
     ids=str,
 )
 def test_mistakes_are_one_line_with_status_2(folder, arguments, message):
     assert_refused(call(main, "port=0", *arguments, cwd=folder), message)
-
-
-def test_a_port_in_use_is_one_line(folder):
-    with listen(0) as busy:
-        port = busy.getsockname()[1]
-        done = call(main, f"port={port}", cwd=folder)
-        assert_refused(
-            done, f"cannot listen on port={port}: Address already in use", "; choose another port, or port=0"
-        )
 
 
 def test_the_browser_opens_only_when_asked(folder, monkeypatch):

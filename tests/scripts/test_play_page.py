@@ -2,17 +2,13 @@
 
 import contextlib
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 
 from tests.browser import chromium, resize, tap
 from tests.model.test_checkpoint import language_model
-from tests.scripts import play_picture
 from tests.scripts.play_page import N_TOKENS, NEW, PlayPage, known, only_requests_to, percent, visible, weight
 from tests.scripts.play_server import served
-from tril.model.checkpoint import save
 from tril.model.heads.live import prompt_tokens
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\n&lt;b\t\x07 שלום 🙂{{7*7}}"
@@ -58,32 +54,15 @@ def test_a_prompt_streams_and_a_token_shows_what_it_was_drawn_from(page, lms):
 
 
 def test_a_token_shows_what_the_chosen_head_attended_to(page, lms):
-    page, tokens = page().generate(), known(lms[0])
-    t = 9
+    page, tokens, t = page().generate(), known(lms[0]), 9
     page.point(page.token(t))
-    for layer, head in [(0, 1), (1, 3)]:
-        page.find(f".strip[title='L{layer}H{head}']").click()
-        weights = tokens[t].attention[layer, head].tolist()
-        assert len(weights) == 4 + t  # the prompt, and the new tokens before this one
-        shown = [f"weight {weight(w)}" for w in weights]
-        assert page.attributes(".token", "title") == shown + [""] * (N_TOKENS - t)
-        colors = page.js("return [...document.querySelectorAll('.token')].map((e) => e.style.backgroundColor)")
-        assert all(colors[: 4 + t]) and not any(colors[4 + t :])
-        assert page.texts(".list > :nth-child(3n)") == [weight(w) for w in sorted(weights, reverse=True)[:6]]
-        assert page.texts(".name") == [f"L{layer}H{head}"]
-
-
-@pytest.mark.slow
-def test_the_strips_show_the_weights_of_every_head_and_their_mean(page, lms):
-    page, [*_, last] = page().generate(), known(lms[0])
-    heads = ["H0", "H1", "H2", "H3", ", mean of all heads"]
-    widths = page.js("return [...document.querySelectorAll('.strip')].map((b) => [b.title, b.firstChild.width])")
-    assert widths == [[f"L{layer}{head}", 4 + N_TOKENS - 1] for layer in range(2) for head in heads]
-    for title, weights in (("L0H2", last.attention[0, 2]), ("L1, mean of all heads", last.attention[1].mean(0))):
-        pixels = page.pixels(f".strip[title='{title}'] canvas")[0].astype(int)  # (S, 3)
-        distance = np.abs(pixels - page.color("--low")).sum(-1)  # from the color of the smallest weights
-        order = weights.argsort().tolist()
-        assert distance[order[0]] == distance.min() < distance.max() == distance[order[-1]]
+    page.find(".strip[title='L1H3']").click()
+    weights = tokens[t].attention[1, 3].tolist()
+    assert len(weights) == 4 + t  # the prompt, and the new tokens before this one
+    shown = [f"weight {weight(w)}" for w in weights]
+    assert page.attributes(".token", "title") == shown + [""] * (N_TOKENS - t)
+    assert page.texts(".list > :nth-child(3n)") == [weight(w) for w in sorted(weights, reverse=True)[:6]]
+    assert page.texts(".name") == ["L1H3"]
 
 
 def test_a_head_that_is_switched_off_changes_text_and_probabilities_as_computed(page, lms):
@@ -123,13 +102,6 @@ def test_two_checkpoints_stand_side_by_side_with_heads_of_their_own(page, lms):
         assert page.ids(number) == [token.id for token in tokens]
 
 
-@pytest.mark.slow
-def test_a_model_without_heads_shows_probabilities_only(page):
-    page = page(language_model(n_heads=0, pos="none", context_length=40)).generate()
-    assert len(page.texts(NEW)) == N_TOKENS and len(page.candidates()) >= 10
-    assert not page.find(".switches").is_displayed() and not page.find(".attention").is_displayed()
-
-
 def test_hostile_text_creates_no_element(page, lms):
     page = page(prompt=HOSTILE, max_new_tokens=2).generate()
     shown = "".join(page.texts(".token.given"))
@@ -138,29 +110,6 @@ def test_hostile_text_creates_no_element(page, lms):
     assert "<img src=x onerror=alert(1)>" in shown
     page.js("report(arguments[0])", HOSTILE)
     assert page.texts("#error") == [HOSTILE]
-    assert page.js("return [document.images.length, document.scripts.length]") == [0, 3]
-
-
-MODEL = "{ name: arguments[0], layers: 1, heads: 1, context: 9, parameters: 1 }"
-TOKEN = "{ id: 1, name: arguments[0], text: arguments[0], ended: false, candidates, attention: 'ADw=', dropped: 0 }"
-SHOW = f"""
-const pane = new Pane({MODEL}, 0, {{ settings, report, changed }});
-document.querySelector("#panes").replaceChildren(pane.root);
-pane.clear({{ remove_heads: [] }});
-pane.receive({{ prompt: [{{ name: arguments[0], text: arguments[0] }}] }});
-const candidates = [{{ id: 1, name: arguments[0], drawn_from: 1, model: 0.5 }}];
-pane.receive({TOKEN});
-pane.follow();
-"""
-
-
-def test_hostile_names_of_checkpoints_and_tokens_create_no_element(page):
-    page = page()
-    page.js(SHOW, HOSTILE)
-    name = visible(HOSTILE)
-    assert page.texts(".model") == [HOSTILE] and page.texts("code.query") == [name]
-    assert page.texts(".candidates tbody th") == [f"▸{name} (drawn)"]
-    assert page.texts(".list > span:first-child") == [f"-1{name}"]
     assert page.js("return [document.images.length, document.scripts.length]") == [0, 3]
 
 
@@ -204,11 +153,7 @@ def test_everything_can_be_reached_by_keyboard(page):
     assert page.attributes(".strip[aria-pressed=true]", "title") == ["L0H1"]
 
 
-SLOW_SIZES = [(400, False), (1000, True), (1300, False)]
-SIZES = [(400, True), *(pytest.param(*size, marks=pytest.mark.slow) for size in SLOW_SIZES)]
-
-
-@pytest.mark.parametrize("width, dark", SIZES)
+@pytest.mark.parametrize("width, dark", [(400, True), pytest.param(1000, False, marks=pytest.mark.slow)])
 def test_no_width_makes_the_page_scroll_sideways(page, driver, lms, width, dark):
     page = page(*lms, prompt="x" * 300, max_new_tokens=5)
     resize(driver, width, 800, dark=dark, touch=width == 400)
@@ -221,13 +166,3 @@ def test_no_width_makes_the_page_scroll_sideways(page, driver, lms, width, dark)
     assert page.js(f"return [...document.querySelectorAll('section, form, .text, table')].filter({wide}).length") == 0
     background = page.js("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (sum(background) < 200) == dark
-
-
-@pytest.mark.slow
-def test_the_picture_for_the_docs(tmp_path):
-    torch.manual_seed(0)
-    save(tmp_path / "a.ckpt", language_model(context_length=100, n_layers=3), name="test")
-    play_picture.take(tmp_path / "a.ckpt", "a name", tmp_path / "a.png")
-    picture = imread(tmp_path / "a.png")  # (height, width, channels)
-    assert picture.shape[1] == play_picture.WIDTH and picture.shape[0] > 900
-    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 100  # text and maps

@@ -53,8 +53,7 @@ def test_only_the_files_of_the_page_are_served_and_each_with_a_policy(server):
         assert send(server, "GET", path).status == 404, path
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("removed", [[], ["L0H1", "L0H3"]], ids=str)
+@pytest.mark.parametrize(("number", "removed"), [(0, []), (1, ["L0H1", "L0H3"])])
 def test_a_stream_is_the_sample_of_the_same_settings(server, lms, number, removed):
     lm, gate = lms[number], torch.ones(2 - number, 4)
     gate[0, [1, 3]] = 0
@@ -89,7 +88,6 @@ REFUSED = [
     ({"max_new_tokens": 501}, "max_new_tokens=501 must be less than or equal to 500"),
     ({"temperature": float("nan")}, "temperature=nan must be"),
     ({"top_k": "not a number"}, "top_k='not a number' must be a valid integer"),
-    ({"seed": 2**53}, "seed=9007199254740992 must be less than or equal to 9007199254740991"),
     ({"prompt": "x" * 20_001}, "the prompt has 20001 characters; use at most 20000"),
     ({"prompt": "\udc80"}, "'utf-8' codec can't encode character"),
     ({"remove_heads": ["L0H4"]}, "the model has no head 'L0H4'; with 2 layers of 4 heads, use L0H0 to L1H3"),
@@ -98,48 +96,31 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("values, message", REFUSED, ids=lambda value: str(value)[:40])
-def test_a_wrong_value_is_one_line(server, values, message):
-    assert error_of(send(server, "POST", "/generate", REQUEST | values)).startswith(message)
-
-
-def test_what_is_not_a_request_is_one_line(server):
-    assert "missing" in error_of(send(server, "POST", "/generate", {"model": 0}))
-    assert "must be a JSON object" in error_of(send(server, "POST", "/generate", [1]))
-    assert error_of(send(server, "POST", "/generate", b"{")) and error_of(send(server, "POST", "/generate", b"\xff"))
+def test_a_wrong_request_is_one_line(server):
+    for values, message in REFUSED:
+        assert error_of(send(server, "POST", "/generate", REQUEST | values)).startswith(message)
+    for body in ({"model": 0}, [1], b"{", b"\xff"):
+        assert error_of(send(server, "POST", "/generate", body))
     assert send(server, "GET", "/generate").status == 405
 
 
 def test_other_pages_are_refused(server):
     own = f"127.0.0.1:{server.port}"
-    for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example", "192.168.0.1", ""):
-        for method, path in (("GET", "/"), ("GET", "/models"), ("POST", "/generate")):
+    for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1.evil.example", ""):
+        for method, path in (("GET", "/models"), ("POST", "/generate")):
             assert send(server, method, path, REQUEST, Host=host).status == 400, host
-    for origin in (
-        "http://evil.example",
-        "null",
-        "http://127.0.0.1",
-        f"https://{own}",
-        f"http://127.0.0.1:{server.port + 1}",
-    ):
+    for origin in ("http://evil.example", "null", f"https://{own}", f"http://127.0.0.1:{server.port + 1}"):
         assert "is another page" in error_of(send(server, "POST", "/generate", REQUEST, Origin=origin))
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
         assert "content type" in error_of(send(server, "POST", "/generate", REQUEST, Content_Type=kind))
     for host in (own, f"localhost:{server.port}"):
         assert send(server, "POST", "/generate", REQUEST, Host=host, Origin=f"http://{host}").status == 200
 
 
-@pytest.fixture
-def slow():
-    """A model whose steps take at least 10 ms, with the list of their times."""
+def test_a_closed_connection_ends_its_generation():
     lm, times = language_model(), []
-    lm.model.norm.register_forward_hook(lambda *_: (time.sleep(0.01), times.append(time.monotonic()))[1])
-    return lm, times
-
-
-def test_a_closed_connection_ends_its_generation(slow):
-    lm, times = slow
     lm.eot_id = -1  # nothing else ends the text
+    lm.model.norm.register_forward_hook(lambda *_: (time.sleep(0.01), times.append(time.monotonic()))[1])
     with served(lm) as server:
         response = send(server, "POST", "/generate", REQUEST | {"max_new_tokens": 500})
         for _ in range(4):
