@@ -29,28 +29,21 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def test_the_home_folder_is_expanded(home):
-    file = touch(home / "runs" / "a" / "checkpoints" / "best.ckpt")
-    assert find_checkpoint("~/runs/a") == file == find_checkpoint("~/runs/a/checkpoints/best.ckpt")
-    assert find_sweep("~/sweep") == home / "sweep"
-    with pytest.raises(FileNotFoundError, match="home.b does not exist"):
-        find_checkpoint("~/b")
-    with pytest.raises(FileNotFoundError, match="an empty path names nothing"):
-        find_checkpoint("")
-    with pytest.raises(FileNotFoundError, match="~no-such-user-of-tril/b does not exist"):
-        find_checkpoint("~no-such-user-of-tril/b")
-
-
 def test_checkpoints_in_a_folder(home):
     last = touch(home / "run" / "checkpoints" / "last.ckpt")
     assert find_checkpoint(home / "run") == last and run_folder(last) == home / "run"
     best = touch(home / "run" / "checkpoints" / "best.ckpt")
-    assert find_checkpoint(home / "run") == best
+    assert find_checkpoint("~/run") == best == find_checkpoint("~/run/checkpoints/best.ckpt")
     assert find_checkpoint(home / "run", prefer=("last",)) == last == find_checkpoint(last.parent, prefer=("last",))
     (home / "empty").mkdir()
-    message = r"empty contains no checkpoints/best.ckpt or checkpoints/last.ckpt; name"
-    with pytest.raises(FileNotFoundError, match=message):
-        find_checkpoint(home / "empty")
+    for path, message in (
+        ("~/empty", "empty contains no checkpoints/best.ckpt or checkpoints/last.ckpt; name"),
+        ("~/b", "home.b does not exist"),
+        ("", "an empty path names nothing"),
+        ("~no-such-user-of-tril/b", "~no-such-user-of-tril/b does not exist"),
+    ):
+        with pytest.raises(FileNotFoundError, match=message):
+            find_checkpoint(path)
 
 
 def test_latest_is_the_newest(home, tmp_path):
@@ -123,15 +116,16 @@ DAMAGED = {
     "config.yaml": [b"a: [", b"[" * 3000, b"a: &a [*a]", BOMB.encode(), b"a: !!python/name:os.system", b"\xff", b"[1]"],
     "summary.json": [b"{", b"[1]", b"\xff", b"[" * 100_000],
     METRICS: [b"step,a\n1,2,3\n", b"step,a\nx,2\n", b"a\n2\n", b"\xff\n", b"step,a\n1.5e400,1\n"],
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("name, content", [(name, content) for name, rows in DAMAGED.items() for content in rows])
-def test_a_damaged_file_of_a_run_is_named_in_one_line(name, content, run):
-    (run.folder / name).write_bytes(content)
-    with pytest.raises(ValueError, match=name) as error:
-        _ = {"config.yaml": lambda: run.settings, "summary.json": lambda: run.summary}.get(name, lambda: run.metrics)()
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_of_a_run_is_named_in_one_line(name, run):
+    for content in DAMAGED[name]:
+        (run.folder / name).write_bytes(content)
+        with pytest.raises(ValueError, match=name) as error:
+            getattr(run, {"config.yaml": "settings", "summary.json": "summary"}.get(name, "metrics"))
+        assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
 def test_one_process_trains_a_run(run):
