@@ -18,6 +18,7 @@ from typing import Any
 
 from tril.model.callable_module import make_callable
 from tril.model.runs import Run
+from tril.scripts.cli.api import python_api
 from tril.scripts.cli.command_line import FOLDER, PROGRAMS, CommandLine, entry
 from tril.scripts.cli.config import RunConfig, TrainCommand
 from tril.scripts.cli.errors import command, user_errors
@@ -25,15 +26,15 @@ from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, qu
 from tril.scripts.cli.run import (
     build_model,
     build_module,
+    build_targets,
     fit_run,
     is_finished,
-    new_trainer,
     open_run,
+    passes_over,
     prepare_text,
     sweep_of,
 )
-from tril.scripts.cli.start import find_start
-from tril.scripts.cli.targets import build_targets
+from tril.scripts.cli.start import check_resumed, find_start
 
 
 def run_job(cfg: Any) -> float:
@@ -83,6 +84,8 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
         line.check_single()
     settings, start = find_start(line)  # random weights, those of another model, or a run that goes on
     config = RunConfig.of(settings, None if in_sweep else typed).on_this_machine(one_process=one_process)
+    from tril.model.training.trainer import build_trainer
+
     with open_run(chosen, start) as run:
         stop.folder = run.folder
         with user_errors():
@@ -90,10 +93,19 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
             data = prepare_text(config)
             config = config.fitted(data.prepared.meta["vocab_size"])
             model = build_model(config, start)
-            start.check(config, data.meta, typed)
-            tokens = data.meta["counts"]["train"]["tokens"]
-            parts = {"train_tokens": tokens, "started": started, "start": start, "added": added}
-            trainer = new_trainer(config, run.folder, stop, **parts)
+            if start.checkpoint is not None:
+                check_resumed(start.checkpoint, config, data.meta["fingerprint"], typed)
+            trainer = build_trainer(
+                config,
+                run.folder,
+                stop,
+                passes=passes_over(data, config),
+                sweep=sweep_of(run.folder),
+                step=None if start.checkpoint is None else start.step,
+                started=started,
+                resume=f"{command('train')} resume={run.folder}",
+                added=added,
+            )
             module = build_module(config, model, data, start, trainer.global_rank)
             if is_finished(start, config, run, typed):
                 return run
@@ -104,6 +116,4 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
 if __name__ == "__main__":
     main()
 else:  # `from tril import train` gives this module
-    from tril.scripts.cli.api import python_api
-
     make_callable(__name__, python_api(train))

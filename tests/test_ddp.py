@@ -81,7 +81,9 @@ def test_two_processes_share_one_folder_and_one_log(tmp_path, text):
 @pytest.mark.slow
 def test_torchrun_and_its_processes_share_one_folder_and_one_log(tmp_path, text):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN)
-    status, stdout, stderr = finish(start(*DDP, f"data.path={text}", cwd=tmp_path, program=torchrun))
+    status, stdout, stderr = finish(
+        start(*DDP, f"data.path={text}", "hydra.run.dir=outputs/one/folder", cwd=tmp_path, program=torchrun)
+    )
     assert status == 0, stderr
     check_one_run(tmp_path, stdout, stderr)
 
@@ -136,10 +138,13 @@ def test_what_cannot_be_divided_is_refused_in_one_line(tmp_path, text, overrides
     assert not list(tmp_path.glob("outputs/*/*"))
 
 
-def test_processes_of_torchrun_must_be_those_of_the_settings(tmp_path, text):
+def test_processes_of_torchrun_must_be_those_of_the_settings_and_need_one_folder(tmp_path, text):
     from tril import train
 
     environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TRIL_CACHE": str(tmp_path / "c")}
     done = call(train.main, *TINY, f"data.path={text}", cwd=tmp_path, **environment)
     limit = "must be 2, the number of processes that were started; change one of them"
     assert_refused(done, f"trainer.devices=1 * trainer.num_nodes=1 {limit}")
+    settings, environment = ("trainer=ddp", "trainer.devices=2"), environment | {"TORCHELASTIC_RUN_ID": "x"}
+    done = call(train.main, *TINY, *settings, f"data.path={text}", cwd=tmp_path, **environment)
+    assert_refused(done, "torchrun and srun start processes that need one folder; add hydra.run.dir=FOLDER")

@@ -182,8 +182,7 @@ def test_equal_values_in_another_form_are_accepted(source, text):
     from tril.scripts.cli.start import find_start
 
     def found(*settings):
-        command_line = typed(*settings, base=[])
-        return find_start(compose("train", command_line).settings, command_line)
+        return find_start(compose("train", typed(*settings, base=[])))
 
     keys = [f"data.path={text}", f"init_from={source}"]
     chosen = ["model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit"]

@@ -92,9 +92,8 @@ def state_of_process() -> dict:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("-m", "-m is an option of the command line; settings are written key=value; start a grid in a terminal"),
-        ("--help", "--help is an option of the command line; settings are written key=value"),
-        ({"seed": 1}, "{'seed': 1} is dict; settings are strings, such as \"trainer.max_steps=100\""),
+        ("-m", "'-m' is no setting of a run; settings are strings, such as \"trainer.max_steps=100\"; use grids"),
+        ({"seed": 1}, "{'seed': 1} is no setting of a run; settings are strings, such as"),
         ("foo.bar.baz=1", "there is no setting foo.bar.baz; --help lists all"),
         (
             "trainer=ddp",

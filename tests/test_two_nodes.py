@@ -44,6 +44,7 @@ def nodes():
 )
 def test_two_nodes_are_one_run(tmp_path, text, nodes, trainer):
     settings = [f"trainer={trainer}", "trainer.num_nodes=2", "trainer.devices=1", f"data.path={text}"]
+    settings.append("hydra.run.dir=outputs/one/folder")
     port, processes = free_port(), []
     for i, name in enumerate(nodes):
         torchrun = (

@@ -17,11 +17,7 @@ LOGGERS = ("lightning.pytorch", "lightning.fabric")  # whose level a run sets
 
 
 def python_api(task: Callable[..., Run]) -> Callable[..., Run]:
-    """The function that a call of the module `tril.train` calls.
-
-    Args:
-        task: trains; `train` of train.py.
-    """
+    """The function that a call of the module `tril.train` calls; `task` trains."""
 
     def train(*settings: str) -> Run:
         """Trains a model in this process, as `python train.py SETTINGS` does: train("model=nano", "seed=1").
@@ -39,12 +35,9 @@ def python_api(task: Callable[..., Run]) -> Callable[..., Run]:
             KeyboardInterrupt: Ctrl-C stopped the run, after it wrote a checkpoint; the message says how to continue.
         """
         for setting in settings:
-            if not isinstance(setting, str):
-                remedy = 'settings are strings, such as "trainer.max_steps=100"'
-                raise UserError(f"{setting!r} is {type(setting).__name__}; {remedy}")
-            if setting.startswith(("-", "plan=")):
-                remedy = "settings are written key=value; start a grid in a terminal"
-                raise UserError(f"{setting} is an option of the command line; {remedy}")
+            if not isinstance(setting, str) or setting.startswith(("-", "plan=")):
+                remedy = 'settings are strings, such as "trainer.max_steps=100"; use grids and options in a terminal'
+                raise UserError(f"{setting!r} is no setting of a run; {remedy}")
         try:
             line = compose("train", Typed.of(settings))
             with unchanged_process(), stop_on_signals() as stop:

@@ -1,20 +1,23 @@
 """`init_from`: a new run from the weights, the config and the tokenizer of another model."""
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.data.settings import defaults
+from tril.data.cache import make_folder, resolve_cache_dir
+from tril.data.settings import build, defaults
 from tril.data.settings import typed as as_typed
+from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.config import data_presets
-from tril.scripts.cli.start import FOR_TRAINING, Start, keep_file
+from tril.scripts.cli.start import FOR_TRAINING, Start
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from tril.model.checkpoint import Checkpoint
     from tril.model.config import GPTConfig
     from tril.model.generation.language_model import LanguageModel
     from tril.model.gpt import GPT
@@ -23,17 +26,18 @@ HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and 
 ROWS = ("embed.weight", "head.weight")  # of the vocabulary; with tied embeddings one tensor of two names
 
 
-def take_over(source: Any, settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
-    """The settings of a new run with the model and the tokenizer of `init_from`, and its start.
+def take_over(source: str, settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
+    """The settings of a new run with the model and the tokenizer of `source`, and its start.
 
     Args:
+        source: of init_from.
         settings: composed.
 
     Raises:
         ValueError: settings that contradict the source, or a source that cannot be read.
         OSError: there is no source.
     """
-    if not isinstance(source, str) or not source:  # experiment=finetune has an empty one
+    if not source:  # as in experiment=finetune
         valid = f"must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
         raise ValueError(f"init_from={source} {valid}; add init_from=RUN")
     if settings["trainer"].get("strategy") == "model_parallel":
@@ -41,71 +45,75 @@ def take_over(source: Any, settings: dict[str, Any], typed: Typed) -> tuple[dict
     if settings["optim"].get("scale_with_width"):
         cause = "scales initial values, and the weights of the source are trained"
         raise ValueError(f"optim.scale_with_width=true {cause}; set it to false with init_from")
-    lm, origin, step, template = read_source(source, settings, typed)
-    model = model_settings(settings["model"], lm.config, typed, source)
-    data = dict(settings["data"])
+    chosen = next((each for each in typed if f"{each.key}.".startswith("data.tokenizer.")), None)
+    if chosen and not source.startswith(NANOGPT):
+        contradicts = f"contradicts init_from={source}, whose tokenizer the run takes over"
+        raise ValueError(f"{chosen.key}={chosen.value} {contradicts}; leave it out")
+    checkpoint, origin = read_source(source, settings if chosen else None)
+    lm, data = checkpoint.language_model(), dict(settings["data"])
     data["tokenizer"] = {"kind": "file", "path": str(keep_file(lm.tokenizer.to_str(), "json")), "eot": lm.eot}
-    if template is not None and data.get("format") == "chat" and data.get("chat_template") is None:
+    if data.get("format") == "chat" and data.get("chat_template") is None and (template := chat_template(checkpoint)):
         data["chat_template"] = str(keep_file(template, "jinja"))
     from tril.model.checkpoint import digest
 
-    lineage = {"source": origin, "weights": digest(dict(lm.model.state_dict())), "step": step}
+    lineage = {"source": origin, "weights": digest(dict(lm.model.state_dict())), "step": checkpoint.step}
+    model = model_settings(settings["model"], lm.config, typed, source)
     return settings | {"model": model, "data": data}, Start(lm=lm, lineage=lineage)
 
 
-def read_source(
-    source: str, settings: Mapping[str, Any], typed: Typed
-) -> "tuple[LanguageModel, str, int | None, str | None]":
-    """The model that `init_from` names, its path or name, its optimizer steps and its chat template, if known.
+def read_source(source: str, tokenizer: Mapping[str, Any] | None) -> "tuple[Checkpoint, str]":
+    """The checkpoint that `init_from` names, and its absolute path or its name with the commit.
+
+    Args:
+        tokenizer: settings with that of a checkpoint of nanoGPT; None: its characters.
 
     Raises:
-        ValueError: a tokenizer that contradicts that of the source, or a source that cannot be read.
-        OSError: there is no source.
+        ValueError: it cannot be read.
+        OSError: it does not exist.
     """
     if source.startswith(NANOGPT):
         from tril.model.interop.nanogpt import read_nanogpt
 
         path = Path(source.removeprefix(NANOGPT)).expanduser()
-        named = any(override.key.startswith("data.tokenizer") for override in typed)
-        checkpoint = read_nanogpt(path, chosen_tokenizer(settings, source) if named else None)
-        return checkpoint.language_model(), str(path.absolute()), checkpoint.step, None
-    refuse_tokenizer(typed, source)
+        return read_nanogpt(path, tokenizer and chosen_tokenizer(tokenizer, source)), str(path.absolute())
     if source.startswith(HF):
         from tril.model.interop.hf import download, is_hub_name, read_hf
 
         name = source.removeprefix(HF)
         folder, commit = download(name) if is_hub_name(name) else (Path(name).expanduser(), None)
-        checkpoint, origin = read_hf(folder), f"{HF}{commit}" if commit else str(folder.absolute())
-        return checkpoint.language_model(), origin, None, (checkpoint.data.get("source") or {}).get("chat_template")
+        return read_hf(folder), f"{HF}{commit}" if commit else str(folder.absolute())
     from tril.model.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.read(find_checkpoint(source))
-    sources = checkpoint.data.get("sources") or {"": {"source": {}}}
-    template = next(iter(sources.values()))["source"].get("chat_template")
-    assert checkpoint.path is not None
-    origin = str(checkpoint.path.absolute())
-    return checkpoint.language_model(), origin, checkpoint.step, template if isinstance(template, str) else None
-
-
-def refuse_tokenizer(typed: Typed, source: str) -> None:
-    for override in typed:
-        if override.key == "data.tokenizer" or override.key.startswith("data.tokenizer."):
-            contradicts = f"contradicts init_from={source}, whose tokenizer the run takes over"
-            raise ValueError(f"{override.key}={override.value} {contradicts}; leave it out")
+    path = find_checkpoint(source)
+    return Checkpoint.read(path), str(path.absolute())
 
 
 def chosen_tokenizer(settings: Mapping[str, Any], source: str) -> "tuple[Tokenizer, str]":
     """The tokenizer of data.tokenizer, and its end-of-text token; raises ValueError if the text would decide it."""
     from tril.data.config import parse
-    from tril.data.tokenizer import build
+    from tril.data.tokenizer import build as build_tokenizer
 
     config = parse(settings["data"], data_presets()).tokenizer
     if config.kind not in ("file", "hub"):
-        remedy = (
-            "leave it out for the characters of meta.pkl, or name the tokenizer of its tokens with kind=file or hub"
-        )
-        raise ValueError(f"data.tokenizer.kind={config.kind} does not go with init_from={source}; {remedy}")
-    return build(config, ()), config.eot
+        valid = "leave it out for the characters of meta.pkl, or name the tokenizer of its tokens with kind=file or hub"
+        raise ValueError(f"data.tokenizer.kind={config.kind} does not go with init_from={source}; {valid}")
+    return build_tokenizer(config, ()), config.eot
+
+
+def chat_template(checkpoint: "Checkpoint") -> str | None:
+    """The template of the conversations that the model was trained on, if the source has it."""
+    sources = checkpoint.data.get("sources") or {"": checkpoint.data}
+    template = (next(iter(sources.values())).get("source") or {}).get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def keep_file(text: str, suffix: str) -> Path:
+    """A file in the cache with this content, which names it."""
+    folder = make_folder(resolve_cache_dir() / "taken_over")
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.{suffix}"
+    if not path.is_file():
+        write_text(path, text)
+    return path
 
 
 def model_settings(chosen: Mapping[str, Any], config: "GPTConfig", typed: Typed, source: str) -> dict[str, Any]:
@@ -117,26 +125,23 @@ def model_settings(chosen: Mapping[str, Any], config: "GPTConfig", typed: Typed,
     Raises:
         ValueError: names the chosen settings with which it would be another model.
     """
-    values, default, wrong = config.to_dict(), defaults(type(config)), []
-    for name, value in chosen.items():
-        if name not in values or value == default.get(name) and f"model.{name}" not in typed:
-            continue
-        larger = name == "vocab_size" and type(value) is int and value >= config.vocab_size
-        if name in FOR_TRAINING or larger:
-            values[name] = value
-        elif name == "vocab_size" and type(value) is int:
-            wrong.append(f"model.vocab_size={value} must be at least {config.vocab_size}")
-        elif name != "vocab_size" and not _is_same(config, name, value):
-            wrong.append(f"model.{name}={as_typed(value)} must be {as_typed(values[name])}")
+    own, default, wrong = config.to_dict(), defaults(type(config)), []
+    changes = {name: x for name, x in chosen.items() if x != default.get(name) or f"model.{name}" in typed}
+    vocabulary = changes.pop("vocab_size", None) or config.vocab_size
+    if vocabulary < config.vocab_size:
+        wrong.append(f"model.vocab_size={vocabulary} must be at least {config.vocab_size}")
+    for name, value in changes.items():
+        if name not in FOR_TRAINING and not _is_same(config, own | {name: value}):
+            wrong.append(f"model.{name}={as_typed(value)} must be {as_typed(own[name])}")
     if wrong:
         raise ValueError(f"init_from={source} has another model: {'; '.join(wrong)}; leave them out")
-    return values
+    return own | {name: changes[name] for name in FOR_TRAINING if name in changes} | {"vocab_size": vocabulary}
 
 
-def _is_same(config: "GPTConfig", name: str, value: Any) -> bool:
-    """Whether the model of `config` stays the same with another value of a field."""
+def _is_same(config: "GPTConfig", values: Mapping[str, Any]) -> bool:
+    """Whether the model with these values is that of `config`."""
     try:
-        return replace(config, **{name: value}).canonical() == config.canonical()
+        return build(type(config), values, "model").canonical() == config.canonical()
     except ValueError:
         return False
 

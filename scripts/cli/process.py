@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tril.model.runs import CHECKPOINTS, LAST, ROOTS
+from tril.model.runs import CHECKPOINTS, LAST
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of torchrun, Lightning and srun, in Lightning's order
 RUN_FOLDER = "TRIL_RUN_FOLDER"  # the variable in which rank 0 tells the processes that Lightning starts its folder
@@ -27,6 +27,12 @@ def process_rank() -> int:
     return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
 
 
+def is_started_with_others() -> bool:
+    """Whether torchrun or srun started several processes, which know nothing of each other yet."""
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
+    return torchrun or int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
+
+
 def quiet_ranks() -> None:
     """Every rank but 0 prints errors only, for the rest of the process."""
     if process_rank() > 0:
@@ -37,37 +43,16 @@ def quiet_ranks() -> None:
 
 @contextlib.contextmanager
 def shared_folder(choose: Callable[[], Path]) -> Iterator[Path]:
-    """The run's folder, the same in all its processes: rank 0 chooses it.
-
-    The processes that Lightning starts in the block get it in an environment variable, those of torchrun from its
-    store. Under srun it follows from the number of the job.
-    """
+    """The run's folder. Rank 0 chooses it for the processes that Lightning starts in the block."""
     if process_rank() > 0 and RUN_FOLDER in os.environ:
         yield Path(os.environ[RUN_FOLDER])
         return
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        folder = _from_store(choose)
-    elif "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        folder = Path(ROOTS[0], f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}")
-    else:
-        folder = choose()
+    folder = choose()
     os.environ[RUN_FOLDER] = str(folder.absolute())
     try:
         yield folder
     finally:
         os.environ.pop(RUN_FOLDER, None)
-
-
-def _from_store(choose: Callable[[], Path]) -> Path:
-    """The choice of rank 0, in every process that torchrun started."""
-    import torch.distributed as dist
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage] documented
-    key = f"tril/run_folder/{os.environ['TORCHELASTIC_RESTART_COUNT']}"
-    if process_rank() == 0:
-        store.set(key, str(choose()))
-    return Path(store.get(key).decode())
 
 
 class StoppedError(BaseException):

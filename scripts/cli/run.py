@@ -1,10 +1,11 @@
 """The steps of a run: its folder, its text, its model, what trains it, and its end. Imports torch in functions."""
 
 import contextlib
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -22,11 +23,11 @@ from tril.model.runs import (
     remove_if_empty,
     run_folder,
 )
-from tril.scripts.cli.command_line import Typed
+from tril.scripts.cli.command_line import FOLDER, Typed
 from tril.scripts.cli.config import RunConfig, known_settings
-from tril.scripts.cli.errors import UserError, check_writable, command, user_errors
-from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, shared_folder
-from tril.scripts.cli.start import Start, resolved_settings
+from tril.scripts.cli.errors import UserError, check_writable, command, message_of, user_errors
+from tril.scripts.cli.process import StoppedError, is_started_with_others, process_rank, shared_folder
+from tril.scripts.cli.start import Start, resolved_settings, tell
 
 if TYPE_CHECKING:
     from lightning import Trainer
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tril.model.training.module import TrainingModule
 
 OF_A_RUN = (SETTINGS, SUMMARY, CHECKPOINTS, METRICS)
+OF_LIGHTNING = ("lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
 
 
 @contextlib.contextmanager
@@ -52,17 +54,17 @@ def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
     def create() -> Path:
         if start.path is not None:
             return run_folder(start.path)
+        if chosen is None and is_started_with_others():
+            raise UserError(f"torchrun and srun start processes that need one folder; add {FOLDER}=FOLDER")
         if chosen is None:
             return new_folder(ROOTS[0])
         if not chosen:
-            raise UserError("hydra.run.dir='' is no folder; name one, or leave it out")
+            raise UserError(f"{FOLDER}='' is no folder; name one, or leave it out")
         folder = Path(chosen)
-        check_writable(folder, "hydra.run.dir")
+        check_writable(folder, FOLDER)
         # Rank 0 decides for all: another rank can come here when rank 0 has written its first file.
         if process_rank() == 0 and any((folder / name).exists() for name in OF_A_RUN):
-            raise UserError(
-                f"hydra.run.dir={folder} has a run; continue it with resume={folder}, or choose another folder"
-            )
+            raise UserError(f"{FOLDER}={folder} has a run; continue it with resume={folder}, or choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -85,6 +87,40 @@ def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
 def sweep_of(folder: str | Path) -> Path | None:
     """The folder of the sweep that a run belongs to; the trials of +tune=lr are two folders deeper than its runs."""
     return next((parent for parent in Path(folder).absolute().parents[:3] if (parent / SWEEP).is_file()), None)
+
+
+def build_targets(targets: Mapping[str, Mapping[str, Any]], allowed: Collection[str]) -> tuple[list, list]:
+    """The callbacks and the loggers that the command line adds by a `_target_`, which runs the code that it names.
+
+    Args:
+        targets: dotted key -> `_target_` and arguments.
+        allowed: targets besides those of Lightning.
+
+    Raises:
+        ValueError: one that is neither, that is not allowed, or that refuses its arguments.
+    """
+    if not targets:
+        return [], []
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.loggers import Logger
+
+    built: dict[type, list] = {Callback: [], Logger: []}
+    for key, arguments in targets.items():
+        kind, name = Callback if key.startswith("callbacks.") else Logger, str(arguments["_target_"])
+        module, _, attribute = name.rpartition(".")
+        if name not in allowed and not f"{module}.".startswith(OF_LIGHTNING):  # before the import, which runs it
+            remedy = f"if you trust it, add allow_targets=[{name}] to the command line"
+            raise ValueError(f"{key}._target_={name} is not a callback or logger of Lightning; {remedy}")
+        try:
+            made = getattr(importlib.import_module(module), attribute)(
+                **{argument: value for argument, value in arguments.items() if argument != "_target_"}
+            )
+        except Exception as error:  # whatever the constructor raises is about its arguments
+            raise ValueError(f"{key}._target_={name}: {message_of(error)}") from error
+        if not isinstance(made, kind):
+            raise ValueError(f"{key}._target_={name} is no {kind.__name__.lower()} of Lightning; correct it")
+        built[kind].append(made)
+    return built[Callback], built[Logger]
 
 
 def prepare_text(config: RunConfig) -> "TextDataModule":
@@ -117,7 +153,11 @@ def build_model(config: RunConfig, start: Start) -> "GPT":
         from tril.model.training.width_scaling import scale_initial_values
 
         scale_initial_values(model, config.optim)
-    start.load_into(model)
+    if start.lm is not None:
+        from tril.scripts.cli.init_from import load_weights
+
+        if line := load_weights(start.lm, model):
+            tell(line)
     return model
 
 
@@ -152,41 +192,10 @@ def build_module(config: RunConfig, model: "GPT", data: "TextDataModule", start:
     )
 
 
-def new_trainer(
-    config: RunConfig,
-    folder: Path,
-    stop: StopRequest,
-    *,
-    train_tokens: int | None = None,
-    started: float = 0.0,
-    start: Start | None = None,
-    added: tuple[list, list] = ([], []),
-) -> "Trainer":
-    """The Trainer with our callbacks and loggers.
-
-    Args:
-        stop: asks the run to stop at the end of a step.
-        train_tokens: of the text; None: unknown.
-        started: time.perf_counter() at the start of the process.
-        added: callbacks and loggers that the command line adds.
-
-    Raises:
-        ValueError: the package of a logger is missing.
-    """
-    from tril.model.training.trainer import build_trainer
-
-    total = config.steps * config.tokens_per_step() * config.devices
-    return build_trainer(
-        config,
-        folder,
-        stop,
-        passes=total / train_tokens if train_tokens else 0.0,
-        sweep=sweep_of(folder),
-        step=start.step if start is not None and start.checkpoint is not None else None,
-        started=started,
-        resume=f"{command('train')} resume={folder}",
-        added=added,
-    )
+def passes_over(data: "TextDataModule", config: RunConfig) -> float:
+    """How often the run reads its training text."""
+    tokens = config.steps * config.tokens_per_step() * config.devices
+    return tokens / data.meta["counts"]["train"]["tokens"]
 
 
 def is_finished(start: Start, config: RunConfig, run: Run, typed: Typed) -> bool:
@@ -197,15 +206,15 @@ def is_finished(start: Start, config: RunConfig, run: Run, typed: Typed) -> bool
     """
     if start.checkpoint is None or not (run.folder / SUMMARY).is_file() or run.summary.get("diverged"):
         return False
-    end, remedy = f"finished its {start.step:,} steps", "raise trainer.max_steps"
+    end, limit = f"finished its {start.step:,} steps", "trainer.max_steps"
     if start.step < config.steps:
         limit = str(run.summary.get("stopped_early")).rpartition(" by ")[2]  # a setting, or "a callback"
         if limit not in known_settings() or typed.covers(limit):
             return False
-        end, remedy = f"stopped at step {start.step:,} by {limit}", f"raise {limit}"
-    if changed := [each.key for each in typed if each.key not in ("resume", "allow_targets")]:
-        done = f"{run.folder} has {end} without {changed[0]}"
-        raise ValueError(f"{done}; {remedy} to continue it, or start a new run")
+        end = f"stopped at step {start.step:,} by {limit}"
+    if changed := [each.key for each in typed.without("resume", "allow_targets")]:
+        remedy = f"raise {limit} to continue it, or start a new run"
+        raise ValueError(f"{run.folder} has {end} without {changed[0]}; {remedy}")
     print(f"{run.folder} has {end}; it is unchanged", flush=True)
     return True
 
@@ -223,25 +232,22 @@ def fit_run(
     from tril.model.training.trainer import fit
 
     first, path = trainer.is_global_zero, run.folder / SETTINGS
-    settings = config.to_dict() | {"code": code_version()}
+    settings = config.to_dict()
     before = path.read_text(encoding="utf-8") if first and path.is_file() else None
     if first:
-        write_text(path, yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
+        write_text(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         if start.step < config.steps:  # summary.json marks a finished run
             (run.folder / SUMMARY).unlink(missing_ok=True)
     print(describe(trainer, module, data), flush=True)
     try:
+        settings |= {"code": code_version()}
         fit(trainer, module, data, checkpoint=start.path, settings=settings, sample=command("sample"))
-    except RunRefused as error:
-        if before is not None:  # a resumed run keeps its settings
-            write_text(path, before)
-        raise UserError(str(error)) from error
-    except MemoryError as error:
-        raise UserError(str(error)) from None
     except StoppedError as stopped:
         stopped.step = trainer.global_step
         raise
-    except NonFiniteError as error:  # of all processes
-        if not first:
+    except (RunRefused, MemoryError, NonFiniteError) as error:
+        if isinstance(error, RunRefused) and before is not None:  # a resumed run keeps its settings
+            write_text(path, before)
+        if isinstance(error, NonFiniteError) and not first:  # all processes raise it, and one says so
             sys.exit(2)
         raise UserError(str(error)) from error

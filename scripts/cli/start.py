@@ -4,20 +4,17 @@ The folder of a run can come from somebody else, so its settings are data: plain
 write elsewhere, load a class or connect to a server is never taken from it, and has to be typed.
 """
 
-import hashlib
 import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tril.data.cache import make_folder, resolve_cache_dir
 from tril.data.settings import typed as as_typed
-from tril.model.atomic_files import write_text
 from tril.model.runs import LAST, PREVIOUS, SETTINGS, Run, find_checkpoint, newest, run_folder
-from tril.scripts.cli.command_line import CommandLine, Typed
+from tril.scripts.cli.command_line import FOLDER, CommandLine, Typed
 from tril.scripts.cli.config import RunConfig, TrainCommand, flatten, known_settings
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.cli.process import RUN_FOLDER, process_rank
@@ -25,7 +22,6 @@ from tril.scripts.cli.process import RUN_FOLDER, process_rank
 if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
     from tril.model.generation.language_model import LanguageModel
-    from tril.model.gpt import GPT
 
 # A resumed run may differ from its checkpoint in these without a word; in others only if they are typed.
 FREE = (
@@ -36,7 +32,6 @@ OF_THE_WINDOWS = ("data.batch_size", "data.document_mask", "data.sources")  # th
 # They make other weights or another order of the text, so they cannot change at all; a model's others neither.
 FIXED = ("model.", "optim.kind", "optim.scale_with_width", "optim.base_", "data.sources")
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
-OF_TRAINING = ("optimizer_states", "lr_schedulers", "loops", "callbacks", "global_step")  # entries of Lightning
 LINK_OF_WANDB = "wandb/*/logs/debug-core.log"  # to ~/.cache/wandb; wandb only creates it
 
 
@@ -46,13 +41,11 @@ class Start:
 
     Attributes:
         checkpoint: the run goes on from it.
-        state: the content of the checkpoint, with Lightning's entries.
         lm: the run takes over its weights and its tokenizer.
         lineage: of the weights: "source", a path or name; "weights", their sha256; "step", optimizer steps or None.
     """
 
     checkpoint: "Checkpoint | None" = None
-    state: dict[str, Any] = field(default_factory=dict)
     lm: "LanguageModel | None" = None
     lineage: dict[str, Any] | None = None
 
@@ -66,56 +59,6 @@ class Start:
         """The checkpoint file that the run goes on from."""
         return None if self.checkpoint is None else self.checkpoint.path
 
-    def load_into(self, model: "GPT") -> None:
-        """Copies the weights of the source, if there is one."""
-        if self.lm is not None:
-            from tril.scripts.cli.init_from import load_weights
-
-            if line := load_weights(self.lm, model):
-                tell(line)
-
-    def check(self, config: RunConfig, meta: Mapping[str, Any], typed: Typed) -> None:
-        """Compares a run that goes on with its checkpoint.
-
-        Args:
-            meta: of the prepared text.
-
-        Raises:
-            ValueError: the model, the text or a setting differs, and may not, or was not typed.
-        """
-        checkpoint = self.checkpoint
-        if checkpoint is None:
-            return
-        if meta["fingerprint"] != checkpoint.data["fingerprint"]:
-            now, before = (each["fingerprint"][:12] for each in (meta, checkpoint.data))
-            cause = "the text, its split or its tokenizer changed; restore them, or start a new run"
-            raise ValueError(f"the data (fingerprint {now}) must be those of {checkpoint.path} ({before}): {cause}")
-        new, old = resolved_settings(config), checkpoint.settings
-        for key in dict.fromkeys([*old, *new]):
-            before, now = old.get(key), new.get(key)
-            if now == before or key.startswith(FREE) and key not in OF_THE_WINDOWS:
-                continue
-            given = f"{key}={as_typed(now)} must be {as_typed(before)}, as in {checkpoint.path}"
-            if key.startswith(FIXED) and key.removeprefix("model.") not in FOR_TRAINING:
-                raise ValueError(f"{given}; leave it out, or start a new run")
-            if not typed.covers(key):
-                raise ValueError(f"{given}; to change it, type {key}={as_typed(now)}")
-        import torch
-
-        from tril.model.checkpoint import code_sha256
-
-        before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))
-        code_before, code = (checkpoint.code or "")[:12], code_sha256()[:12]
-        for name, old, new in (("torch", before, now), ("the code of Tril", code_before, code)):
-            if old != new:
-                tell(f"warning: {name} is {new}, and was {old}, so results may differ", sys.stderr)
-
-
-def tell(line: str, file: TextIO | None = None) -> None:
-    """Prints a line once, and not in every process of the run."""
-    if process_rank() == 0:
-        print(line, file=file, flush=True)
-
 
 def find_start(line: CommandLine[TrainCommand]) -> tuple[dict[str, Any], Start]:
     """The settings of a run as nested plain values, and where it starts.
@@ -125,7 +68,7 @@ def find_start(line: CommandLine[TrainCommand]) -> tuple[dict[str, Any], Start]:
     """
     with user_errors():
         if line.own.resume is not None:
-            return find_resumed(line.own.resume, line.settings, line.typed)
+            return resume(line.own.resume, line.settings, line.typed)
         if line.own.init_from is not None:
             from tril.scripts.cli.init_from import take_over
 
@@ -133,44 +76,55 @@ def find_start(line: CommandLine[TrainCommand]) -> tuple[dict[str, Any], Start]:
         return line.settings, Start()
 
 
-def find_resumed(resume: str, composed: Mapping[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
+def resume(source: str, composed: Mapping[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
     """The settings of a run that goes on, with what was typed in their place, and its checkpoint.
 
     Raises:
         ValueError: a setting that a run cannot change, or a damaged config.yaml or checkpoint.
         OSError: no checkpoint or no config.yaml.
     """
-    for each in typed.without("resume", "allow_targets", "seed", "compile"):
-        if "." not in each.key or each.key == "hydra.run.dir":
+    from tril.model.checkpoint import Checkpoint, DamagedCheckpoint, read_state
+
+    changes = typed.without("resume", "allow_targets")
+    for each in changes.without("seed", "compile"):
+        if "." not in each.key or each.key == FOLDER:
             cause = "a run goes on in its folder with its own settings"
             remedy = "change single ones, such as trainer.max_steps=2000"
             raise ValueError(f"{each.key}={each.value} cannot be combined with resume: {cause}; {remedy}")
     if process_rank() > 0:
-        resume = os.environ.get(RUN_FOLDER, resume)
-    path = find_checkpoint(newest("run", SETTINGS).parent if resume == "latest" else resume, prefer=("last",))
+        source = os.environ.get(RUN_FOLDER, source)
+    path = find_checkpoint(newest("run", SETTINGS).parent if source == "latest" else source, prefer=("last",))
     settings = read_saved(path)
     refuse_foreign(settings, typed)
-    for each in typed.without("resume", "allow_targets"):
-        replace_value(settings, each.key.split("."), composed)
-    start = read_resumed(path, may_replace=resume == "latest")
-    assert start.checkpoint is not None
+    for each in changes:
+        copy_setting(each.key, composed, settings)
+    try:
+        state = read_state(path)
+    except DamagedCheckpoint as error:
+        previous = path.with_name(PREVIOUS)
+        if source != "latest" or path.name != LAST or not previous.is_file():
+            raise
+        tell(f"warning: {error}; continuing from {previous}", sys.stderr)
+        path, state = previous, read_state(previous)
+    if "loops" not in state:
+        cause = "holds a model without the state of its training"
+        raise ValueError(f"{path} {cause}; name the checkpoint of a run")
+    checkpoint = Checkpoint.of(state, path)
     tokenizer = settings["data"].get("tokenizer", {})
     if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():
-        tokenizer["path"] = str(keep_file(start.checkpoint.tokenizer, "json"))  # the checkpoint has it too
-    return settings, start
+        from tril.scripts.cli.init_from import keep_file
+
+        tokenizer["path"] = str(keep_file(checkpoint.tokenizer, "json"))  # the checkpoint has it too
+    return settings, Start(checkpoint, lineage=checkpoint.lineage)
 
 
-def replace_value(settings: dict[str, Any], names: list[str], composed: Mapping[str, Any]) -> None:
-    """Gives a setting its value in the composed settings, or removes it if it is not in them."""
-    name, *below = names
-    if name not in composed:
-        settings.pop(name, None)
-    elif below and isinstance(composed[name], Mapping):
-        if not isinstance(settings.get(name), dict):
-            settings[name] = {}
-        replace_value(settings[name], below, composed[name])
-    else:
-        settings[name] = composed[name]
+def copy_setting(key: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
+    """Copies the value of a dotted key between nested settings; None where `source` lacks it, as after ~callbacks.X."""
+    *groups, name = key.split(".")
+    for group in groups:
+        target[group] = dict(target.get(group) or {})  # None: a callback that is off
+        source, target = source.get(group) or {}, target[group]
+    target[name] = source.get(name)
 
 
 def read_saved(checkpoint: Path) -> dict[str, Any]:
@@ -208,23 +162,37 @@ def refuse_foreign(saved: Mapping[str, Any], typed: Typed) -> None:
         raise ValueError(f"the saved {key}={value} is not taken from a saved run; if you trust it, type {texts}")
 
 
-def read_resumed(path: Path, *, may_replace: bool) -> Start:
-    """A checkpoint and its whole content, verified; `may_replace`: where it is damaged, take the one before."""
-    from tril.model.checkpoint import Checkpoint, DamagedCheckpoint, read_state
+def check_resumed(checkpoint: "Checkpoint", config: RunConfig, fingerprint: str, typed: Typed) -> None:
+    """Compares a run that goes on with its checkpoint. Other code or another torch is a warning.
 
-    try:
-        state = read_state(path)
-    except DamagedCheckpoint as error:
-        previous = path.with_name(PREVIOUS)
-        if not may_replace or path.name != LAST or not previous.is_file():
-            raise
-        tell(f"warning: {error}; continuing from {previous}", sys.stderr)
-        path, state = previous, read_state(previous)
-    if missing := [name for name in OF_TRAINING if name not in state]:
-        cause = "it holds a model without the state of its training"
-        raise ValueError(f"{path} has no {', '.join(missing)}: {cause}; name the checkpoint of a run")
-    checkpoint = Checkpoint.of(state, path)
-    return Start(checkpoint, state, lineage=checkpoint.lineage)
+    Args:
+        fingerprint: of the prepared text.
+
+    Raises:
+        ValueError: the model, the text or a setting differs, and may not, or was not typed.
+    """
+    import torch
+
+    from tril.model.checkpoint import code_sha256
+
+    if fingerprint != (before := checkpoint.data["fingerprint"]):
+        given = f"the data (fingerprint {fingerprint[:12]}) must be those of {checkpoint.path} ({before[:12]})"
+        raise ValueError(f"{given}: the text, its split or its tokenizer changed; restore them, or start a new run")
+    new, old = resolved_settings(config), checkpoint.settings
+    for key in dict.fromkeys([*old, *new]):
+        before, now = old.get(key), new.get(key)
+        if now == before or key.startswith(FREE) and key not in OF_THE_WINDOWS:
+            continue
+        given = f"{key}={as_typed(now)} must be {as_typed(before)}, as in {checkpoint.path}"
+        if key.startswith(FIXED) and key.removeprefix("model.") not in FOR_TRAINING:
+            raise ValueError(f"{given}; leave it out, or start a new run")
+        if not typed.covers(key):
+            raise ValueError(f"{given}; to change it, type {key}={as_typed(now)}")
+    before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))
+    code_before, code = (checkpoint.code or "")[:12], code_sha256()[:12]
+    for name, old, new in (("torch", before, now), ("the code of Tril", code_before, code)):
+        if old != new:
+            tell(f"warning: {name} is {new}, and was {old}, so results may differ", sys.stderr)
 
 
 def resolved_settings(config: RunConfig) -> dict[str, Any]:
@@ -239,10 +207,7 @@ def resolved_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def keep_file(text: str, suffix: str) -> Path:
-    """A file in the cache with this content, which names it."""
-    folder = make_folder(resolve_cache_dir() / "taken_over")
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.{suffix}"
-    if not path.is_file():
-        write_text(path, text)
-    return path
+def tell(line: str, file: TextIO | None = None) -> None:
+    """Prints a line once, and not in every process of the run."""
+    if process_rank() == 0:
+        print(line, file=file, flush=True)
