@@ -9,8 +9,8 @@ rebound DNS name cannot fake, and by the Origin header, which browsers send with
 """
 
 import base64
+import itertools
 import json
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from tril.data.settings import build, strict_settings
+from tril.model.atomic_files import without_nan
 from tril.scripts.cli.errors import message_of, printable
 
 if TYPE_CHECKING:
@@ -32,30 +33,19 @@ if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel
     from tril.model.heads.live import LiveToken
 
-HOSTS = ("127.0.0.1", "localhost")
+HOSTS = ["127.0.0.1", "localhost"]
 PAGE, SHARED = Path(__file__).parent / "page", Path(__file__).resolve().parents[2] / "model" / "heads"
-FILES = {
-    "/": PAGE / "play.html",
-    "/play.css": PAGE / "play.css",
-    "/pane.js": PAGE / "pane.js",
-    "/play.js": PAGE / "play.js",
-    "/attention.css": SHARED / "attention.css",
-    "/common.js": SHARED / "common.js",
-}
+FILES = {"/": PAGE / "play.html"}
+FILES |= {f"/{name}": PAGE / name for name in ("play.css", "pane.js", "play.js")}
+FILES |= {f"/{name}": SHARED / name for name in ("attention.css", "common.js")}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-MAX_PROMPT, MAX_TOKENS, MAX_TEMPERATURE = 20_000, 500, 10
-MAX_SEED = 2**53 - 1  # the largest integer that JavaScript holds exactly
-
-
-def _check_prompt(prompt: str) -> str:
-    if len(prompt) > MAX_PROMPT:
-        raise ValueError(f"the prompt has {len(prompt)} characters; use at most {MAX_PROMPT}")
-    return prompt
+MAX_PROMPT = 20_000  # characters
+SAMPLING = ("max_new_tokens", "seed", "temperature", "top_k", "top_p")
 
 
 @pydantic.dataclasses.dataclass(frozen=True, config=strict_settings())
@@ -68,12 +58,12 @@ class Generation:
     """
 
     model: Annotated[int, Field(ge=0)]
-    prompt: Annotated[str, AfterValidator(_check_prompt)]
-    max_new_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+    prompt: str
+    max_new_tokens: Annotated[int, Field(ge=1, le=500)]
+    temperature: Annotated[float, Field(ge=0, le=10)]
     top_k: int | None
     top_p: float | None
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)]
+    seed: Annotated[int, Field(ge=0, lt=2**53)]  # JavaScript holds these integers exactly
     remove_heads: list[str]
 
 
@@ -101,41 +91,33 @@ class PlayModel:
 
         lm = self.lm
         gate = head_gate(lm.config, settings.remove_heads) if settings.remove_heads else None
-        names = ("max_new_tokens", "seed", "temperature", "top_k", "top_p")
-        options = {name: getattr(settings, name) for name in names}
+        options = {name: getattr(settings, name) for name in SAMPLING}
         tokens = live_tokens(lm, settings.prompt, head_gate=gate, **options)
         given = [{"name": name, "text": text} for name, text in prompt_tokens(lm, settings.prompt)]
-        return self._lines(given, tokens)
 
-    def _lines(self, given: list[dict], tokens: "Iterator[LiveToken]") -> Iterator[dict[str, Any]]:
-        yield {"prompt": given}
-        while True:
-            with self.lock:
-                token = next(tokens, None)
-            if token is None:
-                return
-            yield encoded(token, ended=token.id == self.lm.eot_id)
+        def lines() -> Iterator[dict[str, Any]]:
+            yield {"prompt": given}
+            while True:
+                with self.lock:
+                    token = next(tokens, None)
+                if token is None:
+                    return
+                yield encoded(token, ended=token.id == lm.eot_id)
+
+        return lines()
 
 
 def encoded(token: "LiveToken", *, ended: bool) -> dict[str, Any]:
     """The token for the page: weights as base64 of little-endian float16, NaN as null."""
     from tril.model.heads.page import to_float16
 
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    candidates = [
-        {"id": c.id, "name": c.name, "drawn_from": number(c.drawn_from), "model": number(c.model)}
-        for c in token.candidates
-    ]
-    weights = base64.b64encode(to_float16(token.attention).tobytes()).decode("ascii")
     return {
         "id": token.id,
         "name": token.name,
         "text": token.text,
         "ended": ended,
-        "candidates": candidates,
-        "attention": weights,
+        "candidates": [without_nan(candidate._asdict()) for candidate in token.candidates],
+        "attention": base64.b64encode(to_float16(token.attention).tobytes()).decode("ascii"),
         "dropped": token.n_dropped,
     }
 
@@ -161,18 +143,23 @@ def create_app(
     async def generate(request: "Request") -> "Response":
         try:
             check_origin(request)
-            settings = read_settings(await request.body(), len(models))
+            settings = build(Generation, dict(json.loads(await request.body())))
+            if settings.model >= len(models):
+                raise ValueError(f"model={settings.model} must be below the number of models, {len(models)}")
+            if (n := len(settings.prompt)) > MAX_PROMPT:
+                raise ValueError(f"the prompt has {n} characters; use at most {MAX_PROMPT}")
             answer = models[settings.model].start(settings)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             return JSONResponse({"error": printable(message_of(error))}, status_code=400, headers=HEADERS)
         # The generator runs in a thread, step by step. When the page is gone, no further step is asked for.
-        lines = (json.dumps(line, allow_nan=False) + "\n" for line in until(stopping, answer))
+        running = itertools.takewhile(lambda line: not stopping(), answer)
+        lines = (json.dumps(line, allow_nan=False) + "\n" for line in running)
         return StreamingResponse(lines, media_type="application/x-ndjson", headers=HEADERS)
 
     routes = [Route("/models", describe), Route("/generate", generate, methods=["POST"])]
     for path, file in FILES.items():
         routes.append(Route(path, lambda request, file=file: FileResponse(file, headers=HEADERS)))
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS))])
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
 
 
 def check_origin(request: "Request") -> None:
@@ -182,24 +169,6 @@ def check_origin(request: "Request") -> None:
         raise ValueError(f"origin {origin} is another page; open http://{host}/")
     if request.headers.get("content-type") != "application/json":
         raise ValueError("the request must have the content type application/json")
-
-
-def read_settings(body: bytes, n_models: int) -> Generation:
-    """Raises ValueError for what is not a valid `Generation`."""
-    values = json.loads(body)
-    if not isinstance(values, dict):
-        raise ValueError("the request must be a JSON object")
-    settings = build(Generation, values)
-    if settings.model >= n_models:
-        raise ValueError(f"model={settings.model} must be below the number of models, {n_models}")
-    return settings
-
-
-def until(stopping: Callable[[], bool], items: Iterator) -> Iterator:
-    for item in items:
-        yield item
-        if stopping():
-            return
 
 
 def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Server":
