@@ -111,30 +111,37 @@ def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
 def flex(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -> tuple[Tensor, None]:
     """FlexAttention, which skips the blocks of scores that the mask hides; on CUDA, or on a CPU without gradients.
 
+    Sizes for which it has no kernel are those of `fused`.
+
     Raises:
-        ValueError: dropout, a head size below MIN_HEAD_DIM on CUDA, or gradients on another device than CUDA.
+        ValueError: dropout, or gradients on another device than CUDA.
     """
     device = q.device.type
     if dropout_p > 0:
         raise ValueError(f"backend='flex' has no attention dropout ({dropout_p}); use backend='fused'")
-    if device == "cuda" and q.shape[-1] < MIN_HEAD_DIM:
-        limit = f"a head size of at least {MIN_HEAD_DIM} on CUDA"
-        raise ValueError(f"backend='flex' needs {limit}, not {q.shape[-1]}; use backend='fused'")
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, masking.bias))
     if device != "cuda" and (needs_grad or device != "cpu"):
         raise ValueError(f"backend='flex' cannot train on {device} (its backward pass needs CUDA); use backend='fused'")
-    if 0 in (q.shape[2], k.shape[2]) or (device == "cuda" and v.shape[-1] < MIN_HEAD_DIM):
-        return fused(q, k, v, masking, dropout_p)  # FlexAttention has no kernel for these sizes
-    from torch.nn.attention.flex_attention import flex_attention
-
+    is_small = device == "cuda" and min(q.shape[-1], v.shape[-1]) < MIN_HEAD_DIM
+    if is_small or 0 in (q.shape[2], k.shape[2]):
+        return fused(q, k, v, masking, dropout_p)
     if device == "cpu":  # torch refuses tensors with requires_grad=True in no_grad mode too
         q, k, v = q.detach(), k.detach(), v.detach()
-    bias = None if masking.bias is None else masking.bias.expand(*q.shape[:3], k.shape[2])  # (B, H, T, S)
+    shape = (*q.shape[:3], k.shape[2])  # (B, H, T, S)
+    mask, bias, causal, window = masking
+    added = None if bias is None else bias.expand(shape)
     options: dict[str, Any] = {
-        "score_mod": None if bias is None else lambda score, b, h, i, j: score + bias[b, h, i, j],
-        "block_mask": block_mask(q, k, masking),
+        "score_mod": None if added is None else lambda score, b, h, i, j: score + added[b, h, i, j],
+        "block_mask": None,
         "enable_gqa": k.shape[1] != q.shape[1],
     }
+    if mask is not None:
+        full = mask.expand(shape)
+        options["block_mask"] = create_block_mask(lambda b, h, i, j: full[b, h, i, j], shape, q.device)
+    elif causal:
+        options["block_mask"] = causal_block_mask(q.shape[2], k.shape[2], window, q.device)
+    from torch.nn.attention.flex_attention import flex_attention
+
     if torch.compiler.is_compiling():
         return flex_attention(q, k, v, **options), None
     if device == "cuda":  # uncompiled, it materializes all T x S scores
@@ -151,26 +158,15 @@ def compiled_flex():
     return torch.compile(flex_attention)
 
 
-def block_mask(q: Tensor, k: Tensor, masking: Masking):
-    mask, _, causal, window = masking
-    if mask is not None:
-        full = mask.expand(*q.shape[:3], k.shape[2])
-        return _create_block_mask(lambda b, h, i, j: full[b, h, i, j], *full.shape, device=q.device)
-    return causal_block_mask(q.shape[2], k.shape[2], window, q.device) if causal else None
-
-
 @functools.lru_cache(maxsize=16)  # training repeats the same few shapes
 def causal_block_mask(n_queries: int, n_keys: int, window: int | None, device: torch.device):
     offset = n_keys - n_queries  # the last query is at the position of the last key
-
-    def visible(b, h, i, j):
-        return visible_from_positions(i + offset, j, window)
-
-    return _create_block_mask(visible, None, None, n_queries, n_keys, device=device)
+    shape = None, None, n_queries, n_keys
+    return create_block_mask(lambda b, h, i, j: visible_from_positions(i + offset, j, window), shape, device)
 
 
-def _create_block_mask(visible, *shape, device: torch.device):
-    from torch.nn.attention.flex_attention import create_block_mask
+def create_block_mask(visible: Callable, shape: tuple, device: torch.device):
+    from torch.nn.attention import flex_attention
 
     with torch.inference_mode(False):  # a mask that validation creates is used again in training
-        return create_block_mask(visible, *shape, device=device)
+        return flex_attention.create_block_mask(visible, *shape, device=device)
