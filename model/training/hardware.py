@@ -81,14 +81,6 @@ def peak_flops(device_name: str) -> float | None:
     return None
 
 
-def mfu(tokens_per_second: float, flops_per_token: float, peak: float) -> float:
-    """Model FLOPs utilization (PaLM, https://arxiv.org/abs/2204.02311, appendix B): the share of `peak` FLOP/s.
-
-    `flops_per_token` counts masked scores too, as PaLM does: `GPT.flops_per_token(masked=True)`.
-    """
-    return tokens_per_second * flops_per_token / peak
-
-
 def compiles_by_default(accelerator: str) -> bool:
     """The meaning of compile=auto: true on CUDA with a complete toolchain. On a CPU compilation takes too long."""
     return accelerator == "cuda" and missing_tool(accelerator) is None
@@ -102,19 +94,13 @@ def check_compiler(accelerator: str) -> None:
 
 def missing_tool(accelerator: str) -> str | None:
     """What torch.compile needs and does not find, with the remedy; None: complete. It would fail in the first step."""
-    if accelerator == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler
-
-        try:
-            get_cpp_compiler()
-        except RuntimeError:
-            return "a C++ compiler; install g++ or name one in CXX"
-    elif accelerator == "cuda":
-        if not has_triton():
-            return "Triton; install a build of torch that has it for this card"
-        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton, for its launchers
-        if not any(map(shutil.which, compilers)):
-            return "a C compiler; install gcc or name one in CC"
+    if accelerator == "cuda" and not has_triton():
+        return "Triton; install a build of torch that has it for this card"
+    # CC is for Triton's launchers, CXX for inductor's kernels
+    variable, usual = ("CC", ["gcc", "clang"]) if accelerator == "cuda" else ("CXX", ["g++", "clang++"])
+    compilers = [os.environ[variable]] if variable in os.environ else usual
+    if not any(map(shutil.which, compilers)):
+        return f"a compiler; install {usual[0]} or name one in {variable}"
     return None
 
 

@@ -193,15 +193,9 @@ class TrainingModule(LightningModule):
             values = {f"{prefix}loss": nats / targets, f"{prefix}bpb": nats / math.log(2) / size}
             self.log_dict(values, logger=False)  # `Metrics` does: Lightning would log them under the step before
 
-    def configure_optimizers(  # pyright: ignore[reportIncompatibleMethodOverride] a subset
-        self, precision: str | None = None
-    ) -> dict[str, Any]:
-        """The optimizer with its schedule, per optimizer step.
-
-        Args:
-            precision: None: the Trainer's.
-        """
-        optimizer = build_optimizer(self.model, self.optim, precision or str(self.trainer.precision))
+    def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
+        """The optimizer with its schedule, per optimizer step."""
+        optimizer = build_optimizer(self.model, self.optim, str(self.trainer.precision))
         schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps, self.optim.schedule))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -151,20 +151,6 @@ def build_optimizer(model: GPT, config: OptimConfig, precision: str = "32-true")
     return MuonAdamW(param_groups(model, config), products)
 
 
-def effective_rates(model: GPT, config: OptimConfig) -> dict[str, float]:
-    """The peak learning rate of each kind of matrix, such as {"embed": 0.02, "q_proj": 0.014, ...}.
-
-    It includes `lr_scale`, Muon's factor for the matrix's shape, and `scale_with_width`. Rates of Muon and AdamW differ
-    in their unit: Muon's is the spectral norm of a step, AdamW's the size of each element's. A tied head is the
-    embedding. The model may be on the meta device.
-    """
-    rates = {}
-    for group in param_groups(model, config):
-        for p in group["params"]:
-            rates[id(p)] = group["lr"] * (lr_ratio(group["adjust_lr"], *p.shape) if group["kind"] == "muon" else 1.0)
-    return {name.split(".")[-2]: rates[id(p)] for name, p in model.named_parameters() if p.ndim == 2}
-
-
 # Parameters that are sharded over processes are torch's DTensors. Plain tensors pass through the next functions
 # unchanged; DTensor is imported late, since it takes most of a second, and a run of one process has none.
 

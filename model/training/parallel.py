@@ -19,10 +19,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+from lightning import Trainer
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -43,6 +44,40 @@ from tril.model.training.settings import TrainerConfig
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors, on rank 0 only
 POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+
+
+def make_strategy(config: TrainerConfig) -> Strategy | str:
+    """The strategy of `lightning.Trainer`; on one device its default."""
+    if not is_distributed(config):
+        return "auto"
+    sharded = config.strategy == "model_parallel"
+    return FSDP(tensor_parallel_size=1, save_distributed_checkpoint=False) if sharded else "ddp"
+
+
+def is_distributed(config: TrainerConfig) -> bool:
+    """Whether a run has a process group, of one process or more."""
+    return (config.strategy, config.devices, config.num_nodes) != ("auto", 1, 1)
+
+
+def check_processes(config: TrainerConfig, total: int) -> None:
+    """Raises ValueError unless `total` devices are as many as the processes that torchrun or srun started."""
+    nodes, started = config.num_nodes, total
+    if "RANK" in os.environ:  # set by torchrun
+        started = int(os.environ["WORLD_SIZE"])
+    elif is_distributed(config) and SLURMEnvironment.detect():
+        started = SLURMEnvironment().world_size()
+    elif nodes > 1:
+        needs = f"trainer.num_nodes={nodes} needs processes that torchrun or srun starts on every node"
+        raise ValueError(f"{needs}; start with torchrun --nnodes={nodes}, or use trainer.num_nodes=1")
+    if started != total:
+        product = f"trainer.devices={total // nodes} * trainer.num_nodes={nodes}"
+        raise ValueError(f"{product} must be {started}, the number of processes that were started; change one of them")
+
+
+def watch_processes(trainer: Trainer, resume: str) -> None:
+    """Replaces Lightning's launcher by ours, see `Launcher`, in a run of several processes."""
+    if isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+        trainer.strategy._launcher = Launcher(trainer.strategy, resume)
 
 
 class Launcher(_SubprocessScriptLauncher):
@@ -98,20 +133,7 @@ class Launcher(_SubprocessScriptLauncher):
             os._exit(1)
 
 
-class Watched:
-    """A strategy with our launcher; see `Launcher`."""
-
-    resume = ""
-
-    def _configure_launcher(self) -> None:
-        self._launcher = Launcher(self, self.resume)
-
-
-class DDP(Watched, DDPStrategy):
-    pass
-
-
-class FSDP(Watched, ModelParallelStrategy):
+class FSDP(ModelParallelStrategy):
     """Lightning's strategy, with checkpoints that any number of processes continues.
 
     Lightning numbers the parameters of the optimizer in another way than torch does in a run of one process, and reads
@@ -125,11 +147,10 @@ class FSDP(Watched, ModelParallelStrategy):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """The whole state on rank 0, numbered as torch numbers it in a run of one process."""
         assert self.model is not None
-        state: dict[str, Any] = dict(
-            get_optimizer_state_dict(self.model, getattr(optimizer, "_optimizer", optimizer), options=FULL)
-        )
+        optimizer = getattr(optimizer, "_optimizer", optimizer)
+        state: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=FULL))
         names = chain.from_iterable(group["params"] for group in state.get("param_groups", ()))
-        return renamed(state, {name: number for number, name in enumerate(names)}) if state else state
+        return rename(state, {name: number for number, name in enumerate(names)}) if state else state
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Every process reads the file and keeps its shards, so the number of processes may have changed."""
@@ -141,7 +162,7 @@ class FSDP(Watched, ModelParallelStrategy):
             saved = chain.from_iterable(group["params"] for group in state["param_groups"])
             now = chain.from_iterable(group["params"] for group in optimizer.param_groups)
             numbers = {number: names[id(p)] for number, p in zip(saved, now, strict=True)}
-            set_optimizer_state_dict(self.model, optimizer, renamed(state, numbers), options=FULL)
+            set_optimizer_state_dict(self.model, optimizer, rename(state, numbers), options=FULL)
         return checkpoint
 
     def teardown(self) -> None:
@@ -149,42 +170,10 @@ class FSDP(Watched, ModelParallelStrategy):
         self.checkpoint_io.teardown()  # Lightning leaves this to the strategies that it saves by
 
 
-def renamed(state: dict[str, Any], keys: dict) -> dict[str, Any]:
+def rename(state: dict[str, Any], keys: dict) -> dict[str, Any]:
     """The state of an optimizer with other keys for its parameters."""
-    return {
-        "state": {keys[key]: value for key, value in state["state"].items()},
-        "param_groups": [group | {"params": [keys[key] for key in group["params"]]} for group in state["param_groups"]],
-    }
-
-
-def make_strategy(config: TrainerConfig, resume: str) -> Strategy | str:
-    """The strategy of `lightning.Trainer`; on one device its default."""
-    if not is_distributed(config):
-        return "auto"
-    is_sharded = config.strategy == "model_parallel"
-    strategy = FSDP(tensor_parallel_size=1, save_distributed_checkpoint=False) if is_sharded else DDP()
-    strategy.resume = resume
-    return strategy
-
-
-def is_distributed(config: TrainerConfig) -> bool:
-    """Whether a run has a process group, of one process or more."""
-    return config.strategy != "auto" or config.devices != 1 or config.num_nodes != 1
-
-
-def check_processes(config: TrainerConfig, total: int) -> None:
-    """Raises ValueError unless `total` devices are as many as the processes that torchrun or srun started."""
-    nodes, started = config.num_nodes, total
-    if "RANK" in os.environ:  # set by torchrun
-        started = int(os.environ["WORLD_SIZE"])
-    elif is_distributed(config) and SLURMEnvironment.detect():
-        started = SLURMEnvironment().world_size()
-    elif nodes > 1:
-        needs = f"trainer.num_nodes={nodes} needs processes that torchrun or srun starts on every node"
-        raise ValueError(f"{needs}; start with torchrun --nnodes={nodes}, or use trainer.num_nodes=1")
-    if started != total:
-        product = f"trainer.devices={total // nodes} * trainer.num_nodes={nodes}"
-        raise ValueError(f"{product} must be {started}, the number of processes that were started; change one of them")
+    groups = [group | {"params": [keys[key] for key in group["params"]]} for group in state["param_groups"]]
+    return {"state": {keys[key]: value for key, value in state["state"].items()}, "param_groups": groups}
 
 
 def shard(model: GPT, mesh: DeviceMesh, device: torch.device) -> None:

@@ -9,7 +9,8 @@ import torch
 from tril.model.autocast import autocast
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.hardware import Hardware
-from tril.model.training.optim import OptimConfig, build_optimizer
+from tril.model.training.optim import build_optimizer
+from tril.model.training.settings import OptimConfig
 
 MAX_BATCH = 8  # windows in a timed step; larger batches are assumed to take as long per window
 REPEATS = 2  # timed repetitions, after one for warm-up
@@ -31,38 +32,31 @@ class Speed:
 
 
 def measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
-    """Times a few steps without compilation, then frees the device's memory, since this process can outlive the run."""
-    speed = _measure(config, optim, min(batch_size, MAX_BATCH), hardware)
-    if hardware.accelerator != "cpu":
-        torch.get_device_module(hardware.accelerator).empty_cache()
-    return speed
-
-
-def _measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
-    with torch.random.fork_rng(), torch.device(hardware.accelerator):
+    """Times a few steps without compilation."""
+    device, batch_size = torch.device(hardware.accelerator), min(batch_size, MAX_BATCH)
+    with torch.random.fork_rng(), device:
         model = GPT(config)
         ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
     model.to(torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32)
     optimizer = build_optimizer(model, optim, hardware.precision)
 
     def loss() -> torch.Tensor:
-        with autocast(torch.device(hardware.accelerator), hardware.precision):
+        with autocast(device, hardware.precision):
             return model.nll(ids, ids).mean()
 
-    train, val = seconds(lambda: loss().backward(), hardware), seconds(torch.no_grad()(loss), hardware)
-    return Speed(train / batch_size, val / batch_size, seconds(optimizer.step, hardware))
+    def seconds(work: Callable[[], object]) -> float:
+        """Of the fastest of a few repetitions."""
+        times = []
+        for _ in range(1 + REPEATS):
+            start = time.perf_counter()
+            work()
+            if device.type != "cpu":
+                torch.get_device_module(device.type).synchronize()
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
 
-
-def seconds(work: Callable[[], object], hardware: Hardware) -> float:
-    """The fastest of a few repetitions of `work`, in seconds."""
-    times = []
-    for _ in range(1 + REPEATS):
-        start = time.perf_counter()
-        work()
-        if hardware.accelerator != "cpu":
-            torch.get_device_module(hardware.accelerator).synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    train, val = seconds(lambda: loss().backward()), seconds(torch.no_grad()(loss))
+    return Speed(train / batch_size, val / batch_size, seconds(optimizer.step))
 
 
 def sizes(model: GPT) -> dict[str, int]:

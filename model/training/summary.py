@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from lightning import Trainer
+from tqdm import tqdm
 
 from tril.data.datamodule import TextDataModule
 from tril.model.atomic_files import write_json
 from tril.model.runs import SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.callbacks.output import figures
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.module import TrainingModule
 from tril.model.training.run_estimate import sizes
@@ -132,20 +134,20 @@ def summarize(
 def show(summary: Mapping[str, Any], sample: str) -> str:
     """The lines at the end of a run: losses, time, what was unusual, the folder, and the command that comes next."""
     steps, seconds = summary["steps"], summary["train_seconds"]
-    losses = _losses(summary, "final")
+    losses = figures(summary, "final_val_")
     if summary["best_step"] != steps:
-        losses += f"; best {_losses(summary, 'best')} at step {summary['best_step']:,} (best.ckpt)"
+        losses += f"; best {figures(summary, 'best_val_')} at step {summary['best_step']:,} (best.ckpt)"
     if (windows := partial_validation(summary["val_windows"])) is not None:
         losses += f"; on {windows}, not comparable with other runs (trainer.limit_val_batches)"
     speed = f", {summary['tokens'] / seconds:,.0f} tokens per second" if seconds else ""
-    spent = f"{steps:,} steps, {summary['tokens']:,} tokens in {duration(seconds)}{speed}"
+    spent = f"{steps:,} steps, {summary['tokens']:,} tokens in {tqdm.format_interval(seconds)}{speed}"
     lines = [
         ("validation", losses),
         *(
-            ("", f"{_losses(each, 'final')}; {each['epochs']:.2f} epochs: {name}")
+            ("", f"{figures(each, 'final_val_')}; {each['epochs']:.2f} epochs: {name}")
             for name, each in (summary["sources"] or {}).items()
         ),
-        ("training", f"{spent}; {duration(summary['seconds'])} with validation and start"),
+        ("training", f"{spent}; {tqdm.format_interval(summary['seconds'])} with validation and start"),
         ("causality", summary["causality"]),
         ("init from", summary["init_from"]),
         ("stopped", summary["stopped_early"]),
@@ -153,18 +155,6 @@ def show(summary: Mapping[str, Any], sample: str) -> str:
         ("next", f'{sample} ckpt=latest prompt="..."'),
     ]
     return "\n".join(f"  {name:<10}  {text}" for name, text in lines if text is not None)
-
-
-def _losses(summary: Mapping[str, Any], which: str) -> str:
-    return f"{summary[f'{which}_val_bpb']:.4f} bits per byte, {summary[f'{which}_val_loss']:.4f} nats per token"
-
-
-def duration(seconds: float) -> str:
-    """Such as 58 s, 4 min 28 s, or 2 h 5 min."""
-    minutes, seconds = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | None) -> None:

@@ -1,7 +1,6 @@
 """The lightning.Trainer of a run, with its callbacks and loggers, and the training itself."""
 
 import contextlib
-import gc
 import logging
 import re
 import warnings
@@ -23,7 +22,7 @@ from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import configure_torch
 from tril.model.training.loggers import finish_loggers, make_loggers, start_loggers
 from tril.model.training.module import TrainingModule
-from tril.model.training.parallel import make_strategy
+from tril.model.training.parallel import make_strategy, watch_processes
 from tril.model.training.settings import TrainingConfig
 from tril.model.training.summary import summarize
 
@@ -78,7 +77,7 @@ def build_trainer(
         ValueError: a tracker's package is missing.
     """
     quiet_lightning()
-    chosen, trainer, hardware = config.callbacks, config.trainer, config.hardware
+    chosen, settings, hardware = config.callbacks, config.trainer, config.hardware
     assert hardware is not None
     early = chosen.early_stop
     stops_early = early is not None and passes > early.min_passes and not (sweep and early.min_passes)
@@ -88,7 +87,7 @@ def build_trainer(
     callbacks = [
         metrics,
         EarlyStop(early.patience) if early is not None and stops_early else None,
-        Timer(trainer.max_time, verbose=False) if trainer.max_time else None,
+        Timer(settings.max_time, verbose=False) if settings.max_time else None,
         CausalityCheck(folder, config.causality.allow_leak) if chosen.causality else None,
         HeadMetrics() if chosen.heads else None,
         Progress(chosen.progress) if chosen.progress else None,
@@ -96,11 +95,11 @@ def build_trainer(
         *added[0],
         Checkpoints(folder, config.checkpoint, stop, files),
     ]
-    return Trainer(
+    trainer = Trainer(
         accelerator=hardware.accelerator,
         precision=hardware.precision,  # pyright: ignore[reportArgumentType] one of Lightning's
-        strategy=make_strategy(trainer, resume),
-        val_check_interval=trainer.val_check_interval * trainer.accumulate_grad_batches,  # in micro-batches
+        strategy=make_strategy(settings),
+        val_check_interval=settings.val_check_interval * settings.accumulate_grad_batches,  # in micro-batches
         check_val_every_n_epoch=None,  # by steps
         num_sanity_val_steps=0,
         enable_model_summary=False,
@@ -110,8 +109,10 @@ def build_trainer(
         use_distributed_sampler=False,  # the data module gives each process its windows
         logger=[metrics.run_log, *make_loggers(config.logger, folder.absolute(), step=step, sweep=sweep), *added[1]],
         callbacks=[callback for callback in callbacks if callback is not None],
-        **{name: getattr(trainer, name) for name in PASSED_ON},
+        **{name: getattr(settings, name) for name in PASSED_ON},
     )
+    watch_processes(trainer, resume)
+    return trainer
 
 
 def quiet_lightning() -> None:
@@ -145,7 +146,7 @@ def fit(
     """
     configure_torch(Metrics.of(trainer).hardware.accelerator)
     try:
-        with out_of_memory(data, module), frozen_objects():
+        with out_of_memory(data, module):
             start_loggers(trainer, settings)
             trainer.fit(module, data, ckpt_path=checkpoint)
             last = Metrics.of(trainer).last("val/loss")
@@ -172,16 +173,6 @@ def out_of_memory(data: TextDataModule, module: TrainingModule) -> Iterator[None
         settings = f"data.batch_size={data.batch_size}, model.context_length={config.context_length}"
         accumulate = "trainer.accumulate_grad_batches makes up for a smaller batch"
         raise MemoryError(f"out of memory; lower {settings} or model.dim={config.dim} ({accumulate})") from None
-
-
-@contextlib.contextmanager
-def frozen_objects() -> Iterator[None]:
-    """In the block Python's garbage collector does not search what exists when it begins, such as all of torch."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def stop_reason(trainer: Trainer) -> str | None:

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from tril.model.atomic_files import atomic_path
 from tril.model.runs import METRICS
 from tril.model.training.errors import NonFiniteError
-from tril.model.training.hardware import Hardware, mfu
+from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import local
 
@@ -200,11 +200,13 @@ class Metrics(Callback):
         return statistics.median([row["train/tokens_per_second"] for row in self.rows("train/loss")] or [math.nan])
 
     def mfu(self, trainer: Trainer, tokens_per_second: float) -> float | None:
-        """The share of the peak FLOP/s of all devices; None if it is unknown."""
-        if (peak := self.hardware.peak_flops) is None:
+        """Model FLOPs utilization (PaLM, https://arxiv.org/abs/2204.02311, appendix B): the share of the peak FLOP/s of
+        all devices; None if it is unknown. Masked scores count, as in PaLM."""
+        if self.hardware.peak_flops is None:
             return None
         module: Any = trainer.lightning_module
-        return mfu(tokens_per_second, module.model.flops_per_token(masked=True), peak * trainer.world_size)
+        flops = tokens_per_second * module.model.flops_per_token(masked=True)
+        return flops / (self.hardware.peak_flops * trainer.world_size)
 
     def state_dict(self) -> dict[str, Any]:
         spent = {"tokens": self.tokens, "seconds": self.seconds(), "wall_seconds": self.wall_seconds()}

@@ -1,7 +1,9 @@
 """What a run shows while it trains: its progress, a sample of text, and statistics of its heads."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lightning import Callback, Trainer
 from tqdm import tqdm
@@ -10,7 +12,7 @@ from tril.model.heads.ablation import all_heads, head_name
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.scores import text_scores
 from tril.model.runs import partial_validation
-from tril.model.training.callbacks.metrics import Metrics, Row
+from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.errors import RunRefused
 from tril.model.training.loggers import log_sample
 from tril.model.training.module import TrainingModule
@@ -61,9 +63,9 @@ class Progress(Callback):
             self._bar.close()
 
 
-def figures(row: Row, prefix: str) -> str:
-    """Such as "1.2345 nats per token, 0.8901 bits per byte"."""
-    return f"{row[f'{prefix}loss']:.4f} nats per token, {row[f'{prefix}bpb']:.4f} bits per byte"
+def figures(row: Mapping[str, Any], prefix: str) -> str:
+    """Such as "0.8901 bits per byte, 1.2345 nats per token"."""
+    return f"{row[f'{prefix}bpb']:.4f} bits per byte, {row[f'{prefix}loss']:.4f} nats per token"
 
 
 class Samples(Callback):
