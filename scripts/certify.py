@@ -1,7 +1,7 @@
 """Certifies that a model is causal:  python scripts/certify.py ckpt=latest
 
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
-(call=package.module:function vocab_size=V context_length=T). Prints the verdict, and writes all figures and a plot into
+(call=package.module:function vocab_size=V context_length=T). Prints the verdict, and writes all figures into
 a folder. Of a checkpoint it first says whether the certificate that the file holds belongs to these weights, config,
 data and code, and it also certifies the loss and the windows of the run. Exit status, of the certificate computed now:
 0: causal; 1: not causal; 2: wrong settings; 3: the model raises an exception or returns no logits; 4: inconclusive:
@@ -10,7 +10,6 @@ a leak of the size of rounding, or beyond the tested length, would pass too.
 
 import functools
 import pkgutil
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -27,7 +26,6 @@ from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import UserError, fail, pick_device, user_errors, writable
 
 if TYPE_CHECKING:
-    from tril.model.causality.certificate import Certificate
     from tril.model.causality.model import Model
     from tril.model.causality.variants import Variant
 
@@ -86,6 +84,7 @@ def main(line: CommandLine[CertifyCommand]) -> None:
     keep_compiled_code()
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # intended on a CPU
     # Importing torch takes a second, so wrong settings are reported before.
+    from tril.model.atomic_files import write_json
     from tril.model.causality.certificate import FIRST_LENGTH, certify_model
     from tril.model.causality.model import ModelError, check_calls
     from tril.model.training.hardware import keep_freed_memory
@@ -110,7 +109,9 @@ def main(line: CommandLine[CertifyCommand]) -> None:
         if isinstance(error, UserError) and not isinstance(error.__cause__, ModelError):
             raise
         fail(error, status=3)
-    report(certificate, origin, folder)
+    write_json(folder / "causality.json", certificate.to_dict() | origin)
+    print(certificate)
+    print(f"{folder}: causality.json", flush=True)
     sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
 
 
@@ -127,10 +128,10 @@ def subject(
 
     settings = line.own
     if settings.hf is not None:
-        from tril.model.causality.hf import hf_model, hf_variants, load
+        from tril.model.causality.hf import hf_model, load
 
         model = hf_model(settings.hf, load(settings.hf), device=device)
-        return model, hf_variants(model), {}, None
+        return model, module_variants(model), {}, None
     if settings.call is not None:
         sizes = {key: getattr(settings, key) for key in SIZES}
         model = as_model(load_function(settings.call), **sizes, device=device, name=settings.call)
@@ -160,33 +161,17 @@ def subject(
 
 def load_function(spec: str) -> Callable:
     """Imports package.module:function; the working directory is searched first."""
-    if not re.fullmatch(r"\w[\w.]*:[\w.]+", spec):
-        raise ValueError(f"call={spec} must read package.module:function, such as call=mymodels.bigram:logits")
-    (module, name), folder = spec.split(":"), str(Path.cwd())
+    folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
         function: Any = pkgutil.resolve_name(spec)
-    except ImportError as error:
-        raise ValueError(f"call={spec} cannot be imported: {error}; searched from {folder}") from error
-    except AttributeError as error:
-        raise ValueError(f"call={spec}: {error}; name a function of {module}") from error
+    except (ImportError, AttributeError, ValueError) as error:
+        remedy = f"name package.module:function, such as call=mymodels.bigram:logits; searched from {folder}"
+        raise ValueError(f"call={spec} cannot be imported: {error}; {remedy}") from error
     if isinstance(function, type) or not callable(function):
-        what = f"the class {name}" if isinstance(function, type) else type(function).__name__
-        raise ValueError(f"call={spec} is {what} and not callable on ids; name a function or a module instance")
+        raise ValueError(f"call={spec} is not callable on ids; name a function or a module instance")
     return function
-
-
-def report(certificate: "Certificate", origin: dict, folder: Path) -> None:
-    """Prints the certificate; writes causality.json and, where there are gradients, causality.png."""
-    from tril.model.atomic_files import write_json
-    from tril.model.causality.plot import plot
-
-    write_json(folder / "causality.json", certificate.to_dict() | origin)
-    if certificate.dependencies is not None:
-        plot(folder / "causality.png", certificate)
-    print(certificate)
-    print(f"{folder}: causality.json", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@ B batch, T positions, V vocabulary.
 """
 
 import contextlib
-import math
 import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +39,7 @@ CHECKS = {
 }
 ODD_LENGTH = 37  # not a multiple of any block size
 LENGTHS = (8, 64, 2, 16, 65, 128, 24, 3, 1)  # lengths of all variants after the full context, while there is time
+EVERY_LENGTH = 64  # up to here a text is cut off at every length, whatever the budget
 FIRST_LENGTH, MAX_PASS_SECONDS, MAX_OUTPUTS = 256, 20.0, 1 << 28  # longer texts are tested while a pass allows them
 CALLS = 600  # after which the model is tested again: a mask may come off later
 OWN_ROWS, ROWS, QUERIES = 16, 4, 8  # texts at a length, and outputs with gradients
@@ -74,7 +74,8 @@ def certify(
         special_ids: ids that have a meaning of their own, such as end-of-text; texts contain them more often.
         tokens: a text (N,) of the model, whose passages are tested too; random texts miss rare combinations.
         device: None: that of the parameters, else the CPU.
-        budget_seconds: for further lengths and modes, after the checks at the full context, which always run.
+        budget_seconds: processor time for further lengths and modes, after the checks at the full context, which always
+            run.
         name: of the model in the certificate; None: its class or function.
 
     Returns:
@@ -103,6 +104,10 @@ def assert_causal(model: Callable[..., Any], **arguments: Any) -> None:
         raise AssertionError(f"{certificate.verdict()}\n{certificate}")
 
 
+class Undecided(str):
+    """A note that makes the certificate inconclusive: a leak would pass as well."""
+
+
 @dataclass
 class Certificate:
     """The results of all checks.
@@ -111,7 +116,6 @@ class Certificate:
         notes: limitations of the measurement, one line each.
         undecided: what passed, but would also pass with a leak; the certificate is inconclusive.
         uses: how much of its past the model uses, in words; "" where it is not measured.
-        dependencies: gradients at the full context, (T, T), nan where not tested; `allowed`: what may be seen.
     """
 
     subject: str
@@ -119,8 +123,6 @@ class Certificate:
     notes: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
     uses: str = ""
-    dependencies: Tensor | None = None
-    allowed: Tensor | None = None
     seconds: float = 0.0
 
     @contextlib.contextmanager
@@ -131,17 +133,20 @@ class Certificate:
         finally:
             self.seconds += time.perf_counter() - started
 
-    def add(self, results: Iterable[Result | str]) -> bool:
+    def add(self, results: Iterable[Result | str], *, until_failure: bool = False) -> bool:
         """Takes results and notes; returns whether all have passed."""
         passed = True
         for result in results:
             if isinstance(result, str):
-                self.notes += [result] if result not in self.notes else []
+                notes = self.undecided if isinstance(result, Undecided) else self.notes
+                notes += [result] if result not in notes else []
                 continue
             self.results.append(result)
-            passed &= result.passed
             if result.undecided and not self.undecided:
                 self.undecided.append(result.undecided)
+            passed &= result.passed
+            if until_failure and not passed:
+                break
         return passed
 
     @property
@@ -173,14 +178,13 @@ class Certificate:
 
     def __str__(self) -> str:
         """The verdict, the first failure of each check, the variants, and what was not tested."""
-        lines = [self.verdict()]
-        for check in CHECKS:
-            if failed := [result for result in self.failures if result.check == check]:
-                first = failed[0]
-                lines.append(f"FAILED  {check}: {first.where}")
-                lines.append(
-                    f"        {first.variant}, length {first.length}; {first.worst:.2g}, bound {first.bound:.2g}"
-                )
+        lines, shown = [self.verdict()], set()
+        for failed in self.failures:
+            if failed.check not in shown:
+                lines.append(f"FAILED  {failed.check}: {failed.where}")
+                figures = f"length {failed.length}; {failed.worst:.2g}, bound {failed.bound:.2g}"
+                lines.append(f"        {failed.variant}, {figures}")
+            shown.add(failed.check)
         variants = list(dict.fromkeys(result.variant for result in self.results))
         lines.append(f"tested in {self.seconds:.1f} s: {'; '.join(variants)}")
         return "\n".join([*lines, *(f"note: {note}" for note in (*self.undecided, *self.notes))])
@@ -197,7 +201,7 @@ class Certificate:
         return {"passed": self.passed, "checks": self.checks(), "failed": failed, "seconds": round(self.seconds, 2)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the matrices, for JSON."""
+        """Plain values, for JSON."""
         versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
         results = [asdict(result) | {"passed": result.passed} for result in self.results]
         details = {"notes": self.notes, "undecided": self.undecided, "uses": self.uses, "versions": versions}
@@ -212,10 +216,10 @@ def certify_model(
     tokens: Tensor | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Certificate:
-    """Runs the three checks on a model and its variants: first those that always run, then others while there is time.
+    """Runs the three checks on a model and its variants up to the first failure: first those that always run.
 
     Args:
-        seconds: of the others, and again of the calls after which the model is tested once more.
+        seconds: of processor time for the others, and again for the calls after which the model is tested once more.
         progress: called with the name of each variant.
 
     Raises:
@@ -223,36 +227,53 @@ def certify_model(
     """
     certificate = Certificate(model.name, notes=[model.note] if model.note else [])
     with certificate.timed():
-        longest = reachable_length(model)
-        if longest < model.context_length:
-            reason = f"no text is longer than {longest} of {model.context_length} tokens: a pass takes too long"
-            certificate.undecided.append(reason)
-        check_calls(model, longest)
         texts = Texts(model.vocab_size, model.special, tokens)
-        progress("weights=own")
-        fresh = fresh_copy(model) if model.module is not None else None
-        own = Checker(model, measure_bounds(model, texts, longest, exact=model.exact), texts)
-        if not certify_own(certificate, own, longest):
-            return certificate
-        exact = all(result.worst == 0 for result in certificate.results if result.check == "future")
-        checkers = []
-        for variant in variants:
-            progress(variant.name)
-            checker = certify_variant(certificate, variant, own, longest, exact)
-            if checker is not None:
-                checkers.append(checker)
-            if not certificate.passed:
-                return certificate
-        certify_more(certificate, own, checkers, longest, budget(seconds))
-        if fresh is not None and certificate.passed:
-            certify_after_calls(certificate, own, fresh, longest, budget(seconds)(1.0))
+        certificate.add(all_results(certificate, model, variants, seconds, texts, progress), until_failure=True)
     return certificate
 
 
+def all_results(
+    certificate: Certificate,
+    model: Model,
+    variants: Iterable[Variant],
+    seconds: float,
+    texts: Texts,
+    progress: Callable[[str], None],
+) -> Iterator[Result | str]:
+    """The results and notes of all checks in their order; the receptive field goes to the certificate."""
+    longest = reachable_length(model)
+    if longest < model.context_length:
+        yield Undecided(f"no text is longer than {longest} of {model.context_length} tokens: a pass takes too long")
+    check_calls(model, longest)
+    progress("weights=own")
+    fresh = fresh_copy(model) if model.module is not None else None
+    own, exact = Checker(model, measure_bounds(model, texts, longest, exact=model.exact), texts), True
+    for result in results_of_model(own, longest):
+        exact &= isinstance(result, str) or result.check != "future" or result.worst == 0
+        yield result
+    checkers = [own]
+    for variant in variants:
+        progress(variant.name)
+        checker = checker_of(variant, own, longest, exact)
+        if isinstance(checker, Checker):
+            checkers.append(checker)
+            yield from results_of_variant(certificate, checker, variant)
+        elif checker is not None:
+            yield checker
+    yield from further_results(checkers, longest, budget(seconds))
+    if fresh is None:
+        yield from check_receptive_field(certificate, own, min(64, longest), None)
+    else:
+        yield from check_after_calls(own, fresh, longest, budget(seconds)(1.0))
+
+
 def budget(seconds: float) -> Callable[[float], Callable[[], bool]]:
-    """From now on: share -> a function that says whether this share of the seconds is not over."""
-    started = time.perf_counter()
-    return lambda share: lambda: time.perf_counter() - started < share * seconds
+    """From now on: share -> a function that says whether this share of the seconds is not over.
+
+    In processor time of this thread, so that a busy machine tests no less.
+    """
+    started = time.thread_time()
+    return lambda share: lambda: time.thread_time() - started < share * seconds
 
 
 def reachable_length(model: Model) -> int:
@@ -260,44 +281,33 @@ def reachable_length(model: Model) -> int:
     length = min(FIRST_LENGTH, model.context_length)
     while length < model.context_length:
         longer = min(2 * length, model.context_length)
-        start = time.perf_counter()
+        start = time.thread_time()
         with contextlib.suppress(ModelError), torch.no_grad():  # at this length; the full context tells why
             model(torch.zeros(model.batch_size or 1, length, dtype=torch.long))
-        expected = (time.perf_counter() - start) * (longer / length) ** 2
+        expected = (time.thread_time() - start) * (longer / length) ** 2
         if expected > MAX_PASS_SECONDS or longer * model.vocab_size > MAX_OUTPUTS:
             break
         length = longer
     return length
 
 
-def certify_own(certificate: Certificate, own: Checker, longest: int) -> bool:
-    """The checks of the model unchanged, which always run; returns whether all have passed."""
+def results_of_model(own: Checker, longest: int) -> Iterator[Result | str]:
+    """The checks of the model unchanged, which always run."""
     middle, model = min(ODD_LENGTH, longest), own.model
-    add = certificate.add
-    if not (add(own.repeatable(longest)) and add(own.future(longest, OWN_ROWS))):
-        return False
-    if middle < longest and not add(at_length(own, middle, OWN_ROWS)):
-        return False
-    shorter = (1, 8, longest // 3, longest // 2, middle, (longest - 1) // 32 * 32, longest - 1)
-    shorter = {n for n in shorter if 1 <= n < longest}
-    if not add(own.lengths(longest, sorted(shorter, reverse=True), lambda: True)):
-        return False
-    few = [name for name in model.ways if name != "chunks of 7 with the cache"]
-    if longest > FIRST_LENGTH:
-        few = [name for name in few if not name.startswith("chunks")]
-    if not (add(own.ways(middle, list(model.ways))) and (middle == longest or add(own.ways(longest, few)))):
-        return False
-    gradients = certify_gradient(certificate, own, longest)
-    if gradients is None:
-        if model.module is not None:
-            reason = "the module has no nn.Embedding that looks up the ids, or no backward pass"
-            certificate.notes.append(f"no gradient was tested: {reason}")
-    else:
-        queries, size = gradients
-        certificate.dependencies = torch.full((longest, longest), torch.nan)
-        certificate.dependencies[queries] = size.float()
-        certificate.allowed = model.visible(longest)
-    return certificate.passed
+    yield from own.repeatable(longest)
+    yield from own.future(longest, OWN_ROWS)
+    if middle < longest:
+        yield from at_length(own, middle, OWN_ROWS)
+    some = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1}
+    shorter = sorted((n for n in some if 1 <= n < longest), reverse=True)
+    yield from own.lengths(longest, shorter, lambda: True)
+    yield from own.ways(middle, list(model.ways))
+    if middle < longest:
+        yield from own.ways(longest, [name for name in model.ways if longest <= EVERY_LENGTH or "single" not in name])
+    if (gradient := own.gradient(longest, QUERIES)) is not None:
+        yield gradient[0]
+    elif model.module is not None:
+        yield "no gradient was tested: the module has no nn.Embedding that looks up the ids, or no backward pass"
 
 
 def at_length(checker: Checker, length: int, rows: int) -> Iterator[Result | str]:
@@ -308,167 +318,129 @@ def at_length(checker: Checker, length: int, rows: int) -> Iterator[Result | str
         yield f"length {length} is left out, where {error}"
 
 
-def certify_variant(
-    certificate: Certificate, variant: Variant, own: Checker, longest: int, exact: bool
-) -> Checker | None:
-    """The checks of a variant that always run; its checker, or None if it cannot be tested."""
+def checker_of(variant: Variant, own: Checker, longest: int, exact: bool) -> Checker | str | None:
+    """The checker of a variant, why it cannot be tested, or None where the model has no such variant."""
     try:
         model = variant.apply(own.model)
         if model is None:
             return None
-        if longest < model.context_length:
-            model = model.shortened(longest)
-        longest = min(longest, model.context_length)
-        check_calls(model, longest)
-        bounds = measure_bounds(model, own.texts, longest, exact=exact)
+        model = model.shortened(longest)
+        if exact and not (variant.ways or variant.thorough):
+            model = replace(model, twin=None)  # float64 has nothing to decide
+        check_calls(model, model.context_length)
+        bounds = measure_bounds(model, own.texts, model.context_length, exact=exact, sharp=variant.sharp)
     except Exception as error:  # such as a module that names float32, in bf16
         reason = f"{variant.name} is left out, where {error}"
-        if own.model.exact:  # a model of ours has all its variants
-            certificate.undecided.append(reason)
-        certificate.add([reason])
-        return None
-    if variant.name == "weights=random" and not_copied(certificate, own.model, model):
-        return None
-    checker = Checker(model, bounds, own.texts, variant.name, variant.sharp)
-    passed = certificate.add(checker.future(longest, ROWS))
-    if passed and (middle := min(ODD_LENGTH, longest)) < longest:
-        passed = certificate.add(at_length(checker, middle, ROWS))
-    if passed and (variant.ways or variant.thorough):
-        certificate.add(checker.ways(min(ODD_LENGTH, longest), list(model.ways)))
-    if passed and variant.thorough:
-        certify_receptive_field(certificate, checker, longest, certify_gradient(certificate, checker, longest))
-    return checker
+        return Undecided(reason) if own.model.exact else reason  # a model of ours has all its variants
+    if variant.name == "weights=random" and same_outputs(own.model, model):
+        return Undecided("a copy with other weights has the same outputs: its variants test the original")
+    return Checker(model, bounds, own.texts, variant.name)
 
 
 @torch.no_grad()
-def not_copied(certificate: Certificate, own: Model, random: Model) -> bool:
-    """Whether a copy with other weights has unchanged outputs: then it still runs the original, and tests nothing."""
-    assert own.module is not None
-    if not any(p.requires_grad for p in own.module.parameters()):
+def same_outputs(own: Model, random: Model) -> bool:
+    """Whether a copy with other weights has unchanged outputs, as where a closure calls the original."""
+    if own.module is None or own.batch_size or not any(p.requires_grad for p in own.module.parameters()):
         return False
     ids = torch.arange(min(8, own.context_length))[None] % own.vocab_size
-    ids = ids.expand(own.batch_size or 1, -1)
-    if own.batch_size or (own(ids).double() - random(ids).to(own.device).double()).abs().max() > 1e-9:
-        return False
-    reason = "a copy with other weights has the same outputs: other modes were not tested"
-    certificate.undecided.append(reason)
-    return True
+    return not (own(ids).double() - random(ids).to(own.device).double()).abs().max() > 1e-9
 
 
-Gradients = tuple[Tensor, Tensor]  # queries (n,), and the size of their gradients with respect to each input (n, T)
+def results_of_variant(certificate: Certificate, checker: Checker, variant: Variant) -> Iterator[Result | str]:
+    """The checks of a variant that always run."""
+    longest = checker.model.context_length
+    middle = min(ODD_LENGTH, longest)
+    yield from checker.future(longest, ROWS)
+    if middle < longest:
+        yield from at_length(checker, middle, ROWS)
+    if variant.ways or variant.thorough:
+        yield from checker.ways(
+            middle, [name for name in checker.model.ways if variant.thorough or "single" not in name]
+        )
+    if variant.thorough:
+        gradient = checker.gradient(longest, QUERIES)
+        if gradient is not None:
+            yield gradient[0]
+        yield from check_receptive_field(certificate, checker, longest, gradient)
 
 
-def certify_gradient(certificate: Certificate, checker: Checker, longest: int) -> Gradients | None:
-    """Adds the gradient check; returns the gradients of a model that has them."""
-    results = list(checker.gradient(longest, QUERIES))
-    certificate.add(result for result in results if isinstance(result, Result))
-    return next((pair for pair in results if isinstance(pair, tuple)), None)
-
-
-def certify_receptive_field(
-    certificate: Certificate, checker: Checker, longest: int, gradients: Gradients | None = None
-) -> None:
+def check_receptive_field(
+    certificate: Certificate, checker: Checker, longest: int, gradient: tuple[Result, Tensor, Tensor] | None
+) -> Iterator[Result]:
     """Measures how much of its past the model uses, which fails only where it is known."""
     model = checker.model
     visible = model.visible(longest)
-    if gradients is not None:
-        queries, used = gradients[0], gradients[1] > 0
-    else:
+    if gradient is None:
         queries, used = torch.tensor([longest - 1]), checker.depends(longest, longest - 1, range(longest))[None]
-    seen = visible[queries]
-    missing = (seen & ~used).nonzero().tolist()
-    if gradients is not None:  # gradients leave out look-ups of single tokens, whose effect a changed token shows
+        missing = (visible[queries] & ~used).nonzero().tolist()
+    else:  # gradients leave out look-ups of single tokens, whose effect a changed token shows
+        _, queries, size = gradient
+        used = size > 0
+        missing = (visible[queries] & ~used).nonzero().tolist()
         missing = missing[:1] if model.sees_all else missing[:: max(1, len(missing) // 8)]
         for row, key in missing:
             used[row, key] |= checker.depends(longest, int(queries[row]), [key]).item()
         missing = [pair for pair in missing if not used[tuple(pair)]]
-    where = ""
-    if missing and model.sees_all:
-        where = f"output {queries[missing[0][0]]} does not depend on input {missing[0][1]}"
+    seen = visible[queries]
     if model.sees_all:
+        where = f"output {queries[missing[0][0]]} does not depend on input {missing[0][1]}" if missing else ""
         verdict = Verdict(float(used[seen].float().min()), 0.0, model)
-        certificate.add([checker.result("receptive field", longest, verdict, int(seen.sum()), where)])
+        yield checker.result("receptive field", longest, verdict, int(seen.sum()), where)
     distances = (queries[:, None] - torch.arange(longest))[used & seen]
-    reach = int(distances.max()) + 1 if len(distances) else 0
-    full = used[seen].all() and not (visible.tril() ^ torch.ones_like(visible).tril()).any()
-    certificate.uses = "all of the past" if full else f"at most the last {reach} tokens"
+    full = used[seen].all() and torch.equal(visible.tril(), torch.ones_like(visible).tril())
+    last = int(distances.max()) + 1 if len(distances) else 0
+    certificate.uses = "all of the past" if full else f"at most the last {last} tokens"
 
 
-def certify_more(
-    certificate: Certificate,
-    own: Checker,
-    checkers: Sequence[Checker],
-    longest: int,
-    in_time: Callable[[float], Callable[[], bool]],
-) -> None:
+def further_results(
+    checkers: Sequence[Checker], longest: int, in_time: Callable[[float], Callable[[], bool]]
+) -> Iterator[Result | str]:
     """While there is time: one text cut off at every length, every position of every variant, and other lengths."""
-    every = [*range(longest - 1, 0, -1)]
-    spread = [n for step in (64, 16, 1) for n in every if math.gcd(n, 64) >= step or n % step == 0]
-    lengths = list(dict.fromkeys([*(n for n in LENGTHS if n < longest), *spread]))
-    if not certificate.add(own.lengths(longest, every, in_time(0.3))):
-        return
-    if not every_position(certificate, [own, *checkers], longest, in_time(0.7)):
-        return
-    for length in [n for n in structural_lengths(longest) if n < longest]:
-        if not in_time(0.85)():
-            break
-        if not certificate.add(at_length(own, length, OWN_ROWS)):
-            return
-    for length in lengths[:9]:
-        for checker in checkers:
-            if not in_time(1.0)() or length >= checker.model.context_length:
-                continue
-            if not certificate.add(at_length(checker, length, ROWS)):
-                return
-    if own.model.module is None:
-        certify_receptive_field(certificate, own, min(64, longest))
-
-
-def every_position(
-    certificate: Certificate, checkers: Sequence[Checker], longest: int, in_time: Callable[[], bool]
-) -> bool:
-    """The future check of every position, some at a time: a leak may be at a single one. Edges of blocks come first."""
-    rest = torch.randperm(longest, generator=checkers[0].generator).tolist()
+    own = checkers[0]
+    yield from own.lengths(longest, [n for n in by_powers_of_two(longest) if n >= EVERY_LENGTH], in_time(0.3))
+    rest = torch.randperm(longest, generator=own.generator).tolist()  # a leak may be at a single position
+    soon = in_time(0.7)
     for queries in torch.tensor(list(dict.fromkeys((*block_edges(longest), *rest)))).split(OWN_ROWS):
         for checker in checkers:
-            length = min(longest, checker.model.context_length)
-            if not in_time():
-                return True
-            if not certificate.add(checker.future_of(queries[queries < length], length)):
-                return False
-    return True
+            length = checker.model.context_length
+            if soon():
+                yield from checker.future_of(queries[queries < length], min(longest, length))
+    lengths = [n for n in dict.fromkeys((*LENGTHS, *lengths_of_blocks(longest))) if n < longest]
+    for i, length in enumerate(lengths):
+        for checker in checkers if i < len(LENGTHS) else checkers[:1]:
+            if in_time(1.0)() and length < checker.model.context_length:
+                yield from at_length(checker, length, OWN_ROWS if checker is own else ROWS)
 
 
-def structural_lengths(longest: int) -> list[int]:
-    """Lengths at which implementations change: small ones, multiples of 8 and 64 and their neighbours, and others."""
-    blocks = [
-        n * size + side for size, n_max in ((8, 6), (64, 8), (512, 8)) for n in range(n_max + 1) for side in (-1, 0, 1)
-    ]
-    others = (2, 3, 5, 24, 37, 72, 80, 100, 113, 144, 150, 200, 300, longest - 1)
-    lengths = sorted({n for n in (*blocks, *others) if 1 <= n <= longest})
+def by_powers_of_two(longest: int) -> list[int]:
+    """1 to `longest` - 1: multiples of large powers of two first, so that any number of them has all sizes."""
+    return sorted(range(1, longest), key=lambda n: f"{n:032b}"[::-1])
+
+
+def lengths_of_blocks(longest: int) -> list[int]:
+    """Lengths at which implementations change: multiples of 8, 64 and 512 and their neighbors, and others."""
+    sizes = ((8, 6), (64, 8), (512, 8))
+    blocks = [n * size + side for size, n_max in sizes for n in range(n_max + 1) for side in (-1, 0, 1)]
+    lengths = sorted({n for n in (*blocks, 5, 37, 80, 100, 113, 144, 150, 200, 300, longest - 1) if 1 <= n <= longest})
     return lengths[::2] + lengths[1::2]  # whatever the time allows, lengths of all sizes
 
 
-def certify_after_calls(
-    certificate: Certificate, own: Checker, fresh: Model, longest: int, in_time: Callable[[], bool]
-) -> None:
+def check_after_calls(own: Checker, fresh: Model, longest: int, in_time: Callable[[], bool]) -> Iterator[Result | str]:
     """Once more after many calls, and compared with a fresh copy: a state may open a mask, or keep an earlier text."""
-    ids = torch.zeros(own.model.batch_size or 1, min(2, longest), dtype=torch.long)
+    ids, model = torch.zeros(own.model.batch_size or 1, min(2, longest), dtype=torch.long), own.model
     calls = 0
     with torch.no_grad():
-        while own.model.batch_size is None and calls < CALLS and in_time():
+        while model.batch_size is None and calls < CALLS and in_time():
             with contextlib.suppress(ModelError):
-                own.model(ids)
+                model(ids)
             calls += 1
-    checker = Checker(own.model, own.bounds, own.texts, "after many calls", generator=own.generator)
-    if not certificate.add(at_length(checker, longest, ROWS)):
-        return
+    checker = Checker(model, own.bounds, own.texts, "after many calls", generator=own.generator)
+    yield from at_length(checker, longest, ROWS)
     with torch.no_grad():
-        ids = own.texts.draw(own.model.batch_size or 2, longest)
-        change = largest_change(own.model(ids), fresh(ids))
-    bound, where = own.bounds.rounding, ""
-    if not change.max() <= bound:
-        row, query = first_true(~(change <= bound))
+        ids = own.texts.draw(model.batch_size or 2, longest)
+        change = largest_change(model(ids), fresh(ids))
+    verdict, where = Verdict(change.max().item(), own.bounds.rounding, model), ""
+    if not verdict.passed:
+        query = first_true(~(change <= verdict.bound))[1]
         where = f"output {query} of a model that has read other texts differs from that of a fresh copy"
-    verdict = Verdict(change.max().item(), bound, own.model)
-    certificate.add([checker.result("equal", longest, verdict, change.numel(), where)])
+    yield checker.result("equal", longest, verdict, change.numel(), where)

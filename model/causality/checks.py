@@ -21,14 +21,13 @@ from tril.model.causality.texts import Texts
 # is measured in float64; twice the sum of both leaves room for other inputs than the measured one.
 SLACK = 4
 UNITS = 16  # units in the last place of the largest output: the rounding of a function that has no float64 twin
-FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps  # relative to that of float32
+EPS, LOW_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.bfloat16).eps
+FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / EPS  # relative to that of float32
 FLOAT64_SLACK = 1000  # some inputs round worse than the measured one; leaks are far larger still
 # A function that differs more from its float64 twin is another function there, and its bound would hide a leak.
 MAX_ROUNDING, MAX_LOW_PRECISION = 1e-3, 0.1
 MAX_FLOAT64_ROUNDING = 1e-11  # of the largest output
 MAX_NOISE = 1e-4  # of the largest output: two runs of one input that differ more are not repeatable
-MAX_SHARP_ROUNDING = 1e-3  # of the largest output, with weights so large that they amplify every rounding
-LARGE_PRECISIONS = ("32-true", "64-true")
 RELATIVE_GRADIENT = 1e-10  # of the largest gradient in float64: its rounding
 BATCH_SIZES = (2, 5, 1, 8, 3, 16)  # taken in turn; a leak may depend on the batch size
 MAX_OUTPUTS = 1 << 25  # elements in memory at once: 0.13 GB of float32
@@ -79,7 +78,7 @@ class Bounds:
         stochastic: a pass draws random numbers, so passes of other shapes cannot be compared.
         twin: the same function in float64; None: there is none.
         twin_rounding: of the twin.
-        reason: why there is no twin.
+        undecided: why nothing decides whether a difference of rounding size is a leak; "": something does.
     """
 
     scale: float
@@ -88,43 +87,49 @@ class Bounds:
     rounding: float
     exact: bool
     stochastic: bool
-    twin: Model | None
-    twin_rounding: float
-    reason: str = ""
+    twin: Model | None = None
+    twin_rounding: float = 0.0
+    undecided: str = ""
 
 
 @torch.no_grad()
-def measure_bounds(model: Model, texts: Texts, length: int, *, exact: bool) -> Bounds:
-    """Measures the noise and the rounding of a model on texts of this length."""
+def measure_bounds(model: Model, texts: Texts, length: int, *, exact: bool, sharp: bool = False) -> Bounds:
+    """Measures the noise and the rounding of a model on texts of this length.
+
+    Args:
+        exact: hidden tokens do not change the rounding.
+        sharp: the weights are so large that they amplify every rounding.
+    """
     ids = texts.draw(model.batch_size or 4, length)
-    (outputs, stochastic), again = model.watched(ids), model(ids)
-    scale = finite(outputs).abs().max().item()
-    noise = largest_change(outputs, again).max().item()
-    low = model.precision not in LARGE_PRECISIONS
+    outputs, again = model(ids), model(ids)
+    scale, noise = finite(outputs).abs().max().item(), largest_change(outputs, again).max().item()
+    low = model.precision not in ("32-true", "64-true")
     hidden = SLACK * noise
     if exact and low and not noise:
         # In low precision, other rows may change the rounding of a text, as with experts.
         others = [torch.cat([ids[:1], texts.draw(*ids.shape)[1:]]) for _ in range(4)]
         if any(not torch.equal(outputs[0], model(other)[0]) for other in others):
-            hidden = 2 * torch.finfo(torch.bfloat16).eps * scale
+            hidden = 2 * LOW_EPS * scale
+    measured = functools.partial(Bounds, scale, noise, hidden, exact=exact, stochastic=model.draws_random_numbers(ids))
     if model.precision == "64-true":
-        return Bounds(scale, noise, hidden, MAX_FLOAT64_ROUNDING * scale, exact, stochastic, None, 0.0)
-    twin, reason = None, ""
+        return measured(rounding=MAX_FLOAT64_ROUNDING * scale)
+    if sharp:
+        return measured(rounding=MAX_ROUNDING * scale)
+    reason = "the model has none"
     try:
         twin = model.in_float64()
-        precise = None if twin is None else twin(ids)
-        if precise is not None and not finite(precise).isfinite().all():
-            twin = None
+        if twin is not None:
+            precise = finite(twin(ids))
+            if precise.isfinite().all():
+                rounding = (finite(outputs).to(precise.device).double() - precise).abs().max().item()
+                rounding = min(rounding, (MAX_LOW_PRECISION if low else MAX_ROUNDING) * scale)
+                known = 0.0 if low else rounding
+                of_twin = FLOAT64_ROUNDING * max(FLOAT64_SLACK * EPS * scale, 10 * SLACK * known)
+                return measured(rounding=SLACK * rounding, twin=twin, twin_rounding=of_twin)
+            reason = "it is not finite"
     except Exception as error:  # code of other projects may raise anything
-        twin, precise, reason = None, None, one_line(error.__cause__ or error)
-    eps = torch.finfo(torch.float32).eps
-    if twin is None or precise is None:
-        return Bounds(scale, noise, hidden, SLACK * UNITS * eps * scale, exact, stochastic, None, 0.0, reason)
-    rounding = finite(outputs.to(precise.device).double() - precise).abs().max().item()
-    rounding = min(rounding, (MAX_LOW_PRECISION if low else MAX_ROUNDING) * scale)
-    known = 0.0 if low else rounding
-    twin_rounding = FLOAT64_ROUNDING * max(FLOAT64_SLACK * eps * scale, 10 * SLACK * known)
-    return Bounds(scale, noise, hidden, SLACK * rounding, exact, stochastic, twin, twin_rounding)
+        reason = one_line(error.__cause__ or error)
+    return measured(rounding=SLACK * UNITS * EPS * scale, undecided=reason)
 
 
 def finite(outputs: Tensor) -> Tensor:
@@ -146,29 +151,28 @@ class Verdict:
         return self.worst <= self.bound  # False for nan
 
 
-def judge(
-    model: Model, bounds: Bounds, change: Callable[[Model], Tensor], *, exact: bool, sharp: bool = False
-) -> Verdict:
+def judge(model: Model, bounds: Bounds, change: Callable[[Model], Tensor], *, exact: bool = False) -> Verdict:
     """Compares a difference with its bound; one of rounding size is computed again in float64.
 
     Args:
         change: the differences of two computations by a model.
         exact: the outputs should be equal bit for bit, up to the noise of the model.
-        sharp: the weights amplify rounding.
     """
     worst = change(model).max().item()
     if exact or worst == 0:
         return Verdict(worst, bounds.hidden, model)
-    if sharp:
-        return Verdict(worst, max(bounds.rounding, MAX_SHARP_ROUNDING * bounds.scale), model)
     if bounds.twin is not None:
         precise = change(bounds.twin).max().item()
         if not precise <= bounds.twin_rounding:
             return Verdict(precise, bounds.twin_rounding, bounds.twin)
-    elif worst <= bounds.rounding and model.precision != "64-true":
-        undecided = f"outputs differ by {worst:.1g}, which may be rounding: no float64 twin ({bounds.reason})"
-        return Verdict(worst, bounds.rounding, model, undecided)
-    return Verdict(worst, bounds.rounding, model)
+    undecided = ""
+    if bounds.undecided and worst <= bounds.rounding:
+        undecided = f"outputs differ by {worst:.1g}, which may be rounding: no float64 twin ({bounds.undecided})"
+    return Verdict(worst, bounds.rounding, model, undecided)
+
+
+def worst_of(one: Verdict, other: Verdict) -> Verdict:
+    return max(one, other, key=lambda verdict: (not verdict.passed, verdict.worst))
 
 
 @dataclass
@@ -177,14 +181,12 @@ class Checker:
 
     Attributes:
         variant: in words.
-        sharp: the weights are so large that rounding is amplified.
     """
 
     model: Model
     bounds: Bounds
     texts: Texts
     variant: str = "weights=own"
-    sharp: bool = False
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
     _seed: int = 1
     _turn: int = 0
@@ -216,8 +218,9 @@ class Checker:
         visible = self.model.visible(length)
         queries = queries[~visible[queries].all(-1)]
         queries = queries[torch.randperm(len(queries), generator=self.generator)]  # rows may leak in any direction
-        worst, tested = Verdict(0.0, 0.0, self.model), 0
-        while len(queries):
+        worst, tested, largest_batch = Verdict(0.0, 0.0, self.model), 0, 0
+        where, leak = "", {}
+        while len(queries) and not where:
             size = self._batch_size(length, len(queries))
             chosen, queries = queries[:size], queries[size:]
             chosen = chosen.repeat(math.ceil(size / len(chosen)))[:size]
@@ -225,21 +228,14 @@ class Checker:
             changed = torch.where(visible[chosen], ids, self.texts.other(ids))
             compared = ~(visible[None] & ~visible[chosen][:, None]).any(-1)  # (B, T)
             verdict, where, leak = self._changes(ids, changed, compared)
-            tested += int(compared.sum())
-            worst = max(worst, verdict, key=lambda v: (not v.passed, v.worst))
-            if where:
-                break
-        else:
+            tested, largest_batch = tested + int(compared.sum()), max(largest_batch, size)
+            worst = worst_of(worst, verdict)
+        if not where and largest_batch <= 4:  # a larger batch with different queries has shown that rows do not mix
             n = self.model.batch_size or min(4, max(2, self._batch_size(length, 4)))
-            if n > 4 and tested:  # a full batch with different queries has shown that rows do not mix
-                yield self.result("future", length, worst, tested)
-                return
             ids = self.texts.draw(n, length)
             rest = torch.cat([ids[:1], self.texts.other(ids)[1:]])
-            compared = (torch.arange(n) == 0)[:, None].expand(n, length)
-            verdict, where, leak = self._changes(ids, rest, compared)
-            tested += length
-            worst = max(worst, verdict, key=lambda v: (not v.passed, v.worst))
+            verdict, where, leak = self._changes(ids, rest, (torch.arange(n) == 0)[:, None].expand(n, length))
+            tested, worst = tested + length, worst_of(worst, verdict)
         yield self.result("future", length, worst, tested, where, **leak)
 
     def _changes(self, ids: Tensor, changed: Tensor, compared: Tensor) -> tuple[Verdict, str, dict[str, Any]]:
@@ -249,7 +245,7 @@ class Checker:
             change = largest_change(model(changed, seed=seed), model(ids, seed=seed))
             return change.masked_fill(~compared.to(model.device), 0.0)  # a hidden output may be nan
 
-        verdict = judge(self.model, self.bounds, change, exact=self.bounds.exact, sharp=self.sharp)
+        verdict = judge(self.model, self.bounds, change, exact=self.bounds.exact)
         if verdict.passed:
             return verdict, "", {}
         return verdict, *find_leak(verdict.model, ids, changed, compared, verdict.bound, seed)
@@ -260,11 +256,11 @@ class Checker:
         noise, bound, model = self.bounds.noise, MAX_NOISE * self.bounds.scale, self.model
         where = "" if noise <= bound else f"two runs of the same input differ by {noise:.2g}"
         yield self.result("equal", length, Verdict(noise, bound, model), length, where)
-        if self.bounds.stochastic or model.batch_size or where:
+        if self.bounds.stochastic or model.batch_size:
             return
         ids = self.texts.draw(3, length)
         change = lambda model: largest_change(model(ids)[2:], model(ids[2:]))  # noqa: E731  (1, T)
-        verdict, where, place = judge(model, self.bounds, change, exact=False, sharp=self.sharp), "", None
+        verdict, where, place = judge(model, self.bounds, change), "", None
         if not verdict.passed:
             query = int(change(verdict.model)[0].argmax())
             together = Pass(lambda: verdict.model(ids), query, length, row=2, rows=3)
@@ -287,7 +283,7 @@ class Checker:
                 return largest_change(other, outputs).masked_fill(missing, 0.0)
 
             try:
-                verdict = judge(self.model, self.bounds, change, exact=False, sharp=self.sharp)
+                verdict = judge(self.model, self.bounds, change)
             except ModelError as error:
                 if self.model.exact:  # a model of ours can do all that it names
                     raise
@@ -296,35 +292,29 @@ class Checker:
             where, leak = "", {}
             if not verdict.passed:
                 row, query = first_true(~(change(verdict.model) <= verdict.bound))
-                leak = {
-                    "query": query,
-                    "place": self._place_of_way(verdict.model, name, ids[row : row + 1], query) or "",
-                }
-                where = f"{name}: output {query} differs by {verdict.worst:.2g}{in_words(leak['place'] or None)}"
+                place = self._place_of_way(verdict.model, name, ids[row : row + 1], query)
+                leak = {"query": query, "place": place or ""}
+                where = f"{name}: output {query} differs by {verdict.worst:.2g}{in_words(place or None)}"
             yield self.result("equal", length, verdict, ids.numel(), where, **leak)
 
     def _place_of_way(self, model: Model, name: str, ids: Tensor, query: int) -> str | None:
+        """None where the positions of a way are others than those of the full pass."""
         chunked = "cache" in name
-        if not chunked and not name.startswith("given"):
-            return None  # its positions are others than those of the full pass
-        full = Pass(lambda: model(ids), query, ids.shape[1])
-        with contextlib.suppress(Exception):  # a way may call other submodules
-            other = replace(full, run=lambda: model.by_way(name, ids), chunked=chunked)
-            return first_difference(model.module, full, other, exact=False)
+        if chunked or name.startswith("given"):
+            full = Pass(lambda: model(ids), query, ids.shape[1])
+            with contextlib.suppress(Exception):  # a way may call other submodules
+                other = replace(full, run=lambda: model.by_way(name, ids), chunked=chunked)
+                return first_difference(model.module, full, other, exact=False)
 
     @torch.no_grad()
     def lengths(self, longest: int, lengths: Sequence[int], in_time: Callable[[], bool]) -> Iterator[Result]:
-        """The outputs of a text do not change when it is cut off at any length.
-
-        Passes of other shapes round differently, so they are compared in float64 where that is possible. A model of
-        ours is compared itself as well, because its float64 twin has another backend.
-        """
+        """The outputs of a text do not change when it is cut off at any length."""
         if self.bounds.stochastic or self.model.batch_size:
             return
         ids, visible = self.texts.draw(1, longest), self.model.visible(longest)
         full, worst, tested = pass_once(ids), Verdict(0.0, 0.0, self.model), 0
         for length in lengths:
-            if length >= longest or not torch.equal(visible[:length, :length], self.model.visible(length)):
+            if not torch.equal(visible[:length, :length], self.model.visible(length)):
                 continue
             if not in_time():
                 break
@@ -335,14 +325,11 @@ class Checker:
                 return change.masked_fill(~compared, 0.0)
 
             try:
-                if (twin := self.bounds.twin) is not None and not (self.model.exact or self.sharp):
-                    verdict = Verdict(change(twin).max().item(), self.bounds.twin_rounding, twin)
-                else:
-                    verdict = judge(self.model, self.bounds, change, exact=False, sharp=self.sharp)
+                verdict = judge(self.model, self.bounds, change)
             except ModelError:  # such as statistics of a single number
                 continue
             verdict = replace(verdict, undecided="")  # the future check decides about small leaks
-            tested, worst = tested + int(compared.sum()), max(worst, verdict, key=lambda v: (not v.passed, v.worst))
+            tested, worst = tested + int(compared.sum()), worst_of(worst, verdict)
             if not verdict.passed:
                 model, query = verdict.model, int(change(verdict.model).argmax())
                 texts = (ids, ids[:, :length])
@@ -355,17 +342,20 @@ class Checker:
         if tested:
             yield self.result("equal", longest, worst, tested)
 
-    def gradient(self, length: int, n_queries: int) -> Iterator[Result | tuple[Tensor, Tensor]]:
-        """Hidden inputs have exactly no gradient, which replaced tokens cannot show; then (queries, gradients).
+    def gradient(self, length: int, n_queries: int) -> tuple[Result, Tensor, Tensor] | None:
+        """Hidden inputs have exactly no gradient, which replaced tokens cannot show; also queries (n,) and gradients.
 
-        The gradients are (n, T); none are yielded for a model without gradients.
+        The gradients are (n, T). None for a function, and for a module without `nn.Embedding` or backward pass.
         """
-        if not differentiable(self.model):
-            return
         ids, model, bound = self.texts.draw(1, length)[0], self.model, 0.0
         queries = positions_to_test(length, n_queries, self.generator)
         hidden = ~model.visible(length)[queries]
-        size = gradients(model, ids, queries, self._batch_size)
+        try:
+            size = gradients(model, ids, queries, self._batch_size)
+        except Exception:  # such as Reformer's backward in evaluation mode
+            return None
+        if not size.any():
+            return None
         if not model.exact and size.masked_fill(~hidden, 0.0).any():
             # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
             if self.bounds.twin is not None:
@@ -379,8 +369,8 @@ class Checker:
             query, key = int(queries[first[0]]), first[1]
             leak = {"query": query, "key": key}
             where = f"output {query} has a gradient with respect to input {key}"
-        yield self.result("gradient", length, Verdict(worst, bound, model), int(hidden.sum()), where, **leak)
-        yield queries, size
+        verdict = Verdict(worst, bound, model)
+        return self.result("gradient", length, verdict, int(hidden.sum()), where, **leak), queries, size
 
     @torch.no_grad()
     def depends(self, length: int, query: int, keys: Sequence[int]) -> Tensor:
@@ -429,26 +419,15 @@ def first_true(wrong: Tensor) -> list[int]:
     return torch.nonzero(wrong)[:1].flatten().tolist()
 
 
-def differentiable(model: Model) -> bool:
-    """Whether the module looks tokens up in an `nn.Embedding` and has a backward pass."""
-    if model.module is None or any(isinstance(m, torch._dynamo.OptimizedModule) for m in model.module.modules()):
-        return False
-    ids = torch.ones(model.batch_size or 2, min(2, model.context_length), dtype=torch.long, device=model.device)
-    if model.batch_size:
-        ids = ids[:, :1].repeat(1, model.context_length)
-    try:
-        return bool(gradients(model, ids[0], torch.zeros(1, dtype=torch.long), lambda length, limit: len(ids)).any())
-    except Exception:  # such as Reformer's backward in evaluation mode
-        return False
-
-
 def gradients(model: Model, ids: Tensor, queries: Tensor, batch_size: Callable[[int, int], int]) -> Tensor:
     """Largest gradient of a random projection of each output with respect to each input's embedding, (n, T).
 
-    Each row of a batch carries one output, so one backward pass computes as many products with the Jacobian.
+    Each row of a batch carries one output, so one backward pass computes as many products with the Jacobian. All 0
+    where the model looks no tokens up in an `nn.Embedding`, and for a compiled one.
     """
     rows, generator = [], torch.Generator().manual_seed(0)
-    assert model.module is not None
+    if model.module is None or any(isinstance(m, torch._dynamo.OptimizedModule) for m in model.module.modules()):
+        return torch.zeros(len(queries), len(ids))
     while len(queries):
         size = batch_size(len(ids), len(queries))
         part, queries = queries[:size], queries[size:]
@@ -458,7 +437,7 @@ def gradients(model: Model, ids: Tensor, queries: Tensor, batch_size: Callable[[
         if not leaves:
             return torch.zeros(len(rows) + len(part), len(ids))
         direction = torch.randn(outputs.shape[-1], generator=generator).to(outputs)
-        chosen = outputs[torch.arange(len(part)), part].masked_fill(outputs[torch.arange(len(part)), part].isinf(), 0)
+        chosen = finite(outputs[torch.arange(len(part)), part])
         grads = torch.autograd.grad((chosen @ direction).sum(), leaves, allow_unused=True)
         found = sum(g.abs().amax(-1) for g in grads if g is not None) + outputs.new_zeros(batch.shape)
         rows.append(found[: len(part)].detach().cpu().double())

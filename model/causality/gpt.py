@@ -14,16 +14,16 @@ from torch import Tensor
 
 from tril.model.attention import BACKENDS, MultiHeadAttention
 from tril.model.backends import MIN_HEAD_DIM
-from tril.model.causality.model import Model, behind_padding, chunks, few_chunks, randomize, visible_by_windows
+from tril.model.causality.model import Model, behind_padding, chunks, randomize, visible_by_windows
 from tril.model.causality.variants import Variant, random_weights
 from tril.model.config import GPTConfig
 from tril.model.generation.generate import decode_step
 from tril.model.gpt import GPT
 
 PRECISIONS = ("32-true", "bf16-mixed")
-OTHER_WINDOW = 16  # tested in addition to a config without a window
 FLEX_CPU_LENGTH = 130  # longest input of flex on a CPU: more than one of its blocks of 128
 SCORE_FACTOR = 100.0  # on queries and on keys
+STEPS = 16  # of one token
 DROPOUT = 0.2  # in the variants in training mode
 
 
@@ -40,11 +40,10 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     }
     if config.causal:  # later tokens change earlier keys and values otherwise, so a cache cannot hold them
         ways |= {
-            "chunks of 1 with the cache": lambda model, ids: _decode(model, ids, [1] * ids.shape[1]),
-            "chunks of 7 with the cache": lambda model, ids: _decode(model, ids, chunks(ids.shape[1], 7)),
+            "single tokens with the cache": lambda model, ids: _decode(model, ids, [1] * ids.shape[1]),
+            "chunks with the cache": lambda model, ids: _decode(model, ids, chunks(ids.shape[1])),
             "chunks and steps of constant shape": _decode_steps,
-            "the last positions of chunks of 7": _decode_last,
-            "few chunks with the cache": lambda model, ids: _decode(model, ids, few_chunks(ids.shape[1])),
+            "the last positions of chunks": _decode_last,
         }
     model = replace(model, ways=ways, exact=True, twin=lambda gpt: use_backend(gpt, "explicit"))
     if not default_visibility:
@@ -67,19 +66,19 @@ def _decode_last(model: Model, ids: Tensor) -> Tensor:
     """The last output of each chunk, as generation computes it; nan for the others."""
     gpt, outputs = model.function, []
     cache = gpt.new_cache(len(ids), ids.shape[1])
-    for part in ids.split(chunks(ids.shape[1], 7), 1):
+    for part in ids.split(chunks(ids.shape[1]), 1):
         last = gpt.logits(gpt.hidden(part, cache=cache, last_only=True))  # (B, 1, V)
         outputs += [last.new_full((len(ids), part.shape[1] - 1, last.shape[-1]), torch.nan), last]
     return torch.cat(outputs, dim=1)
 
 
 def _decode_steps(model: Model, ids: Tensor) -> Tensor:
-    """The first half at once, then steps of one token whose shapes are always the same."""
+    """Most of the text at once, then up to 16 steps of one token whose shapes are always the same."""
     gpt: Any = model.function
-    half = ids.shape[1] // 2
-    cache, positions = gpt.new_cache(len(ids), ids.shape[1]), torch.arange(ids.shape[1], device=ids.device)
-    parts = [gpt(ids[:, :half], cache=cache)] if half else []
-    for position in positions[half:].split(1):
+    n_steps = min(STEPS, ids.shape[1])
+    prompt, cache = ids[:, : ids.shape[1] - n_steps], gpt.new_cache(len(ids), ids.shape[1])
+    parts = [gpt(prompt, cache=cache)] if prompt.numel() else []
+    for position in torch.arange(ids.shape[1], device=ids.device)[-n_steps:].split(1):
         options = {"cache": cache, "cache_position": position}
         parts.append(decode_step(gpt, ids[:, position], position, cache.capacity, **options)[:, None])
     return torch.cat(parts, dim=1)
@@ -104,7 +103,7 @@ def use_backend(gpt: Any, backend: str) -> Any:
 def gpt_variants(
     config: GPTConfig, *, device: str = "cpu", compile: bool = False, backends: Sequence[str] = tuple(BACKENDS)
 ) -> Iterator[Variant]:
-    """Random, own and large weights of a GPT in every backend and precision, with a window, and in training mode."""
+    """Random and large weights of a GPT in every backend and precision, in evaluation and in training mode."""
     yield Variant("weights=random", random_weights, thorough=True)
     if not config.n_heads:
         backends = [config.backend]  # all compute the same
@@ -116,19 +115,13 @@ def gpt_variants(
         for precision in PRECISIONS[:1] if slow else PRECISIONS:
             change = functools.partial(rebuilt, precision=precision, backend=backend, slow=slow)
             name = f"backend={backend} precision={precision}"
-            yield Variant(f"weights=own {name}", functools.partial(change, own=True))
             yield Variant(f"weights=random {name}", change, ways=True)
-            if config.n_heads and config.window is None and config.causal:
-                yield Variant(
-                    f"weights=random window={OTHER_WINDOW} {name}", functools.partial(change, window=OTHER_WINDOW)
-                )
             if config.n_heads:
                 yield Variant(f"weights=large {name}", functools.partial(change, sharp=True), sharp=True)
             rates = dropout | ({"attn_dropout": 0.0} if backend == "flex" or not config.n_heads else {})
             if not slow:  # flex has no backward pass on a CPU, and refuses to train there
-                yield Variant(
-                    f"mode=training dropout={DROPOUT} {name}", functools.partial(change, training=True, **rates)
-                )
+                training = functools.partial(change, training=True, **rates)
+                yield Variant(f"mode=training dropout={DROPOUT} {name}", training)
     for precision in PRECISIONS if compile else ():
         name = f"weights=random compiled precision={precision}"
         yield Variant(name, functools.partial(rebuilt, precision=precision, compile=True))
@@ -147,19 +140,15 @@ def rebuilt(
     model: Model,
     *,
     precision: str,
-    own: bool = False,
     sharp: bool = False,
     training: bool = False,
     compile: bool = False,
     slow: bool = False,
     **changes: object,
 ) -> Model:
-    """A GPT with other settings, and random weights or its own ones."""
+    """A GPT with other settings and random weights."""
     original: Any = model.function
-    gpt = type(original)(replace(original.config, **changes))
-    gpt.load_state_dict(original.state_dict())
-    if not own:
-        randomize(gpt, torch.Generator().manual_seed(0))
+    gpt = randomize(type(original)(replace(original.config, **changes)), torch.Generator().manual_seed(0))
     if sharp:
         enlarge_scores(gpt)
     gpt = gpt.to(model.device).train(training)

@@ -1,7 +1,6 @@
 """A causal language model of `transformers` as a `Model`: a folder, a name on the hub, or a config without weights.
 
-Its attention implementations (eager, sdpa) are tested unchanged, with its own cache and masks. The expected windows
-come from the config.
+It is tested with its own attention, cache and masks. The expected windows come from the config.
 """
 
 import copy
@@ -9,7 +8,6 @@ import functools
 import logging
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,9 @@ from typing import Any
 import torch
 
 from tril.model.causality.model import CONTEXTS, Model, as_model, visible_by_windows
-from tril.model.causality.variants import Variant, module_variants, random_weights
 
 MAX_LENGTH = 256  # longest input; the certificate says nothing about longer ones
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Settings of attention that chooses a few keys by their scores.
-CHOSEN_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget", "keep_window_size", "lsh_attn_chunk_length")
 
 
 def hf_model(name: str, model: Any, *, device: str = "cpu") -> Model:
@@ -43,25 +38,7 @@ def hf_model(name: str, model: Any, *, device: str = "cpu") -> Model:
     )
     note = f"no text is longer than {MAX_LENGTH} tokens" if min(sizes, default=MAX_LENGTH + 1) > MAX_LENGTH else ""
     visible = functools.partial(visible_by_windows, windows=windows(config))
-    return replace(subject, visible=visible, sees_all=sees_whole_past(config), twin=eager_experts, note=note)
-
-
-def hf_variants(model: Model) -> Iterator[Variant]:
-    """The variants of any module, and random weights with each attention implementation."""
-    yield from module_variants(model)
-    function: Any = model.function
-    if getattr(function, "_supports_sdpa", False):
-        for attention in ("eager", "sdpa"):
-            change = functools.partial(with_attention, attention=attention)
-            yield Variant(f"weights=random attention={attention}", change, thorough=True)
-
-
-def with_attention(model: Model, attention: str) -> Model:
-    def change(function: Any) -> Any:
-        function.set_attn_implementation(attention)
-        return function
-
-    return random_weights(model.changed(change), raised=False)
+    return replace(subject, visible=visible, twin=eager_experts, note=note)
 
 
 def eager_experts(model: Any) -> Any:
@@ -83,14 +60,6 @@ def special_ids(config: Any) -> list[int]:
     values = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
     ids = [i for value in values for i in (value if isinstance(value, list) else [value])]
     return [i for i in ids if isinstance(i, int) and 0 <= i < config.vocab_size]
-
-
-def sees_whole_past(config: Any) -> bool:
-    """Whether every output must depend on its whole past: not in recurrences, nor where layers see or choose a part."""
-    if any(hasattr(config, name) for name in CHOSEN_KEYS):
-        return False
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return hasattr(config, "num_attention_heads") and ("full_attention" in kinds or kinds == {"sliding_attention"})
 
 
 def load(name: str, seed: int = 0) -> Any:
@@ -152,18 +121,15 @@ def _load(name: str, seed: int) -> Any:
     return model
 
 
-def build(config: Any, seed: int, attention: str | None = None, model_class: Any = None) -> Any:
+def build(config: Any, seed: int, model_class: Any = None) -> Any:
     """A new model in float32 and evaluation mode, whose initial weights are a function of the seed.
 
     Args:
-        attention: its attention implementation; None: the default of `transformers`.
         model_class: None: the one of the config.
     """
     import transformers
 
-    options = {} if attention is None else {"attn_implementation": attention}
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        config = copy.deepcopy(config)
         create = transformers.AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
-        return create(config, dtype=torch.float32, **options).eval()
+        return create(copy.deepcopy(config), dtype=torch.float32).eval()

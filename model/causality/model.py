@@ -5,7 +5,6 @@ B batch, T positions, V vocabulary.
 
 import contextlib
 import copy
-import ctypes
 import inspect
 import re
 import textwrap
@@ -85,6 +84,7 @@ class Model:
 
     def computed(self, run: Callable[[], Tensor], seed: int = 1) -> Tensor:
         """What `run` returns, in the precision and the mode of the model. Raises ModelError."""
+        grad = self.grad_mode == "grad" or self.module is not None and self.module.training  # other kernels of torch
         with contextlib.ExitStack() as stack:
             stack.enter_context(same_random_numbers(self.device, seed))
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))  # its RNNs have no backward in evaluation
@@ -92,9 +92,8 @@ class Model:
                 stack.enter_context(torch.autocast(self.device.type, dtype, cache_enabled=False))
             if self.precision == "64-true":
                 stack.enter_context(Float64Mode())
-            stack.enter_context(
-                torch.inference_mode() if self.grad_mode == "inference" else torch.set_grad_enabled(self.with_grad)
-            )
+            inference = self.grad_mode == "inference"
+            stack.enter_context(torch.inference_mode() if inference else torch.set_grad_enabled(grad))
             try:
                 outputs = run()
             except ModelError:
@@ -103,11 +102,6 @@ class Model:
                 raise ModelError(f"{self.name} raised {one_line(error)}") from error
         # A copy, since some models return the same buffer in each call.
         return outputs.clone() if outputs.dtype == torch.float64 else outputs.float().clone()
-
-    @property
-    def with_grad(self) -> bool:
-        """Whether passes record gradients: torch has other kernels for training."""
-        return self.grad_mode == "grad" or self.module is not None and self.module.training
 
     def changed(self, change: Callable[[Any], Any], **fields: Any) -> "Model":
         """A model whose function is a changed copy."""
@@ -119,15 +113,14 @@ class Model:
 
     def in_float64(self) -> "Model | None":
         """The same function in float64; None for one without twin."""
-        if self.twin is None:
+        if (twin := self.twin) is None:
             return None
         device = torch.device("cpu") if self.device.type == "mps" else self.device  # MPS has no float64
-        twin = self.twin
         change = lambda f: twin(f.to(device).double() if isinstance(f, nn.Module) else f)  # noqa: E731
         return self.changed(change, precision="64-true", device=device)
 
-    def watched(self, ids: Tensor) -> tuple[Tensor, bool]:
-        """The outputs, and whether the pass draws random numbers, so that passes of other shapes cannot be compared."""
+    def draws_random_numbers(self, ids: Tensor) -> bool:
+        """Whether a pass does, so that passes of other shapes cannot be compared."""
         states = []
 
         def run() -> Tensor:
@@ -136,8 +129,8 @@ class Model:
             states.append(random_state(self.device))
             return outputs
 
-        outputs = self.computed(run)
-        return outputs, states[0] != states[1]
+        self.computed(run)
+        return states[0] != states[1]
 
 
 def as_model(
@@ -157,18 +150,17 @@ def as_model(
         ValueError: invalid arguments. ModelError: the function cannot be called or returns no finite outputs.
     """
     config = getattr(model, "config", None)
-    sizes = [getattr(config, key, None) for key in CONTEXTS]
+    sizes = (getattr(config, key, None) for key in CONTEXTS)
     vocab_size = vocab_size if vocab_size is not None else getattr(config, "vocab_size", None)
     context_length = context_length if context_length is not None else next((n for n in sizes if n is not None), None)
-    for key, size, least in (("vocab_size", vocab_size, 3), ("context_length", context_length, 1)):
+    given = {"vocab_size": (vocab_size, 3), "context_length": (context_length, 1)}
+    if receptive_field is not None:
+        given["receptive_field"] = (receptive_field, 0)
+    for key, (size, least) in given.items():
         if not isinstance(size, int) or size < least:
             raise ValueError(f"{key}={size} must be an integer of at least {least}; give {key}=")
-    if receptive_field is not None and (not isinstance(receptive_field, int) or receptive_field < 0):
-        raise ValueError(f"receptive_field={receptive_field} must be a number of positions, 0 or more")
     assert vocab_size is not None and context_length is not None
-    if isinstance(expected, Tensor) and (
-        expected.shape != (context_length, context_length) or expected.dtype != torch.bool
-    ):
+    if isinstance(expected, Tensor) and (expected.shape, expected.dtype) != ((context_length,) * 2, torch.bool):
         size = f"bool ({context_length}, {context_length})"
         raise ValueError(f"expected is {expected.dtype} {tuple(expected.shape)}, and must be {size}")
     note = ""
@@ -218,8 +210,7 @@ def call_gpt(function: Callable[..., Tensor], ids: Tensor, **inputs: Any) -> Ten
 def check_calls(model: Model, length: int) -> None:
     """Calls the model with texts of a length. Raises ModelError unless the outputs are finite, up to padded ids."""
     shape = (model.batch_size or 2, length)
-    ids = torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-    outputs = model(ids)
+    outputs = model(torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0)))
     padded = (outputs == -torch.inf).all((0, 1))  # of ids that only fill up the vocabulary
     if not outputs[..., ~padded].isfinite().all():
         where = f"{model.name} with ids {shape} below {model.vocab_size}"
@@ -250,69 +241,62 @@ class Interface:
     `transformers` do, and `targets`, without which that of nanoGPT returns the last position only.
 
     Attributes:
-        parameters: names of the arguments after the ids; `required`: those without default.
+        parameters: names of the arguments after the ids.
+        needs: arguments of every call, made from the ids.
         cache: the argument that holds the cache; "": there is none.
-        needs_targets: the logits of all positions are returned only with targets.
         others: numbers of the further outputs that have positions.
+        first_position: of position embeddings that keep their first rows for padding, as in RoBERTa.
     """
 
     name: str
     vocab_size: int
     parameters: frozenset[str]
-    required: frozenset[str]
+    needs: Mapping[str, Callable[[Tensor], Any]]
     cache: str = ""
-    needs_targets: bool = False
     others: tuple[int, ...] = ()
-    first_position: int = 0  # of position embeddings that keep their first rows for padding, as in RoBERTa
+    first_position: int = 0
 
     @classmethod
     def of(cls, model: Model) -> "Interface":
         function: Any = model.function
-        signature: Mapping[str, inspect.Parameter] = {}
-        with contextlib.suppress(TypeError, ValueError):  # a builtin has none
-            signature = inspect.signature(function.forward if model.module else function).parameters
-        after = list(signature.items())[1:]
-        cache = next((name for name, _ in after if CACHE.search(name) and not name.startswith(("use", "out"))), "")
-        names = frozenset(name for name, _ in after)
-        required = frozenset(name for name, p in after if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD)
+        after: list[inspect.Parameter] = []
+        with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
+            after = list(inspect.signature(function.forward if model.module else function).parameters.values())[1:]
+        names = [p.name for p in after]
+        needs: dict[str, Callable[[Tensor], Any]] = {}
+        if any(p.name == "attention_mask" and p.default is p.empty for p in after):
+            needs["attention_mask"] = torch.ones_like
+        if "use_cache" in names:
+            needs["use_cache"] = lambda ids: False
+        cache = next((name for name in names if CACHE.search(name) and not name.startswith(("use", "out"))), "")
         tables = [m for name, m in model.module.named_modules() if "position_embedding" in name] if model.module else []
-        padding = [int(i) + 1 for t in tables if isinstance(i := getattr(t, "padding_idx", None), int)]
-        interface = cls(model.name, model.vocab_size, names, required, cache, first_position=max(padding, default=0))
+        first = max((int(i) + 1 for t in tables if isinstance(i := getattr(t, "padding_idx", None), int)), default=0)
+        interface = cls(model.name, model.vocab_size, frozenset(names), needs, cache, first_position=first)
         ids = torch.zeros(PROBE[0], min(PROBE[1], model.context_length), dtype=torch.long, device=model.device)
-        output = None
+        output = interface.probe(model, ids)
+        logits = logits_in(output)
+        if "targets" in names and ids.shape[1] > 1 and isinstance(logits, Tensor) and logits.shape[1] == 1:
+            interface = replace(interface, needs=needs | {"targets": torch.zeros_like})
+            output = interface.probe(model, ids)
+        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+        shape = (*PROBE, 3)
+        others = [i for i, x in enumerate(leaves) if (*x.shape[:2], x.dim()) == shape and x.is_floating_point()]
+        return replace(interface, others=tuple(i for i in others if leaves[i] is not logits_in(output)))
+
+    def probe(self, model: Model, ids: Tensor) -> Any:
+        """The output of a call; None if it raises, which the full context explains."""
+        outputs = []
 
         def run() -> Tensor:
-            nonlocal output
-            output = interface.output(function, ids.clone())
-            logits = logits_in(output)
-            return logits if isinstance(logits, Tensor) else torch.zeros(())
+            outputs.append(self.output(model.function, ids.clone()))
+            return torch.zeros(())
 
-        logits = torch.zeros(())
-        with torch.no_grad(), contextlib.suppress(ModelError):  # at this length; the full context tells why
-            logits = model.computed(run)
-        if "targets" in names and ids.shape[1] > 1 and logits.shape[:2] == (len(ids), 1):
-            interface = replace(interface, needs_targets=True)
-            with torch.no_grad():
-                model.computed(run)
-        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-        others = [
-            i
-            for i, x in enumerate(leaves)
-            if x.dim() == 3
-            and x.shape[:2] == ids.shape == PROBE
-            and x.is_floating_point()
-            and x is not logits_in(output)
-        ]
-        return replace(interface, others=tuple(others))
+        with torch.no_grad(), contextlib.suppress(ModelError):
+            model.computed(run)
+        return outputs[0] if outputs else None
 
     def output(self, function: Callable, ids: Tensor, **inputs: Any) -> Any:
-        if "attention_mask" in self.required:
-            inputs = {"attention_mask": torch.ones_like(ids)} | inputs
-        if "use_cache" in self.parameters:
-            inputs = {"use_cache": False} | inputs
-        if self.needs_targets:
-            inputs = {"targets": torch.zeros_like(ids)} | inputs
-        return function(ids, **inputs)
+        return function(ids, **{name: make(ids) for name, make in self.needs.items()} | inputs)
 
     def call(self, function: Callable, ids: Tensor, **inputs: Any) -> Tensor:
         """The logits, with the further outputs behind them (B, T, V + ...)."""
@@ -334,26 +318,24 @@ class Interface:
         """The other ways to compute the logits that the arguments allow."""
         if model.module is None:
             return {}
-        ways: dict[str, Callable[[Model, Tensor], Tensor]] = {}
-        if self.cache and ("use_cache" in self.parameters or "kwargs" in self.parameters):
-            ways = {
-                "chunks of 1 with the cache": lambda model, ids: self.decode(model, ids, [1] * ids.shape[1]),
-                "chunks of 7 with the cache": lambda model, ids: self.decode(model, ids, chunks(ids.shape[1], 7)),
-                "few chunks with the cache": lambda model, ids: self.decode(model, ids, few_chunks(ids.shape[1])),
-            }
-        if "attention_mask" in self.parameters:
-            ways |= {
-                "a mask of ones": lambda model, ids: self.logits(
-                    self.output(model.function, ids, attention_mask=torch.ones_like(ids)), ids
-                ),
-                "left padding": self.left_padded,
-                "right padding": self.right_padded,
-            }
-        for name in ("targets", "labels"):
-            if name in self.parameters:
-                ways[f"given {name}"] = lambda model, ids, name=name: self.logits(
-                    self.output(model.function, ids, **{name: ids.roll(-1, 1)}), ids
+
+        def given(**inputs: Callable[[Tensor], Any]) -> Callable[[Model, Tensor], Tensor]:
+            def run(model: Model, ids: Tensor) -> Tensor:
+                return self.logits(
+                    self.output(model.function, ids, **{k: make(ids) for k, make in inputs.items()}), ids
                 )
+
+            return run
+
+        ways: dict[str, Callable[[Model, Tensor], Tensor]] = {}
+        if self.cache and {"use_cache", "kwargs"} & self.parameters:
+            ways["single tokens with the cache"] = lambda model, ids: self.decode(model, ids, [1] * ids.shape[1])
+            ways["chunks with the cache"] = lambda model, ids: self.decode(model, ids, chunks(ids.shape[1]))
+        if "attention_mask" in self.parameters:
+            ways["a mask of ones"] = given(attention_mask=torch.ones_like)
+            ways |= {"left padding": self.left_padded, "right padding": self.right_padded}
+        for name in {"targets", "labels"} & self.parameters:
+            ways[f"given {name}"] = given(**{name: lambda ids: ids.roll(-1, 1)})
         return ways
 
     def decode(self, model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -390,14 +372,11 @@ def logits_in(output: Any) -> Any:
     return getattr(output, "logits", output)
 
 
-def chunks(length: int, size: int) -> list[int]:
-    return [min(size, length - start) for start in range(0, length, size)]
-
-
-def few_chunks(length: int) -> list[int]:
-    """Some large chunks, then single tokens: any length is reached in few passes."""
+def chunks(length: int) -> list[int]:
+    """Sizes of some large chunks, then single tokens: any length is reached in few passes."""
     singles = min(4, length - 1)
-    return chunks(length - singles, max(1, (length - singles) // 5)) + [1] * singles
+    size = max(1, (length - singles) // 5)
+    return [min(size, length - singles - start) for start in range(0, length - singles, size)] + [1] * singles
 
 
 def behind_padding(ids: Tensor, vocab_size: int, run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
@@ -441,9 +420,9 @@ def _raised(value: object) -> object:
 
 def random_state(device: torch.device) -> bytes:
     """State of the generator of `device`."""
-    on_cpu = device.type in ("cpu", "meta")
-    state = torch.default_generator.get_state() if on_cpu else torch.get_device_module(device).get_rng_state(device)
-    return ctypes.string_at(state.data_ptr(), state.numel())  # no operation of torch, which fake tensors would refuse
+    if device.type in ("cpu", "meta"):
+        return torch.default_generator.get_state().numpy().tobytes()
+    return torch.get_device_module(device).get_rng_state(device).numpy().tobytes()
 
 
 @contextlib.contextmanager

@@ -21,8 +21,9 @@ def judge(name: str) -> dict[str, Any]:
     import transformers
 
     from tril.model.causality.certificate import certify_model
-    from tril.model.causality.hf import build, hf_model, hf_variants, quiet
+    from tril.model.causality.hf import build, hf_model, quiet
     from tril.model.causality.model import one_line
+    from tril.model.causality.variants import module_variants
     from tril.scripts.maintenance.tiny_configs import tiny_config
 
     quiet()
@@ -32,7 +33,7 @@ def judge(name: str) -> dict[str, Any]:
     except Exception as error:  # code of other projects may raise anything
         return {"class": name, "verdict": "not built", "why": one_line(error)}
     try:
-        certificate = certify_model(model, hf_variants(model), BUDGET)
+        certificate = certify_model(model, module_variants(model), BUDGET)
     except Exception as error:
         return {"class": name, "verdict": "error", "why": one_line(error)}
     verdict = "causal" if certificate.passed else ", ".join(dict.fromkeys(r.check for r in certificate.failures))

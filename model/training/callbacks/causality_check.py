@@ -1,6 +1,5 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
-import contextlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
@@ -16,8 +15,8 @@ from tril.model.atomic_files import write_json
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.checks import Checker, Result, measure_bounds
 from tril.model.causality.gpt import with_ways
-from tril.model.causality.loss import Batch, LossProbe, check_logits, check_shift
-from tril.model.causality.model import Model, call_gpt, causal, randomize
+from tril.model.causality.loss import Batch, LossProbe, check_logits, check_shift, restored, restored_modes
+from tril.model.causality.model import Model, call_gpt, causal, randomize, same_random_numbers
 from tril.model.causality.texts import Texts
 from tril.model.gpt import GPT
 from tril.model.initialization import SkipInit
@@ -47,8 +46,8 @@ class CausalityCheck(Callback):
     trained weights are tested with one batch of replaced tokens, and with more at the last one: a mask may come off
     later. A sharded model is tested before training only, as a whole copy on rank 0.
 
-    At every step of training and validation the model must be given the batch of the loader itself: a changed one may
-    contain its targets.
+    At every step of training and validation the model must be given the batch of the loader itself, unchanged: another
+    one may contain its targets.
 
     Every checkpoint holds the summary and what it belongs to (`tril.model.checkpoint.verdict`); `folder`/causality.json
     holds all figures.
@@ -63,6 +62,7 @@ class CausalityCheck(Callback):
         self.certificate: Certificate | None = None
         self.before: list[Result] = []  # training
         self.batch: Batch | None = None  # of the loader, for the current step
+        self.contents: list[int | Tensor] = []
 
     def setup(self, trainer: Trainer, pl_module: TrainingModule, stage: str) -> None:
         """Certifies a whole copy of a model that is about to be sharded, on rank 0."""
@@ -81,32 +81,29 @@ class CausalityCheck(Callback):
         if pl_module.certificate is None:
             self._report(trainer, pl_module, certify(pl_module.losses, trainer))
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, batch_idx: int) -> None:
-        self.batch, pl_module.losses.batch = batch, None
+    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, *_: Any) -> None:
+        self.batch, self.contents, pl_module.losses.batch = batch, contents_of(batch), None
 
-    def on_before_backward(self, trainer: Trainer, pl_module: TrainingModule, loss: Tensor) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, *_: Any) -> None:
+        self.on_train_batch_start(trainer, pl_module, batch)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: TrainingModule, *_: Any) -> None:
         self._check_step(trainer, pl_module, "training_step")
-
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.batch, pl_module.losses.batch = batch, None
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: TrainingModule, *_: Any) -> None:
         self._check_step(trainer, pl_module, "validation_step")
 
     def _check_step(self, trainer: Trainer, pl_module: TrainingModule, name: str) -> None:
-        """Compares identities, which makes no GPU wait."""
-        assert self.batch is not None
-        given = pl_module.losses.batch
-        if given is not None and all(map(operator.is_, self.batch, given)):
+        batch, given = self.batch, pl_module.losses.batch
+        assert batch is not None
+        same = given is not None and all(map(operator.is_, batch, given))
+        if same and all(map(is_unchanged, batch, self.contents)):
             return
         if self.certificate is None or not self.certificate.passed:
             return
         where = f"{name} passes other inputs or targets than those of its batch to the loss: inputs may contain targets"
-        length = self.batch[0].shape[1]
-        self.before = [*self.before, Result("targets", f"{name} as it runs", length, torch.inf, 0.0, 1, where)]
-        self.certificate.results = self.before
+        result = Result("targets", f"{name} as it runs", batch[0].shape[1], torch.inf, 0.0, 1, where)
+        self.certificate.results = self.before = [*self.before, result]
         self._report(trainer, pl_module, self.certificate, step=trainer.global_step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
@@ -151,25 +148,30 @@ class CausalityCheck(Callback):
             raise CausalityError(f"the causality certificate {fails}; {remedy}")
 
 
+def contents_of(batch: Batch) -> list[int | Tensor]:
+    """What shows that a tensor was changed in place: its version, which makes no GPU wait.
+
+    A copy for those of validation: tensors that were made in inference mode have no version.
+    """
+    return [x.clone() if x.is_inference() else x._version for x in batch]
+
+
+def is_unchanged(tensor: Tensor, contents: int | Tensor) -> bool:
+    return torch.equal(tensor, contents) if isinstance(contents, Tensor) else tensor._version == contents
+
+
 def certify(losses: Loss, trainer: Trainer) -> Certificate:
     """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    model, precision = losses.model, str(trainer.precision)
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    randomize(model, torch.Generator(model.embed.weight.device).manual_seed(0))
     certificate = Certificate("the loss of a training step, and its model")
-    try:
-        with restored_modes(model), certificate.timed():
-            passed = certificate.add(check_weights(losses, precision, data.batch_size, ROWS, 0))
-            certificate.add(check_windows(data.windows_of, model.config))
-            certificate.add(check_targets(losses, data.batch_size))
-            if passed:  # decoding assumes a causal model
-                certificate.add(check_ways(losses))
-        return certificate
-    finally:
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p.copy_(weights[name])
+    with restored(losses.model), certificate.timed():
+        randomize(losses.model, torch.Generator(losses.model.embed.weight.device).manual_seed(0))
+        passed = certificate.add(check_weights(losses, str(trainer.precision), data.batch_size, ROWS, 0))
+        certificate.add(check_windows(data.windows_of, losses.model.config))
+        certificate.add(check_targets(losses, data.batch_size))
+        if passed:  # decoding assumes a causal model
+            certificate.add(check_ways(losses))
+    return certificate
 
 
 def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed: int) -> Iterator[Result | str]:
@@ -179,16 +181,22 @@ def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed
         rows: number of texts.
         seed: of the texts and of the positions from which they are replaced.
     """
-    length = losses.model.config.context_length
     losses.model.eval()
-    checker = checker_of(subject_of(losses, precision), f"model precision={precision}", seed)
-    yield from checker.repeatable(length)
-    yield from checker.future(length, rows)
-    yield from (result for result in checker.gradient(length, QUERIES) if isinstance(result, Result))
+    model = subject_of(losses, precision)
+    checker = checker_of(replace(model, twin=None), f"model precision={precision}", seed)
+    yield from checker.repeatable(model.context_length)
+    yield from checker.future(model.context_length, rows)
+    if (gradient := checker.gradient(model.context_length, QUERIES)) is not None:
+        yield gradient[0]
     losses.model.train()
-    checker = checker_of(loss_subject(losses, precision, batch_size), f"loss precision={precision}", seed)
-    yield from checker.repeatable(length)
-    yield from checker.future(length, max(rows, batch_size))
+    shape = (batch_size, model.context_length)
+    targets = torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(model.device)
+    step = lambda _, ids: losses((ids, targets[: len(ids)])).detach()[..., None]  # noqa: E731  (B, T, 1)
+    visible = model.visible if losses.document_eot is None else causal  # an end of text changes the positions
+    loss = replace(model, call=step, visible=visible, batch_size=batch_size, twin=None)
+    checker = checker_of(loss, f"loss precision={precision}", seed)
+    yield from checker.repeatable(model.context_length)
+    yield from checker.future(model.context_length, max(rows, batch_size))
 
 
 def checker_of(subject: Model, variant: str, seed: int = 0) -> Checker:
@@ -198,24 +206,11 @@ def checker_of(subject: Model, variant: str, seed: int = 0) -> Checker:
     return Checker(subject, bounds, texts, variant, generator=generators[1])
 
 
-def subject_of(losses: Loss, precision: str = "32-true", *, twin: bool = False) -> Model:
+def subject_of(losses: Loss, precision: str = "32-true") -> Model:
     """The model of a loss, not copied, in its mode."""
     gpt = losses.model
-    config, device = gpt.config, gpt.embed.weight.device
-    sizes = {"vocab_size": config.vocab_size, "context_length": config.context_length, "visible": causal}
-    subject = with_ways(Model("model", gpt, call_gpt, **sizes, device=device, precision=precision))
-    return subject if twin else replace(subject, twin=None)
-
-
-def loss_subject(losses: Loss, precision: str, batch_size: int) -> Model:
-    """The loss of a training step, (B, T, 1): one number per position, for fixed targets."""
-    subject = subject_of(losses, precision)
-    shape = (batch_size, subject.context_length)
-    targets = torch.randint(subject.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(subject.device)
-    call = lambda _, ids: losses((ids, targets[: len(ids)])).detach()[..., None]  # noqa: E731
-    if losses.document_eot is not None:  # an end of text before the window changes the positions
-        subject = replace(subject, visible=causal)
-    return replace(subject, call=call, batch_size=batch_size)
+    sizes = {"vocab_size": gpt.config.vocab_size, "context_length": gpt.config.context_length, "visible": causal}
+    return with_ways(Model("model", gpt, call_gpt, **sizes, device=gpt.embed.weight.device, precision=precision))
 
 
 def check_ways(losses: Loss) -> Iterator[Result | str]:
@@ -223,17 +218,17 @@ def check_ways(losses: Loss) -> Iterator[Result | str]:
 
     The bound needs a copy of the model in float64, so models above a budget are left out.
     """
-    config = losses.model.config
-    names = [f"{'chunks of 1' if config.context_length <= MAX_STEPS else 'few chunks'} with the cache"]
-    if 2 * losses.model.n_parameters() * config.context_length > TWIN_FLOPS:
-        return
-    losses.model.eval()
-    checker = checker_of(subject_of(losses, twin=True), "model precision=32-true")
+    length = losses.model.config.context_length
+    names = [f"{'single tokens' if length <= MAX_STEPS else 'chunks'} with the cache"]
     if losses.document_eot is not None:
         names.append("a document behind another one")
-    yield from checker.ways(config.context_length, [name for name in names if name in checker.model.ways])
-    lengths = [max(1, config.context_length * share // 8) for share in (7, 4, 2, 1)]
-    yield from checker.lengths(config.context_length, lengths, lambda: True)
+    if 2 * losses.model.n_parameters() * length > TWIN_FLOPS:
+        return
+    losses.model.eval()
+    checker = checker_of(subject_of(losses), "model precision=32-true")
+    yield from checker.ways(length, [name for name in names if name in checker.model.ways])
+    shorter = [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]
+    yield from checker.lengths(length, shorter, lambda: True)
 
 
 def check_windows(windows: Windows, config: Any) -> Iterator[Result | str]:
@@ -249,7 +244,7 @@ def check_windows(windows: Windows, config: Any) -> Iterator[Result | str]:
 
 
 def check_targets(losses: Loss, batch_size: int) -> Iterator[Result]:
-    """The losses of training and of validation depend on no other target, and do not know their own.
+    """The losses of training and of validation are those of the logits, which do not know the targets.
 
     In float32 and not compiled: a compiled loss in bf16 rounds more than a small leak.
     """
@@ -257,30 +252,10 @@ def check_targets(losses: Loss, batch_size: int) -> Iterator[Result]:
     plain = Loss(model, None, losses.document_eot)
     shape = (2, min(batch_size, 2), config.context_length)
     inputs, targets = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-    dropout = max(config.embd_dropout, config.attn_dropout, config.resid_dropout) > 0
     for training in (True, False):
         model.train(training)
         variant = f"loss mode={'training' if training else 'evaluation'}"
         probe = LossProbe(lambda x, y: plain((x, y)), inputs, targets, config.vocab_size, model, variant)
-        base, others = probe(probe.inputs, probe.targets), (probe.targets + 1) % config.vocab_size
-        chosen = (torch.arange(shape[2]) % 2 == 1).to(probe.device).expand_as(probe.targets)
-        changed = probe(probe.inputs, torch.where(chosen, others, probe.targets))
-        worst = (changed - base).abs().masked_fill(chosen, 0.0).max().item()
-        bound = 1e-5 * base.abs().max().item()
-        where = "" if worst <= bound else f"a loss changes by {worst:.2g} nats when other targets are replaced"
-        yield probe.result("targets", worst, bound, base.numel(), where)
-        if not (training and dropout):
-            with torch.no_grad():
-                logits = model(probe.inputs, **document_options(probe.inputs, losses.document_eot))
-            yield check_logits(probe, logits)
-
-
-@contextlib.contextmanager
-def restored_modes(module: torch.nn.Module) -> Iterator[None]:
-    """Restores the mode of every submodule after the block."""
-    modes = {part: part.training for part in module.modules()}
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
+        with same_random_numbers(probe.device), torch.set_grad_enabled(training):
+            logits = model(probe.inputs, **document_options(probe.inputs, losses.document_eot)).detach()
+        yield check_logits(probe, logits)
