@@ -38,7 +38,7 @@ CHECKS = {
     "overlap": "the validation text is in the training text",
 }
 ODD_LENGTH = 37  # not a multiple of any block size
-LENGTHS = (8, 64, 2, 16, 65, 128, 24, 3, 1)  # lengths of all variants after the full context, while there is time
+LENGTHS = (8, 64, 2, 16, 32, 65, 128, 24, 3, 1)  # lengths of all variants after the full context, while there is time
 EVERY_LENGTH = 64  # up to here a text is cut off at every length, whatever the budget
 FIRST_LENGTH, MAX_PASS_SECONDS, MAX_OUTPUTS = 256, 20.0, 1 << 28  # longer texts are tested while a pass allows them
 CALLS = 600  # after which the model is tested again: a mask may come off later
@@ -298,9 +298,7 @@ def results_of_model(own: Checker, longest: int) -> Iterator[Result | str]:
     yield from own.future(longest, OWN_ROWS)
     if middle < longest:
         yield from at_length(own, middle, OWN_ROWS)
-    some = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1}
-    shorter = sorted((n for n in some if 1 <= n < longest), reverse=True)
-    yield from own.lengths(longest, shorter, lambda: True)
+    yield from own.lengths(longest, shorter_lengths(longest), lambda: True)
     yield from own.ways(middle, list(model.ways))
     if middle < longest:
         yield from own.ways(longest, [name for name in model.ways if longest <= EVERY_LENGTH or "single" not in name])
@@ -308,6 +306,12 @@ def results_of_model(own: Checker, longest: int) -> Iterator[Result | str]:
         yield gradient[0]
     elif model.module is not None:
         yield "no gradient was tested: the module has no nn.Embedding that looks up the ids, or no backward pass"
+
+
+def shorter_lengths(longest: int) -> list[int]:
+    """Where a text is cut off, whatever the budget; long ones first."""
+    some = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1}
+    return sorted((n for n in some if 1 <= n < longest), reverse=True)
 
 
 def at_length(checker: Checker, length: int, rows: int) -> Iterator[Result | str]:
@@ -357,7 +361,8 @@ def results_of_variant(certificate: Certificate, checker: Checker, variant: Vari
         yield from checker.ways(
             middle, [name for name in checker.model.ways if variant.thorough or "single" not in name]
         )
-    if variant.thorough:
+    if variant.thorough:  # in a new model, weights of 0 may hide attention
+        yield from checker.lengths(longest, shorter_lengths(longest), lambda: True)
         gradient = checker.gradient(longest, QUERIES)
         if gradient is not None:
             yield gradient[0]
@@ -397,7 +402,8 @@ def further_results(
 ) -> Iterator[Result | str]:
     """While there is time: one text cut off at every length, every position of every variant, and other lengths."""
     own = checkers[0]
-    yield from own.lengths(longest, [n for n in by_powers_of_two(longest) if n >= EVERY_LENGTH], in_time(0.3))
+    for checker, share in zip(checkers[:2], (0.2, 0.3), strict=False):  # own and random weights
+        yield from checker.lengths(longest, [n for n in by_powers_of_two(longest) if n >= EVERY_LENGTH], in_time(share))
     rest = torch.randperm(longest, generator=own.generator).tolist()  # a leak may be at a single position
     soon = in_time(0.7)
     for queries in torch.tensor(list(dict.fromkeys((*block_edges(longest), *rest)))).split(OWN_ROWS):
