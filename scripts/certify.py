@@ -56,11 +56,11 @@ class CertifyCommand:
         False, "test the compiled model too; not with hf or call (on a CPU: one more minute, and a C++ compiler)"
     )
     budget_seconds: float = setting(
-        5.0, "for further lengths and positions, after the checks at the full context, which always run"
+        5.0, "processor time for further lengths and positions, after the checks at the full context, which always run"
     )
     device: str = setting("auto", "auto | cpu | cuda | mps")
     out: str | None = setting(
-        None, "folder for causality.json and causality.png; null: the checkpoint's run, else outputs/causality/NAME"
+        None, "folder for causality.json; null: the checkpoint's run, else outputs/causality/NAME"
     )
 
     @model_validator(mode="after")
@@ -94,8 +94,8 @@ def main(line: CommandLine[CertifyCommand]) -> None:
             device = pick_device(settings.device)
             model, variants, origin, pipeline = subject(line, checkpoint, device)
             check_calls(model, min(model.context_length, FIRST_LENGTH))  # before the folder is created
-            default = run_folder(checkpoint) if checkpoint else Path("outputs/causality", folder_name(model.name))
-            folder = writable(settings.out or default, "out")
+            fresh = Path("outputs/causality", Path(model.name).name.replace(":", "-"))
+            folder = writable(settings.out or (run_folder(checkpoint) if checkpoint else fresh), "out")
         if device == "cpu":
             keep_freed_memory()
         if origin:
@@ -105,18 +105,15 @@ def main(line: CommandLine[CertifyCommand]) -> None:
         if pipeline is not None:
             progress("loss and windows of the run")
             certificate.add(pipeline())
+        write_json(folder / "causality.json", certificate.to_dict() | origin)
     except (ModelError, UserError) as error:
         if isinstance(error, UserError) and not isinstance(error.__cause__, ModelError):
             raise
         fail(error, status=3)
-    write_json(folder / "causality.json", certificate.to_dict() | origin)
-    print(certificate)
-    print(f"{folder}: causality.json", flush=True)
-    sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
-
-
-def folder_name(name: str) -> str:
-    return Path(name).name.replace(":", "-")
+    else:
+        print(certificate)
+        print(f"{folder}: causality.json", flush=True)
+        sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
 
 
 def subject(
@@ -137,26 +134,24 @@ def subject(
         model = as_model(load_function(settings.call), **sizes, device=device, name=settings.call)
         return model, module_variants(model), {}, None
     from tril.model.causality.gpt import gpt_variants
+    from tril.model.checkpoint import Checkpoint, verdict
     from tril.model.config import GPTConfig
     from tril.model.gpt import GPT
+    from tril.model.training.hardware import check_compiler
+    from tril.scripts.cli.run_pipeline import certify_pipeline
 
     if settings.compile:
-        from tril.model.training.hardware import check_compiler
-
         check_compiler(device)
+    name, origin, pipeline = line.choices["model"], {}, None
     if checkpoint is not None:
-        from tril.model.checkpoint import Checkpoint, verdict
-        from tril.scripts.cli.run_pipeline import certify_pipeline
-
-        stored = Checkpoint.read(checkpoint)
+        stored, name = Checkpoint.read(checkpoint), str(checkpoint)
         gpt, origin = stored.language_model().model.to(device), {"stored_certificate": verdict(stored)}
-        model = as_model(gpt, device=device, name=str(checkpoint))
-        variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
-        return model, variants, origin, functools.partial(certify_pipeline, gpt, stored.entry())
-    chosen = line.settings["model"]
-    gpt = GPT(build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model"))
+        pipeline = functools.partial(certify_pipeline, gpt, stored.entry())
+    else:
+        chosen = line.settings["model"]
+        gpt = GPT(build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model"))
     variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
-    return as_model(gpt, device=device, name=line.choices["model"]), variants, {}, None
+    return as_model(gpt, device=device, name=name), variants, origin, pipeline
 
 
 def load_function(spec: str) -> Callable:

@@ -293,3 +293,22 @@ def nll_with(hint):
 def test_a_loss_that_knows_targets_is_found_in_the_mode_in_which_it_does(hint, training, monkeypatch):
     monkeypatch.setattr(GPT, "nll", nll_with(lambda model, _, y: hint(y) if model.training is training else 0.0))
     assert failed(certificate_of(module_of())) == {f"targets loss mode={'training' if training else 'evaluation'}"}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_step_that_overwrites_its_batch_is_refused(inference, tmp_path):
+    """Targets that are copied into the inputs of the same tensors, in training and in validation."""
+    module, callback = module_of(), CausalityCheck(tmp_path)
+    start(callback, module)
+    trainer = SimpleNamespace(is_global_zero=True, global_step=3)
+    with torch.inference_mode(inference):
+        batch = torch.randint(31, (4, 40)), torch.randint(31, (4, 40))
+        begin = callback.on_validation_batch_start if inference else callback.on_train_batch_start
+        end = callback.on_validation_batch_end if inference else callback.on_before_backward
+        begin(trainer, module, batch, 0)
+        module.losses(batch)
+        end(trainer, module)
+        batch[0].copy_(batch[1])
+        module.losses(batch)
+        with pytest.raises(CausalityError, match="passes other inputs or targets than those of its batch"):
+            end(trainer, module)
