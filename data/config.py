@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -122,9 +122,9 @@ def parse(mapping: Mapping[str, Any], presets: Presets | None = None) -> DataCon
         ValueError: an unknown key, for which the message has the nearest valid one; a missing key; or an invalid value.
         OSError: a file or folder that does not exist.
     """
-    common, known = DataConfig.__pydantic_fields__, {}
+    common, known = {field.name for field in fields(DataConfig)}, set()
     if (group := SOURCES.get(mapping.get("source", ""))) is not None:
-        known = group.__pydantic_fields__
+        known = {field.name for field in fields(group)}
         for key in mapping:
             if key not in common and key not in known:
                 raise ValueError(f"there is no setting data.{key}{nearest(str(key), {*common, *known}, 'data')}")

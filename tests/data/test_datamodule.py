@@ -4,7 +4,6 @@ import warnings
 from types import SimpleNamespace
 
 import lightning
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -13,7 +12,6 @@ from tril.data import datamodule
 from tril.data.batches import on_device
 from tril.data.config import DataConfig
 from tril.data.datamodule import TextDataModule
-from tril.data.prepared import PreparedText
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 
@@ -85,30 +83,6 @@ def test_a_resumed_fit_gets_exactly_the_remaining_batches(make_data, tmp_path, o
         )
 
 
-def test_properties_and_shapes(make_data, tmp_path):
-    data = make_data(val_batch_size=2)
-    text = (tmp_path / "text.txt").read_bytes()
-    assert data.meta["vocab_size"] == data.tokenizer.get_vocab_size() == 257
-    counts = data.meta["counts"]
-    assert counts["train"]["bytes"] + counts["val"]["bytes"] == len(text)
-    assert data.tokenizer.decode(data.texts[""].tokens("val").tolist()) == text[-counts["val"]["bytes"] :].decode()
-    # one token per byte plus end-of-text, without the first token, which is not predicted
-    assert data.val_bytes_per_token == (counts["val"]["bytes"] - 1) / counts["val"]["bytes"]
-    inputs, targets = next(iter(data.val_dataloader()))
-    assert inputs.shape == targets.shape == (2, 16)
-    assert next(iter(data.train_dataloader()))[0].shape == (4, 16)
-    other = make_data(seed=2)
-    assert not torch.equal(next(iter(other.train_dataloader()))[0], next(iter(data.train_dataloader()))[0])
-
-
-def test_a_document_mask_gives_the_end_of_text_id_and_the_same_data(make_data):
-    plain, masked = make_data(), make_data(document_mask=True)
-    assert (plain.document_eot, masked.document_eot) == (None, masked.tokenizer.token_to_id("<|endoftext|>"))
-    assert masked.meta == plain.meta and masked.texts[""].folder == plain.texts[""].folder
-    batches = next(iter(masked.train_dataloader())), next(iter(plain.train_dataloader()))
-    assert all(torch.equal(*tensors) for tensors in zip(*batches, strict=True))
-
-
 @pytest.mark.parametrize(("free", "resident"), [(4, True), (3, False)])
 def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, resident):
     """The GPU has `free` times the memory of the training part. The meta device replaces it."""
@@ -130,17 +104,6 @@ def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, 
         assert (loader.texts[0].device.type == "meta") == resident
         inputs, targets = next(iter(loader))
         assert inputs.shape == targets.shape == (4, 16) and inputs.device.type == ("meta" if resident else "cpu")
-
-
-def test_documents_of_the_validation_targets(make_data, tmp_path):
-    """The end-of-text token is the last target of one document and the first input of the next."""
-    data = make_data()
-    np.array([120, 121, 256, 122, 256, 117, 118, 119, 256], np.uint16).tofile(tmp_path / "tokens.bin")  # xy, z, uvw
-    counts = {"train": {"tokens": 0}, "val": {"tokens": 9}}
-    meta = {"eot_id": 256, "dtype": "uint16", "counts": counts, "start": {"tokens.bin": 0, "flags.bin": None}}
-    data.prepared.texts[""] = PreparedText(tmp_path, meta, data.tokenizer)
-    assert data.val_documents(8).tolist() == [0, 0, 1, 1, 2, 2, 2, 2]
-    assert data.val_documents(3).tolist() == [0, 0, 1]
 
 
 def test_a_batch_of_many_times_the_text_is_refused_and_one_of_a_short_test_text_is_not(make_data):

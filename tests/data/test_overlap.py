@@ -1,11 +1,8 @@
 """The overlap of validation with training, against a search with Python's sets."""
 
-import sys
-
 import numpy as np
 import pytest
 
-from tests.conftest import run_python
 from tril.data import overlap as module
 from tril.data.overlap import measure_overlap
 
@@ -42,28 +39,3 @@ def test_texts_shorter_than_a_passage_have_none():
     tokens = np.arange(49, dtype=np.uint16)
     for train, val in ((tokens, tokens), (np.tile(tokens, 3), tokens), (tokens, np.tile(tokens, 3)), (tokens[:0],) * 2):
         assert measure_overlap(train, val, 49, 3.0) == {"tokens": 0, "share": 0.0, "passage_tokens": 50}
-
-
-MEASURE = """
-import sys
-import numpy as np
-from tril.data.overlap import measure_overlap
-
-def peak():  # KiB
-    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
-
-train = np.memmap(sys.argv[1], dtype=np.uint16, mode="r")
-measure_overlap(train[:2000000], train[:100000], 4096, 4.0)
-before = peak()
-measure_overlap(train, train[:100000], 4096, 4.0)
-print(peak() - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_memory_is_flat_in_the_training_part(tmp_path):
-    """40 MB of tokens are mapped, which counts as memory; their hashes would take 160 MB."""
-    np.random.default_rng(0).integers(0, 4096, 20_000_000).astype(np.uint16).tofile(tmp_path / "tokens.bin")
-    done = run_python("-c", MEASURE, str(tmp_path / "tokens.bin"), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 70 * 1024

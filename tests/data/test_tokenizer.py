@@ -57,13 +57,6 @@ def test_bpe_training_is_deterministic_and_reaches_the_given_size():
     assert len(first.encode("the cat sat").ids) == 3  # "the", " cat", " sat" are the commonest words
 
 
-def test_bpe_is_trained_on_the_first_bytes_only():
-    config = TokenizerConfig(kind="bpe", vocab_size=300, train_bytes=720)
-    texts = iter(["abcabcabc " * 72, "never read", "nor this"])
-    assert build(config, [texts]).to_str() == build(TokenizerConfig(vocab_size=300), [["abcabcabc " * 72]]).to_str()
-    assert next(texts) == "never read"
-
-
 def refusal(**values):
     with pytest.raises(ValidationError) as error:
         TokenizerConfig(**values)
@@ -93,18 +86,3 @@ def test_file_without_end_of_text_is_refused_with_its_special_tokens(tmp_path):
     path.write_text("{}")
     with pytest.raises(OSError, match="cannot read a tokenizer .*; give a tokenizer.json"):
         build(TokenizerConfig(kind="file", path=str(path)), [])
-
-
-def test_fingerprint_contains_what_matters_and_nothing_else(tmp_path):
-    assert (
-        TokenizerConfig(kind="char", vocab_size=2048).fingerprint()
-        == TokenizerConfig(kind="char", vocab_size=999).fingerprint()
-    )
-    assert TokenizerConfig(vocab_size=300).fingerprint() != TokenizerConfig(vocab_size=301).fingerprint()
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    for path in paths:
-        path.write_text("{}")
-    a, b = (TokenizerConfig(kind="file", path=str(path)) for path in paths)
-    assert a.fingerprint() == b.fingerprint()
-    paths[1].write_text("{ }")
-    assert a.fingerprint() != b.fingerprint()

@@ -37,12 +37,6 @@ def test_a_revision_is_resolved_to_its_commit_and_that_tokenizer_is_built(publis
         assert build(config(revision), []).to_str() == tokenizer.to_str()
 
 
-def test_a_commit_is_not_resolved_but_built(publish, server):
-    commit = COMMITS["v1"]
-    assert config(commit).fingerprint()["revision"] == commit and server.requests == []
-    assert build(config(commit), []).to_str() == BPE.to_str()
-
-
 def test_one_start_downloads_once_and_a_later_one_needs_no_network(publish, server, hub):
     one = config()
     expected = one.fingerprint()

@@ -160,14 +160,3 @@ def test_the_split_is_by_conversation_and_copies_stay_together(tmp_path):
     assert len(parts[0]) + len(parts[1]) == 160 and 20 <= len(parts[1]) <= 60
     assert not set(parts[0]) & set(parts[1])
     assert source.split_rule == f"{len(parts[1])} of 160 documents that share no passages with others"
-
-
-def test_a_template_changes_the_fingerprint(tmp_path):
-    path, template = tmp_path / "chat.jsonl", tmp_path / "chat.jinja"
-    path.write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
-    template.write_text(CHATML)
-    plain, chatml, text = (
-        Files(path=str(path), **more).fingerprint()
-        for more in ({"format": "chat"}, {"format": "chat", "chat_template": str(template)}, {"text_field": "text"})
-    )
-    assert plain["chat_template"] == PLAIN and chatml["chat_template"] == CHATML and "format" not in text
