@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ConfigDict, Field, ValidationError
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 REQUIRED = PydanticUndefined  # the default of a setting that has none
 
@@ -79,7 +79,8 @@ def declared(group: type, prefix: str = "") -> Iterator[Setting]:
             yield from declared(inner, key)
             continue
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = plain(field.get_default(call_default_factory=True))
+        default = field.get_default(call_default_factory=True)
+        default = default if default is REQUIRED else plain(default)
         kind = field.annotation
         yield Setting(key, default, field.description or "", choices_of(kind), **extra, is_text=takes_text(kind))
 
@@ -177,11 +178,7 @@ def takes_text(annotation: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """A default as yaml writes it: groups and mappings as dictionaries, tuples as lists."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return to_jsonable_python(value)
 
 
 def nearest(name: str, choices: Collection[str], prefix: str = "") -> str:
