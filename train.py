@@ -39,7 +39,7 @@ from tril.scripts.cli.start import check_resumed, find_start
 
 def run_job(cfg: Any) -> float:
     """A run of a grid, in a process of its own."""
-    from tril.scripts.ablation.sweep_job import run_job
+    from tril.scripts.experiments.launch import run_job
 
     return run_job(cfg)
 

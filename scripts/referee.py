@@ -81,7 +81,7 @@ def main(line: CommandLine[RefereeCommand]) -> None:
 
 def judge(settings: RefereeCommand) -> tuple["Decision", Path]:
     """Trains pairs until there is a verdict; the decision and the report."""
-    from tril.scripts.ablation.run_process import locked_if_free
+    from tril.scripts.experiments.run_process import locked_if_free
 
     is_new = not Path(settings.out).exists()
     with user_errors():

@@ -20,7 +20,7 @@ from tests.runs import TINY
 COMMANDS = commands()
 OF_TRIL = list({command.words: command for command in COMMANDS if command.script}.values())
 OTHERS = [command for command in COMMANDS if not command.script]
-GRIDS = ("scripts.ablation.grid.estimate_runs", "scripts.ablation.grid.name_runs")  # the second one on clusters
+GRIDS = ("scripts.experiments.grid.estimate_runs", "scripts.experiments.grid.name_runs")  # the second one on clusters
 ACCEPTED = {  # what each script calls when it has accepted its settings
     "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.cli.plan.print_plan"),
     "certify": ("model.causality.certificate.certify_model",),

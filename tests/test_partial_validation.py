@@ -26,10 +26,10 @@ def test_a_run_says_how_many_windows_it_has_scored(configure, tmp_path, capsys):
 def test_runs_with_other_parts_are_not_compared(tmp_path):
     losses = {(1,): {0: 3.1}, (4,): {0: 3.0}}
     same = write_sweep(tmp_path / "same", ["model.n_heads"], losses, summary=dict.fromkeys(losses, PART))
-    assert scored_part(read_sweep(same)) == "4 of 1,110 windows"
+    assert scored_part(read_sweep(same).runs) == "4 of 1,110 windows"
     mixed = write_sweep(tmp_path / "mixed", ["model.n_heads"], losses, summary={(1,): PART, (4,): WHOLE})
     message = "has scored 4 of 1,110 windows of its validation part and .* all; train them with the same trainer.limit_"
     with pytest.raises(ValueError, match=message):
         read_sweep(mixed)
     whole = write_sweep(tmp_path / "whole", ["model.n_heads"], losses, summary=dict.fromkeys(losses, WHOLE))
-    assert scored_part(read_sweep(whole)) is None
+    assert scored_part(read_sweep(whole).runs) is None

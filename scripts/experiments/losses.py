@@ -8,7 +8,7 @@ import numpy as np
 
 from tril.model.comparison import Comparison, compare
 from tril.model.intervals import MIN_DOCUMENTS, Interval, block_starts
-from tril.scripts.experiments.sweep import RUNNING, Sweep
+from tril.scripts.experiments.sweep import RUNNING, Run, Sweep
 
 NATS, BITS = "nats per token", "bits per byte"
 TUNING_STRIDE = 4  # of four documents, one chooses settings in a tuned sweep, and is not compared
@@ -122,6 +122,18 @@ def document_sums(windows: Sequence[dict[str, np.ndarray]]) -> tuple[np.ndarray 
 def is_tuning(n_documents: int) -> np.ndarray:
     """(n_documents,) bool: the documents that choose settings in a tuned sweep; a report compares the others."""
     return np.arange(n_documents) % TUNING_STRIDE == 0
+
+
+def tuning_loss(run: Run) -> float:
+    """Nats per token on the documents that choose settings; infinite for a run that failed or diverged."""
+    windows = run.windows("final")
+    if run.state != "finished" or windows is None:
+        return math.inf
+    nll, sizes, _ = document_sums([windows])
+    assert nll is not None
+    chosen = is_tuning(len(sizes))
+    loss = float(nll[0, chosen].sum() / sizes[chosen].sum())
+    return loss if math.isfinite(loss) else math.inf
 
 
 def spread(interval: Interval, sign: str = "") -> str:

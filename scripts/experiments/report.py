@@ -123,15 +123,9 @@ def report_text(
     published: bool,
 ) -> str:
     """The content of report.md, from its template."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"text": escape, "code": printable}
-    launch = launch_count(sweep)
-    tunings = read_tuning(sweep)
-    text = environment.get_template("report.md.jinja").render(
+    launch, tunings = launch_count(sweep), read_tuning(sweep)
+    return render(
+        Path(__file__).with_name("report.md.jinja"),
         title=f"Sweep over {', '.join(sweep.keys)}" if sweep.keys else "Runs of one configuration",
         answer=answer(sweep, request, losses, comparisons),
         warnings=warnings(sweep),
@@ -154,7 +148,17 @@ def report_text(
         law=law,
         published=published,
     )
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def render(template: Path, **values: object) -> str:
+    """The text of a Markdown template. It escapes texts by the filter `text`, and those in code by `code`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(template.parent)
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"text": escape, "code": printable}
+    text = environment.get_template(template.name).render(**values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"  # of nested blocks
 
 
 def warnings(sweep: Sweep) -> Iterator[str]:
@@ -166,7 +170,7 @@ def warnings(sweep: Sweep) -> Iterator[str]:
             yield f"{differ}. Differences between variants may come from that."
     if len({summary.get("data_fingerprint") for summary in summaries}) > 1:
         yield "The finished runs differ in their text or tokenizer: compare bits per byte, not nats per token."
-    if (part := scored_part(sweep)) is not None:
+    if (part := scored_part(sweep.runs)) is not None:
         yield f"The losses are those of {part} of the validation part, to which trainer.limit_val_batches shortened it."
     if leaks := sum("LEAK" in str(summary.get("causality")) for summary in summaries):
         yield f"The losses of {plural(leaks, 'finished run')} are invalid: the model sees the tokens it predicts."

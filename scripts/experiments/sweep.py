@@ -9,7 +9,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -184,19 +184,19 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     ]
     chosen = _choose_baseline(every, names, baseline, index.get("baseline", {}))
     sweep = Sweep(folder, keys, tuple(every), chosen, index)
-    scored_part(sweep)
+    scored_part(sweep.runs)
     for run in sweep.runs:  # so that a damaged file is found here
         _ = run.settings, run.curve, run.message
     return sweep
 
 
-def scored_part(sweep: Sweep) -> str | None:
+def scored_part(runs: Iterable[Run]) -> str | None:
     """How much of the validation part all finished runs have scored, such as "16 of 1,110 windows"; None: all of it.
 
     Raises:
         ValueError: trainer.limit_val_batches has shortened it for some, and not in the same way for all.
     """
-    parts = {run.folder: partial_validation(run.summary.get("val_windows")) for run in sweep.runs if run.summary}
+    parts = {run.folder: partial_validation(run.summary.get("val_windows")) for run in runs if run.summary}
     if not parts:
         return None
     (first, of_first), *others = parts.items()

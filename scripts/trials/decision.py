@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tril.scripts.ablation.run_files import Run
 from tril.scripts.cli.formats import clock, plural
+from tril.scripts.experiments.sweep import Run
 from tril.scripts.trials.pair_runs import WALL_SECONDS
 from tril.scripts.trials.paired_losses import PairedLosses, pair_losses, text_half_width
 from tril.scripts.trials.sequential import MAX_PAIRS, Look

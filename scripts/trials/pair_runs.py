@@ -8,10 +8,9 @@ from pathlib import Path
 
 from tril.model.atomic_files import write_json
 from tril.model.runs import FAILURE, state_of
-from tril.scripts.ablation.run_files import Run, read_run
-from tril.scripts.ablation.run_process import train
-from tril.scripts.ablation.sweep_files import read_json
 from tril.scripts.cli.errors import UserError
+from tril.scripts.experiments.run_process import train
+from tril.scripts.experiments.sweep import Run, read_json
 from tril.scripts.trials.arms import CERTIFIED, Arm, runs_folder
 
 WALL_SECONDS = "wall_seconds"  # of a run, with the start of its process
@@ -59,8 +58,8 @@ def train_run(arm: Arm, root: Path, seed: int) -> Run:
         raise UserError(f"{name} failed with status {failure['status']}: {message} ({folder / 'log.txt'})")
     if state != "finished":
         raise UserError(f"{name} was stopped by a signal; start the same command again to continue")
-    run = read_run(folder, seed, read_json(wall_file(folder)))
-    certificate = (run.summary or {}).get("causality")
+    run = Run(folder, seed, read_json(wall_file(folder)))
+    certificate = run.summary.get("causality")
     if certificate != "certified":
         raise UserError(f"{name}: its causality certificate is {certificate!r}; {CERTIFIED}")
     return run

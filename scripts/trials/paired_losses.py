@@ -11,8 +11,8 @@ import numpy as np
 
 from tril.model.comparison import text_variance
 from tril.model.intervals import clustered_mean, t_quantile
-from tril.scripts.ablation.cluster_sums import cluster_sums, have_documents
-from tril.scripts.ablation.run_files import Run, check_same_validation
+from tril.scripts.experiments.losses import document_sums
+from tril.scripts.experiments.sweep import Run, scored_part
 from tril.scripts.trials.sequential import ALPHA
 
 SAME_BYTES = 1e-6  # relative: rounding of bytes per token
@@ -54,8 +54,8 @@ def pair_losses(baseline: Sequence[Run], candidate: Sequence[Run]) -> PairedLoss
         ValueError: the arms have other validation texts.
     """
     runs = [*baseline, *candidate]
-    check_same_validation(runs)
-    texts = {_summary(run).get("data_fingerprint") for run in runs}
+    scored_part(runs)
+    texts = {run.summary.get("data_fingerprint") for run in runs}
     if len(texts) == 1 and None not in texts:
         before, after = (_losses(arm, "final_val_loss") for arm in (baseline, candidate))
         clusters = _clusters(baseline, candidate)
@@ -91,27 +91,21 @@ def text_half_width(clusters: tuple[np.ndarray, np.ndarray], alpha: float = ALPH
 
 def _clusters(baseline: Sequence[Run], candidate: Sequence[Run]) -> tuple[np.ndarray, np.ndarray] | str:
     """The clusters of all pairs, or why they are unknown."""
-    windows = [run.last for run in (*baseline, *candidate) if run.last is not None]
-    if len(windows) < len(baseline) + len(candidate):
+    windows = [run.windows("final") for run in (*baseline, *candidate)]
+    kept = [each for each in windows if each is not None]
+    if len(kept) < len(windows):
         return "the losses of documents and windows were not kept, so the interval is about this text"
-    if not have_documents(windows) and any(not np.array_equal(each.targets, windows[0].targets) for each in windows):
+    nll, targets, _ = document_sums(kept)  # (2 n, G), (G,)
+    if nll is None:
         return "the windows of the arms do not cover the same text, so the interval is about this text"
-    nll, targets, _ = cluster_sums(windows)  # (2 n, G), (G,)
-    kept = targets > 0
-    return (nll[len(baseline) :] - nll[: len(baseline)])[:, kept], targets[kept]
+    return nll[len(baseline) :] - nll[: len(baseline)], targets
 
 
 def _losses(arm: Sequence[Run], name: str) -> np.ndarray:
-    return np.array([_summary(run)[name] for run in arm])
-
-
-def _summary(run: Run) -> dict:
-    assert run.summary is not None, run.folder
-    return run.summary
+    return np.array([run.summary[name] for run in arm])
 
 
 def _text_bytes(run: Run) -> float:
     """Bytes of the validation text of a run, as far as it read it; NaN if unknown."""
-    if run.last is None:
-        return math.nan
-    return float(run.last.targets.sum()) * _summary(run)["val_bytes_per_token"]
+    windows = run.windows("final")
+    return math.nan if windows is None else float(windows["targets"].sum()) * run.summary["val_bytes_per_token"]

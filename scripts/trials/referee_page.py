@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tril.model.atomic_files import atomic_path, write_json, write_text
-from tril.scripts.ablation.templates import render
 from tril.scripts.cli.formats import clock, plural
+from tril.scripts.experiments.report import render, table
 from tril.scripts.trials.arms import Arm
 from tril.scripts.trials.decision import Decision, Rules
 from tril.scripts.trials.sequential import ALPHA, MAX_PAIRS, Look
@@ -66,8 +66,10 @@ def write_page(folder: Path, content: dict, decision: Decision, rules: Rules) ->
     drawn = any(math.isfinite(look.half) for look in decision.looks)
     if drawn:
         plot_looks(folder / PICTURE, decision, rules.margin)
-    values = {"answer": sentence(decision), "picture": PICTURE if drawn else None, "looks": _rows(content, decision)}
-    write_text(folder / "report.md", render("referee.md.jinja", record=content, **values))
+    header = ["pairs", "time", "difference", "mean", "low", "high", "text, ±"]
+    looks = table([header, *([str(cell) for cell in row.values()] for row in _rows(content, decision))])
+    values = {"answer": sentence(decision), "picture": PICTURE if drawn else None, "looks": looks}
+    write_text(folder / "report.md", render(Path(__file__).with_name("referee.md.jinja"), record=content, **values))
 
 
 def _rows(content: dict, decision: Decision) -> list[dict]:
@@ -86,14 +88,13 @@ def plot_looks(path: Path, decision: Decision, margin: float) -> None:
     """Draws the differences of the pairs and the interval after each of them."""
     from matplotlib.ticker import MaxNLocator
 
-    from tril.scripts.ablation.plot_style import COLORS, new_figure
+    from tril.scripts.experiments.plots import COLORS, new_axes
 
     assert decision.losses is not None
     looks = [look for look in decision.looks if math.isfinite(look.half)]
     n, means = [look.n for look in looks], [look.mean for look in looks]
     differences = decision.losses.differences
-    figure = new_figure(height=3.6)
-    axes = figure.subplots()
+    axes = new_axes(3.6)
     axes.axhspan(-margin, margin, color="#dddddd", label=f"margin ±{margin:g}")
     axes.axhline(0, color="black", lw=0.8)
     axes.fill_between(n, [look.low for look in looks], [look.high for look in looks], color=COLORS[0], alpha=0.25)
@@ -107,4 +108,4 @@ def plot_looks(path: Path, decision: Decision, margin: float) -> None:
     minutes = axes.secondary_xaxis("top", functions=(partial(np.multiply, per_pair), lambda x: np.divide(x, per_pair)))
     minutes.set_xlabel("minutes of training")
     axes.legend(fontsize=8, loc="best")
-    figure.savefig(path, dpi=130)
+    axes.figure.savefig(path, dpi=130)  # pyright: ignore[reportAttributeAccessIssue] a Figure

@@ -12,8 +12,8 @@ from tests.calls import call
 from tests.conftest import assert_refused
 from tests.scripts.trials.runs_of_arms import Trainer
 from tril.scripts import referee
-from tril.scripts.ablation import run_process
-from tril.scripts.ablation.run_process import locked
+from tril.scripts.experiments import run_process
+from tril.scripts.experiments.run_process import locked
 from tril.scripts.referee import to_seconds
 from tril.scripts.trials import arms, source_tree
 from tril.scripts.trials.sequential import Look

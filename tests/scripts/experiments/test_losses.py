@@ -2,13 +2,14 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.scripts.experiments.synthetic import sweep_of, write_sweep
 from tril.model.comparison import compare
-from tril.scripts.experiments.losses import compare_sweep, is_tuning, launch_alpha, losses_of
+from tril.scripts.experiments.losses import compare_sweep, is_tuning, launch_alpha, losses_of, tuning_loss
 from tril.scripts.experiments.sweep import read_sweep
 
 SIZES = np.array([40, 0, 100, 30, 200, 50, 60, 80, 120, 300, 70, 230])  # targets of each document: 1280
@@ -107,3 +108,16 @@ def test_each_launch_has_its_level_and_an_unfinished_one_no_verdict(tmp_path):
     assert found.verdict == "worse" and found.difference.half_width == pytest.approx(half)
     assert [launch_alpha(n) for n in (1, 2, 3)] == [0.04, 0.005, 0.0025]
     assert sum(launch_alpha(n) for n in range(1, 40)) < 0.05
+
+
+def test_a_setting_is_tuned_on_every_fourth_document_or_block():
+    documents = {"document_nll": np.arange(1.0, 13) * 10, "document_targets": np.array([10, *[5] * 11])}
+    blocks = {"nll": np.repeat(np.arange(20.0), 2), "targets": np.ones(40), "context_length": np.array(1)}  # 20 of two
+
+    def loss(**arrays):
+        return tuning_loss(SimpleNamespace(state="finished", windows=lambda which: blocks | arrays))
+
+    assert loss(**documents) == (10 + 50 + 90) / (10 + 5 + 5)
+    few = {"document_nll": np.full(9, 1e6), "document_targets": np.full(9, 10)}
+    assert loss() == loss(**few) == np.mean([0, 4, 8, 12, 16])
+    assert all(0 < is_tuning(n).sum() <= n / 2 for n in range(2, 40))

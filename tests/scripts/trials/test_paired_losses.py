@@ -1,12 +1,12 @@
 """Differences of pairs of runs, their unit, and the half width that the choice of the text adds."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from tril.scripts.ablation.run_files import Run, Windows
 from tril.scripts.trials.paired_losses import pair_losses, text_half_width
 
 TARGETS = np.array([30, 10, 20, 0, 40, 10, 10, 50, 10, 10, 60])  # of 11 documents, one of which has none
@@ -19,10 +19,12 @@ def run(loss, *, seed=0, fingerprint="a", windows=WINDOWS, documents=TARGETS, by
     if documents is not None:
         document_nll[0] += 1
     nll = nll + np.eye(1, len(windows))[0]
-    last = Windows(5, 10, nll, windows, document_nll, documents)
+    last = {"nll": nll, "targets": windows, "context_length": windows[0]}
+    last |= {} if documents is None else {"document_nll": document_nll, "document_targets": documents}
     summary = {"final_val_loss": loss + 1 / 250, "data_fingerprint": fingerprint, "final_val_bpb": loss / 2}
     summary |= {"val_bytes_per_token": bytes_per_token}
-    return Run(None, seed, "finished", summary, {}, {}, last if kept else None, None)
+    folder = f"{loss}-{fingerprint}-{seed}"
+    return SimpleNamespace(folder=folder, seed=seed, summary=summary, windows=lambda _: last if kept else None)
 
 
 def test_documents_are_the_clusters():
@@ -46,7 +48,7 @@ def test_blocks_of_windows_are_the_clusters_without_enough_documents(documents):
 
 
 def test_other_windows_leave_the_text_out():
-    found = pair_losses([run(3.0, documents=None)], [run(2.0, documents=None, windows=np.full(50, 5))])
+    found = pair_losses([run(3.0, documents=None)], [run(2.0, documents=None, windows=np.full(49, 5))])
     assert found.clusters is None and "do not cover the same text" in found.remark
     found = pair_losses([run(3.0)], [run(2.0, kept=False)])
     assert found.clusters is None and "were not kept" in found.remark

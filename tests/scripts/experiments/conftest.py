@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tril.scripts.ablation import run_process
+from tril.scripts.experiments import run_process
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import time
 import pytest
 
 from tril.model.runs import new_folder, state_of
-from tril.scripts.ablation import run_process
-from tril.scripts.ablation.run_process import locked, train, try_lock
-from tril.scripts.ablation.sweep_job import time_left
+from tril.scripts.experiments import run_process
+from tril.scripts.experiments.launch import time_left
+from tril.scripts.experiments.run_process import locked, train, try_lock
 
 PARENT = """
 import sys
 from pathlib import Path
-from tril.scripts.ablation.run_process import locked, spawn
+from tril.scripts.experiments.run_process import locked, spawn
 with locked(Path("run"), "run") as lock:
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
     spawn([sys.executable, "-c", code], Path("log.txt"), lock)

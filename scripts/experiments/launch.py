@@ -4,7 +4,9 @@ The same command finds its folder again and continues there; so does a command w
 """
 
 import json
+import math
 import shlex
+import signal
 import sys
 import traceback
 from collections.abc import Iterable
@@ -13,18 +15,20 @@ from hashlib import sha256
 from pathlib import Path
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
 from tril.model.atomic_files import write_json
-from tril.model.runs import ROOTS, SWEEP, new_folder, state_of
-from tril.scripts.ablation import grid
-from tril.scripts.ablation.sweep_files import TUNE, read_json
-from tril.scripts.ablation.tune_plan import TuningPlan, check_tune, tune_entry
-from tril.scripts.ablation.tune_settings import TuneConfig, read_tune
+from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
 from tril.scripts.cli.command_line import quoted
 from tril.scripts.cli.errors import UserError, command, fail, user_errors
 from tril.scripts.cli.formats import clock
+from tril.scripts.experiments import grid, run_process
+from tril.scripts.experiments.sweep import Run, read_json
+from tril.scripts.experiments.tune_plan import TuningPlan, check_tune, tune_entry
+from tril.scripts.experiments.tune_settings import TUNE, TuneConfig, read_tune, scale_override, without_tune
+from tril.scripts.experiments.tuning import TuningFailed, tune_arm
 
 LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine
 
@@ -62,7 +66,7 @@ class Sweep(Callback):
 
 
 def prepare_sweep(config: DictConfig, config_name: str) -> Path:
-    """Checks and lists the runs, writes sweep.json and sets the folder of Hydra's jobs.
+    """Checks and lists the runs, writes sweep.json, and gives Hydra's jobs the folder of the sweep and their runs.
 
     Returns:
         The sweep's folder.
@@ -93,6 +97,10 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
         sweep_dir = f"hydra.sweep.dir={quoted(str(folder))}"
         config.hydra.overrides.hydra += [sweep_dir, "hydra.sweep.subdir=."]
+        left = [run.folder for run in runs if state_of(folder / run.folder) != "finished"]
+        names = left or [run.folder for run in runs[:1]]  # Hydra needs a job, which then finds its run finished
+        config.hydra.sweeper.params = None
+        config.hydra.overrides.task = [f"+run={','.join(map(quoted, names))}"]
     return folder
 
 
@@ -203,3 +211,71 @@ def read_index(path: Path) -> dict:
         return index | {"stages": list(content["stages"])} if "stages" in content else index
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a list of runs ({error}); restore it, or move its folder away") from error
+
+
+def run_job(cfg: DictConfig) -> float:
+    """A job of `train.py -m`: trains the run `cfg.run` of the sweep, after the trials of its variant if it is tuned.
+
+    Every launcher (Hydra's own loop, joblib, Slurm) calls it once for each run. The run composes its settings in a
+    process of its own.
+
+    Returns:
+        Its validation loss; NaN if it failed or was stopped.
+    """
+    sweep = Path(HydraConfig.get().sweep.dir)
+    index = read_json(sweep / SWEEP)
+    entry = next(entry for entry in index["cells"] if entry["folder"] == cfg.run)
+    try:
+        if TUNE in index:
+            loss = train_tuned(sweep, entry, index[TUNE])
+        else:
+            loss = run_process.train(sweep / entry["folder"], entry["overrides"], entry["folder"])
+    except KeyboardInterrupt:
+        print("\ninterrupted; start the same command again to continue", flush=True)
+        sys.exit(128 + signal.SIGINT)
+    left = time_left(sweep, index["cells"] + index.get(TUNE, {}).get("trials", []))
+    print(f"{progress(sweep, index['cells'])}{f', about {left} of computing left' if left else ''}", flush=True)
+    return loss
+
+
+def train_tuned(sweep: Path, entry: dict, tune: dict) -> float:
+    """Trains a run with the multiplier of its arm, after the arm's trials.
+
+    Args:
+        entry: the run's, in sweep.json.
+        tune: the settings, in sweep.json.
+    """
+    config = TuneConfig(**{name: tune[name] for name in TuneConfig.__dataclass_fields__})
+    folder, overrides = sweep / entry["folder"], entry["overrides"]
+    try:
+        multiplier = tune_arm(sweep, entry["tuning"], overrides, config)
+    except TuningFailed as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / FAILURE, {"status": 1, "message": str(error)})
+        print(f"FAILED  {entry['folder']}: {error}", flush=True)
+        return math.nan
+    if multiplier is None:
+        return math.nan
+    return run_process.train(folder, [*without_tune(overrides), scale_override(multiplier)], entry["folder"])
+
+
+def progress(sweep: Path, entries: list[dict]) -> str:
+    """How many runs of the sweep are finished and failed."""
+    states = [state_of(sweep / entry["folder"]) for entry in entries]
+    failed = f", {states.count('failed')} failed" if "failed" in states else ""
+    return f"        {states.count('finished')} of {len(entries)} runs are finished{failed}"
+
+
+def time_left(sweep: Path, entries: list[dict]) -> str | None:
+    """Estimated time of the unfinished runs, scaled by actual / estimated time of the finished ones."""
+    estimated, actual, left = 0.0, 0.0, 0.0
+    for entry in entries:
+        seconds = entry["estimated_seconds"]
+        if seconds is None:
+            return None
+        if state_of(sweep / entry["folder"]) == "finished":
+            estimated += seconds
+            actual += Run(sweep / entry["folder"], 0).summary["seconds"]
+        else:
+            left += seconds
+    return clock(left * actual / estimated) if left and estimated else None

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from tril.scripts.ablation.sweep_callback import read_index, stages_of, typed
+from tril.scripts.experiments.launch import read_index, stages_of, typed
 
 
 @pytest.fixture(autouse=True)

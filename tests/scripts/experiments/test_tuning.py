@@ -8,14 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from tests.scripts.ablation.fake_training import TRIAL_SEED, FakeTraining
+from tests.scripts.experiments.fake_training import TRIAL_SEED, FakeTraining
 from tril.model.atomic_files import write_json
 from tril.model.runs import state_of
-from tril.scripts.ablation import run_process, tuning
-from tril.scripts.ablation.run_files import Windows
-from tril.scripts.ablation.tune_settings import TuneConfig
-from tril.scripts.ablation.tuning import TuningFailed, retry_failed, tune_arm
-from tril.scripts.ablation.tuning_text import is_tuning, tuning_loss
+from tril.scripts.experiments import run_process, tuning
+from tril.scripts.experiments.tune_settings import TuneConfig
+from tril.scripts.experiments.tuning import TuningFailed, retry_failed, tune_arm
 
 ROOT2 = (0.5, 0.71, 1.0, 1.41, 2.0)  # the default multipliers
 ARM = "tune/model.n_heads=2"
@@ -44,26 +42,6 @@ def chosen(sweep) -> dict:
 
 def scales(training) -> list[float]:
     return [scale for _, scale, _, _ in training.started]
-
-
-def test_documents_that_choose_and_documents_that_are_compared():
-    assert is_tuning(10).tolist() == [True, False, False, False, True, False, False, False, True, False]
-    for n in range(2, 40):
-        assert 0 < is_tuning(n).sum() <= n / 2
-
-
-def test_loss_is_that_of_every_fourth_document():
-    documents = {"document_nll": np.arange(1.0, 13) * 10, "document_targets": np.array([10, *[5] * 11])}
-    windows = Windows(8, 32, np.full(4, 1e6), np.full(4, 30), **documents)
-    assert tuning_loss(windows) == (10 + 50 + 90) / (10 + 5 + 5)
-
-
-def test_with_few_documents_the_loss_is_that_of_every_fourth_block():
-    """40 windows are 20 blocks of two; nine documents are too few."""
-    documents = {"document_nll": np.full(9, 1e6), "document_targets": np.full(9, 10)}
-    nll = np.repeat(np.arange(20.0), 2)
-    assert tuning_loss(Windows(8, 32, nll, np.ones(40), **documents)) == np.mean([0, 4, 8, 12, 16])
-    assert tuning_loss(Windows(8, 32, nll, np.ones(40))) == np.mean([0, 4, 8, 12, 16])
 
 
 def test_multiplier_is_the_best_one_on_the_tuning_text(tmp_path, training):

@@ -12,11 +12,10 @@ import numpy as np
 
 from tril.model.atomic_files import write_json
 from tril.model.runs import FAILURE, state_of
-from tril.scripts.ablation import run_process
-from tril.scripts.ablation.run_files import read_run
-from tril.scripts.ablation.sweep_files import read_json, read_summary
-from tril.scripts.ablation.tune_settings import TuneConfig, at_edge, best_multiplier, trial_name, trial_overrides
-from tril.scripts.ablation.tuning_text import tuning_loss
+from tril.scripts.experiments import run_process
+from tril.scripts.experiments.losses import tuning_loss
+from tril.scripts.experiments.sweep import Run, read_json
+from tril.scripts.experiments.tune_settings import TuneConfig, at_edge, best_multiplier, trial_name, trial_overrides
 
 CHOSEN = "chosen.json"  # in the folder of an arm
 ENDED = ("finished", "failed")
@@ -95,8 +94,7 @@ def progress_of(folder: Path, config: TuneConfig) -> tuple[dict[float, float], l
 
 def trial_loss(folder: Path, seed: int) -> float:
     """Loss of a trial on the tuning text; infinite if it failed or diverged."""
-    run = read_run(folder, seed)
-    return tuning_loss(run.last) if run.state == "finished" and run.last is not None else np.inf
+    return tuning_loss(Run(folder, seed))
 
 
 def choose(folder: Path, arm: str, losses: dict[float, float], config: TuneConfig) -> None:
@@ -114,7 +112,7 @@ def choose(folder: Path, arm: str, losses: dict[float, float], config: TuneConfi
         raise TuningFailed(
             f"all {n_trials} trials of {arm} failed or diverged{f', the first: {first}' if first else ''}"
         )
-    summaries = [read_summary(trial) for trial in trials if state_of(trial) == "finished"]
+    summaries = [Run(trial, 0).summary for trial in trials if state_of(trial) == "finished"]
     content = {
         "lr_scale": best,
         "curve": [[multiplier, losses[multiplier]] for multiplier in sorted(losses)],

@@ -13,9 +13,9 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import build, strict_settings
-from tril.scripts.ablation.sweep_files import TUNE
 from tril.scripts.cli.errors import UserError, user_errors
 
+TUNE = "tune"  # key of the settings in sweep.json, and folder of the trials below that of the sweep
 SCALE = "optim.lr_scale"
 RATES = (SCALE, "optim.lr", "optim.muon_lr")  # not swept: the multiplier would undo the sweep
 MIN_RATIO = 1.01  # of neighboring multipliers

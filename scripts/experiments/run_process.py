@@ -17,8 +17,8 @@ from typing import IO, TextIO
 
 from tril.model.atomic_files import write_json
 from tril.model.runs import CHECKPOINTS, FAILURE, state_of
-from tril.scripts.ablation.sweep_files import read_summary
 from tril.scripts.cli.formats import clock
+from tril.scripts.experiments.sweep import Run
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped
 LOCK_POLL_SECONDS = 0.5
@@ -143,7 +143,7 @@ def spawn(arguments: list[str], log: Path, lock: TextIO) -> int:
 
 def report_finished(folder: Path, name: str, how: str) -> float:
     """Prints the results of a finished run and returns its validation loss."""
-    summary = read_summary(folder)
+    summary = Run(folder, 0).summary
     loss, bpb = summary["final_val_loss"], summary["final_val_bpb"]
     figures = f"{loss:.4f} nats per token, {bpb:.4f} bits per byte, {clock(summary['seconds'])}"
     print(f"done    {name} {how}: {figures}", flush=True)

@@ -9,14 +9,14 @@ from omegaconf import OmegaConf
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.runs import TINY, typed
-from tests.scripts.ablation.commands import index_of, sweep
-from tests.scripts.ablation.fake_training import FakeTraining
+from tests.scripts.experiments.commands import index_of, sweep
+from tests.scripts.experiments.fake_training import FakeTraining
 from tril import train
-from tril.scripts.ablation import run_process
-from tril.scripts.ablation.sweep_callback import family_of
-from tril.scripts.ablation.tune_settings import read_tune
 from tril.scripts.cli.command_line import compose
 from tril.scripts.cli.errors import UserError
+from tril.scripts.experiments import run_process
+from tril.scripts.experiments.launch import family_of
+from tril.scripts.experiments.tune_settings import read_tune
 
 ROOT2 = [0.5, 0.71, 1.0, 1.41, 2.0]
 CHANGES = ("tune.multipliers=[1,2]", "tune.seeds=[1001]", "tune.extend=1")

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tril.model.runs import state_of
-from tril.scripts.ablation.grid import PlannedRun, swept_keys
-from tril.scripts.ablation.sweep_files import TUNE
-from tril.scripts.ablation.tune_settings import RATES, SCALE, TuneConfig
-from tril.scripts.ablation.tuning import planned_trials, read_chosen, retry_failed
 from tril.scripts.cli.errors import UserError
 from tril.scripts.cli.formats import clock
+from tril.scripts.experiments.grid import PlannedRun, swept_keys
+from tril.scripts.experiments.tune_settings import RATES, SCALE, TUNE, TuneConfig
+from tril.scripts.experiments.tuning import planned_trials, read_chosen, retry_failed
 
 
 def check_tune(tune: TuneConfig, runs: Sequence[PlannedRun]) -> None:

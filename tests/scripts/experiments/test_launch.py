@@ -6,10 +6,10 @@ import pytest
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.scripts.ablation.commands import index_of, sweep
+from tests.scripts.experiments.commands import index_of, sweep
 from tril import train
-from tril.scripts.ablation import grid, sweep_callback
 from tril.scripts.cli.errors import UserError
+from tril.scripts.experiments import grid, launch
 
 
 def test_grid_with_invalid_runs_is_refused_with_all_of_them_named(here):
@@ -141,7 +141,7 @@ def test_a_failed_run_does_not_end_the_others_and_is_trained_again(here, no_timi
 
 def test_grid_for_other_machines_is_checked_but_neither_prepared_nor_timed(here, monkeypatch):
     """As on a cluster; Hydra's own launcher stands in for Slurm's."""
-    monkeypatch.setattr(sweep_callback, "LOCAL_LAUNCHERS", ())
+    monkeypatch.setattr(launch, "LOCAL_LAUNCHERS", ())
     # this machine may have no GPU
     refused = sweep(here, "trainer.accelerator=cuda", "seed=0,1", "model.n_heads=2,3")
     assert refused.returncode == 2 and "2 of 4 runs" in refused.stderr
