@@ -6,12 +6,4 @@ class RunRefused(ValueError):
 
 
 class NonFiniteError(ValueError):
-    """The loss or a gradient of a step, or a validation loss, is not a finite number. The weights are those before.
-
-    Args:
-        step: the number of steps that were made.
-    """
-
-    def __init__(self, step: int, message: str) -> None:
-        super().__init__(message)
-        self.step = step
+    """The loss or a gradient of a step, or a validation loss, is not a finite number. The weights are those before."""

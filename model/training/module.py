@@ -203,13 +203,11 @@ class TrainingModule(LightningModule):
         """Adds what sampling and an exact continuation need."""
         checkpoint["tril"] = dict(self.payload)
         checkpoint["train_loss"] = {"nats": self.train_nats, "targets": self._train_targets}
-        states = {"cpu": torch.get_rng_state()}
-        if self.device.type != "cpu":
-            states[self.device.type] = torch.get_device_module(self.device.type).get_rng_state()
-        checkpoint["random_states"] = {  # of each rank, (W, bytes of a state); sent from device to device
-            kind: torch.as_tensor(self.all_gather(state.to(self.device))).view(-1, len(state)).cpu()
-            for kind, state in states.items()
-        }
+        checkpoint["random_states"] = {}  # of each rank, (W, bytes of a state); sent from device to device
+        for kind in dict.fromkeys(("cpu", self.device.type)):  # in this order on all ranks
+            state = random_numbers(kind).get_rng_state()
+            gathered = torch.as_tensor(self.all_gather(state.to(self.device)))
+            checkpoint["random_states"][kind] = gathered.view(-1, len(state)).cpu()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads what `on_save_checkpoint` added."""
@@ -224,14 +222,18 @@ class TrainingModule(LightningModule):
         states, self._random_states = self._random_states, {}
         for kind, by_rank in states.items():
             if len(by_rank) == self.trainer.world_size:  # of another number of processes, each keeps its own seed's
-                state = by_rank[self.global_rank].clone()  # torch reads a row from the wrong place
-                torch.set_rng_state(state) if kind == "cpu" else torch.get_device_module(kind).set_rng_state(state)
+                random_numbers(kind).set_rng_state(by_rank[self.global_rank].clone())  # torch reads a row wrongly
         schedule: Any = self.trainer.lr_scheduler_configs[0].scheduler
         factor = lr_factor(schedule.last_epoch, self.total_steps, self.optim.schedule)
         for i, group in enumerate(param_groups(self.model, self.optim)):
             schedule.base_lrs[i] = peak = group["lr"]
             options = {key: value for key, value in group.items() if key != "params"}
             schedule.optimizer.param_groups[i].update(options | {"initial_lr": peak, "lr": peak * factor})
+
+
+def random_numbers(device_type: str) -> Any:
+    """The module of torch that has the random numbers of a device."""
+    return torch if device_type == "cpu" else torch.get_device_module(device_type)
 
 
 def in_order(nll: Tensor) -> tuple[Tensor, Tensor]:

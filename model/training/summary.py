@@ -16,7 +16,6 @@ from tril.model.atomic_files import write_json
 from tril.model.runs import SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.callbacks.output import figures
-from tril.model.training.errors import NonFiniteError
 from tril.model.training.module import TrainingModule
 from tril.model.training.run_estimate import sizes
 
@@ -61,7 +60,7 @@ def summarize(
     data: TextDataModule,
     *,
     sample: str,
-    diverged: NonFiniteError | None = None,
+    diverged: str | None = None,
     stopped: str | None = None,
 ) -> None:
     """Writes loss.png, then summary.json, which marks the run as finished, and prints the end of the run; on rank 0.
@@ -75,7 +74,7 @@ def summarize(
         return
     metrics, model, meta, folder = Metrics.of(trainer), module.model, data.meta, Path(trainer.default_root_dir)
     best = metrics.best() if metrics.last("val/loss") else {"step": 0}
-    last, steps = ({}, diverged.step) if diverged else (metrics.last("val/loss"), trainer.global_step)
+    last = {} if diverged else metrics.last("val/loss")
     train, hardware = metrics.last("train/loss"), metrics.hardware  # max_time can stop before the first row
     lineage, causality = module.payload.get("lineage") or {}, module.certificate
 
@@ -97,7 +96,7 @@ def summarize(
         "val_windows": metrics.val_windows,
         "train_loss": train and train["train/loss"],
         "sources": sources or None,
-        "steps": steps,
+        "steps": trainer.global_step,
         "tokens": metrics.tokens,
         "tokens_per_second": metrics.tokens_per_second(),
         "mfu": metrics.mfu(trainer, metrics.tokens_per_second()),
@@ -113,7 +112,7 @@ def summarize(
         "val_bytes_per_token": data.val_bytes_per_token,
         "data_fingerprint": meta["fingerprint"],
         "seed": data.seed,
-        "diverged": diverged and str(diverged),
+        "diverged": diverged,
         "stopped_early": stopped,
         "causality": "certified" if causality and causality["passed"] else "LEAKS" if causality else "not certified",
         "init_from": lineage.get("source"),
@@ -158,7 +157,7 @@ def show(summary: Mapping[str, Any], sample: str) -> str:
 
 
 def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | None) -> None:
-    """Plots the losses, and below them the learning rates and the gradient norms of the optimizer's groups.
+    """Plots the losses of training and validation.
 
     Args:
         path: of a PNG.
@@ -166,37 +165,26 @@ def plot_losses(path: Path, metrics: Metrics, title: str, *, initial: float | No
     """
     from matplotlib.figure import Figure  # not pyplot, which looks for a display
 
-    train, val = metrics.rows("train/loss"), metrics.rows("val/loss")
-    figure = Figure(figsize=(6, 7), layout="constrained")
-    top, *panels = figure.subplots(3, sharex=True, height_ratios=(3, 0.7, 1.3))
-    steps, losses = [row["step"] for row in train], [row["train/loss"] for row in train]
-    top.plot(steps, losses, lw=1.2, label="training")
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    train, val = ([(row["step"], row[name]) for row in metrics.rows(name)] for name in ("train/loss", "val/loss"))
+    if train:
+        axes.plot(*zip(*train, strict=True), lw=1.2, label="training")
     if val:
         part, best = partial_validation(metrics.val_windows), metrics.best()
-        label = f"validation{f' on {part}' if part else ''}, best {best['val/loss']:.4f}"
-        label += f" ({best['val/bpb']:.4f} bits per byte)"
-        top.plot([row["step"] for row in val], [row["val/loss"] for row in val], lw=1.2, marker="o", ms=4, label=label)
+        label = f"validation{f' on {part}' if part else ''}, best {figures(best, 'val/')}"
+        axes.plot(*zip(*val, strict=True), lw=1.2, marker="o", ms=4, label=label)
     if initial is not None:
-        top.axhline(initial, color="0.4", ls="--", lw=1, label=f"ln V = {initial:.2f}, the loss of a uniform guess")
-    if losses := [*losses, *(row["val/loss"] for row in val)]:
+        axes.axhline(initial, color="0.4", ls="--", lw=1, label=f"ln V = {initial:.2f}, the loss of a uniform guess")
+    if losses := [loss for _, loss in train + val]:
         # what exceeds both the start and 2.5 times the lowest loss is cut, so that the rest is readable
         margin = max(0.1, 0.01 * min(losses))
         limit = max(min(max(losses), 2.5 * min(losses)), initial or 0)
-        top.set_ylim(min(losses) - margin, limit + 2 * margin)
-    top.set_ylabel("loss, nats per token")
-    top.legend(fontsize=9, loc="upper right", bbox_to_anchor=(1, 0.93))  # below the dashed line
-    for axes, prefix, label in zip(panels, ("lr/", "grad_norm/"), ("learning\nrate", "gradient\nnorm"), strict=True):
-        for name in [name for name in (train[0] if train else ()) if name.startswith(prefix)]:
-            values = [row.get(name, math.nan) for row in train]
-            axes.plot(steps, values, lw=0.8, label=name.removeprefix(prefix))
-        axes.set_ylabel(label)
-        axes.legend(ncols=5, fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 0.97), borderaxespad=0)
-    panels[1].set_yscale("log")
-    panels[1].set_xlabel("step")
-    for axes in (top, *panels):
-        axes.grid(alpha=0.3)
-    figure.suptitle(title, fontsize=11, parse_math=False)
-    figure.align_ylabels()
+        axes.set_ylim(min(losses) - margin, limit + 2 * margin)
+    axes.set(xlabel="step", ylabel="loss, nats per token")
+    axes.legend(fontsize=9, loc="upper right", bbox_to_anchor=(1, 0.93))  # below the dashed line
+    axes.grid(alpha=0.3)
+    axes.set_title(title, fontsize=11, parse_math=False)
     figure.savefig(path, dpi=150)
 
 

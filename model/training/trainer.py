@@ -155,7 +155,7 @@ def fit(
         summarize(trainer, module, data, sample=sample, stopped=stop_reason(trainer))
     except Exception as error:  # not a stop by a signal, which an upload must not delay
         if isinstance(error, NonFiniteError):
-            summarize(trainer, module, data, sample=sample, diverged=error)
+            summarize(trainer, module, data, sample=sample, diverged=str(error))
         finish_loggers(trainer, failed=True)
         raise
     finish_loggers(trainer, failed=False)

@@ -53,36 +53,14 @@ def rate_factor(name: str, parameter: Tensor, config: GPTConfig, base: OptimConf
         name: of the parameter in the GPT.
         by_muon: Muon updates it, and multiplies its rate by `lr_ratio`; otherwise AdamW.
     """
-    factor = multiplier(name, config, base)
-    if "blocks." in name and parameter.ndim == 2:
-        inputs, outputs = growth(name, config, base)
-        if by_muon:
-            rows, columns = parameter.shape
-            wanted = lr_ratio(base.adjust_lr, rows / outputs, columns / inputs) * math.sqrt(outputs / inputs)
-            factor *= wanted / lr_ratio(base.adjust_lr, rows, columns)
-        else:
-            factor /= inputs
+    factor, inputs, outputs = relative_sizes(name, parameter, config, base)
+    if by_muon:
+        rows, columns = parameter.shape
+        wanted = lr_ratio(base.adjust_lr, rows / outputs, columns / inputs) * math.sqrt(outputs / inputs)
+        factor *= wanted / lr_ratio(base.adjust_lr, rows, columns)
+    else:
+        factor /= inputs
     return round(factor, DIGITS)
-
-
-def multiplier(name: str, config: GPTConfig, base: OptimConfig) -> float:
-    """The factor on initial value and learning rate that stands for one in the model, on the logits or the scores."""
-    part = name.split(".")[-2]
-    if name.startswith("norm."):
-        return base.base_width / config.dim
-    if part == ("q_proj" if config.qk_norm == "none" else "q_norm"):
-        return math.sqrt(base.base_head_dim / config.head_size)
-    return 1.0
-
-
-def growth(name: str, config: GPTConfig, base: OptimConfig) -> tuple[float, float]:
-    """Inputs and outputs of a block's matrix, relative to the base model's, whose heads have its width in sum."""
-    stream = config.dim / base.base_width
-    heads = config.n_heads * config.head_size / base.base_width
-    part = name.split(".")[-2]
-    if part in ("q_proj", "k_proj", "v_proj"):
-        return stream, heads
-    return (heads, stream) if part == "o_proj" else (stream, stream)  # the FFN keeps its ratio of hidden width to dim
 
 
 @torch.no_grad()
@@ -91,10 +69,29 @@ def scale_initial_values(model: GPT, base: OptimConfig) -> None:
 
     Those of init=zero_out follow the width already: the std of q, k, v, up and gate is 0.5 / sqrt(C).
     """
-    config = model.config
     for name, parameter in model.named_parameters():
-        factor = multiplier(name, config, base)
-        if config.init == "gpt2" and "blocks." in name and parameter.ndim == 2:
-            factor /= math.sqrt(growth(name, config, base)[0])
+        factor, inputs, _ = relative_sizes(name, parameter, model.config, base)
+        if model.config.init == "gpt2":
+            factor /= math.sqrt(inputs)
         if factor != 1:
             parameter.mul_(factor)
+
+
+def relative_sizes(name: str, parameter: Tensor, config: GPTConfig, base: OptimConfig) -> tuple[float, float, float]:
+    """What the table needs to know of a parameter.
+
+    Returns:
+        The factor on value and rate that stands for one in the model, on the logits or the scores; and inputs and
+        outputs of a matrix in a block, relative to the base model's, whose heads have its width in sum; else 1 and 1.
+    """
+    part, factor = name.split(".")[-2], 1.0
+    if name.startswith("norm."):
+        factor = base.base_width / config.dim
+    elif part == ("q_proj" if config.qk_norm == "none" else "q_norm"):
+        factor = math.sqrt(base.base_head_dim / config.head_size)
+    if "blocks." not in name or parameter.ndim != 2:
+        return factor, 1.0, 1.0
+    stream, heads = config.dim / base.base_width, config.n_heads * config.head_size / base.base_width
+    if part in ("q_proj", "k_proj", "v_proj"):
+        return factor, stream, heads
+    return factor, heads if part == "o_proj" else stream, stream  # the FFN keeps its ratio of hidden width to dim

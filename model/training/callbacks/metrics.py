@@ -131,7 +131,7 @@ class Metrics(Callback):
             rates = ", ".join(f"{group['name']} {group['lr']:.4g}" for group in optimizer.param_groups)
             text = f"step {step:,} is not finite: {values}, learning rates {rates}"
             remedy = f"the weights stay those of step {step - 1:,}; lower optim.lr_scale"
-            raise NonFiniteError(step - 1, f"{text}; {remedy}")
+            raise NonFiniteError(f"{text}; {remedy}")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         self.tokens += batch[0].numel() * trainer.world_size
@@ -157,8 +157,7 @@ class Metrics(Callback):
         step = trainer.global_step
         values = {key: value.item() for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
         if not math.isfinite(values["val/loss"]):
-            text = f"the validation loss at step {step:,} is {values['val/loss']}; lower optim.lr_scale"
-            raise NonFiniteError(step, text)
+            raise NonFiniteError(f"the validation loss at step {step:,} is {values['val/loss']}; lower optim.lr_scale")
         self.val_windows = validated_windows(trainer)
         self.write(trainer, values | self.spent())
         if trainer.is_global_zero:

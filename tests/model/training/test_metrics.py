@@ -64,9 +64,8 @@ def test_frozen_and_unused_parameters_have_no_gradient():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_is_not_made(value):
     module, weights = damaged_losses(new_module(new_model()), {5: value}), Weights()
-    with pytest.raises(NonFiniteError, match="step 6 is not finite: .* the weights stay those of step 5") as error:
+    with pytest.raises(NonFiniteError, match="step 6 is not finite: .* the weights stay those of step 5"):
         fit(module, weights)
-    assert error.value.step == 5
     assert all(torch.equal(value, weights.before[5][name]) for name, value in module.model.state_dict().items())
 
 
