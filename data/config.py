@@ -189,7 +189,7 @@ def refuse_shared_files(sources: Mapping[str, Source]) -> None:
     files = {
         name: {path.resolve() for _, path in source.files["train"]}
         for name, source in sources.items()
-        if isinstance(source, Files) and not source.is_remote
+        if isinstance(source, Files)
     }
     for first, second in combinations(files, 2):
         if both := files[first] & files[second]:

@@ -60,7 +60,7 @@ SOURCES = ("model", "data", "scripts", "configs", *FILES)
 # themselves.
 WITHOUT_POSIX = """
 import builtins, importlib, os, pkgutil, sys
-import hydra, lightning, matplotlib.pyplot, scipy.stats, torch, transformers
+import datasets, hydra, lightning, matplotlib.pyplot, scipy.stats, torch, transformers
 import tril.model, tril.data, tril.scripts
 real = builtins.__import__
 missing = {"resource", "fcntl", "pwd", "grp", "termios"}

@@ -1,10 +1,9 @@
-"""Text sources. A new one is a file here with its class, see `base.Source`, and a file configs/data/NAME.yaml."""
+"""Text sources. A new one is a file with its class, see `base.Source`, and an entry here."""
 
-import importlib
-import pkgutil
+from tril.data.sources.files import Files
+from tril.data.sources.hub import Hub
+from tril.data.sources.prose import Prose
+from tril.data.sources.single_text import SingleText
+from tril.data.sources.stdlib import StandardLibrary
 
-from tril.data.sources.base import Source
-
-for module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{module.name}")
-SOURCES: dict[str, type] = {source.name: source for source in Source.__subclasses__()}
+SOURCES = {"stdlib": StandardLibrary, "prose": Prose, "shakespeare": SingleText, "files": Files, "hub": Hub}

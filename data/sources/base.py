@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
-from tril.data.sources.split import MAX_BYTES, Plan, in_validation, plan_split, split_text
+from tril.data.sources.split import BY_CONTENT, MAX_BYTES, Plan, in_validation, plan_split, split_text
 
 Split = Literal["train", "val"]
 
@@ -62,7 +62,7 @@ class Source:
         name: a short slug, which begins the name of the folder in the cache.
         salt: put before the names of documents for their hashes.
         separate_val: names the setting with separate documents for validation; None: they are `val_fraction` of all.
-        has_only_rows: no document is a file of text.
+        by_content: rows are split by a hash of their content, without being compared first.
         ends_documents: the end-of-text token is put after each document.
         is_chat: the documents are conversations.
         n_bytes: of all files; a text of very many is only searched for equal documents.
@@ -72,7 +72,7 @@ class Source:
     val_fraction: float
     salt = ""
     separate_val: str | None = None
-    has_only_rows = False
+    by_content = False
     ends_documents = True
     is_chat = False
     n_bytes = 0
@@ -113,8 +113,11 @@ class Source:
 
     @cached_property
     def _plan(self) -> Plan:
-        options = {"compare": self.n_bytes <= MAX_BYTES, "whole": self.is_chat, "only_rows": self.has_only_rows}
-        return plan_split(self.documents("train"), self.val_fraction, self.salt, **options)
+        if self.by_content:
+            return Plan(None, True, BY_CONTENT)
+        compare = self.n_bytes <= MAX_BYTES
+        documents = self.documents("train")
+        return plan_split(documents, self.val_fraction, self.salt, compare=compare, whole=self.is_chat)
 
 
 def cut(text: str, ends_document: bool) -> Iterator[Piece]:

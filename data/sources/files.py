@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import Document, Source, Split, digest_files, printable
 from tril.data.sources.chat import PLAIN, ChatTemplate, conversation
-from tril.data.sources.formats import HUB, find, has_rows, read_rows, read_text, reading, row_text
+from tril.data.sources.formats import find, has_rows, read_rows, read_text, reading, row_text
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
@@ -25,7 +25,7 @@ class Files(Source):
     """
 
     path: str | list[str] | None = setting(
-        None, "a file, a folder (searched to every depth), a glob in quotes, a list of them, or hf:OWNER/NAME/GLOB"
+        None, "a file, a folder (searched to every depth), a glob in quotes, or a list: '[a.txt,notes/*.md]'"
     )
     text_field: str = setting("text", "the key or column that holds the text of a row", needs="format=text")
     val_fraction: float = setting(
@@ -34,7 +34,6 @@ class Files(Source):
     val_path: str | list[str] | None = setting(
         None, "files to validate on, excluded from `path`; null: a part of `path`"
     )
-    row_ends_document: bool = setting(True, "false: rows are the lines of a running text")
     format: Literal["text", "chat"] = setting(
         "text", "chat: rows with messages, or prompt and response; trains on the answers"
     )
@@ -45,8 +44,6 @@ class Files(Source):
 
     @model_validator(mode="after")
     def _check(self) -> "Files":
-        if self.is_remote:  # downloaded when it is prepared
-            return self
         paths = {path for files in self.files.values() for _, path in files}
         texts = {path for path in paths if not has_rows(path)}
         if self.text_field != "text" and paths == texts:
@@ -61,19 +58,6 @@ class Files(Source):
     @property
     def is_chat(self) -> bool:
         return self.format == "chat"
-
-    @property
-    def is_remote(self) -> bool:
-        patterns = [pattern if isinstance(pattern, list) else [pattern] for pattern in (self.path, self.val_path)]
-        return any(str(path).startswith(HUB) for each in patterns for path in each)
-
-    @property
-    def ends_documents(self) -> bool:
-        return self.row_ends_document
-
-    @property
-    def has_only_rows(self) -> bool:
-        return all(has_rows(path) for _, path in self.files["train"])
 
     @property
     def separate_val(self) -> str | None:
@@ -124,8 +108,6 @@ class Files(Source):
         common = {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field}
         if self.template is not None:  # the template itself, which a run that starts from this one takes over
             common |= {"format": self.format, "chat_template": self.template.text}
-        if not self.row_ends_document:
-            common |= {"row_ends_document": False}
         return common | ({"val_fraction": self.val_fraction} if self.val_path is None else {"val_path": True})
 
     def documents(self, split: Split) -> Iterator[Document]:

@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tril.data.settings import first_line
 from tril.data.sources.base import open_file, printable
 
 ROWS = (".jsonl", ".json", ".csv", ".parquet")  # all but .parquet also with .gz
-HUB = "hf:"  # begins a path on the Hugging Face hub
 LIMIT = 1 << 32  # bytes of a file that is read as a whole: text, and .json
 FIELD_LIMIT = 1 << 27  # characters of a field of a .csv file
 PARQUET_ROWS = 16  # decoded at a time
@@ -24,17 +22,17 @@ SHOWN_FIELDS = 20
 def find(key: str, pattern: str | list[str] | None) -> list[Path]:
     """The files that `pattern`, the setting data.`key`, matches: a file, a folder, a glob, or a list of them. Sorted.
 
-    Folders and globs leave out names that begin with a dot. Files of the hub are downloaded.
+    Folders and globs leave out names that begin with a dot.
 
     Raises:
         ValueError: no pattern.
-        OSError: it matches nothing, or the hub cannot be reached.
+        OSError: it matches nothing.
     """
     if isinstance(pattern, list) and pattern:
         return sorted({file for each in pattern for file in find(key, each)})
     if not pattern or not isinstance(pattern, str):
         raise ValueError(f"data.{key} is missing; give a file, a folder or a glob, such as data.{key}='texts/**/*.txt'")
-    path = download(key, pattern) if pattern.startswith(HUB) else Path(pattern).expanduser()
+    path = Path(pattern).expanduser()
     if path.is_file():
         return [path]
     first = next((i for i, part in enumerate(path.parts) if any(char in part for char in "*?[")), len(path.parts))
@@ -45,23 +43,6 @@ def find(key: str, pattern: str | list[str] | None) -> list[Path]:
     if not files:
         raise OSError(f"data.{key}={printable(pattern)} matches no file; give a file, a folder or a glob")
     return files
-
-
-def download(key: str, pattern: str) -> Path:
-    """The local copy of files of a data set, hf:OWNER/NAME/GLOB or hf:OWNER/NAME@REVISION/GLOB, as a glob.
-
-    Without network, those of an earlier download are used.
-    """
-    from huggingface_hub import snapshot_download
-
-    try:
-        owner, name, files = pattern.removeprefix(HUB).split("/", 2)
-        name, _, revision = name.partition("@")
-        options = {"repo_type": "dataset", "revision": revision or None, "allow_patterns": files}
-        return Path(snapshot_download(f"{owner}/{name}", **options), files)
-    except Exception as error:  # network, server and library errors have no common base class
-        remedy = f"write {HUB}OWNER/NAME/GLOB, check the network, set HF_ENDPOINT to a mirror, or give local files"
-        raise OSError(f"cannot read data.{key}={pattern} ({first_line(error)}); {remedy}") from error
 
 
 @contextlib.contextmanager

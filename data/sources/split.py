@@ -19,6 +19,7 @@ MAX_DOCUMENTS = 10_000  # with more, memory and time to compare them become noti
 MAX_BYTES = 1 << 27  # of text that is compared, in 1 to 3 s; of more, only equal documents are found
 MAX_SHARED = 0.01  # of a validation document
 MAX_DOCUMENT = 0.12  # of the validation part, if the other documents are enough
+BY_CONTENT = "rows by a hash of their content"
 SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
 
 
@@ -46,13 +47,7 @@ class Content:
 
 
 def plan_split(
-    documents: Iterable[tuple[str, str, str | None, Any]],
-    val_fraction: float,
-    salt: str,
-    *,
-    compare: bool,
-    whole: bool,
-    only_rows: bool,
+    documents: Iterable[tuple[str, str, str | None, Any]], val_fraction: float, salt: str, *, compare: bool, whole: bool
 ) -> Plan:
     """Decides the split of documents, each with its name, text and key; reads all of them once.
 
@@ -60,7 +55,6 @@ def plan_split(
         salt: put before each name for its hash.
         compare: False: only equal documents are found.
         whole: documents may not be cut.
-        only_rows: no document is a file of text.
 
     Raises:
         ValueError: a document cannot be read, or whole ones do not give `val_fraction`.
@@ -75,8 +69,6 @@ def plan_split(
             n_rows += 1
             if len(texts) + n_rows <= MAX_DOCUMENTS:
                 rows[name] = Content(key, compare)
-            elif only_rows:
-                break
     by_content = len(texts) + n_rows > MAX_DOCUMENTS and n_rows > 0
     compared = texts if by_content else texts | rows
     n, val = len(compared), choose_val(compared, val_fraction, salt)
@@ -91,7 +83,7 @@ def plan_split(
     else:
         rule = "the end of the text"
     if by_content:
-        rule = "rows by a hash of their content" + (f"; {rule}" if compared else "")
+        rule = BY_CONTENT + (f"; {rule}" if compared else "")
     return Plan(val, by_content, rule)
 
 

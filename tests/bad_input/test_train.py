@@ -79,7 +79,7 @@ TRAIN = [
     ),
     ("logger=[wandb,tensorbord]", "there is no logger=tensorbord; did you mean tensorboard?"),
     ("~model", "model is required, only single callbacks and loggers can be removed"),
-    ("data.source=nowhere", "data.source=nowhere must be one of files, prose, shakespeare, stdlib, mixture"),
+    ("data.source=nowhere", "data.source=nowhere must be one of stdlib, prose, shakespeare, files, hub, mixture"),
     (
         "data.tokenizer=bpe",
         "data.tokenizer=bpe must be a group of settings; change one, such as data.tokenizer.KEY=VALUE",
@@ -88,7 +88,7 @@ TRAIN = [
     (("data.tokenizer.kind=byte", "data.tokenizer.vocab_size=300"), "data.tokenizer.vocab_size=300 has no effect"),
     ("data.token_budget=256", "data.token_budget=256 must be more than model.context_length=256, the tokens of one"),
     ("data.cache_dir=FILES/text.txt", "data.cache_dir=FILES/text.txt is a file; give a folder"),
-    ("data=[]", "data.source=None must be one of files"),
+    ("data=[]", "data.source=None must be one of stdlib"),
     ("data.tokenizer.kind=file", "data.tokenizer.path is missing; kind=file needs a tokenizer.json"),
     (("data.tokenizer.kind=file", "data.tokenizer.path=nowhere.json"), "data.tokenizer.path=nowhere.json does not"),
     (("data.path=FILES/text.txt", "data.val_path=nowhere"), "data.val_path=nowhere matches no file; give a file,"),

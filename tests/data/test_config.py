@@ -9,6 +9,7 @@ import pytest
 
 from tril.data.config import SOURCES, DataConfig, Mixture, expand, parse
 from tril.data.sources.files import Files
+from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose
 from tril.data.sources.single_text import SingleText
 from tril.data.sources.stdlib import StandardLibrary
@@ -19,7 +20,6 @@ from tril.scripts.cli.errors import message_of
 
 ROOT = Path(__file__).parents[2]
 YAMLS = data_presets()
-STORIES, WIKI = "hf:roneneldan/TinyStories/data", "hf:Salesforce/wikitext/wikitext-103-raw-v1"
 
 
 def changed(name="stdlib", tokenizer=None, **values):
@@ -37,11 +37,11 @@ def test_shipped_yamls_give_these_sources(tmp_path):
         "shakespeare": SingleText(),
         "files": Files(path=str(tmp_path)),
         "mixture": Mixture(sources=expand(needed["mixture"]["sources"], {})),
-        "tinystories": Files(path=f"{STORIES}/train-*.parquet", val_path=f"{STORIES}/validation-*.parquet"),
-        "wikitext103": Files(
-            path=f"{WIKI}/train-*.parquet", val_path=f"{WIKI}/validation-*.parquet", row_ends_document=False
+        "tinystories": Hub(repo="roneneldan/TinyStories"),
+        "wikitext103": Hub(repo="Salesforce/wikitext", config="wikitext-103-raw-v1", row_ends_document=False),
+        "fineweb_edu": Hub(
+            repo="HuggingFaceFW/fineweb-edu", config="sample-10BT", val_split=None, val_fraction=0.01, streaming=True
         ),
-        "fineweb_edu": Files(path="hf:HuggingFaceFW/fineweb-edu/sample/10BT/00[0-3]_*.parquet", val_fraction=0.01),
     }  # fmt: skip
     assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=None)
     assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (8, 12)
@@ -61,7 +61,7 @@ def test_shipped_yamls_with_their_defaults_contain_every_key(name):
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        (changed(source="web"), "data.source=web must be one of files, prose, shakespeare, stdlib, mixture"),
+        (changed(source="web"), "data.source=web must be one of stdlib, prose, shakespeare, files, hub"),
         (changed(batchsize=3), "there is no setting data.batchsize; did you mean data.batch_size?"),
         (changed(zzzz=3), "there is no setting data.zzzz; choose one of data.batch_size, data.cache_dir"),
         (changed(path="x"), "there is no setting data.path"),  # of other sources only
@@ -78,7 +78,7 @@ def test_shipped_yamls_with_their_defaults_contain_every_key(name):
         (changed(batch_size=True), "data.batch_size=true must be a valid integer"),
         (changed(val_fraction=1.5), "data.val_fraction=1.5 must be less than 1"),
         (changed("files"), "data.path is missing; give a file, a folder or a glob"),
-        ({"source": "files", "batch_size": 3, "tokenizer": {}}, "data.path is missing"),
+        ({"source": "hub", "batch_size": 3, "tokenizer": {}}, "data.repo is missing"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(mapping, message):

@@ -15,6 +15,7 @@ from tril.data.batches import IGNORE
 from tril.data.config import block_counts, parse
 from tril.data.datamodule import TextDataModule
 from tril.data.sources.files import Files
+from tril.data.sources.hub import Hub
 from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import _auto_vocab_size
 from tril.scripts.cli.errors import message_of
@@ -183,8 +184,8 @@ def test_windows_in_a_block_by_largest_remainder(weights):
 
 
 def test_a_source_is_a_group_with_its_settings_or_a_path(settings):
-    wikitext = {"path": "hf:Salesforce/wikitext/*.parquet", "row_ends_document": False}
-    presets = {"wikitext103": {"source": "files", "token_budget": 5000, "batch_size": 3, **wikitext}}
+    wikitext = {"repo": "Salesforce/wikitext", "config": "wikitext-103-raw-v1", "row_ends_document": False}
+    presets = {"wikitext103": {"source": "hub", "token_budget": 5000, "batch_size": 3, **wikitext}}
     sources = {"wikitext103": 3, "a.txt": 2, "stdlib": 5}
     members = parse({"source": "mixture", "sources": sources}, presets).members
     assert [(name, member.count) for name, member in members.items()] == [
@@ -192,7 +193,7 @@ def test_a_source_is_a_group_with_its_settings_or_a_path(settings):
         ("stdlib", 500),
         ("wikitext103", 300),
     ]
-    assert [member.source for member in members.values()] == [Files(path="a.txt"), StandardLibrary(), Files(**wikitext)]
+    assert [member.source for member in members.values()] == [Files(path="a.txt"), StandardLibrary(), Hub(**wikitext)]
     assert [member.budgets["train"] for member in members.values()] == [None, None, 5000]
 
 

@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-import re
 import time
 from itertools import combinations
 
@@ -164,32 +163,3 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path, monkeypatch, name, c
     with pytest.raises(ValueError, match=message) as error:
         list(Files(path=str(tmp_path / name), **settings).pieces("train"))
     assert settings or "\n" not in str(error.value)  # pydantic's own text of an error has several lines
-
-
-def test_files_of_the_hub_are_downloaded_once(server, hub, monkeypatch):
-    """A data set with two files of rows and one that the pattern leaves out; nothing is read before the fingerprint."""
-    rows = {"data/train-0.jsonl": ["one", "two"], "data/val-0.jsonl": ["three"], "README.md": []}
-    contents = {name: "".join(json.dumps({"text": text}) + "\n" for text in rows[name]) for name in rows}
-    tree = [{"type": "file", "path": name, "size": len(contents[name]), "oid": "cd" * 20} for name in rows]
-    api, is_json = "/api/datasets/owner/name", {"Content-Type": "application/json"}
-    server.files[f"{api}/revision/v1"] = json.dumps({"id": "owner/name", "sha": "ab" * 20}).encode(), is_json
-    server.files[f"{api}/tree/{'ab' * 20}"] = json.dumps(tree).encode(), is_json
-    for name, content in contents.items():
-        headers = {"X-Repo-Commit": "ab" * 20, "ETag": f'"{hash(content)}"'}
-        server.files[f"/datasets/owner/name/resolve/{'ab' * 20}/{name}"] = content.encode(), headers
-    path = "hf:owner/name@v1/data/{}-*.jsonl"
-    settings = {"path": path.format("train"), "val_path": path.format("val"), "row_ends_document": False}
-    source = Files(**settings)
-    assert server.requests == []
-    assert [source.fingerprint()[key] for key in ("files", "row_ends_document")] == [2, False]
-    parts = [[piece[:2] for piece in source.pieces(split)] for split in ("train", "val")]
-    assert parts == [[("one", False), ("two", False)], [("three", False)]]
-    assert not any(name.endswith("README.md") for _, name in server.requests)
-    hub("http://127.0.0.1:1")  # an earlier download needs no network
-    assert Files(**settings).fingerprint() == source.fingerprint()
-    monkeypatch.setattr(time, "sleep", lambda _: None)  # between retries
-    for wrong in ("hf:owner/other/*.parquet", "hf:owner"):
-        message = f"cannot read data.path={re.escape(wrong)} .*; write hf:OWNER/NAME/GLOB"
-        with pytest.raises(OSError, match=message) as error:
-            Files(path=wrong).fingerprint()
-        assert "\n" not in str(error.value)
