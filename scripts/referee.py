@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -51,19 +51,9 @@ class RefereeCommand:
         "60m", "time for all runs of the comparison, also of earlier starts: 90s, 60m, 2h"
     )
     max_seeds: Annotated[int, Field(ge=2, le=10_000)] | None = setting(None, "pairs of runs at most; null: 100")
-    text: Literal["random", "fixed"] = setting(
-        "random", "random: a claim about text of this kind | fixed: about this validation text"
-    )
-    baseline_ref: str | None = setting(
-        None, "a commit, branch or tag whose code trains the baseline; null: the present code"
-    )
-    candidate_ref: str | None = setting(None, "the same for the candidate")
     seed: int = setting(
         0, "of the first pair; the next pairs take seed + 1, seed + 2, ...", ge=0, lt=2**63
     )  # half the range of torch.Generator, since later pairs add to it
-    paired: bool = setting(
-        True, "both arms take the same seeds; false: baseline seed, seed + 2, ..., candidate seed + 1, seed + 3, ..."
-    )
     quiet: bool = setting(False, "print the result only")
     out: str = setting("referee", "folder of all comparisons and their runs")
 
@@ -104,47 +94,42 @@ def judge(settings: RefereeCommand) -> tuple["Decision", Path]:
 def make_arms(settings: RefereeCommand, root: Path) -> tuple["Arm", "Arm"]:
     """Checks both arms and copies their code."""
     from tril.scripts.trials.arms import make_arm
-    from tril.scripts.trials.source_tree import copy_commit, copy_package
+    from tril.scripts.trials.source_tree import copy_package
 
-    made = []
     with user_errors():
-        for name in ("baseline", "candidate"):
-            ref = getattr(settings, f"{name}_ref")
-            tree = copy_commit(root, f"{name}_ref", ref) if ref is not None else copy_package(root)
-            made.append(make_arm(name, getattr(settings, name), settings.common, tree, ref))
-    if made[0].key == made[1].key:
-        effect = "so are their runs, seed by seed, on a CPU" if settings.paired else "any difference is that of seeds"
-        print(f"the arms are identical, settings and code; {effect}", flush=True)
-    return made[0], made[1]
+        tree = copy_package(root)
+        baseline = make_arm("baseline", settings.baseline, settings.common, tree)
+        candidate = make_arm("candidate", settings.candidate, settings.common, tree)
+        if baseline.key == candidate.key:
+            raise ValueError("baseline and candidate have the same settings; set what the candidate changes")
+    return baseline, candidate
 
 
 def comparison_key(arms: tuple["Arm", "Arm"], settings: RefereeCommand) -> str:
     """The name of the folder: the same for commands that compare the same arms with the same seeds."""
-    parts = [arm.key for arm in arms] + [str(settings.seed), str(settings.paired)]
+    parts = [arm.key for arm in arms] + [str(settings.seed)]
     return f"comparison-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
 
 def train_pairs(settings: RefereeCommand, arms: tuple["Arm", "Arm"], root: Path, folder: Path) -> "Decision":
     """Trains pairs and looks at the interval after each of them, until there is a verdict."""
+    from tril.model.comparison import MAX_PAIRS
     from tril.scripts.trials.decision import Rules, decide
-    from tril.scripts.trials.pair_runs import seeds_of, train_pair
-    from tril.scripts.trials.referee_page import record, write_page, write_record
-    from tril.scripts.trials.sequential import MAX_PAIRS
+    from tril.scripts.trials.pair_runs import train_pair
+    from tril.scripts.trials.referee_page import write_page, write_record
 
-    rules = Rules(settings.margin, settings.budget, settings.max_seeds or MAX_PAIRS, settings.text)
+    rules = Rules(settings.margin, settings.budget, settings.max_seeds or MAX_PAIRS)
     runs: tuple[list, list] = ([], [])
     decision, content = decide(*runs, rules), {}
     try:
         with stop_on_signals():
             while decision.verdict is None:
                 pair = len(runs[0])
-                seeds = seeds_of(pair, settings.seed, paired=settings.paired)
-                for arm_runs, run in zip(runs, train_pair(arms, root, pair, seeds), strict=True):
+                for arm_runs, run in zip(runs, train_pair(arms, root, pair, settings.seed + pair), strict=True):
                     arm_runs.append(run)
                 with user_errors():
                     decision = decide(*runs, rules)
-                content = record(decision, arms, rules, root, seed=settings.seed, paired=settings.paired)
-                write_record(folder, content, decision)
+                content = write_record(folder, decision, arms, rules, root, settings.seed)
                 print(progress(decision, rules), flush=True)
     except (StoppedError, SystemExit) as stopped:  # SystemExit: SIGTERM while a run trains
         status = stopped.status if isinstance(stopped, StoppedError) else stopped.code

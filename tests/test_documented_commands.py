@@ -36,8 +36,6 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "sample": ("scripts.sample.sample",),
 }
 STANDS_FOR = {  # words of commands: what they are here
-    "candidate_ref=my-branch": "candidate_ref=HEAD",
-    "seed=SEED": "seed=0",
     "hf=my-model": "hf=FOLDER",
     "hf=ORG/NAME": "hf=FOLDER",
     "hydra.run.dir=outputs/0": "hydra.run.dir=new",  # the folder has the runs that the pages train first

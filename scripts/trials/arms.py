@@ -3,12 +3,8 @@
 import hashlib
 import json
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
 
 from tril.scripts.cli.command_line import Typed, compose
 from tril.scripts.cli.config import RunConfig
@@ -34,19 +30,17 @@ class Arm:
         name: "baseline" or "candidate".
         overrides: of the command line of its runs, key=value each, without the seed.
         tree: the code that trains it.
-        ref: the commit as typed; None: the running code.
         key: a hash of its settings and code; arms with the same key share their runs.
     """
 
     name: str
     overrides: tuple[str, ...]
     tree: SourceTree
-    ref: str | None
     key: str
 
     def to_dict(self, root: Path) -> dict:
         """Its entry of referee.json."""
-        named = {"overrides": list(self.overrides), "ref": self.ref, "commit": self.tree.commit}
+        named = {"overrides": list(self.overrides), "commit": self.tree.commit}
         return named | {"code": self.tree.digest, "runs": runs_folder(root, self).as_posix()}
 
 
@@ -55,7 +49,7 @@ def runs_folder(root: Path, arm: Arm) -> Path:
     return root / "runs" / arm.key
 
 
-def make_arm(name: str, text: str, common: str, tree: SourceTree, ref: str | None) -> Arm:
+def make_arm(name: str, text: str, common: str, tree: SourceTree) -> Arm:
     """Composes and checks the settings of an arm.
 
     Raises:
@@ -63,11 +57,11 @@ def make_arm(name: str, text: str, common: str, tree: SourceTree, ref: str | Non
     """
     overrides = split_overrides(name, common, text)
     try:
-        settings = _settings_at(tree, overrides) if ref is not None else _checked_settings(overrides)
+        settings = _checked_settings(overrides)
     except (ValueError, OSError) as error:
         raise ValueError(f"{name}: {message_of(error)}") from error
     content = json.dumps([settings, tree.digest], sort_keys=True, default=str)
-    return Arm(name, tuple(overrides), tree, ref, hashlib.sha256(content.encode()).hexdigest()[:12])
+    return Arm(name, tuple(overrides), tree, hashlib.sha256(content.encode()).hexdigest()[:12])
 
 
 def split_overrides(name: str, common: str, text: str) -> list[str]:
@@ -102,16 +96,6 @@ def _checked_settings(overrides: list[str]) -> dict:
     if config.callbacks.causality is None:
         raise ValueError(f"callbacks.causality=null leaves out the certificate; {CERTIFIED}")
     return _without_seed(config.canonical())
-
-
-def _settings_at(tree: SourceTree, overrides: list[str]) -> dict:
-    """Composes with the code of another commit, which checks the names of the settings; a run checks the values."""
-    command = [sys.executable, str(tree.folder), *overrides, "--cfg", "job"]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
-        raise ValueError(f"at commit {str(tree.commit)[:12]}: {lines[-1].removeprefix('error: ')}")
-    return _without_seed(yaml.safe_load(done.stdout))
 
 
 def _without_seed(settings: dict) -> dict:

@@ -16,14 +16,7 @@ from tril.scripts.trials.arms import CERTIFIED, Arm, runs_folder
 WALL_SECONDS = "wall_seconds"  # of a run, with the start of its process
 
 
-def seeds_of(pair: int, first: int, *, paired: bool) -> tuple[int, int]:
-    """Seeds of the baseline and of the candidate in pair 0, 1, ...: equal ones, or different ones if not `paired`."""
-    if paired:
-        return first + pair, first + pair
-    return first + 2 * pair, first + 2 * pair + 1
-
-
-def train_pair(arms: tuple[Arm, Arm], root: Path, pair: int, seeds: tuple[int, int]) -> tuple[Run, Run]:
+def train_pair(arms: tuple[Arm, Arm], root: Path, pair: int, seed: int) -> tuple[Run, Run]:
     """Trains both runs of a pair that are not finished. The arm that goes first alternates.
 
     Raises:
@@ -31,7 +24,7 @@ def train_pair(arms: tuple[Arm, Arm], root: Path, pair: int, seeds: tuple[int, i
     """
     runs = {}
     for i in (0, 1) if pair % 2 == 0 else (1, 0):
-        runs[i] = train_run(arms[i], root, seeds[i])
+        runs[i] = train_run(arms[i], root, seed)
     return runs[0], runs[1]
 
 

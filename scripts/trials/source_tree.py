@@ -1,14 +1,11 @@
-"""The code of an arm: a copy of this package, or of another commit, that `python FOLDER ...` trains with.
+"""The code of the arms: a copy of this package that `python FOLDER ...` trains with.
 
 An arm is trained by a copy, so that files which change while the referee runs do not change its later runs.
 """
 
 import hashlib
-import io
 import os
 import shutil
-import subprocess
-import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,39 +47,6 @@ def copy_package(root: Path) -> SourceTree:
             else:
                 shutil.copy(PACKAGE / part, package / part)
         return _keep(root, package, commit)
-
-
-def copy_commit(root: Path, key: str, ref: str) -> SourceTree:
-    """A copy of another commit of this repository below `root`.
-
-    Args:
-        key: of the command line, for error messages.
-        ref: what git resolves to a commit.
-
-    Raises:
-        ValueError: no repository, no such commit, or a commit without train.py.
-    """
-    try:
-        inside = Path(_git("rev-parse", "--show-toplevel").decode().strip()).resolve() == PACKAGE
-    except (OSError, subprocess.CalledProcessError):
-        inside = False
-    if not inside:
-        raise ValueError(f"{key}={ref} needs a git checkout, which {PACKAGE} is not; leave it out, or clone Tril")
-    try:
-        commit = _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}").decode().strip()
-    except subprocess.CalledProcessError:
-        raise ValueError(f"{key}={ref} is not a commit of {PACKAGE}; use a branch, a tag or a hash") from None
-    with tempfile.TemporaryDirectory(dir=_created(root), prefix=".code-") as temporary:
-        package = Path(temporary, "tree", "tril")
-        with tarfile.open(fileobj=io.BytesIO(_git("archive", "--format=tar", commit))) as archive:
-            archive.extractall(package, filter="data")
-        if not (package / "train.py").is_file():
-            raise ValueError(f"{key}={ref} ({commit[:12]}) has no train.py; choose a later commit")
-        return _keep(root, package, commit)
-
-
-def _git(*arguments: str) -> bytes:
-    return subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, check=True).stdout
 
 
 def _created(root: Path) -> Path:

@@ -11,7 +11,7 @@ TREE = SourceTree(Path("nowhere"), "digest", None)
 
 
 def key(text, common="", tree=TREE):
-    return make_arm("candidate", text, common, tree, None).key
+    return make_arm("candidate", text, common, tree).key
 
 
 def test_overrides_of_an_arm_replace_common_ones():

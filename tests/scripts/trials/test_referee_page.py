@@ -1,4 +1,4 @@
-"""The picture of a comparison and the sentence about it."""
+"""The picture of a comparison, the sentence about it, and when it ends."""
 
 import math
 import re
@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from tril.model.comparison import Bound, Comparison, compare
+from tril.model.intervals import Interval
+from tril.scripts.experiments.losses import Losses
 from tril.scripts.trials.decision import Decision, Rules, conclude
-from tril.scripts.trials.paired_losses import PairedLosses
 from tril.scripts.trials.referee_page import plot_looks, sentence
-from tril.scripts.trials.sequential import Look
 
 DIFFERENCES = np.array([-0.4, -0.6, -0.5, -0.45, -0.55])
 
 
 def decision(verdict="better", reason=""):
-    looks = [Look.at(DIFFERENCES[:n]) for n in range(1, 6)]
-    losses = PairedLosses(np.full(5, 3.0), 3.0 + DIFFERENCES, "nats per token", None)
-    return Decision(verdict, reason, looks, [60.0] * 5, losses)
+    losses = np.stack([np.full(5, 3.0), 3.0 + DIFFERENCES])[..., None]
+    looks = [compare(losses[:, :n], np.ones(1), bound=Bound.EVERY_LOOK)[0] for n in range(1, 6)]
+    return Decision(verdict, reason, looks, [60.0] * 5, Losses(losses, np.ones(1), "nats per token", "the whole text"))
 
 
 def test_picture_shows_pairs_interval_margin_and_time(tmp_path, monkeypatch):
@@ -30,8 +31,7 @@ def test_picture_shows_pairs_interval_margin_and_time(tmp_path, monkeypatch):
     np.testing.assert_allclose(lines["difference of one pair"].get_xydata(), np.c_[range(1, 6), DIFFERENCES])
     [bars] = axes.containers
     ends = [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()]
-    expected = [[look.low, look.high] for look in decision().looks if math.isfinite(look.half)]
-    assert len(expected) == 3
+    expected = [[look.difference.low, look.difference.high] for look in decision().looks[2:]]
     np.testing.assert_allclose(ends, expected)
     [minutes] = axes.child_axes
     figures[0].draw_without_rendering()
@@ -40,54 +40,39 @@ def test_picture_shows_pairs_interval_margin_and_time(tmp_path, monkeypatch):
 
 
 def test_sentence():
-    look = decision().looks[-1]
-    interval = f"-0.5000 (95% interval {look.low:.4f} to {look.high:.4f}) nats per token"
-    assert sentence(decision()) == f"better: candidate - baseline = {interval}, after 5 pairs of runs in 00:05:00."
-    assert sentence(Decision("worse", "It diverged.", [], [60.0], None)) == (
-        "worse after 1 pair of runs in 00:01:00 (It diverged.)"
-    )
-    early = Decision("undecided", "Reason.", decision().looks[:1], [60.0], decision().losses)
-    assert sentence(early) == (
-        "undecided: candidate - baseline = -0.4000 (no interval yet) nats per token, after 1 pair of runs in 00:01:00. "
-        "Reason."
-    )
+    interval = decision().looks[-1].difference
+    words = f"-0.5000 (95% interval {interval.low:.4f} to {interval.high:.4f}) nats per token"
+    assert sentence(decision()) == f"better: candidate - baseline = {words}, after 5 pairs of runs in 00:05:00."
+    diverged = Decision("worse", "It diverged.", [], [60.0], None)
+    assert sentence(diverged) == "worse after 1 pair of runs in 00:01:00 (It diverged.)"
+
+
+def look(n, verdict="not distinguishable"):
+    return Comparison(Interval(-0.1, -0.6, 0.4, n), verdict, n, 0.1, 5.0)
 
 
 @pytest.mark.parametrize(
-    ("look", "verdict", "reason"),
+    ("found", "seconds", "verdict", "reason"),
     [
-        (Look(5, -1.0, 0.1, 0.2, 0.3), "better", ""),
-        (Look(5, -0.1, 0.1, 0.2, 0.0), None, ""),
-        # the interval over texts of any mean from 0 to -0.2 is +-0.5; at 25 times the text it is +-0.1
+        (look(5, "better"), 60.0, "better", ""),
+        (look(5, "equal within the margin"), 60.0, "equal", ""),
+        (look(5), 60.0, None, ""),
+        (look(20), 60.0, "undecided", r"20 pairs of runs did not settle it. 20 pairs find a difference of 0\.\d+\.$"),
         (
-            Look(5, -0.1, 0.1, 0.1, 0.5),
+            look(5),
+            400.0,
             "undecided",
-            "alone leaves an uncertainty of ± 0.5000, .* about 25 times as much",
+            "Another pair of about 00:06:40 would exceed the budget of 00:33:20. 5 pairs find",
         ),
-        (
-            Look(20, -0.25, 0.5, 0.3, 0.0),
-            "undecided",
-            r"20 pairs of runs did not settle it. It would take about 25 more pairs \(00:25:00 of training\)",
-        ),
-        (Look(20, -0.01, 9.0, 5.0, 0.0), "undecided", "did not settle it. More than 100 pairs would be needed if mean"),
-        (Look(20, -0.1, 0.5, 0.5, 0.4), "undecided", "did not settle it. The choice of the validation text alone"),
-        (Look(2, -0.1, 0.5, math.inf, 0.4), None, ""),
+        (look(5), 333.3, None, ""),
+        (Comparison(Interval(-0.1, None, None, 1), "one seed", 1), 60.0, None, ""),
     ],
 )
-def test_conclusion(look, verdict, reason):
-    found = conclude(look, [60.0] * look.n, Rules(margin=0.01, seconds=2000.0, pairs=20, text="random"))
-    assert found[0] == verdict and re.search(reason, found[1]) and bool(reason) == bool(found[1])
+def test_conclusion(found, seconds, verdict, reason):
+    ended = conclude(found, [seconds] * found.seeds, Rules(margin=0.01, seconds=2000.0, pairs=20))
+    assert ended[0] == verdict and re.search(reason, ended[1]) and bool(reason) == bool(ended[1])
 
 
 def test_the_hundredth_pair_is_the_last():
-    found = conclude(Look(100, 0.0, 1.0, 0.5, 0.0), [1.0] * 100, Rules(0.01, 1e9, 500, "fixed"))
-    assert found[0] == "undecided" and "the error rate holds for 100 pairs" in found[1]
-
-
-def test_budget():
-    rules = Rules(0.01, 100.0, 100, "fixed")
-    look = Look(4, 0.0, 1.0, 0.5, 0.0)
-    assert conclude(look, [20.0] * 4, rules) == (None, "")
-    assert conclude(look, [20.1] * 4, rules)[1].startswith(
-        "Another pair of about 00:00:20 would exceed the budget of 00:01:40. "
-    )
+    ended = conclude(look(100), [1.0] * 100, Rules(0.01, math.inf, 500))
+    assert ended[0] == "undecided" and "the error rate holds for 100 pairs" in ended[1]

@@ -1,13 +1,12 @@
-"""Copies of the code: of this package, and of a commit."""
+"""Copies of the code."""
 
-import shutil
 import subprocess
 
 import pytest
 
 from tests.conftest import run_python
 from tril.scripts.trials import source_tree
-from tril.scripts.trials.source_tree import copy_commit, copy_package, digest_of
+from tril.scripts.trials.source_tree import copy_package, digest_of
 
 
 def git(folder, *arguments):
@@ -45,32 +44,13 @@ def test_copy_of_this_package_has_all_code_and_configs(tmp_path):
     assert [path.name for path in (tmp_path / "code").iterdir()] == [tree.folder.name]  # no temporary folder
 
 
-def test_a_commit_is_trained_with_its_own_code(package, tmp_path):
-    first = git(package, "rev-parse", "HEAD")
+def test_a_copy_trains_with_its_own_code(package, tmp_path):
+    first = copy_package(tmp_path)
     (package / "model" / "__init__.py").write_text("NAME = 'changed'\n")
-    tree, now = copy_commit(tmp_path, "candidate_ref", "HEAD"), copy_package(tmp_path)
-    assert (tree.commit, now.commit) == (first, f"{first[:12]}+")
-    assert tree.digest != now.digest
-    assert (tree.folder / "tril" / "model" / "__init__.py").read_text() == "NAME = 'model'\n"
-    assert (now.folder / "tril" / "model" / "__init__.py").read_text() == "NAME = 'changed'\n"
-    done = run_python(tree.folder, "a=1", cwd=tmp_path)  # an installed tril is not used
-    assert done.stdout == f"{tree.folder / 'tril' / 'model' / '__init__.py'} ['a=1']\n", done.stderr
+    now = copy_package(tmp_path)
+    assert now.commit == f"{git(package, 'rev-parse', 'HEAD')[:12]}+" and first.digest != now.digest
+    assert (first.folder / "tril" / "model" / "__init__.py").read_text() == "NAME = 'model'\n"
+    done = run_python(first.folder, "a=1", cwd=tmp_path)  # an installed tril is not used
+    assert done.stdout == f"{first.folder / 'tril' / 'model' / '__init__.py'} ['a=1']\n", done.stderr
     git(package, "checkout", "--quiet", ".")
-    assert copy_package(tmp_path).digest == tree.digest  # equal code shares its runs
-
-
-def test_unknown_commits_and_other_folders_are_refused(package, tmp_path, monkeypatch):
-    for ref in ("nope", "--all", "HEAD:train.py"):
-        with pytest.raises(ValueError, match=f"candidate_ref={ref} is not a commit of .*; use a branch, a"):
-            copy_commit(tmp_path, "candidate_ref", ref)
-    git(package, "rm", "--quiet", "train.py")
-    git(package, "commit", "--quiet", "-m", "second")
-    with pytest.raises(ValueError, match=r"candidate_ref=HEAD \(.{12}\) has no train.py; choose a later commit"):
-        copy_commit(tmp_path, "candidate_ref", "HEAD")
-    shutil.rmtree(package / ".git")
-    with pytest.raises(ValueError, match="candidate_ref=HEAD needs a git checkout"):
-        copy_commit(tmp_path, "candidate_ref", "HEAD")
-    monkeypatch.setenv("PATH", str(tmp_path))  # no git
-    with pytest.raises(ValueError, match="candidate_ref=HEAD needs a git checkout"):
-        copy_commit(tmp_path, "candidate_ref", "HEAD")
-    assert not list(tmp_path.glob("code/.*"))
+    assert copy_package(tmp_path).digest == first.digest  # equal code shares its runs
