@@ -1,7 +1,7 @@
 """Deliberate defects of the product, each with the contract test that catches it.
 
-An entry is a file, its contract test, the lines to replace (-) and those that replace them (+). When code moves, its
-entry moves with it; their number never falls. `python -m tests.contract.defects [NAME ...]` prints which are caught.
+An entry of defects.txt is a name, a file, its contract test, the lines to replace (-) and those that replace them (+).
+When code moves, its entry moves with it. `python -m tests.contract.defects [NAME ...]` prints which are caught.
 """
 
 import os
@@ -9,66 +9,52 @@ import re
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.contract.harness import copy_project
 
-TABLE = Path(__file__).with_name("defects.txt")
-
-
-@dataclass(frozen=True)
-class Defect:
-    """One deliberate defect: in `file`, the text `old`, which occurs once, becomes `new`."""
-
-    name: str
-    file: str
-    test: str
-    old: str
-    new: str
-
-    def edited(self, root: Path) -> str:
-        """The content of the file with the defect."""
-        text = (root / self.file).read_text("utf-8")
-        assert text.count(self.old) == 1, f"{self.name}: {self.file} has {text.count(self.old)} of:\n{self.old}"
-        return text.replace(self.old, self.new)
+Defect = namedtuple("Defect", "name file test old new")
 
 
 def load() -> list[Defect]:
     """The defects in defects.txt."""
     found = []
-    for entry in TABLE.read_text("utf-8").strip().split("\n\n"):
-        name, file, test, *lines = entry.splitlines()
-        old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
-        found.append(Defect(name, file, test, old, new))
+    for entry in Path(__file__).with_suffix(".txt").read_text("utf-8").strip().split("\n\n"):
+        *head, lines = entry.split("\n", 3)
+        found.append(Defect(*head, *("\n".join(re.findall(rf"^\{sign} (.*)", lines, re.MULTILINE)) for sign in "-+")))
     return found
 
 
-def outcome(defect: Defect | None, *tests: str) -> tuple[bool, str]:
-    """Whether a test failed in a copy of the project with the defect, and what pytest printed.
+def edited(defect: Defect, root: Path) -> str:
+    """The content of its file with the defect."""
+    text = (root / defect.file).read_text("utf-8")
+    assert text.count(defect.old) == 1, f"{defect.name}: {defect.file} has {text.count(defect.old)} of:\n{defect.old}"
+    return text.replace(defect.old, defect.new)
 
-    An error outside of a test, as in a fixture, is no failure of a test: it raises AssertionError.
-    """
+
+def fails(tests: set[str], defect: Defect | None = None) -> bool:
+    """Whether a test fails in a copy of the project with the defect. An error in a fixture raises AssertionError."""
     with TemporaryDirectory() as folder:
-        root = copy_project(Path(folder) / "tril")  # found before the installed package
+        root = copy_project(Path(folder) / "tril")  # imported in place of the installed package
         if defect is not None:
-            (root / defect.file).write_text(defect.edited(root), "utf-8")
+            (root / defect.file).write_text(edited(defect, root), "utf-8")
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        variables |= {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        selected = [f"tests/contract/{test}" for test in tests]
+        variables |= {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+        selected = [f"tests/contract/{test}" for test in sorted(tests)]
         command = [sys.executable, "-m", "pytest", "-x", "-rN", "-m", "", "-p", "no:cacheprovider", *selected]
-        done = subprocess.run(command, cwd=root, env=variables, capture_output=True, encoding="utf-8", timeout=600)
-        errors = done.returncode not in (0, 1) or re.search(r"\d error", done.stdout.strip().rpartition("\n")[2])
-        assert not errors, done.stdout[-3000:] + done.stderr[-3000:]
-        return done.returncode == 1, done.stdout
+        done = subprocess.run(command, cwd=root, env=variables, capture_output=True, encoding="utf-8", timeout=900)
+    is_error = done.returncode not in (0, 1) or re.search(r"\d error", done.stdout.strip().rpartition("\n")[2])
+    assert not is_error, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.returncode == 1
 
 
 def row(defect: Defect) -> str:
     began = time.perf_counter()
-    caught = "caught" if outcome(defect, defect.test)[0] else "MISSED"
-    return f"| {defect.name} | {defect.test} | {caught} | {time.perf_counter() - began:.0f} |"
+    outcome = "caught" if fails({defect.test}, defect) else "MISSED"
+    return f"| {defect.name} | {defect.test} | {outcome} | {time.perf_counter() - began:.0f} |"
 
 
 if __name__ == "__main__":

@@ -1,51 +1,47 @@
 """What the contract tests know of Tril: its commands, and the files that they leave.
 
-The only module of this folder that imports a module of Tril by its name; `test_imports.py` checks the others.
+The only module of this folder that names modules of Tril which are not public; `test_imports.py` checks the others.
 """
 
-import contextlib
-import csv
 import importlib
-import io
 import json
-import logging
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
-import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
+from tempfile import TemporaryDirectory
 
 import pytest
+from pandas import read_csv
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes of `Command`
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = ("train", "sample", "play", "export", "heads", "evaluate", "certify", "report", "referee")
-TINY = (  # a run of one second
-    "data.tokenizer.vocab_size=300",
-    "data.batch_size=4",
-    "model.context_length=32",
-    "model.n_layers=2",
-    "model.dim=32",
-    "model.n_heads=2",
-    "trainer.max_steps=8",
-    "trainer.val_check_interval=4",
-    "trainer.log_every_n_steps=1",
-    "trainer.accelerator=cpu",
-    "trainer.precision=32-true",
-    "optim.schedule.warmup_steps=2",
-    "callbacks.samples.max_new_tokens=8",
-)
-BARE = ("~callbacks.samples", "~callbacks.heads", "~callbacks.causality")  # without what a run does besides training
+
+
+def table(name: str, columns: int) -> list[list[str]]:
+    """The rows of a file of this folder, whose cells a vertical bar separates; lines with # are comments."""
+    lines = Path(__file__).with_name(name).read_text("utf-8").splitlines()
+    rows = [line.split(" | ", columns - 1) for line in lines if line and line[0] != "#"]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+SETTINGS = {name: tuple(settings.split()) for name, settings in table("settings.txt", columns=2)}
+TINY = SETTINGS["tiny"]  # a run of one second
+BARE = (*TINY, *SETTINGS["bare"])  # and without what a run does besides training
+FORKS = multiprocessing.get_context("forkserver")  # a fork of a process with threads may wait for ever
+MODULES = {name: f"tril.{'' if name == 'train' else 'scripts.'}{name}" for name in COMMANDS}
+LIBRARIES = ["lightning.pytorch", "matplotlib.pyplot", "pandas", "pyarrow", "pytest", "scipy.stats", "torch._dynamo"]
+FORKS.set_forkserver_preload([*LIBRARIES, "tril.model.causality", *MODULES.values()])
 
 
 @dataclass(frozen=True)
 class Done:
-    """An ended command."""
+    """An ended command; the status of a killed one is negative."""
 
     status: int
     out: str
@@ -55,88 +51,73 @@ class Done:
         assert self.status == 0, self.err[-3000:]
         return self
 
-
-def run(name: str, *arguments: object, cwd: Path, **environment: str) -> Done:
-    """`python NAME.py ARGUMENTS` in the folder `cwd`, in this process; `environment` holds variables to set."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    assert name in COMMANDS
-    main = importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}").main
-    script = "train.py" if name == "train" else f"scripts/{name}.py"
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
-    with (
-        mock.patch.object(sys, "argv", [script, *map(str, arguments)]),
-        mock.patch.dict(os.environ, {"TRIL_CACHE": str(cwd / "cache"), **environment}),
-        contextlib.chdir(cwd),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        warnings.catch_warnings(),
-        _same_logging(),
-    ):
-        status = 0
-        try:
-            main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        except Exception:
-            traceback.print_exc()
-            status = 1
-        finally:
-            GlobalHydra.instance().clear()  # Hydra keeps the configuration of a process
-    return Done(status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+    def refused(self, *parts: object) -> "Done":
+        """A user's mistake: status 2, and one line on stderr that contains the parts."""
+        assert self.status == 2 and self.err.startswith("error: ") and self.err.count("\n") == 1, self
+        assert all(str(part) in self.err for part in parts), (parts, self.err)
+        return self
 
 
-@contextlib.contextmanager
-def _same_logging():
-    """Hydra configures logging for a whole process."""
-    root, level, handlers = logging.root, logging.root.level, logging.root.handlers[:]
-    disabled = {x: x.disabled for x in root.manager.loggerDict.values() if isinstance(x, logging.Logger)}
-    try:
-        yield
-    finally:
-        root.setLevel(level)
-        root.handlers[:] = handlers
-        for logger, value in disabled.items():
-            logger.disabled = value
+class Command:
+    """`python NAME.py ARGUMENTS` in the folder `cwd`, as a new process in which Tril is imported already.
+
+    Args:
+        before: is called in the process before the command.
+        environment: variables to set.
+    """
+
+    def __init__(self, name: str, *arguments: object, cwd: Path, before: Callable | None = None, **environment: str):
+        assert name in COMMANDS
+        self.folder = TemporaryDirectory()
+        self.files = [Path(self.folder.name, stream) for stream in ("out", "err")]
+        for file in self.files:
+            file.touch()
+        variables = {"TRIL_CACHE": f"{cwd}/cache", **environment}
+        options = (name, list(map(str, arguments)), cwd, self.files, before, variables)
+        self.process = FORKS.Process(target=execute, args=options)
+        self.process.start()
+
+    def done(self, timeout: float = 240) -> Done:
+        """Waits for its end."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None or self.process.kill(), "it does not end"
+        return Done(self.process.exitcode, *(file.read_text("utf-8") for file in self.files))
 
 
-def start(name: str, *arguments: object, cwd: Path, **environment: str) -> subprocess.Popen:
-    """`python NAME.py ARGUMENTS` as a new process, with pipes for stdout and stderr."""
-    script = ROOT / ("train.py" if name == "train" else f"scripts/{name}.py")
-    variables = {"TRIL_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", **environment}
-    return subprocess.Popen(
-        [sys.executable, script, *map(str, arguments)],
-        cwd=cwd,
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
+def execute(name, arguments, cwd, files, before, variables) -> None:
+    """What the new process does."""
+    os.environ |= variables
+    os.chdir(cwd)
+    sys.argv = [f"{name}.py", *arguments]
+    for stream, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY), stream)
+    if before is not None:
+        before()
+    importlib.import_module(MODULES[name]).main()
 
 
-def process(name: str, *arguments: object, cwd: Path, timeout: float = 240, **environment: str) -> Done:
-    """`python NAME.py ARGUMENTS` as a new process, to its end."""
-    started = start(name, *arguments, cwd=cwd, **environment)
-    try:
-        out, err = started.communicate(timeout=timeout)
-    finally:
-        started.kill()
-    return Done(started.returncode, out, err)
+def run(*arguments, **options) -> Done:
+    """A `Command`, to its end."""
+    return Command(*arguments, **options).done()
 
 
-def train_run(*settings: object, cwd: Path, base: Sequence = (*TINY, *BARE), start: Callable = run, **others) -> Path:
+def train_run(*settings: object, cwd: Path, base: Sequence = BARE, **options) -> Path:
     """Trains in the folder `cwd`, which may be new, with settings that replace those of `base`; returns the run's."""
     cwd.mkdir(parents=True, exist_ok=True)
-    start("train", *merged(base, *settings), cwd=cwd, **others).succeeded()
+    run("train", *merged(base, *settings), cwd=cwd, **options).succeeded()
     return newest_run(cwd)
 
 
 def merged(base: Sequence, *overrides: object) -> list[str]:
-    """The settings, of each key the last one; `~a.b` goes if a.b is set again, and a tokenizer's size with its kind."""
+    """The settings, of each key the last one; `~a.b` goes if a.b or a part of it is set again.
+
+    The size of a tokenizer goes if its kind is set.
+    """
     settings = {}
     for setting in (*base, *map(str, overrides)):
         key = setting.partition("=")[0].lstrip("+")
         settings.pop(f"~{key.rpartition('.')[0]}", None)
+        settings.pop(f"~{key}", None)
         if key == "data.tokenizer.kind":
             settings.pop("data.tokenizer.vocab_size", None)
         settings[key] = setting
@@ -145,9 +126,7 @@ def merged(base: Sequence, *overrides: object) -> list[str]:
 
 def newest_run(cwd: Path) -> Path:
     """The newest folder of a run below outputs/."""
-    folders = [path.parent for path in cwd.glob("outputs/**/config.yaml")]
-    assert folders, f"no run below {cwd}/outputs"
-    return max(folders, key=lambda folder: (folder / "config.yaml").stat().st_mtime_ns)
+    return max(cwd.glob("outputs/**/config.yaml"), key=lambda path: path.stat().st_mtime_ns).parent
 
 
 def summary(folder: Path) -> dict:
@@ -158,15 +137,7 @@ def summary(folder: Path) -> dict:
 def metrics(folder: Path, name: str) -> dict[int, float]:
     """The values of one column of metrics.csv: optimizer step -> value."""
     (path,) = folder.rglob("metrics.csv")
-    with path.open(encoding="utf-8") as file:
-        return {int(row["step"]): float(row[name]) for row in csv.DictReader(file) if row.get(name)}
-
-
-def table(name: str, columns: int) -> list[list[str]]:
-    """The rows of a file of this folder, whose cells a vertical bar separates; lines with # are comments."""
-    lines = Path(__file__).with_name(name).read_text("utf-8").splitlines()
-    rows = [line.split(" | ", columns - 1) for line in lines if line and line[0] != "#"]
-    return [[cell.strip() for cell in row] for row in rows]
+    return read_csv(path, float_precision="round_trip").set_index("step")[name].dropna().to_dict()
 
 
 def copy_project(folder: Path) -> Path:
@@ -175,21 +146,29 @@ def copy_project(folder: Path) -> Path:
     return shutil.copytree(ROOT, folder, ignore=skipped)
 
 
-def assert_refused(done: Done, *parts: str) -> None:
-    """A user's mistake: status 2, and one line on stderr that contains the parts."""
-    assert done.status == 2 and done.err.startswith("error: ") and done.err.count("\n") == 1, done
-    assert all(part in done.err for part in parts), (parts, done.err)
+def assert_refused(*command: object, cwd: Path, parts: Sequence, watched: Sequence[Path] = (), **options) -> None:
+    """The command is refused with a line that contains the parts, and changes no file of `cwd` and `watched`."""
+
+    def files() -> dict[Path, bytes]:
+        paths = {path for folder in (cwd, *watched) for path in folder.rglob("*")}
+        return {
+            path: path.read_bytes() if path.is_file() else b"" for path in paths if cwd / "cache" not in path.parents
+        }
+
+    (cwd / "cache").mkdir(exist_ok=True)  # may change
+    before = files()
+    assert not run(*command, cwd=cwd, **options).refused(*parts).out
+    assert files() == before
 
 
 def assert_golden(area: str, name: str, value: object) -> None:
     """Compares with the entry `name` of golden/AREA.json: numbers within 1e-5 (so counts exactly), all else exactly.
 
-    With TRIL_GOLDEN=write in the environment, it writes the entry instead.
+    With TRIL_GOLDEN=write in the environment, and without xdist, it writes the entry first.
     """
     path = GOLDEN / f"{area}.json"
-    content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    content = json.loads(path.read_text("utf-8"))
     if os.environ.get("TRIL_GOLDEN") == "write":
         content[name] = value
         path.write_text(json.dumps(dict(sorted(content.items())), indent=1, ensure_ascii=False) + "\n", "utf-8")
-    assert name in content, f"golden/{area}.json has no {name}: write it with TRIL_GOLDEN=write, without xdist"
     assert value == pytest.approx(content[name], rel=1e-5)

@@ -9,8 +9,12 @@ import signal
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t
+from selenium.webdriver import ActionChains, Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.contract.harness import newest_run, run, start, train_run
+from tests.contract.harness import Command, run
 from tests.contract.test_comparisons import over_documents
 from tril import load
 from tril.model import MultiHeadAttention
@@ -21,11 +25,10 @@ PROMPT = "The old cat"
 
 
 @pytest.fixture(scope="session")
-def model(once, texts):
+def model(run_of, texts):
     """The folder of a run that was validated on ten of the files."""
-    text, steps = texts.parent / "[0-2]*.txt", ("trainer.max_steps=120", "trainer.val_check_interval=60")
-    settings = *MODEL, *steps, f"data.path={text}", f"data.val_path={texts.parent}/3*.txt"
-    return newest_run(once("heads", lambda cwd: train_run(*settings, cwd=cwd)))
+    paths = f"data.path={texts.parent}/[0-2]*.txt", f"data.val_path={texts.parent}/3*.txt"
+    return run_of(*MODEL, "trainer.max_steps=120", "trainer.val_check_interval=60", *paths)
 
 
 @pytest.fixture(scope="module")
@@ -48,49 +51,36 @@ def losses(lm, ids, gate=None):
     return -log_probabilities(lm, ids, gate)[range(len(ids) - 1), ids[1:]]
 
 
-def interval(values, ids):
-    """The mean of losses, or of differences, with its 95 % interval over documents."""
-    from scipy.stats import t
-
-    document = np.equal(ids[:-1], EOT).cumsum()  # of each target
-    sizes = np.bincount(document)
-    variance, df = over_documents(np.bincount(document, values) / sizes, sizes)
-    ends = values.mean() + t.ppf([0.025, 0.975], df) * variance**0.5
-    return pytest.approx({"mean": values.mean(), "low": ends[0], "high": ends[1]}, rel=1e-5)
-
-
 def ended(name, *arguments, cwd):
     return run(name, *arguments, cwd=cwd).succeeded().out.rstrip("\n")
 
 
-def entry(content, name):
-    """The first entry of this name at any depth, without its number of observations."""
-    if name in content:
-        return {key: value for key, value in content[name].items() if key != "n"}
-    children = (child for child in content.values() if isinstance(child, dict))
-    return next((found for child in children if (found := entry(child, name))), None)
-
-
-@pytest.mark.parametrize("own_text", [False, True])
-def test_the_figures_of_an_evaluation_follow_from_the_logits(model, lm, texts, tmp_path, own_text):
-    earlier = model / "checkpoints" / "previous.ckpt"
-    folder, pattern = (tmp_path, "*.txt") if own_text else (texts.parent, "3*")
+def test_the_figures_of_an_evaluation_follow_from_the_logits(model, lm, texts, tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("Ein Vögelchen. The cat sees a bird.\n" * (number + 1), "utf-8")
-    own = [f"data.path={texts.parent}/1*.txt", f"data.val_path={folder}/{pattern}"] * own_text
-    ended("evaluate", f"ckpt={model}", f"other={earlier}", f"out={tmp_path}", *own, cwd=tmp_path)
-    content, ids = json.loads((tmp_path / "evaluation.json").read_text("utf-8")), encode(lm, folder, pattern)
+    paths = f"data.path={texts.parent}/1*.txt", f"data.val_path={tmp_path}/*.txt"
+    other = model / "checkpoints" / "previous.ckpt"
+    ended("evaluate", f"ckpt={model}", f"other={other}", f"out={tmp_path}", *paths, cwd=tmp_path)
+    groups, ids = [], encode(lm, tmp_path, "*.txt")
+    json.loads((tmp_path / "evaluation.json").read_text("utf-8"), object_hook=lambda x: groups.append(x) or x)
+    figures = {name: value for group in reversed(groups) for name, value in group.items()}  # the first of each name
     nll, logits = losses(lm, ids), log_probabilities(lm, ids)
     right, confidence = logits.argmax(1) == ids[1:], np.exp(logits.max(1))
     expected = {
         "perplexity": np.exp(nll.mean()),
-        "bits_per_byte": nll.sum() / np.log(2) / sum(path.stat().st_size for path in folder.glob(pattern)),
+        "bits_per_byte": nll.sum() / np.log(2) / sum(path.stat().st_size for path in tmp_path.glob("*.txt")),
         "accuracy": right.mean(),
         "calibration_error": np.abs(np.bincount((confidence * 15).astype(int), right - confidence)).sum() / len(nll),
     }
-    assert {name: entry(content, name)["mean"] for name in expected} == pytest.approx(expected, rel=1e-5)
-    assert entry(content, "loss") == interval(nll, ids)
-    assert entry(content, "difference") == interval(losses(load(earlier, device="cpu"), ids) - nll, ids)
+    assert {name: figures[name]["mean"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    document = np.equal(ids[:-1], EOT).cumsum()  # of each target
+    sizes = np.bincount(document)
+    differences = losses(load(other, device="cpu"), ids) - nll
+    for name, values in (("loss", nll), ("difference", differences)):
+        variance, df = over_documents(np.bincount(document, values) / sizes, sizes)
+        ends = values.mean() + np.array([-1, 1]) * t.isf(0.025, df) * variance**0.5
+        actual = [figures[name][end] for end in ("mean", "low", "high")]
+        assert actual == pytest.approx([values.mean(), *ends], rel=1e-5), name
 
 
 @torch.no_grad()
@@ -140,73 +130,59 @@ def test_a_text_without_a_head_is_that_of_full_passes_with_its_gate_at_zero(mode
 @pytest.fixture
 def browser():
     """Chromium. In the end, the pages have written no message and asked no other computer."""
-    paths = shutil.which("chromium"), shutil.which("chromedriver")
-    if None in paths:
-        (pytest.fail if os.environ.get("TRIL_REQUIRE_BROWSER") == "1" else pytest.skip)(f"no browser: {paths}")
-    from selenium.webdriver import Chrome, ChromeOptions
-    from selenium.webdriver.chrome.service import Service
-
-    options = ChromeOptions()
-    options.binary_location = paths[0]
+    driver, options = shutil.which("chromedriver"), ChromeOptions()
+    if driver is None and os.environ.get("TRIL_REQUIRE_BROWSER") != "1":
+        pytest.skip("no chromedriver")
+    options.binary_location = shutil.which("chromium")
     for option in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking"):
         options.add_argument(f"--{option}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = Chrome(options=options, service=Service(paths[1]))
-    yield chrome
-    messages = chrome.get_log("browser")
-    events = [json.loads(each["message"])["message"] for each in chrome.get_log("performance")]
-    chrome.quit()
-    requests = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert messages == [] and requests
-    assert all(url.startswith(("data:", "file:", "http://127.0.0.1:")) for url in requests), requests
-
-
-def shown_weights(browser, token):
-    """The weights that the text shows while the mouse points at a token."""
-    from selenium.webdriver import ActionChains
-
-    ActionChains(browser).move_to_element(token).perform()
-    titles = [each.get_attribute("title") for each in browser.find_elements("css selector", ".token")]
-    return [float(title.removeprefix("weight ")) for title in titles if title]
+    with Chrome(options=options, service=Service(driver)) as chrome:
+        yield chrome
+        assert chrome.get_log("browser") == []
+        events = [json.loads(event["message"])["message"] for event in chrome.get_log("performance")]
+    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert urls and all(url.startswith(("data:", "file:", "http://127.0.0.1:")) for url in urls), urls
 
 
 @pytest.mark.slow
-def test_the_page_of_maps_shows_the_weights_of_each_head(model, lm, tmp_path, browser):
+def test_the_pages_show_the_weights_of_each_head_and_the_texts_of_sample(model, lm, tmp_path, browser):
+    def shown_weights(token):  # while the mouse points at it
+        ActionChains(browser).move_to_element(token).perform()
+        titles = [each.get_attribute("title") for each in find(".token")]
+        return [float(title.removeprefix("weight ")) for title in titles if title]
+
+    def find(selector):
+        return browser.find_elements("css selector", selector)
+
+    def text(button):
+        find(button)[0].click()
+        WebDriverWait(browser, 30).until(lambda _: " tokens, " in find(".status")[0].text)
+        shown = find(".text")[0].get_property("textContent")
+        return shown.removesuffix("<|endoftext|>").replace("↵", "").rstrip("\n")
+
     ended("heads", f"ckpt={model}", f"out={tmp_path}", "windows=9", f"prompt={PROMPT}", cwd=tmp_path)
     browser.get((tmp_path / "attention.html").as_uri())
     maps = attention_maps(lm, [lm.encode(PROMPT)])
     for layer, head in ((0, 3), (1, 0)):
-        browser.find_element("css selector", f"button[title=L{layer}H{head}]").click()
-        for t, token in enumerate(browser.find_elements("css selector", ".token")):
-            shown = shown_weights(browser, token)  # three digits of float16
-            assert np.allclose(shown, maps[layer, 0, head, t], atol=5e-4 + 2**-11)
-
-
-@pytest.mark.slow
-def test_the_play_page_shows_the_texts_of_sample_and_what_a_token_attended_to(model, lm, tmp_path, browser):
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    def text(button):
-        browser.find_element("css selector", button).click()
-        status = browser.find_element("css selector", ".status")
-        WebDriverWait(browser, 30).until(lambda _: " tokens, " in status.text)
-        shown = browser.find_element("css selector", ".text").get_property("textContent")
-        return shown.removesuffix("<|endoftext|>").replace("↵", "").rstrip("\n")
-
-    server = start("play", f"ckpt={model}", "port=0", cwd=tmp_path)
+        find(f"button[title=L{layer}H{head}]")[0].click()
+        for query, token in enumerate(find(".token")):
+            shown = shown_weights(token)  # three digits of float16
+            assert np.allclose(shown, maps[layer, 0, head, query], atol=5e-4 + 2**-11)
+    server = Command("play", f"ckpt={model}", "port=0", cwd=tmp_path)
     try:
-        browser.get(server.stdout.readline())
-        for name, value in (("prompt", PROMPT), ("max_new_tokens", "60")):
-            browser.find_element("id", name).clear()
-            browser.find_element("id", name).send_keys(value)
+        browser.get(WebDriverWait(server, 60).until(lambda _: server.files[0].read_text()))
+        for name, value in (("#prompt", PROMPT), ("#max_new_tokens", "60")):
+            find(name)[0].clear()
+            find(name)[0].send_keys(value)
         texts = [text("#generate")]
-        browser.find_element("css selector", ".strip[title=L1H2]").click()
-        weights = shown_weights(browser, browser.find_elements("css selector", ".token[role=button]")[5])
+        find(".strip[title=L1H2]")[0].click()
+        weights = shown_weights(find(".token[role=button]")[5])
         assert len(weights) == len(lm.encode(PROMPT)) + 5 and sum(weights) == pytest.approx(1, abs=0.006)
         texts.append(text(".switch[title=L0H0]"))
     finally:
-        server.send_signal(signal.SIGINT)
-        server.communicate(timeout=20)
+        os.kill(server.process.pid, signal.SIGINT)
+        server.done(20).succeeded()
     options = f"ckpt={model}", f"prompt={PROMPT}", "max_new_tokens=60"
-    expected = [ended("sample", *options, f"remove_heads={removed}", cwd=tmp_path) for removed in ("null", "[L0H0]")]
-    assert server.returncode == 0 and texts == expected and texts[0] != texts[1]
+    assert texts[0] != texts[1]
+    assert texts == [ended("sample", *options, f"remove_heads={heads}", cwd=tmp_path) for heads in ("null", "[L0H0]")]

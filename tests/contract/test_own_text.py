@@ -3,6 +3,7 @@
 import hashlib
 import random
 import re
+import shutil
 from collections import Counter
 from functools import partial
 from itertools import pairwise
@@ -10,9 +11,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from lightning.pytorch import Callback
+from pandas import DataFrame
 from tokenizers import Tokenizer
 
-from tests.contract.harness import BARE, TINY, assert_golden, merged, newest_run, process, run, summary
+from tests.contract.harness import BARE, assert_golden, merged, newest_run, run, summary
 
 RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder", f"allow_targets=[{__name__}.Recorder]")
 EOT = "<|endoftext|>"
@@ -32,10 +34,10 @@ class Recorder(Callback):
         np.save(f"val.{trainer.global_rank}.{index:03}", np.stack(batch[:2]))
 
 
-def train(cwd, *settings, run=run, steps=2):
+def train(cwd, *settings, steps=2):
     """Trains; returns the tokens, their encoder, inputs and targets of the windows, (2, n, T), and what was printed."""
     always = f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"
-    done = run("train", *merged((*TINY, *BARE), *RECORDED, *always, *settings), cwd=cwd).succeeded()
+    done = run("train", *merged(BARE, *RECORDED, *always, *settings), cwd=cwd).succeeded()
     parts = ([np.load(path) for path in sorted(cwd.glob(f"{part}.*.npy"))] for part in ("train", "val"))
     path, *_ = cwd.rglob("tokens.bin")
     encode = partial(Tokenizer.from_file(str(path.with_name("tokenizer.json"))).encode, add_special_tokens=False)
@@ -58,30 +60,30 @@ def predicted(windows):
     return Counter(pair for pair in zip(inputs, targets, strict=True) if pair[1] >= 0)
 
 
-def write(folder, kind=".md"):
-    """Writes the documents as files, or as rows of a table."""
-    import pandas
+@pytest.fixture(scope="module")
+def folder(once):
+    """A folder with the documents as files, and as rows of a table in each format."""
 
-    folder.mkdir()
-    for i, text in enumerate(DOCUMENTS if kind == ".md" else ()):
-        (folder / f"{i:02}.md").write_bytes(text.encode())
-    columns = {"body" if kind == ".csv.gz" else "text": DOCUMENTS, "prompt": "?", "response": DOCUMENTS}
-    table, path = pandas.DataFrame(columns), folder / f"rows{kind}"
-    if "json" in kind:
-        table.to_json(path, orient="records", lines=kind != ".json")
-    elif kind != ".md":
-        getattr(table, f"to_{kind.split('.')[1]}")(path)
+    def write(folder):
+        for i, text in enumerate(DOCUMENTS):
+            (folder / f"{i:02}.md").write_bytes(text.encode())
+        table = DataFrame({"text": DOCUMENTS, "prompt": "?", "response": DOCUMENTS})
+        for name in ("rows.jsonl", "rows.jsonl.gz"):
+            table.to_json(folder / name, orient="records", lines=True)
+        table.to_json(folder / "rows.json", orient="records")
+        table.to_parquet(folder / "rows.parquet")
+        table.to_csv(folder / "rows.csv")
+        table.rename(columns={"text": "body"}).to_csv(folder / "rows.csv.gz")
+
+    return once("documents", write)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_only(kind, tmp_path):
+def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_only(kind, folder, tmp_path):
     *typed, suffix = kind.split()
-    chat = kind.startswith("data.format=chat")
-    write(tmp_path / "texts", suffix)
-    settings = f"data.path={tmp_path}/**/*{suffix}", *typed
     sizes = "data.val_fraction=0.2", "data.tokenizer.vocab_size=700", "data.batch_size=200"
-    ids, encode, windows, _ = train(tmp_path, *settings, *sizes)
-    prompt, space = (encode("User: ?\n\nAssistant:"), " ") if chat else ((), "")
+    ids, encode, windows, _ = train(tmp_path, f"data.path={folder}/**/*{suffix}", *typed, *sizes)
+    prompt, space = (encode("User: ?\n\nAssistant:"), " ") if "data.format=chat" in typed else ((), "")
     documents = {text: prompt + encode(space + text + EOT) for text in DOCUMENTS}
     parts = split(ids, encode, windows)
     assert Counter(sum(parts, [])) == Counter(documents[text] for text in DOCUMENTS)
@@ -110,10 +112,10 @@ def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.txt").write_text(val)
     settings = "data.tokenizer.kind=byte", f"data.path={tmp_path}/*.txt", f"data.val_path={tmp_path}/b.txt"
-    start, ranks = (process, ("trainer=ddp", "trainer.devices=2")) if devices == 2 else (run, ())
+    ranks = ("trainer=ddp", "trainer.devices=2") if devices == 2 else ()
     orders, sizes = [], (f"data.batch_size={20 // devices}", *ranks)
     for seed in range(3 - devices):
-        ids, encode, windows, printed = train(tmp_path, f"seed={seed}", *settings, *sizes, run=start, steps=8)
+        ids, encode, windows, printed = train(tmp_path, f"seed={seed}", *settings, *sizes, steps=8)
         assert ids.tolist() == [*encode(text + EOT), *encode(val + EOT)]
         assert seed or any(29.9 < float(share) < 30.1 for share in re.findall(r"(\d+\.\d+) ?%", printed)), printed
         for epoch in np.split(windows[0].reshape(2, devices, -1, 32), 2, axis=2):
@@ -134,14 +136,13 @@ def test_a_mixture_keeps_its_shares_in_every_thousand_windows(tmp_path):
     assert letters.reshape(2, 1000).sum(1).tolist() == [667, 667]
 
 
-def test_a_text_is_prepared_once_and_again_when_it_changes(tmp_path):
-    fingerprints, files = [], []
-    for folder in ("a", "moved", "changed"):
-        write(tmp_path / folder)
-    (tmp_path / "changed" / "00.md").write_text("a new text")
-    for folder, cache in (("a", "cache"), ("a", "cache"), ("moved", "other"), ("changed", "cache")):
-        train(tmp_path, f"data.path={tmp_path}/{folder}", f"data.cache_dir={tmp_path}/{cache}")
+def test_a_text_is_prepared_once_and_again_when_it_changes(folder, tmp_path):
+    fingerprints, files, copy = [], [], shutil.copytree(folder, tmp_path / "copy")
+    for text, cache in ((folder, "cache"), (folder, "cache"), (copy, "other"), (copy, "cache")):
+        train(tmp_path, f"data.path={text}/*.md", f"data.cache_dir={tmp_path}/{cache}")
         fingerprints.append(summary(newest_run(tmp_path))["data_fingerprint"])
         files.append({path.read_bytes(): path.stat().st_mtime_ns for path in (tmp_path / cache).rglob("tokens.bin")})
+        if text == copy:
+            (copy / "00.md").write_text("a new text")
     assert fingerprints[0] == fingerprints[1] == fingerprints[2] != fingerprints[3]
     assert files[0] == files[1] and files[0].keys() == files[2].keys() < files[3].keys()

@@ -1,9 +1,10 @@
-"""From Python: `train` and `load` of docs/python_api.md, and the notebook."""
+"""From Python: `train` and `load` of docs/python_api.md, the notebook, and the installed wheel."""
 
 import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import sys
 import pytest
 import torch
 
-from tests.contract.harness import BARE, ROOT, TINY, metrics, run, summary
+from tests.contract.harness import BARE, ROOT, copy_project, merged, metrics, run, summary
 from tril import load, train
 
 
@@ -21,7 +22,7 @@ def process_state() -> tuple:
 
 
 def test_train_is_the_command_and_leaves_the_process_as_it_was(texts, tmp_path, monkeypatch):
-    settings = (*TINY, *BARE, f"data.path={texts}")
+    settings = (*BARE, f"data.path={texts}")
     assert run("train", *settings, "hydra.run.dir=typed", cwd=tmp_path).status == 0
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
@@ -47,8 +48,8 @@ def test_train_is_the_command_and_leaves_the_process_as_it_was(texts, tmp_path, 
 def test_a_wrong_setting_is_a_value_error_with_the_line_of_the_command(setting, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=setting.split("=")[0]) as raised:
-        train(*TINY, setting)
-    assert run("train", *TINY, setting, cwd=tmp_path).err == f"error: {raised.value}\n"
+        train(*BARE, setting)
+    assert run("train", *BARE, setting, cwd=tmp_path).err == f"error: {raised.value}\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -71,3 +72,20 @@ def test_the_notebook_runs_from_the_start(tmp_path, monkeypatch):
     whole, short = (json.loads(path.read_text())["best_val_loss"] for path in files)
     lowest = 6 / 14 * math.log(8) * (1 + 6 / 57)  # six random letters of 14 characters, in windows of 57
     assert lowest < whole < lowest + 0.15 and short > 12 / 14 * math.log(8)  # a window of 4 keys cannot copy
+
+
+@pytest.mark.slow
+def test_the_installed_wheel_trains_and_samples_beside_a_foreign_model(texts, tmp_path):
+    source, site = copy_project(tmp_path / "source"), tmp_path / "site"
+    pip = (sys.executable, "-m", "pip", "-q", "install", "--no-deps", "--no-build-isolation", "--no-index")
+    subprocess.run([*pip, "--target", site, source], check=True, timeout=240)  # builds a wheel
+    shutil.rmtree(source)
+    (tmp_path / "model.py").write_text("raise RuntimeError('another module')", "utf-8")
+    training = ("train", *merged(BARE, f"data.path={texts}", "trainer.max_steps=4"))
+    sampling = ("sample", "ckpt=latest", "prompt=A red", "max_new_tokens=4")
+    paths = {"PYTHONPATH": str(site), "TRIL_CACHE": str(tmp_path / "cache")}
+    options = {"cwd": tmp_path, "env": os.environ | paths, "text": True, "timeout": 240}
+    outputs = [subprocess.check_output([site / "bin" / "tril", *each], **options) for each in (training, sampling)]
+    assert outputs[1].startswith("A red") and len(outputs[1]) > len("A red\n")
+    code = subprocess.check_output([sys.executable, "-P", "-c", "import tril.model as m; print(m.__file__)"], **options)
+    assert code.startswith(str(site))

@@ -8,37 +8,22 @@ import pytest
 import torch
 import yaml
 
-from tests.contract import harness
-from tests.contract.harness import BARE, TINY, assert_golden, metrics, newest_run, run, summary, table, train_run
+from tests.contract.harness import BARE, SETTINGS, assert_golden, merged, metrics, newest_run, run, summary, table
 from tril import load
 
-BASE = (
-    *TINY,
-    *BARE,
-    "data.tokenizer.kind=byte",
-    "trainer.max_steps=30",
-    "trainer.val_check_interval=15",
-    "optim.lr_scale=0.5",
-)
+BASE = merged(BARE, *SETTINGS["golden"])
 RUNS = dict(table("training_runs.txt", columns=2))
 
 
 @pytest.fixture(scope="module")
-def run_of(once, texts):
-    """A function: the folder of a run of the table with more settings, or of a run with these settings only."""
-    paths = f"data.path={texts}", f"data.val_path={texts.parent}/3[89].txt"  # two files, so that no split matters
-
-    def run_of(name: str, more: str = "", **options) -> Path:
-        settings, options = (*paths, *RUNS.get(name, name).split(), *more.split()), {"base": BASE} | options
-        cache = f"{texts.parent.parent}/cache"
-        make = lambda cwd: train_run(*settings, cwd=cwd, TRIL_CACHE=cache, **options)  # noqa: E731
-        return newest_run(once(f"training {name} {more}", make))
-
-    return run_of
+def run_of(run_of, texts):
+    """A function: the folder of a run of the table, with more settings, or of a run with these settings only."""
+    val = f"data.val_path={texts.parent}/3[89].txt"  # two files, so that no split matters
+    return lambda name, more="": run_of(val, *RUNS.get(name, name).split(), *more.split(), base=BASE)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
-    return load(str(folder), device="cpu").model.state_dict()
+    return load(folder, device="cpu").model.state_dict()
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -61,7 +46,7 @@ def test_every_option_and_choice_of_model_and_optimizer_is_in_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "alibi", "no attention"])
-def test_parameters_and_flops_are_those_of_the_formulas(name, run_of):
+def test_parameters_and_flops_are_those_of_the_formulas(name, run_of, texts, tmp_path):
     c = yaml.safe_load((run_of(name) / "config.yaml").read_text("utf-8"))["model"]
     vocab, dim, layers, length, heads = 257, c["dim"], c["n_layers"], c["context_length"], c["n_heads"]
     groups, size, bias = c["n_kv_heads"] or heads, c["head_dim"] or dim // max(1, heads), c["bias"]
@@ -75,6 +60,8 @@ def test_parameters_and_flops_are_those_of_the_formulas(name, run_of):
     flops = 6 * (body + vocab * dim) + 12 * layers * heads * size * keys  # forward and backward (PaLM, appendix B)
     expected = {"parameters": body + tables * dim, "parameters_without_embeddings": body, "flops_per_token": flops}
     assert {key: summary(run_of(name))[key] for key in expected} == pytest.approx(expected, abs=0.5)
+    plan = run("train", "plan=true", *merged(BASE, f"data.path={texts}", *RUNS[name].split()), cwd=tmp_path).succeeded()
+    assert plan.out.startswith(f"{expected['parameters']:,.0f} parameters") and not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.parametrize(("name", "limit"), [("gpt2", 10**9), ("part of the validation", 5 * 3)])
@@ -109,42 +96,47 @@ def test_the_learning_rates_follow_the_formula_of_the_schedule(name, run_of):
         assert rate == pytest.approx(peak * factor, rel=1e-9), step
 
 
-RANKS = pytest.param("data.batch_size=3 trainer=ddp trainer.devices=2", harness.process, marks=pytest.mark.slow)
+RANKS = [pytest.param(f"trainer={name} trainer.devices=2", marks=pytest.mark.slow) for name in ("ddp", "fsdp")]
 
 
-@pytest.mark.parametrize(("settings", "start"), [("data.batch_size=2 trainer.accumulate_grad_batches=3", run), RANKS])
-def test_accumulated_gradients_and_those_of_two_processes_are_those_of_a_larger_batch(settings, start, run_of):
-    parts, whole = run_of(settings, start=start), run_of("data.batch_size=6")
+@pytest.mark.parametrize("ways", ["trainer.accumulate_grad_batches=2", *RANKS])
+def test_accumulated_gradients_and_those_of_two_processes_are_those_of_a_larger_batch(ways, run_of):
+    parts, whole = run_of("data.batch_size=3", ways), run_of("data.batch_size=6")
     for column in ("train/loss", "val/loss", "grad_norm/total", "train/tokens"):
         assert metrics(parts, column) == pytest.approx(metrics(whole, column), rel=1e-5), column
 
 
-def test_a_seed_repeats_a_run_bit_for_bit_and_another_one_changes_it(run_of):
-    first, same, other = (run_of("dropout", seed) for seed in ("", "seed=1", "seed=2"))
+def test_a_seed_repeats_a_run_bit_for_bit_and_dropout_leaves_the_initial_weights_unchanged(run_of):
+    first, same, other = (run_of("dropout", settings) for settings in ("", "seed=1", "seed=2"))
     assert metrics(same, "train/loss") == metrics(first, "train/loss")
     assert all(torch.equal(tensor, weights_of(first)[name]) for name, tensor in weights_of(same).items())
     assert metrics(other, "train/loss")[1] != metrics(first, "train/loss")[1]
-
-
-def test_dropout_leaves_the_initial_weights_unchanged(run_of):
     still = "optim.lr_scale=1e-30 trainer.max_steps=2 trainer.val_check_interval=2"
     first, second = (weights_of(run_of(f"model.resid_dropout={p}", still)) for p in (0, 0.5))
     assert all(torch.allclose(tensor, second[name], rtol=0, atol=1e-20) for name, tensor in first.items())
 
 
 def test_a_certified_run_of_two_windows_in_bf16_stays_near_one_in_float32(run_of):
-    losses, certified = [], [setting for setting in BASE if setting != "~callbacks.causality"]
-    for precision in ("32-true", "bf16-mixed"):
-        folder = run_of(f"data.batch_size=2 trainer.precision={precision}", base=certified)
-        losses.append(metrics(folder, "train/loss"))
-        assert losses[-1][30] < losses[-1][1] - 1 and (folder / "causality.json").is_file()
+    certified = "data.batch_size=2 callbacks.causality={}"
+    folders = [run_of(certified, f"trainer.precision={precision}") for precision in ("32-true", "bf16-mixed")]
+    losses = [metrics(folder, "train/loss") for folder in folders]
+    assert all((folder / "causality.json").is_file() for folder in folders)
+    assert all(of_run[30] < of_run[1] - 1 for of_run in losses)
     assert 1e-4 < max(abs(losses[0][step] - losses[1][step]) for step in losses[0]) < 0.01  # measured: 0.003
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_update(texts, tmp_path):
-    huge = harness.merged(BASE, f"data.path={texts}", "optim.lr_scale=1e30", "trainer.val_check_interval=1")
+    huge = merged(BASE, f"data.path={texts}", "optim.lr_scale=1e30", "trainer.val_check_interval=1")
     done = run("train", *huge, cwd=tmp_path)
     content, line = summary(newest_run(tmp_path)), done.err.splitlines()[-1]
     assert done.status == 2 and line == f"error: {content['diverged']}" and "Traceback" not in done.err
     assert "step 2 " in line and content["steps"] == 1 and content["final_val_loss"] is None
     assert all(tensor.isfinite().all() for tensor in weights_of(newest_run(tmp_path)).values())
+
+
+def test_a_run_stops_after_its_time_and_has_the_steps_of_its_flops(run_of):
+    content = summary(run_of("trainer.max_flops=1e9"))
+    assert content["steps"] == 1e9 // (content["flops_per_token"] * content["tokens"] / content["steps"])
+    limit = "trainer.max_time=00:00:00:01 trainer.max_steps=1000000 trainer.val_check_interval=1000000"
+    content = summary(run_of(limit))
+    assert content["steps"] < 1000000 and "trainer.max_time" in content["stopped_early"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
 
-from tests.contract.harness import BARE, assert_refused, newest_run, run, summary, train_run
+from tests.contract.harness import BARE, SETTINGS, run, summary
 from tril import load
 
 T, IDS = 24, {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}  # the tokenizer has 290 ids
@@ -15,8 +15,7 @@ MODERN = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "
 MODERN |= {"max_position_embeddings": T, "intermediate_size": 44, "rope_theta": 50.0, "rms_norm_eps": 0.1}
 QWEN3 = MODERN | {"head_dim": 12, "tie_word_embeddings": True}
 CONFIGS = {"gpt2": {"n_positions": T, "n_layer": 2, "n_embd": 32, "n_head": 4, **IDS}, "llama": MODERN, "qwen3": QWEN3}
-FROZEN = ("optim=adamw", "optim.lr=1e-30", "trainer.max_steps=1", "trainer.val_check_interval=1", "data.batch_size=4")
-FROZEN += ("trainer.accelerator=cpu", "trainer.precision=32-true", *BARE)  # one step, which changes no weight
+FROZEN = [x for x in BARE if not x.startswith(("model", "data.tok", "callbacks"))] + [*SETTINGS["one step"]]
 
 
 def random_model(name: str, **changes):
@@ -29,31 +28,30 @@ def random_model(name: str, **changes):
     return model.eval()
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def imported(request, once, texts):
-    """A random model of transformers, its tokenizer, and the folder of a run that starts from both."""
-
-    def make(folder: Path) -> None:
-        random_model(request.param).save_pretrained(folder / "hf")
-        tokenizer = ByteLevelBPETokenizer()
-        tokenizer.train(sorted(map(str, texts.parent.glob("*.txt"))), vocab_size=290, special_tokens=["<|endoftext|>"])
-        tokenizer.save(str(folder / "hf" / "tokenizer.json"))
-        start(folder, texts, f"init_from=hf:{folder / 'hf'}")
-
-    folder = once(f"weights {request.param}", make)
-    return *read(folder / "hf"), newest_run(folder)
-
-
 def read(folder: Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     return AutoModelForCausalLM.from_pretrained(folder).double(), AutoTokenizer.from_pretrained(folder)
 
 
-def start(cwd: Path, texts: Path, *settings: str) -> Path:
-    """Makes one step on the texts, of which the first is for validation; returns the folder of the run."""
-    paths = (f"data.path={texts}", f"data.val_path={texts.parent / '00.txt'}")
-    return train_run("data=files", *paths, *settings, cwd=cwd, base=FROZEN)
+@pytest.fixture(scope="module")
+def start(run_of, texts):
+    """A function: the folder of a run that makes one step; the first text is for validation."""
+    return lambda *settings: run_of(f"data.val_path={texts.parent}/00.txt", *settings, base=FROZEN)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def imported(request, once, texts, start):
+    """A random model of transformers, its tokenizer, and the folder of a run that starts from both."""
+
+    def make(folder: Path) -> None:
+        random_model(request.param).save_pretrained(folder)
+        tokenizer = ByteLevelBPETokenizer()
+        tokenizer.train(sorted(map(str, texts.parent.glob("*.txt"))), vocab_size=290, special_tokens=["<|endoftext|>"])
+        tokenizer.save(str(folder / "tokenizer.json"))
+
+    folder = once(request.param, make)
+    return *read(folder), start(f"init_from=hf:{folder}")
 
 
 @torch.no_grad()
@@ -67,7 +65,7 @@ def assert_same_logits(lm, model, n_ids: int = 290) -> None:
 
 
 @torch.no_grad()
-def test_a_model_of_transformers_is_the_same_in_tril_and_comes_back_unchanged(imported, texts, tmp_path):
+def test_a_model_of_transformers_is_the_same_in_tril_and_comes_back_unchanged(imported, start, texts, tmp_path):
     model, tokenizer, folder = imported
     lm, text = load(folder), (texts.parent / "00.txt").read_text()
     ids = torch.tensor([*tokenizer(text).input_ids, 0])
@@ -76,7 +74,7 @@ def test_a_model_of_transformers_is_the_same_in_tril_and_comes_back_unchanged(im
     logits = torch.cat([model(window[None]).logits[0] for window in ids[:-1].split(T)])
     loss = torch.nn.functional.cross_entropy(logits, ids[1:]).item()
     assert summary(folder)["final_val_loss"] == pytest.approx(loss, rel=1e-6)  # where finetuning starts
-    larger = load(start(tmp_path, texts, f"init_from={folder}", "model.vocab_size=330"))
+    larger = load(start(f"init_from={folder}", "model.vocab_size=330"))
     added = larger.model(ids[None, :T])[0, :, 300:] - logits[:T, :290].mean(1, keepdim=True)
     assert added.shape == (T, 30) and added.abs().max() < 1e-5  # the logit of a new row is the mean logit of the tokens
     run("export", f"ckpt={folder}", f"out={tmp_path / 'again'}", cwd=tmp_path).succeeded()
@@ -88,14 +86,14 @@ def test_a_model_of_transformers_is_the_same_in_tril_and_comes_back_unchanged(im
 
 
 @pytest.mark.parametrize("imported", ["llama"], indirect=True)
-def test_weights_that_are_not_finite_are_refused_in_one_line(imported, texts, tmp_path):
+def test_weights_that_are_not_finite_are_refused_in_one_line(imported, start, tmp_path):
     model, tokenizer = random_model("llama"), imported[1]
     model.model.embed_tokens.weight.data[295, 3] = torch.nan  # of a row that no text has, so that a run does not stop
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "hf")
-    folder = start(tmp_path, texts, f"init_from=hf:{tmp_path / 'hf'}")
+    folder = start(f"init_from=hf:{tmp_path / 'hf'}")
     for command in ("sample", "evaluate", "heads"):
-        assert_refused(run(command, f"ckpt={folder}", cwd=tmp_path), "weights that are not finite")
+        run(command, f"ckpt={folder}", cwd=tmp_path).refused("weights that are not finite")
 
 
 def test_a_gguf_file_has_the_tensors_under_the_names_of_llama_cpp(imported, tmp_path):
@@ -104,7 +102,7 @@ def test_a_gguf_file_has_the_tensors_under_the_names_of_llama_cpp(imported, tmp_
     (model, tokenizer, folder), path = imported, tmp_path / "model.gguf"
     done, kind = run("export", f"ckpt={folder}", "to=gguf", f"out={path}", cwd=tmp_path), model.config.model_type
     if kind == "gpt2":
-        return assert_refused(done, "model.pos=learned")
+        return done.refused("model.pos=learned")
     done.succeeded()
     values = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
     stored = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in gguf.GGUFReader(path).tensors}
@@ -118,7 +116,7 @@ def test_a_gguf_file_has_the_tensors_under_the_names_of_llama_cpp(imported, tmp_
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_checkpoint_of_nanogpt_has_its_ids_and_logits_in_tril(bias, texts, tmp_path):
+def test_a_checkpoint_of_nanogpt_has_its_ids_and_logits_in_tril(bias, start, texts, tmp_path):
     characters = sorted(set("".join(path.read_text() for path in texts.parent.glob("*.txt"))), reverse=True)
     model = random_model("gpt2", vocab_size=len(characters), activation_function="gelu")
     weights = model.state_dict()  # nanoGPT has the names of transformers, and its matrices are transposed
@@ -132,6 +130,6 @@ def test_a_checkpoint_of_nanogpt_has_its_ids_and_logits_in_tril(bias, texts, tmp
     torch.save(content | {"best_val_loss": torch.tensor(1.0), "optimizer": {}}, tmp_path / "ckpt.pt")
     tables = {"itos": dict(enumerate(characters)), "stoi": {c: i for i, c in enumerate(characters)}}
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(characters), **tables}))
-    lm = load(start(tmp_path, texts, f"init_from=nanogpt:{tmp_path / 'ckpt.pt'}"))
+    lm = load(start(f"init_from=nanogpt:{tmp_path / 'ckpt.pt'}"))
     assert_same_logits(lm, model.double(), n_ids=len(characters))
     assert lm.tokenizer.encode("The dog").ids == [characters.index(character) for character in "The dog"]
