@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tril.data.prepared import BLOCK
+from tril.data.sources.base import BLOCK
 
 IGNORE = -100  # targets that do not count; the default of torch's cross entropy
 MAX_PASSES = 10  # through the text in one batch

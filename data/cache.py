@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock, Timeout
-
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 REMEDY = "choose another cache folder with data.cache_dir=FOLDER or the environment variable TRIL_CACHE"
 Content = TypeVar("Content")
@@ -68,6 +66,8 @@ def read_or_write(
     """
     with contextlib.suppress(ValueError, FileNotFoundError):
         return read(path), False
+    from filelock import FileLock, Timeout
+
     make_folder(path.parent)
     lock, part = FileLock(path.with_name(f".{path.name}.lock")), path.with_name(f".{path.name}.part")
     try:

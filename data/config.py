@@ -6,19 +6,19 @@ from dataclasses import fields, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.prepare import Member, prepare
-from tril.data.prepared import BLOCK, PreparedTexts
-from tril.data.settings import build, nearest, setting, strict_settings
+from tril.data.settings import build, group, nearest, setting, strict_settings
 from tril.data.sources import SOURCES as SINGLE
-from tril.data.sources.base import Source, Split, printable
+from tril.data.sources.base import BLOCK, Member, Source, Split, printable
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
+
+if TYPE_CHECKING:
+    from tril.data.prepared import PreparedTexts
 
 EXAMPLE = "data.sources={stdlib: 0.7, notes/*.md: 0.3}"
 BUDGETS: dict[Split, str] = {"train": "token_budget", "val": "val_token_budget"}
@@ -77,7 +77,7 @@ class DataConfig:
     """The settings below `data:` that every source has."""
 
     source: Any = setting(..., "the text, an object of one of SOURCES; set by data=NAME")
-    tokenizer: TokenizerConfig = setting(TokenizerConfig(), "text <-> token ids")
+    tokenizer: TokenizerConfig = group(TokenizerConfig, "text <-> token ids")
     batch_size: int = setting(8, "windows per device and step", ge=1)
     val_batch_size: Count | None = setting(None, "windows per device in validation; null: batch_size")
     cache_dir: str | None = setting(
@@ -106,8 +106,10 @@ class DataConfig:
             for name, member in members.items()
         }
 
-    def prepare(self) -> PreparedTexts:
+    def prepare(self) -> "PreparedTexts":
         """See `prepare.prepare`."""
+        from tril.data.prepare import prepare
+
         return prepare(self.members, self.tokenizer, self.cache_dir)
 
 
@@ -176,6 +178,8 @@ def expand(sources: Mapping[Any, Any], presets: Presets) -> dict[str, dict[str, 
 
 def block_counts(weights: list[float]) -> list[int]:
     """Windows of each source in a block: in proportion to the weights, by largest remainder."""
+    import numpy as np
+
     relative = np.array(weights, float) / max(weights)  # a sum of the weights themselves could overflow
     exact = relative / relative.sum() * BLOCK
     counts = np.floor(exact).astype(int)

@@ -21,7 +21,6 @@ from tqdm import tqdm
 from tril.data.cache import read_or_write, resolve_cache_dir
 from tril.data.overlap import measure_overlap
 from tril.data.prepared import (
-    BLOCK,
     FLAGS,
     OPENS,
     TARGET,
@@ -33,7 +32,7 @@ from tril.data.prepared import (
     sha256_of_file,
     write_meta,
 )
-from tril.data.sources.base import Piece, Source, Split
+from tril.data.sources.base import Member, Piece, Split
 from tril.data.tokenizer import TokenizerConfig, build, for_documents, guarded, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
@@ -41,20 +40,6 @@ MAX_UINT16_VOCAB = 1 << 16
 BATCH_SIZE = 1 << 20  # characters encoded at a time, by all cores; up to 150 MB as Encoding objects
 MAX_OVERLAP = 0.01  # of the validation tokens; above that, the loss is too low
 SHOWN_OVERLAP = 0.00005  # less is 0.00 %
-
-
-@dataclass(frozen=True)
-class Member:
-    """A text of a run, perhaps one of several.
-
-    Attributes:
-        budgets: tokens of the training and of the validation part to prepare; None: all.
-        count: its windows in a block of BLOCK training windows.
-    """
-
-    source: Source
-    budgets: Mapping[Split, int | None]
-    count: int = BLOCK
 
 
 @dataclass

@@ -21,7 +21,6 @@ from tril.data.tokenizer import for_documents, load_tokenizer
 
 TARGET, OPENS = 1, 2  # flags of a token of a chat: it is trained on; it is the first of its conversation
 TOKENS, FLAGS, TOKENIZER, META = "tokens.bin", "flags.bin", "tokenizer.json", "meta.json"
-BLOCK = 1000  # training windows in which the shares of a mixture are exact
 DECODED_TOKENS = 1 << 16  # tokens decoded at a time
 
 

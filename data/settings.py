@@ -41,6 +41,11 @@ def setting(default: Any, help: str, *, needs: str | None = None, typed_only: bo
     return Field(default, description=help, json_schema_extra=extra, **limits)  # pyright: ignore
 
 
+def group(kind: type, help: str = "") -> Any:
+    """A field that holds a group of settings, which is not built before it is needed."""
+    return Field(default_factory=kind, description=help)
+
+
 def strict_settings(title: str = "") -> ConfigDict:
     """The configuration of a group of settings: no conversions, and no unknown names, which pydantic would ignore.
 
@@ -89,10 +94,9 @@ def defaults(group: type) -> dict[str, Any]:
     """The defaults of a group as nested plain values, without the settings that have none."""
     values = {}
     for name, field in group.__pydantic_fields__.items():
-        default = field.get_default(call_default_factory=True)
-        if (inner := group_of(field.annotation)) is not None and default is not None:
-            values[name] = defaults(inner) if default is REQUIRED else plain(default)
-        elif default is not REQUIRED:
+        if field.default_factory is not None and (inner := group_of(field.annotation)) is not None:
+            values[name] = defaults(inner)
+        elif (default := field.get_default(call_default_factory=True)) is not REQUIRED:
             values[name] = plain(default)
     return values
 

@@ -1,7 +1,6 @@
 """One text file, split by position."""
 
 import hashlib
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
@@ -68,6 +67,8 @@ def _download() -> bytes:
     Raises:
         OSError: the server cannot be reached, or has another text.
     """
+    import urllib.request
+
     remedy = "download the text and pass data.path=FILE"
     try:
         with urllib.request.urlopen(URL, timeout=TIMEOUT) as response:

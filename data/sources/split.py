@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tril.data.overlap import sample_passages, shared_parts
-
 TOLERANCE = 1.5  # the share of the validation part is at most this factor from the wanted one
 MAX_DOCUMENTS = 10_000  # with more, memory and time to compare them become noticeable
 MAX_BYTES = 1 << 27  # of text that is compared, in 1 to 3 s; of more, only equal documents are found
@@ -41,6 +39,8 @@ class Content:
     """What is kept of a document to compare it with others; `compare=False`: only whether another one is equal."""
 
     def __init__(self, text: str, compare: bool = True) -> None:
+        from tril.data.overlap import sample_passages
+
         data = text.encode()
         self.size, self.digest = len(data), hashlib.blake2b(data, digest_size=16).digest()
         self.hashes, self.starts = sample_passages(data if compare else b"")
@@ -97,6 +97,8 @@ def choose_val(documents: Mapping[str, Content], val_fraction: float, salt: str 
     Returns:
         None: whole documents cannot give a share within a factor TOLERANCE of `val_fraction`.
     """
+    from tril.data.overlap import shared_parts
+
     copies = Counter(document.digest for document in documents.values())
     shares = shared_parts([(each.size, each.hashes, each.starts) for each in documents.values()])
     total = sum(document.size for document in documents.values())

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from tril.data.config import DataConfig, Mixture
-from tril.data.prepare import Member, prepare
+from tril.data.prepare import prepare
 from tril.data.prepared import PreparedText
+from tril.data.sources.base import Member
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
 from tril.model.comparison import Bound, Comparison, compare

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import canonical, setting, strict_settings
+from tril.data.settings import canonical, group, setting, strict_settings
 
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
@@ -89,7 +89,7 @@ class OptimConfig:
     scale_with_width: bool = setting(False, "rates are those of the next two sizes, and follow the width (muP)")
     base_width: Count = setting(192, "dim of the model whose rates these are", needs="scale_with_width")
     base_head_dim: Count = setting(48, "its head size", needs="scale_with_width")
-    schedule: ScheduleConfig = ScheduleConfig()
+    schedule: ScheduleConfig = group(ScheduleConfig)
 
     def canonical(self) -> "OptimConfig":
         """The same optimizer with every field that has no effect at its default, so that equal runs compare equal."""
@@ -172,11 +172,13 @@ class EarlyStopConfig:
 class CallbacksConfig:
     """The callbacks that can be left out; null: off."""
 
-    causality: WithoutOptions | None = WithoutOptions()  # before the first step; refuses a model that sees the future
-    heads: WithoutOptions | None = WithoutOptions()  # entropy and first-token mass of each, after each validation
-    progress: ProgressConfig | None = ProgressConfig()
-    samples: SamplesConfig | None = SamplesConfig()
-    early_stop: EarlyStopConfig | None = EarlyStopConfig()
+    causality: WithoutOptions | None = group(
+        WithoutOptions
+    )  # before the first step; refuses a model that sees the future
+    heads: WithoutOptions | None = group(WithoutOptions)  # entropy and first-token mass of each, after each validation
+    progress: ProgressConfig | None = group(ProgressConfig)
+    samples: SamplesConfig | None = group(SamplesConfig)
+    early_stop: EarlyStopConfig | None = group(EarlyStopConfig)
 
 
 @dataclass(frozen=True, config=strict_settings("logger.wandb"))

@@ -73,7 +73,7 @@ class RunConfig(TrainingConfig):
 
     model: GPTConfig
     data: DataConfig
-    sweep: SweepConfig = SweepConfig()
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     targets: Mapping[str, dict] = field(default_factory=dict)
 
     @classmethod

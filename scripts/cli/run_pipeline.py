@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tril.data.batches import Batch, TrainWindows, ValWindows
-from tril.data.prepared import BLOCK
+from tril.data.sources.base import BLOCK
 from tril.model.causality.checks import Result
 from tril.model.causality.loss import certify_loss, check_shift
 from tril.model.masks import document_options
