@@ -72,7 +72,7 @@ class Bounds:
     Attributes:
         scale: the largest output.
         noise: largest difference of two runs of the same input.
-        hidden: how far an output may change with a hidden token where `exact`: by noise only.
+        hidden: returns how far an output may change with a hidden token where `exact`: by noise only.
         rounding: how far two ways to compute the same outputs may differ.
         exact: a hidden token does not even change the rounding, as where its weight is 0.
         stochastic: a pass draws random numbers, so passes of other shapes cannot be compared.
@@ -83,7 +83,7 @@ class Bounds:
 
     scale: float
     noise: float
-    hidden: float
+    hidden: Callable[[], float]
     rounding: float
     exact: bool
     stochastic: bool
@@ -101,16 +101,19 @@ def measure_bounds(model: Model, texts: Texts, length: int, *, exact: bool, shar
         sharp: the weights are so large that they amplify every rounding.
     """
     ids = texts.draw(model.batch_size or 4, length)
-    outputs, again = model(ids), model(ids)
+    (outputs, stochastic), again = model.watched(ids), model(ids)
     scale, noise = finite(outputs).abs().max().item(), largest_change(outputs, again).max().item()
     low = model.precision not in ("32-true", "64-true")
-    hidden = SLACK * noise
-    if exact and low and not noise:
+
+    @functools.cache
+    @torch.no_grad()
+    def hidden() -> float:
         # In low precision, other rows may change the rounding of a text, as with experts.
-        others = [torch.cat([ids[:1], texts.draw(*ids.shape)[1:]]) for _ in range(4)]
-        if any(not torch.equal(outputs[0], model(other)[0]) for other in others):
-            hidden = 2 * LOW_EPS * scale
-    measured = functools.partial(Bounds, scale, noise, hidden, exact=exact, stochastic=model.draws_random_numbers(ids))
+        others = [torch.cat([ids[:1], texts.draw(*ids.shape)[1:]]) for _ in range(4 if low and not noise else 0)]
+        changes = any(not torch.equal(outputs[0], model(other)[0]) for other in others)
+        return 2 * LOW_EPS * scale if changes else SLACK * noise
+
+    measured = functools.partial(Bounds, scale, noise, hidden, exact=exact, stochastic=stochastic)
     if model.precision == "64-true":
         return measured(rounding=MAX_FLOAT64_ROUNDING * scale)
     if sharp:
@@ -160,7 +163,7 @@ def judge(model: Model, bounds: Bounds, change: Callable[[Model], Tensor], *, ex
     """
     worst = change(model).max().item()
     if exact or worst == 0:
-        return Verdict(worst, bounds.hidden, model)
+        return Verdict(worst, bounds.hidden() if worst else SLACK * bounds.noise, model)
     if bounds.twin is not None:
         precise = change(bounds.twin).max().item()
         if not precise <= bounds.twin_rounding:

@@ -119,8 +119,8 @@ class Model:
         change = lambda f: twin(f.to(device).double() if isinstance(f, nn.Module) else f)  # noqa: E731
         return self.changed(change, precision="64-true", device=device)
 
-    def draws_random_numbers(self, ids: Tensor) -> bool:
-        """Whether a pass does, so that passes of other shapes cannot be compared."""
+    def watched(self, ids: Tensor) -> tuple[Tensor, bool]:
+        """The outputs, and whether the pass draws random numbers, so that passes of other shapes cannot be compared."""
         states = []
 
         def run() -> Tensor:
@@ -129,8 +129,7 @@ class Model:
             states.append(random_state(self.device))
             return outputs
 
-        self.computed(run)
-        return states[0] != states[1]
+        return self.computed(run), states[0] != states[1]
 
 
 def as_model(
