@@ -1,4 +1,4 @@
-"""Text of the user: tokens, split, masks and training windows (docs/text.md, docs/finetuning.md, docs/mixtures.md)."""
+"""Text of the user: tokens, split, masks and training windows (docs/data.md, docs/weights.md)."""
 
 import hashlib
 import random
