@@ -5,7 +5,7 @@ python train.py experiment=NAME                    a complete recipe
 python train.py data.path="notes/*.md"             your own text
 python train.py model.n_heads=8 model.dim=256      any setting below
 python train.py -m model.n_heads=1,2,4 seed=0,1    a grid; the same command continues it
-python train.py -m +ablation=heads seed=0,1,2      a ready grid; +tune=lr: with the best learning rate of each
+python train.py -m +ablation=heads seed=0,1,2      a ready grid
 python train.py resume=latest                      continue the last run
 python train.py debug=true                         20 steps of everything, on little text
 python train.py plan=true trainer=fsdp             what the run costs, here and on many GPUs; nothing is trained

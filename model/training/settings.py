@@ -42,6 +42,9 @@ class SweepConfig:
 
     skip_invalid: bool = setting(False, "leave out invalid runs of the grid, instead of refusing the grid")
     new: bool = setting(False, "start in a new folder, even if the same sweep was started before")
+    tune: dict[str, Any] | None = setting(
+        None, "settings that each variant chooses by a run of each value, as {optim.lr_scale:[0.5,0.71,1,1.41,2]}"
+    )
 
 
 @dataclass(frozen=True, config=strict_settings("checkpoint"))
@@ -73,7 +76,7 @@ class OptimConfig:
     kind: Literal["muon", "adamw"] = setting("muon", "set by optim=NAME")
     lr: Finite = setting(0.02, "AdamW's peak learning rate", gt=0)
     muon_lr: Finite = setting(0.014, "Muon's, for updates of spectral norm 1", needs="kind=muon", gt=0)
-    lr_scale: Finite = setting(1.0, "multiplies the learning rates; +tune=lr chooses it for each variant", gt=0)
+    lr_scale: Finite = setting(1.0, "multiplies the learning rates; sweep.tune can choose it for each variant", gt=0)
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = setting(  # not strict: yaml has lists
         (0.9, 0.95), "AdamW: decay rates of the averages of the gradient and of its square"
     )

@@ -125,7 +125,7 @@ class Program:
             first, _, rest = each.key.partition(".")
             is_open = first in OPEN and rest and self.of_a_run  # callbacks.mine._target_ adds one
             adds = is_open and rest.partition(".")[0] not in GROUPS[first].__pydantic_fields__
-            of_hydra = re.match(r"hydra[./]", each.key) or self.of_a_run and first == "tune"
+            of_hydra = re.match(r"hydra[./]", each.key)
             of_ablation = "ablation" in typed and not rest  # its yaml file may add settings
             if not (each.key in self.names or of_hydra or adds or of_ablation):
                 raise UserError(unknown_setting(each.key, self.names))
@@ -177,7 +177,7 @@ class CommandLine(Generic[Own]):
             remedy = f"run it with {command('train')} -m, or choose a value, such as {next(iter(self.grid))}=..."
             raise UserError(f"the ablation is a grid over {', '.join(self.grid)}; {remedy}")
         for each in self.typed:
-            if each.key.partition(".")[0] in ("sweep", "tune"):
+            if each.key.partition(".")[0] == "sweep":
                 raise UserError(f"{each.typed} has no effect on a single run; leave it out, or add -m")
 
 

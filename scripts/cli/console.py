@@ -25,7 +25,7 @@ COMMANDS = {
 WIDTH = 120  # columns
 KEY_WIDTH = 44  # of "key=value"
 COMMENT = re.compile(r"# \S")  # an indented one is an example
-ADDED = ("ablation", "tune")  # groups that a grid adds, as +ablation=heads
+ADDED = ("ablation",)  # groups that a grid adds, as +ablation=heads
 
 
 def main() -> None:

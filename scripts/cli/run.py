@@ -85,7 +85,7 @@ def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
 
 
 def sweep_of(folder: str | Path) -> Path | None:
-    """The folder of the sweep that a run belongs to; the trials of +tune=lr are two folders deeper than its runs."""
+    """The folder of the sweep that a run belongs to; trials are two folders deeper than its runs."""
     return next((parent for parent in Path(folder).absolute().parents[:3] if (parent / SWEEP).is_file()), None)
 
 

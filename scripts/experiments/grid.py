@@ -62,41 +62,33 @@ class Rejected:
     reason: str
 
 
-def compose_grid(config: DictConfig, config_name: str, *, elsewhere: bool) -> tuple[list[PlannedRun], list[Rejected]]:
+def compose_grid(composer: "Composer", *, elsewhere: bool) -> tuple[list[PlannedRun], list[Rejected]]:
     """Composes and checks every combination that Hydra makes of the command.
 
     Args:
-        config: Hydra's configuration of the multirun.
-        config_name: its yaml in configs/.
         elsewhere: the runs start on other machines, so this one's hardware is not checked.
 
     Raises:
         UserError: the command as a whole is wrong.
     """
-    composer = Composer(config, config_name)
-    swept = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    swept = [f"{key}={value}" for key, value in (composer.config.hydra.sweeper.params or {}).items()]
     try:
-        parsed = composer.parser.parse_overrides(swept + list(config.hydra.overrides.task))
+        parsed = composer.parser.parse_overrides(swept + list(composer.config.hydra.overrides.task))
         [grid] = BasicSweeper.split_arguments(parsed, None)
     except HydraException as error:
-        raise UserError(explain(error, config_name)) from error
+        raise UserError(explain(error, composer.config_name)) from error
     runs: dict[str, PlannedRun] = {}
     rejected = []
-    for overrides in grid:
-        try:
-            settings = composer.settings(overrides)
-            checked = RunConfig.of(settings)
-            run = PlannedRun(overrides, settings, checked if elsewhere else checked.on_this_machine())
-        except OmegaConfBaseException as error:  # raised while a value is read
-            rejected.append(Rejected(overrides, explain(error, config_name)))
-        except (ValueError, OSError) as error:
-            rejected.append(Rejected(overrides, message_of(error)))
-        else:
-            first = runs.setdefault(same_run(run), run)
-            if first is not run:
-                pairs = zip(overrides, first.overrides, strict=True)
-                differing = " ".join(other for override, other in pairs if override != other)
-                rejected.append(Rejected(overrides, f"the same run as {differing}: the difference has no effect"))
+    for overrides in ([text for text in combination if not text.startswith("sweep.")] for combination in grid):
+        run = composer.plan(overrides, elsewhere=elsewhere)
+        if isinstance(run, Rejected):
+            rejected.append(run)
+            continue
+        first = runs.setdefault(same_run(run), run)
+        if first is not run:
+            pairs = zip(overrides, first.overrides, strict=True)
+            differing = " ".join(other for override, other in pairs if override != other)
+            rejected.append(Rejected(overrides, f"the same run as {differing}: the difference has no effect"))
     return list(runs.values()), rejected
 
 
@@ -112,6 +104,17 @@ class Composer:
         self.parser = OverridesParser.create(config_loader=self.loader)
         self.composed: dict[tuple[str, ...], DictConfig] = {}  # by the overrides that choose groups
         self.reasons: dict[str, str] = {}  # by Hydra's message
+
+    def plan(self, overrides: list[str], *, elsewhere: bool) -> PlannedRun | Rejected:
+        """The run of these overrides, if they are valid."""
+        try:
+            settings = self.settings(overrides)
+            config = RunConfig.of(settings)
+            return PlannedRun(overrides, settings, config if elsewhere else config.on_this_machine())
+        except OmegaConfBaseException as error:  # raised while a value is read
+            return Rejected(overrides, explain(error, self.config_name))
+        except (ValueError, OSError) as error:
+            return Rejected(overrides, message_of(error))
 
     def settings(self, overrides: list[str]) -> dict[str, Any]:
         """The settings of a run as plain values; raises ValueError for invalid overrides."""
@@ -258,13 +261,9 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     return estimated, rejected
 
 
-def grid_table(runs: Sequence[PlannedRun], states: Sequence[str], tuning: Mapping[str, str] | None = None) -> str:
-    """One line for each configuration: seeds, sizes, seconds of one run, and the states of its runs.
-
-    Args:
-        tuning: for each arm, what the choice of its learning rate costs.
-    """
-    lines = [["", "seeds", "parameters", "MFLOP per token", "time of a run", *["tuning"] * bool(tuning), "so far"]]
+def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
+    """One line for each configuration: seeds, sizes, seconds of one run, and the states of its runs."""
+    lines = [["", "seeds", "parameters", "MFLOP per token", "time of a run", "so far"]]
     groups: dict[str, list[int]] = {}
     for i, run in enumerate(runs):
         groups.setdefault(str(run.values), []).append(i)
@@ -276,6 +275,5 @@ def grid_table(runs: Sequence[PlannedRun], states: Sequence[str], tuning: Mappin
         if run.sizes:
             mflops = run.sizes["flops_per_token"] / 1e6
             sizes = [f"{run.sizes['parameters']:,}", f"{mflops:,.1f}", clock(run.sizes["estimated_seconds"])]
-        cost = [tuning[run.arm]] if tuning else []
-        lines.append([label, seeds, *sizes, *cost, ", ".join(f"{n} {state}" for state, n in counts.items() if n)])
+        lines.append([label, seeds, *sizes, ", ".join(f"{n} {state}" for state, n in counts.items() if n)])
     return plain_table(lines, text_columns=(0, len(lines[0]) - 1))

@@ -23,12 +23,9 @@ from tril.model.atomic_files import write_json
 from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
 from tril.scripts.cli.command_line import quoted
 from tril.scripts.cli.errors import UserError, command, fail, user_errors
-from tril.scripts.cli.formats import clock
-from tril.scripts.experiments import grid, run_process
+from tril.scripts.cli.formats import clock, plural
+from tril.scripts.experiments import grid, nuisance, run_process
 from tril.scripts.experiments.sweep import Run, read_json
-from tril.scripts.experiments.tune_plan import TuningPlan, check_tune, tune_entry
-from tril.scripts.experiments.tune_settings import TUNE, TuneConfig, read_tune, scale_override, without_tune
-from tril.scripts.experiments.tuning import TuningFailed, tune_arm
 
 LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine
 
@@ -53,9 +50,7 @@ class Sweep(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs) -> None:
         index = read_json(self.folder / SWEEP)
-        entries = index["cells"]
-        if tune := read_tune(config):  # a range that was extended has more trials than planned
-            write_json(self.folder / SWEEP, index | {TUNE: tune_entry(self.folder, tune, entries)})
+        entries = index["runs"]
         states = {entry["folder"]: state_of(self.folder / entry["folder"]) for entry in entries}
         missing = [f"{folder} ({state})" for folder, state in states.items() if state != "finished"]
         finished = f"{len(entries) - len(missing)} of {len(entries)} runs are finished"
@@ -77,21 +72,20 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     runs, tune = plan_runs(config, config_name)
     swept = grid.name_runs(runs)
     with user_errors():
-        family = family_of(config, swept, tune)
+        family = family_of(config, swept)
         folder, earlier = find_folder(config, family)
         folder.mkdir(parents=True, exist_ok=True)
-        stages = stages_of(earlier, ((run.seed, run.values) for run in runs))
-    entries = [run.entry() | ({"tuning": f"{TUNE}/{run.arm}"} if tune else {}) for run in runs]
-    planned = {run.folder for run in runs}
-    entries += [entry for entry in earlier.get("cells", []) if entry["folder"] not in planned]
+        launches = launches_of(earlier, ((run.seed, run.values) for run in runs))
+    entries, trials = [run.entry() for run in runs], []
+    for run in {run.arm: run for run in runs}.values() if tune else ():
+        trials += nuisance.trial_entries(run.entry(), run.arm, tune)
+    every = {name: with_earlier(new, earlier.get(name, [])) for name, new in (("runs", entries), ("trials", trials))}
     settings, choices = grid.plain_settings(config), config.hydra.runtime.choices
     baseline = {key: grid.value_of(settings, key, choices.get(key)) for key in swept}
-    # "cells": the name of the runs since the first version of the file
-    index = {"family": family, "command": typed(), "swept": swept, "baseline": baseline, "stages": stages}
-    index |= {TUNE: tune_entry(folder, tune, entries)} if tune else {}
-    write_json(folder / SWEEP, index | {"cells": entries})
-    tuning = TuningPlan(folder, tune, runs) if tune else None
-    print_plan(folder, runs, tuning)
+    index = {"family": family, "swept": swept, "baseline": baseline, "launches": launches}
+    write_json(folder / SWEEP, index | ({nuisance.TUNE: tune} if tune else {}) | every)
+    nuisance.retry_failed(folder, trials, entries)
+    print_plan(folder, runs, trials)
 
     with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
@@ -104,8 +98,14 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     return folder
 
 
-def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRun], TuneConfig | None]:
-    """The runs of the grid, and the settings of its tuning; raises UserError if a run or a setting is invalid."""
+def with_earlier(new: list[dict], earlier: list[dict]) -> list[dict]:
+    """The entries of a launch, and those of earlier ones that it does not have."""
+    planned = {entry["folder"] for entry in new}
+    return [*new, *(entry for entry in earlier if entry["folder"] not in planned)]
+
+
+def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRun], dict]:
+    """The runs of the grid, and sweep.tune ({}: nothing is tuned); raises UserError if a run or setting is invalid."""
     if config.plan:
         raise UserError(f"plan={config.plan} is for a single run, and a grid prints its plan anyway; leave it out")
     if config.resume is not None:
@@ -115,65 +115,65 @@ def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRu
     for key in ("skip_invalid", "new"):
         if not isinstance(config.sweep[key], bool):
             raise UserError(f"sweep.{key}={config.sweep[key]} must be true or false")
-    tune = read_tune(config)
     elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in LOCAL_LAUNCHERS
-    runs, rejected = grid.compose_grid(config, config_name, elsewhere=elsewhere)
+    composer = grid.Composer(config, config_name)
+    runs, rejected = grid.compose_grid(composer, elsewhere=elsewhere)
     grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
-    if tune:
-        check_tune(tune, runs)
+    tune = grid.plain_settings(config)["sweep"]["tune"]
+    if tune is not None:
+        with user_errors():
+            nuisance.check_tune(tune, grid.swept_keys(runs), [run.seed for run in runs])
+        for overrides in (
+            nuisance.with_values(runs[0].overrides, x, nuisance.SEED) for x in nuisance.combinations(tune)
+        ):
+            if isinstance(trial := composer.plan(overrides, elsewhere=elsewhere), grid.Rejected):
+                raise UserError(f"sweep.tune: {trial.reason}")
     if not elsewhere:  # a login node prepares no text, and its speed tells nothing about the jobs
         runs, rejected = grid.estimate_runs(runs)
         grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
-    return runs, tune
+    return runs, tune or {}
 
 
-def print_plan(folder: Path, runs: list[grid.PlannedRun], tuning: TuningPlan | None) -> None:
+def print_plan(folder: Path, runs: list[grid.PlannedRun], trials: list[dict]) -> None:
     """Prints the runs of this launch, what is left to train, and how long that takes.
 
     Args:
         folder: of the sweep.
         runs: of this launch.
-        tuning: of the learning rates; None without +tune=lr.
+        trials: of their variants.
     """
     states = [state_of(folder / run.folder) for run in runs]
-    to_run = [run for run, state in zip(runs, states, strict=True) if state != "finished"]
-    print(f"{grid.grid_table(runs, states, tuning.labels if tuning else None)}\n\nfolder  {folder}")
-    work = f"{len(to_run)} of {len(runs)} runs"
-    seconds = sum(run.sizes["estimated_seconds"] for run in to_run) if all(run.sizes for run in to_run) else None
-    if tuning and tuning.n_missing:
-        more = f" (at most {tuning.n_more} more, if a best multiplier is an end of the range)" if tuning.n_more else ""
-        work += f" and {tuning.n_missing} trials of learning rates{more}"
-        seconds = None if seconds is None or tuning.seconds is None else seconds + tuning.seconds
-    estimate = f", about {clock(seconds)} of computing, estimated from a few steps of each" if seconds else ""
-    print(f"{work} to train{estimate}")
-    print(flush=True)
+    print(f"{grid.grid_table(runs, states)}\n\nfolder  {folder}")
+    left = [run.entry() for run, state in zip(runs, states, strict=True) if state != "finished"]
+    left_trials = [trial for trial in trials if state_of(folder / trial["folder"]) not in nuisance.ENDED]
+    work = f"{len(left)} of {len(runs)} runs" + f" and {plural(len(left_trials), 'trial')}" * bool(left_trials)
+    seconds = [entry["estimated_seconds"] for entry in (*left, *left_trials)]
+    known = bool(seconds) and None not in seconds
+    estimate = f", about {clock(sum(seconds))} of computing, estimated from a few steps of each" if known else ""
+    print(f"{work} to train{estimate}\n", flush=True)
 
 
-def family_of(config: DictConfig, swept: list[str], tune: TuneConfig | None = None) -> str:
+def family_of(config: DictConfig, swept: list[str]) -> str:
     """A hash that is equal for all commands that sweep the same keys over the same settings: they share a folder."""
     settings = grid.plain_settings(config)
     base = {key: value for key, value in settings.items() if key not in ("logger", "checkpoint", "sweep", "seed")}
-    base |= {TUNE: vars(tune)} if tune else {}
+    base |= {nuisance.TUNE: settings["sweep"]["tune"]}
     return sha256(json.dumps([sorted(swept), base], sort_keys=True).encode()).hexdigest()
 
 
-def stages_of(earlier: dict, runs: Iterable[tuple[int, dict]]) -> list[dict]:
+def launches_of(earlier: dict, runs: Iterable[tuple[int, dict]]) -> list[dict]:
     """One entry for each launch that added seeds or variants: a report tests its comparisons once for each.
 
     Args:
-        earlier: sweep.json before this launch, {} for a new sweep. One of an older version has no stages; its seeds are
-            the first.
+        earlier: sweep.json before this launch, {} for a new sweep.
         runs: seed and swept values of each run of this launch.
     """
-    runs, cells = list(runs), earlier.get("cells", [])
-    known = {entry["seed"] for entry in cells}
-    first = [{"seeds": sorted(known), "date": None, "command": None}] if known else []
-    stages = earlier.get("stages", first)
-    added = sorted({seed for seed, _ in runs} - known)
-    more_variants = any(values not in [entry.get("values", {}) for entry in cells] for _, values in runs)
+    runs, entries = list(runs), earlier.get("runs", [])
+    added = sorted({seed for seed, _ in runs} - {entry["seed"] for entry in entries})
+    more_variants = any(values not in [entry["values"] for entry in entries] for _, values in runs)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     launch = {"seeds": added, "date": now, "command": typed()}
-    return [*stages, *([launch] if added or more_variants else [])]
+    return [*earlier.get("launches", []), *([launch] if added or more_variants else [])]
 
 
 def typed() -> str:
@@ -204,11 +204,11 @@ def find_folder(config: DictConfig, family: str) -> tuple[Path, dict]:
 
 
 def read_index(path: Path) -> dict:
-    """A sweep.json with its family, its runs, and its stages if it has them."""
+    """A sweep.json with its family, launches, runs and trials."""
     try:
         content = read_json(path)
-        index = {"family": content["family"], "cells": list(content["cells"])}
-        return index | {"stages": list(content["stages"])} if "stages" in content else index
+        lists = {name: list(content[name]) for name in ("launches", "runs", "trials")}
+        return {"family": content["family"], **lists}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a list of runs ({error}); restore it, or move its folder away") from error
 
@@ -224,39 +224,38 @@ def run_job(cfg: DictConfig) -> float:
     """
     sweep = Path(HydraConfig.get().sweep.dir)
     index = read_json(sweep / SWEEP)
-    entry = next(entry for entry in index["cells"] if entry["folder"] == cfg.run)
+    entry = next(entry for entry in index["runs"] if entry["folder"] == cfg.run)
     try:
-        if TUNE in index:
-            loss = train_tuned(sweep, entry, index[TUNE])
-        else:
-            loss = run_process.train(sweep / entry["folder"], entry["overrides"], entry["folder"])
+        loss = train(sweep, entry, [trial for trial in index["trials"] if trial["values"] == entry["values"]])
     except KeyboardInterrupt:
         print("\ninterrupted; start the same command again to continue", flush=True)
         sys.exit(128 + signal.SIGINT)
-    left = time_left(sweep, index["cells"] + index.get(TUNE, {}).get("trials", []))
-    print(f"{progress(sweep, index['cells'])}{f', about {left} of computing left' if left else ''}", flush=True)
+    left = time_left(sweep, index["runs"] + index["trials"])
+    print(f"{progress(sweep, index['runs'])}{f', about {left} of computing left' if left else ''}", flush=True)
     return loss
 
 
-def train_tuned(sweep: Path, entry: dict, tune: dict) -> float:
-    """Trains a run with the multiplier of its arm, after the arm's trials.
+def train(sweep: Path, entry: dict, trials: list[dict]) -> float:
+    """Trains a run, with the values that the trials of its variant choose.
 
     Args:
         entry: the run's, in sweep.json.
-        tune: the settings, in sweep.json.
+        trials: entries of the trials of its variant; empty if nothing is tuned.
     """
-    config = TuneConfig(**{name: tune[name] for name in TuneConfig.__dataclass_fields__})
-    folder, overrides = sweep / entry["folder"], entry["overrides"]
-    try:
-        multiplier = tune_arm(sweep, entry["tuning"], overrides, config)
-    except TuningFailed as error:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / FAILURE, {"status": 1, "message": str(error)})
-        print(f"FAILED  {entry['folder']}: {error}", flush=True)
-        return math.nan
-    if multiplier is None:
-        return math.nan
-    return run_process.train(folder, [*without_tune(overrides), scale_override(multiplier)], entry["folder"])
+    folder, name, overrides = sweep / entry["folder"], entry["folder"], entry["overrides"]
+    if trials and state_of(folder) != "finished":
+        try:
+            values = nuisance.tune_variant(sweep, trials)
+        except nuisance.TuningFailed as error:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / FAILURE, {"status": 1, "message": str(error)})
+            print(f"FAILED  {name}: {error}", flush=True)
+            return math.nan
+        if values is None:
+            return math.nan
+        overrides = nuisance.with_values(overrides, values)
+        print(f"tuned   {name}: {nuisance.name_of(values)}", flush=True)
+    return run_process.train(folder, overrides, name)
 
 
 def progress(sweep: Path, entries: list[dict]) -> str:

@@ -44,7 +44,7 @@ def launch_alpha(launch: int) -> float:
 
 
 def launch_count(sweep: Sweep) -> int:
-    return max(1, len(sweep.index.get("stages", [])))
+    return max(1, len(sweep.index.get("launches", [])))
 
 
 def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> dict[str, Comparison]:

@@ -22,7 +22,6 @@ import yaml
 from tril.model.atomic_files import atomic_path
 from tril.model.runs import FAILURE, METRICS, SETTINGS, SUMMARY, SWEEP
 from tril.model.runs import Run as RunFolder
-from tril.scripts.experiments.nuisance import CHOSEN
 from tril.scripts.experiments.sweep import WINDOWS, Sweep, read_json
 
 ARCHIVE = "runs.tar.xz"
@@ -50,18 +49,15 @@ def pack(sweep: Sweep, path: Path, request: Mapping[str, object]) -> None:
                 raise ValueError(
                     f"{key}={value} is a path of this machine, which is not published; sweep relative paths"
                 )
-    runs = [run.folder for run in sweep.runs if run.folder.is_dir()]
-    trials = [each.parent for each in sorted(sweep.folder.glob(f"tune/*/*/{SETTINGS}"))]
+    folders = [run.folder for run in sweep.runs]
     files: dict[str, bytes] = {REQUEST: _json(dict(request))}
     if sweep.index:
-        kept = {run.folder for run in sweep.runs}
-        cells = [cell for cell in sweep.index["cells"] if sweep.folder / cell["folder"] in kept]
-        files[SWEEP] = _json(without_paths(sweep.index | {"cells": cells}))
-    for folder in (*runs, *trials):
+        runs = [entry for entry in sweep.index["runs"] if sweep.folder / entry["folder"] in folders]
+        files[SWEEP] = _json(without_paths(sweep.index | {"runs": runs}))
+    folders += [sweep.folder / trial["folder"] for trial in sweep.index.get("trials", [])]
+    for folder in folders:
         for name, content in _run_files(folder):
             files[f"{folder.relative_to(sweep.folder).as_posix()}/{name}"] = content
-    for chosen in sweep.folder.glob(f"tune/*/{CHOSEN}"):
-        files[chosen.relative_to(sweep.folder).as_posix()] = _json(without_paths(read_json(chosen)))
     with atomic_path(path) as part:
         part.write_bytes(lzma.compress(_tar(files), preset=6 | lzma.PRESET_EXTREME))
 

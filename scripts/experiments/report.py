@@ -268,7 +268,7 @@ def tuning_table(tunings: Mapping[str, Tuning]) -> str:
 def commands(sweep: Sweep) -> list[tuple[str, str]]:
     """A description and the command of each launch, as far as sweep.json has them."""
     found = []
-    for number, launch in enumerate(sweep.index.get("stages", []), 1):
+    for number, launch in enumerate(sweep.index.get("launches", []), 1):
         seeds = f"seed {', '.join(map(str, launch['seeds']))}" if launch["seeds"] else "more variants"
         found.append((f"Launch {number} ({seeds}; {launch['date']}):", str(launch["command"])))
     return found

@@ -213,7 +213,7 @@ def _indexed_runs(folder: Path, index: dict) -> tuple[tuple[str, ...], list[tupl
         keys = tuple(index["swept"])
         return keys, [
             ({key: entry["values"][key] for key in keys}, Run(folder / entry["folder"], int(entry["seed"]), entry))
-            for entry in index["cells"]
+            for entry in index["runs"]
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(

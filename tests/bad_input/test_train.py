@@ -13,7 +13,7 @@ TRAIN = [
     ("~model.nothing", "there is no setting model.nothing; did you mean model.norm?"),
     ("model.dim.x=3", "there is no setting model.dim.x; did you mean model.dim?"),
     ("+model=small", "Multiple values for model. To override a value use 'override model: small'"),
-    ("+tune=lr", "tune=lr has no effect on a single run; leave it out, or add -m"),
+    ("sweep.new=true", "sweep.new=true has no effect on a single run; leave it out, or add -m"),
     ("+ablation=heads", "the ablation is a grid over model.n_heads; run it with python train.py -m, or choose a"),
     ("model.dim=64=", "cannot read 'model.dim=64='; put quotes within quotes, \"model.dim='...'\""),
     ("model.dim=${nothing}", "Interpolation key 'nothing' not found: full_key: model.dim"),

@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
             train_typed(typed(f"data.path={folder / 'text.jsonl'}", *settings, f"hydra.run.dir={where}"))
             if n_heads:
                 cells.append({"folder": name, "values": {"model.n_heads": n_heads}, "seed": seed})
-        index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}, "cells": cells}
+        index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}, "runs": cells}
         (folder / "sweep" / "sweep.json").write_text(json.dumps(index))
         yield folder
 

@@ -75,7 +75,7 @@ def write_sweep(
     if index:
         defaults_of_keys = dict(zip(keys, next(iter(losses)) if baseline is None else baseline, strict=True))
         (folder / "sweep.json").write_text(
-            json.dumps({"swept": list(keys), "baseline": defaults_of_keys, "cells": entries})
+            json.dumps({"swept": list(keys), "baseline": defaults_of_keys, "runs": entries})
         )
     return folder
 

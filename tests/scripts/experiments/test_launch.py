@@ -98,22 +98,23 @@ def test_a_sweep_lists_its_runs_and_more_seeds_find_its_folder(here, no_timing):
     index = index_of(here)
     assert index["swept"] == ["model.n_heads"] and index["baseline"] == {"model.n_heads": 2}
     names = [f"model.n_heads={heads},seed={seed}" for heads in (1, 2) for seed in (0, 1)]
-    assert [entry["folder"] for entry in index["cells"]] == names
-    assert index["cells"][0]["values"] == {"model.n_heads": 1} and index["cells"][0]["estimated_seconds"] == 100.0
-    assert {"model.n_heads=1", "seed=0"} <= set(index["cells"][0]["overrides"])
+    assert [entry["folder"] for entry in index["runs"]] == names
+    assert index["runs"][0]["values"] == {"model.n_heads": 1} and index["runs"][0]["estimated_seconds"] == 100.0
+    assert {"model.n_heads=1", "seed=0"} <= set(index["runs"][0]["overrides"])
 
-    assert [stage["seeds"] for stage in index["stages"]] == [[0, 1]]
-    assert index["command"].endswith(" model.n_heads=1,2 seed=0,1") and " -m data=files " in index["command"]
+    assert [stage["seeds"] for stage in index["launches"]] == [[0, 1]]
+    command = index["launches"][0]["command"]
+    assert command.endswith(" model.n_heads=1,2 seed=0,1") and " -m data=files " in command
 
     again = sweep(here, "model.n_heads=1,2", "seed=1,2")
     assert again.returncode == 0 and "2 of 4 runs to train" in again.stdout
     assert "start   model.n_heads=2,seed=2\n" in again.stdout and "start   model.n_heads=2,seed=1" not in again.stdout
     assert "6 of 6 runs are finished" in again.stdout
-    assert {entry["folder"] for entry in index_of(here)["cells"]} == {
+    assert {entry["folder"] for entry in index_of(here)["runs"]} == {
         f"model.n_heads={heads},seed={seed}" for heads in (1, 2) for seed in (0, 1, 2)
     }
     assert "0 of 4 runs to train\n" in sweep(here, "model.n_heads=1,2", "seed=0,1").stdout
-    assert [stage["seeds"] for stage in index_of(here)["stages"]] == [[0, 1], [2]]
+    assert [stage["seeds"] for stage in index_of(here)["launches"]] == [[0, 1], [2]]
     new = sweep(here, "model.n_heads=1,2", "seed=0,1", "sweep.new=true")
     assert "4 of 4 runs to train" in new.stdout and len(list(here.glob("multirun/*/*/sweep.json"))) == 2
 

@@ -96,7 +96,7 @@ def test_each_launch_has_its_level_and_an_unfinished_one_no_verdict(tmp_path):
     losses = {(4,): {0: 3.0, 1: 3.1, 2: 3.05}, (1,): {0: 4.0, 1: 4.11, 2: "unfinished"}}
     write_sweep(folder, ["model.n_heads"], losses)
     launches = [{"seeds": [0, 1], "date": "", "command": ""}, {"seeds": [2], "date": "", "command": ""}]
-    edit(folder / "sweep.json", stages=launches)
+    edit(folder / "sweep.json", launches=launches)
     sweep = read_sweep(folder)
     [found] = compare_sweep(losses_of(sweep), sweep).values()
     assert (found.verdict, found.difference.low, found.seeds) == ("unfinished", None, 2)

@@ -47,7 +47,7 @@ def write_machine(tmp_path):
     log = folder / "model.n_heads=1,seed=0" / "csv" / "version_0" / "metrics.csv"
     log.write_text("heads/entropy/L0H0,step,val/loss,lr/muon\n1.5,10,3.25,\n,20,,0.1\n1.4,30,3.")
     launches = [{"seeds": [0, 1, 2, 3, 4], "date": "2026-11-22T10:00:00+00:00", "command": COMMAND}]
-    edit(folder / "sweep.json", stages=launches)
+    edit(folder / "sweep.json", launches=launches)
     return folder
 
 
@@ -128,7 +128,7 @@ def test_an_archive_holds_what_reports_read_and_is_the_same_for_the_same_files(s
     every = b"".join(files.values())
     for machine in (tmp_path, Path.home(), "/home", "sample_with"):
         assert str(machine).encode() not in every, machine
-    assert json.loads(files["sweep.json"])["stages"][0]["command"] == COMMAND.replace("/home/jane/", "")
+    assert json.loads(files["sweep.json"])["launches"][0]["command"] == COMMAND.replace("/home/jane/", "")
     log = files["model.n_heads=1,seed=0/csv/version_0/metrics.csv"]
     assert log == b"step,val/loss,lr/muon\n10,3.25,\n20,,0.1\n"  # without the columns of single heads
 
@@ -187,7 +187,7 @@ def test_the_unpacked_size_is_limited(sweep, tmp_path, monkeypatch):
 def test_what_cannot_be_published_is_refused(tmp_path):
     folder = write_sweep(tmp_path / "sweep", ["data.path"], {("a",): {0: 3.0}, ("b",): {0: 3.0}})
     index = json.loads((folder / "sweep.json").read_text())
-    for cell in index["cells"]:
+    for cell in index["runs"]:
         cell["values"]["data.path"] = f"/home/jane/{cell['values']['data.path']}"
     edit(folder / "sweep.json", **index)
     done = call(main, f"dir={folder}", "publish=out", cwd=tmp_path)

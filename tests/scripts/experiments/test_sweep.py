@@ -164,9 +164,9 @@ def test_folder_without_a_sweep_is_refused_in_one_line(tmp_path):
         "[]": "is not a list of runs",
         "{}": "is not a list of runs",
         json.dumps(
-            {"swept": ["a"], "baseline": {}, "cells": [{"folder": "x", "seed": 0, "values": {}}]}
+            {"swept": ["a"], "baseline": {}, "runs": [{"folder": "x", "seed": 0, "values": {}}]}
         ): "is not a list of runs",
-        json.dumps({"swept": [], "baseline": {}, "cells": []}): "holds neither a sweep.json with runs",
+        json.dumps({"swept": [], "baseline": {}, "runs": []}): "holds neither a sweep.json with runs",
     }.items():
         (tmp_path / "sweep.json").write_text(text)
         with pytest.raises((ValueError, OSError), match=message) as error:
