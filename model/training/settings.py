@@ -18,7 +18,6 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Accelerator = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
 Compile = Literal["auto", True, False, "regional"]
-PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}  # Lightning's short names
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -118,11 +117,6 @@ class TrainerConfig:
     limit_val_batches: Count | None = setting(None, "batches of a validation; null: all")
     devices: Any = setting(1, "number of devices of each node; auto: all")
     gradient_clip_val: Finite | None = setting(None, "largest norm of the gradient; null: not clipped", ge=0)
-
-    @field_validator("precision", mode="before")
-    @classmethod
-    def _common_name(cls, precision: Any) -> Any:
-        return PRECISIONS.get(str(precision), precision)
 
     @field_validator("max_time")
     @classmethod
