@@ -99,9 +99,10 @@ def certify(
 
 def assert_causal(model: Callable[..., Any], **arguments: Any) -> None:
     """Raises AssertionError with the text of the certificate if `certify(model, ...)` does not pass."""
+    __tracebackhide__ = True  # pytest shows the failure at the line of the test
     certificate = certify(model, **arguments)
     if not certificate.passed:
-        raise AssertionError(f"{certificate.verdict()}\n{certificate}")
+        raise AssertionError(f"{certificate.verdict()}\n{certificate}")  # its summary shows the first line
 
 
 class Undecided(str):

@@ -83,12 +83,10 @@ def load(name: str, seed: int = 0) -> Any:
     if not path.exists() and (name.endswith(".json") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)):
         raise FileNotFoundError(f"{key} does not exist; {remedy}")
     try:
-        import transformers  # noqa: F401
+        quiet()
+        return _load(name, seed)
     except ImportError as error:
         raise ValueError(f"{key} needs the library transformers; pip install transformers") from error
-    quiet()
-    try:
-        return _load(name, seed)
     except Exception as error:  # transformers raises many kinds, with many lines
         what = "cannot be loaded" if path.exists() else "does not exist here, and cannot be loaded from the hub"
         raise ValueError(textwrap.shorten(f"{key} {what}: {error}", 300, placeholder=" ...")) from error
