@@ -82,10 +82,9 @@ def read_rows(path: Path, text_field: str | None) -> Iterator[tuple[str, dict[st
         text_field: the field that is needed; None: all. In a .json file, a text stands for an object with it.
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
-    rows = {".jsonl": _json_lines, ".json": _json, ".csv": _csv}.get(kind, _parquet)(path, text_field)
     where, number = f"{printable(path)}, {'line' if kind == '.jsonl' else 'row'}", 0
     try:
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(_rows(path, kind, text_field), start=1):
             if isinstance(row, str) and text_field:
                 row = {text_field: row}
             if isinstance(row, dict):
@@ -97,36 +96,29 @@ def read_rows(path: Path, text_field: str | None) -> Iterator[tuple[str, dict[st
         raise ValueError(f"{where} {number + 1} cannot be read ({printable(error)}); correct it") from error
 
 
-def _json_lines(path: Path, _: Any) -> Iterator[Any]:
-    with open_file(path) as file:
-        for line in file:
-            yield json.loads(line) if line.strip() else None
-
-
-def _json(path: Path, _: Any) -> Iterator[Any]:
-    """The elements of a list, or one object."""
-    rows = json.loads(read_text(path))
-    yield from rows if isinstance(rows, list) else [rows]
-
-
-def _csv(path: Path, _: Any) -> Iterator[Any]:
-    with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+def _rows(path: Path, kind: str, text_field: str | None) -> Iterator[Any]:
+    """The rows of a file as they stand in it; None: an empty line."""
+    if kind == ".json":  # the elements of a list, or one object
+        rows = json.loads(read_text(path))
+        yield from rows if isinstance(rows, list) else [rows]
+    elif kind == ".csv":
         before = csv.field_size_limit(FIELD_LIMIT)  # of the whole process
         try:
-            yield from csv.DictReader(text, strict=True, restkey="")
+            with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+                yield from csv.DictReader(text, strict=True, restkey="")
         finally:
             csv.field_size_limit(before)
+    elif kind == ".parquet":
+        from pyarrow.parquet import ParquetFile
 
-
-def _parquet(path: Path, text_field: str | None) -> Iterator[dict[str, Any]]:
-    """With `text_field` alone, if there is such a column."""
-    from pyarrow.parquet import ParquetFile
-
-    # without these options, pyarrow holds the compressed column of a whole row group
-    with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
-        columns = [text_field] if text_field in table.schema_arrow.names else None
-        for batch in table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False):
-            yield from batch.to_pylist()
+        # without these options, pyarrow holds the compressed column of a whole row group
+        with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
+            columns = [text_field] if text_field in table.schema_arrow.names else None
+            for batch in table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False):
+                yield from batch.to_pylist()
+    else:
+        with open_file(path) as file:
+            yield from (json.loads(line) if line.strip() else None for line in file)
 
 
 def row_text(row: dict[str, Any], text_field: str, where: str) -> str:

@@ -236,19 +236,3 @@ def test_all_sources_have_one_tokenizer_that_knows_their_text(settings, kind, mo
     monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
     other = mixed({"b.txt": 1, "a.txt": 1}, tokenizer={"kind": kind})  # other weights, another order
     assert other.meta["fingerprint"] == found.meta["fingerprint"] and other.counts == [500, 500]
-
-
-def test_the_data_module_gives_the_windows_of_all_sources(settings):
-    """Training in their shares, validation in a loader for each; its first windows are of both."""
-    for name in "ab":
-        Path(f"{name}.txt").write_text(name * 3000)
-    sources = {"b.txt": 1, "a.txt": {"weight": 3, "source": "files", "path": "a.txt", "token_budget": 2000}}
-    config = parse({"source": "mixture", "sources": sources, "tokenizer": {"kind": "char"}, "batch_size": 1000})
-    data = TextDataModule(config, context_length=16)
-    assert [source["budgets"]["train"] for source in data.meta["sources"].values()] == [2000, None]
-    ids = [data.tokenizer.token_to_id(char) for char in "ab"]
-    inputs, _ = next(iter(data.train_dataloader()))
-    assert [(inputs == i).all(1).sum().item() for i in ids] == [750, 250]
-    loaders = data.val_dataloader()
-    assert [{*next(iter(loader))[0][:8].flatten().tolist()} for loader in loaders] == [{ids[0]}, {ids[1]}]
-    assert data.first_val_windows(3)[0][:, 0].tolist() == [ids[0], ids[0], ids[1]]

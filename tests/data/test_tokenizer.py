@@ -1,10 +1,8 @@
 """Tokenizers: exact round trips, literal special tokens, determinism, refusals."""
 
 import pytest
-from pydantic import ValidationError
 from tokenizers import Tokenizer, models
 
-from tril.data.settings import explain
 from tril.data.tokenizer import UNKNOWN, TokenizerConfig, build, for_documents, load_tokenizer
 
 CORPUS = ["def f(x):\n    return x + 1\n", "the cat sat on the mat, the cat sat\n" * 20, "naïve café\r\n\ttabs\n"]
@@ -55,24 +53,6 @@ def test_bpe_training_is_deterministic_and_reaches_the_given_size():
     assert first.to_str() == second.to_str()
     assert first.get_vocab_size() == 290
     assert len(first.encode("the cat sat").ids) == 3  # "the", " cat", " sat" are the commonest words
-
-
-def refusal(**values):
-    with pytest.raises(ValidationError) as error:
-        TokenizerConfig(**values)
-    return explain(error.value)
-
-
-def test_every_wrong_value_is_reported_at_once():
-    message = refusal(kind="bpe", train_bytes=0, eot="")
-    assert all(f"data.tokenizer.{part}" in message for part in ("train_bytes=0 must be", "eot="))
-    assert "vocab_size=256 must be greater than or equal to 257" in refusal(vocab_size=256)
-    assert "kind=words must be 'bpe', 'char', 'byte', 'file' or 'hub'" in refusal(kind="words")
-    assert "vocab_size=1000000000 must be less than or equal to" in refusal(vocab_size=1_000_000_000)
-    assert "path is missing; kind=hub needs a repository" in refusal(kind="hub")
-    assert "path is missing; kind=file needs a tokenizer.json" in refusal(kind="file", path="")
-    assert "path=/nowhere/tokenizer.json does not exist" in refusal(kind="file", path="/nowhere/tokenizer.json")
-    assert "data.tokenizer.eot=x" in refusal(eot="x")
 
 
 def test_file_without_end_of_text_is_refused_with_its_special_tokens(tmp_path):

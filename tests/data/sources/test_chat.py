@@ -48,17 +48,6 @@ def test_plain_turns_literally():
     assert document(TWO_TURNS).text.startswith("System: Be brief.\n\nUser: 2+2?\n\nAssistant: 4User: caf")
 
 
-def test_targets_are_counted_exactly():
-    """A byte is a token: " 4" and the end are 3, " Oui, é." has 9 bytes; nothing else is a target."""
-    found = encoded(TWO_TURNS)
-    prompt = len(b"System: Be brief.\n\nUser: 2+2?\n\nAssistant:")
-    second = len("User: café?\n\nAssistant:".encode())
-    expected = [0] * prompt + [TARGET] * 3 + [0] * second + [TARGET] * 10
-    assert found.flags is not None and found.flags.tolist() == [OPENS, *expected[1:]]
-    assert found.n_bytes == 2 + 9 and found.ids[[prompt + 2, -1]].tolist() == [256, 256]
-    assert (found.ids == 256).sum() == 2
-
-
 def test_chat_template_as_in_transformers():
     """transformers renders, tokenizes and marks the answers; it counts the end of an answer, and not the line break."""
     from transformers import PreTrainedTokenizerFast

@@ -89,15 +89,6 @@ def test_more_rows_than_are_compared_are_split_by_their_content(tmp_path, monkey
     assert source.split_rule == "rows by a hash of their content"
 
 
-def test_moving_the_folder_changes_nothing(tmp_path):
-    for folder in ("one", "two/deep"):
-        (tmp_path / folder).mkdir(parents=True)
-        for i, text in enumerate(texts(30)):
-            (tmp_path / folder / f"{i}.md").write_text(text)
-    one, two = (Files(path=f"{tmp_path}/{folder}/*.md") for folder in ("one", "two/deep"))
-    assert one.fingerprint() == two.fingerprint() and documents(one, "val") == documents(two, "val") != []
-
-
 def test_the_files_of_a_pattern(tmp_path):
     for name in ("a.txt", "b.md", "n/c.txt", "n/m/d.txt", ".git/e.txt", "n/.f.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
