@@ -194,7 +194,7 @@ def compose(name: str, typed: Typed) -> CommandLine[Any]:
     kind = PROGRAMS[name].own
     with user_errors():
         own = build(kind, {key: line.settings.pop(key) for key in kind.__pydantic_fields__})
-        refuse_without_effect([("", own)], typed)
+        refuse_without_effect([("", own)], typed)  # pyright: ignore[reportArgumentType] one class, found under two names
     return replace(line, own=own)
 
 

@@ -75,7 +75,8 @@ def read_source(source: str, tokenizer: Mapping[str, Any] | None) -> "tuple[Chec
         from tril.model.interop.nanogpt import read_nanogpt
 
         path = Path(source.removeprefix(NANOGPT)).expanduser()
-        return read_nanogpt(path, tokenizer and chosen_tokenizer(tokenizer, source)), str(path.absolute())
+        chosen = None if tokenizer is None else chosen_tokenizer(tokenizer, source)
+        return read_nanogpt(path, chosen), str(path.absolute())
     if source.startswith(HF):
         from tril.model.interop.hf import download, is_hub_name, read_hf
 

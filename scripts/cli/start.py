@@ -72,7 +72,7 @@ def find_start(line: CommandLine[TrainCommand]) -> tuple[dict[str, Any], Start]:
         if line.own.init_from is not None:
             from tril.scripts.cli.init_from import take_over
 
-            return take_over(line.own.init_from, line.settings, line.typed)
+            return take_over(line.own.init_from, line.settings, line.typed)  # pyright: ignore[reportReturnType] one class, found under two names
         return line.settings, Start()
 
 
