@@ -201,14 +201,14 @@ def decode(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
     model = (GPT(config.model).to(device) if lm is None else lm.model).eval()
     n_ids = model.config.vocab_size if lm is None else lm.n_ids
 
-    def seconds(new: int, batch: int, choices: dict[str, bool]) -> float:
+    def seconds(new: int, batch: int, choices: dict[str, Any]) -> float:
         prompts = torch.randint(n_ids, (batch, PROMPT), generator=torch.Generator().manual_seed(0)).tolist()
         started = time.perf_counter()
         for _ in generate_ids(model, prompts, SamplingConfig(max_new_tokens=new), vocab_size=n_ids, **choices):
             pass
         return time.perf_counter() - started
 
-    def ours(batch: int, choices: dict[str, bool]) -> Callable[[], float]:
+    def ours(batch: int, choices: dict[str, Any]) -> Callable[[], float]:
         def tokens_per_second() -> float:
             return batch * (LONG - SHORT) / (seconds(LONG, batch, choices) - seconds(SHORT, batch, choices))
 
@@ -220,7 +220,7 @@ def decode(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
         short, long = (run(command, options.vs_dir)[0] for command in commands)
         return (LONG - SHORT) / (long - short)
 
-    modes: dict[str, dict[str, bool]] = {"cache": {}, "no cache": {"use_cache": False}}
+    modes: dict[str, dict[str, Any]] = {"cache": {}, "no cache": {"use_cache": False}}
     if config.hardware.compile:
         modes["compiled"] = {"compile": True}
     names = {f"{batch} x, {name}": (batch, choices) for name, choices in modes.items() for batch in (1, 64)}
@@ -244,7 +244,9 @@ def attention(config: RunConfig, options: argparse.Namespace) -> tuple[str, Task
         def seconds(calls: int) -> float:
             started = time.perf_counter()
             for _ in range(calls):
-                attention(q, k, v, causal=True, backend=backend).sum().backward()
+                out = attention(q, k, v, causal=True, backend=backend)
+                assert isinstance(out, torch.Tensor)
+                out.sum().backward()
             if device != "cpu":
                 torch.get_device_module(device).synchronize()
             return (time.perf_counter() - started) / calls
