@@ -236,7 +236,7 @@ def register_defaults(program: Program) -> None:
     """Puts the declared defaults where the yaml files of configs/ name them.
 
     `settings` of a group has its defaults, `run_settings` those that belong to no config group, and `source_NAME` of
-    the group `data` those of a text. Programs other than train.py have no yaml file.
+    the group `data` those of a text, which is `NAME` too if it has no yaml file. Other programs have none.
     """
     store = ConfigStore.instance()
     single = {name: defaults(group) for name, group in GROUPS.items() if not (CONFIGS / name).is_dir()}
@@ -245,6 +245,8 @@ def register_defaults(program: Program) -> None:
         store.store("settings", defaults(GROUPS[name]), group=name)
     for name in SOURCES:
         store.store(f"source_{name}", data_defaults(name), group="data")
+        if not (CONFIGS / "data" / f"{name}.yaml").is_file():  # data=NAME is the source with its defaults
+            store.store(name, data_defaults(name), group="data")
     if program.name != "train":
         options = [{group: option} for group, option in program.groups.items()]
         store.store(program.name, {"defaults": ["_self_", *options], **defaults(program.own)})

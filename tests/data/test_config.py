@@ -93,3 +93,8 @@ def test_import_is_light():
     code = f"import sys, tril.data.config; print([name for name in {heavy} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert answer.stdout.strip() == "[]", answer.stderr
+
+
+def test_a_source_without_a_yaml_file_is_chosen_by_its_name():
+    line = compose("train", Typed.of(["data=hub", "data.repo=owner/name"]))
+    assert (line.settings["data"]["source"], line.settings["data"]["repo"]) == ("hub", "owner/name")
