@@ -19,7 +19,7 @@ def test_a_run_says_how_many_windows_it_has_scored(configure, tmp_path, capsys):
     windows = math.ceil((json.loads(meta.read_text())["sources"][""]["counts"]["val"]["tokens"] - 1) / 32)
     summary, out = json.loads((tmp_path / "run" / "summary.json").read_text()), capsys.readouterr().out
     assert summary["val_windows"] == {"scored": 4, "of": windows} and windows > 4  # a batch of 4 windows
-    assert f"bits per byte (4 of {windows} windows)" in out
+    assert f"nats per token (4 of {windows} windows)" in out
     assert f"on 4 of {windows} windows, not comparable with other runs (trainer.limit_val_batches)" in out
 
 
