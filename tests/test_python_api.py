@@ -46,7 +46,7 @@ def run(folder):
 
 
 def test_a_second_run_in_a_process_that_keeps_its_state(run, monkeypatch):
-    """The state is not that of a new process, and the run is the same to the bit."""
+    """The state is not that of a new process, and the run is the same bit for bit."""
     arguments, logger = ["notebook", "-m"], logging.getLogger("lightning.pytorch")
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr(logger, "level", logging.INFO)

@@ -79,7 +79,7 @@ def test_a_vocabulary_can_be_padded_but_not_truncated(configure, tmp_path):
 
 
 def test_validations_change_no_training_step(configure, tmp_path):
-    """With dropout, whose random numbers they must not take: 8 validations end as one does, to the bit."""
+    """With dropout, whose random numbers they must not take: 8 validations end as one does, bit for bit."""
     dropout = ["model.resid_dropout=0.2", "trainer.accumulate_grad_batches=2", "data.batch_size=2"]
     ends = []
     for interval, folder in ((1, "often"), (8, "once")):
