@@ -48,15 +48,10 @@ TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 def make_strategy(config: TrainerConfig) -> Strategy | str:
     """The strategy of `lightning.Trainer`; on one device its default."""
-    if not is_distributed(config):
+    if not config.is_distributed:
         return "auto"
     sharded = config.strategy == "model_parallel"
     return FSDP(tensor_parallel_size=1, save_distributed_checkpoint=False) if sharded else "ddp"
-
-
-def is_distributed(config: TrainerConfig) -> bool:
-    """Whether a run has a process group, of one process or more."""
-    return (config.strategy, config.devices, config.num_nodes) != ("auto", 1, 1)
 
 
 def check_processes(config: TrainerConfig, total: int) -> None:
@@ -64,7 +59,7 @@ def check_processes(config: TrainerConfig, total: int) -> None:
     nodes, started = config.num_nodes, total
     if "RANK" in os.environ:  # set by torchrun
         started = int(os.environ["WORLD_SIZE"])
-    elif is_distributed(config) and SLURMEnvironment.detect():
+    elif config.is_distributed and SLURMEnvironment.detect():
         started = SLURMEnvironment().world_size()
     elif nodes > 1:
         needs = f"trainer.num_nodes={nodes} needs processes that torchrun or srun starts on every node"

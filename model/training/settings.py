@@ -132,6 +132,11 @@ class TrainerConfig:
             return devices
         raise ValueError(f"trainer.devices={devices} must be a number of devices, or auto")
 
+    @property
+    def is_distributed(self) -> bool:
+        """Whether a run has a process group, of one process or more."""
+        return (self.strategy, self.devices, self.num_nodes) != ("auto", 1, 1)
+
 
 @dataclass(frozen=True, config=strict_settings("callbacks"))
 class WithoutOptions:

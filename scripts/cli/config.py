@@ -147,11 +147,10 @@ class RunConfig(TrainingConfig):
                 device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"
                 raise ValueError(f"model.backend=flex {device}; use model.backend=fused")
             config = replace(self, hardware=hardware)
-            several = (trainer.strategy, trainer.devices, trainer.num_nodes) != ("auto", 1, 1)
-            if several and one_process:
+            if trainer.is_distributed and one_process:
                 chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"
                 raise ValueError(f"{chosen} starts processes; use tril train in a terminal, or trainer=default")
-            if several or "RANK" in os.environ:
+            if trainer.is_distributed or "RANK" in os.environ:
                 from tril.model.training.parallel import check_processes
 
                 check_processes(trainer, config.devices)
