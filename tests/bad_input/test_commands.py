@@ -24,7 +24,7 @@ EVALUATE = [
     (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "limit=4"), "limit=4 has no effect without tasks; leave it out"),
     (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "data=prose"), "data=prose has no effect without pairs=null"),
     (("ckpt=FILES/tiny.ckpt", "data=files", "data.path=FILES/text.txt", "out=FILES/text.txt"), "cannot write to"),
-    (("ckpt=FILES/tiny.ckpt", "data=nothing"), "there is no data=nothing; choose one of files, fineweb_edu, mixture,"),
+    (("ckpt=FILES/tiny.ckpt", "data=nothing"), "there is no data=nothing; choose one of files, fineweb_edu, hub,"),
 ]
 
 CERTIFY = [
