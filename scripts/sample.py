@@ -58,7 +58,7 @@ def main(line: CommandLine[SampleCommand]) -> None:
 def sample(path: Path, settings: SampleCommand) -> Iterator[str]:
     """The output: one text, streamed, or several as one batch under numbered lines. Mistakes are raised by the call."""
     from tril.model.checkpoint import load
-    from tril.model.heads.ablation import head_gate
+    from tril.model.heads.gate import head_gate
     from tril.model.training.hardware import check_compiler, compiles_by_default, keep_freed_memory
 
     device = pick_device(settings.device)

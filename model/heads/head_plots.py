@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from tril.model.comparison import UNCLEAR
-from tril.model.heads.ablation import Ablation, head_name
+from tril.model.heads.ablation import Ablation
+from tril.model.heads.gate import head_name
 from tril.model.heads.scores import SCORES
 
 COLOR = "tab:blue"

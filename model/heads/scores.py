@@ -20,6 +20,7 @@ from torch import Tensor
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
 from tril.model.heads.attention_maps import TokenWindows, capture_attention
+from tril.model.heads.gate import head_name
 from tril.model.masks import visible_keys
 
 SCORES = {
@@ -97,7 +98,7 @@ class HeadScores:
         """The scores as rows of a table: the header first, uniform weights last."""
         rows = [["head", *SCORES]]
         for layer, head in itertools.product(*map(range, self.heads["entropy"].shape)):
-            rows.append([f"L{layer}H{head}", *(f"{self.heads[name][layer, head]:.3f}" for name in SCORES)])
+            rows.append([head_name((layer, head)), *(f"{self.heads[name][layer, head]:.3f}" for name in SCORES)])
         return [*rows, ["uniform", *(f"{self.uniform[name]:.3f}" for name in SCORES)]]
 
 

@@ -19,8 +19,9 @@ from tests.model.test_checkpoint import language_model, rewrite
 from tests.runs import train_typed, typed
 from tril.model.checkpoint import read_state, save
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import head_gate, obstacle
+from tril.model.heads.ablation import obstacle
 from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.gate import head_gate
 from tril.model.heads.scores import HeadScores
 from tril.model.intervals import clustered_mean
 from tril.scripts.cli.finished_run import read_run, sample_windows, validation_tokens

@@ -8,8 +8,8 @@ from typing import Any
 from lightning import Callback, Trainer
 from tqdm import tqdm
 
-from tril.model.heads.ablation import all_heads, head_name
 from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.gate import all_heads, head_name
 from tril.model.heads.scores import text_scores
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics

@@ -9,8 +9,9 @@ from tests.conftest import TRAINABLE, tiny_gpt
 from tril.model.comparison import BETTER, UNCLEAR, WORSE
 from tril.model.gpt import IGNORE
 from tril.model.heads import ablation as subject
-from tril.model.heads.ablation import Ablation, all_heads, head_gate, head_name, losses_without
+from tril.model.heads.ablation import Ablation, losses_without
 from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.gate import all_heads, head_gate, head_name
 from tril.model.intervals import clustered_mean
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
