@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMPUTED = "attention.md"  # cog executes its examples, see tests/model/test_attention_page.py
+COMPUTED = "attention.md"  # its examples are tested with their output: tests/model/test_attention_page.py
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = ("", "bash")
 INLINE = re.compile(r"`((?:python (?:train\.py|scripts/[a-z_]+\.py)|tril [a-z_]+)(?: (?:(?!\.\.\.)[^`\n])*)?)`")
