@@ -35,7 +35,7 @@ class Mixture:
     """
 
     sources: dict[str, dict[str, Any]] | None = setting(
-        None, "weights, of any sum: NAME of another data=NAME (with its settings), path or glob: weight"
+        None, "weights, of any sum: NAME of another data=NAME (with its settings), path or glob: weight", common=True
     )
     name = "mixture"
 
@@ -78,7 +78,7 @@ class DataConfig:
 
     source: Any = setting(..., "the text, an object of one of SOURCES; set by data=NAME")
     tokenizer: TokenizerConfig = group(TokenizerConfig, "text <-> token ids")
-    batch_size: int = setting(8, "windows per device and step", ge=1)
+    batch_size: int = setting(8, "windows per device and step", common=True, ge=1)
     val_batch_size: Count | None = setting(None, "windows per device in validation; null: batch_size")
     cache_dir: str | None = setting(
         None, "null: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril", typed_only=True
@@ -86,7 +86,7 @@ class DataConfig:
     token_budget: Count | None = setting(None, "training tokens to prepare, of a mixture from each source; null: all")
     val_token_budget: Count | None = setting(None, "validation tokens to prepare, likewise")
     document_mask: bool = setting(
-        False, "true: documents in a window do not attend to each other; positions restart in each"
+        False, "true: documents in a window do not attend to each other; positions restart in each", common=True
     )
 
     @field_validator("cache_dir")

@@ -25,19 +25,22 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 REQUIRED = PydanticUndefined  # the default of a setting that has none
 
 
-def setting(default: Any, help: str, *, needs: str | None = None, typed_only: bool = False, **limits: Any) -> Any:
+def setting(
+    default: Any, help: str, *, common: bool = False, needs: str | None = None, typed_only: bool = False, **limits: Any
+) -> Any:
     """A field of a group of settings.
 
     Args:
         default: `...` for a setting that has none.
         help: for `--help`, in one line.
+        common: many people change it, so that `--help` lists it; `--help=all` lists every setting.
         needs: the value of another setting of the group without which this one has no effect: "kind=muon",
             "kind=file|hub", or "clip" alone, which must not be null, false or 0. Several, all of which are needed,
             are separated by spaces.
         typed_only: never taken from the settings of a saved run, such as a URL.
         limits: of pydantic's `Field`, such as ge=1.
     """
-    extra = {"needs": needs, "typed_only": typed_only}
+    extra = {"common": common, "needs": needs, "typed_only": typed_only}
     return Field(default, description=help, json_schema_extra=extra, **limits)  # pyright: ignore
 
 
@@ -63,7 +66,7 @@ class Setting:
         key: dotted, as on the command line.
         default: a plain value; REQUIRED: it has none.
         choices: the valid values, if they are listed.
-        needs: see `setting`, as for `typed_only`.
+        common, needs, typed_only: see `setting`.
         is_text: a value is taken as it was typed, without quotes.
     """
 
@@ -71,6 +74,7 @@ class Setting:
     default: Any
     help: str
     choices: tuple = ()
+    common: bool = False
     needs: str | None = None
     typed_only: bool = False
     is_text: bool = False

@@ -38,9 +38,12 @@ class TokenizerConfig:
     "byte" has the 256 bytes, "file" loads a tokenizer.json, "hub" loads one from the Hugging Face hub.
     """
 
-    kind: Literal["bpe", "char", "byte", "file", "hub"] = setting("bpe", "bpe | char | byte | file | hub")
+    kind: Literal["bpe", "char", "byte", "file", "hub"] = setting("bpe", "bpe | char | byte | file | hub", common=True)
     vocab_size: Annotated[int, Field(ge=MIN_BPE_VOCAB_SIZE, le=MAX_IDS)] | None = setting(
-        None, "tokens; null: 256, and one for each 512 bytes of the training text, at most 4096", needs="kind=bpe"
+        None,
+        "tokens; null: 256, and one for each 512 bytes of the training text, at most 4096",
+        common=True,
+        needs="kind=bpe",
     )
     path: str | None = setting(
         None, "kind=file: a tokenizer.json; kind=hub: a name such as openai-community/gpt2", needs="kind=file|hub"

@@ -33,29 +33,37 @@ class GPTConfig:
     """
 
     vocab_size: SizeOrNone = setting(None, "rows of the embedding; null: the tokenizer's; a larger one pads them")
-    context_length: Size = setting(256, "tokens that the model reads at a time")
-    n_layers: Size = setting(4, "blocks", le=10_000)
-    dim: Size = setting(192, "width of the model")
-    n_heads: int = setting(4, "heads; 0: blocks without attention", ge=0)
-    n_kv_heads: Size | None = setting(None, "key/value heads; null: n_heads", needs="n_heads")
+    context_length: Size = setting(256, "tokens that the model reads at a time", common=True)
+    n_layers: Size = setting(4, "blocks", common=True, le=10_000)
+    dim: Size = setting(192, "width of the model", common=True)
+    n_heads: int = setting(4, "heads; 0: blocks without attention", common=True, ge=0)
+    n_kv_heads: Size | None = setting(None, "key/value heads; null: n_heads", common=True, needs="n_heads")
     head_dim: Size | None = setting(None, "size of a head; null: dim / n_heads", needs="n_heads")
-    mlp: Literal["relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"] = setting("relu2", "kind of the FFN")
+    mlp: Literal["relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"] = setting(
+        "relu2", "kind of the FFN", common=True
+    )
     mlp_ratio: float = setting(
         4.0, "hidden width of the FFN, relative to dim; swiglu: 2/3 of it", needs="mlp_hidden=null", gt=0, lt=2**31
     )
     mlp_hidden: Size | None = setting(None, "hidden width of the FFN; null: from mlp_ratio")
-    norm: Norm = setting("rmsnorm", "normalization before attention, FFN and head")
+    norm: Norm = setting("rmsnorm", "normalization before attention, FFN and head", common=True)
     norm_eps: Positive | None = setting(None, "null: the machine epsilon for rmsnorm, 1e-5 for layernorm")
-    pos: Literal["rope", "learned", "alibi", "none"] = setting("rope", "how the model tells positions apart")
+    pos: Literal["rope", "learned", "alibi", "none"] = setting(
+        "rope", "how the model tells positions apart", common=True
+    )
     rope_base: Positive = setting(10_000.0, "base of the rotation frequencies", needs="pos=rope")
-    bias: bool = setting(False, "biases in all projections, the FFN and layernorm")
+    bias: bool = setting(False, "biases in all projections, the FFN and layernorm", common=True)
     qkv_bias: bool | None = setting(None, "biases in the projections of q, k and v; null: bias", needs="n_heads")
-    qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k", needs="n_heads")
-    tie_embeddings: bool = setting(True, "the head uses the matrix of the embedding")
+    qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k", common=True, needs="n_heads")
+    tie_embeddings: bool = setting(True, "the head uses the matrix of the embedding", common=True)
     embd_dropout: Probability = setting(0.0, "dropout of the embeddings")
     attn_dropout: Probability = setting(0.0, "dropout of the attention weights", needs="n_heads")
-    resid_dropout: Probability = setting(0.0, "dropout of what attention and FFN add to the residual stream")
-    window: Size | None = setting(None, "keys that a query sees, its own included; null: all", needs="n_heads")
+    resid_dropout: Probability = setting(
+        0.0, "dropout of what attention and FFN add to the residual stream", common=True
+    )
+    window: Size | None = setting(
+        None, "keys that a query sees, its own included; null: all", common=True, needs="n_heads"
+    )
     causal: bool = setting(True, "false: every position attends to all, for experiments", needs="n_heads")
     logit_softcap: Positive | None = setting(None, "c: logits become c * tanh(logits / c); null: off")
     init: Literal["zero_out", "gpt2"] = setting("zero_out", "initialization of the weights")

@@ -94,7 +94,7 @@ def state_of_process() -> dict:
     [
         ("-m", "'-m' is no setting of a run; settings are strings, such as \"trainer.max_steps=100\"; use grids"),
         ({"seed": 1}, "{'seed': 1} is no setting of a run; settings are strings, such as"),
-        ("foo.bar.baz=1", "there is no setting foo.bar.baz; --help lists all"),
+        ("foo.bar.baz=1", "there is no setting foo.bar.baz; --help=all lists all"),
         (
             "trainer=ddp",
             "trainer.strategy=ddp with trainer.devices=auto starts processes; use tril train in a terminal",

@@ -25,17 +25,24 @@ class Files(Source):
     """
 
     path: str | list[str] | None = setting(
-        None, "a file, a folder (searched to every depth), a glob in quotes, or a list: '[a.txt,notes/*.md]'"
+        None,
+        "a file, a folder (searched to every depth), a glob in quotes, or a list: '[a.txt,notes/*.md]'",
+        common=True,
     )
     text_field: str = setting("text", "the key or column that holds the text of a row", needs="format=text")
     val_fraction: float = setting(
-        0.05, "of the text: whole files and rows if possible, else the end of each", needs="val_path=null", gt=0, lt=1
+        0.05,
+        "of the text: whole files and rows if possible, else the end of each",
+        common=True,
+        needs="val_path=null",
+        gt=0,
+        lt=1,
     )
     val_path: str | list[str] | None = setting(
-        None, "files to validate on, excluded from `path`; null: a part of `path`"
+        None, "files to validate on, excluded from `path`; null: a part of `path`", common=True
     )
     format: Literal["text", "chat"] = setting(
-        "text", "chat: rows with messages, or prompt and response; trains on the answers"
+        "text", "chat: rows with messages, or prompt and response; trains on the answers", common=True
     )
     chat_template: str | None = setting(
         None, "a file with a Jinja template; null: that of init_from, else a plain one", needs="format=chat"

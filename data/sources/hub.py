@@ -20,13 +20,15 @@ COMMIT = re.compile("[0-9a-f]{40}")
 class Hub(Source):
     """Rows of a data set. Scripts that come with a data set are never run."""
 
-    repo: str = setting(..., "owner/name, or a folder of files that `datasets` reads, such as parquet")
-    config: str | None = setting(None, "the subset, if the data set has several")
+    repo: str = setting(..., "owner/name, or a folder of files that `datasets` reads, such as parquet", common=True)
+    config: str | None = setting(None, "the subset, if the data set has several", common=True)
     # a full commit (40 hex digits) is used without asking the hub
     revision: str = setting("main", "branch, tag or commit; resolved to a commit, which is recorded")
-    text_field: str = setting("text", "the column that holds the text of a row")
+    text_field: str = setting("text", "the column that holds the text of a row", common=True)
     train_split: str = setting("train", "the split to train on")
-    val_split: str | None = setting("validation", "the split to validate on; null: val_fraction of the training rows")
+    val_split: str | None = setting(
+        "validation", "the split to validate on; null: val_fraction of the training rows", common=True
+    )
     val_fraction: float = setting(0.005, "of the rows, by a hash of their content", needs="val_split=null", gt=0, lt=1)
     row_ends_document: bool = setting(True, "false: rows are the lines of a running text")
     streaming: bool = setting(False, "true: read over the network while preparing; false: download first")

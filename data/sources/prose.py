@@ -20,7 +20,7 @@ CHAPTER = 1000  # a verse has the key book * 1,000,000 + chapter * 1000 + verse
 class Prose(Source):
     """The 1189 chapters of the World English Bible, 4 MB: narrative, law, poetry, letters. A chapter is a document."""
 
-    val_fraction: float = setting(0.1, "of the chapters, by a hash of their names", gt=0, lt=1)
+    val_fraction: float = setting(0.1, "of the chapters, by a hash of their names", common=True, gt=0, lt=1)
     name = "prose"
     salt = ":"
 

@@ -26,8 +26,10 @@ class SingleText(Source):
     This is nanoGPT's split of tiny shakespeare. No end-of-text token is inserted.
     """
 
-    path: str | None = setting(None, "a text file; null: tiny shakespeare, downloaded once into the cache folder")
-    val_fraction: float = setting(0.1, "the end of the text", gt=0, lt=1)
+    path: str | None = setting(
+        None, "a text file; null: tiny shakespeare, downloaded once into the cache folder", common=True
+    )
+    val_fraction: float = setting(0.1, "the end of the text", common=True, gt=0, lt=1)
     cache_dir: str | None = field(default=None, compare=False)
     name = "shakespeare"
     ends_documents = False

@@ -34,7 +34,9 @@ class StandardLibrary(Source):
     A file is a document.
     """
 
-    val_fraction: float = setting(0.1, "of the text: files in the order of a hash of their names", gt=0, lt=1)
+    val_fraction: float = setting(
+        0.1, "of the text: files in the order of a hash of their names", common=True, gt=0, lt=1
+    )
     name = "stdlib"
     salt = VAL_SALT
 

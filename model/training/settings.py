@@ -24,8 +24,10 @@ Compile = Literal["auto", True, False, "regional"]
 class TopLevelConfig:
     """The single settings of a run."""
 
-    seed: int = setting(0, "initialization, data order, dropout and sampling have streams of their own", ge=0, lt=2**64)
-    compile: Compile = setting("auto", "torch.compile: auto (on CUDA), true, false, or regional (one block)")
+    seed: int = setting(
+        0, "initialization, data order, dropout and sampling have streams of their own", common=True, ge=0, lt=2**64
+    )
+    compile: Compile = setting("auto", "torch.compile; auto: on CUDA; regional: one block", common=True)
 
 
 @dataclass(frozen=True, config=strict_settings("causality"))
@@ -58,10 +60,10 @@ class CheckpointConfig:
 class ScheduleConfig:
     """The shape of the learning rate over a run, see `model.training.schedule`."""
 
-    kind: Literal["linear", "cosine", "wsd", "constant"] = setting("wsd", "wsd: stable, then linear down")
-    warmup_steps: int = setting(20, "linear warm-up; at most the length of the run", ge=0)
+    kind: Literal["linear", "cosine", "wsd", "constant"] = setting("wsd", "wsd: stable, then linear down", common=True)
+    warmup_steps: int = setting(20, "linear warm-up; at most the length of the run", common=True, ge=0)
     decay_fraction: float = setting(
-        0.7, "the fraction of the run, at its end, that decays", needs="kind=wsd", gt=0, le=1
+        0.7, "the fraction of the run, at its end, that decays", common=True, needs="kind=wsd", gt=0, le=1
     )
     min_lr_ratio: float = setting(
         0.0, "end of the decay, relative to the peak", needs="kind=linear|cosine|wsd", ge=0, le=1
@@ -73,15 +75,17 @@ class OptimConfig:
     """How the weights are updated. Learning rates are peaks; the schedule scales all of them."""
 
     kind: Literal["muon", "adamw"] = setting("muon", "set by optim=NAME")
-    lr: Finite = setting(0.02, "AdamW's peak learning rate", gt=0)
-    muon_lr: Finite = setting(0.014, "Muon's, for updates of spectral norm 1", needs="kind=muon", gt=0)
-    lr_scale: Finite = setting(1.0, "multiplies the learning rates; sweep.tune can choose it for each variant", gt=0)
+    lr: Finite = setting(0.02, "AdamW's peak learning rate", common=True, gt=0)
+    muon_lr: Finite = setting(0.014, "Muon's, for updates of spectral norm 1", common=True, needs="kind=muon", gt=0)
+    lr_scale: Finite = setting(
+        1.0, "multiplies the learning rates; sweep.tune can choose it for each variant", common=True, gt=0
+    )
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = setting(  # not strict: yaml has lists
         (0.9, 0.95), "AdamW: decay rates of the averages of the gradient and of its square"
     )
     eps: Finite = setting(1e-8, "AdamW: in the denominator, for stability", gt=0)
-    weight_decay: Finite = setting(0.0, "AdamW, matrices only; norms and biases never decay", ge=0)
-    muon_weight_decay: Finite = setting(0.0, "Muon", needs="kind=muon", ge=0)
+    weight_decay: Finite = setting(0.0, "AdamW, matrices only; norms and biases never decay", common=True, ge=0)
+    muon_weight_decay: Finite = setting(0.0, "Muon", common=True, needs="kind=muon", ge=0)
     momentum: Fraction = setting(0.9, "Muon; 0.95 for long runs and large batches", needs="kind=muon")
     nesterov: bool = setting(True, "Muon: Nesterov momentum", needs="kind=muon")
     ns_steps: int = setting(5, "Newton-Schulz iterations; 3 is cheaper", needs="kind=muon", ge=1, le=100)
@@ -102,21 +106,27 @@ class OptimConfig:
 class TrainerConfig:
     """The arguments of `lightning.Trainer` that a run may have."""
 
-    accelerator: Accelerator = setting("auto", "CUDA, else MPS, else CPU")
-    precision: Precision = setting("auto", "bf16-mixed if the hardware has bf16, else 32-true (16-mixed on older GPUs)")
-    max_steps: Count = setting(900, "optimizer steps")
+    accelerator: Accelerator = setting("auto", "CUDA, else MPS, else CPU", common=True)
+    precision: Precision = setting(
+        "auto", "bf16-mixed if the hardware has bf16, else 32-true (16-mixed on older GPUs)", common=True
+    )
+    max_steps: Count = setting(900, "optimizer steps", common=True)
     max_flops: Finite | None = setting(
         None, "FLOPs of the whole training: they decide the steps, in place of max_steps", gt=0
     )
-    max_time: Any = setting(None, "DD:HH:MM:SS; stops a run early")
-    val_check_interval: Count = setting(150, "optimizer steps between two complete validations; the last step has one")
-    accumulate_grad_batches: Count = setting(1, "micro-batches per optimizer step")
+    max_time: Any = setting(None, "DD:HH:MM:SS; stops a run early", common=True)
+    val_check_interval: Count = setting(
+        150, "optimizer steps between two complete validations; the last step has one", common=True
+    )
+    accumulate_grad_batches: Count = setting(1, "micro-batches per optimizer step", common=True)
     log_every_n_steps: Count = setting(10, "optimizer steps between two lines of metrics.csv")
     strategy: Literal["auto", "ddp", "model_parallel"] = setting("auto", "auto: ddp if there are several devices")
     num_nodes: Count = setting(1, "above 1 with torchrun or srun")
     limit_val_batches: Count | None = setting(None, "batches of a validation; null: all")
-    devices: Any = setting(1, "number of devices of each node; auto: all")
-    gradient_clip_val: Finite | None = setting(None, "largest norm of the gradient; null: not clipped", ge=0)
+    devices: Any = setting(1, "number of devices of each node; auto: all", common=True)
+    gradient_clip_val: Finite | None = setting(
+        None, "largest norm of the gradient; null: not clipped", common=True, ge=0
+    )
 
     @field_validator("max_time")
     @classmethod
@@ -156,7 +166,7 @@ class SamplesConfig:
 
     # prompt=1 is parsed as a number
     prompt: Annotated[str, BeforeValidator(lambda x: str(x) if isinstance(x, int | float) else x)] = setting(
-        "", "empty: start a new document"
+        "", "empty: start a new document", common=True
     )
     max_new_tokens: Count = setting(100, "length of the sample")
     temperature: Finite = setting(0.8, "0: always the most probable token", ge=0)

@@ -41,7 +41,7 @@ from tril.scripts.cli.errors import MEANT, UserError, command, fail, unknown_set
 VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the working directory
 FOLDER = "hydra.run.dir"  # of a run
 OPTIONS = {"-h": "help", "-m": "multirun", "-c": "cfg", "-sc": "shell_completion"}
-OPTIONS |= {f"--{name}": name for name in ("help", "multirun", "cfg")}
+OPTIONS |= {f"--{name}": name for name in ("help", "help=all", "multirun", "cfg")}
 Own = TypeVar("Own")
 
 
@@ -318,10 +318,10 @@ def run(program: Program, task: Callable[[CommandLine], object], grid: Callable 
     """Runs a command line: the task, a grid, or an option that prints something."""
     options = {OPTIONS[word] for word in arguments if word in OPTIONS}
     words = [word for word in arguments if word not in OPTIONS]
-    if "help" in options:
+    if options & {"help", "help=all"}:
         from tril.scripts.cli.console import print_help
 
-        return print_help(program.name, sys.modules[task.__module__].__doc__ or "", words)
+        return print_help(program.name, sys.modules[task.__module__].__doc__ or "", words, every="help=all" in options)
     if "shell_completion" in options:
         with hydra_of(program) as composer:
             return composer.shell_completion(program.name, words)

@@ -45,22 +45,26 @@ def main() -> None:
         sys.exit(2)
 
 
-def print_help(name: str, description: str, words: list[str]) -> None:
+def print_help(name: str, description: str, words: list[str], *, every: bool = False) -> None:
     """Prints what a program does, its settings with their values, and the options of its config groups.
 
     Args:
         name: of the program.
         words: settings that are typed with --help, such as model=small.
+        every: list all settings, and not only the program's own and the common ones of a run.
     """
     from tril.scripts.cli.command_line import PROGRAMS, Typed, compose_values
     from tril.scripts.cli.config import CONFIGS, flatten
 
-    line, known = compose_values(name, Typed.of(words).without("resume")), PROGRAMS[name].settings
-    lines = [description.strip(), "", "Settings (key=value)", ""]
+    line, program = compose_values(name, Typed.of(words).without("resume")), PROGRAMS[name]
     values = flatten(line.settings)
-    for key, setting in known.items():
-        if key in values or not key.startswith("data."):  # of which another kind of text has others
-            lines += entry_lines(f"{key}={as_typed(values.get(key, setting.default))}", help_of(setting))
+    # another kind of text has others below data.
+    known = {key: each for key, each in program.settings.items() if key in values or not key.startswith("data.")}
+    shown = {key: each for key, each in known.items() if every or each.common or key in program.own.__pydantic_fields__}
+    more = f"; --help=all lists all {len(known)}" if len(shown) < len(known) else ""
+    lines = [description.strip(), "", f"Settings (key=value){more}", ""]
+    for key, setting in shown.items():
+        lines += entry_lines(f"{key}={as_typed(values.get(key, setting.default))}", help_of(setting))
     groups = {name: choice for name, choice in line.choices.items() if (CONFIGS / name).is_dir()}
     lines += ["", "Groups (group=choice); * is chosen"] if groups else []
     for group in [*reversed(list(groups)), *(ADDED if name == "train" else ())]:

@@ -68,7 +68,7 @@ def unknown_setting(key: str, known: Collection[str]) -> str:
     same_name = [name for name in known if name.rpartition(".")[2] == last]
     meant = MEANT.get(last) if MEANT.get(last) in known else same_name[0] if len(same_name) == 1 else None
     text = f"; did you mean {meant}?" if meant else nearest(key, known)
-    return f"there is no setting {key}{text if 'did you mean' in text else '; --help lists all'}"
+    return f"there is no setting {key}{text if 'did you mean' in text else '; --help=all lists all'}"
 
 
 def fail(message: object, status: int = 2) -> None:

@@ -65,7 +65,7 @@ SAMPLE = [
     (("ckpt=FILES/tiny.ckpt", "remove_heads=[x]"), "the model has no head 'x'; with 2 layers of 4 heads, use L0H0 to"),
     (("ckpt=FILES/tiny.ckpt", "--nothing"), "--nothing: settings have no dashes; write nothing=VALUE"),
     (("ckpt=FILES/tiny.ckpt", "-m", "n=0"), "-m starts a grid of training runs, which sample cannot; leave"),
-    (("ckpt=FILES/tiny.ckpt", "model=nano"), "there is no setting model; --help lists all"),
+    (("ckpt=FILES/tiny.ckpt", "model=nano"), "there is no setting model; --help=all lists all"),
 ]
 
 ROWS = {

@@ -37,7 +37,7 @@ def test_the_losses_of_a_run_are_the_recorded_ones(name, run_of):
 
 
 def test_every_option_and_choice_of_model_and_optimizer_is_in_a_run(tmp_path):
-    help, used = run("train", "--help", cwd=tmp_path).out, {*BASE, *" ".join(RUNS.values()).split()}
+    help, used = run("train", "--help=all", cwd=tmp_path).out, {*BASE, *" ".join(RUNS.values()).split()}
     listed = re.findall(r"^  ((?:model|optim)\.\S+?)=(\S+) +(.*)", help, re.MULTILINE)
     assert len(listed) > 20 and {key for key, *_ in listed} <= {setting.partition("=")[0] for setting in used}
     for key, default, choices in listed:

@@ -33,11 +33,13 @@ def test_a_setting_of_the_wrong_type_is_named(key):
 
 def test_every_setting_has_a_line_of_help(tmp_path):
     on = ["logger=[wandb,tensorboard]", "data=files"]
-    text = call(train.main, *on, "--help", cwd=tmp_path).stdout
+    text = call(train.main, *on, "--help=all", cwd=tmp_path).stdout
     settings = PROGRAMS["train"].settings
     missing = {key for key in settings if f"  {key}=" not in text}
     assert missing <= OF_A_TEXT, missing - OF_A_TEXT
     assert all(setting.help for setting in settings.values())
+    short = call(train.main, *on, "--help", cwd=tmp_path).stdout
+    assert "  model.n_heads=4 " in short and "model.norm_eps" not in short and "--help=all lists all" in short
 
 
 @pytest.mark.parametrize(
