@@ -1,21 +1,18 @@
-"""What the contract leaves open of attention: torch.compile, the meta device, bf16 blocks, sizes of zero, flex, shards.
+"""What the contract leaves open of attention: torch.compile, the meta device, bf16 blocks, sizes of zero, documents.
 
 B batch, T queries, S keys, H query heads, G key/value heads, D head size, C width.
 """
-
-import copy
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomize
-from tests.model.sharding import shard_heads
+from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomize, tiny_gpt
 from tril.model import backends, causal_mask
 from tril.model.attention import MultiHeadAttention, attention
 from tril.model.kv_cache import KVCache
-from tril.model.positions import rope_table
+from tril.model.masks import document_options
 
 B, H, D, C = 2, 4, 8, 24
 SIZES = [(6, 6), (3, 7), (7, 3), (1, 6)]  # (T, S)
@@ -75,20 +72,15 @@ def test_no_value_is_read(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
 @torch.no_grad()
-def test_sizes_of_zero_give_zeros(sizes, backend):
-    out = attention(*qkv(*sizes), causal=True, backend=backend)
-    assert out.shape == (B, H, sizes[0], 5) and not out.any()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@torch.no_grad()
-def test_heads_and_batch_may_be_left_out(backend):
+def test_heads_and_batch_may_be_left_out_and_sizes_may_be_zero(backend):
     q, k, v = (x[:, :1] for x in qkv(6, 6))
     whole = attention(q, k, v, causal=True, backend=backend)
     assert_close(attention(q[:, 0], k[:, 0], v[:, 0], causal=True, backend=backend), whole[:, 0])
     assert_close(attention(q[1, 0], k[1, 0], v[1, 0], causal=True, backend=backend), whole[1, 0])
+    for t, s in ((0, 5), (5, 0), (0, 0)):
+        out = attention(*qkv(t, s), causal=True, backend=backend)
+        assert out.shape == (B, H, t, 5) and not out.any()
 
 
 @settings(deadline=None, max_examples=40, derandomize=True)
@@ -100,48 +92,37 @@ def test_bf16_on_a_cpu_is_close_to_float64_in_blocks_and_without(block, causal, 
         patch.setattr(backends, "QUERY_BLOCK", block)
         patch.setattr(backends, "MAX_WEIGHTS", max_weights)
         out = attention(*inputs, causal=causal)
-    expected = attention(*(x.double() for x in inputs), causal=causal, backend="explicit")
     assert out.dtype == torch.bfloat16
-    assert_close(out, expected, roundings=4)
+    assert_close(out, attention(*(x.double() for x in inputs), causal=causal, backend="explicit"), roundings=4)
 
 
-def test_flex_refuses_what_it_cannot_compute():
-    q, k, v = qkv(3, 3)
+def test_the_largest_scores_do_not_overflow_and_flex_refuses_what_it_cannot_compute():
+    q, k, v = (1e4 * x for x in qkv(5, 5))
+    expected = attention(q.double(), k.double(), v.double(), causal=True, backend="explicit")
+    for backend in TRAINABLE:
+        assert_close(attention(q, k, v, causal=True, backend=backend), expected)
     with pytest.raises(ValueError, match="backend='flex' has no attention dropout"):
         attention(q, k, v, backend="flex", dropout_p=0.1)
     with pytest.raises(ValueError, match="backend='flex' cannot train on cpu"):
         attention(q.requires_grad_(), k, v, backend="flex")
 
 
-def test_the_largest_scores_do_not_overflow():
-    q, k, v = (1e4 * x for x in qkv(5, 5))
-    for backend in TRAINABLE:
-        out = attention(q, k, v, causal=True, backend=backend)
-        assert out.isfinite().all()
-        assert_close(out, attention(q.double(), k.double(), v.double(), causal=True, backend="explicit"), roundings=64)
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=3))
+def test_documents_begin_with_their_end_of_text_token(rows):
+    options = document_options(torch.tensor(rows), 0)
+    for row, mask, positions in zip(rows, options["mask"][:, 0].tolist(), options["positions"].tolist(), strict=True):
+        starts = [i for i, token in enumerate(row) if token == 0]
+        numbers = [sum(start <= i for start in starts) for i in range(5)]
+        assert mask == [[a == b for b in numbers] for a in numbers]
+        assert positions == [i - max([0, *(start for start in starts if start <= i)]) for i in range(5)]
+    assert document_options(torch.tensor(rows), None) == {}
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [
-        {"n_kv_heads": 2, "qkv_bias": True, "out_bias": True, "window": 3},
-        {"qk_norm": "rmsnorm", "v_head_dim": 5, "out_dim": 7, "out_bias": True},
-        {"qk_norm": "layernorm", "head_dim": 10, "causal": False},
-    ],
-)
-def test_the_local_heads_of_the_ranks_add_up_to_the_module(choices):
-    """Outputs and the gradient of the input: a module can be split over processes."""
-    attn, x = randomize(MultiHeadAttention(C, H, **choices)), torch.randn(B, 6, C, requires_grad=True)
-    rope, mask = rope_table(6, attn.head_dim), torch.rand(B, 1, 6, 6) < 0.7
-    before = copy.deepcopy(attn.state_dict())
-    for world_size in (1, 2):
-        parts = [shard_heads(attn, rank, world_size) for rank in range(world_size)]
-        results = []
-        for run in (attn, lambda *x, parts=parts, **options: sum(part(*x, **options) for part in parts)):
-            out = run(x, rope=rope, mask=mask)
-            results.append((out, *torch.autograd.grad(out, x, torch.ones_like(out))))
-        for actual, expected in zip(*results, strict=True):
-            assert_close(actual, expected.double())
-    assert all(torch.equal(x, before[name]) for name, x in attn.state_dict().items())
-    with pytest.raises(ValueError, match="world_size=3 must divide n_heads=4"):
-        shard_heads(attn, 0, 3)
+@torch.no_grad()
+def test_padded_rows_equal_the_rows_without_padding():
+    model, ids = tiny_gpt(), torch.randint(31, (2, 6))
+    visible = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    logits = model(ids, mask=visible[:, None, None], positions=visible.cumsum(1).sub(1).clamp(min=0))
+    assert_close(logits[:1, 2:], model(ids[:1, 2:]))
+    assert_close(logits[1:], model(ids[1:]))

@@ -1,68 +1,105 @@
-"""`GPTConfig`: what is refused, derived sizes, and its count of parameters compared with that of the model."""
+"""GPTConfig: equal canonical forms exactly where models are equal, derived sizes and numbers, and what is refused."""
 
 import dataclasses
+import random
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tril.data.settings import declared, explain
+from tests.conftest import MODEL_CHOICES, randomize
+from tril.data.settings import explain
+from tril.model.attention import BACKENDS
 from tril.model.config import GPTConfig, check_memory
 from tril.model.gpt import GPT
+from tril.model.layers import ACTIVATIONS, NORMS
+from tril.model.positions import POSITIONS
 
-CHOICES = {setting.key: list(setting.choices) for setting in declared(GPTConfig) if setting.choices}
-CHOICES |= {
-    "tie_embeddings": [True, False],
-    "bias": [True, False],
-    "qkv_bias": [None, True, False],
-    "n_heads": [0, 2, 6],
-    "n_kv_heads": [None, 1, 2],
-    "head_dim": [None, 4],
-    "mlp_hidden": [None, 7],
-    "dim": [12, 36],
-    "n_layers": [1, 2],
+NANO = GPTConfig(31, context_length=12, n_layers=1, dim=32)
+VALUES = {  # of each field: NANO's, values without an effect alone, and others
+    **{name: tuple(choices) for name, choices in MODEL_CHOICES.items()},
+    **{name: (0.0, 0.5) for name in ("embd_dropout", "attn_dropout", "resid_dropout")},
+    **{name: (False, True) for name in ("bias", "tie_embeddings", "causal")},
+    "vocab_size": (31, 32),
+    "context_length": (12, 13),
+    "n_layers": (1, 2),
+    "dim": (32, 64),
+    "n_heads": (4, 0, 1, 2),
+    "n_kv_heads": (None, 4, 1, 2),
+    "head_dim": (None, 8, 6),
+    "mlp_ratio": (4.0, 4, 4.03, 4.1, 2.0),  # 4.03: 128 hidden units, rounded down
+    "mlp_hidden": (None, 128, 64, 129),
+    "norm_eps": (None, 0.01),
+    "rope_base": (10_000.0, 50.0),
+    "qkv_bias": (None, False, True),
+    "qk_norm": (True, "rmsnorm", False, "none", "layernorm"),
+    "window": (None, 12, 1000, 11, 5),
+    "logit_softcap": (None, 1.0, 15),
 }
+OFTEN = ("vocab_size", "n_layers", "dim", "logit_softcap", "embd_dropout", "resid_dropout", "init", "tie_embeddings")
 
 
-def refusal(*args, **choices) -> str:
-    """The one line that the user gets."""
-    with pytest.raises(ValidationError) as error:
-        GPTConfig(*args, **choices)
-    assert isinstance(error.value, ValueError)  # what users of the library catch
-    return explain(error.value)
+@torch.no_grad()
+def traits(config: GPTConfig) -> tuple:
+    """What a model is: equal, bit for bit, for equal models."""
+    used, shape = set(), (2, config.context_length)
+
+    def recorded(name, backend):
+        return lambda *arguments: used.add(name) or backend(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, backend in BACKENDS.items():
+            patch.setitem(BACKENDS, name, recorded(name, backend))
+        torch.manual_seed(0)
+        model = GPT(config)
+        assert config.n_parameters() == model.n_parameters()
+        tensors = [p.clone() for p in model.parameters()]
+        randomize(model, torch.Generator().manual_seed(1))  # equal weights where the shapes are equal
+        ids = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(2))
+        for training in (False, True):
+            torch.manual_seed(3)  # of dropout
+            tensors.append(model.train(training)(ids))
+    shapes = tuple((name, p.shape) for name, p in model.named_parameters())
+    return tuple(x.numpy().tobytes() for x in tensors), shapes, model.flops_per_token(), shape, frozenset(used)
 
 
-def test_each_field_refuses_another_type_by_its_name():
-    for field in dataclasses.fields(GPTConfig):
-        for wrong in ([1], "192 ", 1.5j):
-            assert f"model.{field.name}=" in refusal(**{"vocab_size": 50, field.name: wrong})
+def test_canonical_forms_are_equal_exactly_where_models_are_equal():
+    """Neighbors of a random walk differ in one or two fields, so that often none of the differences has an effect.
+
+    The numbers of parameters of the drawn configurations are those of their models.
+    """
+    assert VALUES.keys() == {field.name for field in dataclasses.fields(GPTConfig)} - {"checkpoint_activations"}
+    draw, models, n_configs = random.Random(0), {}, 0
+    choices, names = dataclasses.asdict(NANO), [name for name in VALUES if name not in OFTEN]
+    singles = [choices | {name: value} for name, values in VALUES.items() for value in values]
+    for number in range(len(singles) + 400):
+        walked = choices | {name: draw.choice(VALUES[name]) for name in draw.sample(names, 2)}
+        other = singles[number] if number < len(singles) else walked
+        if other["backend"] == "flex":  # a slow one on a CPU
+            continue
+        try:
+            config = GPTConfig(**other)
+        except ValueError:
+            continue
+        choices, n_configs = choices if number < len(singles) else other, n_configs + 1
+        assert config.canonical().canonical() == config.canonical()
+        models.setdefault(config.canonical(), set()).add(traits(config))
+    assert n_configs > 150 and len(models) < 0.9 * n_configs  # many configurations of the same model
+    assert all(len(found) == 1 for found in models.values())
+    assert len(set.union(*models.values())) == len(models)
+
+
+def test_the_choices_are_the_rows_of_the_tables():
+    choices = {name: set(values) for name, values in MODEL_CHOICES.items()}
+    assert choices["mlp"] == {*ACTIVATIONS, "none"} and choices["pos"] == set(POSITIONS)
+    assert choices["norm"] == NORMS.keys() - {"none"} and choices["backend"] == set(BACKENDS)
 
 
 @pytest.mark.parametrize(
-    "choices, message",
-    [
-        ({"n_head": 4}, "model.n_head is unknown"),
-        ({"mlp_ratio": float("nan")}, "model.mlp_ratio=nan must be less than 2147483648"),
-        ({"norm": "batch", "n_layers": 0, "n_heads": 5}, "model.n_layers=0 must be greater than or equal to 1; "
-         "model.norm=batch must be 'rmsnorm' or 'layernorm'"),
-        ({"n_heads": 3, "dim": 128}, "model.n_heads=3 must divide model.dim=128; use 1, 2, 4, another dim, or set "
-         "model.head_dim"),
-        ({"window": 8, "causal": False}, "model.window=8 needs model.causal=true"),
-        ({"backend": "flex", "attn_dropout": 0.1}, "model.backend=flex has no attention dropout "
-         "(model.attn_dropout=0.1); use model.backend=fused"),
-        ({"mlp_ratio": 1e-9}, "model.mlp_ratio=1e-09 leaves the FFN without hidden units at model.dim=192; raise it"),
-    ],
-)  # fmt: skip
-def test_wrong_values_and_combinations_are_refused(choices, message):
-    assert refusal(50, **choices) == message
-
-
-@pytest.mark.parametrize(
-    "choices, sizes",
+    ("choices", "sizes"),
     [
         ({"dim": 128, "n_heads": 2, "n_kv_heads": 1, "mlp": "swiglu"}, (64, 1, 341)),  # 2/3 of 512
         ({"dim": 128, "mlp": "swiglu", "mlp_hidden": 100, "mlp_ratio": 1e-9}, (32, 4, 100)),
@@ -75,32 +112,46 @@ def test_derived_sizes(choices, sizes):
     assert (config.head_size, config.kv_heads, config.mlp_size) == sizes
 
 
-@settings(deadline=None, max_examples=150, derandomize=True)
-@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHOICES.items()}))
-def test_parameters_are_counted_as_the_model_has_them(choices):
-    try:
-        config = GPTConfig(11, context_length=5, **choices)
-    except ValueError:
-        return
-    with torch.device("meta"):
-        assert config.n_parameters() == GPT(config).n_parameters()
+def refusal(**choices) -> str:
+    """The one line that the user gets."""
+    with pytest.raises(ValidationError) as error:
+        GPTConfig(**{"vocab_size": 50} | choices)
+    return explain(error.value)
 
 
-@pytest.mark.parametrize(
-    "choices, message",
-    [
-        ({"dim": 10**7, "n_heads": 1}, r"model.dim=10000000, .* GiB of memory, and this machine has"),
-        ({"vocab_size": 2**40}, r"model.vocab_size=1099511627776 .* GiB of memory, and this machine has"),
-        ({"context_length": 2**40}, "model.context_length=1099511627776 must be at most 5592405, for its tables"),
-    ],
-)
-def test_what_exceeds_the_memory_is_refused_before_it_is_allocated(choices, message):
-    with pytest.raises(ValueError, match=message) as error:
-        check_memory(GPTConfig(**{"vocab_size": 50} | choices))
-    assert "\n" not in str(error.value)
+def test_wrong_values_and_combinations_are_refused_by_name():
+    for field in dataclasses.fields(GPTConfig):
+        for wrong in ([1], "192 ", 1.5j):
+            assert f"model.{field.name}=" in refusal(**{field.name: wrong})
+    for choices, message in (
+        ({"n_head": 4}, "model.n_head is unknown"),
+        ({"norm": "batch", "n_layers": 0}, "model.n_layers=0 must be .*; model.norm=batch must be "),
+        ({"n_heads": 3, "dim": 128}, "model.n_heads=3 must divide model.dim=128; use 1, 2, 4, another dim"),
+        ({"mlp_ratio": 1e-9, "window": 8, "causal": False}, "window=8 needs model.causal=true; .* without hidden"),
+        ({"backend": "flex", "attn_dropout": 0.1}, "model.attn_dropout=0.1"),
+    ):
+        assert re.search(message, refusal(**choices))
+
+
+def test_what_exceeds_the_memory_is_refused_before_it_is_allocated():
+    for name, value in {"dim": 12 * 10**6, "vocab_size": 2**40, "context_length": 2**40}.items():
+        with pytest.raises(ValueError, match=f"model.{name}={value}"):
+            check_memory(GPTConfig(**{"vocab_size": 50, name: value}))
     check_memory(GPTConfig(50))
 
 
-def test_settings_are_checked_without_torch():
-    code = "import sys; from tril.model.config import GPTConfig; GPTConfig(50); sys.exit('torch' in sys.modules)"
+def test_settings_need_no_torch_and_attention_is_a_function_and_a_module():
+    """`tril.model` imports on first use; the module and its function have one name, whatever is imported first."""
+    code = """
+import sys, types, tril.model
+from tril.model.config import GPTConfig
+GPTConfig(50)
+assert "torch" not in sys.modules and {*tril.model.__all__} > {"GPT", "attention", "load"}
+from tril.model import attention as first
+import tril.model.attention as module, torch
+from tril.model import attention as second
+x = torch.randn(3, 1, 2, 4, 8)
+assert isinstance(module, types.ModuleType)
+assert all(torch.equal(f(*x, causal=True), module.attention(*x, causal=True)) for f in (first, second, module))
+"""
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

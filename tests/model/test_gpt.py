@@ -17,37 +17,35 @@ from tril.model.gpt import GPT, IGNORE, GPTConfig
 from tril.model.masks import document_options
 
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
-PARTS = {name: st.sampled_from(values) for name, values in MODEL_CHOICES.items() if name != "backend"}
+PARTS = {name: st.sampled_from(values) for name, values in MODEL_CHOICES.items() if name not in ("backend", "mlp")}
 PARTS |= {
     **{name: st.booleans() for name in ("bias", "tie_embeddings")},
-    **{name: st.sampled_from([None, 1, 2]) for name in ("n_kv_heads",)},
+    "mlp": st.sampled_from(["relu", "swiglu"]),  # each kind has its formula in test_layers.py
+    "n_kv_heads": st.sampled_from([None, 1, 2]),
     "window": st.sampled_from([None, 3]),
     "head_dim": st.sampled_from([None, 6]),
     "logit_softcap": st.sampled_from([None, 15.0]),
     "backend": st.sampled_from(TRAINABLE),
 }
+WITHOUT = {"n_heads": 0, "n_kv_heads": None, "head_dim": None, "window": None}, {"mlp": "none"}
 MODELS = st.fixed_dictionaries(PARTS)
 DRAWN = settings(deadline=None, max_examples=25, derandomize=True)
 
 
 @torch.no_grad()
 @DRAWN
-@given(
-    MODELS, st.lists(st.integers(1, 4), min_size=4, max_size=9), st.sampled_from([{}, {"n_heads": 0}, {"mlp": "none"}])
-)
-def test_decoding_in_chunks_and_packed_documents_equal_one_full_pass(parts, chunks, missing):
-    if "n_heads" in missing:
-        parts = parts | {"n_kv_heads": None, "head_dim": None, "window": None, "mlp": "relu2"}
-    model = tiny_gpt(**parts | missing, context_length=16)
-    ids = torch.randint(1, V, (B, min(sum(chunks), 16)))
-    full, cache = model(ids), model.new_cache(B)
-    pieces = [model(piece, cache=cache) for piece in ids.split(min(chunks), dim=1)]
-    assert_close(torch.cat(pieces, 1), full)
-    assert cache.length == ids.shape[1]
-    assert_close(model.logits(model.hidden(ids, last_only=True)), full[:, -1:])
+@given(MODELS, st.integers(1, 5), st.integers(4, 16), st.sampled_from([{}, {}, *WITHOUT]))
+def test_decoding_in_chunks_and_packed_documents_equal_one_full_pass(parts, chunk, length, without):
+    model, ids = tiny_gpt(**parts | without, context_length=16), torch.randint(1, V, (B, length))
+    full, cache, last = model(ids), model.new_cache(B), model.new_cache(B)
+    pieces = ids.split(chunk, dim=1)
+    assert_close(torch.cat([model(piece, cache=cache) for piece in pieces], 1), full)
+    ends = torch.tensor([piece.shape[1] for piece in pieces]).cumsum(0) - 1  # the last position of each, alone
+    hidden = torch.cat([model.hidden(piece, cache=last, last_only=True) for piece in pieces], 1)
+    assert_close(model.logits(hidden), full[:, ends])
+    assert cache.length == last.length == length
     ids[:, 3:4] = 0  # a document begins
-    packed = model(ids, **document_options(ids, 0))
-    assert_close(packed[:, 3:], model(ids[:, 3:]))
+    assert_close(model(ids, **document_options(ids, 0))[:, 3:], model(ids[:, 3:]))
     with pytest.raises(ValueError, match="positions exceed context_length=16"):
         model(torch.zeros(B, 17, dtype=torch.long))
 
@@ -72,11 +70,10 @@ def test_nll_is_the_negative_log_softmax_at_the_target():
     model, (ids, targets) = tiny_gpt(logit_softcap=0.5), torch.randint(V, (2, B, T))
     plain = tiny_gpt()
     plain.load_state_dict(model.state_dict())
-    logits = 0.5 * torch.tanh(plain(ids).double() / 0.5)
-    assert_close(model.nll(ids, targets), -logits.log_softmax(-1).gather(-1, targets[..., None]).squeeze(-1))
-    some = targets.clone()
-    some[0, 3:] = IGNORE
-    assert (model.nll(ids, some)[0, 3:] == 0).all()
+    log_p = (0.5 * torch.tanh(plain(ids).double() / 0.5)).log_softmax(-1)
+    expected = -log_p.gather(-1, targets[..., None]).squeeze(-1)
+    expected[0, 3:], targets[0, 3:] = 0.0, IGNORE
+    assert_close(model.nll(ids, targets), expected)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(ids).dtype == torch.bfloat16
         loss = model.nll(ids, targets)
@@ -98,15 +95,11 @@ def test_rows_may_have_different_positions(pos):
 
 @torch.no_grad()
 def test_a_gate_removes_one_head_of_a_layer_for_some_rows():
-    model, ids = tiny_gpt(), torch.randint(V, (B, T))
-    ungated = model(ids)
-    gate = torch.ones(L, H)
-    gate[1, 2] = 0.0
-    gated = model(ids, head_gate=gate)
+    model, ids, gate = tiny_gpt(), torch.randint(V, (B, T)), torch.ones(L, H)
+    ungated, gate[1, 2] = model(ids), 0.0
     by_row = model(ids, head_gate=torch.stack([torch.ones(L, H), gate], dim=1))  # (L, B, H)
     model.blocks[1].attn.o_proj.weight[:, 16:24] = 0.0  # D = 8
-    assert_close(gated, model(ids))
-    assert_close(by_row, torch.stack([ungated[0], gated[1]]))
+    assert_close(by_row, torch.stack([ungated[0], model(ids)[1]]))
     for shape, each in (((), model), ((L + 1, H), model), ((L, H + 1), model), ((L, 0), tiny_gpt(n_heads=0))):
         with pytest.raises(ValueError, match="head_gate of shape"):
             each(ids, head_gate=torch.ones(shape))
@@ -115,8 +108,7 @@ def test_a_gate_removes_one_head_of_a_layer_for_some_rows():
 @pytest.mark.parametrize("dropout", ["embd_dropout", "attn_dropout", "resid_dropout"])
 @torch.no_grad()
 def test_every_dropout_acts_in_training_only(dropout):
-    model, ids = tiny_gpt(**{dropout: 0.5}), torch.randint(V, (B, T))
-    plain = tiny_gpt()
+    model, plain, ids = tiny_gpt(**{dropout: 0.5}), tiny_gpt(), torch.randint(V, (B, T))
     plain.load_state_dict(model.state_dict())
     assert torch.equal(model(ids), plain(ids))
     assert not torch.equal(model.train()(ids), model(ids))
@@ -130,7 +122,7 @@ EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
 }
 
 
-@pytest.mark.parametrize("init, tied", EXPECTED_STD)
+@pytest.mark.parametrize(("init", "tied"), EXPECTED_STD)
 def test_initialization_follows_its_table(init, tied):
     parts = {"mlp": "swiglu", "norm": "layernorm", "pos": "learned", "bias": True}
     model = GPT(GPTConfig(200, dim=64, n_layers=2, init=init, tie_embeddings=tied, **parts))
@@ -161,14 +153,13 @@ def test_models_of_one_seed_share_the_values_of_the_matrices_that_they_share(cha
     assert not torch.equal(draw(1)["embed.weight"], first["embed.weight"])
 
 
-def step(checkpoint: bool, **choices) -> tuple[GPT, torch.Tensor, int]:
+def step(checkpoint: bool, n_layers: int = 4) -> tuple[GPT, torch.Tensor, int]:
     """The model after a backward pass, its losses, and the bytes that the forward pass kept for it."""
-    shape = {"vocab_size": V, "context_length": 16, "n_layers": 4, "dim": 32, "n_heads": 4}
-    config = GPTConfig(**shape | choices, checkpoint_activations=checkpoint)
-    model = randomize(GPT(config), torch.Generator().manual_seed(0))
+    shape = {"context_length": 16, "n_layers": n_layers, "dim": 32, "n_heads": 4, "attn_dropout": 0.2}
+    config = GPTConfig(V, **shape, resid_dropout=0.1, checkpoint_activations=checkpoint)
+    model = randomize(GPT(config), torch.Generator().manual_seed(0)).train()
     ids, targets = torch.randint(V, (2, 3, 16), generator=torch.Generator().manual_seed(1))
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    weights, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
@@ -176,18 +167,16 @@ def step(checkpoint: bool, **choices) -> tuple[GPT, torch.Tensor, int]:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    torch.manual_seed(2)
+    torch.manual_seed(2)  # of dropout
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        nll = model.train().nll(ids, targets)
+        nll = model.nll(ids, targets)
     nll.mean().backward()
     return model, nll.detach(), sum(kept.values())
 
 
-@pytest.mark.parametrize("choices", [{"attn_dropout": 0.2, "resid_dropout": 0.1}, {"pos": "alibi"}], ids=str)
-def test_checkpointed_activations_give_the_same_gradients_from_less_memory(choices):
-    (kept, nll, _), (again, same_nll, _) = (step(each, **choices) for each in (False, True))
+def test_checkpointed_activations_give_the_same_gradients_from_less_memory():
+    (kept, nll, n_bytes), (again, same_nll, n_fewer) = map(step, (False, True))
     assert torch.equal(nll, same_nll)
-    for (name, p), q in zip(kept.named_parameters(), again.parameters(), strict=True):
-        assert torch.equal(p.grad, q.grad), name
-    bytes_of_a_block = [step(each, **choices)[2] - step(each, n_layers=3, **choices)[2] for each in (False, True)]
-    assert bytes_of_a_block[1] == 3 * 16 * 32 * 4 < bytes_of_a_block[0] / 10  # its input, B T C float32 numbers
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(kept.parameters(), again.parameters(), strict=True))
+    n_bytes, n_fewer = n_bytes - step(False, 3)[2], n_fewer - step(True, 3)[2]  # of one block
+    assert n_fewer == 3 * 16 * 32 * 4 < n_bytes / 10  # its input, B T C float32 numbers

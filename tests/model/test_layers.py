@@ -1,40 +1,29 @@
-"""Norms, FFNs and position schemes against their formulas; the choices of the config are those of the tables.
+"""Norms, FFNs and position schemes against their formulas.
 
 B batch, T tokens, H heads, D head size, C width.
 """
 
 import math
-import typing
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.conftest import assert_close, randomize
-from tril.data.settings import declared
-from tril.model.attention import BACKENDS
 from tril.model.config import GPTConfig
-from tril.model.layers import ACTIVATIONS, MLP, NORMS, make_norm
+from tril.model.layers import ACTIVATIONS, MLP, make_norm
 from tril.model.positions import POSITIONS, alibi_bias, alibi_slopes, rope_table, rotate
 
 C = 12
 
 
-def test_the_choices_of_the_config_are_the_rows_of_the_tables():
-    choices = {setting.key: set(setting.choices) for setting in declared(GPTConfig)}
-    assert choices["mlp"] == {*ACTIVATIONS, "none"} and choices["pos"] == set(POSITIONS)
-    assert choices["norm"] == NORMS.keys() - {"none"} and choices["qk_norm"] == NORMS.keys()
-    assert choices["backend"] == set(BACKENDS)
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-3])  # for small x, eps matters
 @pytest.mark.parametrize("eps", [None, 0.1])
-@pytest.mark.parametrize("kind, bias", [("rmsnorm", False), ("layernorm", False), ("layernorm", True)])
-def test_a_norm_equals_its_formula(kind, bias, eps, scale):
-    norm, x = randomize(make_norm(kind, C, eps=eps, bias=bias)), scale * torch.randn(3, 5, C)
-    default = 1e-5 if kind == "layernorm" else torch.finfo(torch.float32).eps
+@pytest.mark.parametrize(("kind", "bias"), [("rmsnorm", False), ("layernorm", False), ("layernorm", True)])
+def test_a_norm_equals_its_formula(kind, bias, eps):
+    norm, x = randomize(make_norm(kind, C, eps=eps, bias=bias)), 1e-3 * torch.randn(3, 5, C)  # so small that eps counts
+    eps = eps or (1e-5 if kind == "layernorm" else torch.finfo(torch.float32).eps)
     wide = x.double() - (x.double().mean(-1, keepdim=True) if kind == "layernorm" else 0)
-    expected = wide / (wide.square().mean(-1, keepdim=True) + (default if eps is None else eps)).sqrt()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
     assert_close(norm(x), expected * norm.weight.double() + (norm.bias.double() if bias else 0))
     with torch.autocast("cpu", torch.bfloat16):
         assert norm(x.bfloat16()).dtype == torch.bfloat16
@@ -50,9 +39,8 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
-@pytest.mark.parametrize("bias", [False, True])
-def test_an_ffn_equals_its_formula(kind, bias):
-    mlp, x = randomize(MLP(C, 30, kind=kind, bias=bias, dropout=0.0)).double(), torch.randn(2, 3, C).double()
+def test_an_ffn_equals_its_formula(kind):
+    mlp, x = randomize(MLP(C, 30, kind=kind, bias=True, dropout=0.0)).double(), torch.randn(2, 3, C).double()
     gate = None if mlp.gate is None else F.linear(x, mlp.gate.weight, mlp.gate.bias)
     hidden = FORMULAS[kind](F.linear(x, mlp.up.weight, mlp.up.bias), gate)
     assert_close(mlp(x), F.linear(hidden, mlp.down.weight, mlp.down.bias))
@@ -66,16 +54,8 @@ def test_rotation_is_a_complex_product_whose_scores_depend_on_the_distance():
     q, k = torch.randn(2, 1, 1, 1, 8).expand(2, 1, 1, 9, 8)  # the same vector at every position
     scores = (rotate(q, cos, sin) @ rotate(k, cos, sin).mT)[0, 0]
     assert all((scores.diagonal(d) - scores.diagonal(d)[0]).abs().max() < 1e-5 for d in range(-8, 9))
-    positions = torch.tensor([[0, 1, 2, 3, 4], [5, 3, 8, 0, 1]])
-    by_row = rotate(x, cos[positions][:, None], sin[positions][:, None])
-    assert torch.equal(by_row[1], rotate(x[1:], cos[positions[1]], sin[positions[1]])[0])
-    with pytest.raises(ValueError, match="head_dim=5 must be even"):
-        rope_table(3, 5)
-
-
-def test_angles_of_late_positions_are_computed_in_float64():
     cos, _ = rope_table(100_001, 6)
-    expected = [math.cos(100_000 * 10_000 ** (-i / 3)) for i in range(3)]  # in float32 wrong by 0.0005
+    expected = [math.cos(100_000 * 10_000 ** (-i / 3)) for i in range(3)]  # angles in float32 are wrong by 0.0005
     assert_close(cos[-1], torch.tensor(expected), roundings=1)
 
 
@@ -95,4 +75,3 @@ def test_position_tables_are_no_parameters_and_follow_the_device():
             module.make_tables()
         assert len(list(module.parameters())) == (kind == "learned") == len(module.state_dict())
         assert all(x.device.type == "meta" for x in module.buffers())
-    assert typing.get_type_hints(POSITIONS["rope"])["cos"] is torch.Tensor

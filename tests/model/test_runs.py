@@ -1,5 +1,7 @@
-"""Where runs and checkpoints are found, and paths that move with a folder."""
+"""Where runs and checkpoints are, what their files hold, damaged ones, and files that are replaced as a whole."""
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -8,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tril.model.atomic_files import atomic_path, remove_leftovers, write_json, write_text
 from tril.model.runs import METRICS, Run, find_checkpoint, find_sweep, new_folder, read_settings, run_folder, state_of
 
 
@@ -38,7 +41,6 @@ def test_checkpoints_in_a_folder(home):
     (home / "empty").mkdir()
     for path, message in (
         ("~/empty", "empty contains no checkpoints/best.ckpt or checkpoints/last.ckpt; name"),
-        ("~/b", "home.b does not exist"),
         ("", "an empty path names nothing"),
         ("~no-such-user-of-tril/b", "~no-such-user-of-tril/b does not exist"),
     ):
@@ -61,35 +63,25 @@ def test_latest_is_the_newest(home, tmp_path):
     assert find_sweep("latest") == new.parent.relative_to(tmp_path)
 
 
-def test_runs_of_the_same_second_get_separate_folders(home):
+def test_runs_of_the_same_second_get_separate_folders_whose_files_say_their_state(home):
     folders = {new_folder("outputs") for _ in range(4)}
-    assert len(folders) == 4 and all(folder.is_dir() for folder in folders)
-
-
-def test_the_state_of_a_run(tmp_path):
-    run = tmp_path / "run"
-    assert state_of(run) == "not started"
-    run.mkdir()
-    assert state_of(run) == "unfinished"
-    touch(run / "failed.json")
-    assert state_of(run) == "failed"
-    touch(run / "summary.json")
-    assert state_of(run) == "finished"
+    assert len(folders) == 4 and {state_of(folder) for folder in folders} == {"unfinished"}
+    assert state_of(home / "nowhere") == "not started"
+    for name, state in (("failed.json", "failed"), ("summary.json", "finished")):
+        touch(min(folders) / name)
+        assert state_of(min(folders)) == state
 
 
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "csv" / "version_0").mkdir(parents=True)
     (tmp_path / METRICS).write_text("step,train/loss,val/loss\n4,2.5,\n4,,3.0\n8,nan,\n")
-    (tmp_path / "config.yaml").write_text(
-        "model: {dim: 8, name: '${x}', text: '1e-3', day: '2026-01-02'}\nnone: null\n"
-    )
+    (tmp_path / "config.yaml").write_text("model: {dim: 8, name: '${x}'}\nnone: null\n")
     return Run(tmp_path)
 
 
 def test_the_files_of_a_run_are_read_as_plain_values(run):
-    model = {"dim": 8, "name": "${x}", "text": "1e-3", "day": "2026-01-02"}
-    assert run.settings == {"model": model, "none": None}
+    assert run.settings == {"model": {"dim": 8, "name": "${x}"}, "none": None}
     assert (run.config.model.dim, run.config.model.name, run.config.none) == (8, "${x}", None)
     assert [list(row) for row in run.metrics] == [["step", "train/loss"], ["step", "val/loss"], ["step", "train/loss"]]
     assert run.metrics[1] == {"step": 4, "val/loss": 3.0} and type(run.metrics[1]["step"]) is int
@@ -101,38 +93,77 @@ PLAIN = st.recursive(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(PLAIN)
 def test_settings_come_back_as_they_were_written(value):
-    values = {"key": value}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "config.yaml")
-        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        found = read_settings(path)
-    assert repr(found) == repr(values)  # 1 is not 1.0, nor True
+        path.write_text(yaml.safe_dump({"key": value}, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        assert repr(read_settings(path)) == repr({"key": value})  # 1 is not 1.0, nor True
 
 
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
 DAMAGED = {
-    "config.yaml": [b"a: [", b"[" * 3000, b"a: &a [*a]", BOMB.encode(), b"a: !!python/name:os.system", b"\xff", b"[1]"],
-    "summary.json": [b"{", b"[1]", b"\xff", b"[" * 100_000],
-    METRICS: [b"step,a\n1,2,3\n", b"step,a\nx,2\n", b"a\n2\n", b"\xff\n", b"step,a\n1.5e400,1\n"],
+    "settings": ("config.yaml", [b"a: [", b"[" * 3000, b"a: &a [*a]", BOMB.encode(), b"a: !!python/name:os.system"]),
+    "summary": ("summary.json", [b"{", b"[1]", b"\xff", b"[" * 100_000]),
+    "metrics": (METRICS, [b"step,a\n1,2,3\n", b"step,a\nx,2\n", b"a\n2\n", b"\xff\n", b"step,a\n1.5e400,1\n"]),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_file_of_a_run_is_named_in_one_line(name, run):
-    for content in DAMAGED[name]:
-        (run.folder / name).write_bytes(content)
-        with pytest.raises(ValueError, match=name) as error:
-            getattr(run, {"config.yaml": "settings", "summary.json": "summary"}.get(name, "metrics"))
+    file, contents = DAMAGED[name]
+    for content in contents:
+        (run.folder / file).write_bytes(content)
+        with pytest.raises(ValueError, match=file) as error:
+            getattr(run, name)
         assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
 def test_one_process_trains_a_run(run):
-    code = (
-        f"from tril.model.runs import Run\nfrom pathlib import Path\nwith Run(Path({str(run.folder)!r})).lock(): pass"
-    )
-    with run.lock():
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert f"ValueError: another process trains the run in {run.folder}; wait" in done.stderr
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    with run.lock(), pytest.raises(ValueError, match="another process trains the run in"), Run(run.folder).lock():
+        pass
+    with run.lock():  # the next one may
+        pass
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(28, "No space left on device")
+
+    write_text(tmp_path / "a.txt", "old é")
+    with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "a.txt") as part:
+        part.write_text("half")
+        raise ZeroDivisionError
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space left"):
+        write_text(tmp_path / "a.txt", "new")
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "old é" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_the_content_is_on_the_disk_before_the_name_changes_and_a_killed_process_leaves_the_old_file(tmp_path):
+    code = """
+import os, sys
+from tril.model.atomic_files import atomic_path
+events, fsync, replace = [], os.fsync, os.replace
+os.fsync = lambda descriptor: events.append(os.fstat(descriptor).st_ino)
+os.replace = lambda *paths: [events.append("replace"), replace(*paths)]
+for content in ("old", "half"):
+    with atomic_path(sys.argv[1]) as part:
+        part.write_text(content)
+        if content == "half":
+            file, folder = os.stat(sys.argv[1]).st_ino, os.stat(".").st_ino
+            assert events == [file, "replace"] + [folder] * (os.name != "nt")
+            os._exit(7)  # as a kill: nothing is cleaned up
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a.txt"], cwd=tmp_path, timeout=60)
+    assert done.returncode == 7 and (tmp_path / "a.txt").read_text() == "old"
+    [leftover] = set(os.listdir(tmp_path)) - {"a.txt"}
+    assert leftover.startswith(".a.txt.") and leftover.endswith(".part")
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_values_that_json_lacks_become_null(tmp_path):
+    write_json(tmp_path / "a.json", {"x": (math.inf, 2, [math.nan]), "y": -math.inf, "z": "nan"})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": [None, 2, [None]], "y": None, "z": "nan"}

@@ -1,7 +1,6 @@
 """Generation against one reference: one row, no cache, no batch, a full pass for each token. It compares logits."""
 
 import itertools
-import shutil
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import assert_close, tiny_gpt
 from tril.model.compilation import RECOMPILE_LIMIT
-from tril.model.generation.generate import Rows, compiled_step, decode_step, generate_ids
+from tril.model.generation.generate import Rows, decode_step, generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT
 
@@ -23,6 +22,7 @@ PARTS = [
     {"causal": False},
 ]
 MODES = {"cache": {}, "no cache": {"use_cache": False}, "constant shapes": {"compile": True}}
+STEPS_AHEAD = "tril.model.generation.generate.STEPS_AHEAD"
 
 
 @torch.no_grad()
@@ -72,24 +72,11 @@ def test_logits_are_those_of_full_passes_alone_and_in_a_batch_over_several_crops
     use_step(decode_step, monkeypatch)
     model = tiny_gpt(**parts)
     gate = torch.rand(2, 4) if model.config.n_heads else None
-    for lengths in ([1], [12], [3, 1, 20, 3, 11]):
+    for lengths in ([12], [3, 1, 20, 3, 11]):
         prompts, new = [random_ids(n) for n in lengths], random_ids(len(lengths), 20)
         logits = forced(model, prompts, new, head_gate=gate, **MODES[mode])
         for row, (prompt, tokens) in enumerate(zip(prompts, new, strict=True)):
             assert_close(logits[:, row], alone(model, prompt, tokens, head_gate=gate))
-
-
-@pytest.mark.parametrize("parts", [*PARTS, {"mlp": "none"}, {"n_layers": 1}], ids=str)
-@torch.no_grad()
-def test_the_last_position_alone_is_that_of_the_whole_pass(parts):
-    """Two parts one after another, each with its last position only: the second attends to all keys and values."""
-    model = tiny_gpt(**parts)
-    ids = torch.randint(31, (2, min(9, model.config.context_length)))
-    hidden, parts = model.hidden(ids), ids.split(5, dim=1)
-    assert_close(model.hidden(ids, last_only=True), hidden[:, -1:])
-    if model.config.causal:
-        cache, ends = model.new_cache(2), torch.tensor([part.shape[1] for part in parts]).cumsum(0) - 1
-        assert_close(torch.cat([model.hidden(part, cache=cache, last_only=True) for part in parts], 1), hidden[:, ends])
 
 
 def test_one_prefill_then_single_tokens_and_equal_rows_never_get_a_mask(monkeypatch):
@@ -104,7 +91,7 @@ def test_one_prefill_then_single_tokens_and_equal_rows_never_get_a_mask(monkeypa
     list(generate_ids(model, [random_ids(5)] * 2, greedy(17)))
     assert calls == [5, 1, 1, 1, 1, 1, 1, 1, 6, 1, 1, 1, 1, 1, 1, 6, 1]
     assert Rows(model, [[1, 2], [3]], max_new_tokens=4).cache.capacity == 5  # nothing follows the last token
-    monkeypatch.setattr("tril.model.generation.generate.STEPS_AHEAD", {"cpu": 2})
+    monkeypatch.setattr(STEPS_AHEAD, {"cpu": 2})
     calls.clear()
     steps = generate_ids(model, [[1]], greedy(9))  # the first token does not wait for the second
     assert [len(calls) for _ in itertools.islice(steps, 8)] == [1, 4, 5, 6, 7, 8, 9, 9]
@@ -118,7 +105,7 @@ def test_rows_end_with_end_of_text_and_the_batch_with_its_last_row(steps_ahead, 
     eot = max(range(31), key=lambda token: sum(token in row for row in free))
     ends = [row.index(eot) + 1 if eot in row else 20 for row in free]
     assert len(set(ends)) > 1 and min(ends) < 20
-    monkeypatch.setattr("tril.model.generation.generate.STEPS_AHEAD", {"cpu": steps_ahead})
+    monkeypatch.setattr(STEPS_AHEAD, {"cpu": steps_ahead})
     expected = [(row[:end] + [eot] * 20)[: max(ends)] for row, end in zip(free, ends, strict=True)]
     assert ids_of(generate_ids(model, prompts, greedy(20), eot_id=eot)) == expected
     first = ends.index(min(ends))
@@ -146,8 +133,7 @@ def captured_step(monkeypatch):
     """Captures the step as one graph for each set of shapes, without generating code; the counter of captures."""
     torch._dynamo.reset()
     counter = CompileCounter()
-    step = torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False)
-    use_step(step, monkeypatch)
+    use_step(torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False), monkeypatch)
     with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
         yield counter
     torch._dynamo.reset()
@@ -156,24 +142,24 @@ def captured_step(monkeypatch):
 def test_models_and_shapes_in_turn_use_separate_graphs_for_all_positions(captured_step):
     """Guards that are skipped must not let one run use the graph of another."""
     one, other = tiny_gpt(n_layers=1), tiny_gpt(n_layers=1, window=3)
-    prompts, unequal, gate = [random_ids(3)], [random_ids(3), random_ids(10)], torch.rand(1, 4)
-    runs = [(one, prompts, None), (other, prompts, None), (one, prompts, gate), (one, unequal, None)]
+    prompts, unequal = [random_ids(3)], [random_ids(3), random_ids(10)]
+    runs = [(one, prompts, None), (other, prompts, None), (one, prompts, torch.rand(1, 4)), (one, unequal, None)]
     new = [random_ids(len(prompts), 15) for _, prompts, _ in runs]
-    rows = [Rows(model, prompts, max_new_tokens=16, head_gate=g, compile=True) for model, prompts, g in runs]
+    rows = [Rows(model, prompts, max_new_tokens=16, head_gate=gate, compile=True) for model, prompts, gate in runs]
     logits = [[each.logits()] for each in rows]
     for step, (each, tokens, found) in itertools.product(range(15), zip(rows, new, logits, strict=True)):
         each.append(torch.tensor(tokens)[:, step])
         found.append(each.logits())
-    for (model, prompts, g), tokens, found in zip(runs, new, logits, strict=True):
+    for (model, prompts, gate), tokens, found in zip(runs, new, logits, strict=True):
         for row, prompt in enumerate(prompts):
-            assert_close(torch.stack(found)[:, row], alone(model, prompt, tokens[row], head_gate=g))
+            assert_close(torch.stack(found)[:, row], alone(model, prompt, tokens[row], head_gate=gate))
     assert captured_step.frame_count == 5  # two for the last run, whose padding ends when its second row is cropped
 
 
 def test_filters_in_turn_use_separate_graphs_and_temperatures_one(captured_step):
     model, prompts, options = tiny_gpt(n_layers=1), [random_ids(3), random_ids(3)], {"max_new_tokens": 16, "seed": 3}
-    settings = [greedy(16), SamplingConfig(top_k=2, **options)]
-    settings += [SamplingConfig(repetition_penalty=9.0, temperature=t, **options) for t in (0.5, 3.0)]
+    settings = [SamplingConfig(repetition_penalty=9.0, temperature=t, **options) for t in (0.5, 3.0)]
+    settings += [greedy(16)]
     streams = [generate_ids(model, prompts, sampling, compile=True) for sampling in settings]
     steps = list(zip(*streams, strict=True))  # one token of each in turn
     for number, sampling in enumerate(settings):
@@ -185,16 +171,4 @@ def test_returned_logits_are_not_overwritten_by_later_steps(monkeypatch):
     """A CUDA graph returns the same memory at each step."""
     memory, model, prompt, new = torch.empty(1, 31), tiny_gpt(), random_ids(4), random_ids(1, 6)
     use_step(lambda *inputs, **options: memory.copy_(decode_step(*inputs, **options)), monkeypatch)
-    logits = forced(model, [prompt], new, compile=True)
-    assert_close(logits[:, 0], alone(model, prompt, new[0]))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
-def test_generated_code_computes_the_same(tmp_path, monkeypatch):
-    """The only test here in which torch generates and compiles C++, which takes 20 s."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # no code of an earlier run
-    torch._dynamo.reset()
-    compiled_step.cache_clear()
-    model, prompt, new = tiny_gpt(n_layers=1, n_kv_heads=2), random_ids(3), random_ids(1, 20)
     assert_close(forced(model, [prompt], new, compile=True)[:, 0], alone(model, prompt, new[0]))

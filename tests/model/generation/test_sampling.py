@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -12,7 +12,6 @@ from tril.data.settings import declared, explain
 from tril.model.generation.config import SamplingConfig
 from tril.model.generation.sampling import Choice, choose, probabilities
 
-OFF = {"temperature": 1.0, "top_k": None}
 FILTERS = {
     "temperature": st.floats(0.2, 3.0),
     "top_k": st.none() | st.integers(1, 12),
@@ -46,6 +45,7 @@ def expected(logits, prompt, config):
     return {i: w for i, w in weights.items() if w >= (config.min_p or 0) * max(weights.values())}
 
 
+@settings(deadline=None)
 @given(st.fixed_dictionaries(FILTERS), st.integers(0, 2**32))
 def test_the_distribution_is_that_of_sorted_lists(values, seed):
     config, generator = SamplingConfig(**values), torch.Generator().manual_seed(seed)
@@ -59,23 +59,23 @@ def test_the_distribution_is_that_of_sorted_lists(values, seed):
 
 def test_ties_with_the_last_kept_token_and_the_exact_end_of_top_p():
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]).log()  # powers of two: sums without rounding
-    for values, n in (({"top_k": 4}, 5), ({"top_p": 0.75}, 2), ({"top_k": 2, "top_p": 0.6}, 1)):
-        found = probabilities(logits, choice_of(SamplingConfig(**OFF | values), [[0]], 5))
+    for values, n in (({"top_k": 4}, 5), ({"top_k": None, "top_p": 0.75}, 2), ({"top_k": 2, "top_p": 0.6}, 1)):
+        found = probabilities(logits, choice_of(SamplingConfig(temperature=1.0, **values), [[0]], 5))
         assert (found > 0).tolist() == [[True] * n + [False] * (5 - n)]
 
 
-@pytest.mark.parametrize("noise", [0.0, 1 - 2**-24])  # the limits of torch.rand
 @pytest.mark.parametrize("row", [[-1e30, -2e30, -3e30, -4e30], [1e30, 0.0, 0.0, 1e30], [0.0, 0.0, 0.0, 0.0]])
-def test_the_strictest_filters_leave_the_most_probable_token(row, noise):
-    for values in (
-        {"temperature": 0},
-        {"temperature": 1e-300, "top_k": None},
-        {"temperature": 0.001, "top_k": 1, "top_p": 1e-6, "min_p": 1.0},
-    ):
-        choice = choice_of(SamplingConfig(**values), [[0]], 4)
-        if choice.noise is not None:
-            choice.noise.fill_(noise)
-        assert row[int(choose(torch.tensor([row]), choice))] == max(row)
+def test_the_strictest_filters_leave_the_most_probable_token(row):
+    for noise in (0.0, 1 - 2**-24):  # the limits of torch.rand
+        for values in (
+            {"temperature": 0},
+            {"temperature": 1e-300, "top_k": None},
+            {"temperature": 0.001, "top_k": 1, "top_p": 1e-6, "min_p": 1.0},
+        ):
+            choice = choice_of(SamplingConfig(**values), [[0]], 4)
+            if choice.noise is not None:
+                choice.noise.fill_(noise)
+            assert row[int(choose(torch.tensor([row]), choice))] == max(row)
 
 
 def test_tokens_that_are_not_allowed_or_pad_the_vocabulary_are_never_chosen():
@@ -89,22 +89,9 @@ def test_tokens_that_are_not_allowed_or_pad_the_vocabulary_are_never_chosen():
     assert torch.equal(choose(logits, low), choose(logits.float(), low)), "in float32, whatever the model's dtype"
 
 
-WRONG = [
-    *[("temperature", x) for x in (-0.1, math.nan, math.inf, None, "0.8", True)],
-    *[("stop", x) for x in ("", ["a", ""], [3], 3)],
-]
-
-
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_wrong_values_are_named_in_one_line(name, value):
+def test_all_wrong_values_are_reported_at_once():
+    wrong = {"max_new_tokens": 0, "temperature": math.nan, "top_k": 0, "top_p": 2, "min_p": -1}
     with pytest.raises(ValidationError) as error:
-        SamplingConfig(**{name: value})
-    assert explain(error.value).startswith(name) and " must " in explain(error.value)
-
-
-def test_all_wrong_values_are_reported_at_once_and_every_setting_has_a_help():
-    with pytest.raises(ValidationError) as error:
-        SamplingConfig(max_new_tokens=0, temperature=-1, top_k=0, top_p=2, min_p=-1, repetition_penalty=0, seed=-1)
-    names = [field.key for field in declared(SamplingConfig)]
-    assert [part.split("=")[0] for part in explain(error.value).split("; ")] == [n for n in names if n != "stop"]
-    assert all(field.help for field in declared(SamplingConfig))
+        SamplingConfig(**wrong, repetition_penalty=0, seed=-1, stop=["a", ""])
+    names = {part.partition("=")[0].partition(".")[0] for part in explain(error.value).split("; ")}
+    assert names == {field.key for field in declared(SamplingConfig)}
