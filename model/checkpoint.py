@@ -196,7 +196,8 @@ def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
     """
     content = load_plain(path, mmap=not training)
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state_dict", "tril")):
-        raise ValueError(f"{path} has no state_dict and tril entries; use a .ckpt file that train.py wrote")
+        remedy = "use a .ckpt file that train.py wrote, or train on from one of nanoGPT with init_from=nanogpt:FILE"
+        raise ValueError(f"{path} has no state_dict and tril entries; {remedy}")
     with damage_named(path), ZipFile(path) as archive:
         if training and archive.testzip() is not None:
             raise BadZipFile("a CRC-32 differs")

@@ -14,6 +14,7 @@ import webbrowser
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
+from tril.model.generation.config import Prompt
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import pick_device, user_errors
@@ -29,7 +30,7 @@ class PlayCommand:
         "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
     )
     other: str | None = setting(None, "a second checkpoint to compare side by side; null: none")
-    prompt: str = setting("", "the text that the page starts with")
+    prompt: Prompt = setting("", r"the text that the page starts with; \n is a line end")
     port: int = setting(8000, "of 127.0.0.1, which only this computer reaches; 0: any free port", ge=0, le=65535)
     open: bool = setting(False, "open the page in the default browser")
     device: str = setting("auto", "auto | cpu | cuda | mps")

@@ -1,11 +1,11 @@
 """Samples text from a checkpoint:  python scripts/sample.py ckpt=latest prompt="def " temperature=0.8 n=3
 
-The text goes to stdout, everything else to stderr.
+Without a prompt, on a terminal, it asks for one after another. The text goes to stdout, everything else to stderr.
 """
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,14 +14,12 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.cache import keep_compiled_code
 from tril.data.settings import setting, strict_settings
-from tril.model.generation.config import SamplingConfig
+from tril.model.generation.config import Prompt, SamplingConfig, as_prompt
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.command_line import CommandLine, Program, entry
-from tril.scripts.cli.errors import pick_device, user_errors
+from tril.scripts.cli.errors import UserError, pick_device, printable, user_errors
 
-OneOrMore = Annotated[
-    list[str], Field(min_length=1), BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
-]
+AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -31,9 +29,11 @@ class SampleCommand(SamplingConfig):
     ckpt: str = setting(
         "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
     )
-    prompt: OneOrMore = setting("", 'text to continue, or a list: \'["To be", "Or not"]\'; empty starts a new text')
+    prompt: Annotated[list[Prompt], Field(min_length=1), AS_LIST] = setting(
+        "", """text to continue, or a list: '["To be", "Or not"]'; \\n is a line end; empty starts a new text"""
+    )
     n: int = setting(1, "samples per prompt; one is printed while it is generated, several as a batch", ge=1, le=10_000)
-    remove_heads: OneOrMore | None = setting(
+    remove_heads: Annotated[list[str], Field(min_length=1), AS_LIST] | None = setting(
         None, 'heads to remove: "[L0H1, L2H3]", layer 0 head 1 and layer 2 head 3; null: none'
     )
     compile: Literal["auto", True, False] = setting(
@@ -47,16 +47,28 @@ def main(line: CommandLine[SampleCommand]) -> None:
     with user_errors():  # before torch, which takes a second to import
         path = find_checkpoint(line.own.ckpt)
         keep_compiled_code()
-        pieces = sample(path, line.own)
+        sample, description = load_sampler(path, line.own)
+        asks = "prompt" not in line.typed and sys.stdin.isatty() and sys.stdout.isatty()
+        pieces = iter(()) if asks else sample(line.own.prompt)
+    print(description, file=sys.stderr, flush=True)
     try:
-        for piece in pieces:
-            print(piece, end="", flush=True)
-    except KeyboardInterrupt:
+        show(pieces)
+        while asks:
+            try:
+                with user_errors():
+                    show(sample([as_prompt(input("\nprompt: "))]))
+            except UserError as error:
+                print(f"error: {printable(str(error))}", file=sys.stderr)
+    except (KeyboardInterrupt, EOFError):
         print()
 
 
-def sample(path: Path, settings: SampleCommand) -> Iterator[str]:
-    """The output: one text, streamed, or several as one batch under numbered lines. Mistakes are raised by the call."""
+def load_sampler(path: Path, settings: SampleCommand) -> tuple[Callable[[Sequence[str]], Iterator[str]], str]:
+    """A function of prompts, and in words what it samples from.
+
+    The function returns the output: one text, streamed, or several as one batch under numbered lines. Its call raises
+    ValueError for a mistake.
+    """
     from tril.model.checkpoint import load
     from tril.model.heads.gate import head_gate
     from tril.model.training.hardware import check_compiler, compiles_by_default, keep_freed_memory
@@ -71,15 +83,22 @@ def sample(path: Path, settings: SampleCommand) -> Iterator[str]:
     gate = None if settings.remove_heads is None else head_gate(lm.config, settings.remove_heads)
     options = {name: getattr(settings, name) for name in SamplingConfig.__dataclass_fields__}
     options |= {"compile": compiled, "head_gate": gate}
-    prompts = [prompt for prompt in settings.prompt for _ in range(settings.n)]
-    if len(prompts) == 1:
-        pieces = itertools.chain(prompts, lm.stream(prompts[0], **options), ["\n"])
-    else:
-        texts = enumerate(zip(prompts, lm.generate(prompts, **options), strict=True), 1)
-        pieces = (f"--- {i}/{len(prompts)} ---\n{prompt}{text}\n" for i, (prompt, text) in texts)
     note = ", compiled (the second token takes a while the first time)" if compiled else ""
-    print(f"{path} on {device}{note}", file=sys.stderr, flush=True)
-    return pieces
+
+    def sample(prompts: Sequence[str]) -> Iterator[str]:
+        prompts = [prompt for prompt in prompts for _ in range(settings.n)]
+        if len(prompts) == 1:
+            return itertools.chain(prompts, lm.stream(prompts[0], **options), ["\n"])
+        texts = enumerate(zip(prompts, lm.generate(prompts, **options), strict=True), 1)
+        return (f"--- {i}/{len(prompts)} ---\n{prompt}{text}\n" for i, (prompt, text) in texts)
+
+    return sample, f"{path} on {device}{note}"
+
+
+def show(pieces: Iterator[str]) -> None:
+    """Prints them. On a terminal, control characters of the text are escaped, since they could change it."""
+    for piece in pieces:
+        print(printable(piece, keep="\n\t") if sys.stdout.isatty() else piece, end="", flush=True)
 
 
 if __name__ == "__main__":

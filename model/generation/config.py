@@ -2,12 +2,20 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 
 Stop = Annotated[str, Field(min_length=1)]
+
+
+def as_prompt(typed: str) -> str:
+    """A prompt as it is typed, where \\n stands for a line end."""
+    return typed.replace(r"\n", "\n")
+
+
+Prompt = Annotated[str, AfterValidator(as_prompt)]
 
 
 def _as_tuple(stop: Any) -> Any:

@@ -334,7 +334,8 @@ def run(program: Program, task: Callable[[CommandLine], object], grid: Callable 
             remedy = f"write {MEANT.get(key, key)}={value or 'VALUE'}"
             raise UserError(f"{word}: settings have no dashes; {remedy}")
         if "=" not in word and not word.startswith("~"):
-            raise UserError(f"cannot read {word!r}; settings are written key=value")
+            recipe = ", and a recipe is experiment=NAME" if word.endswith((".py", ".yaml")) else ""
+            raise UserError(f"cannot read {word!r}; settings are written key=value{recipe}")
     typed, is_grid = Typed.of(words), "multirun" in options
     if "cfg" not in options and not is_grid:
         return task(compose(program.name, typed))

@@ -18,8 +18,9 @@ OTHER_NAMES = {
     "model.resid_dropout": "dropout",
     "data": "dataset",
     "data.batch_size": "micro_batch_size bs",
+    "data.tokenizer.vocab_size": "vocab_size",
     "optim": "optimizer",
-    "optim.lr": "learning_rate",
+    "optim.lr_scale": "learning_rate",
     "optim.schedule.warmup_steps": "warmup_iters warmup",
     "optim.schedule.min_lr_ratio": "min_lr",
     "trainer.max_steps": "max_iters max_epochs epochs num_epochs steps",
@@ -34,6 +35,10 @@ OTHER_NAMES = {
     "resume": "ckpt_path",
 }
 MEANT = {name: key for key, names in OTHER_NAMES.items() for name in names.split()}
+# What more to say of a setting that was meant.
+REMARKS = {
+    "optim.lr_scale": " It multiplies all rates; AdamW alone, with a rate of your own, is optim=adamw optim.lr=RATE"
+}
 
 
 class UserError(ValueError):
@@ -67,7 +72,7 @@ def unknown_setting(key: str, known: Collection[str]) -> str:
     last = key.rpartition(".")[2].replace("-", "_").lower()
     same_name = [name for name in known if name.rpartition(".")[2] == last]
     meant = MEANT.get(last) if MEANT.get(last) in known else same_name[0] if len(same_name) == 1 else None
-    text = f"; did you mean {meant}?" if meant else nearest(key, known)
+    text = f"; did you mean {meant}?{REMARKS.get(meant, '')}" if meant else nearest(key, known)
     return f"there is no setting {key}{text if 'did you mean' in text else '; --help=all lists all'}"
 
 
@@ -79,9 +84,9 @@ def fail(message: object, status: int = 2) -> None:
     sys.exit(status)
 
 
-def printable(text: str) -> str:
-    """The text with escapes for line ends and control characters."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+def printable(text: str, keep: str = "") -> str:
+    """The text with escapes for line ends and control characters, apart from those in `keep`."""
+    return "".join(x if x.isprintable() or x in keep else x.encode("unicode_escape").decode() for x in text)
 
 
 def command(script: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel
     from tril.model.gpt import GPT
 
+WORDS_OF_NANOGPT = {"resume": "continue a run with resume=latest", "scratch": "leave it out"}
 HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and before a ckpt.pt of nanoGPT
 ROWS = ("embed.weight", "head.weight")  # of the vocabulary; with tied embeddings one tensor of two names
 
@@ -85,7 +86,11 @@ def read_source(source: str, tokenizer: Mapping[str, Any] | None) -> "tuple[Chec
         return read_hf(folder), f"{HF}{commit}" if commit else str(folder.absolute())
     from tril.model.checkpoint import Checkpoint
 
-    path = find_checkpoint(source)
+    try:
+        path = find_checkpoint(source)
+    except FileNotFoundError as error:
+        like_gpt2 = f"a model of the hub is init_from={HF}ORG/NAME, such as {HF}openai-community/gpt2"
+        raise FileNotFoundError(f"{error}; {WORDS_OF_NANOGPT.get(source, like_gpt2)}") from error
     return Checkpoint.read(path), str(path.absolute())
 
 

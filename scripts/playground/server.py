@@ -45,6 +45,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 MAX_PROMPT = 20_000  # characters
+MAX_BODY = 1 << 20  # bytes of a request
 SAMPLING = ("max_new_tokens", "seed", "temperature", "top_k", "top_p")
 
 
@@ -143,7 +144,7 @@ def create_app(
     async def generate(request: "Request") -> "Response":
         try:
             check_origin(request)
-            settings = build(Generation, dict(json.loads(await request.body())))
+            settings = build(Generation, dict(json.loads(await read_body(request))))
             if settings.model >= len(models):
                 raise ValueError(f"model={settings.model} must be below the number of models, {len(models)}")
             if (n := len(settings.prompt)) > MAX_PROMPT:
@@ -160,6 +161,16 @@ def create_app(
     for path, file in FILES.items():
         routes.append(Route(path, lambda request, file=file: FileResponse(file, headers=HEADERS)))
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
+
+
+async def read_body(request: "Request") -> bytes:
+    """The body of a request. Raises ValueError if it is larger than MAX_BODY, without reading the rest."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise ValueError(f"the request has more than {MAX_BODY} bytes; send less")
+    return body
 
 
 def check_origin(request: "Request") -> None:

@@ -89,6 +89,7 @@ REFUSED = [
     ({"temperature": float("nan")}, "temperature=nan must be"),
     ({"top_k": "not a number"}, "top_k='not a number' must be a valid integer"),
     ({"prompt": "x" * 20_001}, "the prompt has 20001 characters; use at most 20000"),
+    ({"prompt": "x" * 2**20}, "the request has more than 1048576 bytes"),
     ({"prompt": "\udc80"}, "'utf-8' codec can't encode character"),
     ({"remove_heads": ["L0H4"]}, "the model has no head 'L0H4'; with 2 layers of 4 heads, use L0H0 to L1H3"),
     ({"model": 2}, "model=2 must be below the number of models, 2"),

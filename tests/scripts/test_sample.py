@@ -1,5 +1,6 @@
 """scripts/sample.py as a user starts it, in this process where a separate one is not what is tested."""
 
+import contextlib
 import os
 import random
 import subprocess
@@ -16,6 +17,7 @@ from tril.data.cache import resolve_cache_dir
 from tril.model.checkpoint import load, save
 from tril.scripts import sample
 from tril.scripts.cli.command_line import Typed, compose_values
+from tril.scripts.cli.errors import printable
 
 SCRIPT = Path(sample.__file__)
 HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")
@@ -101,7 +103,7 @@ def test_control_c_ends_a_sample(folder, monkeypatch):
         yield "text"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sample, "sample", pieces)
+    monkeypatch.setattr(sample, "load_sampler", lambda *_: (pieces, "a model"))
     assert run(folder).stdout == "text\n"
 
 
@@ -139,3 +141,24 @@ def test_a_compiled_sample_says_so_and_keeps_its_code_next_to_the_data(folder, m
     assert result.environment["TORCHINDUCTOR_CACHE_DIR"] == expected
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert_refused(run(folder, "compile=true", "device=cpu"), "compiling for cpu needs a compiler")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_without_a_prompt_a_terminal_is_asked_and_shows_no_control_characters(folder):
+    import pty
+
+    lm = load(folder / "outputs" / "run")
+    texts = [lm.generate(prompt, max_new_tokens=40, seed=0) for prompt in ("a\nb", "def ")]
+    assert any(not char.isprintable() for char in "".join(texts) if char not in "\n\t")
+    terminal, side = pty.openpty()
+    command = [sys.executable, str(SCRIPT), "max_new_tokens=40", "device=cpu"]
+    with subprocess.Popen(command, cwd=folder, stdin=side, stdout=side, stderr=subprocess.DEVNULL) as process:
+        os.close(side)
+        os.write(terminal, b"a\\nb\n\xf0\x9f\x99\x82\ndef \n\x04")  # the second is refused, the last ends the input
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while part := os.read(terminal, 1000):
+                shown += part
+        assert process.wait() == 0
+    for prompt, text in zip(("a\nb", "def "), texts, strict=True):
+        assert printable(prompt + text, keep="\n\t").replace("\n", "\r\n") in shown.decode()

@@ -49,7 +49,7 @@ def test_every_setting_has_a_line_of_help(tmp_path):
         (["data.tokenizer.revision=v1"], "data.tokenizer.revision=v1 has no effect without data.tokenizer.kind=hub"),
         (["~optim.lr"], "optim.lr is required"),
         (["limit_val_batches=3"], "did you mean trainer.limit_val_batches?"),
-        (["learning_rate=1"], "did you mean optim.lr?"),
+        (["learning_rate=1"], "did you mean optim.lr_scale? It multiplies all rates"),
         (["++foo.bar=1"], "there is no setting foo.bar"),
     ],
 )
