@@ -21,6 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.contract.conftest import once, run_of, texts, trained  # noqa: F401  fixtures of both
 from tril.model.causality.model import randomize
 from tril.model.gpt import GPT, GPTConfig
 
@@ -74,6 +75,16 @@ def pytest_terminal_summary(terminalreporter):
     if total:
         n_caught = len(mutants["passed"] - mutants["failed"] - mutants["error"])
         terminalreporter.write_line(f"mutants caught {n_caught}/{len(total)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """With pytest-xdist, one process runs the tests that share a fixture of their module; see `once` for others."""
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        shares = any(each[-1].scope == "module" for each in fixtures)
+        if shares and item.path.parent.name != "contract" and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
 
 @pytest.fixture(autouse=True)

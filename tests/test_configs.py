@@ -1,62 +1,69 @@
-"""Every shipped config composes and is valid, presets have the sizes that they claim, and every experiment runs."""
+"""The shipped configs: options, presets and experiments are valid, and the comments of the ablations are true."""
 
+import functools
 import inspect
-import shutil
+import itertools
+import math
+from dataclasses import fields
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.conftest import tiny_gpt
-from tests.model.interop.folders import EOT, byte_tokenizer
 from tests.runs import train_typed, typed
 from tril.data.config import SOURCES
-from tril.model.checkpoint import save
-from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT
 from tril.model.training.settings import TrainerConfig
 from tril.scripts.cli.command_line import Typed, compose
 from tril.scripts.cli.config import CONFIGS, RunConfig
 
-NEEDS_COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
-GROUPS = ("model", "optim", "trainer", "data", "callbacks", "logger", "debug", "experiment")
-OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
+GROUPS = ("model", "optim", "trainer", "data", "callbacks", "logger", "debug")
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
+GRIDS = {  # ablation -> the values of its runs, and the fields of the model that differ
+    "ffn": ("relu2 relu gelu swiglu", "mlp"),
+    "head_dim": ("12 24 48 96", "head_dim"),
+    "heads": ("1 2 4 8", "n_heads"),
+    "kv_heads": ("1 2 4", "n_kv_heads"),
+    "parts": ("full no_attention no_ffn no_residual_dropout", "n_heads mlp resid_dropout"),
+    "positions": ("rope learned alibi none", "pos"),
+    "width_depth": ("1x384 2x272 4x192 8x136 16x96", "n_layers dim"),
+    "window": ("null 128 64 32 16 8", "window"),
+}
+ELSEWHERE = {"scaling", "equal_flops"}  # no comparisons with one setting that differs
+PER_CENT = 0.01
+
+
+def composed(*settings: str):
+    return compose("train", Typed.of(settings))
 
 
 def checked(*settings: str) -> RunConfig:
-    return RunConfig.of(compose("train", Typed.of(settings)).settings)
+    return RunConfig.of(composed(*settings).settings)
 
 
-def sizes(choice: str, vocab_size: int) -> GPT:
+def model(config: RunConfig) -> GPT:
     with torch.device("meta"):
-        return GPT(checked(choice, f"model.vocab_size={vocab_size}").model)
+        return GPT(config.fitted(config.likely_vocabulary()).model)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_of_a_group_is_valid(option, text, tmp_path):
-    needed = {"data=files": f"data.path={text}", "data=mixture": f"data.sources={{stdlib: 1, {text}: 1}}"}
-    config = checked(option, *filter(None, [needed.get(option)]))
-    group, _, name = option.partition("=")
-    if group == "data":
-        values = compose("train", Typed.of([option, *filter(None, [needed.get(option)])])).settings["data"]
-        assert isinstance(config.data.source, SOURCES[values["source"]])
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
-def test_the_settings_of_every_program_compose(name):
-    assert compose(name, Typed()).settings
+def test_every_option_of_a_group_is_valid(text):
+    needed = {"data=files": [f"data.path={text}"], "data=mixture": [f"data.sources={{stdlib: 1, {text}: 1}}"]}
+    options = [[f"{group}={path.stem}" for path in sorted((CONFIGS / group).glob("*.yaml"))] for group in GROUPS]
+    for row in itertools.zip_longest(*options):  # an option of each group
+        chosen = [option for option in row if option is not None]
+        settings = composed(*chosen, *(word for option in chosen for word in needed.get(option, ()))).settings
+        assert isinstance(RunConfig.of(settings).data.source, SOURCES[settings["data"]["source"]]), chosen
 
 
 def test_presets_have_the_sizes_they_claim():
+    def sizes(choice, vocab_size):
+        return model(checked(choice, f"model.vocab_size={vocab_size}"))
+
     assert sizes("model=nano", 4096).n_parameters() == 2_558_016
     assert sizes("model=small", 4096).n_parameters(embeddings=False) == pytest.approx(10.6e6, rel=0.01)
     assert sizes("model=base", 4096).n_parameters(embeddings=False) == pytest.approx(12 * 12 * 768**2, rel=0.001)
     assert sizes("model=gpt2", 50257).n_parameters() == 124_439_808  # as published
-
-
-def test_experiments_of_nanogpt_have_its_parameter_count():
-    """nanoGPT prints 0.80 M and 10.65 M, without its position table (context * width)."""
-    for name, table, printed in (("cpu", 64 * 128, 0.80e6), ("gpu", 256 * 384, 10.65e6)):
+    for name, table, printed in (("cpu", 64 * 128, 0.80e6), ("gpu", 256 * 384, 10.65e6)):  # nanoGPT counts no table
         count = sizes(f"experiment=shakespeare_nanogpt_{name}", 65).n_parameters()
         assert count - table == pytest.approx(printed, abs=0.005e6)
 
@@ -64,49 +71,85 @@ def test_experiments_of_nanogpt_have_its_parameter_count():
 def test_trainer_keys_are_lightnings():
     from lightning import Trainer
 
-    ours = {"max_flops"}
-    assert set(TrainerConfig.__pydantic_fields__) - ours <= set(inspect.signature(Trainer.__init__).parameters)
+    assert {*TrainerConfig.__pydantic_fields__} - {"max_flops"} <= {*inspect.signature(Trainer.__init__).parameters}
 
 
-def source_of(name, folder):
-    """The settings of an experiment that starts from another model."""
-    if name != "finetune":
-        return []
-    model = tiny_gpt(vocab_size=264, context_length=32)
-    save(folder / "source.ckpt", LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
-    keys = ("n_layers", "dim", "n_heads", "context_length", "vocab_size")
-    return [f"init_from={folder / 'source.ckpt'}", *(f"model.{key}={getattr(model.config, key)}" for key in keys)]
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *((name, ["compile=false"]) for name in EXPERIMENTS),
-        pytest.param("shakespeare_long", [], marks=[pytest.mark.slow, NEEDS_COMPILER], id="shakespeare_long-compiled"),
-    ],
-)
-def test_every_experiment_runs_a_step(name, options, tmp_path, text):
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_runs_a_step(name, text, trained, tmp_path):
     """With its model, optimizer, schedule and callbacks, but smaller and on a local text."""
-    shrunk = {"n_layers": 2, "dim": 32, "n_heads": 2, "context_length": 32, "vocab_size": "null"}
-    of_source = source_of(name, tmp_path)
-    run = train_typed(
-        typed(
-            f"experiment={name}",
-            "data=files",
-            f"data.path={text}",
-            f"data.cache_dir={tmp_path / 'cache'}",
-            "data.batch_size=2",
-            *(["data.tokenizer.vocab_size=300"] if not of_source else []),
-            *(f"model.{key}={value}" for key, value in shrunk.items()),
-            "trainer.max_steps=1",
-            "trainer.accumulate_grad_batches=1",
-            "trainer.accelerator=cpu",
-            "optim.schedule.warmup_steps=0",
-            "callbacks.samples.max_new_tokens=4",
-            f"hydra.run.dir={tmp_path / 'run'}",
-            *options,
-            *of_source,
-            base=[],
-        )
-    )
-    assert run.summary["steps"] == 1 and run.summary["final_val_loss"] > 0
+    given = {"experiment": name, "data.batch_size": 2, "callbacks.samples.max_new_tokens": 4}
+    given |= {"model.n_layers": 2, "model.dim": 32, "model.n_heads": 2, "model.context_length": 32}
+    given |= {"model.vocab_size": "null", "trainer.max_steps": 1, "trainer.accumulate_grad_batches": 1}
+    given |= {"trainer.accelerator": "cpu", "optim.schedule.warmup_steps": 0, "compile": "false"}
+    given |= {"data": "files", "data.path": text, "data.cache_dir": tmp_path / "cache"}
+    byte = {"data.tokenizer.kind": "byte", "data.tokenizer.vocab_size": "null"}
+    given |= {"init_from": trained, "model.vocab_size": 300} if name == "finetune" else byte
+    words = [f"{key}={value}" for key, value in given.items()]
+    run = train_typed(typed(*words, f"hydra.run.dir={tmp_path / 'run'}", base=[]))
+    uniform = math.log(257)
+    assert run.summary["steps"] == 1 and 0.5 * uniform < run.summary["final_val_loss"] < 1.5 * uniform
+
+
+@functools.cache
+def grid(name: str) -> dict[str, RunConfig]:
+    """The checked settings of each run of an ablation, by its values joined with commas."""
+    params = composed(f"+ablation={name}").grid
+    parsed = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
+    swept = {override.key_or_group: list(override.sweep_string_iterator()) for override in parsed}
+    runs = {}
+    for values in itertools.product(*swept.values()):
+        settings = (f"{key}={value}" for key, value in zip(swept, values, strict=True))
+        runs[",".join(values)] = checked(f"+ablation={name}", *settings)
+    return runs
+
+
+def ratios(name: str, size, to: str) -> dict[str, float]:
+    """`size` of the model of each run, divided by that of the run `to`."""
+    sizes = {run: size(model(config)) for run, config in grid(name).items()}
+    return {run: value / sizes[to] for run, value in sizes.items()}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_the_runs_of_an_ablation_are_valid_and_differ_in_its_question_alone(name):
+    assert {path.stem for path in (CONFIGS / "ablation").glob("*.yaml")} == GRIDS.keys() | ELSEWHERE
+    package, question, start, *_ = (CONFIGS / "ablation" / f"{name}.yaml").read_text("utf-8").splitlines()
+    assert package == "# @package _global_" and question.startswith("# ") and question.endswith("?")
+    assert start == f"#   python train.py -m +ablation={name} seed=0,1,2"
+    values, differ = map(str.split, GRIDS[name])
+    runs, default, seen = grid(name), checked(), set()
+    assert list(runs) == values
+    for config in runs.values():
+        names = [each.name for each in fields(config.model) if each.name != "vocab_size"]
+        seen |= {key for key in names if getattr(config.model, key) != getattr(default.model, key)}
+        # The last point of the curve is the end of the run, and there are as many in every run.
+        assert config.steps == default.steps == 900 and -(-900 // config.trainer.val_check_interval) == 6
+        assert (config.data, config.causality, config.top) == (default.data, default.causality, default.top)
+        assert config.optim.scale_with_width == (name == "width_depth")
+    assert seen == set(differ) and len({config.model.canonical() for config in runs.values()}) == len(runs) > 2
+
+
+def test_sizes_of_the_runs_of_ablations_are_as_their_files_say():
+    bodies = {"width_depth": "4x192", "positions": "rope"}  # of these, the tables of ids and positions differ
+    for name, base in {"ffn": "relu2", "heads": "4", "window": "null", **bodies}.items():
+        size = ratios(name, lambda gpt: gpt.n_parameters(embeddings=name not in bodies), to=base)  # noqa: B023
+        assert all(ratio == pytest.approx(1, abs=2 * PER_CENT) for ratio in size.values()), (name, size)
+    for name, base in (("ffn", "relu2"), ("heads", "4")):
+        assert all(x == pytest.approx(1, abs=2 * PER_CENT) for x in ratios(name, GPT.flops_per_token, to=base).values())
+    for size, largest, smallest in ((GPT.n_parameters, 1.31, 0.85), (GPT.flops_per_token, 1.25, 0.93)):
+        whole = ratios("width_depth", size, to="4x192")
+        assert whole["1x384"] == max(whole.values()) == pytest.approx(largest, abs=PER_CENT)
+        assert whole["16x96"] == min(whole.values()) == pytest.approx(smallest, abs=PER_CENT)
+    caches = ratios("kv_heads", lambda gpt: gpt.new_cache(1).keys[0].numel(), to="4")
+    assert (caches["1"], caches["2"]) == (1 / 4, 1 / 2)
+    full = grid("parts")["full"].model
+    names = [each.name for each in fields(full)]
+    changed = {
+        run: {name: getattr(config.model, name) for name in names if getattr(config.model, name) != getattr(full, name)}
+        for run, config in grid("parts").items()
+    }
+    assert full.resid_dropout == 0.1 and changed == {
+        "full": {},
+        "no_attention": {"n_heads": 0},
+        "no_ffn": {"mlp": "none"},
+        "no_residual_dropout": {"resid_dropout": 0.0},
+    }

@@ -1,4 +1,4 @@
-"""init_from=: a new run from the weights, the config and the tokenizer of another model."""
+"""init_from=: what a run takes over from another model, what it records, and which sources are refused."""
 
 import json
 import re
@@ -7,26 +7,32 @@ import pytest
 import torch
 import yaml
 
-from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.model.interop.folders import EOT, byte_tokenizer, folder_of
+from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
 from tests.runs import in_process, typed
 from tril.model.checkpoint import Checkpoint, digest, load, read_state, save
 from tril.model.generation.language_model import LanguageModel
-from tril.model.interop.hf import read_hf
+from tril.model.interop.hf import download, is_hub_name, read_hf
+from tril.scripts.cli.command_line import compose
 from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.start import find_start
 
 RUN = [  # without keys of the model and the tokenizer, which are the source's
     "data=files",
     "data.batch_size=4",
-    "trainer.max_steps=4",
+    "trainer.max_steps=2",
     "trainer.val_check_interval=2",
     "trainer.accelerator=cpu",
     "trainer.precision=32-true",
-    "optim.schedule.warmup_steps=2",
-    "callbacks.samples.max_new_tokens=8",
+    "optim.schedule.warmup_steps=1",
+    "callbacks.samples=null",
+    "callbacks.heads=null",
+    "callbacks.causality=null",
     "hydra.run.dir=run",
 ]
+NAME, COMMIT, OLD = "some-org/tiny.llama", "ab" * 20, "cd" * 20  # of a model on the hub, whose main is COMMIT
+TYPE = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -38,156 +44,176 @@ def source(tmp_path):
     return path
 
 
-@pytest.fixture
-def hf(tmp_path):
-    return folder_of("SmolLM", tmp_path / "hf")
-
-
 def train(tmp_path, text, *arguments):
     return in_process(*RUN, f"data.path={text}", *arguments, cwd=tmp_path)
 
 
-def weights_at_start(tmp_path, text, monkeypatch, *arguments):
-    """The weights that the optimizer gets."""
-    from tril.model.training.module import TrainingModule
+def names(tmp_path):
+    return sorted(path.name for path in tmp_path.iterdir() if path.name not in ("cache", "hub"))
 
-    found = {}
 
-    def keep(module):
-        found.update({name: tensor.clone() for name, tensor in module.model.state_dict().items()})
-
-    monkeypatch.setattr(TrainingModule, "on_train_start", keep, raising=False)
-    done = train(tmp_path, text, *arguments)
+def test_a_run_takes_over_model_and_tokenizer_records_it_and_then_needs_no_source(tmp_path, text, source):
+    before, weights = load(source), digest(Checkpoint.read(source).weights)
+    done = train(tmp_path, text, f"init_from={source}", "model.attn_dropout=0.25", "callbacks.causality={}")
     assert done.returncode == 0, done.stderr
-    return found
-
-
-@pytest.mark.parametrize("kind", ["checkpoint", "hf"])
-def test_the_run_starts_from_the_weights(tmp_path, text, source, hf, monkeypatch, kind):
-    value, lm = (f"hf:{hf}", read_hf(hf).language_model()) if kind == "hf" else (source, load(source))
-    found = weights_at_start(tmp_path, text, monkeypatch, f"init_from={value}", "model.attn_dropout=0.25")
-    expected = lm.model.state_dict()
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    trained = load(tmp_path / "run")
-    assert trained.config.to_dict() == lm.config.to_dict() | {"attn_dropout": 0.25}
-    assert trained.tokenizer.to_str() == lm.tokenizer.to_str() and trained.eot == EOT
-
-
-def test_lineage_settings_and_data(tmp_path, text, source):
-    done = train(tmp_path, text, f"init_from={source}")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "run"
-    weights = digest(Checkpoint.read(source).weights)
-    lineage = {"source": str(source), "weights": weights, "step": None}
+    run, lm = tmp_path / "run", load(tmp_path / "run")
+    assert lm.config.to_dict() == before.config.to_dict() | {"attn_dropout": 0.25}
+    assert (lm.tokenizer.to_str(), lm.eot) == (before.tokenizer.to_str(), EOT)
     entry = read_state(run / "checkpoints" / "last.ckpt")["tril"]
-    assert entry["lineage"] == lineage and entry["certificate"]["passed"] is True
+    assert entry["lineage"] == {"source": str(source), "weights": weights, "step": None}
+    assert entry["certificate"]["passed"] is True
     summary = json.loads((run / "summary.json").read_text())
-    assert [summary[f"init_from{suffix}"] for suffix in ("", "_weights", "_step")] == list(lineage.values())
+    assert [summary[f"init_from{suffix}"] for suffix in ("", "_weights", "_step")] == [*entry["lineage"].values()]
     assert re.search(rf"\n  init from +{re.escape(str(source))}\n", done.stdout)
     settings = yaml.safe_load((run / "config.yaml").read_text())
     [file] = (tmp_path / "cache" / "taken_over").glob("*.json")
     assert "init_from" not in settings and settings["data"]["tokenizer"]["path"] == str(file)
-    assert settings["model"] == load(source).config.to_dict()
-    # A byte is a token, and each document has an end.
-    assert entry["data"]["vocab_size"] == 257 and entry["data"]["tokenizer"]["kind"] == "file"
-    counts = entry["data"]["counts"]["train"]
-    assert counts["tokens"] == counts["bytes"] + counts["documents"]
+    counts = entry["data"]["counts"]["train"]  # a byte is a token, and each document has an end
+    assert entry["data"]["vocab_size"] == 257 and counts["tokens"] == counts["bytes"] + counts["documents"]
 
-
-@pytest.mark.slow
-def test_resuming_needs_no_source(tmp_path, text, source):
-    """The run is stopped after two of four steps; the source is gone when it goes on."""
-    first = train(tmp_path, text, f"init_from={source}", "trainer.max_steps=2")
-    assert first.returncode == 0, first.stderr
-    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["lineage"]
-    source.unlink()
-    (tmp_path / "run").rename(tmp_path / "moved")
+    source.unlink(), file.unlink()
+    run.rename(tmp_path / "moved")
     done = in_process("resume=moved", "trainer.max_steps=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    content = read_state(tmp_path / "moved" / "checkpoints" / "last.ckpt")
-    assert content["global_step"] == 4 and content["tril"]["lineage"] == lineage
-    assert json.loads((tmp_path / "moved" / "summary.json").read_text())["init_from_weights"] == lineage["weights"]
-
-
-@pytest.mark.slow
-def test_a_run_can_start_from_a_run_that_did(tmp_path, text, source):
-    assert train(tmp_path, text, f"init_from={source}").returncode == 0
-    done = train(tmp_path, text, "init_from=run/checkpoints/last.ckpt", "hydra.run.dir=second")
+    last = tmp_path / "moved" / "checkpoints" / "last.ckpt"
+    assert read_state(last)["global_step"] == 4 and read_state(last)["tril"]["lineage"] == entry["lineage"]
+    assert json.loads((tmp_path / "moved" / "summary.json").read_text())["init_from_weights"] == weights
+    done = train(tmp_path, text, f"init_from={last}", "hydra.run.dir=second")
     assert done.returncode == 0, done.stderr
-    content = read_state(tmp_path / "second" / "checkpoints" / "last.ckpt")
-    first = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    assert content["tril"]["lineage"]["source"] == str(first) and content["tril"]["lineage"]["step"] == 4
-    assert load(tmp_path / "second").tokenizer.to_str() == load(source).tokenizer.to_str()
-    from tril.scripts.sample import main
-
-    done = call(main, "ckpt=second", "prompt=line 1", "max_new_tokens=4", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith("line 1")
+    lineage = Checkpoint.read(tmp_path / "second" / "checkpoints" / "last.ckpt").lineage
+    assert (lineage["source"], lineage["step"]) == (str(last), 4)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_larger_vocabulary_gets_rows_of_the_mean(tmp_path, text, monkeypatch, tied):
-    """The mean of the 257 rows of tokens, without those that no token has."""
-    path = tmp_path / "source.ckpt"
-    model = tiny_gpt(vocab_size=264, context_length=32, tie_embeddings=tied)
-    with torch.no_grad():
-        model.embed.weight[257:] = 50
-        model.head.weight[257:] = 50
-    save(path, LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
-    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = weights_at_start(tmp_path, text, monkeypatch, f"init_from={path}", "model.vocab_size=272")
-    for name, before in expected.items():
-        if name in ("embed.weight", "head.weight"):
-            rows = [before[:, c][:257].double().mean().item() for c in range(before.shape[1])]
-            for row in found[name][264:]:
-                assert row.tolist() == pytest.approx(rows, abs=1e-6)
-        assert torch.equal(found[name][: len(before)], before)
-    assert found["embed.weight"].shape == (272, 32)
-    lm = load(tmp_path / "run")
-    assert lm.config.vocab_size == 272 and lm.n_ids == 257
+def test_equal_values_in_another_form_are_accepted(source, text):
+    def start(*settings):
+        return find_start(compose("train", typed(*settings, base=[])))
 
-
-def test_a_larger_vocabulary_is_named(tmp_path, text, source):
-    done = train(tmp_path, text, f"init_from={source}", "model.vocab_size=272")
-    assert "model.vocab_size=272 from 264: 8 new rows are the mean of the 257 rows of tokens" in done.stdout
+    keys = [f"data.path={text}", f"init_from={source}"]
+    settings, _ = start(*keys, "model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit")
+    assert settings["model"] == load(source).config.to_dict() | {"backend": "explicit"}
+    with pytest.raises(UserError, match="model.head_dim=16 must be null"):
+        start(*keys, "model.head_dim=16")
 
 
 REFUSED = [
-    (["model.n_layers=3"], "has another model: model.n_layers=3 must be 2; leave them out"),
-    (["model.n_layers=4"], "model.n_layers=4 must be 2"),  # typed, though it is the default
+    (["model.n_layers=4"], "has another model: model.n_layers=4 must be 2; leave them out"),  # typed, and the default
     (["model.dim=64", "model.pos=alibi"], "model.dim=64 must be 32; model.pos=alibi must be rope"),
     (["model=qwen3"], "model.mlp=swiglu must be relu2"),
     (["model.vocab_size=263"], "model.vocab_size=263 must be at least 264"),
     (["data.tokenizer.vocab_size=300"], "data.tokenizer.vocab_size=300 contradicts init_from="),
     (["trainer=fsdp"], "init_from needs whole weights in each process"),
     (["optim.scale_with_width=true"], "optim.scale_with_width=true scales initial values"),
-    (["optim.lr=-1"], "optim.lr=-1"),
     (["init_from=nothing"], "nothing does not exist"),
     (["init_from=hf:nothing"], "nothing has no config.json"),
-    (["init_from=text.txt"], "text.txt"),
-    (["init_from="], "init_from="),
+    (["init_from=nanogpt:text.txt"], "text.txt is damaged, or is not a checkpoint"),
+    (["init_from=nanogpt:words/ckpt.pt"], "has no meta.pkl, so its tokens are those of GPT-2; name its tokenizer with"),
+    (["init_from=nanogpt:words/ckpt.pt", "data.tokenizer.kind=file", "data.tokenizer.path=no.json"], "path=no.json"),
+    (["init_from=nanogpt:characters/ckpt.pt", "data.tokenizer.kind=byte"], "data.tokenizer.kind=byte does not go with"),
+    (["init_from=nanogpt:characters/ckpt.pt", "model.dim=64"], "model.dim=64 must be 32"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=str)
-def test_refused_and_nothing_is_left(tmp_path, text, source, arguments, message):
-    before = sorted(path.name for path in tmp_path.iterdir())
-    assert_refused(
-        train(tmp_path, text, *([f"init_from={source}"] * ("init_from" not in arguments[0])), *arguments), message
-    )
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == before
+def write_nanogpt(tmp_path, text):
+    """Checkpoints of nanoGPT with the characters of the text, and with the tokens of another tokenizer."""
+    characters = "".join(sorted(set(text.read_text())))
+    write_checkpoint(tmp_path / "characters" / "ckpt.pt", reference(len(characters)))
+    write_meta(tmp_path / "characters" / "meta.pkl", characters)
+    write_checkpoint(tmp_path / "words" / "ckpt.pt", reference(264))
 
 
-def test_equal_values_in_another_form_are_accepted(source, text):
-    from tril.scripts.cli.command_line import compose
-    from tril.scripts.cli.start import find_start
+def test_what_contradicts_the_source_is_refused_and_nothing_is_left(tmp_path, text, source):
+    write_nanogpt(tmp_path, text)
+    before = names(tmp_path)
+    for arguments, message in REFUSED:
+        source_of_all = [f"init_from={source}"] * (not arguments[0].startswith("init_from"))
+        assert_refused(train(tmp_path, text, *source_of_all, *arguments), message)
+    assert names(tmp_path) == before
 
-    def found(*settings):
-        return find_start(compose("train", typed(*settings, base=[])))
 
-    keys = [f"data.path={text}", f"init_from={source}"]
-    chosen = ["model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit"]
-    settings, start = found(*keys, *chosen)
-    assert start.lineage is not None and start.lineage["source"] == str(source)
-    assert settings["model"] == load(source).config.to_dict() | {"backend": "explicit"}
-    with pytest.raises(UserError, match="model.head_dim=16 must be null"):
-        found(*keys, "model.head_dim=16")
+def test_a_checkpoint_of_nanogpt_has_its_characters_or_the_tokenizer_that_is_named(tmp_path, text):
+    write_nanogpt(tmp_path, text)
+    (tmp_path / "gpt2.json").write_text(byte_tokenizer().to_str(), encoding="utf-8")
+    done = train(tmp_path, text, "init_from=nanogpt:characters/ckpt.pt")
+    assert done.returncode == 0, done.stderr
+    entry = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]
+    counts, lineage = entry["data"]["counts"]["train"], entry["lineage"]
+    assert (lineage["source"], lineage["step"]) == (str(tmp_path / "characters" / "ckpt.pt"), 2000)
+    assert counts["tokens"] == counts["bytes"] + counts["documents"] and counts["unknown"] == 0
+    named = ("data.tokenizer.kind=file", "data.tokenizer.path=gpt2.json", "hydra.run.dir=named")
+    done = train(tmp_path, text, "init_from=nanogpt:words/ckpt.pt", *named)
+    assert done.returncode == 0, done.stderr
+    lm = load(tmp_path / "named")
+    assert (lm.n_ids, lm.config.vocab_size, lm.eot) == (257, 264, EOT)
+
+
+def publish(server, folder, commit, *revisions):
+    """Serves a folder as the files of a commit, which branches, tags and its own name stand for."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    entry = {"id": NAME, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+    tree = [
+        {"type": "file", "path": name, "size": path.stat().st_size, "oid": f"{i:040x}"}
+        for i, (name, path) in enumerate(files.items())
+    ]
+    for revision in (commit, *revisions):
+        server.files[f"/api/models/{NAME}/revision/{revision}"] = json.dumps(entry).encode(), TYPE
+    server.files[f"/api/models/{NAME}/tree/{commit}"] = json.dumps(tree).encode(), TYPE
+    for name, path in files.items():
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{commit[:4]}-{name}"'}
+        server.files[f"/{NAME}/resolve/{commit}/{name}"] = path.read_bytes(), headers
+
+
+def downloaded(server) -> set[str]:
+    return {path.rpartition("/")[2] for method, path in server.requests if method == "GET" and "/resolve/" in path}
+
+
+@pytest.fixture
+def on_hub(server, hub, tmp_path):
+    """A model in two commits, of which main is the second, with files that are not needed."""
+    new = folder_of("SmolLM", tmp_path / "new", max_shard_size="20KB")
+    (new / "onnx").mkdir()
+    for name in ("pytorch_model.bin", "README.md", "onnx/model.safetensors"):
+        (new / name).write_bytes(b"not needed")
+    publish(server, folder_of("GPT-2", tmp_path / "old"), OLD, "v1")
+    publish(server, new, COMMIT, "main")
+    return new
+
+
+def test_what_a_model_of_the_hub_needs_is_downloaded_once_at_its_revision(server, hub, on_hub, monkeypatch):
+    from huggingface_hub import constants
+
+    folder, name = download(NAME)
+    shards = {path.name for path in on_hub.glob("model-*.safetensors")}
+    assert name == f"{NAME}@{COMMIT}" and downloaded(server) == shards | {"config.json", "tokenizer.json"}
+    expected, found = (read_hf(path).language_model() for path in (on_hub, folder))
+    ids = torch.randint(257, (2, 20))
+    assert found.config == expected.config and torch.equal(found.model(ids), expected.model(ids))
+    for revision in ("v1", OLD):
+        old, old_name = download(f"{NAME}@{revision}")
+        assert old_name == f"{NAME}@{OLD}" and read_hf(old).config.pos == "learned"
+    server.requests.clear()
+    assert download(NAME) == (folder, name) and downloaded(server) == set()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub("http://127.0.0.1:1")
+    assert download(NAME) == (folder, name)
+
+
+def test_a_run_records_the_commit_and_a_model_that_the_hub_lacks_is_one_line(tmp_path, text, server, on_hub):
+    done = train(tmp_path, text, f"init_from=hf:{NAME}")
+    assert done.returncode == 0, done.stderr
+    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["lineage"]
+    assert lineage["source"] == f"hf:{NAME}@{COMMIT}"
+    server.files["/api/models/some-org/none/revision/main"] = None, {"X-Error-Code": "RepoNotFound"}
+    before = names(tmp_path)
+    done = train(tmp_path, text, "init_from=hf:some-org/none")
+    assert_refused(done, "some-org/none is no folder, and cannot be read from the hub (", "check name, revision and")
+    assert names(tmp_path) == before
+
+
+def test_names_of_the_hub_and_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ("org/name", "org/name@main", "my-org/Llama-3.2_1B@v1.0", "org/name@refs/pr/1")
+    assert all(map(is_hub_name, names))
+    others = ("name", "/org/name", "./org/name", "../org/name", "a/b/c", "org/", "~/org", "org/name@", "org\\name", "")
+    assert not any(map(is_hub_name, others))
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert not is_hub_name("org/name") and is_hub_name("org/name@main")

@@ -1,10 +1,12 @@
-"""`from tril import train; train("model=nano")`: the run of the command, in a process that goes on."""
+"""train() in a process that goes on, and what signals do to a run: the step ends, a checkpoint, a status and a line."""
 
 import gc
 import logging
 import random
+import re
 import signal
 import sys
+import time
 import warnings
 
 import numpy as np
@@ -14,42 +16,57 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from tests.runs import TINY
+from tests.contract.harness import run
+from tests.runs import DRAWN_BY, TINY, in_process, small_picture
 from tril import train
+from tril.model.checkpoint import read_state
+from tril.model.training.callbacks.causality_check import CausalityCheck
+from tril.model.training.callbacks.output import Samples
 from tril.model.training.module import TrainingModule
 from tril.scripts.cli.config import CONFIGS
 from tril.scripts.cli.errors import UserError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("api")
-    text = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
-    (folder / "text.txt").write_text(text, encoding="utf-8")
-    return folder
+QUICK = (*TINY, "data.path=text.txt", "~callbacks.causality", "~callbacks.samples", "~callbacks.heads")
+WAITS = "the run stops after this step; Ctrl-C again stops it at once\n"
 
 
 @pytest.fixture(autouse=True)
-def working_directory(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TRIL_CACHE", str(folder / "cache"))
+def folder(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(DRAWN_BY, small_picture)
+    return tmp_path
 
 
-@pytest.fixture(scope="module")
-def run(folder):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("TRIL_CACHE", str(folder / "cache"))
-        return train(*TINY, "data.path=text.txt")
+@pytest.fixture
+def send(monkeypatch):
+    """send(signum, ...) lets the next call of a method, by default a training step, get the signals.
+
+    Afterwards the handlers must be the same.
+    """
+    handlers = [signal.getsignal(signum) for signum in SIGNALS]
+
+    def send(*signums, owner=TrainingModule, method="training_step"):
+        original = getattr(owner, method)
+
+        def called(*arguments, **options):
+            monkeypatch.setattr(owner, method, original)
+            for signum in signums:
+                signal.raise_signal(signum)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, method, called)
+
+    yield send
+    assert [signal.getsignal(signum) for signum in SIGNALS] == handlers
 
 
-def test_a_second_run_in_a_process_that_keeps_its_state(run, monkeypatch):
+def test_a_run_in_a_process_that_keeps_its_state(monkeypatch):
     """The state is not that of a new process, and the run is the same bit for bit."""
-    arguments, logger = ["notebook", "-m"], logging.getLogger("lightning.pytorch")
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr(logger, "level", logging.INFO)
+    monkeypatch.setattr(sys, "argv", ["notebook", "-m"])
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.INFO)
+    first = train(*QUICK)
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     torch.set_float32_matmul_precision("medium")
     warnings.simplefilter("default", ImportWarning)  # before the filters of the first run
@@ -59,7 +76,7 @@ def test_a_second_run_in_a_process_that_keeps_its_state(run, monkeypatch):
             program = compose("logger/tensorboard", return_hydra_config=True)
             HydraConfig.instance().set_config(program)
             before = state_of_process()
-            again = train(*TINY, "data.path=text.txt")
+            again = train(*QUICK)
             after = state_of_process()
             assert HydraConfig.get().job.name == "program"
             assert "tensorboard" in compose("logger/tensorboard").logger  # the program goes on with its configs
@@ -69,8 +86,7 @@ def test_a_second_run_in_a_process_that_keeps_its_state(run, monkeypatch):
         GlobalHydra.instance().clear()
         HydraConfig.instance().cfg = None
     assert before == after
-    assert again.folder != run.folder
-    assert again.summary["final_val_loss"] == run.summary["final_val_loss"]
+    assert again.folder != first.folder and again.summary["final_val_loss"] == first.summary["final_val_loss"]
 
 
 def state_of_process() -> dict:
@@ -92,31 +108,22 @@ def state_of_process() -> dict:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("-m", "'-m' is no setting of a run; settings are strings, such as \"trainer.max_steps=100\"; use grids"),
-        ({"seed": 1}, "{'seed': 1} is no setting of a run; settings are strings, such as"),
-        ("foo.bar.baz=1", "there is no setting foo.bar.baz; --help=all lists all"),
+        ("-m", "'-m' is no setting of a run; settings are strings, such as"),
+        ({"seed": 1}, "{'seed': 1} is no setting of a run"),
         (
             "trainer=ddp",
             "trainer.strategy=ddp with trainer.devices=auto starts processes; use tril train in a terminal",
         ),
-        (
-            "trainer.devices=2",
-            "trainer.strategy=auto with trainer.devices=2 starts processes; use tril train in a term",
-        ),
+        ("trainer.devices=2", "trainer.strategy=auto with trainer.devices=2 starts processes"),
+        ("model.n_heads=3", "model.n_heads=3 must divide"),
     ],
 )
-def test_what_only_the_command_can_do_is_refused(setting, message, folder):
+def test_what_is_refused_is_one_line_without_frames(setting, message, folder, capfd):
     before = set(folder.rglob("*"))
     with pytest.raises(UserError) as raised:
-        train(setting)
-    assert str(raised.value).startswith(message)
-    assert set(folder.rglob("*")) == before
-
-
-def test_a_notebook_shows_the_line_of_a_wrong_setting_alone(capfd):
-    with pytest.raises(UserError) as raised:
-        train(*TINY, "data.path=text.txt", "model.n_heads=3")
-    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+        train(*QUICK, setting)
+    assert str(raised.value).startswith(message) and set(folder.rglob("*")) == before
+    assert raised.value.__suppress_context__ or raised.value.__context__ is None
     assert capfd.readouterr() == ("", "")
 
 
@@ -126,56 +133,78 @@ def test_an_error_of_a_run_keeps_its_cause(monkeypatch):
 
     monkeypatch.setattr(train, "build_module", broken)
     with pytest.raises(RuntimeError, match="a bug") as raised:
-        train(*TINY, "data.path=text.txt")
+        train(*QUICK)
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-@pytest.fixture
-def send(monkeypatch):
-    """send(signum, ...) lets the next training step get the signals; the handlers must be the same afterwards."""
-    handlers = [signal.getsignal(signum) for signum in SIGNALS]
-    original = TrainingModule.training_step
-
-    def send(*signums):
-        def step(*arguments):
-            monkeypatch.setattr(TrainingModule, "training_step", original)
-            for signum in signums:
-                signal.raise_signal(signum)
-            return original(*arguments)
-
-        monkeypatch.setattr(TrainingModule, "training_step", step)
-
-    yield send
-    assert [signal.getsignal(signum) for signum in SIGNALS] == handlers
-
-
-def test_ctrl_c_writes_a_checkpoint_from_which_the_run_continues(run, folder, send):
+def test_ctrl_c_writes_a_checkpoint_and_a_second_one_does_not_wait(folder, send):
     send(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as raised:
-        train(*TINY, "data.path=text.txt", "hydra.run.dir=stopped")
+        train(*QUICK, "hydra.run.dir=stopped")
     place = folder / "stopped"
     assert str(raised.value) == f'stopped by Ctrl-C at step 1; continue with train("resume={place}")'
-    assert train(f"resume={place}").summary["final_val_loss"] == run.summary["final_val_loss"]
-
-
-def test_a_second_ctrl_c_does_not_wait_and_leaves_the_process_alive(folder, send):
+    assert train(f"resume={place}").summary["steps"] == 8
     send(signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C at step 0; there is no checkpoint yet"):
-        train(*TINY, "data.path=text.txt", "hydra.run.dir=at_once")
+        train(*QUICK, "hydra.run.dir=at_once")
 
 
 def test_sigterm_goes_to_the_handler_of_the_process_after_the_checkpoint(folder, send, monkeypatch):
-    found = []
+    received = []
 
     def handler(signum, frame):
-        found.append((signum, (folder / "ended" / "checkpoints" / "last.ckpt").is_file()))
+        received.append((signum, (folder / "ended" / "checkpoints" / "last.ckpt").is_file()))
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
         send(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM at step 1; continue with "):
-            train(*TINY, "data.path=text.txt", "hydra.run.dir=ended")
+            train(*QUICK, "hydra.run.dir=ended")
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert found == [(signal.SIGTERM, True)]
+    assert received == [(signal.SIGTERM, True)]
+
+
+@pytest.mark.parametrize(
+    ("signum", "at", "settings", "step"),
+    [
+        (signal.SIGTERM, (CausalityCheck, "on_fit_start"), ["callbacks.causality={}"], 0),  # at once
+        (signal.SIGINT, (TrainingModule, "training_step"), ["trainer.accumulate_grad_batches=3"], 1),
+        (signal.SIGTERM, (TrainingModule, "validation_step"), [], 4),
+        (signal.SIGINT, (Samples, "on_validation_end"), ["callbacks.samples={}"], 4),
+        (signal.SIGUSR1, (TrainingModule, "training_step"), ["trainer.val_check_interval=1"], 1),  # of Slurm
+    ],
+)
+def test_a_signal_ends_the_step_writes_a_checkpoint_and_gives_the_status(send, folder, signum, at, settings, step):
+    send(signum, owner=at[0], method=at[1])
+    done = in_process(*QUICK, "hydra.run.dir=run", *settings, cwd=folder)
+    name = "Ctrl-C" if signum == signal.SIGINT else signum.name
+    remedy = f"continue with python train.py resume={folder / 'run'}" if step else "there is no checkpoint yet"
+    lines = WAITS * (signum == signal.SIGINT) + f"stopped by {name} at step {step}; {remedy}\n"
+    assert (done.returncode, after_preparing(done.stderr)) == (128 + signum, lines)
+    assert not (folder / "run" / "summary.json").exists()
+    assert not step or read_state(folder / "run" / "checkpoints" / "last.ckpt")["global_step"] == step
+
+
+def endless_steps():
+    """Every step prints a line between two signals, and then never ends."""
+
+    def endless(self, batch, batch_idx):
+        signal.raise_signal(signal.SIGINT)
+        print("still here", flush=True)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(300)
+
+    TrainingModule.training_step = endless
+
+
+def test_a_second_signal_leaves_a_step_that_never_ends(folder):
+    done = run("train", *QUICK, cwd=folder, before=endless_steps)
+    assert done.status == 130 and done.out.endswith("still here\n"), done.err
+    assert after_preparing(done.err) == WAITS + "stopped by Ctrl-C at step 0; there is no checkpoint yet\n"
+
+
+def after_preparing(errors: str) -> str:
+    """stderr without the line about the split, which the first start on a text prints."""
+    return re.sub(r"\Avalidation is .+\n", "", errors)

@@ -1,124 +1,105 @@
-"""Runs with wandb and TensorBoard, read back from what these wrote, and compared with metrics.csv."""
+"""Runs with wandb and TensorBoard, compared with metrics.csv. wandb writes offline; its calls are recorded."""
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from tests.runs import interrupted, rows, train_typed, typed
-from tests.wandb_file import read_wandb
 from tril.model.runs import SWEEP
 from tril.model.training.summary import code_version
 
-CLOCKS = {"train/seconds", "train/tokens_per_second"}
-NOT_IN_CSV = ("trainer", "samples")  # what only wandb gets
-TRACKERS = ("logger=[wandb,tensorboard]", "logger.wandb.log_model=true")
+TRACKERS = ("logger=[wandb,tensorboard]", "logger.wandb.log_model=true", "callbacks.causality=null")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """`csv`, and `sweep/a=1` with both trackers, which was interrupted after step 4 and resumed."""
+def found(tmp_path_factory):
+    """The folder of a run in a sweep, interrupted after step 4 and resumed, and what each of its parts gave to wandb.
+
+    A part: `init`, the options of wandb.init; its `run`; `rows`; `artifacts`; `status`, the exit code.
+    """
     pytest.importorskip("tensorboard")
+    import wandb
     from torch.utils.tensorboard import SummaryWriter
 
-    folder = tmp_path_factory.mktemp("runs")
+    folder, parts, init = tmp_path_factory.mktemp("runs"), [], wandb.init
     (folder / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)))
-    (folder / "2026" / "sweep").mkdir(parents=True)
-    (folder / "2026" / "sweep" / SWEEP).write_text("{}")
+    run = folder / "2026" / "sweep" / "a=1"
+    run.parent.mkdir(parents=True)
+    (run.parent / SWEEP).write_text("{}")
 
-    def train(*overrides, name):
-        base = (f"data.path={folder / 'text.txt'}", f"data.cache_dir={folder / 'cache'}")
-        return train_typed(typed(*base, f"hydra.run.dir={folder / name}", *overrides))
+    def recording_init(**options):
+        made = init(**options)
+        part = SimpleNamespace(init=options, run=made, rows=[], artifacts=[], status=None)
+        parts.append(part)
+        log, finish = made.log, made.finish
+        made.log = lambda row, *args, **more: (part.rows.append(row), log(row, *args, **more))
+        made.log_artifact = lambda *arguments: part.artifacts.append(arguments)
+
+        def finished(exit_code=None):
+            part.status, part.config, part.summary = exit_code, dict(made.config), dict(made.summary)
+            finish(exit_code)
+
+        made.finish = finished
+        return made
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
-        train(name="csv")
+        patch.setattr(wandb, "init", recording_init)
+        cache = f"data.cache_dir={folder / 'cache'}"
         with interrupted():
-            train(*TRACKERS, name="2026/sweep/a=1")
-        with SummaryWriter(str(folder / "2026/sweep/a=1/tensorboard")) as killed:
+            train_typed(typed(f"data.path={folder / 'text.txt'}", cache, f"hydra.run.dir={run}", *TRACKERS))
+        with SummaryWriter(str(run / "tensorboard")) as killed:
             killed.add_scalar("train/loss", 9.0, 6)  # the process was killed after step 6
-        train_typed(typed(f"resume={folder / '2026/sweep/a=1'}", f"data.cache_dir={folder / 'cache'}", base=[]))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(folder):
-    return folder / "2026" / "sweep" / "a=1"
+        train_typed(typed(f"resume={run}", cache, base=[]))
+    return SimpleNamespace(run=run, parts=parts)
 
 
 def logged(run):
     """{(column, step): value} of metrics.csv."""
-    return {
-        (name, int(row["step"])): float(value)
-        for row in rows(run)
-        for name, value in row.items()
-        if value and name != "step"
-    }
+    cells = ((int(row["step"]), name, value) for row in rows(run) for name, value in row.items() if name != "step")
+    return {(name, step): float(value) for step, name, value in cells if value}
 
 
-def test_metrics_csv_is_the_same_under_each_logger(folder, run):
-    expected, found = (
-        {key: value for key, value in logged(path).items() if key[0] not in CLOCKS} for path in (folder / "csv", run)
-    )
-    assert found == expected and len(found) == 56
-    assert {key[1] for key in found} == {2, 4, 6, 8}
-
-
-def test_wandb_has_the_curves_of_metrics_csv(run):
-    history = read_wandb(run, number=0).history + read_wandb(run).history
-    found = {
+def test_wandb_has_curves_settings_results_sample_and_checkpoint(found):
+    run, (first, last) = found.run, found.parts
+    curves = {
         (name, row["trainer/global_step"]): value
-        for row in history
+        for row in first.rows + last.rows
         for name, value in row.items()
-        if "/" in name and isinstance(value, float | int) and name.split("/")[0] not in NOT_IN_CSV
+        if name != "trainer/global_step" and isinstance(value, float | int)
     }
-    assert found == logged(run)
+    assert curves == logged(run) and {step for _, step in curves} == {2, 4, 6, 8}
+    settings, summary = (
+        yaml.safe_load((run / "config.yaml").read_text()),
+        json.loads((run / "summary.json").read_text()),
+    )
+    assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_version()
+    names = {name: last.init[name] for name in ("id", "name", "group", "project")}
+    assert names == {"id": first.init["id"], "name": "a=1", "group": "2026/sweep", "project": "tril"}
+    results = {key: value for key, value in summary.items() if isinstance(value, int | float | str)}
+    assert {key: last.summary[key] for key in results} == results and len(results) > 20
+    assert (first.status, last.status) == (1, 0)
+    [table] = [row["samples"] for row in last.rows if "samples" in row]
+    [(step, prompt, text)] = table.data
+    assert step == 8 and f"--- sample at step 8 ---\n{prompt}{text}\n" in (run / "samples.txt").read_text()
+    assert last.artifacts[-1] == (str(run / "checkpoints" / "best.ckpt"), f"model-{last.init['id']}", "model")
 
 
-def test_wandb_has_settings_commit_and_results(run):
-    first, last = read_wandb(run, number=0), read_wandb(run)
-    settings = yaml.safe_load((run / "config.yaml").read_text())
-    assert {key: last.config[key] for key in settings} == settings
-    assert last.config["code"] == code_version() and settings["model"]["dim"] == 32
-    names = (last.run.run_id, last.run.display_name, last.run.run_group, last.run.project)
-    assert names[1:] == ("a=1", "2026/sweep", "tril")
-    assert first.run.run_id == last.run.run_id  # a resumed run keeps it
-    summary = json.loads((run / "summary.json").read_text())
-    assert {key: last.summary[key] for key in summary if key != "sources"} == {
-        key: value for key, value in summary.items() if key != "sources"
-    }
-    assert (first.exit_code, last.exit_code) == (1, 0)
-
-
-def test_wandb_has_samples_and_checkpoint(run):
-    last, media = read_wandb(run), read_wandb(run).folder / "files" / "media"
-    [table] = [json.loads(path.read_text()) for path in media.glob("table/samples_*.json")]
-    [(step, prompt, text)] = table["data"]
-    assert step == 8
-    assert f"--- sample at step 8 ---\n{prompt}{text}\n" in (run / "samples.txt").read_text()
-    sizes = {a.type: [(entry.path, entry.size) for entry in a.manifest.contents] for a in last.artifacts}
-    assert sizes["model"] == [("best.ckpt", (run / "checkpoints" / "best.ckpt").stat().st_size)]
-
-
-def test_tensorboard_has_the_curves_of_metrics_csv_and_the_samples(run):
+def test_tensorboard_has_the_curves_of_metrics_csv_and_the_samples(found):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(run / "tensorboard"))
+    events = EventAccumulator(str(found.run / "tensorboard"))
     events.Reload()
     scalars = [(tag, event.step, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
-    found = {(tag, step): value for tag, step, value in scalars}
-    assert [step for tag, step, _ in scalars if tag == "train/loss"] == [
-        2,
-        4,
-        6,
-        8,
-    ]  # without that of the killed process
-    expected = logged(run)
-    assert found.keys() == expected.keys()
-    assert all(math.isclose(found[key], expected[key], rel_tol=1e-6) for key in expected)  # float32
+    curves, expected = {(tag, step): value for tag, step, value in scalars}, logged(found.run)
+    assert [step for tag, step, _ in scalars if tag == "train/loss"] == [2, 4, 6, 8]  # without the killed process's
+    assert curves.keys() == expected.keys()
+    assert all(math.isclose(curves[key], expected[key], rel_tol=1e-6) for key in expected)  # float32
     texts = events.Tensors("sample/text_summary")
     assert [event.step for event in texts] == [4, 8]
-    last = texts[-1].tensor_proto.string_val[0].decode()
-    assert last.strip("`").strip("\n") in (run / "samples.txt").read_text()
+    sample = texts[-1].tensor_proto.string_val[0].decode().strip("`").strip("\n")
+    assert sample in (found.run / "samples.txt").read_text()

@@ -1,4 +1,4 @@
-"""train.py end to end on a tiny text."""
+"""Runs of train.py that the contract does not have: their files, documents apart, validations, and an early stop."""
 
 import json
 import math
@@ -8,14 +8,18 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.runs import DRAWN_BY, TINY, command_line, interrupted, rows, train_typed, typed
-from tril.model.checkpoint import load
+from tests.conftest import assert_refused
+from tests.runs import DRAWN_BY, in_process, interrupted, rows, train_typed, typed
+from tril.model.checkpoint import load, read_state
+from tril.model.runs import find_checkpoint
 from tril.model.training.summary import plot_losses
 from tril.scripts.cli.errors import UserError
 
+QUICK = ("data.tokenizer.kind=byte", "callbacks.samples=null", "callbacks.heads=null", "callbacks.causality=null")
 
-def final_loss(settings):
-    return train_typed(settings).summary["final_val_loss"]
+
+def state(folder, name="last"):
+    return read_state(folder / "checkpoints" / f"{name}.ckpt")
 
 
 def test_the_files_of_a_run(configure, tmp_path, monkeypatch):
@@ -24,18 +28,15 @@ def test_the_files_of_a_run(configure, tmp_path, monkeypatch):
     run = train_typed(config)
     folder, summary = tmp_path / "run", run.summary
     assert run.folder == folder and summary["final_val_loss"] < math.log(300)
-    assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
+    assert (summary["steps"], summary["tokens"], summary["causality"]) == (8, 8 * 4 * 32, "certified")
     assert summary["parameters"] == load(folder).model.n_parameters()
-    assert Image.open(folder / "loss.png").width == 900
+    assert Image.open(folder / "loss.png").width == 900 and (folder / "config.yaml").exists()
     assert (folder / "samples.txt").read_text(encoding="utf-8").count("--- sample at step") == 2
-    assert (folder / "config.yaml").exists()
-    certificate = torch.load(folder / "checkpoints" / "best.ckpt", weights_only=True)["tril"]["certificate"]
+    certificate = state(folder, "best")["tril"]["certificate"]
     assert certificate["passed"] and certificate["certified_at_step"] == 8 and len(certificate.pop("of")) == 64
     assert certificate == {key: json.loads((folder / "causality.json").read_text())[key] for key in certificate}
-    assert summary["causality"] == "certified"
     logged = rows(folder)
     assert [int(row["step"]) for row in logged if row["train/loss"]] == [2, 4, 6, 8]
-    assert [float(row["val/loss"]) for row in logged if row["val/loss"]][-1] == pytest.approx(summary["final_val_loss"])
     for column in ("val/loss", "heads/entropy/L1H1", "heads/first/L0H0"):
         assert [int(row["step"]) for row in logged if row[column]] == [4, 8]
     windows = np.load(folder / "windows_last.npz")
@@ -43,16 +44,11 @@ def test_the_files_of_a_run(configure, tmp_path, monkeypatch):
 
 
 def test_documents_in_a_window_do_not_attend_to_each_other_also_after_resuming(configure, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"text": f"the square of {i} is {i * i}."}) + "\n" for i in range(600)))
-    masked = ["data.document_mask=true", f"data.path={rows}"]
-    loss = final_loss(configure(*masked))
-    assert loss != final_loss(configure(f"data.path={rows}", folder="unmasked"))
-
-    lm, [cache] = (
-        load(tmp_path / "run" / "checkpoints" / "last.ckpt"),
-        (tmp_path / "cache").glob("*"),
-    )  # one, for both runs
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": f"the square of {i} is {i * i}."}) + "\n" for i in range(300)))
+    masked = (*QUICK, "data.document_mask=true", f"data.path={path}")
+    loss = train_typed(configure(*masked)).summary["final_val_loss"]
+    lm, [cache] = load(tmp_path / "run" / "checkpoints" / "last.ckpt"), (tmp_path / "cache").glob("*")
     meta = json.loads((cache / "meta.json").read_text())
     [source] = meta["sources"].values()
     ids = torch.from_numpy(np.fromfile(cache / "tokens.bin", meta["dtype"]).astype(int))
@@ -64,71 +60,75 @@ def test_documents_in_a_window_do_not_attend_to_each_other_also_after_resuming(c
             log_p = lm.model(ids[None, start:end])[0].double().log_softmax(-1)
         total -= log_p.gather(1, ids[start + 1 : end + 1, None]).sum().item()
     assert loss == pytest.approx(total / (len(ids) - 1), rel=1e-5)
-
     with interrupted():
         train_typed(configure(*masked, folder="half"))
     resumed = typed(f"resume={tmp_path / 'half'}", f"data.cache_dir={tmp_path / 'cache'}", base=[])
-    assert final_loss(resumed) == pytest.approx(loss, rel=1e-6)
+    assert train_typed(resumed).summary["final_val_loss"] == pytest.approx(loss, rel=1e-6)
 
 
-def test_a_vocabulary_can_be_padded_but_not_truncated(configure, tmp_path):
-    with pytest.raises(UserError, match="model.vocab_size=299 is too small for the tokenizer's 300 tokens"):
-        train_typed(configure("model.vocab_size=299"))
-    train_typed(configure("model.vocab_size=320"))
-    assert load(tmp_path / "run").config.vocab_size == 320
+def test_validations_change_no_training_step_and_the_last_step_is_validated(configure, tmp_path):
+    """With dropout, whose random numbers they must not take: six validations end as one does, bit for bit."""
+    dropout = (*QUICK[:1], *QUICK[2:], "model.resid_dropout=0.2", "trainer.accumulate_grad_batches=2")
+    weights = []
+    for interval, steps in ((1, [1, 2, 3, 4, 5, 6]), (4, [4, 6]), (100, [6])):
+        folder = tmp_path / str(interval)
+        settings = ("trainer.max_steps=6", f"trainer.val_check_interval={interval}", f"hydra.run.dir={folder}")
+        train_typed(configure(*dropout, *settings))
+        assert [int(row["step"]) for row in rows(folder) if row["val/loss"]] == steps
+        assert {state(folder, name)["global_step"] for name in ("last", "best")} == {6}  # the loss falls all the way
+        weights.append(state(folder)["state_dict"])
+    assert all(torch.equal(each[name], weight) for each in weights[1:] for name, weight in weights[0].items())
 
 
-def test_validations_change_no_training_step(configure, tmp_path):
-    """With dropout, whose random numbers they must not take: 8 validations end as one does, bit for bit."""
-    dropout = ["model.resid_dropout=0.2", "trainer.accumulate_grad_batches=2", "data.batch_size=2"]
-    ends = []
-    for interval, folder in ((1, "often"), (8, "once")):
-        loss = final_loss(configure(*dropout, f"trainer.val_check_interval={interval}", folder=folder))
-        assert sum(bool(row["val/loss"]) for row in rows(tmp_path / folder)) == 8 // interval
-        content = torch.load(tmp_path / folder / "checkpoints" / "last.ckpt", weights_only=True)
-        ends.append((loss, content["state_dict"]))
-    assert ends[0][0] == ends[1][0]
-    assert all(torch.equal(ends[0][1][name], weight) for name, weight in ends[1][1].items())
+def test_the_figures_of_a_part_of_the_validation_say_so(configure, capsys):
+    run, out = (
+        train_typed(configure(*QUICK, "+trainer.limit_val_batches=1", "trainer.max_steps=2")),
+        capsys.readouterr(),
+    )
+    windows = run.summary["val_windows"]["of"]
+    assert f"nats per token (4 of {windows} windows)" in out.out
+    assert f"on 4 of {windows} windows, not comparable with other runs (trainer.limit_val_batches)" in out.out
 
 
-@pytest.mark.parametrize("interval", [4, 100])
-def test_a_last_step_between_two_validations_is_validated_and_saved(configure, tmp_path, interval):
-    train_typed(configure("trainer.max_steps=6", f"trainer.val_check_interval={interval}"))
-    for name in ("last", "best"):  # the loss falls all the way
-        assert torch.load(tmp_path / "run" / "checkpoints" / f"{name}.ckpt", weights_only=True)["global_step"] == 6
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 6
+def test_what_does_not_fit_the_text_is_refused_before_the_first_step(configure, tmp_path):
+    for settings, message in (
+        (["model.vocab_size=256"], "model.vocab_size=256 is too small for the tokenizer's 257 tokens"),
+        (["data.tokenizer.kind=char", "callbacks.samples.prompt=é"], "callbacks.samples: the prompt has 'é'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_typed(configure("data.tokenizer.kind=byte", *settings))
+        assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_prompt_that_the_tokenizer_lacks_is_refused_before_the_first_step(configure, tmp_path):
-    with pytest.raises(UserError, match="callbacks.samples: the prompt has 'é'"):
-        train_typed(configure("data.tokenizer.kind=char", "callbacks.samples.prompt=é"))
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
-def test_accumulated_steps_are_complete_over_the_ends_of_epochs(configure, tmp_path):
-    """13 windows an epoch in batches of 2: 6 batches, which 4 batches a step do not divide."""
-    from tril.data.batches import TrainWindows
-    from tril.model.training.module import TrainingModule
-
-    drawn, at_step = [], []
-    with pytest.MonkeyPatch.context() as patch:
-        batch, step = TrainWindows._batch, TrainingModule.optimizer_step
-        patch.setattr(TrainWindows, "_batch", lambda self, indices: (drawn.extend(indices), batch(self, indices))[1])
-        patch.setattr(
-            TrainingModule,
-            "optimizer_step",
-            lambda self, *args, **kwargs: (step(self, *args, **kwargs), at_step.append(len(drawn)))[0],
-        )
-        overrides = ["model.context_length=512", "data.batch_size=2", "trainer.accumulate_grad_batches=4"]
-        overrides += ["callbacks.causality=null"]  # which draws windows of other texts
-        train_typed(configure(*overrides, "trainer.val_check_interval=16", "trainer.log_every_n_steps=1"))
-    assert drawn == list(range(8 * 8))
-    assert at_step == [8 * n for n in range(1, 9)]
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["tokens"] == 8 * 8 * 512
-
-
-def test_a_log_that_is_not_utf8_is_no_error(tmp_path, text):
-    """An untrained model of bytes writes characters that Latin-1 lacks."""
-    byte_tokens = ["data.tokenizer.kind=byte", "data.tokenizer.vocab_size=null", "trainer.max_steps=4"]
-    done = command_line(*TINY, *byte_tokens, f"data.path={text}", cwd=tmp_path, PYTHONIOENCODING="latin-1")
+def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patience(tmp_path):
+    """Random digits to train on, and letters to validate on: the validation loss rises soon."""
+    random = np.random.default_rng(0)
+    (tmp_path / "train.txt").write_text("".join(map(str, random.integers(0, 10, 400))))
+    (tmp_path / "val.txt").write_text("".join(map(chr, random.integers(97, 123, 200))))
+    settings = ["data.path=train.txt", "data.val_path=val.txt", "hydra.run.dir=run", "trainer.max_steps=400"]
+    settings += ["trainer.val_check_interval=3", "callbacks.early_stop.patience=3", "callbacks.early_stop.min_passes=0"]
+    done = in_process(*typed_words(*QUICK, *settings, "optim.lr_scale=2"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    val = [(int(row["step"]), float(row["val/loss"])) for row in rows(run) if row["val/loss"]]
+    summary, last, best = json.loads((run / "summary.json").read_text()), val[-1][0], min(val, key=lambda row: row[1])
+    assert [step for step, _ in val] == [3 * (i + 1) for i in range(len(val))] and len(val) < 100  # each once
+    assert val[-4] == best and (summary["steps"], summary["best_step"]) == (last, best[0])
+    reason = f"at step {last} of 400 by callbacks.early_stop.patience"
+    assert summary["stopped_early"].startswith(reason) and f"stopped     {reason}" in done.stdout
+    assert {name: state(run, name)["global_step"] for name in ("last", "best")} == {"last": last, "best": best[0]}
+    assert find_checkpoint(run).name == "best.ckpt"  # what is sampled
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    end = f"has stopped at step {last} by callbacks.early_stop.patience"
+    again = in_process("resume=run", cwd=tmp_path)
+    assert again.returncode == 0 and f"{end}; it is unchanged" in again.stdout, again.stderr
+    other = in_process("resume=run", "optim.lr=0.5", cwd=tmp_path)
+    assert_refused(other, f"run {end} without optim.lr; raise callbacks.early_stop.patience to continue it")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    more = in_process("resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
+    assert json.loads((run / "summary.json").read_text())["steps"] > last  # from the last checkpoint, not the best
+
+
+def typed_words(*settings):
+    return [each.typed for each in typed(*settings)]

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.data.sources.chats import CHATML, MARKS
 from tests.model.interop.folders import EOT, byte_tokenizer
 from tril.data.prepare import Encoder
 from tril.data.prepared import OPENS, TARGET
@@ -12,13 +13,6 @@ from tril.data.sources.base import Document, Piece, Turn
 from tril.data.sources.chat import PLAIN, ChatTemplate, conversation
 from tril.data.sources.files import Files
 
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ message.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-MARKS = ("<|im_start|>", "<|im_end|>")
 TWO_TURNS = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "2+2?"},
