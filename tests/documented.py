@@ -3,12 +3,14 @@
 import ast
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPUTED = "attention.md"  # its examples are tested with their output: tests/model/test_attention_page.py
+EDITED = "add_your_own.md"  # its commands need the class that it adds: tests/test_add_your_own.py
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = ("", "bash")
 INLINE = re.compile(r"`((?:python (?:train\.py|scripts/[a-z_]+\.py)|tril [a-z_]+)(?: (?:(?!\.\.\.)[^`\n])*)?)`")
@@ -63,10 +65,10 @@ def blocks(page: Path, languages: tuple[str, ...]) -> list[str]:
     return [content for language, content in FENCE.findall(text) if language in languages]
 
 
-def commands() -> list[Command]:
-    """All commands of all pages."""
+def commands(pages: Iterable[Path] = PAGES) -> list[Command]:
+    """All commands of the pages."""
     found = []
-    for page in PAGES:
+    for page in pages:
         variables: dict[str, str] = {}  # a page is read in one shell
         for block in filter(PROGRAM.search, blocks(page, SHELL)):
             found += _commands(page, block, variables)

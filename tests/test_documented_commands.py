@@ -13,11 +13,12 @@ import tomllib
 import pytest
 
 from tests.calls import call
-from tests.documented import COMPUTED, PAGES, ROOT, Command, blocks, commands, unquoted
+from tests.documented import COMPUTED, EDITED, PAGES, ROOT, Command, blocks, commands, unquoted
 from tests.documented_files import write_files
 from tests.runs import TINY
+from tril.model.causality import assert_causal
 
-COMMANDS = commands()
+COMMANDS = [command for command in commands() if command.page != f"docs/{EDITED}"]
 OF_TRIL = list({command.words: command for command in COMMANDS if command.script}.values())
 OTHERS = [command for command in COMMANDS if not command.script]
 GRIDS = ("scripts.experiments.grid.estimate_runs", "scripts.experiments.grid.name_runs")  # the second one on clusters
@@ -89,7 +90,7 @@ SLOW = ("+ablation=scaling",)  # words of grids with many runs
 pytestmark = pytest.mark.xdist_group("documented")  # one process writes the files
 OTHER_PROGRAMS = ("pip", "pytest", "git", "(cd", "cat", "python")
 GLOB = re.compile(r"[][*?{}~^]")  # zsh refuses an unquoted pattern that matches no file
-EXAMPLES = {page.name: blocks(page, ("python",)) for page in PAGES if page.name != COMPUTED}
+EXAMPLES = {page.name: blocks(page, ("python",)) for page in PAGES if page.name not in (COMPUTED, EDITED)}
 TINY_MODELS = {'"model=nano", "trainer.max_steps=100"': ", ".join(map(repr, (*TINY, "data.path=text.txt")))}
 
 
@@ -193,6 +194,12 @@ def test_other_programs_get_what_exists(command):
         assert words[words.index("-m") + 1] in markers
 
 
+def test_the_hook_of_pre_commit_is_a_documented_command():
+    [hook] = blocks(ROOT / "docs/certify_your_model.md", ("yaml",))
+    [entry] = re.findall(r"entry: (.*)", hook)
+    assert entry in [command.text for command in OF_TRIL]
+
+
 @pytest.mark.parametrize("page", [name for name, examples in EXAMPLES.items() if examples])
 def test_the_python_examples_of_a_page_run(page, folder, monkeypatch):
     monkeypatch.chdir(folder)
@@ -203,4 +210,7 @@ def test_the_python_examples_of_a_page_run(page, folder, monkeypatch):
         for written, here in TINY_MODELS.items():
             example = example.replace(written, here)
         exec(compile(example, page, "exec"), names)
+    for name, test in names.items():
+        if name.startswith("test_"):
+            test(assert_causal)  # the fixture, tests/test_pytest_plugin.py
     sys.modules.pop("model", None)  # of certify_your_model.md

@@ -1,4 +1,4 @@
-"""From Python: `train` and `load` of docs/python_api.md, the notebook, and the installed wheel."""
+"""From Python: `train` and `load` of docs/training.md, the notebook, and the installed wheel."""
 
 import json
 import math

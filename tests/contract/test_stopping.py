@@ -1,4 +1,4 @@
-"""A run that is killed or stopped, or meets damaged files or a full disk, ends as docs/reliability.md says."""
+"""A run that is killed or stopped, or meets damaged files or a full disk, ends as docs/training.md says."""
 
 import csv
 import json
