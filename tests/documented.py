@@ -1,6 +1,5 @@
 """The commands and the Python examples in README.md and docs/*.md, as a reader types them."""
 
-import ast
 import re
 import shlex
 from collections.abc import Iterable
@@ -17,7 +16,6 @@ INLINE = re.compile(r"`((?:python (?:train\.py|scripts/[a-z_]+\.py)|tril [a-z_]+
 PROGRAM = re.compile(r"^(?:python|tril|pip|pytest|torchrun) ", re.MULTILINE)  # other blocks are output or drawings
 VARIABLE = re.compile(r"^([A-Z_]+)=(\S.*)$")
 ENVIRONMENT = re.compile(r"[A-Z_]+=\S*$")
-ANSI_C = re.compile(r"\$'((?:\\.|[^'\\])*)'")
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 NEEDS = re.compile(r"\bneeds (?:an?|the|two|four)? ?(GPU|network|cluster)")
 
@@ -89,7 +87,7 @@ def _commands(page: Path, block: str, variables: dict[str, str]) -> list[Command
             variables[set_variable[1]] = "".join(shlex.split(set_variable[2]))
             continue
         for part in re.split(r" && (?=(?:[^'\"]|'[^']*'|\"[^\"]*\")*$)", text):
-            words = shlex.split(plain_quotes(part, variables))
+            words = shlex.split(with_variables(part, variables))
             while words and ENVIRONMENT.match(words[0]):
                 words.pop(0)
             found.append(Command(page.relative_to(ROOT).as_posix(), part, needs or needs_before, tuple(words)))
@@ -103,9 +101,8 @@ def split_comment(line: str) -> tuple[str, str]:
     return (line[: start.start()].strip(), line[start.start() :].strip()) if start else (line.strip(), "")
 
 
-def plain_quotes(text: str, variables: dict[str, str]) -> str:
-    """The text with $'...' and "$NAME" as shlex reads them."""
-    text = ANSI_C.sub(lambda match: shlex.quote(ast.literal_eval(f"'{match[1]}'")), text)
+def with_variables(text: str, variables: dict[str, str]) -> str:
+    """The text with the values of "$NAME"."""
     for name, value in variables.items():
         text = text.replace(f"${name}", value)
     return text
@@ -113,4 +110,4 @@ def plain_quotes(text: str, variables: dict[str, str]) -> str:
 
 def unquoted(text: str) -> str:
     """What a shell would expand: the text without its quoted parts."""
-    return QUOTED.sub("", ANSI_C.sub("", text))
+    return QUOTED.sub("", text)

@@ -75,7 +75,7 @@ COMPLETE = {  # commands that the slow tests run, with what shortens them; other
     'python scripts/sample.py ckpt=latest prompt="def " seed=0': (),
     'python scripts/sample.py ckpt=latest prompt="class " temperature=0.7 top_p=0.9 n=3': (),
     "python scripts/sample.py ckpt=latest prompt=\"def \" remove_heads='[L0H1,L2H3]'": (),
-    "python scripts/sample.py ckpt=latest prompt=$'User: What is 3 plus 4?\\n\\nAssistant:'": (),
+    r'python scripts/sample.py ckpt=latest prompt="User: What is 3 plus 4?\n\nAssistant:"': (),
     "python scripts/evaluate.py ckpt=latest": (),
     "python scripts/evaluate.py ckpt=latest data=files data.path=text.txt part=all": (),
     "python scripts/evaluate.py ckpt=latest other=RUN": (),
