@@ -1,4 +1,4 @@
-"""Ablation of heads by document, against full passes with a gate, and simulated texts."""
+"""Ablation of heads by document, against full passes with a gate, and simulated texts; what the figures draw."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,10 @@ from tril.model.comparison import BETTER, UNCLEAR, WORSE
 from tril.model.gpt import IGNORE
 from tril.model.heads import ablation as subject
 from tril.model.heads.ablation import Ablation, losses_without
-from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.gate import all_heads, head_gate, head_name
+from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, plot_scores, readable
+from tril.model.heads.scores import text_scores
 from tril.model.intervals import clustered_mean
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
@@ -39,13 +41,6 @@ def ablate(model, text):
     return subject.ablate(model, text, clusters_of(text))
 
 
-def columns(model, head):
-    """The columns of the output projection that read a head."""
-    layer, number = head
-    size = model.config.head_size
-    return model.blocks[layer].attn.o_proj.weight.data[:, number * size : (number + 1) * size]
-
-
 def gate_of(heads):
     gate = torch.ones(2, 4)
     for head in heads:
@@ -67,27 +62,26 @@ def test_the_losses_without_heads_are_those_of_full_passes_by_document(shape, do
     monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_PER_BATCH", 48)  # batches of 4 and 2 windows
     model, text = tiny_gpt(**shape), some_text(document_eot=document_eot)
     text.targets[:2, 5:9] = IGNORE
-    ablation = ablate(model, text)
+    ablation, whole = ablate(model, text), by_document(model, text)
     sizes = ablation.clusters.targets.numpy()
-    whole = by_document(model, text)
-    assert ablation.whole.tolist() == pytest.approx(whole, abs=1e-4) and ablation.loss == pytest.approx(
-        whole.sum() / sizes.sum()
-    )
+    assert ablation.whole.tolist() == pytest.approx(whole, abs=1e-4)
+    assert ablation.loss == pytest.approx(whole.sum() / sizes.sum())
     changes, order, rows = ablation.changes(), ablation.order, ablation.removal_rows()
-    for head in all_heads(model.config):
-        without = by_document(model, text, [head])
+    for head, row in zip(all_heads(model.config), ablation.head_rows(), strict=True):
+        without, difference = by_document(model, text, [head]), changes[head].difference
         assert ablation.single[head].tolist() == pytest.approx(without, abs=1e-4)
         expected = clustered_mean(without - whole, sizes)
-        assert changes[head].difference.mean == pytest.approx(expected.mean, abs=1e-6)
-        assert changes[head].difference.half_width == pytest.approx(
-            expected.interval(1 - 0.05 / 8).half_width, abs=1e-6
-        )
+        assert difference.mean == pytest.approx(expected.mean, abs=1e-6)
+        assert difference.half_width == pytest.approx(expected.interval(1 - 0.05 / 8).half_width, abs=1e-6)
+        values = {"change": difference.mean, "low": difference.low, "high": difference.high}
+        assert row == {"head": head_name(head), "verdict": changes[head].verdict, **values}
     rises = [ablation.single[head].sum().item() for head in order]
     assert sorted(order) == all_heads(model.config) and rises == sorted(rises)
     for n in range(9):
         without = by_document(model, text, order[:n])
         assert ablation.removal[n].tolist() == pytest.approx(without, abs=1e-4)
         assert rows[n]["change"] == pytest.approx((without - whole).sum() / sizes.sum(), abs=1e-6)
+        assert (rows[n]["n_removed"], rows[n]["removed_last"]) == (n, head_name(order[n - 1]) if n else None)
 
 
 @pytest.mark.parametrize("document_eot", [None, EOT])
@@ -106,12 +100,11 @@ def test_a_partial_forward_pass_is_bitwise_equal_to_the_full_one(document_eot):
 
 def test_the_model_is_unchanged_and_a_head_without_output_changes_nothing():
     model, text = tiny_gpt(attn_dropout=0.3), some_text()
-    columns(model, (0, 1)).zero_()
+    model.blocks[0].attn.o_proj.weight.data[:, 8:16] = 0  # of head 1
     ablation = ablate(model, text)
     assert torch.equal(ablate(model.train(), text).removal, ablation.removal)
     assert all(m.training and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     change = ablation.changes()[0, 1]
-    assert torch.equal(ablation.single[0, 1], ablation.whole)
     assert (change.difference.mean, change.difference.half_width, change.verdict) == (0, 0, UNCLEAR)
     assert ["L0H1", "+0.0000 ± 0.0000", UNCLEAR] in ablation.table()
 
@@ -123,9 +116,7 @@ def simulated(rng, true_rises):
     rises = true_rises[..., None] + shared + rng.normal(0, 0.3, (2, 4, 40)) / np.sqrt(sizes)
     whole = sizes * rng.normal(4, 0.8, 40)  # the differences between documents are larger than any rise
     sizes, whole, single = (torch.from_numpy(array) for array in (sizes, whole, whole + sizes * rises))
-    clusters = TextClusters(torch.empty(0), sizes, len(sizes), True)
-    heads = [(layer, head) for layer in range(2) for head in range(4)]
-    return Ablation(clusters, whole, single, heads, torch.stack([whole + n * sizes / 2 for n in range(9)]))
+    return Ablation(TextClusters(torch.empty(0), sizes, len(sizes), True), whole, single, [*np.ndindex(2, 4)], whole)
 
 
 def test_useless_heads_are_called_useful_in_at_most_5_of_100_texts_and_useful_ones_are_found():
@@ -139,18 +130,6 @@ def test_useless_heads_are_called_useful_in_at_most_5_of_100_texts_and_useful_on
         assert (verdicts[0, 3], verdicts[1, 1]) == (WORSE, BETTER)
 
 
-def test_the_rows_of_the_files():
-    ablation = simulated(np.random.default_rng(2), np.full((2, 4), 0.1))
-    rows, change = ablation.head_rows(), ablation.changes()[1, 2]
-    assert [row["head"] for row in rows] == [head_name(head) for head in all_heads(tiny_gpt().config)]
-    interval = change.difference
-    values = {"change": interval.mean, "low": interval.low, "high": interval.high, "verdict": change.verdict}
-    assert rows[6] == {"head": "L1H2", **values}
-    first, second = ablation.removal_rows()[:2]
-    assert (first["n_removed"], first["removed_last"], first["loss"], first["change"]) == (0, None, ablation.loss, 0.0)
-    assert (second["n_removed"], second["removed_last"], second["low"]) == (1, "L0H0", pytest.approx(0.5))
-
-
 def test_gates_by_name():
     config = tiny_gpt(n_layers=3).config
     gate = head_gate(config, ["L0H1", "L2H3", "L0H1"])
@@ -159,3 +138,26 @@ def test_gates_by_name():
         head_gate(config, ["L0H1", "L3H0", "x"])
     with pytest.raises(ValueError, match="model.n_heads=0"):
         head_gate(tiny_gpt(n_heads=0).config, ["L0H0"])
+
+
+def test_the_figures_draw_each_head_where_it_belongs(monkeypatch, tmp_path):
+    from matplotlib.figure import Figure
+
+    drawn, model, text = [], tiny_gpt(), some_text()
+    monkeypatch.setattr(Figure, "savefig", lambda self, *rest, **more: drawn.append(self))
+    ablation, (heads, uniform) = ablate(model, text), text_scores(model, text)
+    maps = attention_maps(model, text.ids[:1, :5])[:, 0]
+    plot_ablation(tmp_path / "a.png", ablation)
+    plot_removal(tmp_path / "b.png", ablation)
+    plot_maps(tmp_path / "c.png", maps, ["a", "b", "$\\x$", "d", "e"])
+    plot_scores(tmp_path / "d.png", heads, uniform)
+    changes, removal, grid, scores = drawn
+    rises = [[ablation.changes()[layer, head].difference.mean for head in range(4)] for layer in range(2)]
+    assert np.array_equal(changes.axes[0].images[0].get_array(), rises)
+    losses = ablation.removal.sum(1) / ablation.clusters.targets.sum()
+    assert list(removal.axes[0].lines[0].get_ydata()) == pytest.approx(losses.tolist())
+    assert np.array_equal([axes.images[0].get_array().filled(0) for axes in grid.axes[:8]], maps.flatten(0, 1))
+    panels = [axes.images[0].get_array() for axes in scores.axes if axes.get_xlabel() == "head"]
+    assert len(panels) == 6 and all(map(np.array_equal, panels, heads.values()))
+    shown = {"\t a\r": "→␣a←", "<|endoftext|>": "<|endofte…", "é日": "é日", "\u200b": "\ufffd", "": ""}
+    assert {text: readable(text) for text in shown} == shown

@@ -1,6 +1,5 @@
 """Generation token by token: against `LanguageModel.generate`, and a full forward pass for each token."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -8,6 +7,7 @@ from tests.conftest import assert_close, tiny_gpt
 from tests.model.generation.test_language_model import byte_level
 from tests.model.test_checkpoint import language_model
 from tril.model.generation.language_model import LanguageModel
+from tril.model.generation.sampling import Choice, SamplingConfig, probabilities
 from tril.model.heads.attention_maps import attention_maps
 from tril.model.heads.live import N_CANDIDATES, live_tokens, prompt_tokens
 
@@ -37,20 +37,6 @@ def test_a_character_of_several_tokens_appears_with_its_last_one():
         assert [token.text for token in tokens] == expected and tokens[1].name == "\ufffd"
 
 
-def filtered(logits, temperature, top_k, top_p):
-    """Temperature, top-k and top-p in the words of their papers: a loop over sorted tokens."""
-    if temperature == 0:
-        return {int(logits.argmax()): 1.0}
-    scaled = np.exp((logits - logits.max()) / temperature)
-    order = np.argsort(-scaled)[: top_k or len(scaled)]
-    shares, kept, total = scaled[order] / scaled[order].sum(), {}, 0.0
-    for token, share in zip(order.tolist(), shares, strict=True):
-        if total >= (top_p or 1.0):
-            break
-        kept[token], total = share, total + share
-    return {token: share / total for token, share in kept.items()}
-
-
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("parts", [{}, {"window": 4}, {"pos": "alibi", "n_kv_heads": 2}, {"causal": False}], ids=str)
 def test_probabilities_and_attention_are_those_of_a_full_forward_pass(settings, parts):
@@ -60,17 +46,18 @@ def test_probabilities_and_attention_are_those_of_a_full_forward_pass(settings, 
         context = torch.tensor([ids[token.n_dropped :]])
         cropped += token.n_dropped > 0
         with torch.inference_mode():
-            logits = lm.model(context, head_gate=GATE)[0, -1].double().numpy()
-        expected, model = filtered(logits, **settings), np.exp(logits) / np.exp(logits).sum()
+            logits = lm.model(context, head_gate=GATE)[:, -1]
+        choice = Choice.of(SamplingConfig(**settings), [ids], lm.n_ids, logits.device)
+        expected, model = (x[0].tolist() for x in (probabilities(logits, choice), logits.double().softmax(-1)))
         shown = [candidate.id for candidate in token.candidates]
         assert len(set(shown)) == len(shown) and token.id in shown
         assert len(shown) == N_CANDIDATES + (token.id not in shown[:N_CANDIDATES])
-        largest = sorted(((expected.get(i, 0.0), p) for i, p in enumerate(model)), reverse=True)
+        largest = sorted(zip(expected, model, strict=True), reverse=True)
         for candidate, values in zip(token.candidates[:N_CANDIDATES], largest, strict=False):
-            np.testing.assert_allclose((candidate.drawn_from, candidate.model), values, rtol=2e-4)
+            assert (candidate.drawn_from, candidate.model) == pytest.approx(values, rel=2e-4)
         for candidate in token.candidates:
-            values = expected.get(candidate.id, 0.0), model[candidate.id]
-            np.testing.assert_allclose((candidate.drawn_from, candidate.model), values, rtol=2e-4)
+            values = expected[candidate.id], model[candidate.id]
+            assert (candidate.drawn_from, candidate.model) == pytest.approx(values, rel=2e-4)
             assert candidate.name == lm.tokenizer.decode([candidate.id], skip_special_tokens=False)
         assert_close(token.attention, attention_maps(lm.model, context, head_gate=GATE)[:, 0, :, -1])  # (L, H, S)
         ids.append(token.id)

@@ -82,21 +82,21 @@ def page(driver, tmp_path):
     assert set(opened) == {(tmp_path / "page.html").as_uri()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_weights_are_rounded_to_float16_and_only_zero_is_zero(tmp_path, dtype):
-    maps = (10.0 ** torch.linspace(0, -12, 3 * 2 * 8 * 8, dtype=torch.float64)).view(3, 2, 8, 8).to(dtype).tril()
-    maps[0, 0, 0, 7] = 1e-40 if dtype != torch.float16 else 2**-24  # a leak far below what float16 can hold
-    exact = maps.double().numpy()
-    page = write(tmp_path, maps, ["t"] * 8, [[]] * 8).read_text("utf-8")
-    text = re.search(r'<script type="text/plain" id="maps">([A-Za-z0-9+/=]*)</script>', page)[1]
-    decoded = np.frombuffer(base64.b64decode(text), "<f2").reshape(exact.shape).astype(np.float64)
-    assert ((decoded == 0) == (exact == 0)).all() and (exact == 0).any()
-    error, small = np.abs(decoded - exact), exact < 2.0**-14
-    assert (error[~small] <= exact[~small] * 2.0**-11).all()
-    assert (error[small] <= 2.0**-24).all() and (error[small & (exact >= 2.0**-24)] <= 2.0**-25).all()
+def test_weights_are_rounded_to_float16_and_only_zero_is_zero(tmp_path):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        maps = (10.0 ** torch.linspace(0, -12, 3 * 2 * 8 * 8, dtype=torch.float64)).view(3, 2, 8, 8).to(dtype).tril()
+        maps[0, 0, 0, 7] = 1e-40 if dtype != torch.float16 else 2**-24  # a leak far below what float16 can hold
+        exact = maps.double().numpy()
+        page = write(tmp_path, maps, ["t"] * 8, [[]] * 8).read_text("utf-8")
+        text = re.search(r'<script type="text/plain" id="maps">([A-Za-z0-9+/=]*)</script>', page)[1]
+        decoded = np.frombuffer(base64.b64decode(text), "<f2").reshape(exact.shape).astype(np.float64)
+        assert ((decoded == 0) == (exact == 0)).all() and (exact == 0).any()
+        error, small = np.abs(decoded - exact), exact < 2.0**-14
+        assert (error[~small] <= exact[~small] * 2.0**-11).all()
+        assert (error[small] <= 2.0**-24).all() and (error[small & (exact >= 2.0**-24)] <= 2.0**-25).all()
 
 
-@pytest.mark.parametrize(("shape", "n_after"), [((2, 5, 5), 5), ((1, 2, 5, 4), 5), ((2, 3, 5, 5), 4)])
+@pytest.mark.parametrize(("shape", "n_after"), [((1, 2, 5, 4), 5), ((2, 3, 5, 5), 4)])
 def test_shapes_that_do_not_fit_are_named_and_nothing_is_written(tmp_path, shape, n_after):
     named = f"5 tokens, maps {shape} and probabilities after {n_after} tokens do not match"
     with pytest.raises(ValueError, match=re.escape(named)):
@@ -110,20 +110,15 @@ def test_the_upper_triangle_is_drawn_from_the_data_and_empty(page, driver, dark)
     resize(driver, 1280, 900, dark=dark)
     page.select(1, 0)
     pixels, zero = page.pixels("#canvas"), torch.tensor(L1H0).numpy() == 0
-    assert (pixels[zero] == page.color("--empty")).all()
-    assert (pixels[~zero] != page.color("--empty")).any(-1).all() and (pixels != page.color("--leak")).any(-1).all()
-    assert (pixels[0, 0] == page.color("--high")).all()
-    assert (pixels[0, 4].sum() < 100) == dark
-    distance = [
-        np.abs(pixels[cell] - pixels[0, 0]).sum() for cell in [(1, 1), (2, 0), (1, 0), (3, 0)]
-    ]  # 0.75, 0.5, 0.25, 0.125
+    assert (pixels[zero] == page.color("--empty")).all() and (pixels[0, 4].sum() < 100) == dark
+    assert (pixels[~zero] != page.color("--empty")).any(-1).all() and (pixels[0, 0] == page.color("--high")).all()
+    cells = [(1, 1), (2, 0), (1, 0), (3, 0)]  # 0.75, 0.5, 0.25, 0.125: ever farther from the color of 1
+    distance = [np.abs(pixels[cell] - pixels[0, 0]).sum() for cell in cells]
     assert distance == sorted(set(distance))
-    message = "The upper triangle is empty because the model is causal: "
-    message += "the largest weight above the diagonal, in all 6 heads, is 0."
-    assert page.texts("#above") == [message] and page.texts("#above.leaks") == []
+    assert "in all 6 heads, is 0" in page.texts("#above")[0] and page.texts("#above.leaks") == []
 
 
-@pytest.mark.parametrize("weight, number", [(0.25, "0.250"), (1e-12, "6.0e-8"), (float("nan"), "NaN")])
+@pytest.mark.parametrize(("weight", "number"), [(0.25, "0.250"), (1e-12, "6.0e-8"), (float("nan"), "NaN")])
 def test_a_weight_above_the_diagonal_is_highlighted_and_named(page, weight, number):
     maps = MAPS.clone()
     maps[1, 2, 1, 3] = weight
@@ -135,7 +130,7 @@ def test_a_weight_above_the_diagonal_is_highlighted_and_named(page, weight, numb
         colored = (page.pixels(f"button[title='{head_name(layer, head)}'] canvas") == page.color("--leak")).all(-1)
         assert (colored == (leaks if (layer, head) in [(1, 2), (1, 3)] else False)).all(), (layer, head)
     [message] = page.texts("#above.leaks")
-    assert f"is {number} (L1H2, token 1 attends to token 3, which comes later). This model sees the" in message
+    assert f"is {number} (L1H2, token 1 attends to token 3, which comes later)" in message
     page.point(page.token(1))
     assert "leak" in page.token(3).get_attribute("class") and page.weights()[3] == f"weight {number}"
 
@@ -143,44 +138,24 @@ def test_a_weight_above_the_diagonal_is_highlighted_and_named(page, weight, numb
 def test_a_thumbnail_of_many_tokens_loses_no_leak(page):
     maps = torch.eye(100).expand(1, 1, 100, 100).clone()
     maps[0, 0, 40, 81] = 2**-20
-    highlighted = (page(maps=maps, tokens=["t"] * 100, after=[[]] * 100).pixels("button canvas") == [255, 0, 80]).all(
-        -1
-    )
-    assert np.argwhere(highlighted).tolist() == [[40 * 48 // 100, 81 * 48 // 100]]
+    pixels = page(maps=maps, tokens=["t"] * 100, after=[[]] * 100).pixels("button canvas")
+    assert np.argwhere((pixels == [255, 0, 80]).all(-1)).tolist() == [[40 * 48 // 100, 81 * 48 // 100]]
 
 
-HOSTILE = [
-    "שלום",
-    "עולם",
-    "</script><script>alert(1)</script>",
-    "<!--<script>",
-    "<img src=x onerror=alert(1)>&lt;b&amp;",
-]
-HOSTILE += [
-    "\"'`${1}\\u003c{{maps}}",
-    "a\u2028\u2029b",
-    "🙂é\ufffd",
-    "\t \n",
-    "\x00\x1b\x7f\r",
-    "\udc80",
-]  # last: half a surrogate pair
+HOSTILE = ["שלום", "עולם", "</script><script>alert(1)</script>", "<!--<script>", "<img src=x onerror=alert(1)>&lt;"]
+HOSTILE += ["\"'`${1}\\u003c{{maps}}", "a\u2028\u2029b", "🙂é\ufffd", "\t \n", "\x00\x1b\x7f\r", "\udc80"]
 
 
 def test_any_text_is_shown_as_text(page):
     n, title = len(HOSTILE), "".join(HOSTILE[:-3])
-    expected_title = [ord(c) for c in title + "\ufffd"]
-    page = page(
-        maps=torch.eye(n).expand(1, 1, n, n),
-        tokens=HOSTILE,
-        after=[[(text, 0.5)] for text in HOSTILE],
-        title=title + "\udc80",
-    )
+    after = [[(text, 0.5)] for text in HOSTILE]
+    page = page(maps=torch.eye(n).expand(1, 1, n, n), tokens=HOSTILE, after=after, title=title + "\udc80")
     code_points = "(e) => Array.from(e.textContent, (c) => c.codePointAt(0))"
     points = f"return [...document.querySelectorAll(arguments[0])].map({code_points})"
     marked = str.maketrans({" ": "·", "\n": "↵", "\t": "→", "\x00": "␀", "\x1b": "␛", "\x7f": "␡", "\r": "␍"})
     expected = [[ord(c) for c in text.translate(marked)] for text in HOSTILE]
     assert [[c for c in token if c != ord("\n")] for token in page.js(points, ".token")] == expected
-    assert page.js(points, "title, h1") == [expected_title] * 2
+    assert page.js(points, "title, h1") == [[ord(c) for c in title + "\ufffd"]] * 2
     for t in range(n):
         page.js("pointAtToken(arguments[0])", t)
         assert page.js(points, "#next > span:first-child") == [expected[t]]
@@ -190,29 +165,19 @@ def test_any_text_is_shown_as_text(page):
     assert left[0] < left[1]  # two words written from right to left stay in the order of the tokens
 
 
-def test_the_scores_of_a_head_are_next_to_its_name(page):
+def test_every_selected_head_shows_its_weights_and_scores(page):
     entropy = torch.tensor([[0.0, 0.25, 0.5], [1.5, 2.0, float("nan")]])
     page = page(scores={"entropy": ("nats", entropy), "self": ("weight of the token itself", entropy / 2)})
-    page.select(1, 0)
-    assert page.texts("#weights h2") == ["Weights of L1H0 entropy 1.500self 0.750"]
-    assert page.attributes("#scores span", "title") == ["nats", "weight of the token itself"]
-    page.select(1, 2)
-    assert page.texts("#scores b") == ["-", "-"]
-    page.select(1, 3)  # the mean of all heads has none
-    assert page.texts("#scores span") == []
-
-
-def test_every_selected_head_shows_its_weights(page):
-    page = page()
     assert page.weights() == shown(MAPS[0, 0, 4].tolist())  # at first: the last token in the first head
     for layer, head in np.ndindex(2, 3):
         page.select(layer, head)
         page.point(page.token(2))
         assert page.weights() == shown(MAPS[layer, head, 2].tolist()), (layer, head)
+        scores = [entropy[layer, head], entropy[layer, head] / 2]
+        assert page.texts("#scores b") == [f"{x:.3f}" if x.isfinite() else "-" for x in scores]
         assert page.texts(".name") == [head_name(layer, head)] * 2
-    page.find("#layer").send_keys("1")
     page.find("#head").send_keys("mean of all")
-    assert page.weights() == shown(MAPS[1, :, 2].mean(0).tolist())
+    assert page.weights() == shown(MAPS[1, :, 2].mean(0).tolist()) and page.texts("#scores span") == []
     page.select(0, 3)
     assert [page.find(name).get_attribute("value") for name in ("#layer", "#head")] == ["0", "3"]
 
@@ -223,59 +188,36 @@ def test_pointing_at_a_token_shows_its_weights_and_the_next_tokens(page):
     page.point(page.token(2))
     assert page.texts("#largest > span") == ["0def", "", "0.500", "2(", "", "0.375", "1·f", "", "0.125"]
     expected = [")", "", "50.0 %", "↵→x", "", "31.3 %", "*", "", "< 0.1 %", "all others", "", "18.7 %"]
-    assert page.texts("#next > span") == expected
-    assert page.texts("#next .actual:not(.track)") == ["↵→x", "31.3 %"]
+    assert page.texts("#next > span") == expected and page.texts("#next .actual:not(.track)") == ["↵→x", "31.3 %"]
     lengths = "return [...document.querySelectorAll(arguments[0])].map((bar) => bar.style.width)"
     assert page.js(lengths, "#largest i") == ["50%", "37.5%", "12.5%"]  # both lists have one scale
     assert page.js(lengths, "#next i") == ["50%", "31.25%", "0.04%", "18.71%"]
-    page.point(page.token(0))
-    assert page.texts("#follows") == ["In the text follows ·f, not among these."]
-    page.point(page.token(4))
-    assert page.texts("#next > span")[2] == "not a number" and page.texts("#follows") == ["The text ends here."]
 
 
-def test_a_click_pins_a_token_while_the_pointer_moves(page):
+def test_a_click_or_a_tap_pins_a_token_and_a_cell_shows_query_key_and_weight(page, driver):
     page = page()
     page.select(1, 0)
     page.token(3).click()
     page.point(page.token(2))
     assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["3↵→x attends to 2( with weight 0.625"] * 2
-    page.point_at_cell(4, 0)
-    assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["4) attends to 0def with weight 0.500"] * 2
-    page.press("ESCAPE")
-    for clicked, pointed, row in [
-        ((), 1, 1),
-        ((3, 1), 3, 1),
-        ((1,), 3, 3),
-    ]:  # free; pinned, then pinned elsewhere; unpinned
-        for t in clicked:
-            page.token(t).click()
-        page.point(page.token(pointed))
-        assert page.weights() == shown(L1H0[row])
-
-
-def test_a_cell_of_the_matrix_shows_query_key_weight_and_its_row(page):
-    page = page()
-    page.select(1, 0)
+    page.token(3).click()
+    page.point(page.token(1))
+    assert page.weights() == shown(L1H0[1])  # no longer pinned
     for row, column, later in [(2, 1, ""), (4, 4, ""), (0, 0, ""), (1, 4, ", which comes later,")]:
         page.point_at_cell(row, column)
         message = f"{row}{WRITTEN[row]} attends to {column}{WRITTEN[column]}{later} with {shown(L1H0[row])[column]}"
-        assert page.texts("output") == [message] * 2
-        assert page.weights() == shown(L1H0[row])
-        assert page.attributes("#row", "style") == [f"top: {20 * row}%; height: 20%;"]
-        assert page.attributes("#cell", "style") == [
-            f"top: {20 * row}%; left: {20 * column}%; height: 20%; width: 20%;"
-        ]
+        assert page.texts("output") == [message] * 2 and page.weights() == shown(L1H0[row])
         assert page.texts("#rows .on") == [WRITTEN[row]] and page.texts("#columns .on") == [WRITTEN[column]]
-    canvas, row = (page.find(name).rect for name in ("#canvas", "#row"))
-    assert abs(row["y"] - canvas["y"] - canvas["height"] / 5) < 1 and abs(row["height"] - canvas["height"] / 5) < 1
+    resize(driver, 375, 800, touch=True)
+    for t in (2, 3):
+        tap(driver, page.token(t))
+        assert page.weights() == shown(L1H0[t])
 
 
 def test_everything_can_be_reached_by_keyboard(page):
     page = page()
-    page.press(
-        "TAB", "TAB", "TAB", "ARROW_DOWN", "ARROW_DOWN", "ARROW_RIGHT", "ARROW_LEFT"
-    )  # past the selects, among the heads
+    keys = ("ARROW_DOWN", "ARROW_DOWN", "ARROW_RIGHT", "ARROW_LEFT")
+    page.press("TAB", "TAB", "TAB", *keys)  # past the selects, among the heads
     assert page.texts(".name") == ["L1H0"] * 2
     page.press("TAB", "ARROW_UP", "ARROW_LEFT", "ARROW_LEFT")
     assert page.texts("output") == ["3↵→x attends to 2( with weight 0.625"] * 2 and page.weights() == shown(L1H0[3])
@@ -283,11 +225,9 @@ def test_everything_can_be_reached_by_keyboard(page):
     assert page.texts("code.query") == ["3↵→x"] * 3 and page.weights() == shown(L1H0[3])
     page.press("ENTER", "HOME", "ARROW_LEFT")
     assert page.weights() == shown(L1H0[3]) and page.texts("output") == ["3↵→x attends to 0def with weight 0.125"] * 2
-    page.press("ESCAPE", "END")
-    assert page.weights() == shown(L1H0[4])
 
 
-@pytest.mark.parametrize(("width", "n"), [(375, 20), (375, 130), (1280, 130)])  # with labels of the matrix, and without
+@pytest.mark.parametrize(("width", "n"), [(375, 20), (1280, 130)])  # with labels of the matrix, and without
 def test_no_width_makes_the_page_scroll_sideways(page, driver, width, n):
     tokens = ["x" * 90, *[" word"] * (n - 1)]
     page = page(maps=torch.eye(n).expand(2, 12, n, n), tokens=tokens, after=[[("y" * 90, 0.5)]] * n, title="z" * 200)
@@ -296,13 +236,3 @@ def test_no_width_makes_the_page_scroll_sideways(page, driver, width, n):
     assert page.js("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [width, True]
     wide = "[...document.querySelectorAll('section, #text')].filter((e) => e.scrollWidth > e.clientWidth)"
     assert page.js(f"return {wide}") == []
-
-
-def test_a_tap_pins_a_token(page, driver):
-    page = page()
-    resize(driver, 375, 800, touch=True)
-    page.select(1, 0)
-    for t in (2, 3):
-        tap(driver, page.token(t))
-        assert page.weights() == shown(L1H0[t])
-    assert page.find("#pinned").is_displayed()

@@ -1,18 +1,15 @@
-"""Scores of heads against loops over positions, hand-made heads, and heads with uniform weights."""
+"""Captured weights are those that the attention used; scores against loops over positions, and uniform heads."""
 
 import math
 
 import pytest
 import torch
 
-from tests.conftest import TRAINABLE, tiny_gpt
-from tril.model.heads.attention_maps import TokenWindows, attention_maps
+from tests.conftest import TRAINABLE, assert_close, tiny_gpt
+from tril.model.heads.attention_maps import TokenWindows, attention_maps, capture_attention
 from tril.model.heads.scores import (
     N_REPEATS,
     SCORES,
-    entropy,
-    first_token_mass,
-    induction_mass,
     mean_distance,
     previous_token_mass,
     repeated_tokens,
@@ -22,24 +19,88 @@ from tril.model.heads.scores import (
 from tril.model.masks import document_options
 
 EOT = 30
+SHAPES = [
+    *({"backend": name} for name in TRAINABLE),
+    {"n_kv_heads": 2, "pos": "alibi"},
+    {"n_kv_heads": 1, "window": 5, "pos": "learned"},
+    {"causal": False},
+]
 
 
-def one_hot(keys):
-    """Weights (1, 1, T, T) of a head whose query t puts everything on keys[t]."""
-    return torch.eye(len(keys))[torch.tensor(keys)][None, None]
+def observe(model, run):
+    """(layer, weights) in the order of the callbacks, and the result of run()."""
+    seen = []
+    with torch.no_grad(), capture_attention(model, lambda layer, weights: seen.append((layer, weights))):
+        result = run()
+    return seen, result
 
 
-def test_hand_made_heads():
-    weights = one_hot([0, 0, 1, 2, 3, 4])
-    assert previous_token_mass(weights).tolist() == [[[0, 1, 1, 1, 1, 1]]]
-    assert self_mass(weights).tolist() == [[[1, 0, 0, 0, 0, 0]]]
-    assert first_token_mass(weights).tolist() == [[[1, 1, 0, 0, 0, 0]]]
-    assert mean_distance(weights).tolist() == [[[0, 1, 1, 1, 1, 1]]]
-    assert not induction_mass(weights).any() and not entropy(weights).any()
-    # A B C D A B C D: the second A looks at the first B ..., the second D at the second A
-    assert induction_mass(one_hot([0, 1, 2, 3, 1, 2, 3, 4])).tolist() == [[[1, 1, 1, 1]]]
-    assert not induction_mass(one_hot([0, 1, 2, 3, 0, 1, 2, 3])).any()  # the same token itself is another head
-    late = torch.tensor([[[[0.1, 0.2, 0.3, 0.4, 0.0], [0.0, 0.1, 0.2, 0.3, 0.4]]]])  # two queries at the last keys
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@torch.no_grad()
+def test_the_weights_give_the_outputs_and_the_logits_are_bitwise_equal(shape):
+    model, ids, inner = tiny_gpt(**shape), torch.randint(31, (3, 11)), []
+    hooks = []
+    for block in model.blocks:
+        hooks += [block.attn.v_proj.register_forward_hook(lambda *call: inner.append(call[2]))]
+        hooks += [block.attn.o_proj.register_forward_pre_hook(lambda *call: inner.append(*call[1]))]
+    alone = model(ids)
+    for hook in hooks:
+        hook.remove()
+    seen, logits = observe(model, lambda: model(ids))
+    assert torch.equal(logits, alone) and [layer for layer, _ in seen] == [0, 1]
+    for (_, weights), v, out in zip(seen, inner[::2], inner[1::2], strict=True):
+        v = v.unflatten(-1, (-1, 8)).transpose(1, 2).repeat_interleave(4 // model.config.kv_heads, 1)  # (B, H, T, D)
+        assert weights.dtype == torch.float32
+        assert_close((weights @ v).transpose(1, 2).flatten(2), out)
+
+
+def test_with_a_cache_each_chunk_is_seen_over_all_keys():
+    model, ids = tiny_gpt(window=4), torch.randint(31, (2, 10))
+    whole, expected = observe(model, lambda: model(ids))
+    cache, parts = model.new_cache(2), ids.split([6, 1, 3], 1)
+    chunks, logits = observe(model, lambda: torch.cat([model(part, cache=cache) for part in parts], 1))
+    assert_close(logits, expected)
+    spans = [span for span in ((0, 6), (6, 7), (7, 10)) for _ in range(2)]
+    for (layer, weights), (start, end) in zip(chunks, spans, strict=True):
+        assert_close(weights, whole[layer][1][:, :, start:end, :end])
+
+
+def test_gradients_are_bitwise_equal_and_the_weights_are_those_before_dropout():
+    model, ids, seen = tiny_gpt(attn_dropout=0.5).train(), torch.randint(31, (2, 8)), []
+
+    def gradients():
+        model.zero_grad()
+        torch.manual_seed(1)
+        model.nll(ids, ids).mean().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    alone = gradients()
+    with capture_attention(model, lambda *call: seen.append(call)):
+        observed = gradients()
+    assert all(map(torch.equal, alone, observed)) and all(module.training for module in model.modules())
+    torch.testing.assert_close(seen[0][1].sum(-1), torch.ones(2, 4, 8))
+    with pytest.raises(ZeroDivisionError), capture_attention(model, lambda layer, weights: 1 / 0):
+        model(ids)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_maps_of_separate_documents_are_those_of_each_alone(monkeypatch):
+    monkeypatch.setattr("tril.model.heads.attention_maps.TOKENS_PER_BATCH", 19)
+    ids = torch.tensor([[7, 3, EOT, 5, 6, 3, EOT, EOT, 9], [EOT, 1, 2, 3, 4, 5, 6, 7, 8], [1] * 9])
+    model = tiny_gpt(embd_dropout=0.5).train()
+    maps = attention_maps(model, ids, **document_options(ids, EOT))
+    assert maps.shape == (2, 3, 4, 9, 9) and model.training
+    for part in (slice(0, 2), slice(2, 6), slice(6, 7), slice(7, 9)):
+        assert (maps[:, 0, :, part, : part.start] == 0).all()
+        assert_close(maps[:, 0, :, part, part], attention_maps(model, ids[:1, part])[:, 0])
+    batches = list(TokenWindows(ids, ids + 1, document_eot=EOT).batches(torch.device("cpu")))
+    assert [len(part) for part, *_ in batches] == [2, 1]
+    assert torch.equal(torch.cat([targets for _, targets, _ in batches]), ids + 1)
+    assert batches[0][2]["positions"].tolist()[0] == [0, 1, 0, 1, 2, 3, 0, 0, 1]
+
+
+def test_scores_of_queries_at_the_last_keys():
+    late = torch.tensor([[[[0.1, 0.2, 0.3, 0.4, 0.0], [0.0, 0.1, 0.2, 0.3, 0.4]]]])
     torch.testing.assert_close(self_mass(late), torch.tensor([[[0.4, 0.4]]]))
     torch.testing.assert_close(previous_token_mass(late), torch.tensor([[[0.3, 0.3]]]))
     torch.testing.assert_close(mean_distance(late), torch.tensor([[[1.0, 1.0]]]))
@@ -48,11 +109,6 @@ def test_hand_made_heads():
 def loops(model, ids, document_eot, alphabet, seed):
     """Every score of every head, position by position; positions that see one key are left out."""
     config, scores = model.config, {}
-
-    def visible(row, t):
-        opens = max([s for s in range(t + 1) if row[s] == document_eot], default=0)
-        return [s for s in range(opens, t + 1) if s > t - (config.window or 99)], opens
-
     maps = attention_maps(model, ids, **document_options(ids, document_eot)).double()
     length = min(config.context_length // 2, config.window or 99, len(alphabet))
     repeats = attention_maps(model, repeated_tokens(alphabet, length, seed)).double()
@@ -61,16 +117,16 @@ def loops(model, ids, document_eot, alphabet, seed):
             rows = []
             for b, row in enumerate(ids.tolist()):
                 for t in range(len(row)):
-                    keys, opens = visible(row, t)
+                    opens = max([s for s in range(t + 1) if row[s] == document_eot], default=0)
+                    n_keys = len([s for s in range(opens, t + 1) if s > t - (config.window or 99)])
                     w = maps[layer, b, head, t].tolist()
                     nats = -sum(p * math.log(p) for p in w if p > 0)
                     distance = sum(p * (t - s) for s, p in enumerate(w))
-                    if len(keys) > 1:
-                        rows.append([nats, nats / math.log(len(keys)), w[t - 1], w[opens], w[t], distance])
-            induction = (
-                sum(repeats[layer, :, head, t, t - length + 1].mean() for t in range(length, 2 * length)) / length
-            )
-            scores[layer, head] = [*torch.tensor(rows).mean(0).tolist(), float(induction)]
+                    if n_keys > 1:
+                        rows.append([nats, nats / math.log(n_keys), w[t - 1], w[opens], w[t], distance])
+            # the second copy of a token looks at the token after the first copy
+            induction = [repeats[layer, :, head, t, t - length + 1].mean() for t in range(length, 2 * length)]
+            scores[layer, head] = [*torch.tensor(rows).mean(0).tolist(), float(sum(induction) / length)]
     return scores
 
 
@@ -88,6 +144,7 @@ def test_the_scores_of_a_model(choices, document_eot, monkeypatch):
     for (layer, head), expected in loops(model, ids, document_eot, alphabet, 3).items():
         found = [scores.heads[name][layer, head].item() for name in SCORES]
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert scores.table()[2][1:] == [f"{scores.heads[name][0, 1]:.3f}" for name in SCORES]
 
 
 @pytest.mark.parametrize(
@@ -101,29 +158,17 @@ def test_heads_with_zero_queries_have_uniform_scores(choices, document_eot):
     scores = score_heads(model, TokenWindows(ids, ids, document_eot), alphabet=torch.arange(30), seed=0)
     for name, values in scores.heads.items():
         torch.testing.assert_close(values, torch.full_like(values, scores.uniform[name]), msg=name)
-    assert scores.uniform["entropy_share"] == pytest.approx(1)
     if not choices and document_eot is None:
         assert scores.uniform["induction"] == pytest.approx(sum(1 / n for n in range(7, 13)) / 6)
         assert scores.uniform["entropy"] == pytest.approx(math.log(math.factorial(12)) / 11)
         assert scores.uniform["distance"] == pytest.approx(sum(range(12)) / 2 / 11)
 
 
-def test_scores_are_nan_where_one_key_is_visible_and_a_table_has_a_row_per_head():
-    text = TokenWindows(torch.randint(31, (2, 12)), torch.zeros(2, 12))
+def test_scores_are_nan_where_one_key_is_visible_and_repeated_tokens_are_distinct():
+    text, alphabet = TokenWindows(torch.randint(31, (2, 12)), torch.zeros(2, 12)), torch.tensor([3, 5, 8, 9, 11, 20])
     scores = score_heads(tiny_gpt(window=1), text, alphabet=torch.arange(31), seed=0)
     assert all(values.isnan().all() and values.shape == (2, 4) for values in scores.heads.values())
-    assert all(map(math.isnan, scores.uniform.values())) and scores.table()[1] == ["L0H0"] + ["nan"] * 7
-    scores = score_heads(tiny_gpt(n_heads=1), text, alphabet=torch.arange(31), seed=0)
-    cells = scores.table()
-    assert [line[0] for line in cells] == ["head", "L0H0", "L1H0", "uniform"] and cells[0][1:] == list(SCORES)
-    assert cells[2][3] == f"{scores.heads['previous'][1, 0].item():.3f}" and cells[3][2] == "1.000"
-
-
-def test_repeated_tokens_are_distinct_and_written_twice():
-    alphabet = torch.tensor([3, 5, 8, 9, 11, 20])
-    ids = repeated_tokens(alphabet, 4, seed=0)
+    ids, same, other = (repeated_tokens(alphabet, 4, seed=seed) for seed in (0, 0, 1))
     assert ids.shape == (N_REPEATS, 8) and torch.equal(ids[:, :4], ids[:, 4:])
     assert all(len(set(row)) == 4 and set(row) <= set(alphabet.tolist()) for row in ids.tolist())
-    assert len({tuple(row) for row in ids.tolist()}) > 20
-    same, other = (repeated_tokens(alphabet, 4, seed=seed) for seed in (0, 1))
-    assert torch.equal(ids, same) and not torch.equal(ids, other)
+    assert torch.equal(ids, same) and not torch.equal(ids, other) and len({tuple(row) for row in ids.tolist()}) > 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tril.model.causality.hf import quiet
 
@@ -14,41 +14,20 @@ V, T = 264, 20  # rows of the embedding, seven more than the tokenizer has ids; 
 EOT = "<|endoftext|>"
 IDS = {"vocab_size": V, "eos_token_id": 256, "bos_token_id": 256}
 GPT2 = IDS | {"n_positions": T, "n_layer": 2, "n_embd": 32, "n_head": 4}
-MODERN = IDS | {
-    "max_position_embeddings": T,
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "intermediate_size": 44,
-}
+EXACT = {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": 50, "layer_norm_epsilon": 0.1}
+MODERN = IDS | {"max_position_embeddings": T, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+MODERN |= {"intermediate_size": 44}
 GROUPED = MODERN | {"num_key_value_heads": 2}
+TIED = GROUPED | {"tie_word_embeddings": True}
+WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
 MODELS = {
-    "GPT-2": (GPT2LMHeadModel, GPT2Config, GPT2),
-    "GPT-2, untied, exact gelu": (
-        GPT2LMHeadModel,
-        GPT2Config,
-        GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": 50, "layer_norm_epsilon": 0.1},
-    ),
-    "Llama, grouped and untied": (LlamaForCausalLM, LlamaConfig, GROUPED | {"rope_theta": 50.0, "rms_norm_eps": 0.1}),
-    "Llama, biases and wide heads": (
-        LlamaForCausalLM,
-        LlamaConfig,
-        MODERN | {"attention_bias": True, "mlp_bias": True, "head_dim": 10},
-    ),
-    "SmolLM": (LlamaForCausalLM, LlamaConfig, GROUPED | {"tie_word_embeddings": True}),
-    "Qwen3": (Qwen3ForCausalLM, Qwen3Config, GROUPED | {"head_dim": 16, "rope_theta": 1e6}),
-    "Qwen3, tied and windowed": (
-        Qwen3ForCausalLM,
-        Qwen3Config,
-        GROUPED
-        | {
-            "head_dim": 6,
-            "tie_word_embeddings": True,
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "max_window_layers": 0,
-        },
-    ),
+    "GPT-2": ("gpt2", GPT2),
+    "GPT-2, untied, exact gelu": ("gpt2", GPT2 | EXACT),
+    "Llama, grouped and untied": ("llama", GROUPED | {"rope_theta": 50.0, "rms_norm_eps": 0.1}),
+    "Llama, biases and wide heads": ("llama", MODERN | {"attention_bias": True, "mlp_bias": True, "head_dim": 10}),
+    "SmolLM": ("llama", TIED),
+    "Qwen3": ("qwen3", GROUPED | {"head_dim": 16, "rope_theta": 1e6}),
+    "Qwen3, tied and windowed": ("qwen3", TIED | WINDOW | {"head_dim": 6}),
 }
 
 
@@ -66,8 +45,8 @@ def byte_tokenizer(*extra_tokens: str) -> Tokenizer:
 def reference(name: str):
     """A model of MODELS in which every parameter is random, biases and gains too."""
     quiet()
-    model_class, config_class, values = MODELS[name]
-    model = model_class(config_class(**values)).eval()
+    kind, values = MODELS[name]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values)).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

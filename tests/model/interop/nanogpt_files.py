@@ -29,19 +29,12 @@ def reference(vocab_size: int, *, bias: bool = True) -> GPT2LMHeadModel:
 
 
 def write_checkpoint(
-    path: Path,
-    model: GPT2LMHeadModel,
-    *,
-    bias: bool = True,
-    dataset: object = "text",
-    old: bool = False,
-    changes: dict | None = None,
+    path: Path, model: GPT2LMHeadModel, *, bias: bool = True, dataset: object = "text", old: bool = False
 ) -> Path:
     """What torch.save of nanoGPT's train.py writes.
 
     Args:
         old: as in its first months: masks among the weights, no bias in model_args; and of a compiled model.
-        changes: of the whole content.
     """
     config = model.config
     weights = {
@@ -66,7 +59,7 @@ def write_checkpoint(
         "config": {"dataset": dataset, "device": "cpu", "compile": old},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content | (changes or {}), path)
+    torch.save(content, path)
     return path
 
 
