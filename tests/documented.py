@@ -11,7 +11,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPUTED = "attention.md"  # its examples are tested with their output: tests/model/test_attention_page.py
 EDITED = "add_your_own.md"  # its commands need the class that it adds: tests/test_add_your_own.py
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHELL = ("", "bash")
 INLINE = re.compile(r"`((?:python (?:train\.py|scripts/[a-z_]+\.py)|tril [a-z_]+)(?: (?:(?!\.\.\.)[^`\n])*)?)`")
 PROGRAM = re.compile(r"^(?:python|tril|pip|pytest|torchrun) ", re.MULTILINE)  # other blocks are output or drawings
 VARIABLE = re.compile(r"^([A-Z_]+)=(\S.*)$")
@@ -56,11 +55,15 @@ class Command:
         start = self.words.index("train.py") + 1 if self.words[0] == "torchrun" else 2
         return self.words[start:]
 
+    @property
+    def unquoted(self) -> str:
+        """What a shell would expand: the text without its quoted parts."""
+        return QUOTED.sub("", self.text)
+
 
 def blocks(page: Path, languages: tuple[str, ...]) -> list[str]:
     """The contents of the fenced blocks in one of the languages."""
-    text = page.read_text(encoding="utf-8")
-    return [content for language, content in FENCE.findall(text) if language in languages]
+    return [content for language, content in FENCE.findall(page.read_text("utf-8")) if language in languages]
 
 
 def commands(pages: Iterable[Path] = PAGES) -> list[Command]:
@@ -68,46 +71,30 @@ def commands(pages: Iterable[Path] = PAGES) -> list[Command]:
     found = []
     for page in pages:
         variables: dict[str, str] = {}  # a page is read in one shell
-        for block in filter(PROGRAM.search, blocks(page, SHELL)):
+        for block in filter(PROGRAM.search, blocks(page, ("", "bash"))):
             found += _commands(page, block, variables)
-        text = FENCE.sub("", page.read_text(encoding="utf-8"))
-        found += [command for line in INLINE.findall(text) for command in _commands(page, line, {})]
+        for line in INLINE.findall(FENCE.sub("", page.read_text("utf-8"))):
+            found += _commands(page, line, {})
     return found
 
 
 def _commands(page: Path, block: str, variables: dict[str, str]) -> list[Command]:
     found, needs_before = [], ""
     for line in re.sub(r" *\\\n\s*", " ", block).splitlines():
-        text, comment = split_comment(line)
+        start = re.search(r"(?:^|\s)#", QUOTED.sub(lambda match: "x" * len(match[0]), line))
+        text, comment = (line[: start.start()], line[start.start() :]) if start else (line, "")
         needs = match[1] if (match := NEEDS.search(comment)) else ""
-        if not text:
+        if not (text := text.strip()):
             needs_before = needs
-            continue
-        if set_variable := VARIABLE.match(text):
+        elif set_variable := VARIABLE.match(text):
             variables[set_variable[1]] = "".join(shlex.split(set_variable[2]))
-            continue
-        for part in re.split(r" && (?=(?:[^'\"]|'[^']*'|\"[^\"]*\")*$)", text):
-            words = shlex.split(with_variables(part, variables))
-            while words and ENVIRONMENT.match(words[0]):
-                words.pop(0)
-            found.append(Command(page.relative_to(ROOT).as_posix(), part, needs or needs_before, tuple(words)))
+        else:
+            for part in re.split(r" && (?=(?:[^'\"]|'[^']*'|\"[^\"]*\")*$)", text):
+                plain = part
+                for name, value in variables.items():
+                    plain = plain.replace(f"${name}", value)
+                words = shlex.split(plain)
+                while words and ENVIRONMENT.match(words[0]):
+                    words.pop(0)
+                found.append(Command(page.relative_to(ROOT).as_posix(), part, needs or needs_before, tuple(words)))
     return found
-
-
-def split_comment(line: str) -> tuple[str, str]:
-    """The command and the comment of a line."""
-    bare = QUOTED.sub(lambda match: "x" * len(match[0]), line)
-    start = re.search(r"(?:^|\s)#", bare)
-    return (line[: start.start()].strip(), line[start.start() :].strip()) if start else (line.strip(), "")
-
-
-def with_variables(text: str, variables: dict[str, str]) -> str:
-    """The text with the values of "$NAME"."""
-    for name, value in variables.items():
-        text = text.replace(f"${name}", value)
-    return text
-
-
-def unquoted(text: str) -> str:
-    """What a shell would expand: the text without its quoted parts."""
-    return QUOTED.sub("", text)

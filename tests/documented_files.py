@@ -6,23 +6,17 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
+from tests.documented import ROOT
 from tests.model.interop.folders import byte_tokenizer, folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
 from tests.runs import TINY, train_typed, typed
 from tril.scripts.experiments.published import opened
 
-ROOT = Path(__file__).resolve().parents[1]
 RUN = Path("outputs/2026-11-20/12-00-00")  # of model=llama, which all scripts accept; it is the newest one
 COPIES = ("outputs/2026-11-23/12-00-00", "outputs/0", "outputs/1", "base", "RUN", "checkpoint")
-SIZES = (
-    "model=llama",
-    "model.n_layers=3",
-    "model.dim=32",
-    "model.n_heads=4",
-    "model.n_kv_heads=2",
-    "data.val_fraction=0.5",
-)
-SHORT = ("trainer.val_check_interval=8", "callbacks.causality=null", "callbacks.samples=null", "callbacks.heads=null")
+SIZES = ("model=llama", "model.n_layers=3", "model.dim=32", "model.n_heads=4", "model.n_kv_heads=2")
+SHORT = ("data.val_fraction=0.5", "trainer.val_check_interval=8", "~callbacks.causality", "~callbacks.heads")
+TEXTS = "text.txt my.txt before.txt code.txt input.txt FILE a.txt notes/a.md posts/b.txt".split()
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
 FUNCTION = "import torch\n\n\ndef function(ids):\n    return torch.nn.functional.one_hot(ids, 65).float().cumsum(1)\n"
 LSTM = """import torch
@@ -44,54 +38,27 @@ logits = LSTM()
 
 
 def write_files(folder: Path) -> None:
-    """Two runs, a sweep, models of others and texts."""
-    write_texts(folder)
+    """Texts, two runs and their copies, models of transformers and of nanoGPT, modules of others, and a sweep."""
+    posts = [{"body": f"Post {i} is about {i * i}.\n" * 9} for i in range(60)]
+    chats = [{"prompt": f"What is {i} plus 4?", "response": str(i + 4)} for i in range(200)]
+    tables = {"posts.jsonl": posts, "FILE.jsonl": [{"good": "line 3", "bad": "enil 3"}], "chat.jsonl": chats}
+    files = {name: f"{name}\n{TEXT}" for name in TEXTS} | {"start.txt": "line 3", "model.py": LSTM}
+    files |= {name: "".join(f"{json.dumps(row)}\n" for row in rows) for name, rows in tables.items()}
+    files |= {"package/module.py": FUNCTION, "tokenizer.json": byte_tokenizer().to_str()}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
     for name, extra in ((RUN, []), (Path("RUN_WITHOUT_MASK"), ["experiment=control_no_mask"])):
-        paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / name}"]
+        paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / name}", "~callbacks.samples"]
         with mock.patch.dict(os.environ, {"TRIL_CACHE": str(folder / "cache")}):
             train_typed(typed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
-    write_models(folder)
     for name in COPIES:
         shutil.copytree(folder / RUN, folder / name)
-    with opened(ROOT / "docs" / "ablation_heads") as (sweep, _):
-        shutil.copytree(sweep, folder / "multirun/DATE/TIME")
-
-
-def write_models(folder: Path) -> None:
-    """Models of transformers and of nanoGPT."""
     folder_of("SmolLM", folder / "FOLDER")
     characters = "\n !" + "".join(chr(i) for i in range(97, 123))
     write_checkpoint(folder / "out-shakespeare-char/ckpt.pt", reference(len(characters)))
     write_meta(folder / "out-shakespeare-char/meta.pkl", characters)
     write_checkpoint(folder / "out/ckpt.pt", reference(264))
-    write(folder / "tokenizer.json", byte_tokenizer().to_str())
-
-
-def write_texts(folder: Path) -> None:
-    """Texts, and the modules of others."""
-    for name in (
-        "text.txt",
-        "my.txt",
-        "before.txt",
-        "code.txt",
-        "input.txt",
-        "FILE",
-        "a.txt",
-        "notes/a.md",
-        "posts/b.txt",
-    ):
-        write(folder / name, name + "\n" + TEXT)
-    write(folder / "start.txt", "line 3")
-    posts = [{"body": f"Post {i} is about {i * i}.\n" * 9} for i in range(60)]
-    pairs = [{"good": "line 3", "bad": "enil 3"}]
-    chats = [{"prompt": f"What is {i} plus 4?", "response": str(i + 4)} for i in range(200)]
-    for name, rows in (("posts.jsonl", posts), ("FILE.jsonl", pairs), ("chat.jsonl", chats)):
-        write(folder / name, "".join(f"{json.dumps(row)}\n" for row in rows))
-    write(folder / "package/module.py", FUNCTION)
-    write(folder / "model.py", LSTM)
     (folder / "nanoGPT").mkdir()
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with opened(ROOT / "docs" / "ablation_heads") as (sweep, _):
+        shutil.copytree(sweep, folder / "multirun/DATE/TIME")

@@ -5,13 +5,11 @@ them (initialization, optimizer, order of the data), print `run()`, put the new 
 the commit.
 """
 
-import functools
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from lightning import Trainer
 from tokenizers import Tokenizer, models
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -31,8 +29,8 @@ GOLDEN = {  # training loss of steps 0, 9, 19 and 29, and of the validation
     "adamw": [3.43399, 2.02135, 0.99792, 0.90018, 0.93427],
 }
 SAME = 1e-4  # nats after 30 steps, between two orders of summing the same float32 numbers
-LOW = {torch.bfloat16, torch.float16}
-BF16 = 0.02  # nats between bf16 and float32, 0.0005 were measured after 30 steps on Zen 5
+BF16 = 0.002  # nats between bf16 and float32; 0.0005 were measured after 30 steps on Zen 5
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
 
 def tokens() -> np.ndarray:
@@ -43,84 +41,64 @@ def tokens() -> np.ndarray:
     return np.array(ids, dtype=np.uint16)
 
 
-def run(optim="muon", backend="explicit", precision="32-true", compile=None, resident=False, **choices) -> list[float]:
-    torch.manual_seed(0)
-    config = GPTConfig(
-        vocab_size=V, context_length=T, n_layers=2, dim=32, n_heads=4, tie_embeddings=False, backend=backend, **choices
-    )
+def run(optim="muon", backend="explicit", precision="32-true", compile=None, resident=False) -> list[float]:
+    from lightning import Trainer
+
+    shape = {"vocab_size": V, "context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4}
+    config = GPTConfig(**shape, tie_embeddings=False, backend=backend)
     rates = OptimConfig(kind=optim, lr=0.01, schedule=ScheduleConfig(warmup_steps=3))
     tokenizer = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
-    content = Checkpoint(config, {}, tokenizer.to_str(), "A", data={}).entry()
+    options = {"val_bytes": {"": float}, "payload": Checkpoint(config, {}, tokenizer.to_str(), "A", data={}).entry()}
     torch.manual_seed(0)
-    module = TrainingModule(
-        GPT(config), rates, total_steps=STEPS, val_bytes={"": float}, payload=content, compile=compile
-    )
+    module = TrainingModule(GPT(config), rates, total_steps=STEPS, compile=compile, **options)
     losses, step = [], module.training_step
     module.training_step = lambda batch, batch_idx: losses.append(step(batch, batch_idx)) or losses[-1]
     train, val = tokens()[:3000], tokens()[3000:]
     if resident:
         train, val = (tril.data.batches.on_device(part, "cpu") for part in (train, val))
-    trainer = Trainer(
-        max_steps=STEPS,
-        accelerator="cpu",
-        precision=precision,
-        val_check_interval=STEPS,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    validation = {"val_check_interval": STEPS, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
+    trainer = Trainer(max_steps=STEPS, accelerator="cpu", precision=precision, **validation, **QUIET)
     trainer.fit(module, tril.data.batches.TrainWindows(train, T, B, seed=0), tril.data.batches.ValWindows(val, T, B))
     return [losses[i].item() for i in (0, 9, 19, 29)] + [trainer.callback_metrics["val/loss"].item()]
 
 
 class FloatTypes(TorchDispatchMode):
-    """The dtypes below float32 of all results."""
+    """The dtypes of all results."""
 
     def __init__(self):
         super().__init__()
-        self.low = set()
+        self.dtypes = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.low |= {leaf.dtype for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)} & LOW
+        self.dtypes |= {leaf.dtype for leaf in tree_iter(out) if isinstance(leaf, torch.Tensor)}
         return out
 
 
-@pytest.mark.parametrize("optim", GOLDEN)
 @pytest.mark.parametrize("in_hardware", [True, False])
-def test_the_simplest_path_has_the_golden_losses_and_nothing_in_bf16_on_any_processor(optim, in_hardware, monkeypatch):
+def test_the_simplest_path_has_the_golden_losses_and_nothing_in_bf16_on_any_processor(in_hardware, monkeypatch):
     monkeypatch.setattr(tril.model.autocast, "has_bf16", lambda device: in_hardware)
-    with FloatTypes() as dtypes:
-        losses = run(optim)
-    assert not dtypes.low
-    assert losses == pytest.approx(GOLDEN[optim], abs=SAME)
-    assert losses[-1] < losses[0] - 1, "it learns"
+    with FloatTypes() as seen:
+        losses = run()
+    assert not seen.dtypes & {torch.bfloat16, torch.float16}
+    assert losses == pytest.approx(GOLDEN["muon"], abs=SAME) and losses[-1] < losses[0] - 1, "it learns"
 
 
-@pytest.mark.parametrize("optim", GOLDEN)
 @pytest.mark.parametrize(
-    "path",
+    ("optim", "path"),
     [
-        {"backend": "stacked"},
-        {"backend": "fused"},
-        {"resident": True},
-        {"compile": "default"},
-        {"compile": "regional"},
-        {"backend": "fused", "resident": True, "compile": "default"},
+        ("adamw", {"backend": "stacked"}),
+        ("adamw", {"backend": "fused", "resident": True, "compile": "default"}),
+        ("muon", {"backend": "fused", "compile": "regional"}),
     ],
     ids=str,
 )
 def test_fast_paths_in_float32_have_the_same_losses(optim, path, monkeypatch):
     if "compile" in path:  # all of torch.compile except code generation, which takes a minute
-        monkeypatch.setattr(torch, "compile", functools.partial(compile_without_code, torch.compile))
+        compiled = torch.compile
+        without_code = lambda function, *, mode=None, **options: compiled(function, backend="aot_eager", **options)  # noqa: E731
+        monkeypatch.setattr(torch, "compile", without_code)
     assert run(optim, **path) == pytest.approx(GOLDEN[optim], abs=SAME)
-
-
-def compile_without_code(compile, function, *, mode=None, **options):
-    return compile(function, backend="aot_eager", **options)
 
 
 @pytest.mark.slow
@@ -134,11 +112,9 @@ def test_machine_code_has_the_same_losses(precision, bound):
     assert losses != run(backend="fused", precision=precision), "it was compiled"
 
 
-@pytest.mark.parametrize("optim", GOLDEN)
-@pytest.mark.parametrize("blocks", [5, 256], ids="blocks of {}".format)
-@pytest.mark.parametrize("backend", ["fused", "explicit"])
-def test_bf16_stays_within_its_bound(optim, backend, blocks, monkeypatch):
+@pytest.mark.parametrize(("backend", "blocks"), [("fused", 256), ("explicit", 5)])
+def test_bf16_stays_within_its_bound(backend, blocks, monkeypatch):
     monkeypatch.setattr(tril.model.backends, "QUERY_BLOCK", blocks)
-    losses = run(optim, backend=backend, precision="bf16-mixed")
-    assert losses == pytest.approx(GOLDEN[optim], abs=BF16)
-    assert losses != pytest.approx(GOLDEN[optim], abs=1e-6), "it ran in bf16"
+    losses = run(backend=backend, precision="bf16-mixed")
+    assert losses == pytest.approx(GOLDEN["muon"], abs=BF16)
+    assert losses != pytest.approx(GOLDEN["muon"], abs=1e-6), "it ran in bf16"

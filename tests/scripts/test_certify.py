@@ -1,44 +1,59 @@
-"""scripts/certify.py from the command line: what it writes, how it reports a leak, its exit status."""
+"""scripts/certify.py: what it writes, which models it takes, and the certificates that the checkpoints of a run hold.
+
+The last part is about the loss and the windows of a run, `certify_pipeline`.
+"""
 
 import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+import torch.nn.functional as F
 
 from tests.calls import call
-from tests.conftest import assert_refused, run_python, tiny_gpt
-from tril.model.checkpoint import save
-from tril.model.generation.language_model import LanguageModel
+from tests.conftest import assert_refused
+from tests.runs import in_process, interrupted, train_typed
+from tril.data import batches
+from tril.model import masks
+from tril.model.causality.certificate import Certificate
+from tril.model.causality.model import randomize
+from tril.model.checkpoint import Checkpoint, read_state, verdict, write_state
+from tril.model.gpt import GPT, GPTConfig
+from tril.model.training import checkpoints
 from tril.scripts.certify import main
-from tril.scripts.cli.config import CONFIGS
+from tril.scripts.cli import run_pipeline
+from tril.scripts.cli.run_pipeline import certify_pipeline
 
-SMALL = ["model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu"]
+SMALL = ("model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu")
+LAST_TWO = """
+import torch
+table = torch.randn(7, 7, generator=torch.Generator().manual_seed(0))
+def last_two(ids):
+    x = table[ids]
+    return x + 2 * torch.nn.functional.pad(x, (0, 0, 1, -1))
+"""
 
 
 def certify(*overrides, cwd):
-    return call(main, *overrides, cwd=cwd, strict=True)
+    return call(main, *overrides, "budget_seconds=0.5", cwd=cwd, strict=True)
 
 
-def test_a_fresh_model_is_certified(tmp_path):
-    """In a new process, without warnings."""
-    script = CONFIGS.parent / "scripts" / "certify.py"
-    done = run_python(script, *SMALL, "model.window=3", "out=here", cwd=tmp_path)
+def written(folder):
+    return json.loads((folder / "causality.json").read_text())
+
+
+def test_a_fresh_model_is_certified_and_one_without_mask_fails_with_the_place_of_its_first_leak(tmp_path):
+    done = certify(*SMALL, "model.window=3", "out=here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("nano: causal: ") and "; uses at most the last 3 tokens\n" in done.stdout
     assert all(line.startswith(("weights=", "mode=training")) for line in done.stderr.splitlines())
-    written = json.loads((tmp_path / "here" / "causality.json").read_text())
-    lengths = {result["length"] for result in written["results"]}
-    assert written["passed"] and {1, 2, 3, 8, 9} <= lengths <= set(range(1, 10))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
-
-
-def test_a_model_without_mask_fails_with_the_place_of_its_first_leak(tmp_path):
+    lengths = {result["length"] for result in written(tmp_path / "here")["results"]}
+    assert written(tmp_path / "here")["passed"] and {3, 9} <= lengths <= set(range(1, 10))
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
     done = certify(*SMALL, "model.causal=false", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "FAILED  future: output 0 depends on input 1, first in blocks.0.attn" in done.stdout
     assert "nano: NOT causal: output 0 depends on input 1" in done.stdout
-    assert json.loads((tmp_path / "outputs" / "causality" / "nano" / "causality.json").read_text())["passed"] is False
+    assert written(tmp_path / "outputs" / "causality" / "nano")["passed"] is False
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
@@ -51,117 +66,130 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
     assert_refused(done, "compiling for cpu needs a compiler")
     assert done.environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")
     assert not list((tmp_path / "empty").iterdir())
-
-
-def test_a_checkpoint_is_certified_in_its_folder(tmp_path):
-    tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "word": 1}, unk_token="word"))
-    save(tmp_path / "model.ckpt", LanguageModel(tiny_gpt(n_layers=1, context_length=5), tokenizer))
-    done = certify("ckpt=model.ckpt", "device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "weights=own" in done.stderr and "model.ckpt: causal: " in done.stdout
-    assert (tmp_path / "causality.json").exists()
-
-
-def test_a_function_is_certified_or_not(tmp_path):
-    (tmp_path / "mymodels.py").write_text(
-        "import torch\n"
-        "def table():\n"
-        "    return torch.randn(7, 7, generator=torch.Generator().manual_seed(0))\n"
-        "def past(ids):\n"
-        "    return table()[ids].cumsum(1)\n"
-        "def future(ids):\n"
-        "    return table()[ids].flip(1).cumsum(1).flip(1)\n"
-    )
-    sizes = ["vocab_size=7", "context_length=12", "device=cpu"]
-    assert certify("call=mymodels:past", *sizes, cwd=tmp_path).returncode == 0
-    done = certify("call=mymodels:future", *sizes, cwd=tmp_path)
-    assert done.returncode == 1 and "future: output 0 depends on input 1" in done.stdout
+    assert_refused(certify("compile=true", "hf=folder", cwd=tmp_path), "compile=true needs one of Tril's own models")
 
 
 def test_positions_before_its_own_are_the_receptive_field_of_a_function(tmp_path):
-    (tmp_path / "pair.py").write_text(
-        "import torch\n"
-        "table = torch.randn(7, 7, generator=torch.Generator().manual_seed(0))\n"
-        "def last_two(ids):\n"
-        "    x = table[ids]\n"
-        "    return x + 2 * torch.nn.functional.pad(x, (0, 0, 1, -1))\n"
-    )
+    (tmp_path / "pair.py").write_text(LAST_TWO)
     sizes = ["call=pair:last_two", "vocab_size=7", "context_length=12", "device=cpu"]
     assert certify(*sizes, "receptive_field=1", cwd=tmp_path).returncode == 0
     done = certify(*sizes, "receptive_field=2", cwd=tmp_path)
     assert done.returncode == 1 and "receptive field: output 11 does not depend on input 9" in done.stdout
 
 
-def test_a_model_without_float64_is_certified(tmp_path):
-    from transformers import XGLMConfig
+def test_models_of_transformers_are_certified_and_one_that_raises_is_one_line(tmp_path, monkeypatch):
+    from transformers import GPT2Config, GPT2LMHeadModel, XGLMConfig
 
     sizes = {"vocab_size": 31, "d_model": 16, "ffn_dim": 32, "num_layers": 1, "attention_heads": 2}
-    XGLMConfig(**sizes, max_position_embeddings=6).to_json_file(tmp_path / "xglm.json")
-    done = certify("hf=xglm.json", "device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_difference_of_rounding_size_without_float64_is_inconclusive(tmp_path):
-    (tmp_path / "rounding.py").write_text(
-        "import torch\n"
-        "table = torch.randn(7, 7, generator=torch.Generator().manual_seed(0))\n"
-        "def shifted(ids):\n"
-        "    assert torch.zeros(1).dtype == torch.float32\n"  # it does not run in float64
-        "    x = table[ids].cumsum(1)\n"
-        "    shift = ids.amax(1)[:, None, None] * 0.37\n"  # of all tokens, and subtracted again
-        "    return (x + shift) - shift\n"
-    )
-    sizes = ["call=rounding:shifted", "vocab_size=7", "context_length=12", "device=cpu"]
-    done = certify(*sizes, cwd=tmp_path)
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "inconclusive" in done.stdout and "\nnote: outputs differ by " in done.stdout
-
-
-def test_a_model_that_cannot_be_called_is_one_line(tmp_path, monkeypatch):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    GPT2Config(vocab_size=31, n_positions=6, n_layer=1, n_embd=16, n_head=2).to_json_file(tmp_path / "gpt2.json")
-    monkeypatch.setattr(GPT2LMHeadModel, "forward", lambda self, input_ids: 1 / 0)
-    done = certify("hf=gpt2.json", "device=cpu", cwd=tmp_path)
-    message = "error: gpt2.json raised ZeroDivisionError: division by zero\n"
-    assert (done.returncode, done.stdout, done.stderr) == (3, "", message)
+    XGLMConfig(**sizes, max_position_embeddings=6).to_json_file(tmp_path / "xglm.json")  # not in float64
+    assert certify("hf=xglm.json", "device=cpu", cwd=tmp_path).returncode == 0
+    special = {"bos_token_id": None, "eos_token_id": None}
+    gpt2 = GPT2Config(vocab_size=31, n_positions=6, n_layer=1, n_embd=16, n_head=2, **special)
+    GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "saved")
+    assert certify("hf=saved", "device=cpu", cwd=tmp_path).returncode == 0
+    assert written(tmp_path / "outputs" / "causality" / "saved")["passed"]
     forward = lambda self, input_ids, **_: (torch.rand(*input_ids.shape, 31) if len(input_ids) < 3 else 1 / 0,)  # noqa: E731
     monkeypatch.setattr(GPT2LMHeadModel, "forward", forward)
-    done = certify("hf=gpt2.json", "device=cpu", "out=here", cwd=tmp_path)
+    done = certify("hf=saved", "device=cpu", "out=here", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines()[-1] == "error: gpt2.json raised ZeroDivisionError: division by zero"
+    assert done.stderr.splitlines()[-1] == "error: saved raised ZeroDivisionError: division by zero"
 
 
-def test_a_transformers_folder_is_certified(tmp_path):
-    from transformers import GPT2Config, GPT2LMHeadModel
+def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp_path, monkeypatch):
+    """Also when the run goes on in a new process, with another backend."""
+    verdicts, original = {}, checkpoints.write_and_rotate
 
-    config = GPT2Config(
-        vocab_size=31, n_positions=12, n_layer=1, n_embd=16, n_head=2, bos_token_id=None, eos_token_id=None
-    )
-    torch.manual_seed(0)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path / "saved")
-    done = certify("hf=saved", "device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "outputs" / "causality" / "saved" / "causality.json").exists()
+    def recording(path, content, is_best):
+        original(path, content, is_best)
+        verdicts[content["global_step"]] = verdict(Checkpoint.read(path))
+
+    monkeypatch.setattr(checkpoints, "write_and_rotate", recording)
+    with interrupted():
+        train_typed(configure("checkpoint.every_n_steps=3", "callbacks.samples=null", "callbacks.heads=null"))
+    random, belongs = "passed before training, with random weights", "to these weights, config and code"
+    assert verdicts == {3: f"{random}; does not belong {belongs}", 4: f"passed at step 4; belongs {belongs}"}
+    verdicts.clear()
+    resumed = in_process("resume=run", "model.backend=explicit", f"data.cache_dir={tmp_path / 'cache'}", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert verdicts == {6: f"{random}; does not belong {belongs}", 8: f"passed at step 8; belongs {belongs}"}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.n_heads=5"], "model.n_heads=5"),
-        (["model=nanoo"], "there is no model=nanoo; did you mean nano?"),
-        (["ckpt=nowhere"], "nowhere does not exist"),
-        (["ckpt=latest", "model.window=3"], "ckpt=latest and model.window=3 name several models; keep one"),
-        (["ckpt=latest", "hf=folder"], "ckpt=latest and hf=folder name several models"),
-        (["call=os:getcwd"], "vocab_size=None must be an integer of at least 3"),
-        (["call=nowhere:f", "vocab_size=7", "context_length=9"], "nowhere"),
-        (["hf=./nowhere"], "nowhere"),
-        (["vocab_size=7"], "vocab_size, context_length, receptive_field go with call=..."),
-        (["compile=true", "hf=folder"], "compile=true needs one of Tril's own models"),
-        (["device=tpu"], "device=tpu is not available"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_wrong_settings_end_in_one_line(overrides, message, tmp_path):
-    assert_refused(certify(*overrides, cwd=tmp_path), message)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.slow
+def test_certify_first_says_that_the_stored_certificate_belongs_to_another_model(trained, tmp_path):
+    content = read_state(trained / "checkpoints" / "last.ckpt")
+    content["tril"]["config"]["window"] = 7
+    write_state(tmp_path / "changed.ckpt", content)
+    done = certify("ckpt=changed.ckpt", "device=cpu", "out=here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = "passed at step 8; does not belong to these weights, config and code"
+    assert done.stdout.splitlines()[0] == f"stored certificate: {text}"
+    found = written(tmp_path / "here")
+    assert found["passed"] and found["stored_certificate"] == text
+    assert {"shift", "targets", "canary"} <= found["checks"].keys()
+
+
+EOT = 0
+RUN = {"data": {"eot_id": EOT}, "settings": {"data.document_mask": False, "seed": 3}}
+MASKED = {**RUN, "settings": {"data.document_mask": True}}
+
+
+@pytest.fixture
+def model():
+    model = GPT(GPTConfig(vocab_size=31, context_length=20, n_layers=2, dim=32, n_heads=4))
+    return randomize(model, torch.Generator().manual_seed(0)).eval()
+
+
+def certificate_of(*arguments):
+    certificate = Certificate("run")
+    certificate.add(certify_pipeline(*arguments))
+    return certificate
+
+
+def failed(certificate):
+    return {f"{result.check} {result.variant}" for result in certificate.results if not result.passed}
+
+
+def test_the_loss_of_a_run_passes_and_the_model_is_as_before(model, monkeypatch):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    certificate = certificate_of(model, MASKED)
+    assert certificate.passed, certificate.failures
+    assert certificate.checks() == {"future": 4, "equal": 4, "targets": 8, "shift": 4, "canary": 2}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and not model.training
+    assert {result.length for result in certificate.results} == {20}
+    monkeypatch.setattr(run_pipeline, "MAX_FLOPS", 1.0)  # as of a large model
+    assert {result.length for result in certificate_of(model, RUN).results} == {16}
+
+
+@pytest.mark.parametrize("windows", ["TrainWindows", "ValWindows"])
+def test_windows_that_are_not_shifted_fail(model, windows, monkeypatch):
+    class NotShifted(getattr(batches, windows)):
+        def __iter__(self):
+            return ((inputs, inputs) for inputs, _ in super().__iter__())
+
+    monkeypatch.setattr(run_pipeline, windows, NotShifted)
+    found = failed(certificate_of(model, RUN))
+    assert "shift distinct tokens" in found
+    assert ("canary weights=trained mode=evaluation" in found) is (windows == "TrainWindows")
+
+
+def test_documents_that_the_targets_separate_fail(model, monkeypatch):
+    def separated(inputs, eot):  # the window is cut after the target's end-of-text token, which the input cannot know
+        documents = (inputs == eot).roll(-1, 1).cumsum(1)
+        return documents, torch.arange(inputs.shape[1]).expand_as(inputs)
+
+    monkeypatch.setattr(masks, "split_documents", separated)
+    assert any(name.startswith("future") for name in failed(certificate_of(model, MASKED)))
+
+
+def test_a_loss_that_knows_its_target_in_evaluation_mode_fails(model, monkeypatch):
+    nll = GPT.nll
+
+    def peeking(self, ids, targets, **kwargs):
+        loss = nll(self, ids, targets, **kwargs)
+        return loss if self.training else loss - 0.5 * F.one_hot(targets.clamp(min=0) % 2, 2)[..., 0] * (targets >= 0)
+
+    monkeypatch.setattr(GPT, "nll", peeking)
+    assert failed(certificate_of(model, RUN)) == {
+        *(f"targets weights={weights} mode=evaluation" for weights in ("own", "random")),
+        "canary weights=trained mode=evaluation",
+    }

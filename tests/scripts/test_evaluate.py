@@ -1,71 +1,65 @@
-"""evaluate.py on a tiny run: against the run's own validation, closed forms of a uniform model, and what it refuses."""
+"""scripts/evaluate.py: against the run's own validation, minimal pairs, bits of tokens, and tasks of lm_eval."""
 
 import json
 import math
 import shutil
+import sys
+from html.parser import HTMLParser
 
 import pytest
 import torch
 
-from tests import runs
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
-from tests.model.test_checkpoint import rewrite
 from tril.data.tokenizer import TokenizerConfig, build
-from tril.model.checkpoint import load, save
+from tril.model.checkpoint import load, read_state, save, write_state
 from tril.model.generation.language_model import LanguageModel
 from tril.scripts.evaluate import main
 
-VOCAB, T = 300, 12  # of the run; context length of tiny_gpt
-SETTINGS = [
-    "data.val_fraction=0.3",
-    "trainer.max_steps=20",
-    "trainer.val_check_interval=20",
-    "trainer.log_every_n_steps=10",
-]
+T = 12  # context length of tiny_gpt
 BYTES = build(TokenizerConfig(kind="byte"), ())
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A working directory with a run on 40 documents, two uniform models, and a random one of bytes."""
+def folder(tmp_path_factory, trained):
+    """A working directory with models of bytes: a uniform one and random ones."""
     folder = tmp_path_factory.mktemp("evaluate")
-    (folder / "docs").mkdir()
-    for d in range(40):
-        lines = (f"caf\u00e9 {d}: line {i}, product {d * i}, sum {d + i}.\n" for i in range(4))
-        (folder / "docs" / f"{d}.txt").write_text("".join(lines), encoding="utf-8")
-    done = runs.in_process(
-        *runs.TINY, *SETTINGS, f"data.path={folder / 'docs'}", f"hydra.run.dir={folder / 'run'}", cwd=folder
-    )
-    assert done.returncode == 0, done.stderr
     torch.manual_seed(0)
     save(folder / "random.ckpt", LanguageModel(tiny_gpt(vocab_size=320), BYTES))
     save(folder / "future.ckpt", LanguageModel(tiny_gpt(vocab_size=320, causal=False), BYTES))
-    lm = load(folder / "run" / "checkpoints" / "last.ckpt")
-    for name, size, tokenizer in (("uniform", VOCAB, lm.tokenizer), ("bytes", 320, BYTES)):
-        model = tiny_gpt(vocab_size=size)
-        torch.nn.init.zeros_(model.head.weight)
-        save(folder / f"{name}.ckpt", LanguageModel(model, tokenizer))
+    model = tiny_gpt(vocab_size=320)
+    torch.nn.init.zeros_(model.head.weight)
+    save(folder / "uniform.ckpt", LanguageModel(model, BYTES))
     return folder
 
 
-def run(folder, *arguments):
-    return call(main, *arguments, cwd=folder, strict=True, TRIL_CACHE=str(folder / "cache"))
+@pytest.fixture
+def run(folder, trained):
+    def run(*arguments):
+        cache = str(trained.parents[2] / "cache")  # with the prepared text of the run
+        return call(main, *arguments, "device=cpu", cwd=folder, strict=True, TRIL_CACHE=cache)
+
+    return run
 
 
-def evaluated(folder, *arguments, name="evaluation"):
-    """The JSON file, and what was printed."""
-    done = run(folder, *arguments, "out=out", "device=cpu")
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in (folder / "out").iterdir()] == [f"{name}.json"]
-    text = (folder / "out" / f"{name}.json").read_text(encoding="utf-8")
-    shutil.rmtree(folder / "out")
-    return json.loads(text, parse_constant=pytest.fail), done.stdout
+@pytest.fixture
+def evaluated(run, folder):
+    """A function: the JSON file, and what was printed."""
+
+    def evaluated(*arguments, name="evaluation"):
+        done = run(*arguments, "out=out")
+        assert done.returncode == 0, done.stderr
+        assert {path.name for path in (folder / "out").iterdir()} == {f"{name}.json"}
+        text = (folder / "out" / f"{name}.json").read_text(encoding="utf-8")
+        shutil.rmtree(folder / "out")
+        return json.loads(text, parse_constant=pytest.fail), done.stdout
+
+    return evaluated
 
 
-def test_the_figures_are_those_of_the_runs_own_validation(folder):
-    report, stdout = evaluated(folder, "ckpt=run")
-    summary = json.loads((folder / "run" / "summary.json").read_text())
+def test_the_figures_are_those_of_the_runs_own_validation(evaluated, trained):
+    report, stdout = evaluated(f"ckpt={trained}", f"other={trained}")
+    summary = json.loads((trained / "summary.json").read_text())
     figures = {name: interval["mean"] for name, interval in report["figures"].items()}
     assert figures["loss"] == pytest.approx(summary["final_val_loss"], abs=5e-6)
     # A run divides by the bytes of the targets, evaluate.py by those of the text, which tokenizers have in common.
@@ -75,59 +69,38 @@ def test_the_figures_are_those_of_the_runs_own_validation(folder):
     assert first == pytest.approx(round(first), abs=1e-2) and 1 <= round(first) < 20
     assert f"{figures['bits_per_byte']:.4f} [" in stdout and "the validation part of the run" in stdout
     assert [row["last"] for row in report["positions"]] == [1, 2, 4, 8, 16, 32]
-
-
-def test_a_uniform_model_on_a_whole_text(folder):
-    """Each target costs ln V; the bytes are those of the files."""
-    report, stdout = evaluated(folder, "ckpt=bytes.ckpt", "data=files", "data.path=docs", "part=all")
-    n_bytes = sum(path.stat().st_size for path in (folder / "docs").iterdir())
-    n_targets = n_bytes + 40 - 1  # bytes, and the end of each text, but the first token
-    assert (report["text"]["bytes"], report["targets"], report["windows"]) == (n_bytes, n_targets, -(-n_targets // T))
-    figures = {name: interval["mean"] for name, interval in report["figures"].items()}
-    assert figures["loss"] == pytest.approx(math.log(320), abs=1e-6)
-    assert figures["bits_per_byte"] == pytest.approx(math.log2(320) * n_targets / n_bytes, abs=1e-6)
-    assert figures["accuracy"] == pytest.approx(40 / n_targets)  # of equal logits the first is the guess: end-of-text
-    assert report["observations"]["clusters"] == 40 and "the whole text of data.source=files" in stdout
-
-
-def test_a_checkpoint_equals_itself_and_beats_a_uniform_model(folder):
-    report, stdout = evaluated(folder, "ckpt=run", "other=run")
     for row in report["other_minus_checkpoint"].values():
         assert row["verdict"] == "not distinguishable" and row["difference"]["mean"] == 0
-    assert stdout.count("not distinguishable") == 2
-    report, _ = evaluated(folder, "ckpt=run", "other=uniform.ckpt")
-    loss, row = report["figures"]["loss"], report["other_minus_checkpoint"]["nats per token"]
-    assert row["verdict"] == "worse"
-    assert row["difference"]["mean"] == pytest.approx(math.log(VOCAB) - loss["mean"], abs=1e-5)
-    # The losses of the uniform model are constant, so the paired interval is as wide as that of one model.
-    width = row["difference"]["high"] - row["difference"]["low"]
-    assert width == pytest.approx(loss["high"] - loss["low"], rel=1e-4)
 
 
-def test_other_tokenizers_are_compared_in_bits_per_byte(folder):
-    report, stdout = evaluated(folder, "ckpt=run", "other=bytes.ckpt")  # the run's own validation part, in bytes
-    other = report["other"]
-    assert other["text"]["bytes"] == report["text"]["bytes"]
-    assert other["text"]["tokens"] == report["text"]["bytes"] + report["observations"]["documents"]
+def test_a_uniform_model_with_another_tokenizer_is_compared_in_bits_per_byte(evaluated, trained, texts):
+    """On whole texts, each target of it costs ln V."""
+    arguments = ("data=files", f"data.path={texts}", "part=all")
+    report, stdout = evaluated(f"ckpt={trained}", "other=uniform.ckpt", *arguments)
+    n_bytes, other = sum(path.stat().st_size for path in texts.parent.glob("*.txt")), report["other"]
+    assert report["text"]["bytes"] == other["text"]["bytes"] == n_bytes and other["observations"]["clusters"] == 40
+    assert (other["targets"], other["windows"]) == (n_bytes + 39, -(-(n_bytes + 39) // T))  # and the ends of texts
+    assert other["figures"]["loss"]["mean"] == pytest.approx(math.log(320), abs=1e-6)
+    bits = math.log2(320) * other["targets"] / n_bytes
+    assert other["figures"]["bits_per_byte"]["mean"] == pytest.approx(bits, abs=1e-6)
     [(unit, row)] = report["other_minus_checkpoint"].items()
-    bits = other["targets"] * math.log2(320) / report["text"]["bytes"]
     assert row["difference"]["mean"] == pytest.approx(bits - report["figures"]["bits_per_byte"]["mean"], abs=1e-5)
-    assert unit == "bits per byte" and row["verdict"] == "worse" and "\nother: bytes.ckpt, " in stdout
+    assert unit == "bits per byte" and row["verdict"] == "worse" and "\nother: uniform.ckpt, " in stdout
 
 
 def pair(good, bad, **others):
     return json.dumps({"good": good, "bad": bad} | others)
 
 
-def test_minimal_pairs_are_scored_whole_after_end_of_text_and_ties_are_wrong(folder):
+def test_minimal_pairs_are_scored_whole_after_end_of_text_and_ties_are_wrong(evaluated, folder):
     lines = [pair("ab", "abc", field="syntax"), "", pair("abc", "ab"), pair("ab", "ba"), pair("x", "\u00e9")]
     (folder / "pairs.jsonl").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    found, stdout = evaluated(folder, "ckpt=bytes.ckpt", "pairs=pairs.jsonl", name="pairs")  # prefers shorter texts
+    found, stdout = evaluated("ckpt=uniform.ckpt", "pairs=pairs.jsonl", name="pairs")  # it prefers shorter texts
     assert (found["pairs"], found["right"], found["ties"], found["accuracy"]["mean"]) == (4, 2, 1, 0.5)
     assert "accuracy 0.5000 [0.1500, 0.8500] (95 %, Wilson)" in stdout  # by the formula for 2 of 4
     texts, lm = [("one", "two"), ("a" * T, "b" * T), ("x<", "\u6f22")], load(folder / "random.ckpt")
     (folder / "pairs.jsonl").write_text("\n".join(pair(*texts[i % 3]) for i in range(70)))  # several batches
-    found, _ = evaluated(folder, "ckpt=random.ckpt", "pairs=pairs.jsonl", name="pairs")
+    found, _ = evaluated("ckpt=random.ckpt", "pairs=pairs.jsonl", name="pairs")
     for i, row in enumerate(found["nats"]):
         for key, text in zip(("good", "bad"), texts[i % 3], strict=True):
             ids = torch.tensor([lm.eot_id, *lm.tokenizer.encode(text).ids])
@@ -136,46 +109,135 @@ def test_minimal_pairs_are_scored_whole_after_end_of_text_and_ties_are_wrong(fol
             assert row[key] == pytest.approx(-log_p[range(len(ids) - 1), ids[1:]].sum().item(), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
+def test_what_is_refused_leaves_nothing(run, folder, trained, texts):
+    files = ("data=files", f"data.path={texts.parent}/01.txt")
+    content = read_state(trained / "checkpoints" / "last.ckpt")
+    content["tril"]["data"]["fingerprint"] = "0123456789abcdef"
+    shutil.copytree(trained, folder / "changed")
+    write_state(folder / "changed" / "checkpoints" / "last.ckpt", content)
+    save(folder / "abc.ckpt", LanguageModel(tiny_gpt(), build(TokenizerConfig(kind="char"), ["abc \n"])))
+    (folder / "bad.jsonl").touch()
+    before = set(folder.iterdir())
+    for arguments, message in (
+        (["ckpt=random.ckpt", *files, "+data.pth=x"], "there is no setting data.pth; did you mean data.path?"),
+        (["ckpt=random.ckpt", *files, "data.tokenizer.kind=byte"], "data.tokenizer.kind=byte has no effect on whole"),
+        ([f"ckpt={trained}", "other=random.ckpt", *files, "part=all"], "only the same documents can be paired"),
+        (["ckpt=future.ckpt", *files], "future.ckpt has model.causal=false, so its losses use"),
+        (["ckpt=changed/checkpoints/last.ckpt"], "instead of 0123456789ab); restore it, or train again"),
+        (["ckpt=abc.ckpt", "text=x"], "has 'x', which the tokenizer does not know; use only"),
+        (["ckpt=abc.ckpt", "text=a", "part=all"], "part=all has no effect without text=null"),
+    ):
+        assert_refused(run(*arguments, "out=none"), message)
+    for lines, message in (
         ([pair("a", "b"), "", '{"good": "a"}'], "pairs=bad.jsonl: line 3 must be {"),
         (["[" * 100_000], "line 1 must be {"),
         (["", " "], "pairs=bad.jsonl holds no pair; each line must be {"),
-        (
-            [pair("a", "b"), pair("a" * (T + 1), "b")],
-            "line 2 has a text of 13 tokens, more than the context length, 12",
-        ),
-    ],
-)
-def test_wrong_pairs_are_named(folder, lines, message):
-    (folder / "bad.jsonl").write_text("\n".join(lines))
-    assert_refused(run(folder, "ckpt=random.ckpt", "pairs=bad.jsonl"), message)
+        ([pair("a", "b"), pair("a" * (T + 1), "b")], "line 2 has a text of 13 tokens, more than the"),
+    ):
+        (folder / "bad.jsonl").write_text("\n".join(lines))
+        assert_refused(run("ckpt=random.ckpt", "pairs=bad.jsonl"), message)
+    assert set(folder.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["data=files", "data.path=docs", "data.tokenizer.kind=byte"], "data.tokenizer.kind=byte has no effect on"),
-        (["data=files", "data.path=docs", "+data.pth=x"], "there is no setting data.pth; did you mean data.path?"),
-        (["ckpt=bytes.ckpt"], "config.yaml does not exist, so the data of bytes.ckpt are unknown; name a run's folder"),
-        (
-            ["other=bytes.ckpt", "data=files", "data.path=docs/1.txt", "part=all"],
-            "with other tokenizers only the same documents can be paired, at least 10; they find 2 of",
-        ),
-        (["ckpt=future.ckpt", "data=files", "data.path=docs"], "future.ckpt has model.causal=false, so its losses use"),
-    ],
-)
-def test_refusals_leave_nothing(folder, arguments, message):
-    before = set(folder.iterdir()) | {folder / "cache"}
-    done = run(folder, *(["ckpt=run"] * (arguments[0][:4] != "ckpt")), *arguments, "out=none")
-    assert_refused(done, message)
-    assert set(folder.iterdir()) | {folder / "cache"} == before
+class Reader(HTMLParser):
+    """The tags of a page, and the title and text of each token."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.titles, self.texts = [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "span":
+            self.titles.append(dict(attrs)["title"])
+            self.texts.append("")
+
+    def handle_data(self, data):
+        if self.tags[-1:] == ["span"]:
+            self.texts[-1] += data
 
 
-def test_a_changed_text_is_refused(folder, tmp_path):
-    shutil.copytree(folder / "run", tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        rewrite(path, lambda content: content["tril"]["data"].update(fingerprint="0123456789abcdef"))
-    done = call(main, "ckpt=run", cwd=tmp_path, TRIL_CACHE=str(folder / "cache"))
-    assert_refused(done, "instead of 0123456789ab); restore it, or train again")
+def test_the_bits_of_each_token_are_those_of_a_loop_over_prefixes(run, folder):
+    text = "def caf\u00e9(x):\r\n\t<script>alert('\u6f22')</script> &lt; \x00<|endoftext|>"
+    done = run("ckpt=random.ckpt", f"text={text}", "out=tokens")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((folder / "tokens" / "tokens.json").read_text(encoding="utf-8"))
+    lm, content = load(folder / "random.ckpt"), text.encode()
+    # Bytes one by one: <|endoftext|> in the text is text, and not the token.
+    tokens, bits = [lm.eot_id, *(i for char in text for i in lm.tokenizer.encode(char).ids)], []
+    for target in range(1, len(tokens)):
+        start = (target - 1) // T * T  # windows do not overlap
+        with torch.no_grad():
+            log_p = lm.model(torch.tensor([tokens[start:target]]))[0, -1].double().log_softmax(-1)
+        bits.append(-log_p[tokens[target]].item() / math.log(2))
+    rows, total, n = report["tokens"], sum(bits), len(content)
+    assert [row["bits"] for row in rows] == pytest.approx(bits, abs=1e-4) and len(rows) == n
+    assert "".join(row["text"] for row in rows) == text
+    assert (report["bits"], report["bits_per_byte"]) == pytest.approx((total, total / n), rel=1e-5)
+    assert f"{total:,.1f} bits for {n} bytes and {n} tokens: {total / n:.4f} bits per byte" in done.stdout
+    page = Reader((folder / "tokens" / "tokens.html").read_text(encoding="utf-8"))
+    assert page.titles == [f"{row['bits']:.2f} bits" for row in rows] and "script" not in page.tags
+    shown = "\\r\u21b5\n\u2192\t<script>alert('\u6f22\u25e6\u25e6')</script> &lt; \\x00<|endoftext|>"
+    assert shown in "".join(page.texts)
+
+
+CHOICE = """task: my_choice
+output_type: multiple_choice
+doc_to_text: "{{q}}"
+doc_to_choice: choices
+doc_to_target: answer
+target_delimiter: ""
+metric_list: [{metric: acc}, {metric: acc_norm}]
+dataset_path: json
+test_split: test
+"""
+CHOICES = [
+    {"q": "2 + 2 = ", "choices": ["4", "five", "a text with many tokens"], "answer": 0},
+    {"q": "The sky is ", "choices": ["blue", "green and red"], "answer": 1},
+    {"q": "", "choices": ["Yes", "No"], "answer": 0},
+    {"q": "A question that is longer than the context of the model:", "choices": [" A", " B"], "answer": 1},
+    {"q": "Caf\u00e9", "choices": [" au lait", "!"], "answer": 1},
+]
+
+
+@torch.no_grad()
+def choice_score(lm, question, choice) -> float:
+    """One pass; a space at the end of the question counts as the start of the choice, as in lm_eval's own models."""
+    question, choice = question.rstrip(), question[len(question.rstrip()) :] + choice
+    before, after = lm.encode(question) if question else [], lm.encode(choice)  # each byte is a token
+    ids = [*(before or [lm.eot_id]), *after][-25:]
+    logs = lm.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
+    return sum(logs[i - 1, ids[i]].item() for i in range(len(ids) - len(after), len(ids)))
+
+
+def test_the_metrics_of_a_task(folder, run, monkeypatch):
+    """With the tasks of a folder alone: reading the thousands of lm_eval takes seconds."""
+    tasks = pytest.importorskip("lm_eval.tasks", reason='pip install "tril[eval]"')
+    save(folder / "model.ckpt", LanguageModel(tiny_gpt(vocab_size=320, context_length=24), BYTES))
+    (folder / "tasks").mkdir()
+    data = folder / "choices.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in CHOICES), encoding="utf-8")
+    files = f"dataset_kwargs: {json.dumps({'data_files': {'test': str(data)}})}\n"
+    (folder / "tasks" / "my_choice.yaml").write_text(CHOICE + files, encoding="utf-8")
+    own = tasks.TaskManager(include_path=folder / "tasks", include_defaults=False)
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_path: own)
+    monkeypatch.setattr(sys.modules["datasets"].config, "HF_DATASETS_CACHE", folder / "datasets")
+    done = run("ckpt=model.ckpt", "tasks=my_choice", "include_path=tasks", "out=out-tasks")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((folder / "out-tasks" / "tasks.json").read_text(encoding="utf-8"))
+    lm, right = load(folder / "model.ckpt"), {"acc,none": [], "acc_norm,none": []}
+    for row in CHOICES:
+        scores = [choice_score(lm, row["q"], choice) for choice in row["choices"]]
+        normed = [score / len(choice) for score, choice in zip(scores, row["choices"], strict=True)]
+        for values, found in zip((scores, normed), right.values(), strict=True):
+            found.append(row["answer"] == values.index(max(values)))
+    for metric, found in right.items():
+        assert report["results"]["my_choice"][metric] == sum(found) / len(found)
+    assert right["acc,none"] != right["acc_norm,none"]
+    assert "|my_choice" in done.stdout.replace(" ", "")
+    assert_refused(run("ckpt=model.ckpt", "tasks=my_choise", "include_path=tasks"), "there is no task 'my_choise'; ")
+    assert_refused(run("ckpt=model.ckpt", "tasks=a", "include_path=no"), "include_path=no is not a folder")
+    assert_refused(run("ckpt=model.ckpt", "limit=4"), "limit=4 has no effect without tasks; leave it out")
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    assert_refused(run("ckpt=model.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install "tril[eval]"')

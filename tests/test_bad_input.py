@@ -1,0 +1,168 @@
+"""Wrong input for every command: one line on stderr, exit status 2, nothing computed and nothing left behind.
+
+`tests/contract/bad_input.txt` has what users do most; here is each other kind of mistake once, and every setting.
+"""
+
+import importlib
+
+import pytest
+import torch
+
+from tests.calls import call
+from tests.conftest import assert_refused, tiny_gpt
+from tril.data.config import SOURCES, DataConfig
+from tril.data.settings import build, declared
+from tril.data.tokenizer import TokenizerConfig
+from tril.data.tokenizer import build as build_tokenizer
+from tril.model.checkpoint import save
+from tril.model.generation.language_model import LanguageModel
+from tril.model.training.settings import TopLevelConfig
+from tril.scripts.cli.command_line import PROGRAMS
+from tril.scripts.cli.config import GROUPS
+from tril.scripts.cli.console import COMMANDS
+from tril.scripts.cli.errors import UserError, user_errors
+
+EXPENSIVE = {  # what each command does with settings that it accepts
+    "train": "tril.data.datamodule.TextDataModule.prepare_data",
+    "certify": "tril.model.causality.certificate.certify_model",
+    "referee": "tril.scripts.referee.train_pairs",
+}
+TRAIN = [  # arguments, and what the line contains; FILES is the folder of the fixture
+    ("optim=null", "Config group override must be a string or a list. Got NoneType"),
+    ("+model=small", "Multiple values for model. To override a value use 'override model: small'"),
+    ("sweep.new=true", "sweep.new=true has no effect on a single run; leave it out, or add -m"),
+    ("+ablation=heads", "the ablation is a grid over model.n_heads; run it with python train.py -m, or choose a"),
+    ("model.dim=${nothing}", "Interpolation key 'nothing' not found: full_key: model.dim"),
+    ("model.dim=\u001b[31m", "cannot read 'model.dim=\\x1b[31m'; put quotes within quotes, \"model.dim='...'\""),
+    ("hydra.run.dir=null", "Error merging override hydra.run.dir=null"),
+    ("resume=\u0000", "\\x00 does not exist; name a checkpoint file, a run's folder or latest"),
+    ("optim.betas=[0.9,1]", "optim.betas.1=1 must be less than 1"),
+    (("model.causal=false", "model.window=3"), "model.window=3 needs model.causal=true"),
+    ("model.causal=false", "model.causal=false lets every position attend to later ones, so its losses would be"),
+    (("model.backend=flex", "trainer.accelerator=cpu"), "model.backend=flex needs trainer.accelerator=cuda to train,"),
+    ("trainer.devices=x", "trainer.devices=x must be a number of devices, or auto"),
+    ("trainer.max_time=99999999999:00:00:00", "trainer.max_time=99999999999:00:00:00 must be DD:HH:MM:SS, such as"),
+    ("trainer.strategy=ddp_spawn", "trainer.strategy=ddp_spawn must be 'auto', 'ddp' or 'model_parallel'"),
+    (("trainer=ddp", "trainer.num_nodes=2"), "trainer.num_nodes=2 needs processes that torchrun or srun starts on"),
+    (("trainer=fsdp", "compile=true"), "compile=true does not go with trainer=fsdp; set compile=false"),
+    ("checkpoint=null", "checkpoint=null must be a group of settings; change one, such as checkpoint.KEY=VALUE"),
+    ("callbacks.progress._target_=os.system", "there is no setting callbacks.progress._target_; did you mean"),
+    ("+callbacks.mine={}", "there is no setting callbacks.mine; choose one of callbacks.causality,"),
+    ("+callbacks.mine._target_=lightning.pytorch.callbacks.Nothing", "callbacks.mine._target_=l"),
+    ("+callbacks.mine._target_=tril.model.training.callbacks.output.Progress", "is not a callback or logger of"),
+    ("logger=[wandb,tensorbord]", "there is no logger=tensorbord; did you mean tensorboard?"),
+    ("data.source=nowhere", "data.source=nowhere must be one of stdlib, prose, shakespeare, files, hub, mixture"),
+    ("data=[]", "data.source=None must be one of stdlib"),
+    ("data.token_budget=256", "data.token_budget=256 must be more than model.context_length=256, the tokens of one"),
+    ("data.cache_dir=FILES/text.txt", "data.cache_dir=FILES/text.txt is a file; give a folder"),
+    ("data.tokenizer.kind=file", "data.tokenizer.path is missing; kind=file needs a tokenizer.json"),
+    (("data.path=FILES/text.txt", "data.val_path=nowhere"), "data.val_path=nowhere matches no file; give a file,"),
+]
+EVALUATE = [
+    ("ckpt=FILES/tiny.ckpt", "FILES/config.yaml does not exist, so the data of FILES/tiny.ckpt are unknown; name a"),
+    (("ckpt=FILES/tiny.ckpt", "data=prose", "data.tokenizer.kind=char"), "data.tokenizer.kind=char has no effect on"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/latin1.txt"), "pairs=FILES/latin1.txt is not UTF-8 (unexpected end of"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt"), "pairs=FILES/text.txt: line 1 must be {"),
+    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "data=prose"), "data=prose has no effect without pairs=null"),
+    (("ckpt=FILES/tiny.ckpt", "data=files", "data.path=FILES/text.txt", "out=FILES/text.txt"), "cannot write to"),
+]
+CERTIFY = [
+    ("hf=FILES/tokenizer.json", "hf=FILES/tokenizer.json cannot be loaded: Unrecognized model in"),
+    (("call=os:sep", "vocab_size=3", "context_length=4"), "call=os:sep is not callable on ids; name a function"),
+    (("call=os:getcwd", "vocab_size=0", "context_length=4"), "vocab_size=0 must be an integer of at least 3"),
+    (("call=not_there:f", "vocab_size=3", "context_length=4"), "call=not_there:f cannot be imported: No module named"),
+    ("context_length=3", "vocab_size, context_length, receptive_field go with call=...; of a fresh model set"),
+    ("out=\u0000", "embedded null byte"),
+    (("ckpt=FILES/tiny.ckpt", "model=nano"), "ckpt=FILES/tiny.ckpt and model=nano name several models; keep one"),
+]
+HEADS = [
+    ("dir=FILES/text.txt", "FILES/text.txt is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
+    ("dir=FILES/folder", "FILES/folder holds neither a sweep.json with runs nor a run with config.yaml; name the"),
+]
+REPORT = [
+    ("dir=a\nb", "a b is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
+    (("dir=FILES/folder", "margin=nan"), "margin=nan must be a finite number"),
+    (("dir=FILES/folder", "out=a", "publish=b"), "out=a excludes publish=b; use one of them"),
+]
+REFEREE = [
+    ("candidate=seed=1", "candidate: seed=1 cannot be set for an arm; set the first seed with seed=N, outside of the"),
+    ("candidate=-m", "candidate: cannot read '-m'; settings are written key=value"),
+    ("candidate=+ablation=heads", "candidate: +ablation=heads cannot be set for an arm; name one configuration"),
+    ("candidate='model.dim=", 'cannot read candidate="\'model.dim=" (No closing quotation); close the quotes'),
+    ("baseline=model.dim=[", "baseline: cannot read 'model.dim=['; put quotes within quotes, \"model.dim='...'\""),
+    ("candidate=model.dim=32,64", "candidate: model.dim=32,64 has several values; add -m for a grid of runs, or"),
+    ("common=trainer.max_steps=x", "baseline: trainer.max_steps='x' must be a valid integer"),
+]
+SAMPLE = [
+    ("ckpt=FILES/other.ckpt", "FILES/other.ckpt has no state_dict and tril entries; use a .ckpt file that train.py"),
+    (("ckpt=FILES/tiny.ckpt", "stop=''"), "stop.0= must have at least 1 character"),
+    (("ckpt=FILES/tiny.ckpt", "prompt=[a, '\udcff']"), "surrogates not allowed"),  # a byte that is not UTF-8
+    (("ckpt=FILES/tiny.ckpt", "-m", "n=2"), "-m starts a grid of training runs, which sample cannot; leave"),
+]
+EXPORT = [
+    (("ckpt=FILES/tiny.ckpt", "out=FILES/text.txt/below"), "FILES/text.txt"),
+    (("ckpt=FILES/tiny.ckpt", "out=FILES/text.txt"), "out=FILES/text.txt exists; name a new one"),
+]
+PLAY = [(("ckpt=FILES/tiny.ckpt", "port=0", "other=nowhere"), "nowhere does not exist; name a checkpoint file")]
+ROWS = {"train": TRAIN, "sample": SAMPLE, "play": PLAY, "export": EXPORT, "evaluate": EVALUATE, "heads": HEADS}
+ROWS |= {"report": REPORT, "certify": CERTIFY, "referee": REFEREE}
+
+
+def main_of(command):
+    return importlib.import_module("tril.train" if command == "train" else f"tril.scripts.{command}").main
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A checkpoint without a run, and what is not one."""
+    folder = tmp_path_factory.mktemp("files")
+    tokenizer = build_tokenizer(TokenizerConfig(kind="byte"), ())
+    save(folder / "tiny.ckpt", LanguageModel(tiny_gpt(vocab_size=320), tokenizer))
+    torch.save({"state_dict": {}}, folder / "other.ckpt")
+    (folder / "folder").mkdir()
+    (folder / "text.txt").write_text("some text\n" * 200)
+    (folder / "latin1.txt").write_bytes("é".encode("latin1"))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("command", ROWS)
+def test_it_is_refused(command, files, tmp_path, monkeypatch):
+    def expensive(*_, **__):
+        raise AssertionError("the settings were accepted")
+
+    if command in EXPENSIVE:
+        monkeypatch.setattr(EXPENSIVE[command], expensive)
+    for arguments, message in ROWS[command]:
+        words = (arguments,) if isinstance(arguments, str) else arguments
+        words = [word.replace("FILES", str(files)) for word in words]
+        done = call(main_of(command), *words, cwd=tmp_path, TRIL_CACHE=str(files / "cache"))
+        assert_refused(done, message.replace("FILES", str(files)))
+        assert len(done.stderr.splitlines()) == 1, done.stderr  # nor any of the other line separators
+        assert list(tmp_path.iterdir()) == [], arguments
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_every_setting_is_named_if_its_value_has_the_wrong_type(command):
+    """A list of lists, and the number of a default as a text, which only a lax type converts. None: of a run."""
+    if command is None:
+        kinds = [("", TopLevelConfig), *GROUPS.items(), *(("data", kind) for kind in (*SOURCES.values(), DataConfig))]
+    else:
+        main_of(command)
+        kinds = [("", PROGRAMS[command].own)]
+    keys = []
+    for prefix, kind in kinds:
+        for setting in declared(kind, prefix):
+            is_number = type(setting.default) in (bool, int, float) and not setting.is_text
+            for value in [[[1]], *[str(setting.default)] * is_number]:
+                *groups, name = setting.key.removeprefix(f"{prefix}." * bool(prefix)).split(".")
+                values = {name: value}
+                for group in reversed(groups):
+                    values = {group: values}
+                if setting.key == "data.source":  # an object
+                    continue
+                with pytest.raises(UserError) as error, user_errors():
+                    build(kind, values, prefix)
+                assert setting.key in str(error.value) and "\n" not in str(error.value), setting.key
+            keys.append(setting.key)
+    assert len(keys) >= (100 if command is None else 3)
