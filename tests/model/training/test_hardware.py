@@ -1,38 +1,34 @@
-"""What select_hardware chooses and refuses on simulated machines, and the table of peaks."""
+"""What a run uses and reports: hardware on simulated machines, the lines at its end, the code, and names at wandb."""
 
+import subprocess
 import sys
 
 import pytest
 import torch
 
-from tril.model.training import hardware
+from tril.model.training import hardware, loggers
 from tril.model.training.hardware import peak_flops, select_hardware
+from tril.model.training.settings import LoggerConfig, WandbConfig
+from tril.model.training.summary import PACKAGE, code_version, peak_memory_bytes, show
 
 
 @pytest.fixture
 def machine(monkeypatch):
     """Simulates a machine; by default without accelerator and bf16."""
 
-    def simulate(
-        cuda=None, cuda_bf16=False, mps=False, avx512_bf16=False, amx=False, triton=True, compiler=sys.executable
-    ):
+    def simulate(cuda=None, cuda_bf16=False, mps=False, avx512_bf16=False, amx=False, triton=True, cc=sys.executable):
+        has_bf16 = lambda including_emulation=True: cuda_bf16 or including_emulation  # noqa: E731
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: cuda)
-        monkeypatch.setattr(
-            torch.cuda, "is_bf16_supported", lambda including_emulation=True: cuda_bf16 or including_emulation
-        )
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", has_bf16)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
         monkeypatch.setattr(hardware, "has_triton", lambda: triton)
-        monkeypatch.setenv("CC", compiler)  # any existing program
+        monkeypatch.setenv("CC", cc)  # any existing program
+        monkeypatch.setenv("CXX", "no-such-compiler")
 
     return simulate
-
-
-def choice(*args, **kwargs):
-    picked = select_hardware(*args, **kwargs)
-    return picked.accelerator, picked.precision, picked.compile
 
 
 @pytest.mark.parametrize(
@@ -41,7 +37,7 @@ def choice(*args, **kwargs):
         ({"cuda": "NVIDIA H200", "cuda_bf16": True, "mps": True}, ("cuda", "bf16-mixed", "default")),
         ({"cuda": "Tesla V100-SXM2-16GB"}, ("cuda", "16-mixed", "default")),
         ({"cuda": "NVIDIA A10", "cuda_bf16": True, "triton": False}, ("cuda", "bf16-mixed", None)),
-        ({"cuda": "NVIDIA A10", "cuda_bf16": True, "compiler": "no-such-compiler"}, ("cuda", "bf16-mixed", None)),
+        ({"cuda": "NVIDIA A10", "cuda_bf16": True, "cc": "no-such-compiler"}, ("cuda", "bf16-mixed", None)),
         ({"mps": True, "avx512_bf16": True}, ("mps", "32-true", None)),
         ({"avx512_bf16": True}, ("cpu", "bf16-mixed", None)),
         ({"amx": True}, ("cpu", "bf16-mixed", None)),
@@ -50,14 +46,10 @@ def choice(*args, **kwargs):
 )
 def test_auto_follows_the_machine(machine, given, expected):
     machine(**given)
-    assert choice() == expected
-
-
-def test_name_and_peak_are_those_of_the_selected_device(machine):
-    machine(cuda="NVIDIA A100-SXM4-40GB", cuda_bf16=True)
-    assert (select_hardware().device_name, select_hardware().peak_flops) == ("NVIDIA A100-SXM4-40GB", 312e12)
-    on_cpu = select_hardware("cpu")
-    assert on_cpu.peak_flops is None and "A100" not in on_cpu.device_name and on_cpu.device_name
+    picked = select_hardware()
+    assert (picked.accelerator, picked.precision, picked.compile) == expected
+    assert picked.peak_flops == (989e12 if given.get("cuda") == "NVIDIA H200" else None)
+    assert picked.device_name == given.get("cuda", picked.device_name) != ""
 
 
 @pytest.mark.parametrize(
@@ -65,38 +57,92 @@ def test_name_and_peak_are_those_of_the_selected_device(machine):
     [
         ({}, {"accelerator": "mps"}, "trainer.accelerator=mps is not available .* has cpu; use auto"),
         ({"mps": True}, {"precision": "16-mixed"}, "16-mixed needs trainer.accelerator=cuda, not mps; use auto"),
-        ({"cuda": "A10", "compiler": "none"}, {"compile": True}, "needs a compiler; .* name one in CC, or use"),
+        ({"cuda": "A10", "cc": "none"}, {"compile": True}, "needs a compiler; .* name one in CC, or use"),
         ({"cuda": "A10", "triton": False}, {"compile": True}, "for cuda needs Triton; .* or use compile=false"),
         ({}, {"compile": "regional"}, "needs a compiler; install g.. or name one in CXX, or use compile=false"),
     ],
 )
-def test_what_the_machine_lacks_is_refused(machine, given, settings, message, monkeypatch):
+def test_what_the_machine_lacks_is_refused(machine, given, settings, message):
     machine(**given)
-    monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ValueError, match=message):
         select_hardware(**settings)
 
 
-@pytest.mark.parametrize(
-    ("installed", "chosen", "expected"),
-    [("clang", None, True), ("cc", None, False), ("my-cc", "my-cc", True), ("gcc", "my-cc", False)],
-)
-def test_triton_needs_a_c_compiler(machine, tmp_path, monkeypatch, installed, chosen, expected):
-    machine(cuda="NVIDIA H200", cuda_bf16=True)
-    (tmp_path / installed).touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC") if chosen is None else monkeypatch.setenv("CC", chosen)
-    assert select_hardware().compile == ("default" if expected else None)
-
-
 def test_peaks_by_device_name():
-    peaks = {
-        "NVIDIA H200": 989,
-        "NVIDIA GH200 480GB": 989,
-        "NVIDIA A100-SXM4-80GB": 312,
-        "NVIDIA GeForce RTX 4090": 165.2,
-    }
+    peaks = {"NVIDIA GH200 480GB": 989, "NVIDIA A100-SXM4-80GB": 312, "NVIDIA GeForce RTX 4090": 165.2}
     slower = "NVIDIA H100 PCIe; NVIDIA H200 NVL; NVIDIA H100 80GB HBM3 MIG 1g.10gb; NVIDIA GeForce RTX 4090 Laptop GPU"
     unknown = [*slower.split("; "), "NVIDIA L40S", "NVIDIA GeForce RTX 4090 D"]
     assert {name: peak_flops(name) for name in peaks} == {name: peak * 1e12 for name, peak in peaks.items()}
     assert [peak_flops(name) for name in unknown] == [None] * len(unknown)
+
+
+def test_the_lines_at_the_end_say_what_is_unusual():
+    summary = {
+        "final_val_loss": 2.5,
+        "final_val_bpb": 1.25,
+        "best_val_loss": 2.4,
+        "best_val_bpb": 1.2,
+        "best_step": 800,
+    }
+    summary |= {"steps": 900, "tokens": 900 * 2048, "seconds": 268.4, "train_seconds": 200.0, "causality": "certified"}
+    summary |= {"val_windows": {"scored": 90, "of": 90}, "init_from": "hf:ORG/NAME@1", "folder": "outputs/A/B"}
+    summary |= {"stopped_early": "at step 900: no lower loss", "sources": {"code": summary | {"epochs": 0.5}}}
+    best = "; best 1.2000 bits per byte, 2.4000 nats per token at step 800 (best.ckpt)"
+    losses = "1.2500 bits per byte, 2.5000 nats per token"
+    assert show(summary, "tril sample").splitlines() == [
+        f"  validation  {losses}{best}",
+        f"              {losses}; 0.50 epochs: code",
+        "  training    900 steps, 1,843,200 tokens in 03:20, 9,216 tokens per second; 04:28 with validation and start",
+        "  causality   certified",
+        "  init from   hf:ORG/NAME@1",
+        "  stopped     at step 900: no lower loss",
+        "  folder      outputs/A/B: summary.json has all figures, loss.png the curve",
+        '  next        tril sample ckpt=latest prompt="..."',
+    ]
+
+
+def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 10**15)
+    assert peak_memory_bytes("cuda") == 3 * 10**15 and 1e7 < peak_memory_bytes("cpu") < 3 * 10**15
+
+
+def test_the_code_version_is_that_of_this_checkout_alone_and_counts_changes_of_tracked_files(tmp_path):
+    """A package installed within another repository has none."""
+    package = tmp_path / "site-packages" / "tril"
+    package.mkdir(parents=True)
+
+    def git(*command):
+        identity = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *command], check=True, capture_output=True)
+
+    (tmp_path / "tracked").write_text("a")
+    git("init")
+    git("add", "tracked")
+    git("commit", "-m", "theirs")
+    (package / "untracked").touch()
+    commit = code_version(tmp_path)
+    assert code_version(package) is None and commit is not None and len(commit) == 12
+    (tmp_path / "tracked").write_text("b")
+    assert code_version(tmp_path) == commit + "+"
+    assert (code_version() is None) != (PACKAGE / ".git").exists()
+
+
+@pytest.mark.parametrize(
+    ("account", "chosen", "mode"), [(False, None, "offline"), (True, None, None), (False, "x", None)]
+)
+def test_wandb_is_offline_without_an_account_only_and_a_resumed_run_keeps_its_id(
+    monkeypatch, tmp_path, account, chosen, mode
+):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr("wandb.login", lambda prompt: account)
+    if chosen:
+        monkeypatch.setenv("WANDB_MODE", chosen)
+    config, folder = LoggerConfig(wandb=WandbConfig()), tmp_path / "2026" / "sweep" / "a=1"
+    ids = []
+    for _ in range(2):
+        (logger,) = loggers.make_loggers(config, folder, step=None, sweep=folder.parent)
+        options = logger._wandb_init
+        assert (options.get("mode"), options["name"], options["group"]) == (mode, "a=1", "2026/sweep")
+        ids.append(options["id"])
+        (folder / "wandb" / f"offline-run-20261125_120000-{ids[0]}").mkdir(parents=True, exist_ok=True)
+    assert ids[0] == ids[1]

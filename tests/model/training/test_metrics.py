@@ -1,44 +1,94 @@
 """What a run measures: gradient norms against float64 sums, tokens, seconds, losses of windows, and metrics.csv."""
 
 import math
+import tempfile
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning import Callback
+from lightning import Callback, Trainer
 
 from tests.conftest import assert_close, tiny_gpt
-from tests.model.training.tiny_fits import CPU, STEPS, B, Before, T, batches, damaged_losses, fit, new_model, new_module
+from tril.model.gpt import GPT, GPTConfig
 from tril.model.heads.attention_maps import attention_maps
 from tril.model.training.callbacks.metrics import Metrics, RunLog, norms_of, save_windows
 from tril.model.training.callbacks.output import HeadMetrics
 from tril.model.training.errors import NonFiniteError
+from tril.model.training.hardware import Hardware
+from tril.model.training.module import TrainingModule
+from tril.model.training.optim import OptimConfig
+from tril.model.training.schedule import ScheduleConfig
+
+V, T, B, STEPS = 31, 12, 2, 8
+CPU = Hardware("cpu", "32-true", None, "a CPU", None)
+OPTIM = OptimConfig(schedule=ScheduleConfig(kind="linear", warmup_steps=2))
+
+
+def batches(n: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and targets, (B, T) each."""
+    ids = torch.randint(V, (n, B, T + 1), generator=torch.Generator().manual_seed(1))
+    return [(each[:, :-1], each[:, 1:]) for each in ids]
+
+
+def new_module(**choices) -> TrainingModule:
+    torch.manual_seed(0)
+    shape = {"context_length": T, "n_layers": 2, "dim": 16, "n_heads": 2, "tie_embeddings": False}
+    model = GPT(GPTConfig(V, **{**shape, **choices}))
+    return TrainingModule(model, OPTIM, total_steps=STEPS, val_bytes={"": float}, payload={})
+
+
+class Remaining:
+    """A loader of which a resumed run reads the rest; as the loaders of a run, it has the length of the whole."""
+
+    batch_size, world_size = B, 1
+
+    def __init__(self, items: list, done: int = 0) -> None:
+        self.items, self.done, self.n_windows = items, done, B * len(items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self):
+        return iter(self.items[self.done :])
 
 
 class Weights(Callback):
-    """Keeps the weights before each optimizer step."""
+    """Keeps the weights before each optimizer step, and writes a checkpoint before the sixth."""
 
-    def __init__(self):
-        self.before: list[dict] = []
+    def __init__(self, path=None):
+        self.before, self.path = [], path
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self.before.append({name: value.clone() for name, value in pl_module.model.state_dict().items()})
+            if self.path and trainer.global_step == 5:
+                trainer.save_checkpoint(self.path)
+
+
+def fit(module: TrainingModule, *callbacks: Callback, checkpoint=None, done: int = 0, **options) -> Metrics:
+    """Trains on `batches`, in their order; those of a resumed run without the `done` first ones."""
+    metrics = Metrics(CPU, tempfile.mkdtemp())
+    options = {"accelerator": "cpu", "logger": metrics.run_log, "log_every_n_steps": 2, **options}
+    options |= {"num_sanity_val_steps": 0, "check_val_every_n_epoch": None, "enable_checkpointing": False}
+    options |= {"enable_progress_bar": False, "enable_model_summary": False, "max_steps": STEPS}
+    trainer = Trainer(callbacks=[metrics, *callbacks], **{"val_check_interval": STEPS, **options})
+    train = Remaining(batches(STEPS * trainer.accumulate_grad_batches), done)
+    trainer.fit(module, train, Remaining(batches(2)), ckpt_path=checkpoint, weights_only=True)
+    return metrics
 
 
 def exact_norms(weights: dict, data: list) -> dict[str, float]:
-    """Norms of the mean gradient of some batches, computed in float64 by sums over all elements."""
-    model = new_model().double()
+    """Norms of the mean gradient of some batches, in float64."""
+    model = new_module().model.double()
     model.load_state_dict(weights)
     sum(model.nll(*each).mean() for each in data).div(len(data)).backward()
     squares = {"total": 0.0, "muon": 0.0, "decay": 0.0, "no_decay": 0.0}
     for name, parameter in model.named_parameters():
         group = "muon" if "blocks." in name and parameter.ndim == 2 else "decay" if parameter.ndim == 2 else "no_decay"
-        square = sum(value**2 for value in parameter.grad.flatten().tolist())
-        squares[group] += square
-        squares["total"] += square
+        for key in ("total", group):
+            squares[key] += parameter.grad.square().sum().item()
     return {name: math.sqrt(square) for name, square in squares.items()}
 
 
@@ -46,49 +96,37 @@ def exact_norms(weights: dict, data: list) -> dict[str, float]:
 def test_norms_are_those_of_the_gradient_before_clipping(accumulate):
     weights = Weights()
     options = {"accumulate_grad_batches": accumulate, "gradient_clip_val": 1e-3, "limit_val_batches": 0}
-    trainer = fit(new_module(new_model()), weights, log_every_n_steps=3, **options)
-    rows = Metrics.of(trainer).rows("train/loss")
+    rows = fit(new_module(), weights, log_every_n_steps=3, **options).rows("train/loss")
     assert [row["step"] for row in rows] == [3, 6, 8], "every third, and the last"
     data = batches(STEPS * accumulate)
     for row in rows:
         expected = exact_norms(weights.before[row["step"] - 1], data[(row["step"] - 1) * accumulate :][:accumulate])
         assert {name: row[f"grad_norm/{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    (norm,) = norms_of((torch.full((3000,), 0.5, dtype=torch.bfloat16),))  # a sum in bf16 stops growing at 256 of them
+    assert norm.dtype == torch.float32
+    assert_close(norm, torch.tensor(0.5 * math.sqrt(3000)))
 
 
-def test_frozen_and_unused_parameters_have_no_gradient():
-    model = new_model(pos="learned")
-    model.embed.requires_grad_(False)
-    assert Metrics.of(fit(new_module(model))).last("train/loss")["grad_norm/total"] > 0
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_is_not_made(value):
-    module, weights = damaged_losses(new_module(new_model()), {5: value}), Weights()
+def test_a_step_that_is_not_finite_is_not_made():
+    module, weights = new_module(pos="learned"), Weights()
+    module.model.embed.requires_grad_(False)  # without a gradient
+    step = module.training_step
+    module.training_step = lambda batch, batch_idx: step(batch, batch_idx) * (math.inf if batch_idx == 5 else 1.0)
     with pytest.raises(NonFiniteError, match="step 6 is not finite: .* the weights stay those of step 5"):
         fit(module, weights)
     assert all(torch.equal(value, weights.before[5][name]) for name, value in module.model.state_dict().items())
-
-
-def test_an_infinite_loss_with_a_finite_gradient_is_not_used():
-    module = new_module(new_model())
+    module = new_module()
     nll = module.losses.compiled
-    module.losses.compiled = lambda *batch, **options: nll(*batch, **options) + math.inf
+    module.losses.compiled = lambda *batch, **options: nll(*batch, **options) + math.inf  # with a finite gradient
     with pytest.raises(NonFiniteError, match="step 1 is not finite: loss inf"):
         fit(module)
 
 
-def test_norms_of_bf16_gradients_are_summed_in_float32():
-    """4,096 equal elements: a running sum in bf16 stops growing at 256 of them."""
-    (norm,) = norms_of((torch.full((4096,), 0.5, dtype=torch.bfloat16),))
-    assert_close(norm, torch.tensor(32.0))
-
-
 def test_tokens_are_counted_over_a_change_of_the_size_of_a_step(tmp_path):
     """Five steps of one micro-batch; then the sixth, and two of two."""
-    path = tmp_path / "middle.ckpt"
-    fit(new_module(new_model()), Before(6, lambda module: module.trainer.save_checkpoint(path)))
-    trainer = fit(new_module(new_model()), checkpoint=path, done=5, accumulate_grad_batches=2)
-    assert Metrics.of(trainer).tokens == B * T * (5 + 1 + 2 * 2)
+    fit(new_module(), Weights(tmp_path / "middle.ckpt"))
+    metrics = fit(new_module(), checkpoint=tmp_path / "middle.ckpt", done=5, accumulate_grad_batches=2)
+    assert metrics.tokens == B * T * (5 + 1 + 2 * 2)
 
 
 def test_seconds_are_those_of_training_and_survive_a_checkpoint(monkeypatch, tmp_path):
@@ -102,7 +140,6 @@ def test_seconds_are_those_of_training_and_survive_a_checkpoint(monkeypatch, tmp
     resumed.load_state_dict(metrics.state_dict())
     resumed.on_train_batch_start(None, None, None, 0)
     now[0] = 92.0
-    resumed.on_train_batch_start(None, None, None, 0)
     assert (metrics.seconds(), resumed.seconds(), resumed.wall_seconds()) == (3, 5, 92 + 3)
 
 
@@ -116,9 +153,8 @@ def test_losses_of_windows_and_documents(tmp_path):
     )
     save_windows(tmp_path / "windows.npz", module, 30)
     found = {name: array.tolist() for name, array in np.load(tmp_path / "windows.npz").items()}
-    assert found == {"step": 30, "context_length": 4, "nll": [6, 3], "targets": [4, 2]} | {
-        "document_nll": [6, 9, 0, 6], "document_targets": [3, 2, 0, 1]
-    }  # fmt: skip
+    expected = {"step": 30, "context_length": 4, "nll": [6, 3], "targets": [4, 2]}
+    assert found == expected | {"document_nll": [6, 9, 0, 6], "document_targets": [3, 2, 0, 1]}
 
 
 def test_a_resumed_run_continues_its_csv_file_with_the_rows_of_its_checkpoint(tmp_path):
@@ -138,36 +174,22 @@ def test_a_resumed_run_continues_its_csv_file_with_the_rows_of_its_checkpoint(tm
     assert file.read_text().replace("\r", "") == "loss,step\n5.0,1\n"
 
 
-def logged_heads(model, ids, document_eot=None) -> dict[str, float]:
-    logged = {}
+def test_heads_are_scored_in_the_first_windows_and_each_document_has_a_first_token():
+    model, logged = tiny_gpt(attn_dropout=0.5).train(), {}
+    ids = torch.randint(1, 31, (3, 12))
+    ids[:, 5] = 0
     logger = SimpleNamespace(log_metrics=lambda metrics, step: logged.update(metrics))
     data = SimpleNamespace(first_val_windows=lambda n: (ids[:n], ids[:n]))
     trainer = SimpleNamespace(is_global_zero=True, datamodule=data, loggers=[logger], global_step=7)
-    losses = SimpleNamespace(document_eot=document_eot)
+    losses = SimpleNamespace(document_eot=0)
     module = SimpleNamespace(model=model, whole_model=lambda: model, losses=losses)
     HeadMetrics().on_validation_end(trainer, module)
-    return logged
-
-
-def test_entropy_and_first_token_mass_of_every_head_over_the_first_windows():
-    model = tiny_gpt(attn_dropout=0.5).train()
-    ids = torch.randint(31, (3, 12))
-    logged = logged_heads(model, ids)
-    # (L, B, H, T - 1, T): without the first position, which has no choice
-    maps = attention_maps(model, ids[:2]).double()[:, :, :, 1:]
-    for layer in range(2):
-        for head in range(4):
-            rows = maps[layer, :, head].flatten(0, 1)
-            nats = -sum(w * w.log() for w in rows.flatten() if w > 0) / len(rows)
-            assert logged[f"heads/entropy/L{layer}H{head}"] == pytest.approx(nats.item(), rel=1e-5)
-            assert logged[f"heads/first/L{layer}H{head}"] == pytest.approx(rows[:, 0].mean().item(), rel=1e-5)
+    # (L, B, H, T - 1, T) of each document: without the first position, which has no choice
+    maps = [attention_maps(model, part)[:, :, :, 1:].double() for part in (ids[:2, :5], ids[:2, 5:])]
+    for layer, head in np.ndindex(2, 4):
+        rows = [each[layer, :, head] for each in maps]
+        nats = sum(torch.special.entr(each).sum() for each in rows) / (2 * 10)
+        first = torch.cat([each[..., 0].flatten() for each in rows]).mean()
+        assert logged[f"heads/entropy/L{layer}H{head}"] == pytest.approx(nats.item(), rel=1e-5)
+        assert logged[f"heads/first/L{layer}H{head}"] == pytest.approx(first.item(), rel=1e-5)
     assert len(logged) == 2 * 2 * 4 and model.training
-
-
-def test_every_document_of_a_window_has_a_first_token():
-    model = tiny_gpt()
-    ids = torch.randint(1, 31, (1, 12))
-    ids[0, 5] = 0
-    logged = logged_heads(model, ids, document_eot=0)
-    first, second = (attention_maps(model, part)[0, 0, 0, 1:, 0] for part in (ids[:, :5], ids[:, 5:]))
-    assert logged["heads/first/L0H0"] == pytest.approx(torch.cat([first, second]).mean().item(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""The Lightning module: its loss, with and without compilation, and its checkpoints."""
+"""The Lightning module: its loss with ignored targets, its validation, and both with and without compilation."""
 
 import functools
 from types import SimpleNamespace
@@ -12,61 +12,60 @@ from torch.utils.data import DataLoader
 from tests.conftest import tiny_gpt
 from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import IGNORE
-from tril.model.training.module import TrainingModule
+from tril.model.training.errors import RunRefused
+from tril.model.training.module import NO_TARGET, TrainingModule, in_order
 from tril.model.training.optim import OptimConfig
 from tril.model.training.schedule import ScheduleConfig
 
 V, T = 31, 12
-EOT = 7  # opens a document
+EOT = 7  # opens a document, at about every fourth position
 TOKENIZER = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
 
 
-def batches(n, seed=0):
-    ids = torch.randint(V, (n, 4, T + 1), generator=torch.Generator().manual_seed(seed))
-    return [(row[:, :-1], row[:, 1:]) for row in ids]
+def batches(n, share=1.0):
+    """Inputs and targets, (4, T) each; a `share` of the targets counts, and of the second batch none."""
+    random, found = torch.Generator().manual_seed(0), []
+    for i in range(n):
+        ids = torch.randint(V, (4, T + 1), generator=random)
+        ids = ids.masked_fill(torch.rand(ids.shape, generator=random) < 0.25, EOT)
+        counts = torch.rand((4, T), generator=random) < share * (i != 1 or share == 1)
+        found.append((ids[:, :-1], ids[:, 1:].masked_fill(~counts, IGNORE)))
+    return found
 
 
-def documents(n):
-    """Batches with an end-of-text token at about every fourth position, all different."""
-    rows = []
-    for seed, (inputs, targets) in enumerate(batches(n)):
-        ids = torch.cat([inputs[:, :1], targets], dim=1)  # (B, T + 1)
-        opens = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)) < 0.25
-        ids = ids.masked_fill(opens, EOT)
-        rows.append((ids[:, :-1], ids[:, 1:]))
-    return rows
-
-
-def module(compile=None, steps=6, bytes_per_token=1.0, document_eot=None, **choices):
+def module(compile=None, steps=6, document_eot=None, **choices):
     torch.manual_seed(0)
     model = tiny_gpt(**{"tie_embeddings": False} | choices)
     optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
     content = Checkpoint(model.config, {}, TOKENIZER.to_str(), "A", data={"fingerprint": "text"}).entry()
-    run = {"total_steps": steps, "val_bytes": {"": lambda n_targets: n_targets * bytes_per_token}, "payload": content}
+    run = {"total_steps": steps, "val_bytes": {"": float}, "payload": content}
     lm = TrainingModule(model, optim, **run, compile=compile, document_eot=document_eot)
     strategy = SimpleNamespace(all_gather=lambda tensor, **_: tensor)
     lm._trainer = SimpleNamespace(num_val_batches=[2], strategy=strategy)  # until `fit`
     return lm
 
 
-def fit(module, tmp_path, steps=6, data=None):
-    trainer = Trainer(
-        max_steps=steps,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, DataLoader(data or batches(steps), batch_size=None))
-    trainer.save_checkpoint(tmp_path / "fit.ckpt")
-    return torch.load(tmp_path / "fit.ckpt", weights_only=True)
+def test_every_target_has_the_same_weight_over_micro_batches():
+    """The sum over three micro-batches, one without targets, is the gradient of all targets in one batch."""
+    data = batches(3, share=0.3)
+    whole = tuple(torch.cat(parts) for parts in zip(*data, strict=True))
+    gradients = []
+    for parts in (data, [whole]):
+        lm = module()
+        for part in parts:
+            (lm.training_step(part, 0) / len(parts)).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in lm.model.parameters()]))
+    lm, counted = module(), whole[1] != IGNORE
+    assert 10 < counted.sum() < 60
+    log_p = lm.model(whole[0]).log_softmax(-1)[counted]
+    (-log_p.gather(1, whole[1][counted][:, None]).sum() / counted.numel()).backward()
+    expected = torch.cat([p.grad.flatten() for p in lm.model.parameters()])
+    torch.testing.assert_close(gradients, [expected, expected], rtol=1e-3, atol=1e-6)
 
 
-def test_validation_keeps_the_loss_of_every_window_in_the_order_of_the_text(monkeypatch):
+def test_validation_keeps_the_losses_of_all_processes_in_the_order_of_the_text(monkeypatch):
     """Two processes alternate; a window that is all IGNORE fills up a batch."""
     lm, other = module(), module()
-    other.load_state_dict(lm.state_dict())
     [(inputs, targets)] = batches(1)
     targets = targets.clone()
     targets[2, 5:], targets[3] = IGNORE, IGNORE
@@ -77,43 +76,61 @@ def test_validation_keeps_the_loss_of_every_window_in_the_order_of_the_text(monk
     monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
     monkeypatch.setattr(lm, "all_gather", lambda rows: torch.stack([rows, other_rows]))
     lm.on_validation_epoch_end()
-    nll = [lm.model.nll(inputs[i : i + 1], targets[i : i + 1]).sum().item() for i in range(3)]
-    assert lm.val_windows.tolist() == [pytest.approx(nll, rel=1e-5), [T, T, 5]]
-    every = lm.model.nll(inputs[:3], targets[:3])  # (3, T)
-    torch.testing.assert_close(lm.val_nll, torch.cat([every[0], every[1], every[2, :5]]).detach())
+    every = lm.model.nll(inputs[:3], targets[:3]).detach()  # (3, T)
+    assert lm.val_windows.tolist() == [pytest.approx(every.sum(1).tolist(), rel=1e-5), [T, T, 5]]
+    torch.testing.assert_close(lm.val_nll, torch.cat([every[0], every[1], every[2, :5]]))
+
+
+def test_validation_losses_of_targets_anywhere_in_a_window():
+    nll, counts = torch.arange(36.0).view(1, 3, 12), torch.rand(1, 3, 12) < 0.4
+    counts[0, 1] = False  # a window without targets
+    windows, every = in_order(nll.masked_fill(~counts, NO_TARGET))
+    assert every.tolist() == nll[counts].tolist()
+    expected = (nll * counts).sum(-1)[0, [0, 2]], counts.sum(-1)[0, [0, 2]]
+    assert torch.equal(windows, torch.stack(expected).double())
+
+
+def test_validation_without_targets_is_refused(monkeypatch):
+    lm = module()
+    monkeypatch.setattr(lm, "all_gather", lambda x: x)
+    [(inputs, targets)] = batches(1)
+    with torch.no_grad():
+        lm.validation_step((inputs, torch.full_like(targets, IGNORE)), 0)
+    with pytest.raises(RunRefused, match="no targets; raise or leave out trainer.limit_val_batches"):
+        lm.on_validation_epoch_end()
+
+
+def fit(module, tmp_path):
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(max_steps=3, accelerator="cpu", **quiet)
+    trainer.fit(module, DataLoader(batches(3), batch_size=None))
+    trainer.save_checkpoint(tmp_path / "fit.ckpt")
+    return torch.load(tmp_path / "fit.ckpt", weights_only=True)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that dynamo captures; code generation would take a minute."""
+    captured = []
+    torch._dynamo.reset()
+    backend = lambda graph, _: captured.append(graph) or graph.forward  # noqa: E731
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend, fullgraph=True))
+    return captured
 
 
 @pytest.mark.parametrize("how", ["default", "regional"])
-@pytest.mark.parametrize("choices", [{}, {"document_eot": EOT, "pos": "learned", "window": 3}], ids=str)
-def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, monkeypatch, choices, how):
-    """Dynamo captures one graph, of the loss or of a block; code generation would take a minute."""
-    graphs = []
-
-    def count(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    torch._dynamo.reset()
-    plain = fit(module(**choices), tmp_path, data=documents(6))
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=count, fullgraph=True))
-    compiled = fit(module(compile=how, **choices), tmp_path, data=documents(6))
+def test_a_checkpoint_is_the_same_with_and_without_compilation(tmp_path, graphs, how):
+    """One graph is captured, of the loss or of a block."""
+    choices = {"document_eot": EOT, "pos": "learned", "window": 3}
+    plain, compiled = fit(module(**choices), tmp_path), fit(module(compile=how, **choices), tmp_path)
     assert len(graphs) == 1
-    assert compiled["state_dict"].keys() == plain["state_dict"].keys()
+    assert compiled["state_dict"].keys() == plain["state_dict"].keys() and compiled["tril"] == plain["tril"]
     for name, tensor in plain["state_dict"].items():
         assert torch.equal(tensor, compiled["state_dict"][name]), name
-    assert compiled["tril"] == plain["tril"]
 
 
-@pytest.mark.parametrize("how", ["default", "regional"])
-def test_more_models_are_compiled_than_the_recompile_limit_allows(monkeypatch, how):
-    graphs = []
-    torch._dynamo.reset()
-    monkeypatch.setattr(
-        torch,
-        "compile",
-        functools.partial(torch.compile, backend=lambda graph, _: (graphs.append(graph), graph.forward)[1]),
-    )
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for dim in range(16, 16 + 8 * 4, 8):
-            module(compile=how, dim=dim, n_layers=1).train().losses(batches(1)[0])
-    assert len(graphs) == 4
+def test_more_models_are_compiled_than_the_recompile_limit_allows(graphs):
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for dim in (16, 24, 32):
+            module(compile="default", dim=dim, n_layers=1).train().losses(batches(1)[0])
+    assert len(graphs) == 3

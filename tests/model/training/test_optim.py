@@ -1,39 +1,44 @@
-"""Muon and AdamW against those of torch, and which parameter is updated by which rule."""
+"""Muon and AdamW against those of torch, learning rates against formulas, and optim.scale_with_width."""
 
-import io
+import copy
+import functools
 import math
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
-from tril.model.training.optim import MuonAdamW, build_optimizer, orthogonalize, param_groups
+from tril.model.training.optim import MuonAdamW, build_optimizer, param_groups
+from tril.model.training.schedule import ScheduleConfig, lr_factor, steps_for_flops
 from tril.model.training.settings import OptimConfig
+from tril.model.training.width_scaling import scale_initial_values
 
 MUON = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "ns_steps": 5, "adjust_lr": "original"}
 ADAMW = {"lr": 3e-3, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "fused": True}
 SHAPES = [(24, 24), (48, 16), (16, 48), (16, 24), (24, 24), (16, 48)]  # square, tall, wide; equal ones are in one batch
+MATRICES = [f"attn.{x}_proj" for x in "qkvo"] + ["mlp.up", "mlp.gate", "mlp.down"]
 
 # bf16 has 8 significant bits, so a product is rounded by up to 2^-8; 5 iterations have 15 products, whose errors are
 # independent and add up like a random walk.
 BF16_TOLERANCE = math.sqrt(15) * 2**-8
 
 
-def new_gpt(seed: int = 0, **choices) -> GPT:
+def new_gpt(**choices) -> GPT:
     """With every sort of parameter."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     shape = {"vocab_size": 11, "context_length": 6, "n_layers": 2, "dim": 8, "n_heads": 2, "mlp": "swiglu"}
     return GPT(GPTConfig(**shape | {"pos": "learned", "bias": True, "tie_embeddings": False} | choices))
 
 
-def train(model: GPT, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    for step in steps:
-        ids = torch.randint(0, 11, (4, 6), generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        model.nll(ids[:, :-1], ids[:, 1:]).mean().backward()
-        optimizer.step()
+def train(model: GPT, optimizer: torch.optim.Optimizer, step: int) -> None:
+    ids = torch.randint(0, 11, (4, 6), generator=torch.Generator().manual_seed(step))
+    optimizer.zero_grad()
+    model.nll(ids[:, :-1], ids[:, 1:]).mean().backward()
+    optimizer.step()
 
 
 def run_both(shapes, ours: dict, theirs: type, **options) -> tuple[list, list, list]:
@@ -61,15 +66,14 @@ def test_muon_equals_torch_in_float32(monkeypatch, change):
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # torch's own casts to bf16 everywhere
     group = MUON | change
     options = {"adjust_lr_fn" if key == "adjust_lr" else key: value for key, value in group.items()}
-    for start, mine, reference in zip(
-        *run_both(SHAPES, group | {"kind": "muon"}, torch.optim.Muon, **options), strict=True
-    ):
+    results = run_both(SHAPES, group | {"kind": "muon"}, torch.optim.Muon, **options)
+    for start, mine, reference in zip(*results, strict=True):
         # float32 rounding; at most the order of summation differs
         assert (mine - reference).norm() < 1e-5 * (reference - start).norm()
 
 
 @pytest.mark.parametrize("change", [{}, {"weight_decay": 0.0, "betas": (0.8, 0.99), "eps": 1e-3}])
-def test_adamw_equals_torch_to_the_bit(change):
+def test_adamw_equals_torch_bit_for_bit(change):
     group = ADAMW | change
     _, mine, reference = run_both([(7, 5), (5,), ()], group | {"kind": "adamw"}, torch.optim.AdamW, **group)
     assert all(torch.equal(a, b) for a, b in zip(mine, reference, strict=True))
@@ -85,24 +89,8 @@ def test_muons_products_have_the_precision_of_the_run(monkeypatch, precision, dt
     optimizer = build_optimizer(model, OptimConfig(), precision)
     other = build_optimizer(new_gpt(), OptimConfig(), "32-true" if precision == "bf16-mixed" else "bf16-mixed")
     optimizer.load_state_dict(other.state_dict())  # of a run in another precision
-    train(model, optimizer, range(1))
+    train(model, optimizer, 0)
     assert seen == {dtype}
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(20, 20), (12, 40), (40, 12)])
-def test_singular_values_follow_the_polynomial_and_end_near_one(rows, columns):
-    generator = torch.Generator().manual_seed(0)
-    draw = torch.randn(3, rows, columns, dtype=torch.float64, generator=generator)
-    left, _, right = torch.linalg.svd(draw, full_matrices=False)
-    values = torch.logspace(0, -2, min(rows, columns), dtype=torch.float64).repeat(3, 1)
-    matrices = left @ values.diag_embed() @ right
-    expected = values / values.norm(dim=-1, keepdim=True)
-    assert expected.min() > 0.002  # where the documented band begins
-    for _ in range(5):
-        expected = 3.4445 * expected - 4.7750 * expected**3 + 2.0315 * expected**5
-    torch.testing.assert_close(orthogonalize(matrices, steps=5), left @ expected.diag_embed() @ right)
-    in_float32 = torch.linalg.svdvals(orthogonalize(matrices.float(), steps=5))
-    assert 0.68 < in_float32.min() and in_float32.max() < 1.21
 
 
 def test_each_group_follows_its_own_rule():
@@ -118,7 +106,7 @@ def test_each_group_follows_its_own_rule():
         torch.optim.AdamW([p for p in reference.parameters() if p.ndim < 2], weight_decay=0.0, **adamw),
     ]
     for step in range(3):
-        train(mine, optimizer, range(step, step + 1))
+        train(mine, optimizer, step)
         for a, b in zip(mine.parameters(), reference.parameters(), strict=True):
             b.grad = a.grad.clone()  # the same gradients for both, so that only the update is compared
         for oracle in oracles:
@@ -129,35 +117,16 @@ def test_each_group_follows_its_own_rule():
         assert (a - b).norm() <= (BF16_TOLERANCE if name.startswith("blocks.") and a.ndim == 2 else 0) * moved, name
 
 
-def test_a_state_dict_continues_to_the_bit():
-    straight, first, second = new_gpt(), new_gpt(), new_gpt(seed=1)
-    config = OptimConfig(weight_decay=0.1)
-    train(straight, build_optimizer(straight, config), range(6))
-    optimizer, resumed = build_optimizer(first, config), build_optimizer(second, config)
-    train(first, optimizer, range(3))
-    file = io.BytesIO()
-    torch.save({"model": first.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    second.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["optimizer"])
-    train(second, resumed, range(3, 6))
-    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), second.parameters(), strict=True))
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_each_parameter_is_in_one_group_and_frozen_ones_are_in_none(tied):
     model = new_gpt(n_layers=1, tie_embeddings=tied)
     model.norm.requires_grad_(False)
     names = {id(p): name for name, p in model.named_parameters()}
     found = {group["name"]: {names[id(p)] for p in group["params"]} for group in param_groups(model, OptimConfig())}
-    matrices = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj", "mlp.up", "mlp.gate", "mlp.down")
-    assert found["muon"] == {f"blocks.0.{name}.weight" for name in matrices}
+    assert found["muon"] == {f"blocks.0.{name}.weight" for name in MATRICES}
     assert found["decay"] == {"embed.weight", "pos_embed.weight"} | ({"head.weight"} if not tied else set())
     assert found["no_decay"] == {name for name, p in model.named_parameters() if p.ndim == 1 and p.requires_grad}
-    assert found["no_decay"] >= {f"blocks.0.{name}.bias" for name in matrices}
-    everything = param_groups(model, OptimConfig(kind="adamw"))
-    assert [group["name"] for group in everything] == ["decay", "no_decay"]
+    assert [group["name"] for group in param_groups(model, OptimConfig(kind="adamw"))] == ["decay", "no_decay"]
 
 
 def test_a_setting_without_effect_is_at_its_default_in_the_canonical_form():
@@ -170,3 +139,180 @@ def test_a_setting_without_effect_is_at_its_default_in_the_canonical_form():
         assert OptimConfig(**{name: 64}).canonical() == OptimConfig()
         scaled = OptimConfig(scale_with_width=True, **{name: 64})
         assert scaled.canonical() == scaled
+
+
+# --- schedule
+
+
+def formula(kind: str, step: int, total: int, warmup: int, floor: float, share: float) -> float:
+    warmup = total // 10 if warmup > total else warmup
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    decay = {"linear": total - warmup, "cosine": total - warmup, "wsd": min(round(share * total), total - warmup)}
+    left = total - step
+    if kind == "constant" or left > decay[kind]:
+        return 1.0
+    p = max(0.0, left / decay[kind]) if left > 0 else 0.0  # of the decay that is left
+    return floor + (1 - floor) * ((1 - math.cos(math.pi * p)) / 2 if kind == "cosine" else p)
+
+
+KINDS = st.sampled_from(["linear", "cosine", "wsd", "constant"])
+
+
+@given(KINDS, st.integers(1, 40), st.integers(0, 45), st.sampled_from([0.0, 0.1]), st.sampled_from([0.01, 0.2, 1.0]))
+def test_the_factor_is_that_of_the_formula(kind, total, warmup, floor, share):
+    config = ScheduleConfig(kind=kind, warmup_steps=warmup, min_lr_ratio=floor, decay_fraction=share)
+    for step in range(total + 3):
+        expected = formula(kind, step, total, warmup, floor, share)
+        assert lr_factor(step, total, config) == pytest.approx(expected, abs=1e-12), step
+        assert expected > 0 or step >= total, "no step of the run is wasted"
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 7.7])
+def test_the_steps_for_some_flops_cost_as_much_and_have_as_many_validations(scale):
+    steps, interval = steps_for_flops(900 * scale, 1.0, max_steps=900, val_check_interval=150)
+    assert steps == pytest.approx(900 * scale, rel=0.02) and -(-steps // interval) == 6
+    with pytest.raises(ValueError, match=r"leave 1\.5 steps .* use at least 25"):
+        steps_for_flops(1.5, 1.0, max_steps=900, val_check_interval=150)
+
+
+# --- optim.scale_with_width, for models of 256 with the base 64, whose heads have size 16
+
+V, LENGTH, BATCH = 97, 32, 8
+WIDE = {"dim": 256, "n_layers": 1, "n_heads": 4, "mlp": "swiglu", "context_length": 16, "pos": "learned", "bias": True}
+SCALED = {"scale_with_width": True, "base_width": 64, "base_head_dim": 16}
+BASE = OptimConfig(**SCALED)
+
+
+@functools.cache
+def windows(seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (B, T) of a Markov chain."""
+    logits = torch.randn(V, V, generator=torch.Generator().manual_seed(0))
+    next_token, generator = (3 * logits).softmax(-1), torch.Generator().manual_seed(seed)
+    tokens = [torch.randint(V, (BATCH,), generator=generator)]
+    for _ in range(LENGTH):
+        tokens.append(torch.multinomial(next_token[tokens[-1]], 1, generator=generator)[:, 0])
+    ids = torch.stack(tokens, 1)
+    return ids[:, :-1], ids[:, 1:]
+
+
+def fitted(model: GPT, optimizer: torch.optim.Optimizer, steps: int) -> GPT:
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs, targets = (x[:, : model.config.context_length] for x in windows(step))
+        model.nll(inputs, targets).mean().backward()
+        optimizer.step()
+    return model
+
+
+def rates(model: GPT, config: OptimConfig) -> dict[str, float]:
+    """The learning rate of the group of each parameter of the first block and outside of the blocks."""
+    names = {id(p): name.removeprefix("blocks.0.") for name, p in model.named_parameters()}
+    return {names[id(p)]: group["lr"] for group in param_groups(model, config) for p in group["params"]}
+
+
+def test_rates_at_four_times_the_width():
+    """All sizes are four times those of the base, so heads are too: / 4, and sqrt(1 / 4) for the scores."""
+    found = rates(GPT(GPTConfig(V, **WIDE)), OptimConfig(kind="adamw", lr=0.5, **SCALED))
+    quarter = {f"{name}.weight" for name in MATRICES} | {"norm.weight"}
+    factors = {name: 0.25 if name in quarter else 0.5 if name == "attn.q_norm.weight" else 1.0 for name in found}
+    assert found == {name: 0.5 * factor for name, factor in factors.items()}
+    # With heads of constant size and number, q, k, v have 4 times the inputs, o 4 times the outputs.
+    model = GPT(GPTConfig(V, **WIDE | {"head_dim": 16}))
+    by_adamw = rates(model, OptimConfig(kind="adamw", lr=0.5, **SCALED))
+    assert by_adamw["attn.q_proj.weight"] == by_adamw["attn.v_proj.weight"] == 0.5 / 4
+    assert by_adamw["attn.o_proj.weight"] == by_adamw["attn.q_norm.weight"] == 0.5
+    by_muon = rates(model, OptimConfig(muon_lr=0.5, **SCALED))
+    # Spectral norm sqrt(m / n): half for q; twice for o, which `original` has given it already by sqrt(256 / 64).
+    assert (by_muon["attn.q_proj.weight"], by_muon["attn.o_proj.weight"]) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize("init", ["zero_out", "gpt2"])
+def test_initial_values(init):
+    model = GPT(GPTConfig(V, **WIDE | {"init": init}))
+    before = copy.deepcopy(dict(model.named_parameters()))
+    scale_initial_values(model, BASE)
+    matrix = 0.5 if init == "gpt2" else 1.0  # 1 / sqrt(4); zero_out has it already
+    for name, parameter in model.named_parameters():
+        outside = {"norm.weight": 0.25, "norm.bias": 0.25, "blocks.0.attn.q_norm.weight": 0.5}
+        factor = outside.get(name, matrix if "blocks." in name and parameter.ndim == 2 else 1.0)
+        assert torch.equal(parameter, factor * before[name]), name
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_at_the_base_nothing_changes(kind):
+    model = GPT(GPTConfig(V, dim=64, n_heads=4))
+    before = copy.deepcopy(model.state_dict())
+    plain, scaled = (param_groups(model, OptimConfig(kind=kind, **options)) for options in ({}, SCALED))
+    for one, other in zip(plain, scaled, strict=True):
+        assert [id(p) for p in one.pop("params")] == [id(p) for p in other.pop("params")] and one == other
+    scale_initial_values(model, BASE)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("qk_norm", ["rmsnorm", "none"])
+def test_gains_equal_fixed_factors_in_the_model(qk_norm):
+    """muP as it is written: logits * 1/4 and scores * 1/2, in a model that has its usual gains and rates.
+
+    Adam's step does not depend on the size of a gradient, up to eps. Dividing by 4 is exact in binary.
+    """
+
+    class Factor(nn.Module):
+        def __init__(self, module: nn.Module, factor: float):
+            super().__init__()
+            self.module, self.factor = module, factor
+
+        def forward(self, x):
+            return self.factor * self.module(x)
+
+    ours = GPT(GPTConfig(V, **WIDE | {"qk_norm": qk_norm, "bias": False, "mlp": "relu2"}))
+    theirs = copy.deepcopy(ours)
+    config = OptimConfig(kind="adamw", lr=0.004, eps=1e-20, **SCALED)
+    scale_initial_values(ours, BASE)
+    usual = {"norm.weight": 4, "blocks.0.attn.q_norm.weight": 2}
+    usual["blocks.0.attn.q_proj.weight"] = 2 if qk_norm == "none" else 1
+    groups = [  # as ours, with the usual rates of what carries a factor in ours
+        group | {"params": [theirs.get_parameter(name)], "lr": group["lr"] * usual.get(name, 1)}
+        for group in param_groups(ours, config)
+        for name in (name for name, p in ours.named_parameters() if any(p is q for q in group["params"]))
+    ]
+    attn = theirs.blocks[0].attn
+    theirs.head, attn.q_norm = Factor(theirs.head, 1 / 4), Factor(attn.q_norm, 1 / 2)
+    fitted(ours, build_optimizer(ours, config), 4), fitted(theirs, MuonAdamW(groups), 4)
+    ids = windows(99)[0][:, :16]
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def activations(model: GPT) -> list[float]:
+    """Root mean square of what each part writes, the parts of the last block, and of the logits."""
+    found = []
+    for part in (model.embed, model.blocks[-1].attn, model.blocks[-1].mlp, model.head):
+        part.register_forward_hook(lambda module, inputs, output: found.append(output.square().mean().sqrt().item()))
+    model(windows(10_000)[0])
+    return found
+
+
+def growth(kind: str, scaled: bool, **choices) -> list[float]:
+    """The exponent of the width in each activation after some steps."""
+    found = []
+    for width in (64, 512):
+        torch.manual_seed(0)
+        shape = {"context_length": LENGTH, "n_layers": 2, "n_heads": 4, "dim": width, "mlp_ratio": 2.0}
+        model = GPT(GPTConfig(V, **shape, **choices))
+        config = OptimConfig(kind=kind, lr=0.004 if kind == "adamw" else 0.02, **SCALED | {"scale_with_width": scaled})
+        if scaled:
+            scale_initial_values(model, config)
+        found.append(activations(fitted(model, build_optimizer(model, config), 5)))
+    return [math.log(wide / narrow, 8) for narrow, wide in zip(*found, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "choices"),
+    [("adamw", {"init": "gpt2", "qk_norm": "none", "norm": "layernorm", "pos": "learned"}), ("muon", {})],
+)
+def test_activations_do_not_grow_with_the_width(kind, choices):
+    scaled, plain = (growth(kind, each, **choices) for each in (True, False))
+    assert max(map(abs, scaled)) < 0.2 and plain[-1] > 0.4, (scaled, plain)
