@@ -32,6 +32,7 @@ POWER = 0.8  # probability with which the smallest detectable difference is foun
 # Student's t, whose distribution has no unknown parameter, so a simulation in tests/model/test_comparison.py gives the
 # threshold with which any of the first MAX_PAIRS intervals misses the true mean with the probability LOOKS_ALPHA.
 LOOKS_ALPHA, MAX_PAIRS, EFFECT_PRIOR, LOG_THRESHOLD = 0.05, 100, 2.0, 2.4769
+MIN_PAIRS = 3  # with fewer, the interval is infinite
 # How half widths of seeds and of text combine there: (seeds^p + text^p)^(1/p). The error of the text is the same at all
 # looks while the mean over seeds moves. p = 2, right for one look, misses the truth in up to 7.6 % of simulations;
 # p = 1.1 is the largest tenth that keeps 5 % at every ratio of the two.

@@ -1,9 +1,9 @@
-"""Reports the results of a sweep:  python scripts/report.py dir=multirun/DATE/TIME
+"""Reports the results of a sweep or of a run:  python scripts/report.py dir=multirun/DATE/TIME
 
 The sweep may still be running. Prints the differences from the baseline; report.md and report.html (one file) contain
 everything; results.csv has a row for each variant and runs.csv one for each run, both with all digits. With
 publish=FOLDER it writes the report for others, without report.html, and next to it runs.tar.xz, from which dir=FOLDER
-computes the same report again.
+computes the same report again. dir=outputs/DATE/TIME makes the page of a single run.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ class ReportCommand:
 
     dir: str | None = setting(
         None,
-        "a sweep's folder, latest (the newest below multirun/), a folder of runs to compare, or a published report or "
-        "its runs.tar.xz",
+        "a sweep's folder, latest (the newest below multirun/), a run, a folder of runs to compare, or a published "
+        "report or its runs.tar.xz",
     )
     baseline: str | None = setting(
         None, "compare with this variant: model.n_heads=4, or several key=value with commas; null: the sweep's defaults"
@@ -33,22 +33,13 @@ class ReportCommand:
         None, "the validation loss to compare; null: final, or that of the published report"
     )
     margin: float | None = setting(
-        None,
-        "nats per token: variants whose difference is certainly smaller are called equal; null: none is",
-        gt=0,
-        allow_inf_nan=False,
+        None, "nats per token: variants whose difference is smaller are equal; null: none is", gt=0, allow_inf_nan=False
     )
     fit: Literal["scaling"] | None = setting(
         None, "scaling: fit a law of the loss by parameters and tokens (train -m +ablation=scaling); null: none"
     )
-    out: str | None = setting(
-        None, "folder for report.md, report.html, results.csv, runs.csv and the pictures; null: the sweep's folder"
-    )
-    publish: str | None = setting(
-        None,
-        "folder for a report to publish: the same without report.html, and runs.tar.xz, from which it can be computed "
-        "again",
-    )
+    out: str | None = setting(None, "folder for the report, its tables and pictures; null: the sweep's folder")
+    publish: str | None = setting(None, "folder for a report to publish, with runs.tar.xz to compute it again")
 
 
 @entry(Program("report", ReportCommand))
@@ -61,29 +52,23 @@ def main(line: CommandLine[ReportCommand]) -> None:
             raise ValueError(f"out={settings.out} excludes publish={settings.publish}; use one of them")
         source = find_sweep(settings.dir)
     # numpy and pandas take a moment to import: the errors above are reported before
-    from tril.scripts.experiments.losses import losses_of
     from tril.scripts.experiments.published import ARCHIVE, opened, pack
-    from tril.scripts.experiments.report import Request, write_report
-    from tril.scripts.experiments.scaling import points_of
-    from tril.scripts.experiments.sweep import read_sweep
+    from tril.scripts.experiments.report import Request, read_report
 
     with contextlib.ExitStack() as unpacked:
         with user_errors():
             folder, published = unpacked.enter_context(opened(source))
             typed_ones = {name: getattr(settings, name) for name in vars(Request())}
             request = Request(**published | {name: value for name, value in typed_ones.items() if value is not None})
-            sweep = read_sweep(folder, request.baseline)
+            report = read_report(folder, request)
             key = "out" if settings.publish is None else "publish"
             to = writable(settings.publish or settings.out or (source.parent if source.is_file() else source), key)
             if settings.publish is not None:
-                pack(sweep, to / ARCHIVE, vars(request))
+                pack(report.sweep, to / ARCHIVE, vars(request))
                 # the report is computed from the archive, so that both are the same by construction
-                folder, published = unpacked.enter_context(opened(to / ARCHIVE))
-                sweep = read_sweep(folder, request.baseline)
-            losses = losses_of(sweep, request.which)
-            if request.fit is not None:
-                points_of(sweep)  # whether there are enough
-        print(write_report(sweep, losses, request, to, published=bool(published)), flush=True)
+                report = read_report(unpacked.enter_context(opened(to / ARCHIVE))[0], request)
+        files = report.write(to, published=settings.publish is not None or bool(published))
+        print(f"{report.shown()}\n\n{to}: {', '.join(files)}", flush=True)
 
 
 if __name__ == "__main__":

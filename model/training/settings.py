@@ -42,7 +42,6 @@ class SweepConfig:
     """Settings of `python train.py -m`."""
 
     skip_invalid: bool = setting(False, "leave out invalid runs of the grid, instead of refusing the grid")
-    new: bool = setting(False, "start in a new folder, even if the same sweep was started before")
     tune: dict[str, Any] | None = setting(
         None, "settings that each variant chooses by a run of each value, as {optim.lr_scale:[0.5,0.71,1,1.41,2]}"
     )

@@ -19,6 +19,7 @@ from tril.scripts.cli.command_line import explain
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, message_of
 from tril.scripts.cli.formats import clock, plain_table
+from tril.scripts.experiments.sweep import label_of, text_of
 
 VALUE = re.compile(r"(seed|(\+\+)?\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
 MAX_FOLDER_NAME = 120  # characters
@@ -26,27 +27,38 @@ MAX_FOLDER_NAME = 120  # characters
 
 @dataclass
 class PlannedRun:
-    """A valid run of the grid.
+    """A valid run of a sweep.
 
     Attributes:
         overrides: of the command line, key=value each.
         values: of the swept keys.
-        folder: its name below the sweep's folder.
-        arm: a name of its values, the same for all seeds.
-        sizes: parameters, FLOPs per token and estimated seconds; empty if the grid runs on other machines.
+        sizes: parameters, FLOPs per token and estimated seconds; empty if it runs on another machine.
     """
 
     overrides: list[str]
     settings: dict[str, Any]
     config: RunConfig
     values: dict[str, object] = field(default_factory=dict)
-    folder: str = ""
-    arm: str = ""
     sizes: dict[str, float] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
         return self.config.top.seed
+
+    @property
+    def variant(self) -> str:
+        """A name of its values, the same for all seeds."""
+        return folder_name(self.values) or "configuration"
+
+    @property
+    def folder(self) -> str:
+        """Its name below the sweep's folder."""
+        return folder_name(self.values | {"seed": self.seed})
+
+    @property
+    def identity(self) -> str:
+        """Equal for two runs whose results are necessarily equal."""
+        return json.dumps(self.config.canonical(), sort_keys=True)
 
     def entry(self) -> dict:
         """Its entry of sweep.json."""
@@ -62,11 +74,8 @@ class Rejected:
     reason: str
 
 
-def compose_grid(composer: "Composer", *, elsewhere: bool) -> tuple[list[PlannedRun], list[Rejected]]:
+def compose_grid(composer: "Composer") -> tuple[list[PlannedRun], list[Rejected]]:
     """Composes and checks every combination that Hydra makes of the command.
-
-    Args:
-        elsewhere: the runs start on other machines, so this one's hardware is not checked.
 
     Raises:
         UserError: the command as a whole is wrong.
@@ -80,14 +89,13 @@ def compose_grid(composer: "Composer", *, elsewhere: bool) -> tuple[list[Planned
     runs: dict[str, PlannedRun] = {}
     rejected = []
     for overrides in ([text for text in combination if not text.startswith("sweep.")] for combination in grid):
-        run = composer.plan(overrides, elsewhere=elsewhere)
+        run = composer.plan(overrides)
         if isinstance(run, Rejected):
             rejected.append(run)
             continue
-        first = runs.setdefault(same_run(run), run)
+        first = runs.setdefault(run.identity, run)
         if first is not run:
-            pairs = zip(overrides, first.overrides, strict=True)
-            differing = " ".join(other for override, other in pairs if override != other)
+            differing = " ".join(text for text in first.overrides if text not in overrides)
             rejected.append(Rejected(overrides, f"the same run as {differing}: the difference has no effect"))
     return list(runs.values()), rejected
 
@@ -97,20 +105,24 @@ class Composer:
 
     Hydra takes tenths of a second to compose and to explain an unknown key. Runs that differ in values alone are
     therefore composed once, and an error that many runs share is explained once.
+
+    Args:
+        elsewhere: the runs start on other machines, so this one's hardware is not checked.
     """
 
-    def __init__(self, config: DictConfig, config_name: str):
+    def __init__(self, config: DictConfig, config_name: str, *, elsewhere: bool):
         self.loader, self.config, self.config_name = GlobalHydra.instance().config_loader(), config, config_name
+        self.elsewhere = elsewhere
         self.parser = OverridesParser.create(config_loader=self.loader)
         self.composed: dict[tuple[str, ...], DictConfig] = {}  # by the overrides that choose groups
         self.reasons: dict[str, str] = {}  # by Hydra's message
 
-    def plan(self, overrides: list[str], *, elsewhere: bool) -> PlannedRun | Rejected:
+    def plan(self, overrides: list[str]) -> PlannedRun | Rejected:
         """The run of these overrides, if they are valid."""
         try:
             settings = self.settings(overrides)
             config = RunConfig.of(settings)
-            return PlannedRun(overrides, settings, config if elsewhere else config.on_this_machine())
+            return PlannedRun(overrides, settings, config if self.elsewhere else config.on_this_machine())
         except OmegaConfBaseException as error:  # raised while a value is read
             return Rejected(overrides, explain(error, self.config_name))
         except (ValueError, OSError) as error:
@@ -148,13 +160,8 @@ def plain_settings(cfg: DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType]
 
 
-def same_run(run: PlannedRun) -> str:
-    """A key that is equal for two runs whose results are necessarily equal."""
-    return json.dumps(run.config.canonical(), sort_keys=True)
-
-
 def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
-    """Prints the combinations that are left out.
+    """Prints the combinations that are left out, each once for all its seeds.
 
     Raises:
         UserError: there are some and `skip_invalid` is False, or no valid run remains.
@@ -162,51 +169,30 @@ def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *,
     if not rejected:
         return
     every = [*runs, *rejected]
-    columns = zip(*(run.overrides for run in every), strict=True)
-    differing = [i for i, texts in enumerate(columns) if len(set(texts)) > 1]
-    seeds: dict[tuple[str, str], list[str]] = {}  # by the other overrides and the reason
-    for combination in rejected:
-        chosen = [combination.overrides[i] for i in differing]
-        rest = " ".join(text for text in chosen if not text.startswith("seed="))
-        seeds.setdefault((rest, combination.reason), []).extend(
-            text.removeprefix("seed=") for text in chosen if text.startswith("seed=")
-        )
-    lines = [
-        f"  {rest}{f' seed={chr(44).join(values)}' if values else ''}: {reason}"
-        for (rest, reason), values in seeds.items()
-    ]
+    columns = list(zip(*(run.overrides for run in every), strict=True))
+    varied = [i for i, texts in enumerate(columns) if len(set(texts)) > 1 and not texts[0].startswith("seed=")]
+    lines = dict.fromkeys(f"  {' '.join(run.overrides[i] for i in varied)}: {run.reason}" for run in rejected)
+    counts = f"{len(rejected)} of {len(every)} runs"
     if skip_invalid and runs:
-        print("\n".join([f"{len(rejected)} of {len(every)} runs are left out:", *lines]), flush=True)
+        print("\n".join([f"{counts} are left out:", *lines]), flush=True)
         return
     remedy = "correct them, or leave them out with sweep.skip_invalid=true" if runs else "correct them"
-    error = UserError(f"{len(rejected)} of {len(every)} runs of the grid are invalid; {remedy}")
+    error = UserError(f"{counts} of the grid are invalid; {remedy}")
     for line in lines:
         error.add_note(line)
     raise error
 
 
 def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
-    """Sets the values and the folder of each run; returns the swept keys without the seed."""
-    texts, swept = texts_of(runs), swept_keys(runs)
-    for run, text in zip(runs, texts, strict=True):
-        run.values = {key: value_of(run.settings, key, text[key]) for key in swept}
-        of_arm = {key: text[key] for key in swept}
-        run.arm, run.folder = folder_name(of_arm) or "configuration", folder_name(of_arm | {"seed": run.seed})
-    return swept
-
-
-def swept_keys(runs: Sequence[PlannedRun]) -> list[str]:
-    """The keys in whose text the runs differ, without the seed."""
-    texts = texts_of(runs)
-    return [key for key in texts[0] if key != "seed" and len({text[key] for text in texts}) > 1]
-
-
-def texts_of(runs: Sequence[PlannedRun]) -> list[dict[str, str]]:
-    """Key -> text of the overrides of each run."""
-    return [
+    """Sets the values of each run; returns the swept keys, those in whose text the runs differ, without the seed."""
+    texts = [
         {key.lstrip("+"): text for key, _, text in (override.partition("=") for override in run.overrides)}
         for run in runs
     ]
+    swept = [key for key in texts[0] if key != "seed" and len({text[key] for text in texts}) > 1]
+    for run, text in zip(runs, texts, strict=True):
+        run.values = {key: value_of(run.settings, key, text[key]) for key in swept}
+    return swept
 
 
 def value_of(settings: Mapping[str, Any], key: str, choice: str | None) -> object:
@@ -219,7 +205,7 @@ def value_of(settings: Mapping[str, Any], key: str, choice: str | None) -> objec
 
 def folder_name(values: Mapping[str, object]) -> str:
     """The values as a name that file systems accept, with a hash if it had to be changed."""
-    text = ",".join(f"{key}={value}" for key, value in values.items())
+    text = ",".join(f"{key}={text_of(value)}" for key, value in values.items())
     clean = re.sub(r"[^\w.,=+-]", "_", text)[:MAX_FOLDER_NAME]
     return clean if clean == text else f"{clean}-{sha256(text.encode()).hexdigest()[:8]}"
 
@@ -262,18 +248,15 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
 
 
 def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
-    """One line for each configuration: seeds, sizes, seconds of one run, and the states of its runs."""
+    """One line for each variant: seeds, sizes, time of one run, and the states of its runs."""
     lines = [["", "seeds", "parameters", "MFLOP per token", "time of a run", "so far"]]
-    groups: dict[str, list[int]] = {}
-    for i, run in enumerate(runs):
-        groups.setdefault(str(run.values), []).append(i)
-    for members in groups.values():
-        run, seeds = runs[members[0]], ",".join(str(runs[i].seed) for i in members)
-        label = ", ".join(f"{key}={value}" for key, value in run.values.items()) or "the configuration"
-        counts = {state: sum(states[i] == state for i in members) for state in ("finished", "unfinished", "failed")}
-        sizes = ["?"] * 3
+    for variant in dict.fromkeys(run.variant for run in runs):
+        members = [(run, state) for run, state in zip(runs, states, strict=True) if run.variant == variant]
+        run, sizes = members[0][0], ["?"] * 3
         if run.sizes:
             mflops = run.sizes["flops_per_token"] / 1e6
             sizes = [f"{run.sizes['parameters']:,}", f"{mflops:,.1f}", clock(run.sizes["estimated_seconds"])]
-        lines.append([label, seeds, *sizes, ", ".join(f"{n} {state}" for state, n in counts.items() if n)])
+        ended = [state for _, state in members if state != "not started"]
+        so_far = ", ".join(f"{ended.count(state)} {state}" for state in sorted(set(ended)))
+        lines.append([label_of(run.values), ",".join(str(run.seed) for run, _ in members), *sizes, so_far])
     return plain_table(lines, text_columns=(0, len(lines[0]) - 1))

@@ -1,4 +1,4 @@
-"""What `train.py -m` does around its runs: checks the whole grid before the first run, reports after the last one.
+"""What `train.py -m` does around its runs: checks the whole grid before the first run, compares after the last one.
 
 The same command finds its folder again and continues there; so does a command with more seeds or more values.
 """
@@ -9,10 +9,11 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
@@ -28,6 +29,7 @@ from tril.scripts.experiments import grid, nuisance, run_process
 from tril.scripts.experiments.sweep import Run, read_json
 
 LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine
+LISTS = ("launches", "runs", "trials")  # of sweep.json
 
 
 class Sweep(Callback):
@@ -49,15 +51,25 @@ class Sweep(Callback):
             sys.exit(1)
 
     def on_multirun_end(self, config: DictConfig, **kwargs) -> None:
-        index = read_json(self.folder / SWEEP)
-        entries = index["runs"]
+        entries = read_json(self.folder / SWEEP)["runs"]
         states = {entry["folder"]: state_of(self.folder / entry["folder"]) for entry in entries}
         missing = [f"{folder} ({state})" for folder, state in states.items() if state != "finished"]
+        print(f"\n{compared(self.folder)}\n", flush=True)
         finished = f"{len(entries) - len(missing)} of {len(entries)} runs are finished"
-        print(f"\n{finished}; {command('report')} dir={self.folder}", flush=True)
+        print(f"{finished}; {command('report')} dir={self.folder}", flush=True)
         if missing:
             print(f"NOT finished: {'; '.join(missing)}; start the same command again to continue", flush=True)
             sys.exit(1)
+
+
+def compared(folder: Path) -> str:
+    """The comparison of a sweep, for the terminal."""
+    from tril.scripts.experiments.report import read_report
+
+    try:
+        return read_report(folder).shown()
+    except ValueError as error:  # runs that cannot be compared, or a damaged file
+        return f"no comparison: {error}"
 
 
 def prepare_sweep(config: DictConfig, config_name: str) -> Path:
@@ -69,28 +81,27 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     Raises:
         UserError: a run is invalid.
     """
-    runs, tune = plan_runs(config, config_name)
-    swept = grid.name_runs(runs)
-    with user_errors():
-        family = family_of(config, swept)
-        folder, earlier = find_folder(config, family)
-        folder.mkdir(parents=True, exist_ok=True)
-        launches = launches_of(earlier, ((run.seed, run.values) for run in runs))
-    entries, trials = [run.entry() for run in runs], []
-    for run in {run.arm: run for run in runs}.values() if tune else ():
-        trials += nuisance.trial_entries(run.entry(), run.arm, tune)
-    every = {name: with_earlier(new, earlier.get(name, [])) for name, new in (("runs", entries), ("trials", trials))}
+    runs, swept, tune = plan_runs(config, config_name)
     settings, choices = grid.plain_settings(config), config.hydra.runtime.choices
-    baseline = {key: grid.value_of(settings, key, choices.get(key)) for key in swept}
-    index = {"family": family, "swept": swept, "baseline": baseline, "launches": launches}
-    write_json(folder / SWEEP, index | ({nuisance.TUNE: tune} if tune else {}) | every)
+    chosen = any(override.startswith("hydra.sweep.dir=") for override in config.hydra.overrides.hydra)
+    with user_errors():
+        folder, index = known_sweep(
+            config.hydra.sweep.dir if chosen else None, swept, settings, {"tune": tune} if tune else {}
+        )
+        folder = folder or new_folder(ROOTS[1])
+        folder.mkdir(parents=True, exist_ok=True)
+    index["baseline"] = {key: grid.value_of(settings, key, choices.get(key)) for key in swept}
+    trials = []
+    for run in {run.variant: run for run in runs}.values() if tune else ():
+        trials += nuisance.trial_entries(run, tune)
+    entries = [run.entry() for run in runs]
+    write_json(folder / SWEEP, with_launch(index, entries, trials))
     nuisance.retry_failed(folder, trials, entries)
     print_plan(folder, runs, trials)
 
     with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
-        sweep_dir = f"hydra.sweep.dir={quoted(str(folder))}"
-        config.hydra.overrides.hydra += [sweep_dir, "hydra.sweep.subdir=."]
+        config.hydra.overrides.hydra += [f"hydra.sweep.dir={quoted(str(folder))}", "hydra.sweep.subdir=."]
         left = [run.folder for run in runs if state_of(folder / run.folder) != "finished"]
         names = left or [run.folder for run in runs[:1]]  # Hydra needs a job, which then finds its run finished
         config.hydra.sweeper.params = None
@@ -98,40 +109,37 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     return folder
 
 
-def with_earlier(new: list[dict], earlier: list[dict]) -> list[dict]:
-    """The entries of a launch, and those of earlier ones that it does not have."""
-    planned = {entry["folder"] for entry in new}
-    return [*new, *(entry for entry in earlier if entry["folder"] not in planned)]
+def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRun], list[str], dict]:
+    """The runs of the grid, the swept keys, and sweep.tune ({}: nothing is tuned).
 
-
-def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRun], dict]:
-    """The runs of the grid, and sweep.tune ({}: nothing is tuned); raises UserError if a run or setting is invalid."""
+    Raises:
+        UserError: a run or setting is invalid.
+    """
     if config.plan:
         raise UserError(f"plan={config.plan} is for a single run, and a grid prints its plan anyway; leave it out")
     if config.resume is not None:
         raise UserError(
             f"resume={config.resume} continues a single run; to continue a sweep, start the same command again"
         )
-    for key in ("skip_invalid", "new"):
-        if not isinstance(config.sweep[key], bool):
-            raise UserError(f"sweep.{key}={config.sweep[key]} must be true or false")
+    if not isinstance(skip_invalid := config.sweep.skip_invalid, bool):
+        raise UserError(f"sweep.skip_invalid={skip_invalid} must be true or false")
     elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in LOCAL_LAUNCHERS
-    composer = grid.Composer(config, config_name)
-    runs, rejected = grid.compose_grid(composer, elsewhere=elsewhere)
-    grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
+    composer = grid.Composer(config, config_name, elsewhere=elsewhere)
+    runs, rejected = grid.compose_grid(composer)
+    grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
+    swept = grid.name_runs(runs)
     tune = grid.plain_settings(config)["sweep"]["tune"]
     if tune is not None:
         with user_errors():
-            nuisance.check_tune(tune, grid.swept_keys(runs), [run.seed for run in runs])
-        for overrides in (
-            nuisance.with_values(runs[0].overrides, x, nuisance.SEED) for x in nuisance.combinations(tune)
-        ):
-            if isinstance(trial := composer.plan(overrides, elsewhere=elsewhere), grid.Rejected):
+            nuisance.check_tune(tune, swept, [run.seed for run in runs])
+        for values in nuisance.combinations(tune):
+            trial = composer.plan(nuisance.with_values(runs[0].overrides, values, nuisance.SEED))
+            if isinstance(trial, grid.Rejected):
                 raise UserError(f"sweep.tune: {trial.reason}")
     if not elsewhere:  # a login node prepares no text, and its speed tells nothing about the jobs
         runs, rejected = grid.estimate_runs(runs)
-        grid.report_rejected(runs, rejected, skip_invalid=config.sweep.skip_invalid)
-    return runs, tune or {}
+        grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
+    return runs, swept, tune or {}
 
 
 def print_plan(folder: Path, runs: list[grid.PlannedRun], trials: list[dict]) -> None:
@@ -145,7 +153,7 @@ def print_plan(folder: Path, runs: list[grid.PlannedRun], trials: list[dict]) ->
     states = [state_of(folder / run.folder) for run in runs]
     print(f"{grid.grid_table(runs, states)}\n\nfolder  {folder}")
     left = [run.entry() for run, state in zip(runs, states, strict=True) if state != "finished"]
-    left_trials = [trial for trial in trials if state_of(folder / trial["folder"]) not in nuisance.ENDED]
+    left_trials = [trial for trial in trials if state_of(folder / trial["folder"]) not in run_process.ENDED]
     work = f"{len(left)} of {len(runs)} runs" + f" and {plural(len(left_trials), 'trial')}" * bool(left_trials)
     seconds = [entry["estimated_seconds"] for entry in (*left, *left_trials)]
     known = bool(seconds) and None not in seconds
@@ -153,64 +161,63 @@ def print_plan(folder: Path, runs: list[grid.PlannedRun], trials: list[dict]) ->
     print(f"{work} to train{estimate}\n", flush=True)
 
 
-def family_of(config: DictConfig, swept: list[str]) -> str:
-    """A hash that is equal for all commands that sweep the same keys over the same settings: they share a folder."""
-    settings = grid.plain_settings(config)
-    base = {key: value for key, value in settings.items() if key not in ("logger", "checkpoint", "sweep", "seed")}
-    base |= {nuisance.TUNE: settings["sweep"]["tune"]}
-    return sha256(json.dumps([sorted(swept), base], sort_keys=True).encode()).hexdigest()
-
-
-def launches_of(earlier: dict, runs: Iterable[tuple[int, dict]]) -> list[dict]:
-    """One entry for each launch that added seeds or variants: a report tests its comparisons once for each.
+def known_sweep(
+    chosen: str | None, swept: Sequence[str], settings: dict[str, Any], more: dict[str, Any]
+) -> tuple[Path | None, dict[str, Any]]:
+    """The folder of a sweep. All commands that sweep the same keys over the same settings share one.
 
     Args:
-        earlier: sweep.json before this launch, {} for a new sweep.
-        runs: seed and swept values of each run of this launch.
-    """
-    runs, entries = list(runs), earlier.get("runs", [])
-    added = sorted({seed for seed, _ in runs} - {entry["seed"] for entry in entries})
-    more_variants = any(values not in [entry["values"] for entry in entries] for _, values in runs)
-    now = datetime.now().astimezone().isoformat(timespec="seconds")
-    launch = {"seeds": added, "date": now, "command": typed()}
-    return [*earlier.get("launches", []), *([launch] if added or more_variants else [])]
+        chosen: a folder that the user names; None: one below multirun/.
+        settings: of a run; those of the swept keys are the same for all values, such as the defaults.
+        more: further entries of sweep.json that make it another sweep.
 
-
-def typed() -> str:
-    """The command line, quoted so that a shell reads it as typed."""
-    return f"{command('train')} {shlex.join(sys.argv[1:])}"
-
-
-def find_folder(config: DictConfig, family: str) -> tuple[Path, dict]:
-    """The folder of the sweep, and its sweep.json; {} for a new one.
+    Returns:
+        The folder, None if it is new and not chosen, and the content of its sweep.json.
 
     Raises:
-        ValueError: the chosen folder belongs to another sweep.
+        ValueError: the chosen folder belongs to another sweep, or a sweep.json is damaged.
     """
-    if any(override.startswith("hydra.sweep.dir=") for override in config.hydra.overrides.hydra):
-        folder = Path(config.hydra.sweep.dir)
-        if not (folder / SWEEP).is_file():
-            return folder, {}
-        earlier = read_index(folder / SWEEP)
-        if earlier["family"] != family:
-            raise ValueError(f"hydra.sweep.dir={folder} holds a sweep of other keys or settings; choose another folder")
-        return folder, earlier
-    if not config.sweep.new:
-        known = Path(ROOTS[1]).glob(f"*/*/{SWEEP}")
-        for path in sorted(known, key=lambda path: path.stat().st_mtime, reverse=True):
-            if (earlier := read_index(path))["family"] == family:
-                return path.parent, earlier
-    return new_folder(ROOTS[1]), {}
+    base = {key: value for key, value in settings.items() if key not in ("logger", "checkpoint", "sweep", "seed")}
+    family = sha256(json.dumps([sorted(swept), base, more], sort_keys=True).encode()).hexdigest()
+    index = {"family": family, "swept": list(swept), **more, **{name: [] for name in LISTS}}
+    if chosen is not None:
+        known = [path for path in [Path(chosen, SWEEP)] if path.is_file()]
+    else:
+        known = sorted(Path(ROOTS[1]).glob(f"*/*/{SWEEP}"), key=lambda path: -path.stat().st_mtime)
+    for path in known:
+        if (earlier := read_index(path))["family"] == family:
+            return path.parent, index | {name: earlier[name] for name in LISTS}
+        if chosen is not None:
+            raise ValueError(f"{chosen} holds a sweep of other keys or settings; choose another folder")
+    return None if chosen is None else Path(chosen), index
 
 
 def read_index(path: Path) -> dict:
     """A sweep.json with its family, launches, runs and trials."""
     try:
         content = read_json(path)
-        lists = {name: list(content[name]) for name in ("launches", "runs", "trials")}
+        lists = {name: list(content[name]) for name in LISTS}
         return {"family": content["family"], **lists}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a list of runs ({error}); restore it, or move its folder away") from error
+
+
+def with_launch(index: dict, runs: Sequence[dict], trials: Sequence[dict] = (), script: str = "train") -> dict:
+    """The content of sweep.json with the runs and trials of a launch.
+
+    A launch that adds seeds or variants is an entry of its own: a report tests its comparisons once for each.
+    """
+
+    def merged(new: Sequence[dict], earlier: Iterable[dict]) -> list[dict]:
+        planned = {entry["folder"] for entry in new}
+        return [*new, *(entry for entry in earlier if entry["folder"] not in planned)]
+
+    seeds = sorted({run["seed"] for run in runs} - {run["seed"] for run in index["runs"]})
+    more_variants = any(run["values"] not in [each["values"] for each in index["runs"]] for run in runs)
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    launch = {"seeds": seeds, "date": now, "command": f"{command(script)} {shlex.join(sys.argv[1:])}"}
+    lists = {"runs": merged(runs, index["runs"]), "trials": merged(trials, index["trials"])}
+    return index | lists | {"launches": [*index["launches"], *[launch] * bool(seeds or more_variants)]}
 
 
 def run_job(cfg: DictConfig) -> float:
@@ -230,8 +237,7 @@ def run_job(cfg: DictConfig) -> float:
     except KeyboardInterrupt:
         print("\ninterrupted; start the same command again to continue", flush=True)
         sys.exit(128 + signal.SIGINT)
-    left = time_left(sweep, index["runs"] + index["trials"])
-    print(f"{progress(sweep, index['runs'])}{f', about {left} of computing left' if left else ''}", flush=True)
+    print(progress(sweep, index), flush=True)
     return loss
 
 
@@ -258,23 +264,21 @@ def train(sweep: Path, entry: dict, trials: list[dict]) -> float:
     return run_process.train(folder, overrides, name)
 
 
-def progress(sweep: Path, entries: list[dict]) -> str:
-    """How many runs of the sweep are finished and failed."""
-    states = [state_of(sweep / entry["folder"]) for entry in entries]
+def progress(sweep: Path, index: dict) -> str:
+    """How many runs of the sweep are finished and failed, and the time left.
+
+    It is estimated from the estimates before the start, scaled by actual / estimated time of what is finished.
+    """
+    states = [state_of(sweep / entry["folder"]) for entry in index["runs"]]
     failed = f", {states.count('failed')} failed" if "failed" in states else ""
-    return f"        {states.count('finished')} of {len(entries)} runs are finished{failed}"
-
-
-def time_left(sweep: Path, entries: list[dict]) -> str | None:
-    """Estimated time of the unfinished runs, scaled by actual / estimated time of the finished ones."""
     estimated, actual, left = 0.0, 0.0, 0.0
-    for entry in entries:
-        seconds = entry["estimated_seconds"]
-        if seconds is None:
-            return None
+    for entry in index["runs"] + index["trials"]:
+        seconds = entry["estimated_seconds"] or math.nan
         if state_of(sweep / entry["folder"]) == "finished":
             estimated += seconds
-            actual += Run(sweep / entry["folder"], 0).summary["seconds"]
+            actual += Run(sweep / entry["folder"], entry["seed"]).summary["seconds"]
         else:
             left += seconds
-    return clock(left * actual / estimated) if left and estimated else None
+    known = left > 0 and estimated > 0  # False for NaN
+    time_left = f", about {clock(left * actual / estimated)} of computing left" if known else ""
+    return f"        {states.count('finished')} of {len(states)} runs are finished{failed}{time_left}"

@@ -1,12 +1,12 @@
 """The losses of a sweep's runs as one array, and their comparison at the level of the sweep's last launch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tril.model.comparison import Comparison, compare
+from tril.model.comparison import Bound, Comparison, compare
 from tril.model.intervals import MIN_DOCUMENTS, Interval, block_starts
 from tril.scripts.experiments.sweep import RUNNING, Run, Sweep
 
@@ -15,6 +15,7 @@ TUNING_STRIDE = 4  # of four documents, one chooses settings in a tuned sweep, a
 UNFINISHED = "unfinished"  # the verdict while runs are missing: a verdict now would be another look
 WHOLE = None, np.ones(1), "the whole text"  # no losses of parts of the text, in the place of `document_sums`
 FIRST_ALPHA, LATER_ALPHA = 0.04, 0.01  # levels of the first launch and of all later ones together, 0.05
+SAME_BYTES = 1e-6  # relative: rounding of bytes per token
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,22 @@ def launch_count(sweep: Sweep) -> int:
 def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> dict[str, Comparison]:
     """Compares each other variant with the baseline: label -> comparison. While runs are missing, there is no verdict.
 
+    The candidates of a referee are compared one by one, each with a bound that holds at every look.
+
     Args:
         margin: nats per token, a difference below it counts as none; ignored for losses in bits per byte.
     """
     if not sweep.others:
         return {}
     margin = margin if losses.unit == NATS else None
-    compared = compare(losses.losses, losses.sizes, launch_alpha(launch_count(sweep)), margin)
-    if sweep.index and any(run.state in RUNNING for run in sweep.runs):
-        without = [replace(each.difference, low=None, high=None) for each in compared]
-        compared = [Comparison(interval, UNFINISHED, interval.n) for interval in without]
+    if sweep.of_referee:
+        pairs = (losses.losses[[0, v]] for v in range(1, len(losses.losses)))
+        compared = [compare(pair, losses.sizes, margin=margin, bound=Bound.EVERY_LOOK)[0] for pair in pairs]
+    else:
+        compared = compare(losses.losses, losses.sizes, launch_alpha(launch_count(sweep)), margin)
+        if sweep.index and any(run.state in RUNNING for run in sweep.runs):
+            without = [replace(each.difference, low=None, high=None) for each in compared]
+            compared = [Comparison(interval, UNFINISHED, interval.n) for interval in without]
     return {variant.label: each for variant, each in zip(sweep.others, compared, strict=True)}
 
 
@@ -134,6 +141,21 @@ def tuning_loss(run: Run) -> float:
     chosen = is_tuning(len(sizes))
     loss = float(nll[0, chosen].sum() / sizes[chosen].sum())
     return loss if math.isfinite(loss) else math.inf
+
+
+def different_texts(runs: Iterable[Run]) -> str | None:
+    """The sizes of the validation texts of finished runs, if they differ: then no loss compares the runs.
+
+    The bytes of a text are known from the tokens that a run scored and its bytes per token.
+    """
+    sizes = []
+    for run in runs:
+        windows, per_token = run.windows("final"), run.summary.get("val_bytes_per_token")
+        if windows is not None and per_token is not None:
+            sizes.append(float(windows["targets"].sum()) * per_token)
+    if not sizes or math.isclose(min(sizes), max(sizes), rel_tol=SAME_BYTES):
+        return None
+    return f"{min(sizes):,.0f} and {max(sizes):,.0f} bytes"
 
 
 def spread(interval: Interval, sign: str = "") -> str:

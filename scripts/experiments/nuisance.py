@@ -12,16 +12,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tril.model.runs import FAILURE, state_of
 from tril.scripts.experiments import run_process
 from tril.scripts.experiments.losses import tuning_loss
+from tril.scripts.experiments.run_process import ENDED
 from tril.scripts.experiments.sweep import Run, Sweep, text_of
 
-TUNE = "tune"  # entry of sweep.json, and folder of the trials below that of the sweep
+if TYPE_CHECKING:
+    from tril.scripts.experiments.grid import PlannedRun
+
+FOLDER = "tune"  # of the trials, below that of the sweep
 SEED = 1000  # of the trials; never of a run that is compared
-ENDED = ("finished", "failed")
 EXAMPLE = "sweep.tune={optim.lr_scale:[0.5,0.71,1,1.41,2]}"
 
 
@@ -37,12 +40,12 @@ class Tuning:
         chosen: the values with the lowest loss.
         losses: values -> nats per token on the documents that choose, in the order of the setting; infinite if a trial
             failed or diverged.
-        at_edge: the chosen value is the smallest or the largest one of one numeric setting.
+        edges: the tuned settings, such as "lr_scale=2", whose chosen value is an end of their range.
     """
 
     chosen: str
     losses: dict[str, float]
-    at_edge: bool
+    edges: tuple[str, ...]
 
 
 def check_tune(tune: Any, swept: Sequence[str], seeds: Sequence[int]) -> None:
@@ -62,9 +65,9 @@ def check_tune(tune: Any, swept: Sequence[str], seeds: Sequence[int]) -> None:
 
 def with_values(overrides: Sequence[str], values: Mapping[str, object], seed: int | None = None) -> list[str]:
     """The overrides of a run with other values of some settings, and another seed."""
-    replaced = {*values, *(["seed"] if seed is not None else [])}
-    kept = [text for text in overrides if text.partition("=")[0].lstrip("+") not in replaced]
-    return [*kept, *([] if seed is None else [f"seed={seed}"]), *(f"{key}={text_of(x)}" for key, x in values.items())]
+    values = dict(values) if seed is None else {**values, "seed": seed}
+    kept = [text for text in overrides if text.partition("=")[0].lstrip("+") not in values]
+    return [*kept, *(f"{key}={text_of(value)}" for key, value in values.items())]
 
 
 def combinations(tune: Mapping[str, Sequence]) -> list[dict[str, object]]:
@@ -72,24 +75,18 @@ def combinations(tune: Mapping[str, Sequence]) -> list[dict[str, object]]:
     return [dict(zip(tune, values, strict=True)) for values in itertools.product(*tune.values())]
 
 
-def trial_entries(run: Mapping[str, Any], arm: str, tune: Mapping[str, Sequence]) -> list[dict]:
-    """The entries of sweep.json of the trials of a variant.
-
-    Args:
-        run: the entry of one of its runs.
-        arm: a name for its folder.
-    """
+def trial_entries(run: "PlannedRun", tune: Mapping[str, Sequence]) -> list[dict]:
+    """The entries of sweep.json of the trials of a variant, one of whose runs is given."""
     return [
-        {
-            **{"folder": f"{TUNE}/{arm}/{name_of(values)}", "values": run["values"], "seed": SEED, "tuned": values},
-            "overrides": with_values(run["overrides"], values, SEED),
-            "estimated_seconds": run["estimated_seconds"],
-        }
+        run.entry()
+        | {"folder": f"{FOLDER}/{run.variant}/{name_of(values)}", "seed": SEED, "tuned": values}
+        | {"overrides": with_values(run.overrides, values, SEED)}
         for values in combinations(tune)
     ]
 
 
 def name_of(values: Mapping[str, object]) -> str:
+    """Such as "lr_scale=2"."""
     return ",".join(f"{key.rpartition('.')[2]}={text_of(value)}" for key, value in values.items())
 
 
@@ -119,7 +116,7 @@ def tune_variant(sweep: Path, trials: Sequence[dict]) -> dict[str, object] | Non
         for trial in left:
             folder = sweep / trial["folder"]
             folder.mkdir(parents=True, exist_ok=True)
-            with run_process.locked_if_free(folder) as lock:
+            with run_process.locked(folder) as lock:
                 if lock is None or state_of(folder) in ENDED:
                     continue
                 run_process.train_locked(folder, trial["overrides"], trial["folder"], lock)
@@ -145,15 +142,17 @@ def trial_loss(sweep: Path, trial: Mapping[str, Any]) -> float:
 
 def read_tuning(sweep: Sweep) -> dict[str, Tuning]:
     """Label -> trials of each variant whose trials have ended; {} for a sweep that was not tuned."""
-    found = {}
+    tunings = {}
     for variant in sweep.variants:
         trials = [each for each in sweep.index.get("trials", []) if each["values"] == variant.values]
         if not trials or any(state_of(sweep.folder / each["folder"]) not in ENDED for each in trials):
             continue
-        losses = {", ".join(map(text_of, each["tuned"].values())): trial_loss(sweep.folder, each) for each in trials}
-        chosen = min(losses, key=losses.__getitem__)
-        numbers = [value for each in trials for value in each["tuned"].values()]
-        ordered = len(trials[0]["tuned"]) == 1 and all(isinstance(value, int | float) for value in numbers)
-        at_edge = ordered and chosen in (text_of(min(numbers)), text_of(max(numbers)))
-        found[variant.label] = Tuning(chosen, losses, at_edge)
-    return found
+        losses = [trial_loss(sweep.folder, trial) for trial in trials]
+        chosen, edges = trials[losses.index(min(losses))]["tuned"], []
+        for key, value in chosen.items():
+            numbers = [trial["tuned"][key] for trial in trials]
+            if all(isinstance(x, int | float) for x in numbers) and value in (min(numbers), max(numbers)):
+                edges.append(name_of({key: value}))
+        names = [name_of(trial["tuned"]) for trial in trials]
+        tunings[variant.label] = Tuning(name_of(chosen), dict(zip(names, losses, strict=True)), tuple(edges))
+    return tunings

@@ -27,8 +27,6 @@ NO_VERDICT: dict[str, Any] = {"color": "0.4", "marker": "o", "mfc": "white"}
 WIDTH, DPI = 4.6, 200  # inches: legible on a phone, where it is 3.5 inches wide, whose pixels are small
 LABEL_WIDTH = 34  # characters of a line of a label
 MAX_LOSS_RATIO = 2.5  # largest loss shown / median loss: a diverged run does not squeeze the others
-LOG_SCALE_RATIO = 8  # largest / smallest value from which an axis is logarithmic
-SIZE_TOLERANCE = 1.01  # largest / smallest FLOPs from which they differ
 
 
 @dataclass(frozen=True)
@@ -50,12 +48,9 @@ def draw(
         unit: of the differences.
         comparisons: label -> comparison with the baseline of the `which` losses.
     """
-    drawn = {
-        "differences": plot_differences(sweep, comparisons, unit),
-        "losses": plot_losses(sweep, which),
-        "curves": plot_curves(sweep),
-        "flops": plot_flops(sweep, which),
-    }
+    drawn = {"differences": plot_differences(sweep, comparisons, unit), "curves": plot_curves(sweep)}
+    if len(sweep.runs) > 1:
+        drawn["losses"] = plot_losses(sweep, which)
     pictures = {}
     for name, (figure, title, caption) in ((name, each) for name, each in drawn.items() if each is not None):
         figure.savefig(folder / f"{name}.png", dpi=DPI)
@@ -108,54 +103,43 @@ def plot_losses(sweep: Sweep, which: str) -> tuple[Any, str, str] | None:
 
 
 def plot_curves(sweep: Sweep) -> tuple[Any, str, str] | None:
-    """The validation loss against training tokens: whole runs above, below their later halves."""
-    curves = [(variant.label, run, run.curve) for variant in sweep.variants for run in variant.runs]
-    curves = [each for each in curves if np.isfinite(each[2]["loss"]).any()]
-    if not curves:
+    """The losses against training tokens: whole runs above, below their later halves.
+
+    A line is the validation loss; where no run was validated twice, it is the training loss, noisy but a curve. A
+    single run has both.
+    """
+    runs = [(variant.label, run) for variant in sweep.variants for run in variant.runs]
+    lines = [name for name in ("train", "val") if any(len(run.curves[name]) > 1 for _, run in runs)]
+    shown = lines if len(runs) == 1 else lines[-1:]
+    points = [run.curves[name] for _, run in runs for name in {*shown, "val"}]
+    points = [each[np.isfinite(each[:, 1])] for each in points if np.isfinite(each[:, 1]).any()]
+    if not points:
         return None
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
     figure, styles = Figure(figsize=(WIDTH, 6.0), layout="constrained"), line_styles(sweep)
-    last = max(curve["tokens"][-1] for _, _, curve in curves)
+    last = max(each[-1, 0] for each in points)
     for axes, first, title in zip(figure.subplots(2, 1), (0, last / 2), ("whole runs", "later halves"), strict=True):
-        values = np.concatenate([curve["loss"][curve["tokens"] >= first] for _, _, curve in curves])
-        for label, run, curve in curves:
-            line = {"ls": styles[label]["ls"] if run.state == "finished" else ":", "lw": 1.1}
-            marker = styles[label]["marker"] if len(curve["loss"]) == 1 else ""
-            axes.plot(curve["tokens"], curve["loss"], **line, color=styles[label]["color"], marker=marker, ms=4)
-        values = values[np.isfinite(values)]
+        for label, run in runs:
+            color, dots = styles[label]["color"], styles[label]["marker"] if "val" not in shown else ""
+            dashes = styles[label]["ls"] if run.state == "finished" else ":"
+            for name in shown:
+                axes.plot(*run.curves[name].T, ls=dashes, lw=1.1, color=color if name == shown[-1] else "0.7")
+            axes.plot(*run.curves["val"].T, ls="none", marker=dots, ms=4, color=color)
+        values = np.concatenate([each[each[:, 0] >= first, 1] for each in points])
         low, high = values.min(), min(values.max(), MAX_LOSS_RATIO * np.median(values))
         margin = 0.04 * (high - low) or 0.01 * abs(high)
         axes.set_title(title, loc="left", fontsize=10)
-        axes.set(ylim=(low - margin, high + margin), xlim=(first, 1.02 * last), ylabel="validation loss")
+        axes.set(ylim=(low - margin, high + margin), xlim=(first, 1.02 * last), ylabel="loss, nats per token")
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.set_xlabel("training tokens")
+    if len(runs) == 1:
+        return figure, "Loss against training tokens", "Blue is the validation loss, gray the training loss."
     add_legend(figure, styles)
-    caption = "A line is one run; the baseline is dashed, an unfinished run dotted, as far as it got."
-    return figure, "Validation loss against training tokens", caption
-
-
-def plot_flops(sweep: Sweep, which: str) -> tuple[Any, str, str] | None:
-    """The loss against training FLOPs, if these differ between variants."""
-    variants = [variant for variant in sweep.variants if math.isfinite(variant.estimate(f"{which}_val_loss").mean)]
-    flops = {variant.label: variant.finished[0].figure("training_flops") for variant in variants}
-    known = {label: value for label, value in flops.items() if value}
-    if not known or max(known.values()) < SIZE_TOLERANCE * min(known.values()):
-        return None
-    axes, styles = new_axes(4.0), line_styles(sweep)
-    for variant in variants:
-        if variant.label in known:
-            loss = variant.estimate(f"{which}_val_loss")
-            bar = None if loss.low is None else loss.half_width
-            style = styles[variant.label] | {"ls": "none", "ms": 5.5, "lw": 1.4}
-            axes.errorbar(known[variant.label], loss.mean, yerr=bar, capsize=3, **style)
-    if max(known.values()) > LOG_SCALE_RATIO * min(known.values()):
-        axes.set_xscale("log")
-    axes.set(xlabel="training FLOPs", ylabel=f"{which} validation loss, nats per token")
-    add_legend(axes.figure, {label: styles[label] | {"ls": "none"} for label in known})
-    caption = "Means over finished seeds with their 95 % intervals (one seed: no interval)."
-    return axes.figure, f"{which.capitalize()} validation loss against training FLOPs", caption
+    kind = "the validation loss" if "val" in shown else "the training loss, points are validations"
+    caption = f"A line is one run: {kind}; the baseline is dashed, an unfinished run dotted, as far as it got."
+    return figure, "Loss against training tokens", caption
 
 
 def line_styles(sweep: Sweep) -> dict[str, dict[str, Any]]:
@@ -166,7 +150,7 @@ def line_styles(sweep: Sweep) -> dict[str, dict[str, Any]]:
     return {
         variant.label: {
             "color": colormaps["viridis"](0.9 * i / (n - 1)) if many else COLORS[i % len(COLORS)],
-            "ls": "--" if variant is sweep.baseline else "-",
+            "ls": "--" if variant is sweep.baseline and n > 1 else "-",
             "marker": MARKERS[i // len(COLORS) % len(MARKERS)],
         }
         for i, variant in enumerate(sweep.variants)

@@ -1,6 +1,7 @@
-"""The report of a sweep: report.md, report.html (one file with its pictures), results.csv, runs.csv."""
+"""The report of a sweep or a run: report.md, report.html (one file with its pictures), results.csv and runs.csv."""
 
 import base64
+import csv
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +12,23 @@ from typing import Literal
 import pandas as pd
 
 from tril.model.atomic_files import write_text
-from tril.model.comparison import BETTER, DIVERGED, EQUAL, ONE_SEED, POWER, UNCLEAR, WORSE, Comparison
+from tril.model.comparison import BETTER, DIVERGED, LOOKS_ALPHA, ONE_SEED, POWER, WORSE
+from tril.scripts.cli.errors import command
 from tril.scripts.cli.formats import markdown_table, plural
-from tril.scripts.experiments.losses import UNFINISHED, Losses, compare_sweep, launch_alpha, launch_count, spread
-from tril.scripts.experiments.nuisance import Tuning, read_tuning
-from tril.scripts.experiments.plots import draw
-from tril.scripts.experiments.scaling import PICTURE, points_of, scaling_section
-from tril.scripts.experiments.sweep import LOSSES, Sweep, Variant, scored_part, text_of
+from tril.scripts.experiments.losses import (
+    UNFINISHED,
+    Losses,
+    compare_sweep,
+    different_texts,
+    launch_alpha,
+    launch_count,
+    losses_of,
+    spread,
+)
+from tril.scripts.experiments.nuisance import read_tuning
+from tril.scripts.experiments.plots import Picture, draw
+from tril.scripts.experiments.scaling import points_of, scaling_section
+from tril.scripts.experiments.sweep import LOSSES, Run, Sweep, Variant, read_json, read_sweep, scored_part, text_of
 
 FIGURES = {  # of a run -> heading and format
     "parameters": ("parameters", ",.0f"),
@@ -35,12 +46,12 @@ SETTINGS = (  # of a run that a reader asks for first
     "trainer.accumulate_grad_batches"
 ).split()
 MAX_MESSAGE = 200  # characters of the error of a failed run
-VERDICTS = {  # -> words of the sentence that answers
-    EQUAL: "equal to it within the margin",
-    UNCLEAR: "not distinguishable from it",
-    UNFINISHED: "not compared yet, because runs are missing",
-    ONE_SEED: "not compared, because fewer than two seeds are common to both",
-    DIVERGED: "not compared, because a loss is not a finite number",
+MAX_SAMPLE = 2000  # characters of a sample
+MOST_HEADS = 12  # in the page of a single run
+NOT_COMPARED = {  # verdict -> why there is none
+    UNFINISHED: "runs are missing",
+    ONE_SEED: "fewer than two seeds are common to both",
+    DIVERGED: "a loss is not a finite number",
 }
 
 
@@ -51,7 +62,7 @@ class Request:
     Attributes:
         baseline: a variant, see `read_sweep`.
         which: validation whose losses are compared.
-        margin: nats per token, a difference below it counts as none.
+        margin: nats per token, a difference below it counts as none; None: that of a referee, else none.
         fit: "scaling": with a law of the loss by size and tokens.
     """
 
@@ -61,142 +72,205 @@ class Request:
     fit: Literal["scaling"] | None = None
 
 
-def write_report(sweep: Sweep, losses: Losses, request: Request, folder: Path, *, published: bool) -> str:
-    """Writes the report and its pictures, and returns what to print.
+class Report:
+    """What there is to say of a sweep.
 
     Args:
         losses: of the sweep, for `request.which`.
-        published: without report.html, which would hold the pictures once more.
     """
-    comparisons = compare_sweep(losses, sweep, request.margin)
-    law = scaling_section(points_of(sweep), folder) if request.fit == "scaling" else ""
-    pictures = draw(sweep, request.which, losses.unit, folder, comparisons)
-    text = report_text(sweep, request, losses, comparisons, pictures=pictures, law=law, published=published)
-    runs = pd.DataFrame(run_rows(sweep))
-    files = {
-        "report.md": text,
-        "results.csv": pd.DataFrame(result_rows(sweep, comparisons)).to_csv(index=False),
-        "runs.csv": runs.to_csv(index=False),
-    }
-    if not published:
-        files["report.html"] = page(text, folder)
-    for name, content in files.items():
-        write_text(folder / name, content)
-    shown = compared_table(comparisons, losses.unit) if comparisons else loss_table(sweep)
-    names = ", ".join([*files, *(picture.file for picture in pictures.values()), *[PICTURE] * bool(law)])
-    return f"{printable(answer(sweep, request, losses, comparisons))}\n\n{shown}\n\n{folder}: {names}"
+
+    def __init__(self, sweep: Sweep, losses: Losses, request: Request = Request()) -> None:  # noqa: B008 it is frozen
+        self.sweep, self.losses, self.request = sweep, losses, request
+        self.margin = request.margin or sweep.index.get("referee", {}).get("margin")
+        self.comparisons = compare_sweep(losses, sweep, self.margin)
+        self.tunings = read_tuning(sweep)
+
+    def write(self, folder: Path, *, published: bool = False) -> list[str]:
+        """Writes the report and its pictures, and returns the names of the files.
+
+        Args:
+            published: without report.html, which would hold the pictures once more, and with the archive's description.
+        """
+        pictures = draw(self.sweep, self.request.which, self.losses.unit, folder, self.comparisons)
+        law = ""
+        if self.request.fit == "scaling":
+            law, pictures["scaling"] = scaling_section(points_of(self.sweep), folder)
+        text = self.text(pictures, law=law, published=published)
+        files = {
+            "report.md": text,
+            "results.csv": pd.DataFrame(self.result_rows()).to_csv(index=False),
+            "runs.csv": pd.DataFrame(run_rows(self.sweep)).to_csv(index=False),
+        }
+        if not published:
+            files["report.html"] = page(text, folder)
+        for name, content in files.items():
+            write_text(folder / name, content)
+        return [*files, *(picture.file for picture in pictures.values())]
+
+    def shown(self) -> str:
+        """What to print: the answer and the comparisons, or the losses of one variant."""
+        return f"{printable(self.answer())}\n\n{self.compared_table() or loss_table(self.sweep)}"
+
+    def text(self, pictures: Mapping[str, Picture], *, law: str, published: bool) -> str:
+        """The content of report.md, from its template."""
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        loader = FileSystemLoader(Path(__file__).parent)
+        environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        environment.filters |= {"text": escape, "code": printable, "sample": indented}
+        sweep, launch = self.sweep, launch_count(self.sweep)
+        text = environment.get_template("report.md.jinja").render(
+            report=self,
+            sweep=sweep,
+            run=run_page(run) if (run := single_run(sweep)) else None,
+            warnings=warnings(sweep),
+            launch={"number": launch, "percent": f"{100 * launch_alpha(launch):g}"},
+            levels={"power": f"{POWER:.0%}", "looks": f"{LOOKS_ALPHA:.0%}"},
+            loss_table=loss_table(sweep),
+            cost_table=cost_table(sweep),
+            setting_table=setting_table(sweep),
+            unfinished=unfinished_table(sweep),
+            swept={
+                key: ", ".join(dict.fromkeys(text_of(each.values[key]) for each in sweep.variants))
+                for key in sweep.keys
+            },
+            seeds=", ".join(str(seed) for seed in sorted({run.seed for run in sweep.runs})),
+            pictures=pictures,
+            law=law,
+            published=published,
+        )
+        return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"  # of nested blocks
+
+    @property
+    def title(self) -> str:
+        if run := single_run(self.sweep):
+            return f"Run {'/'.join(run.folder.absolute().parts[-2:])}"
+        kind = "Referee" if self.sweep.of_referee else "Sweep"
+        return f"{kind} over {', '.join(self.sweep.keys)}" if self.sweep.keys else "Runs of one configuration"
+
+    def answer(self) -> str:
+        """The comparison in one sentence, and how many runs are not finished."""
+        base, total = self.sweep.baseline, len(self.sweep.runs)
+        left = sum(run.state != "finished" for run in self.sweep.runs)
+        missing = f" {left} of {total} runs {'has' if left == 1 else 'have'} not finished." if left else ""
+        if not base.finished:
+            subject = "No run" if left == total else f"No run of the baseline {base.label}"
+            return f"{subject} has finished, so there is nothing to compare yet.{missing}"
+        if run := single_run(self.sweep):
+            best, final = (run.summary.get(f"{which}_val_loss", math.nan) for which in ("best", "final"))
+            at = f"{best:.4f} nats per token at step {run.summary.get('best_step', 0):,}"
+            return f"Best validation loss {at} of {run.summary.get('steps', 0):,}; at the end {final:.4f}."
+        if not self.comparisons:
+            loss = f"{spread(base.estimate(f'{self.request.which}_val_loss'))} nats per token"
+            return (
+                f"There is one variant, {base.label}: {self.request.which} validation loss {loss} over "
+                f"{plural(len(base.finished), 'seed')}.{missing}"
+            )
+        groups: dict[str, list[str]] = {}
+        for label, each in self.comparisons.items():
+            verdict = f"not compared, because {NOT_COMPARED[each.verdict]}" if each.verdict in NOT_COMPARED else ""
+            if each.verdict in (BETTER, WORSE):
+                verdict = f"{each.verdict} by {spread(each.difference).lstrip('-')} {self.losses.unit}"
+            groups.setdefault((verdict or each.verdict) + self.edge_note(label), []).append(named(label))
+        parts = (f"{', '.join(labels)}: {verdict}" for verdict, labels in groups.items())
+        return f"Against {named(base.label)}, {'; '.join(parts)}.{missing}"
+
+    def edge_note(self, label: str) -> str:
+        """Tuned values of a variant and of the baseline that are ends of their range: a better one may be outside."""
+        notes = [f"its {edge}" for edge in self.edges(label)]
+        notes += [f"the baseline's {edge}" for edge in self.edges(self.sweep.baseline.label)]
+        is_are = "are ends of the tuned ranges" if len(notes) > 1 else "is an end of the tuned range"
+        return f" ({' and '.join(notes)} {is_are})" if notes else ""
+
+    def edges(self, label: str) -> tuple[str, ...]:
+        return self.tunings[label].edges if label in self.tunings else ()
+
+    def compared_table(self) -> str:
+        """Each variant compared with the baseline; "" without another variant."""
+        rows = [["variant", "verdict", f"difference, {self.losses.unit}", "detectable difference", "seeds in common"]]
+        for label, each in self.comparisons.items():
+            detectable = "-" if each.detectable is None else f"{each.detectable:.2g}"
+            verdict = each.verdict + self.edge_note(label)
+            rows.append([label, verdict, spread(each.difference, "+"), detectable, str(each.seeds)])
+        return table(rows, (0, 1), kept=4) if len(rows) > 1 else ""
+
+    def remarks(self) -> Iterator[str]:
+        """What a reader of the comparisons must know of single variants."""
+        paired = {run.seed for run in self.sweep.baseline.finished}
+        for variant in self.sweep.variants:
+            seeds = {run.seed for run in variant.runs} | paired
+            if left := sorted(seeds - (paired & {run.seed for run in variant.finished})):
+                yield f"{variant.label}: left out, because not finished in both: seed {', '.join(map(str, left))}."
+            if bad := [str(run.seed) for run in variant.finished if run.diverged]:
+                yield f"{variant.label}: the loss with seed {', '.join(bad)} is not a finite number."
+
+    def tuning_table(self) -> str:
+        """Loss on the tuning text of each variant and value; the chosen one is marked. "": nothing was tuned."""
+        values = list(dict.fromkeys(value for tuning in self.tunings.values() for value in tuning.losses))
+        rows = [["variant", *values]]
+        for label, tuning in self.tunings.items():
+            cells = []
+            for value in values:
+                loss = tuning.losses.get(value)
+                text = "-" if loss is None else f"{loss:.4f}" if math.isfinite(loss) else "failed or diverged"
+                cells.append(f"{text} (chosen)" if value == tuning.chosen else text)
+            rows.append([label, *cells])
+        return table(rows) if values else ""
+
+    def result_rows(self) -> Iterator[dict[str, object]]:
+        """One row for each variant: the numbers of the report's tables with all digits."""
+        for variant in self.sweep.variants:
+            row = {"variant": variant.label, **variant.values, "baseline": variant is self.sweep.baseline}
+            row |= {"seeds": len(variant.runs), "finished": len(variant.finished)}
+            for name in LOSSES:
+                row |= ends(name, variant.estimate(name))
+            row |= {name: figure_of(variant, name) for name in FIGURES}
+            if each := self.comparisons.get(variant.label):
+                row |= ends("difference", each.difference) | {"verdict": each.verdict, "common_seeds": each.seeds}
+                row |= {"se": each.se, "df": each.df, "detectable": each.detectable}
+            yield row
 
 
-def answer(sweep: Sweep, request: Request, losses: Losses, comparisons: Mapping[str, Comparison]) -> str:
-    """The comparison in one sentence, and how many runs are not finished."""
-    base, total = sweep.baseline, len(sweep.runs)
-    left = sum(run.state != "finished" for run in sweep.runs)
-    missing = f" {left} of {total} runs {'has' if left == 1 else 'have'} not finished." if left else ""
-    if not base.finished:
-        subject = "No run" if left == total else f"No run of the baseline {base.label}"
-        return f"{subject} has finished, so there is nothing to compare yet.{missing}"
-    if not comparisons:
-        loss = f"{spread(base.estimate(f'{request.which}_val_loss'))} nats per token"
-        seeds = "one seed (no interval)" if len(base.finished) == 1 else f"{len(base.finished)} seeds"
-        return f"There is one variant, {base.label}: {request.which} validation loss {loss} over {seeds}.{missing}"
-    parts = [
-        f"{named(label)} is {each.verdict} by {spread(each.difference).lstrip('-')} {losses.unit}"
-        for verdict in (BETTER, WORSE)
-        for label, each in comparisons.items()
-        if each.verdict == verdict
-    ]
-    for verdict, words in VERDICTS.items():
-        labels = [named(label) for label, each in comparisons.items() if each.verdict == verdict]
-        if labels:
-            parts.append(f"{', '.join(labels)} {'is' if len(labels) == 1 else 'are'} {words}")
-    return f"Against {named(base.label)}: {'; '.join(parts)}.{missing}"
+def read_report(folder: Path, request: Request = Request()) -> Report:  # noqa: B008 it is frozen
+    """The report of the folder of a sweep, of a run, or of several runs.
+
+    Raises:
+        ValueError: as `read_sweep`, or the runs do not determine what is asked.
+    """
+    sweep = read_sweep(folder, request.baseline)
+    if request.fit is not None:
+        points_of(sweep)  # whether there are enough
+    return Report(sweep, losses_of(sweep, request.which), request)
 
 
-def report_text(
-    sweep: Sweep,
-    request: Request,
-    losses: Losses,
-    comparisons: Mapping[str, Comparison],
-    *,
-    pictures: Mapping,
-    law: str,
-    published: bool,
-) -> str:
-    """The content of report.md, from its template."""
-    launch, tunings = launch_count(sweep), read_tuning(sweep)
-    return render(
-        Path(__file__).with_name("report.md.jinja"),
-        title=f"Sweep over {', '.join(sweep.keys)}" if sweep.keys else "Runs of one configuration",
-        answer=answer(sweep, request, losses, comparisons),
-        warnings=warnings(sweep),
-        sweep=sweep,
-        request=request,
-        losses=losses,
-        launch={"number": launch, "percent": f"{100 * launch_alpha(launch):g}"},
-        power=f"{POWER:.0%}",
-        compared=compared_table(comparisons, losses.unit) if comparisons else "",
-        remarks=remarks(sweep, tunings),
-        loss_table=loss_table(sweep),
-        cost_table=cost_table(sweep),
-        setting_table=setting_table(sweep),
-        unfinished=unfinished_table(sweep),
-        swept={key: ", ".join(dict.fromkeys(text_of(x.values[key]) for x in sweep.variants)) for key in sweep.keys},
-        seeds=", ".join(str(seed) for seed in sorted({run.seed for run in sweep.runs})),
-        commands=commands(sweep),
-        tuning=tuning_table(tunings) if tunings else "",
-        pictures=pictures,
-        law=law,
-        published=published,
-    )
+def ends(name: str, interval) -> dict[str, float | None]:
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def render(template: Path, **values: object) -> str:
-    """The text of a Markdown template. It escapes texts by the filter `text`, and those in code by `code`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    loader = FileSystemLoader(template.parent)
-    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"text": escape, "code": printable}
-    text = environment.get_template(template.name).render(**values)
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"  # of nested blocks
+def run_rows(sweep: Sweep) -> Iterator[dict[str, object]]:
+    """One row for each run: its state and the content of its summary."""
+    for variant in sweep.variants:
+        for run in variant.runs:
+            row: dict[str, object] = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state}
+            summary = {name: value for name, value in run.summary.items() if name != "sample_with"}  # a path
+            yield row | {"message": run.message} | summary | {"folder": run.folder.relative_to(sweep.folder).as_posix()}
 
 
 def warnings(sweep: Sweep) -> Iterator[str]:
     """What makes the losses doubtful."""
     summaries = [run.summary for run in sweep.runs if run.summary]
     for name, words in CONDITIONS.items():
-        if len(found := {text_of(summary.get(name)) for summary in summaries}) > 1:
-            differ = f"The finished runs differ in their {words}: {'; '.join(sorted(found))}"
+        if len(values := {text_of(summary.get(name)) for summary in summaries}) > 1:
+            differ = f"The finished runs differ in their {words}: {'; '.join(sorted(values))}"
             yield f"{differ}. Differences between variants may come from that."
-    if len({summary.get("data_fingerprint") for summary in summaries}) > 1:
-        yield "The finished runs differ in their text or tokenizer: compare bits per byte, not nats per token."
+    if sizes := different_texts(sweep.runs):
+        yield f"The finished runs have different validation texts, of {sizes}: their losses are not comparable."
+    elif len({summary.get("data_fingerprint") for summary in summaries}) > 1:
+        yield "The finished runs differ in their text or tokenizer, so they are compared by bits per byte."
     if (part := scored_part(sweep.runs)) is not None:
         yield f"The losses are those of {part} of the validation part, to which trainer.limit_val_batches shortened it."
     if leaks := sum("LEAK" in str(summary.get("causality")) for summary in summaries):
         yield f"The losses of {plural(leaks, 'finished run')} are invalid: the model sees the tokens it predicts."
-
-
-def remarks(sweep: Sweep, tunings: Mapping[str, Tuning]) -> Iterator[str]:
-    """What a reader of the comparisons must know of single variants."""
-    paired = {run.seed for run in sweep.baseline.finished}
-    for variant in sweep.variants:
-        seeds = {run.seed for run in variant.runs} | paired
-        if left := sorted(seeds - (paired & {run.seed for run in variant.finished})):
-            yield f"{variant.label}: left out, because not finished in both: seed {', '.join(map(str, left))}."
-        if bad := [str(run.seed) for run in variant.finished if run.diverged]:
-            yield f"{variant.label}: the loss with seed {', '.join(bad)} is not a finite number."
-    for label, tuning in tunings.items():
-        if tuning.at_edge:
-            yield f"{label}: its tuned value, {tuning.chosen}, is an end of the range; a better one may be outside."
-
-
-def compared_table(comparisons: Mapping[str, Comparison], unit: str) -> str:
-    """Each variant compared with the baseline."""
-    rows = [["variant", "verdict", f"difference, {unit}", "seeds in common", "detectable difference"]]
-    for label, each in comparisons.items():
-        detectable = "-" if each.detectable is None else f"{each.detectable:.2g}"
-        rows.append([label, each.verdict, spread(each.difference, "+"), str(each.seeds), detectable])
-    return table(rows, (0, 1))
 
 
 def loss_table(sweep: Sweep) -> str:
@@ -204,12 +278,12 @@ def loss_table(sweep: Sweep) -> str:
     names = {"final_val_loss": "final loss, nats per token", "final_val_bpb": "final bits per byte"}
     if any(run.summary.get("best_val_loss") != run.summary.get("final_val_loss") for run in sweep.runs):
         names |= {"best_val_loss": "best loss, nats per token"}
-    rows = [["variant", "seeds", *names.values()]]
+    rows = [["variant", *names.values(), "seeds"]]
     for variant in sweep.variants:
         mark = " (baseline)" if variant is sweep.baseline and sweep.others else ""
         done = f"{len(variant.finished)}" + f" of {len(variant.runs)}" * (len(variant.finished) < len(variant.runs))
-        rows.append([variant.label + mark, done, *(spread(variant.estimate(name)) for name in names)])
-    return table(rows)
+        rows.append([variant.label + mark, *(spread(variant.estimate(name)) for name in names), done])
+    return variant_table(rows, kept=2)
 
 
 def cost_table(sweep: Sweep) -> str:
@@ -218,7 +292,14 @@ def cost_table(sweep: Sweep) -> str:
     for variant in sweep.variants:
         values = [(figure_of(variant, name), form) for name, (_, form) in FIGURES.items()]
         rows.append([variant.label, *("-" if value is None else format(value, form) for value, form in values)])
-    return table(rows)
+    return variant_table(rows)
+
+
+def variant_table(rows: Sequence[Sequence[str]], kept: int = 1) -> str:
+    """A row for each variant, see `table`; the figures of a single one stand below each other."""
+    if len(rows) > 2:
+        return table(rows, kept=kept)
+    return table([["figure", "value"], *zip(rows[0][1:], rows[1][1:], strict=True)])
 
 
 def figure_of(variant: Variant, name: str) -> float | None:
@@ -238,7 +319,7 @@ def setting_table(sweep: Sweep) -> str:
         distinct = list(dict.fromkeys(texts))
         if set(distinct) - {"null"}:
             rows.append([name, distinct[0] if len(distinct) == 1 else f"differs: {'; '.join(distinct)}"])
-    return table(rows, (0, 1)) if len(rows) > 1 else ""
+    return table(rows, (0, 1), kept=2) if len(rows) > 1 else ""
 
 
 def unfinished_table(sweep: Sweep) -> str:
@@ -248,57 +329,37 @@ def unfinished_table(sweep: Sweep) -> str:
         for run in variant.runs:
             if run.state != "finished":
                 rows.append([variant.label, str(run.seed), run.state, run.message[:MAX_MESSAGE]])
-    return table(rows, (0, 2, 3)) if len(rows) > 1 else ""
+    return table(rows, (0, 2, 3), kept=4) if len(rows) > 1 else ""
 
 
-def tuning_table(tunings: Mapping[str, Tuning]) -> str:
-    """Loss on the tuning text of each variant and value; the chosen one is marked."""
-    values = list(dict.fromkeys(value for tuning in tunings.values() for value in tuning.losses))
-    rows = [["variant", *values]]
-    for label, tuning in tunings.items():
-        cells = []
-        for value in values:
-            loss = tuning.losses.get(value)
-            text = "-" if loss is None else f"{loss:.4f}" if math.isfinite(loss) else "failed or diverged"
-            cells.append(f"{text} (chosen)" if value == tuning.chosen else text)
-        rows.append([label, *cells])
-    return table(rows)
+def single_run(sweep: Sweep) -> Run | None:
+    """The run of a sweep of one."""
+    return sweep.runs[0] if len(sweep.runs) == 1 else None
 
 
-def commands(sweep: Sweep) -> list[tuple[str, str]]:
-    """A description and the command of each launch, as far as sweep.json has them."""
-    found = []
-    for number, launch in enumerate(sweep.index.get("launches", []), 1):
-        seeds = f"seed {', '.join(map(str, launch['seeds']))}" if launch["seeds"] else "more variants"
-        found.append((f"Launch {number} ({seeds}; {launch['date']}):", str(launch["command"])))
-    return found
+def run_page(run: Run) -> dict[str, str]:
+    """What the page of a single run shows besides losses: its last sample, certificate and heads; "" without one."""
+    samples, certificate = run.folder / "samples.txt", run.folder / "causality.json"
+    text = samples.read_text(encoding="utf-8", errors="replace") if samples.is_file() else ""
+    verdict = read_json(certificate)["verdict"] if certificate.is_file() else run.summary.get("causality", "")
+    sample = text.rpartition("--- sample at step ")[2].partition("---\n")[2][:MAX_SAMPLE]
+    command_line = f"{command('heads')} ckpt={run.folder}"
+    return {"sample": sample, "certificate": verdict, "heads": head_table(run.folder), "command": command_line}
 
 
-def result_rows(sweep: Sweep, comparisons: Mapping[str, Comparison]) -> Iterator[dict[str, object]]:
-    """One row for each variant: the numbers of the report's tables with all digits."""
-    for variant in sweep.variants:
-        row = {"variant": variant.label, **variant.values, "baseline": variant is sweep.baseline}
-        row |= {"seeds": len(variant.runs), "finished": len(variant.finished)}
-        for name in LOSSES:
-            row |= ends(name, variant.estimate(name))
-        row |= {name: figure_of(variant, name) for name in FIGURES}
-        if each := comparisons.get(variant.label):
-            row |= ends("difference", each.difference) | {"verdict": each.verdict, "common_seeds": each.seeds}
-            row |= {"se": each.se, "df": each.df, "detectable": each.detectable}
-        yield row
-
-
-def ends(name: str, interval) -> dict[str, float | None]:
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
-def run_rows(sweep: Sweep) -> Iterator[dict[str, object]]:
-    """One row for each run: its state and the content of its summary."""
-    for variant in sweep.variants:
-        for run in variant.runs:
-            row: dict[str, object] = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state}
-            summary = {name: value for name, value in run.summary.items() if name != "sample_with"}  # a path
-            yield row | {"message": run.message} | summary | {"folder": run.folder.relative_to(sweep.folder).as_posix()}
+def head_table(folder: Path) -> str:
+    """The heads whose removal raises the loss of a run the most, if heads.py has measured it."""
+    path = folder / "heads" / "heads.csv"
+    if not path.is_file():
+        return ""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["change"]]
+    rows.sort(key=lambda row: -float(row["change"]))
+    lines = [["head", "change of the loss without it", "the model is then"]]
+    for row in rows[:MOST_HEADS]:
+        half = (float(row["high"]) - float(row["low"])) / 2
+        lines.append([row["head"], f"{float(row['change']):+.4f} ± {half:.4f}", row["verdict"]])
+    return table(lines, (0, 2), kept=3)
 
 
 def page(text: str, folder: Path) -> str:
@@ -317,9 +378,20 @@ def page(text: str, folder: Path) -> str:
     return environment.get_template("page.html").render(title=title, body=Markup(body))  # noqa: S704
 
 
-def table(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,)) -> str:
-    """Rows of plain text, the first one the header, as a Markdown table."""
-    return markdown_table([[escape(cell) for cell in row] for row in rows], text_columns)
+def table(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,), kept: int = 1) -> str:
+    """Rows of plain text, the first one the header, as a Markdown table.
+
+    Columns that are equal in all rows, apart from the first `kept` ones, become a line below the table.
+    """
+    columns, below = [], []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        if i >= kept and len(rows) > 2 and len(set(column[1:])) == 1:
+            below.append(f"{column[0]}: {column[1]}")
+        else:
+            columns.append(column)
+    lines = [[escape(cell) for cell in row] for row in zip(*columns, strict=True)]
+    text = markdown_table(lines, text_columns)
+    return f"{text}\n\nEqual in all rows: {escape('; '.join(below))}." if below else text
 
 
 def named(label: str) -> str:
@@ -335,3 +407,9 @@ def escape(text: str) -> str:
 def printable(text: str) -> str:
     """Text in one line without control characters for a terminal."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def indented(text: str) -> str:
+    """Text of several lines as a block of code, which no text in it can end."""
+    lines = ("".join(letter if letter.isprintable() else "\ufffd" for letter in line) for line in text.splitlines())
+    return "\n".join(f"    {line}" for line in lines)

@@ -15,6 +15,7 @@ import numpy as np
 
 from tril.scripts.cli.errors import command
 from tril.scripts.cli.formats import engineering, markdown_table
+from tril.scripts.experiments.plots import COLORS, DPI, WIDTH, Picture
 from tril.scripts.experiments.sweep import Sweep
 
 SIZE = "parameters_without_embeddings"  # the entry of summary.json that counts as N
@@ -188,8 +189,8 @@ def held_out_errors(points: Points) -> dict[str, float]:
     return errors
 
 
-def scaling_section(points: Points, folder: Path) -> str:
-    """The section of a report on the law, as Markdown, and its picture."""
+def scaling_section(points: Points, folder: Path) -> tuple[str, Picture]:
+    """The section of a report on the law, as Markdown, and its picture, which is written to the folder."""
     law = fit(points)
     laws = resample(points, law)
     plot(folder / PICTURE, points, law)
@@ -211,14 +212,10 @@ def scaling_section(points: Points, folder: Path) -> str:
     error = float(np.abs(law.loss(points.parameters, points.tokens) - points.loss).mean())
     held_out = [f"{name} from the others: {x:.4f}" for name, x in held_out_errors(points).items()]
     seeds = f"{points.spread * float(points.loss.mean()):.4f}" if points.spread else "unknown"
-    return f"""## Scaling law
+    text = f"""## Scaling law
 
 L(N, D) = {law.E:.4g} + {law.A:.4g} / N^{law.alpha:.3g} + {law.B:.4g} / D^{law.beta:.3g}, in nats per token, for N
 parameters without embeddings and D training tokens.
-
-![The loss against tokens, and what the fit leaves]({PICTURE})
-
-The loss against tokens, and what the fit leaves. Points are measured, lines are the fit.
 
 {markdown_table(fitted)}
 
@@ -232,14 +229,15 @@ The split of a compute of 6 N D FLOPs with the lowest loss of the fit, from the 
 
 {markdown_table(split)}
 """
+    return text, Picture(
+        PICTURE, "The loss against tokens, and what the fit leaves", "Points are measured, lines are the fit."
+    )
 
 
 def plot(path: Path, points: Points, law: Law) -> None:
     """Loss against tokens for each size, above; measured minus fitted loss, below."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
-
-    from tril.scripts.experiments.plots import COLORS, DPI, WIDTH
 
     figure = Figure(figsize=(WIDTH, 6.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))

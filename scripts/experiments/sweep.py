@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -76,14 +77,17 @@ class Run:
         return self.planned.get(name) if measured is None else measured
 
     @functools.cached_property
-    def curve(self) -> dict[str, np.ndarray]:
-        """Its validations so far: "tokens" and "loss", equally long."""
+    def curves(self) -> dict[str, np.ndarray]:
+        """The losses so far: "val" and "train" -> training tokens and loss, (n, 2)."""
         try:
-            rows = [row for row in RunFolder(self.folder).metrics if {"val/loss", "train/tokens"} <= row.keys()]
+            rows = [row for row in RunFolder(self.folder).metrics if "train/tokens" in row]
         except FileNotFoundError:
             rows = []
-        columns = {"tokens": "train/tokens", "loss": "val/loss"}
-        return {name: np.array([row[column] for row in rows], float) for name, column in columns.items()}
+        points = {
+            name: [(row["train/tokens"], row[f"{name}/loss"]) for row in rows if f"{name}/loss" in row]
+            for name in ("val", "train")
+        }
+        return {name: np.array(each, float).reshape(-1, 2) for name, each in points.items()}
 
     def windows(self, which: str) -> dict[str, np.ndarray] | None:
         """Losses of the last or best validation; None if they were not kept, or the run diverged after it.
@@ -139,6 +143,11 @@ class Sweep:
     index: dict = field(default_factory=dict)
 
     @property
+    def of_referee(self) -> bool:
+        """Pairs of runs are added until there is a verdict; see `referee`."""
+        return "referee" in self.index
+
+    @property
     def others(self) -> list[Variant]:
         return [variant for variant in self.variants if variant is not self.baseline]
 
@@ -186,7 +195,7 @@ def read_sweep(folder: str | Path, baseline: str | None = None) -> Sweep:
     sweep = Sweep(folder, keys, tuple(every), chosen, index)
     scored_part(sweep.runs)
     for run in sweep.runs:  # so that a damaged file is found here
-        _ = run.settings, run.curve, run.message
+        _ = run.settings, run.curves, run.message
     return sweep
 
 
@@ -270,8 +279,9 @@ def _choose_baseline(
     return matching[0]
 
 
-def label_of(values: Mapping[str, object], names: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={text_of(values[key])}" for key, name in names.items()) or "the configuration"
+def label_of(values: Mapping[str, object], names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The values as a text, with other `names` for some keys."""
+    return ", ".join(f"{names.get(key, key)}={text_of(value)}" for key, value in values.items()) or "the configuration"
 
 
 def text_of(value: object) -> str:

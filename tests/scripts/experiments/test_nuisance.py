@@ -39,11 +39,14 @@ def test_each_variant_gets_the_value_of_its_best_trial(here, training):
     assert index["trials"][0]["folder"] == "tune/model.n_heads=1/lr_scale=0.5"
     [path] = here.glob("multirun/*/*/sweep.json")
     found = read_tuning(read_sweep(path.parent))
-    assert {label: tuning.chosen for label, tuning in found.items()} == {"n_heads=1": "0.71", "n_heads=2": "1.41"}
+    assert {label: tuning.chosen for label, tuning in found.items()} == {
+        "n_heads=1": "lr_scale=0.71",
+        "n_heads=2": "lr_scale=1.41",
+    }
     assert found["n_heads=1"].losses == pytest.approx(
-        {"0.5": 3.2559, "0.71": 3.0, "1.0": 3.2441, "1.41": 3.9799, "2.0": 5.2325}, abs=1e-3
+        dict(zip(map("lr_scale={}".format, VALUES), [3.2559, 3.0, 3.2441, 3.9799, 5.2325], strict=True)), abs=1e-3
     )
-    assert not found["n_heads=1"].at_edge
+    assert not found["n_heads=1"].edges
 
 
 def test_more_seeds_reuse_the_choice_and_more_variants_are_tuned(here, training):
@@ -61,7 +64,11 @@ def test_a_value_at_an_end_of_the_range_is_told(here, training):
     training.best = {1: 3.0, 2: 1.0}
     tuned_sweep(here)
     [path] = here.glob("multirun/*/*/sweep.json")
-    assert [tuning.at_edge for tuning in read_tuning(read_sweep(path.parent)).values()] == [True, False]
+    assert [tuning.edges for tuning in read_tuning(read_sweep(path.parent)).values()] == [("lr_scale=2.0",), ()]
+    done = sweep(here, TUNE, "model.n_heads=1,2", "seed=0,1")  # it is part of the verdict, in sentence and table
+    note = "(its lr_scale=2.0 is an end of the tuned range)"
+    assert f"n_heads=1: worse by 6.6820 ± 0.0000 nats per token {note}." in done.stdout
+    assert f"| n_heads=1 | worse {note} |" in done.stdout
 
 
 def test_failed_and_diverged_trials_are_the_worst_and_all_of_them_fail_the_run(here, training):
@@ -69,10 +76,10 @@ def test_failed_and_diverged_trials_are_the_worst_and_all_of_them_fail_the_run(h
     assert tuned_sweep(here).returncode == 0
     assert training.runs()[0] == (1, 1.0, 0)
     training.outcomes, training.started = dict.fromkeys(VALUES, "fails"), []
-    done = tuned_sweep(here, "sweep.new=true")
+    done = tuned_sweep(here, "hydra.sweep.dir=new")
     assert done.returncode == 1 and "all 5 trials failed or diverged, the first: out of memory" in done.stdout
     training.outcomes = {}
-    again = tuned_sweep(here)  # trains the failed trials again
+    again = tuned_sweep(here, "hydra.sweep.dir=new")  # trains the failed trials again
     assert again.returncode == 0 and training.runs()[0] == (1, 0.71, 0), again.stdout
 
 

@@ -13,23 +13,22 @@ import pytest
 
 from tril.model.runs import new_folder, state_of
 from tril.scripts.experiments import run_process
-from tril.scripts.experiments.launch import time_left
-from tril.scripts.experiments.run_process import locked, train, try_lock
+from tril.scripts.experiments.run_process import locked, train
 
 PARENT = """
 import sys
 from pathlib import Path
 from tril.scripts.experiments.run_process import locked, spawn
-with locked(Path("run"), "run") as lock:
+with locked(Path("run")) as lock:
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
     spawn([sys.executable, "-c", code], Path("log.txt"), lock)
 """
 SUMMARY = {"final_val_loss": 1.5, "final_val_bpb": 0.5, "seconds": 61.0}
 
 
-def is_free(lock) -> bool:
-    with lock.open("w") as file:
-        return try_lock(file)
+def is_free(folder) -> bool:
+    with locked(folder) as lock:
+        return lock is not None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process on Windows cannot inherit the lock")
@@ -48,7 +47,7 @@ def test_run_ends_with_its_sweep_or_keeps_the_lock(how, status, free, tmp_path):
         except subprocess.TimeoutExpired:
             parent.kill()
     assert parent.returncode == status
-    assert is_free(tmp_path / ".run.lock") == free
+    assert is_free(tmp_path / "run") == free
     if not free:
         os.kill(int(log.read_text()), signal.SIGKILL)
 
@@ -57,7 +56,7 @@ def test_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, ca
     monkeypatch.setattr(run_process, "spawn", lambda *arguments: pytest.fail("it was finished"))
     monkeypatch.setattr(run_process, "LOCK_POLL_SECONDS", 0.01)
     folder, losses = tmp_path / "run", []
-    with locked(folder, "other"):
+    with locked(folder):
         waiting = threading.Thread(target=lambda: losses.append(train(folder, [], "run")))
         waiting.start()
         while "wait    run: another process is training it" not in (output := capsys.readouterr().out):
@@ -132,16 +131,6 @@ def test_diverged_run_is_finished(tmp_path, spawned, capsys):
     spawned(0, SUMMARY | {"final_val_loss": None, "final_val_bpb": None})
     assert math.isnan(train(tmp_path / "run", [], "run"))
     assert "done    run finished: nan nats per token, nan bits per byte" in capsys.readouterr().out
-
-
-def test_time_left_is_scaled_by_the_time_of_finished_runs(tmp_path):
-    entries = [{"folder": name, "estimated_seconds": 100.0} for name in ("a", "b", "c")]
-    assert time_left(tmp_path, entries) is None
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "a" / "summary.json").write_text(json.dumps({"seconds": 150.0}))
-    assert time_left(tmp_path, entries) == "00:05:00"
-    assert time_left(tmp_path, [*entries, {"folder": "d", "estimated_seconds": None}]) is None
 
 
 def test_states_and_folders(tmp_path, monkeypatch):

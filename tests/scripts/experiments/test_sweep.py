@@ -36,12 +36,12 @@ def test_a_sweep_in_every_state(tmp_path):
     last, best = run.windows("final"), run.windows("best")
     assert last["nll"].tolist() == [3.5 * 32] * 8 and last["targets"].tolist() == [32] * 8
     assert best["nll"].tolist() == pytest.approx([3.49 * 32] * 8)
-    assert run.curve["loss"].tolist() == [4.5, 3.8, 3.49, 3.5] and run.curve["tokens"][-1] == 6400
+    assert run.curves["val"].tolist() == [[1600, 4.5], [3200, 3.8], [4800, 3.49], [6400, 3.5]]
 
     failed, unfinished, waiting = one.runs
     assert (failed.message, failed.summary, failed.windows("final")) == ("RuntimeError: out of memory", {}, None)
-    assert failed.curve["loss"].tolist() == unfinished.curve["loss"].tolist() == [5.0]
-    assert waiting.planned["seed"] == 2 and waiting.curve["loss"].size == 0
+    assert failed.curves["val"].tolist() == unfinished.curves["val"].tolist() == [[1600, 5]]
+    assert waiting.planned["seed"] == 2 and waiting.curves["train"].shape == (0, 2)
 
 
 def test_settings_that_differ_are_the_swept_keys_of_a_folder_of_runs(tmp_path):
