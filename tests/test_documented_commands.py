@@ -22,7 +22,7 @@ from tril.model.causality import assert_causal
 
 COMMANDS = commands(page for page in PAGES if page.name != EDITED)
 OF_TRIL = list({command.words: command for command in reversed(COMMANDS) if command.script}.values())
-GRIDS = ("scripts.experiments.grid.estimate_runs", "scripts.experiments.grid.name_runs")  # the second one on clusters
+GRIDS = ("scripts.experiments.grid.estimate_runs", "scripts.experiments.launch.known_sweep")  # the second on clusters
 ACCEPTED = {  # what each script calls when it has accepted its settings
     "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.cli.plan.print_plan"),
     "certify": ("model.causality.certificate.certify_model",),
@@ -33,8 +33,8 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "export": ("model.interop.hf_export.export_hf", "model.interop.gguf_file.write_gguf"),
     "heads": ("scripts.heads.log", "scripts.experiments.head_averages.describe_sweep"),
     "play": ("scripts.playground.server.create_server",),
-    "referee": ("scripts.referee.train_pairs",),
-    "report": ("scripts.experiments.losses.losses_of",),
+    "referee": ("scripts.experiments.referee.judge",),
+    "report": ("scripts.experiments.report.losses_of",),
     "sample": ("scripts.sample.load_sampler",),
 }
 STANDS_FOR = {  # words of commands: what they are here

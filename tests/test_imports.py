@@ -9,7 +9,7 @@ FILES += [ROOT / "train.py", ROOT / "load.py"]
 ROOMS = (  # a module imports from its room and from those to the left
     *("data", "model", "model.generation", "model.causality", "model.heads", "model.evaluation", "model.interop"),
     *("model.training", "scripts.cli", "scripts.experiments", "scripts.maintenance"),
-    *("scripts.playground", "scripts.trials", "scripts", "load", "train"),
+    *("scripts.playground", "scripts", "load", "train"),
 )
 ONLY_IN = {  # libraries that cost seconds, or that belong to the command line
     "hydra": ("scripts", "train"),

@@ -20,8 +20,7 @@ from typing import Any
 import yaml
 
 from tril.model.atomic_files import atomic_path
-from tril.model.runs import FAILURE, METRICS, SETTINGS, SUMMARY, SWEEP
-from tril.model.runs import Run as RunFolder
+from tril.model.runs import FAILURE, METRICS, SETTINGS, SUMMARY, SWEEP, read_settings
 from tril.scripts.experiments.sweep import WINDOWS, Sweep, read_json
 
 ARCHIVE = "runs.tar.xz"
@@ -43,12 +42,9 @@ def pack(sweep: Sweep, path: Path, request: Mapping[str, object]) -> None:
     Raises:
         ValueError: a swept value is a path of this machine, or a damaged file.
     """
-    for variant in sweep.variants:
-        for key, value in variant.values.items():
-            if is_path(value):
-                raise ValueError(
-                    f"{key}={value} is a path of this machine, which is not published; sweep relative paths"
-                )
+    for key, value in (item for variant in sweep.variants for item in variant.values.items()):
+        if is_path(value):
+            raise ValueError(f"{key}={value} is a path of this machine, which is not published; sweep relative paths")
     folders = [run.folder for run in sweep.runs]
     files: dict[str, bytes] = {REQUEST: _json(dict(request))}
     if sweep.index:
@@ -58,14 +54,20 @@ def pack(sweep: Sweep, path: Path, request: Mapping[str, object]) -> None:
     for folder in folders:
         for name, content in _run_files(folder):
             files[f"{folder.relative_to(sweep.folder).as_posix()}/{name}"] = content
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(files):
+            entry = tarfile.TarInfo(name)  # its time, owner and group are 0
+            entry.size = len(files[name])
+            archive.addfile(entry, io.BytesIO(files[name]))
     with atomic_path(path) as part:
-        part.write_bytes(lzma.compress(_tar(files), preset=6 | lzma.PRESET_EXTREME))
+        part.write_bytes(lzma.compress(output.getvalue(), preset=6 | lzma.PRESET_EXTREME))
 
 
 def _run_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     """The files of a run as they are published."""
     if (folder / SETTINGS).is_file():
-        settings = without_paths(RunFolder(folder).settings)
+        settings = without_paths(read_settings(folder / SETTINGS))
         yield SETTINGS, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode()
     for name in (SUMMARY, FAILURE):
         if (folder / name).is_file():
@@ -102,17 +104,6 @@ def _json(value: object) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    """A tar archive of names and contents, in the order of the names, without times and owners."""
-    output = io.BytesIO()
-    with tarfile.open(fileobj=output, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(files):
-            entry = tarfile.TarInfo(name)  # its time, owner and group are 0
-            entry.size = len(files[name])
-            archive.addfile(entry, io.BytesIO(files[name]))
-    return output.getvalue()
-
-
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[tuple[Path, dict]]:
     """The folder of a sweep and {}; of a published one, an unpacked copy and the settings of its report.
@@ -129,28 +120,24 @@ def opened(path: Path) -> Iterator[tuple[Path, dict]]:
         yield path, {}
         return
     with tempfile.TemporaryDirectory(prefix="tril-report-") as folder:
-        _unpack(archive, Path(folder))
+        try:
+            with lzma.open(archive) as file:
+                content = file.read(MAX_BYTES + 1)
+            if len(content) > MAX_BYTES:
+                raise tarfile.TarError(f"its content exceeds {MAX_BYTES:,} bytes")
+            with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+                for each in tar:  # not extractall: its filter came with Python 3.11.4
+                    target = Path(folder, each.name)
+                    if not (each.isreg() or each.isdir()) or each.issparse():
+                        raise tarfile.TarError(f"{each.name} is neither a file nor a folder")
+                    if not target.resolve().is_relative_to(Path(folder).resolve()):
+                        raise tarfile.TarError(f"{each.name} is outside the destination")
+                    if (source := tar.extractfile(each)) is not None:
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        target.write_bytes(source.read())
+        except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+            problem = f"is not a readable {ARCHIVE} of a published report ({error})"
+            raise ValueError(f"{archive} {problem}; restore it") from error
+        if not (Path(folder) / REQUEST).is_file():
+            raise ValueError(f"{archive} contains no {REQUEST}; name the {ARCHIVE} of a published report")
         yield Path(folder), read_json(Path(folder) / REQUEST)
-
-
-def _unpack(path: Path, folder: Path) -> None:
-    """Unpacks files and folders, all of them below `folder`, and refuses anything else."""
-    try:
-        with lzma.open(path) as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise tarfile.TarError(f"its content exceeds {MAX_BYTES:,} bytes")
-        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
-            for each in archive:  # not extractall: its filter came with Python 3.11.4
-                target = folder / each.name
-                if not (each.isreg() or each.isdir()) or each.issparse():
-                    raise tarfile.TarError(f"{each.name} is neither a file nor a folder")
-                if not target.resolve().is_relative_to(folder.resolve()):
-                    raise tarfile.TarError(f"{each.name} is outside the destination")
-                if (source := archive.extractfile(each)) is not None:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.write_bytes(source.read())
-    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise ValueError(f"{path} is not a readable {ARCHIVE} of a published report ({error}); restore it") from error
-    if not (folder / REQUEST).is_file():
-        raise ValueError(f"{path} contains no {REQUEST}; name the {ARCHIVE} of a published report")

@@ -225,15 +225,7 @@ def test_a_signal_keeps_the_runs_and_says_how_to_continue(signum, name, tmp_path
     [
         ([], 'candidate is missing; name what it changes, as in candidate="model.n_heads=8"'),
         (["candidate="], "baseline and candidate have the same settings; set what the candidate changes"),
-        (["candidate=model.n_heads"], "candidate: cannot read 'model.n_heads'; settings are written key=value"),
-        (["candidate=a='b"], 'candidate: cannot read "a=\'b" (No closing quotation); close the quotes'),
-        (
-            ["baseline=seed=3", "candidate="],
-            "baseline: seed=3 cannot be set for an arm; set the first seed with seed=N",
-        ),
-        (["candidate=+ablation=heads"], "candidate: +ablation=heads cannot be set for an arm; name one configuration"),
         (["candidate=hydra/launcher=joblib"], "hydra/launcher=joblib cannot be set for an arm; the referee chooses"),
-        (["candidate=model.n_heads=1,2"], "candidate: model.n_heads=1,2 has several values"),
         (
             ["candidate=causality.allow_leak=true"],
             "causality.allow_leak=true allows false losses; the referee compares",
@@ -242,7 +234,6 @@ def test_a_signal_keeps_the_runs_and_says_how_to_continue(signum, name, tmp_path
             ["candidate=callbacks.causality=null"],
             "callbacks.causality=null leaves out the certificate; the referee com",
         ),
-        (["budget=60"], "budget=60 must be a time, such as 90s, 60m or 2h"),
         (["max_seeds=2"], "max_seeds=2 must be greater than or equal to 3"),
     ],
 )

@@ -1,17 +1,11 @@
-"""`train.py -m` with real runs in their own processes: a small grid, a killed sweep, and jobs in parallel."""
+"""`train.py -m` with real runs in their own processes: a small grid, jobs in parallel, and tuned settings."""
 
-import csv
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from tests.conftest import run_python
@@ -43,12 +37,6 @@ def runs_of(cwd: Path) -> dict[str, Path]:
     return {entry["folder"]: index.parent / entry["folder"] for entry in json.loads(index.read_text())["runs"]}
 
 
-def curve(folder: Path) -> dict[int, str]:
-    """Training loss by step, as text; of a resumed run the newer rows count."""
-    rows = [row for file in sorted(folder.glob("csv/version_*/metrics.csv")) for row in csv.DictReader(file.open())]
-    return {int(row["step"]): row["train/loss"] for row in rows if row["train/loss"]}
-
-
 def test_every_run_of_a_grid_is_trained_in_its_own_folder(here):
     (here / "random.py").write_text("raise ImportError('a file of the working directory shadows a module')")
     done = sweep(here, "trainer.max_steps=2", "trainer.val_check_interval=2", "model.n_heads=1,2")
@@ -59,43 +47,6 @@ def test_every_run_of_a_grid_is_trained_in_its_own_folder(here):
         assert f"folder  {folder}\n" in log and summary["steps"] == 2
         loss = f"{summary['final_val_loss']:.4f} nats per token"
         assert f"start   {name}\ndone    {name} finished: {loss}" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_killed_sweep_continues_with_bitwise_equal_results(here):
-    """Killed within a run, with dropout, between two logged steps: everything equals an uninterrupted sweep."""
-    choices = "model.n_heads=1,2", "model.resid_dropout=0.1", "trainer.max_steps=150", "trainer.val_check_interval=51"
-    choices = (*choices, f"data.path={here / 'text.txt'}")
-    (here / "whole").mkdir()
-    whole = sweep(here / "whole", *choices)
-    assert whole.returncode == 0, whole.stderr
-
-    killed = here / "killed"
-    killed.mkdir()
-    command = [sys.executable, TRAIN, "-m", *SETTINGS, *choices]
-    env = os.environ | environment(killed)
-    with subprocess.Popen(command, cwd=killed, env=env, start_new_session=True) as process:
-        while not list(killed.glob("multirun/*/*/*1,seed=0/checkpoints/last.ckpt")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-    [interrupted, untouched] = runs_of(killed).values()
-    assert (state_of(interrupted), state_of(untouched)) == ("unfinished", "not started")
-
-    again = sweep(killed, *choices)
-    assert again.returncode == 0 and "2 of 2 runs are finished" in again.stdout, again.stdout + again.stderr
-    for name, folder in runs_of(here / "whole").items():
-        other = runs_of(killed)[name]
-        for part in ("last", "best"):
-            expected, found = np.load(folder / f"windows_{part}.npz"), np.load(other / f"windows_{part}.npz")
-            assert all(np.array_equal(expected[key], found[key]) for key in ("step", "nll", "targets"))
-        expected, found = (
-            torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for run in (folder, other)
-        )
-        assert all(torch.equal(expected[key], found[key]) for key in expected)
-        assert curve(folder) == curve(other) and len(curve(folder)) == 75
-    assert (interrupted / "log.txt").read_text().count("\nfolder  ") == 2  # it was resumed, not started again
-    assert len(list(interrupted.glob("csv/version_*"))) == 1
 
 
 @pytest.mark.slow
