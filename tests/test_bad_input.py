@@ -25,12 +25,12 @@ from tril.scripts.cli.errors import UserError, user_errors
 EXPENSIVE = {  # what each command does with settings that it accepts
     "train": "tril.data.datamodule.TextDataModule.prepare_data",
     "certify": "tril.model.causality.certificate.certify_model",
-    "referee": "tril.scripts.referee.train_pairs",
+    "referee": "tril.scripts.experiments.referee.judge",
 }
 TRAIN = [  # arguments, and what the line contains; FILES is the folder of the fixture
     ("optim=null", "Config group override must be a string or a list. Got NoneType"),
     ("+model=small", "Multiple values for model. To override a value use 'override model: small'"),
-    ("sweep.new=true", "sweep.new=true has no effect on a single run; leave it out, or add -m"),
+    ("sweep.skip_invalid=true", "sweep.skip_invalid=true has no effect on a single run; leave it out, or add -m"),
     ("+ablation=heads", "the ablation is a grid over model.n_heads; run it with python train.py -m, or choose a"),
     ("model.dim=${nothing}", "Interpolation key 'nothing' not found: full_key: model.dim"),
     ("model.dim=\u001b[31m", "cannot read 'model.dim=\\x1b[31m'; put quotes within quotes, \"model.dim='...'\""),
@@ -88,10 +88,13 @@ REFEREE = [
     ("candidate=seed=1", "candidate: seed=1 cannot be set for an arm; set the first seed with seed=N, outside of the"),
     ("candidate=-m", "candidate: cannot read '-m'; settings are written key=value"),
     ("candidate=+ablation=heads", "candidate: +ablation=heads cannot be set for an arm; name one configuration"),
-    ("candidate='model.dim=", 'cannot read candidate="\'model.dim=" (No closing quotation); close the quotes'),
-    ("baseline=model.dim=[", "baseline: cannot read 'model.dim=['; put quotes within quotes, \"model.dim='...'\""),
+    ("candidate='model.dim=", 'candidate: cannot read "\'model.dim=" (No closing quotation); close the quotes'),
+    (
+        ("candidate=", "baseline=model.dim=["),
+        "baseline: cannot read 'model.dim=['; put quotes within quotes, \"model.dim='...'\"",
+    ),
     ("candidate=model.dim=32,64", "candidate: model.dim=32,64 has several values; add -m for a grid of runs, or"),
-    ("common=trainer.max_steps=x", "baseline: trainer.max_steps='x' must be a valid integer"),
+    (("candidate=", "common=trainer.max_steps=x"), "baseline: trainer.max_steps='x' must be a valid integer"),
 ]
 SAMPLE = [
     ("ckpt=FILES/other.ckpt", "FILES/other.ckpt has no state_dict and tril entries; use a .ckpt file that train.py"),
