@@ -27,7 +27,7 @@ from tril.model.training.optim import build_optimizer, param_groups
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.formats import clock, engineering, plain_table, plural
 
-GPU_NAME, GPUS = "H100", (1, 8, 64)
+GPU_NAME, GPU_PRECISION, GPUS = "H100", "bf16-mixed", (1, 8, 64)
 MFU = 0.4  # assumed share of the GPU's peak FLOP/s; small models and batches stay below it
 LINK = 50e9  # bytes per second that a GPU sends: 400 Gbit/s (NVIDIA DGX H100 data sheet)
 TIMED_FLOPS = 1e11  # of a timed pass on a CPU, a second or two; at least one window
@@ -108,9 +108,10 @@ def print_plan(config: RunConfig) -> None:
     print(f"memory of a step: {total} ({parts}); {more} for each further window")
     print(f"{engineering(tokens * steps)} tokens, {tokens * steps * model.flops_per_token():.3g} FLOPs; ", end="")
     print(f"about {clock(seconds_here(config, model))} on {hardware.device_name}, without validations\n")
-    assumed = f"{GPU_NAME}, bf16-mixed, {MFU:.0%} of its peak, {LINK / 1e9:g} GB/s sent, nothing overlaps"
+    assumed = f"{GPU_NAME}, {GPU_PRECISION}, {MFU:.0%} of its peak, {LINK / 1e9:g} GB/s sent, nothing overlaps"
     header = ["GPUs", "memory", "tokens per step", "sent per step", "step", "run"]
-    print(f"On GPUs, per GPU ({assumed}):\n{plain_table([header, *gpu_rows(config, model)])}")
+    on_gpus = memory if hardware.precision == GPU_PRECISION else step_memory(config, size, GPU_PRECISION)
+    print(f"On GPUs, per GPU ({assumed}):\n{plain_table([header, *gpu_rows(config, model, on_gpus)])}")
 
 
 def seconds_here(config: RunConfig, model: GPT) -> float:
@@ -125,9 +126,9 @@ def seconds_here(config: RunConfig, model: GPT) -> float:
     return speed.run(steps=config.steps, windows_per_step=windows, val_windows=0, validations=0)
 
 
-def gpu_rows(config: RunConfig, model: GPT) -> list[list[str]]:
-    """One row for each number of GPUs, by the formulas at the head of this file."""
-    memory, peak, rows = step_memory(config, config.data.batch_size, "bf16-mixed"), peak_flops(GPU_NAME), []
+def gpu_rows(config: RunConfig, model: GPT, memory: dict[str, int]) -> list[list[str]]:
+    """One row for each number of GPUs, by the formulas at the head of this file, from `step_memory`."""
+    peak, rows = peak_flops(GPU_NAME), []
     assert peak is not None
     held, gradients = sum(memory.values()) - memory["activations"], memory["gradients"]
     block = n_bytes(model.blocks[0].parameters())

@@ -3,6 +3,7 @@
 The only module of this folder that names modules of Tril which are not public; `test_imports.py` checks the others.
 """
 
+import csv
 import importlib
 import json
 import multiprocessing
@@ -15,7 +16,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from pandas import read_csv
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes of `Command`
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +137,8 @@ def summary(folder: Path) -> dict:
 def metrics(folder: Path, name: str) -> dict[int, float]:
     """The values of one column of metrics.csv: optimizer step -> value."""
     (path,) = folder.rglob("metrics.csv")
-    return read_csv(path, float_precision="round_trip").set_index("step")[name].dropna().to_dict()
+    with path.open(encoding="utf-8", newline="") as file:
+        return {int(row["step"]): float(row[name]) for row in csv.DictReader(file) if row[name]}
 
 
 def copy_project(folder: Path) -> Path:

@@ -67,11 +67,11 @@ def test_the_parts_are_the_tensors_of_the_model():
 
 def test_rows_of_gpus_follow_the_formulas():
     config = config_of("trainer.accumulate_grad_batches=3")
-    one, eight, _ = gpu_rows(config, GPT(config.model))
+    one, eight, _ = gpu_rows(config, GPT(config.model), step_memory(config, 4, "bf16-mixed"))
     assert one[2:4] == [f"{3 * 4 * 64}", "0B"] and eight[2] == f"{8 * 3 * 4 * 64:,}"
     assert eight[3] == f"{2 * 7 / 8 * 4 * PARAMETERS / 1e6:.3g} MB"
     sharded = config_of("trainer=fsdp", "trainer.accumulate_grad_batches=3")
-    eight = gpu_rows(sharded, GPT(sharded.model))[1]
+    eight = gpu_rows(sharded, GPT(sharded.model), step_memory(sharded, 4, "bf16-mixed"))[1]
     assert eight[3] == f"{7 / 8 * 4 * (7 * PARAMETERS + MATRICES) / 1e6:.3g} MB"
 
 
