@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from tests.contract.conftest import once, run_of, texts, trained  # noqa: F401  fixtures of both
+from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.causality.model import randomize
+from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, GPTConfig
 
 TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward pass on a CPU
@@ -167,6 +169,11 @@ def tiny_gpt(**choices) -> GPT:
     """A GPT with all weights random, in evaluation mode."""
     shape = {"vocab_size": 31, "context_length": 12, "n_layers": 2, "dim": 32, "n_heads": 4}
     return randomize(GPT(GPTConfig(**{**shape, **choices}))).eval()
+
+
+def byte_model(**choices) -> LanguageModel:
+    """The same with a token for each byte."""
+    return LanguageModel(tiny_gpt(**{"vocab_size": 257, **choices}), build(TokenizerConfig(kind="byte")))
 
 
 def run_python(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess:

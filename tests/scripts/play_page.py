@@ -1,13 +1,19 @@
-"""The page of play.py in a browser: what a user does, what a test reads, and how tokens and numbers are written."""
+"""The page of play.py in a browser: what a user does, what a test reads, and how tokens and numbers are written.
+
+`python -m tests.scripts.play_page CHECKPOINT NAME PICTURE` takes docs/play.png: a head is switched off, and the first
+token that differs is pointed at.
+"""
 
 import contextlib
+import sys
+import tempfile
+from pathlib import Path
 
-import numpy as np
 import pytest
-from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.browser import Page, no_messages_or_requests
-from tests.scripts.play_server import options
+from tests.browser import Page, chromium, no_messages_or_requests, resize
+from tests.scripts.play_server import options, served
+from tril.model.checkpoint import load
 from tril.model.heads.live import live_tokens
 
 N_TOKENS = 12
@@ -25,6 +31,8 @@ class PlayPage(Page):
         return self
 
     def until(self, condition):
+        from selenium.webdriver.support.ui import WebDriverWait
+
         WebDriverWait(self.driver, 20, poll_frequency=0.02).until(lambda _: self.js(f"return {condition}"))
 
     def until_done(self):
@@ -42,16 +50,13 @@ class PlayPage(Page):
     def pane(self, number, expression):
         return self.js(f"return panes[{number}].{expression}")
 
-    def ids(self, number=0):
-        return self.pane(number, "tokens.map((token) => token.id)")
-
     def candidates(self):
         """The cells of each row of the table: name, bar, drawn from, model, all heads."""
         cells = self.texts(".candidates tbody :is(th, td)")
         return [cells[i : i + 5] for i in range(0, len(cells), 5)]
 
-    def switch(self, head, number=0):
-        self.driver.find_elements("css selector", f".switch[title='{head}']")[number].click()
+    def switch(self, head):
+        self.find(f".switch[title='{head}']").click()
         self.until_done()
 
     def token(self, t):
@@ -86,8 +91,22 @@ def percent(p):
     return "0" if p == 0 else "< 0.1 %" if p < 0.001 else f"{100 * p:.1f} %"
 
 
-def weight(w):
-    """As the page writes the float16 of a weight."""
-    w = float(np.float16(w))
-    mantissa, _, exponent = f"{w:.1e}".partition("e")
-    return "0" if w == 0 else f"{w:.3f}" if w >= 0.001 else f"{mantissa}e{int(exponent)}"
+def take_picture(checkpoint: Path, name: str, picture: Path) -> None:
+    """Writes the picture of a model, which the page calls `name`."""
+    model = {"prompt": "def read(self,", "names": [name]}
+    with (
+        tempfile.TemporaryDirectory() as profile,
+        chromium(Path(profile)) as driver,
+        served(load(checkpoint), **model) as server,
+    ):
+        resize(driver, 1280, 900)
+        page = PlayPage(driver).open(server, max_new_tokens=80).generate()
+        page.switch("L2H3")
+        page.find(".strip[title='L1H1']").click()
+        page.point(page.find(".token.differs"))
+        resize(driver, 1280, page.js("return document.documentElement.scrollHeight"))
+        assert driver.save_screenshot(str(picture))
+
+
+if __name__ == "__main__":
+    take_picture(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

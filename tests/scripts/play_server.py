@@ -9,17 +9,8 @@ from collections.abc import Iterator
 from tril.scripts.play import LOOPBACK, listen
 from tril.scripts.playground.server import PlayModel, create_server
 
-REQUEST = {
-    "model": 0,
-    "prompt": "def ",
-    "max_new_tokens": 6,
-    "temperature": 0.8,
-    "top_k": 50,
-    "top_p": None,
-    "seed": 3,
-    "remove_heads": [],
-}
-SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+REQUEST = {"model": 0, "prompt": "def ", "max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None, "seed": 3}
+REQUEST |= {"remove_heads": []}
 
 
 @contextlib.contextmanager
@@ -55,11 +46,7 @@ def generate(server, **values) -> tuple[list, list]:
     return prompt["prompt"], tokens
 
 
-def text_of(answer) -> str:
-    return "".join(token["text"] for part in answer for token in part)
-
-
 def options(**values) -> dict:
     """The same settings for `LanguageModel.generate`."""
     request = REQUEST | values
-    return {name: request[name] for name in SAMPLING}
+    return {name: request[name] for name in ("max_new_tokens", "temperature", "top_k", "top_p", "seed")}

@@ -1,10 +1,9 @@
-"""scripts/heads.py end to end on a tiny run that train.py made, with separate documents; and what it refuses."""
+"""scripts/heads.py on runs with separate documents, against a loop over documents; and dir=SWEEP, over seeds."""
 
 import csv
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,52 +13,52 @@ import torch.nn.functional as F
 
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
-from tests.model.generation.test_language_model import with_gaps
-from tests.model.test_checkpoint import language_model, rewrite
 from tests.runs import train_typed, typed
-from tril.model.checkpoint import read_state, save
+from tril.model.checkpoint import read_state, save, write_state
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import obstacle
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.gate import head_gate
 from tril.model.heads.scores import HeadScores
 from tril.model.intervals import clustered_mean
-from tril.scripts.cli.finished_run import read_run, sample_windows, validation_tokens
-from tril.scripts.heads import alphabet, main, prompt_ids, write_maps
+from tril.scripts.cli.finished_run import read_run, validation_tokens
+from tril.scripts.heads import main, prompt_ids, write_maps
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 NAMES = ["L0H0", "L0H1", "L1H0", "L1H1"]
 WRITTEN = [f"heads.{kind}" for kind in ("json", "csv", "png")] + ["removal.csv", "removal.png"]
 WRITTEN += ["attention.png", "attention.html"]
-WINDOW = torch.zeros(1, 1)
+OPTIONS = ("windows=8", "device=cpu")
+CELLS = ((1, 0), (1, 1), (2, 0), (2, 1))  # heads and seed of the runs of the sweep
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A working directory with one run below outputs/, on documents of some twenty tokens."""
+def folder(tmp_path_factory):
+    """A working directory with a sweep of model.n_heads=1,2 and seed=0,1, and a run without heads."""
     folder = tmp_path_factory.mktemp("heads")
-    lines = [json.dumps({"text": f"line {i}: the square of {i} is {i * i}."}) for i in range(2000)]
+    lines = [json.dumps({"text": f"line {i}: the square of {i} is {i * i}."}) for i in range(1000)]
     (folder / "text.jsonl").write_text("\n".join(lines))
-    steps = ["trainer.max_steps=30", "trainer.val_check_interval=30"]
-    output = f"hydra.run.dir={folder / 'outputs' / 'run'}"
+    base = ("data.tokenizer.kind=byte", "data.document_mask=true", f"data.path={folder / 'text.jsonl'}")
+    base += ("trainer.max_steps=10", "trainer.val_check_interval=10")
+    base += ("callbacks.causality=null", "callbacks.samples=null", "callbacks.heads=null")
+    index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}, "runs": []}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIL_CACHE", str(folder / "cache"))
-        train_typed(typed(f"data.path={folder / 'text.jsonl'}", output, *steps, "data.document_mask=true"))
+        for n_heads, seed in (*CELLS, (0, 0)):
+            name = f"heads{n_heads}-seed{seed}"
+            where = folder / ("sweep" if n_heads else "without") / name
+            train_typed(typed(*base, f"model.n_heads={n_heads}", f"seed={seed}", f"hydra.run.dir={where}"))
+            if n_heads:
+                index["runs"].append({"folder": name, "values": {"model.n_heads": n_heads}, "seed": seed})
+        (folder / "sweep" / "sweep.json").write_text(json.dumps(index))
         yield folder
-
-
-@pytest.fixture
-def run(trained):
-    return read_run(trained / "outputs" / "run" / "checkpoints" / "best.ckpt")
-
-
-@pytest.fixture
-def lm(run):
-    return run.checkpoint.language_model()
 
 
 def heads(folder, *arguments):
     return call(main, *arguments, cwd=folder, strict=True)
+
+
+def read(path):
+    return list(csv.DictReader(path.open(encoding="utf-8")))
 
 
 def document_losses(lm, tokens, numbers, gate=None):
@@ -77,184 +76,157 @@ def document_losses(lm, tokens, numbers, gate=None):
     return sums
 
 
-def mean_loss(lm, tokens, numbers, gate=None):
-    """Of the windows, in nats."""
-    nll, targets = np.sum(list(document_losses(lm, tokens, numbers, gate).values()), axis=0)
-    assert targets == len(numbers) * T
-    return nll / targets
-
-
-def test_heads_end_to_end(trained, run, lm):
-    before = set(trained.rglob("*"))
-    result = heads(trained, "windows=10", "device=cpu")
+def test_the_heads_of_one_run(folder):
+    run = read_run(folder / "sweep" / "heads2-seed0" / "checkpoints" / "best.ckpt")
+    lm, before = run.checkpoint.language_model(), set(folder.rglob("*"))
+    result = heads(folder, "ckpt=sweep/heads2-seed0", *OPTIONS, "out=one")
     assert result.returncode == 0, result.stderr
-    out = trained / "outputs" / "run" / "heads"
-    assert set(trained.rglob("*")) - before == {out, *(out / name for name in WRITTEN)}
+    out = folder / "one"
+    assert set(folder.rglob("*")) - before == {out, *(out / name for name in WRITTEN)}
     assert len(result.stderr.splitlines()) == 2  # progress, and no warnings
-    assert result.stdout.endswith(
-        f"{Path('outputs/run/heads')}: {', '.join(sorted(WRITTEN, key=result.stdout.index))}\n"
-    )
+    assert result.stdout.endswith(f"one: {', '.join(sorted(WRITTEN, key=result.stdout.index))}\n")
     assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("heads", "removal", "attention"))
-
     [tokens] = validation_tokens(run)
     content, tokens = json.loads((out / "heads.json").read_text()), torch.tensor(tokens.astype(int))
-    last = (len(tokens) - 1) // T - 1
-    numbers = [i * last // 9 for i in range(10)]
+    numbers = [i * ((len(tokens) - 1) // T - 1) // 7 for i in range(8)]
     assert content["windows"] == {"of": "the validation part", "length": T, "numbers": numbers}
-    assert (content["document_mask"], content["steps"], content["checkpoint"]) == (
-        True,
-        30,
-        str(Path("outputs/run/checkpoints/best.ckpt")),
+    checkpoint = str(Path("sweep/heads2-seed0/checkpoints/best.ckpt"))
+    assert (content["document_mask"], content["steps"], content["checkpoint"]) == (True, 10, checkpoint)
+    whole = document_losses(lm, tokens, numbers)
+    sizes = [targets for _, targets in whole.values()]
+    assert sum(sizes) == 8 * T and content["loss"] == pytest.approx(
+        sum(x for x, _ in whole.values()) / (8 * T), abs=1e-5
     )
-    whole = mean_loss(lm, tokens, numbers)
-    assert content["loss"] == pytest.approx(whole, abs=1e-5)
-    assert [row["head"] for row in content["heads"]] == NAMES
-    for row in content["heads"]:
-        without = mean_loss(lm, tokens, numbers, head_gate(lm.config, [row["head"]]))
-        assert row["change"] == pytest.approx(without - whole, abs=1e-5)
-        pairs = [document_losses(lm, tokens, numbers, gate) for gate in (head_gate(lm.config, [row["head"]]), None)]
-        rises = [with_sum - sum_ for (with_sum, _), (sum_, _) in zip(*(pair.values() for pair in pairs), strict=True)]
-        expected = clustered_mean(rises, [targets for _, targets in pairs[1].values()])
+    rows, removal = read(out / "heads.csv"), read(out / "removal.csv")
+    assert [row["head"] for row in content["heads"]] == NAMES and [row["head"] for row in rows] == [*NAMES, "uniform"]
+    for row, line in zip(content["heads"], rows, strict=False):
+        without = document_losses(lm, tokens, numbers, head_gate(lm.config, [row["head"]]))
+        rises = [after - loss for (after, _), (loss, _) in zip(without.values(), whole.values(), strict=True)]
+        expected = clustered_mean(rises, sizes)
+        assert row["change"] == pytest.approx(sum(rises) / (8 * T), abs=1e-5)
         half = expected.interval(1 - 0.05 / len(NAMES)).half_width
         assert (row["high"] - row["low"]) / 2 == pytest.approx(half, rel=1e-2)
-        assert content["observations"] == {
-            **{"unit": "documents", "documents": len(rises), "clusters": len(rises)},
-            "df": pytest.approx(expected.df),
-        }
+        counts = {"unit": "documents", "documents": len(rises), "clusters": len(rises)}
+        assert content["observations"] == counts | {"df": pytest.approx(expected.df)} and int(line["documents"]) == len(
+            rises
+        )
         assert f"| {row['head']} |" in result.stdout and f"{row['change']:+.4f} ±" in result.stdout
+        assert float(line["high"]) == row["high"] and line["verdict"] == row["verdict"]
     assert "This describes one trained model on one text, not its configuration" in result.stdout
-    assert f"over {len(rises)} documents, {expected.df:.1f} degrees of freedom" in result.stdout
-    assert content["describes"] in result.stdout
-    nothing = mean_loss(lm, tokens, numbers, torch.zeros(2, 2))
+    nothing = sum(loss for loss, _ in document_losses(lm, tokens, numbers, torch.zeros(2, 2)).values()) / (8 * T)
     assert content["removal"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
-    ranked = sorted(content["heads"], key=lambda row: row["change"])
-    assert [row["removed_last"] for row in content["removal"]] == [None, *(row["head"] for row in ranked)]
-
-    rows = list(csv.DictReader((out / "heads.csv").open()))
-    assert [row["head"] for row in rows] == [*NAMES, "uniform"]
-    for row, head in zip(rows[:-1], content["heads"], strict=True):
-        assert float(row["high"]) == head["high"] and float(row["induction"]) == head["induction"]
-        assert row["verdict"] == head["verdict"]
-        assert int(row["documents"]) == len(rises)
-    assert float(rows[-1]["entropy"]) == content["uniform"]["entropy"] and rows[-1]["change"] == ""
-    removal = list(csv.DictReader((out / "removal.csv").open()))
-    assert [int(row["n_removed"]) for row in removal] == list(range(5))
+    ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: row["change"])]
+    assert [row["removed_last"] for row in content["removal"]] == [None, *ranked]
     assert [float(row["loss"]) for row in removal] == [row["loss"] for row in content["removal"]]
     assert "".join(content["shown_tokens"]) == lm.tokenizer.decode(tokens[:T].tolist(), skip_special_tokens=False)
-    assert "Attention of outputs/run/checkpoints/best.ckpt" in (out / "attention.html").read_text(encoding="utf-8")
 
 
-def test_the_maps_of_a_prompt(lm, tmp_path, monkeypatch):
-    pages = []
-    monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append((path, page)))
-    ids = prompt_ids(lm, None, "line 3 é")
-    text = TokenWindows(WINDOW, WINDOW)
+def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_path, monkeypatch):
+    pages, lm = [], read_run(folder / "sweep/heads2-seed0/checkpoints/best.ckpt").checkpoint.language_model()
+    monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
+    ids, window = [*prompt_ids(lm, None, "3 é"), lm.eot_id, *prompt_ids(lm, None, "a")], torch.zeros(1, 1)
     entropy = torch.tensor([[0.0, 0.25], [0.5, 1.0]])
-    write_maps(tmp_path, lm, ids, text, "it", HeadScores({"entropy_share": entropy}, {}, 1))
-    assert (tmp_path / "attention.png").is_file()
-    [(path, page)] = pages
-    assert path == tmp_path / "attention.html" and page["title"] == "Attention of it"
-    assert (
-        "".join(page["tokens"][:-2]) == "line 3 " and page["tokens"][-2:] == ["\ufffd"] * 2
-    )  # a character of two tokens
-    assert page["maps"].shape == (2, 2, len(ids), len(ids))
+    for document_eot in (None, lm.eot_id):
+        scores = HeadScores({"entropy_share": entropy}, {}, 1)
+        write_maps(tmp_path, lm, ids, TokenWindows(window, window, document_eot), "it", scores)
+    page = pages[0]
+    assert (tmp_path / "attention.png").is_file() and page["title"] == "Attention of it"
+    assert page["tokens"] == ["3", " ", "\ufffd", "\ufffd", "<|endoftext|>", "a"]  # a character of two tokens
     meaning = "share of the entropy of uniform weights; mean over the validation windows"
     assert page["scores"] == {"entropy share": (meaning, entropy)}
+    across = [page["maps"][:, :, 4:, :4] for page in pages]
+    assert (across[0] > 0).all() and (across[1] == 0).all()
     with torch.no_grad():
-        probabilities = lm.model(torch.tensor([ids]))[0].softmax(-1)
-    for expected, row in zip(probabilities, page["probabilities"], strict=True):
-        top = expected.argsort(descending=True)[:10]
+        alone, whole = (lm.model(torch.tensor([part]))[0].softmax(-1) for part in (ids[4:], ids))
+    for expected, row in zip((*whole, alone[-1]), (*page["probabilities"], pages[1]["probabilities"][-1]), strict=True):
+        top = expected[: lm.n_ids].argsort(descending=True)[:10]
         assert [token for token, _ in row] == [
             lm.tokenizer.decode([i], skip_special_tokens=False) for i in top.tolist()
         ]
         assert [p for _, p in row] == pytest.approx(expected[top].tolist(), abs=1e-6)
+    assert prompt_ids(lm, np.arange(100), None) == list(range(T))  # no more than the context
+    assert prompt_ids(lm, np.arange(100), "") == [lm.eot_id]
 
 
-def test_the_maps_keep_documents_apart_as_the_run_did(lm, tmp_path, monkeypatch):
-    pages = []
-    monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
-    eot = lm.tokenizer.token_to_id(lm.eot)
-    for document_eot in (None, eot):
-        write_maps(
-            tmp_path, lm, [5, 6, eot, 7], TokenWindows(WINDOW, WINDOW, document_eot), "it", HeadScores({}, {}, 1)
-        )
-    assert pages[0]["tokens"][2] == "<|endoftext|>"
-    across = [page["maps"][:, :, 2:, :2] for page in pages]
-    assert (across[0] > 0).all() and (across[1] == 0).all()
-    with torch.no_grad():
-        expected = lm.model(torch.tensor([[eot, 7]]))[0, -1].softmax(-1).max().item()
-    assert pages[1]["probabilities"][3][0][1] == pytest.approx(expected, abs=1e-6)
+def figures(content):
+    """Those of one run that are comparable between seeds, from its heads.json."""
+    rises = {row["head"]: row["change"] for row in content["heads"]}
+    sums = {f"layer {n}": sum(rise for head, rise in rises.items() if head.startswith(f"L{n}")) for n in (0, 1)}
+    return sums | {f"rank {n}": rise for n, rise in enumerate(sorted(rises.values())[::-1], 1)}
 
 
-def test_prompts(lm):
-    tokens = torch.arange(100).numpy()
-    assert prompt_ids(lm, tokens, None) == list(range(T))  # no more than the context
-    assert prompt_ids(LanguageModel(tiny_gpt(vocab_size=300, context_length=60), lm.tokenizer), tokens, None) == list(
-        range(48)
+def test_the_averages_of_a_sweep_are_those_of_its_runs(folder):
+    result, out = heads(folder, "dir=sweep", *OPTIONS), folder / "sweep" / "heads"
+    assert result.returncode == 0, result.stderr
+    assert {path.name for path in out.iterdir()} == {"heads.csv", "averages.csv", "ranks.png"}
+    lines = (f"{i} of 4: n_heads={heads}, seed {seed}, on cpu" for i, (heads, seed) in enumerate(CELLS, 1))
+    assert result.stderr.splitlines() == [*lines]
+    averages, of_runs, single = read(out / "averages.csv"), read(out / "heads.csv"), []
+    assert len(of_runs) == 2 * (2 + 4) and {row["variant"] for row in averages} == {"n_heads=1", "n_heads=2"}
+    for seed in (0, 1):
+        done = heads(folder, f"ckpt=sweep/heads2-seed{seed}", *OPTIONS, f"out=seed-{seed}")
+        assert done.returncode == 0, done.stderr
+        one = json.loads((folder / f"seed-{seed}" / "heads.json").read_text())
+        rows = [row for row in of_runs if (row["model.n_heads"], row["seed"]) == ("2", str(seed))]
+        assert [(row["head"], float(row["low"]), row["verdict"]) for row in rows] == [
+            (head["head"], head["low"], head["verdict"]) for head in one["heads"]
+        ]
+        single.append(figures(one))
+    for row in averages:
+        if row["variant"] == "n_heads=2":
+            values = [each[row["quantity"]] for each in single]
+            change, low, high = (float(row[name]) for name in ("change", "low", "high"))
+            assert change == pytest.approx(np.mean(values), rel=1e-6, abs=1e-9) and low < change < high
+            assert high - low > abs(values[0] - values[1]) and row["seeds"] == "2"
+            assert f"{change:+.4f} ± {(high - low) / 2:.4f}" in result.stdout
+
+
+def diverge(run):
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        content = read_state(path)
+        content["state_dict"]["model.norm.weight"].fill_(math.nan)
+        write_state(path, content)
+
+
+def test_runs_that_a_sweep_leaves_out_are_named(folder, tmp_path):
+    """One seed is unfinished, one diverged, and a variant has no heads: the other seeds are averaged."""
+    runs = Path(shutil.copytree(folder / "sweep", tmp_path / "runs"))
+    (runs / "sweep.json").unlink()  # a folder of runs
+    shutil.copytree(folder / "without" / "heads0-seed0", runs / "none")
+    (runs / "heads2-seed0" / "summary.json").unlink()
+    diverge(runs / "heads1-seed1")
+    result = heads(tmp_path, "dir=runs", *OPTIONS, "out=here")
+    assert result.returncode == 0, result.stderr
+    remarks = (
+        "n_heads=2, seed 0, is unfinished: left out.\n"
+        "n_heads=0, seed 0, has model.n_heads=0, blocks without attention heads: left out.\n"
+        "n_heads=1, seed 1, has weights that are not finite, as its run diverged: left out."
     )
-    assert prompt_ids(lm, tokens, "") == [lm.tokenizer.token_to_id(lm.eot)]
-    assert lm.tokenizer.decode(prompt_ids(lm, tokens, "a square")) == "a square"
-    with pytest.raises(ValueError, match="prompt has 40 tokens, more than the model's context_length=32; shorten it"):
-        prompt_ids(lm, tokens, "é" * 20)
+    rows = read(tmp_path / "here" / "averages.csv")
+    assert remarks in result.stdout
+    assert {(row["variant"], row["seeds"], row["low"]) for row in rows} == {(f"n_heads={n}", "1", "") for n in (1, 2)}
 
 
-def test_random_sequences_have_no_end_of_text():
-    lm = language_model(vocab_size=300)  # 43 rows more than tokens
-    assert alphabet(lm).tolist() == [i for i in range(257) if i != lm.tokenizer.token_to_id(lm.eot)]
-    assert alphabet(LanguageModel(tiny_gpt(vocab_size=301), with_gaps())).tolist() == [
-        *range(256),
-        290,
-    ]  # end-of-text is 300
-
-
-def test_the_maps_know_all_ids_of_a_tokenizer_with_gaps(tmp_path, monkeypatch):
-    pages = []
-    monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
-    lm = LanguageModel(tiny_gpt(vocab_size=320, tie_embeddings=False), with_gaps())
-    with torch.no_grad():
-        logits = lm.model(torch.tensor([[65, 66]]))[0, :, :301]
-    lm.model.head.weight.data[300] = (
-        50 * lm.model.head.weight.data[logits[1].argmax()]
-    )  # end-of-text is the most probable
-    write_maps(tmp_path, lm, [65, 66], TokenWindows(WINDOW, WINDOW), "it", HeadScores({}, {}, 1))
-    assert pages[0]["probabilities"][1][0] == ("<|endoftext|>", pytest.approx(1))
-
-
-def test_documents_are_kept_apart_where_the_run_kept_them_apart(run):
-    texts = validation_tokens(run)
-    kept = [sample_windows(each, texts, 3)[1].document_eot for each in (run, replace(run, data={}))]
-    assert kept == [run.checkpoint.data["eot_id"], None]
-
-
-def test_a_model_without_heads_is_refused_in_one_line(trained, tmp_path, lm):
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    without = LanguageModel(tiny_gpt(vocab_size=300, context_length=T, n_heads=0), lm.tokenizer)
-    save(path, without, **read_state(trained / "outputs" / "run" / "checkpoints" / "last.ckpt")["tril"]["data"])
-    shutil.copy(trained / "outputs" / "run" / "config.yaml", tmp_path)
-    assert_refused(
-        heads(tmp_path, "ckpt=."), "last.ckpt has model.n_heads=0, blocks without attention heads; name another run"
-    )
-    assert not (tmp_path / "heads").exists()
-
-
-def test_other_refusals_are_one_line_and_leave_nothing(trained, tmp_path):
-    checkpoint = trained / "outputs" / "run" / "checkpoints" / "best.ckpt"
-    assert_refused(heads(tmp_path), "no checkpoint below outputs/")
-    long = f"prompt={'print(x, ' * 9}"
-    assert_refused(
-        heads(tmp_path, f"ckpt={checkpoint}", "windows=4", long), "more than the model's context_length=32; shorten it"
-    )
-    assert_refused(
-        heads(tmp_path, f"ckpt={checkpoint}", "windows=9999", "out=here"),
-        "whole windows of 32 tokens in the validation part",
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_diverged_model_is_refused(trained, tmp_path):
-    assert obstacle(tiny_gpt()) is None
-    shutil.copytree(trained / "outputs" / "run", tmp_path / "run")
-    path = tmp_path / "run" / "checkpoints" / "best.ckpt"
-    rewrite(path, lambda content: content["state_dict"]["model.norm.weight"].fill_(math.nan))
-    message = "best.ckpt has weights that are not finite, as its run diverged; name another run"
-    assert_refused(heads(tmp_path, "ckpt=run"), message)
+def test_refusals_are_one_line_and_leave_nothing(folder, tmp_path):
+    run = folder / "sweep" / "heads2-seed0"
+    checkpoint = read_run(run / "checkpoints" / "last.ckpt").checkpoint
+    model = tiny_gpt(vocab_size=257, context_length=T, n_heads=0)
+    without = LanguageModel(model, checkpoint.language_model().tokenizer)
+    save(tmp_path / "none" / "checkpoints" / "last.ckpt", without, **checkpoint.data)
+    shutil.copy(run / "config.yaml", tmp_path / "none")
+    diverge(Path(shutil.copytree(run, tmp_path / "diverged")))
+    (Path(shutil.copytree(folder / "without", tmp_path / "without")) / "heads0-seed0" / "summary.json").unlink()
+    before = set(tmp_path.rglob("*"))
+    for arguments, message in (
+        (["ckpt=none"], "last.ckpt has model.n_heads=0, blocks without attention heads; name another run"),
+        (["ckpt=diverged"], "best.ckpt has weights that are not finite, as its run diverged; name another run"),
+        (
+            [f"ckpt={run}", "windows=4", f"prompt={'print(x, ' * 9}"],
+            "more than the model's context_length=32; shorten it",
+        ),
+        ([f"ckpt={run}", "windows=9999"], "whole windows of 32 tokens in the validation part"),
+        ([f"dir={folder / 'sweep'}", "windows=9999"], "whole windows of 32 tokens in the validation part"),
+        (["dir=without"], "has no finished run; let one finish. the configuration, seed 0, is unfinished: left out."),
+    ):
+        assert_refused(heads(tmp_path, *arguments), message)
+    assert set(tmp_path.rglob("*")) == before

@@ -1,4 +1,4 @@
-"""The page of play.py in a real browser: text, probabilities, attention, heads switched off, and hostile text."""
+"""The page of play.py in a real browser: text, probabilities, heads switched off, keyboard, and hostile text."""
 
 import contextlib
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.browser import chromium, resize, tap
-from tests.model.test_checkpoint import language_model
-from tests.scripts.play_page import N_TOKENS, NEW, PlayPage, known, only_requests_to, percent, visible, weight
+from tests.conftest import byte_model
+from tests.scripts.play_page import N_TOKENS, NEW, PlayPage, known, only_requests_to, percent, visible
 from tests.scripts.play_server import served
 from tril.model.heads.live import prompt_tokens
 
@@ -23,7 +23,7 @@ def driver(tmp_path_factory):
 @pytest.fixture(scope="module")
 def lms():
     torch.manual_seed(0)
-    return [language_model(context_length=40), language_model(context_length=40, n_layers=3, n_heads=2)]
+    return [byte_model(context_length=40), byte_model(context_length=40, n_layers=3, n_heads=2)]
 
 
 @pytest.fixture
@@ -40,66 +40,34 @@ def page(driver, lms):
         yield start
 
 
-def test_a_prompt_streams_and_a_token_shows_what_it_was_drawn_from(page, lms):
-    page, tokens = page().generate(), known(lms[0])
-    assert page.pane(0, "tokens.map((token) => token.text)") == [token.text for token in tokens]
-    assert page.texts(".token.given") == list("def ") and len(page.texts(NEW)) == len(tokens) == N_TOKENS
-    assert page.texts(".status")[0].startswith(f"{N_TOKENS} tokens, ")
-    for t in (2, 9):
-        page.point(page.token(t))
-        for (name, _, *values), candidate in zip(page.candidates(), tokens[t].candidates, strict=True):
-            marked = f"▸{visible(candidate.name)} (drawn)" if candidate.id == tokens[t].id else visible(candidate.name)
-            assert [name, *values] == [marked, percent(candidate.drawn_from), percent(candidate.model), "–"]
-        assert len(page.texts(".candidates tr.drawn")) == 1
-
-
-def test_a_token_shows_what_the_chosen_head_attended_to(page, lms):
-    page, tokens, t = page().generate(), known(lms[0]), 9
-    page.point(page.token(t))
-    page.find(".strip[title='L1H3']").click()
-    weights = tokens[t].attention[1, 3].tolist()
-    assert len(weights) == 4 + t  # the prompt, and the new tokens before this one
-    shown = [f"weight {weight(w)}" for w in weights]
-    assert page.attributes(".token", "title") == shown + [""] * (N_TOKENS - t)
-    assert page.texts(".list > :nth-child(3n)") == [weight(w) for w in sorted(weights, reverse=True)[:6]]
-    assert page.texts(".name") == ["L1H3"]
+def ids_of(tokens):
+    return [token.id for token in tokens]
 
 
 def test_a_head_that_is_switched_off_changes_text_and_probabilities_as_computed(page, lms):
-    page = page(temperature="0").generate()
+    page, whole, gate = page(temperature="0").generate(), known(lms[0], temperature=0.0), torch.ones(2, 4)
+    assert page.texts(".token.given") == list("def ") and page.pane(0, "tokens.map((t) => t.id)") == ids_of(whole)
+    assert page.texts(".status")[0].startswith(f"{N_TOKENS} tokens, ") and len(page.texts(NEW)) == N_TOKENS
     page.switch("L0H1")
-    gate = torch.ones(2, 4)
     gate[0, 1] = 0
-    whole, without = known(lms[0], temperature=0.0), known(lms[0], gate=gate, temperature=0.0)
-    ids = [[token.id for token in tokens] for tokens in (whole, without)]
-    first = next(t for t in range(N_TOKENS) if ids[0][t] != ids[1][t])
-    assert page.ids() == ids[1] != ids[0]
+    without = known(lms[0], gate=gate, temperature=0.0)
+    first = next(t for t in range(N_TOKENS) if whole[t].id != without[t].id)
+    assert page.pane(0, "tokens.map((t) => t.id)") == ids_of(without)
     assert page.texts(".token.differs") == page.texts(NEW)[first:]
-    rest = "".join(token.text for token in whole[first:])
-    assert page.texts(".whole q") == [rest] and page.attributes(".strip.off", "title") == ["L0H1"]
+    assert page.texts(".whole q") == ["".join(token.text for token in whole[first:])]
+    assert page.attributes(".strip.off", "title") == ["L0H1"]
     page.point(page.token(0))
-    _, _, _, model, before = zip(*page.candidates(), strict=True)
-    assert model == tuple(percent(c.model) for c in without[0].candidates)
+    names, _, _, model, before = zip(*page.candidates(), strict=True)
+    marked = [
+        f"▸{visible(c.name)} (drawn)" if c.id == without[0].id else visible(c.name) for c in without[0].candidates
+    ]
+    assert list(names) == marked and model == tuple(percent(c.model) for c in without[0].candidates)
     assert model != tuple(percent(c.model) for c in whole[0].candidates)
     known_before = {c.id: percent(c.drawn_from) for c in whole[0].candidates}
     assert before == tuple(known_before.get(c.id, "–") for c in without[0].candidates)
-    assert page.find(".candidates tbody .before").is_displayed()
     page.find(".restore").click()
     page.until_done()
-    assert page.ids() == ids[0] and page.texts(".token.differs") == []
-    assert not page.find(".candidates tbody .before").is_displayed()
-
-
-def test_two_checkpoints_stand_side_by_side_with_heads_of_their_own(page, lms):
-    page = page(*lms).generate()
-    first, second = (page.js(f"return panes[{i}].root.getBoundingClientRect().toJSON()") for i in (0, 1))
-    assert first["top"] == second["top"] and first["right"] < second["left"]
-    assert page.texts(".model") == ["model 0", "model 1"]
-    page.switch("L0H1", 1)
-    gate = torch.ones(3, 2)
-    gate[0, 1] = 0
-    for number, tokens in enumerate((known(lms[0]), known(lms[1], gate=gate))):
-        assert page.ids(number) == [token.id for token in tokens]
+    assert page.pane(0, "tokens.map((t) => t.id)") == ids_of(whole) and page.texts(".token.differs") == []
 
 
 def test_hostile_text_creates_no_element(page, lms):
@@ -123,7 +91,7 @@ def test_a_refusal_is_one_line_and_goes_away(page):
 
 
 def test_the_stop_button_and_a_new_run_end_the_one_before(page):
-    lm, steps = language_model(context_length=40), []
+    lm, steps = byte_model(context_length=40), []
     lm.eot_id = -1  # nothing else ends the text
     lm.model.norm.register_forward_hook(lambda *_: steps.append(1))
     page = page(lm, max_new_tokens=500)
@@ -153,16 +121,15 @@ def test_everything_can_be_reached_by_keyboard(page):
     assert page.attributes(".strip[aria-pressed=true]", "title") == ["L0H1"]
 
 
-@pytest.mark.parametrize("width, dark", [(400, True), pytest.param(1000, False, marks=pytest.mark.slow)])
-def test_no_width_makes_the_page_scroll_sideways(page, driver, lms, width, dark):
+def test_two_models_on_a_small_dark_touch_screen_do_not_scroll_sideways(page, driver, lms):
     page = page(*lms, prompt="x" * 300, max_new_tokens=5)
-    resize(driver, width, 800, dark=dark, touch=width == 400)
+    resize(driver, 400, 800, dark=True, touch=True)
     page.generate().switch("L0H1")
-    if width == 400:
-        tap(driver, page.token(3))
-        assert page.pane(0, "pinned") == 3
-    assert page.js("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [width, True]
+    assert page.pane(1, "tokens.map((t) => t.id)") == ids_of(known(lms[1], "x" * 300, max_new_tokens=5))
+    tap(driver, page.token(3))
+    assert page.pane(0, "pinned") == 3
+    assert page.js("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [400, True]
     wide = "(e) => e.scrollWidth > e.clientWidth"
     assert page.js(f"return [...document.querySelectorAll('section, form, .text, table')].filter({wide}).length") == 0
     background = page.js("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
-    assert (sum(background) < 200) == dark
+    assert sum(background) < 200
