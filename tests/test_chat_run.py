@@ -10,7 +10,7 @@ import yaml
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.data.sources.chats import CHATML, MARKS
+from tests.data.chats import CHATML, MARKS
 from tests.model.interop.folders import byte_tokenizer, change_json, folder_of
 from tests.runs import TINY, in_process
 from tril.model.checkpoint import load, read_state

@@ -1,13 +1,16 @@
-"""The settings of a run: each is declared once, and everything else follows from its field."""
+"""The settings of a run, each declared once; what follows from a text; and how numbers and tables are printed."""
 
 import pytest
 
 from tests.calls import call
+from tests.conftest import assert_refused
+from tests.runs import TINY, in_process, typed
 from tril import train
 from tril.data.settings import plain
 from tril.scripts.cli.command_line import PROGRAMS, Typed, compose
 from tril.scripts.cli.config import RunConfig, flatten, known_settings
 from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.formats import clock, engineering, markdown_table, plain_table, plural
 
 OF_A_TEXT = {key for key in known_settings() if key.startswith("data.")}
 
@@ -17,24 +20,13 @@ def checked(*settings: str) -> RunConfig:
     return RunConfig.of(line.settings, line.typed)
 
 
-def test_the_defaults_of_a_run_are_those_of_the_fields():
-    values = flatten(checked().to_dict())
-    for key, setting in PROGRAMS["train"].settings.items():
+def test_the_defaults_and_the_help_of_a_run_are_those_of_the_fields(tmp_path):
+    values, settings = flatten(checked().to_dict()), PROGRAMS["train"].settings
+    for key, setting in settings.items():
         if key in values and key not in OF_A_TEXT:
             assert values[key] == plain(setting.default), key
-
-
-@pytest.mark.parametrize("key", sorted(known_settings().keys() - OF_A_TEXT))
-def test_a_setting_of_the_wrong_type_is_named(key):
-    with pytest.raises(UserError, match=key.replace(".", r"\.")) as error:
-        checked(f"{key}=[[1]]")
-    assert "\n" not in str(error.value)
-
-
-def test_every_setting_has_a_line_of_help(tmp_path):
     on = ["logger=[wandb,tensorboard]", "data=files"]
     text = call(train.main, *on, "--help=all", cwd=tmp_path).stdout
-    settings = PROGRAMS["train"].settings
     missing = {key for key in settings if f"  {key}=" not in text}
     assert missing <= OF_A_TEXT, missing - OF_A_TEXT
     assert all(setting.help for setting in settings.values())
@@ -47,10 +39,8 @@ def test_every_setting_has_a_line_of_help(tmp_path):
     [
         (["optim=adamw", "optim.momentum=0.5"], "optim.momentum=0.5 has no effect without optim.kind=muon"),
         (["data.tokenizer.revision=v1"], "data.tokenizer.revision=v1 has no effect without data.tokenizer.kind=hub"),
-        (["~optim.lr"], "optim.lr is required"),
         (["limit_val_batches=3"], "did you mean trainer.limit_val_batches?"),
         (["learning_rate=1"], "did you mean optim.lr_scale? It multiplies all rates"),
-        (["++foo.bar=1"], "there is no setting foo.bar"),
     ],
 )
 def test_what_was_typed_without_an_effect_is_refused(settings, words):
@@ -59,25 +49,23 @@ def test_what_was_typed_without_an_effect_is_refused(settings, words):
 
 
 def test_settings_that_compute_the_same_are_equal():
-    assert checked("model.rope_base=20", "model.pos=rope").canonical() != checked().canonical()
+    default = checked().canonical()
+    assert checked("model.rope_base=20", "model.pos=rope").canonical() != default
     config = RunConfig.of(compose("train", Typed.of(["optim=adamw", "optim.momentum=0.5"])).settings)
     assert config.canonical() == checked("optim=adamw").canonical()
-    assert checked("logger=wandb", "checkpoint.every_n_steps=3").canonical() == checked().canonical()
+    assert checked("logger=wandb", "checkpoint.every_n_steps=3").canonical() == default
 
 
-def test_callbacks_are_on_off_and_added():
+def test_callbacks_are_on_off_and_added_and_texts_are_as_typed():
     config = checked("~callbacks.samples", "callbacks.early_stop.patience=2", "+callbacks.mine._target_=a.B")
     assert config.callbacks.samples is None and config.callbacks.early_stop.patience == 2
     assert config.targets == {"callbacks.mine": {"_target_": "a.B"}}
-    assert checked("callbacks.heads=null").callbacks.heads is None
-    assert checked("logger=[wandb,tensorboard]", "logger.wandb.project=x").logger.wandb.project == "x"
-
-
-def test_what_was_typed_is_text_where_a_setting_is_text():
+    trackers = checked("callbacks.heads=null", "logger=[wandb,tensorboard]", "logger.wandb.project=x")
+    assert trackers.callbacks.heads is None and trackers.logger.wandb.project == "x"
     for text in ("def print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}"):
         assert checked(f"callbacks.samples.prompt={text}").callbacks.samples.prompt == text
-    typed = Typed.of(["+trainer.max_steps=3", "~callbacks.samples", "model=small"])
-    assert PROGRAMS["train"].overrides(typed) == ["++trainer.max_steps=3", "~callbacks.samples", "model=small"]
+    words = Typed.of(["+trainer.max_steps=3", "~callbacks.samples", "model=small"])
+    assert PROGRAMS["train"].overrides(words) == ["++trainer.max_steps=3", "~callbacks.samples", "model=small"]
 
 
 def test_the_text_decides_the_vocabulary():
@@ -85,3 +73,36 @@ def test_the_text_decides_the_vocabulary():
     assert checked("model.vocab_size=320").fitted(300).model.vocab_size == 320
     with pytest.raises(UserError, match="model.vocab_size=256"):
         checked("model.vocab_size=256").fitted(300)
+
+
+def test_the_steps_cost_as_many_flops_as_were_typed(tmp_path, text):
+    """With the vocabulary of a text of characters, which the settings do not tell."""
+    settings = ("data.tokenizer.kind=char", "trainer.max_flops=9e9", "trainer.max_steps=400", "model.dim=64")
+    more = ("trainer.val_check_interval=100", "trainer.accumulate_grad_batches=2")
+    line = typed(f"data.path={text}", f"data.cache_dir={tmp_path}", *settings, *more)
+    config = RunConfig.of(compose("train", line).settings, line)
+    config = config.fitted(config.data.prepare().meta["vocab_size"])
+    vocabulary, dim = len({*text.read_text()} | {"<|endoftext|>"}), 64
+    flops = 6 * (2 * (12 * dim**2 + 2 * dim + dim) + dim + vocabulary * dim) + 12 * 2 * dim * 33 // 2
+    assert config.steps * flops * 2 * 4 * 32 == pytest.approx(9e9, rel=0.02)
+    assert -(-config.steps // config.trainer.val_check_interval) == 4
+    done = in_process(*TINY, f"data.path={text}", "trainer.max_flops=1e8", cwd=tmp_path)
+    done.stderr = done.stderr.splitlines(keepends=True)[-1]  # without the line of the prepared text
+    assert_refused(done, "trainer.max_flops=1e+08 leave ")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_tables_durations_and_counts_as_text():
+    lines = [["a", "b", "c"], ["x", "1", "long word"], ["yy", "2000", "z"]]
+    assert markdown_table(lines, text_columns=(0, 2)).splitlines() == [
+        "| a   |    b | c         |",
+        "|-----|-----:|-----------|",
+        "| x   |    1 | long word |",
+        "| yy  | 2000 | z         |",
+    ]
+    assert plain_table(lines, text_columns=(0, 2)).splitlines() == ["a      b  c", "x      1  long word", "yy  2000  z"]
+    times = [clock(seconds) for seconds in (0, 3725.9, 86399, 129600)]
+    assert times == ["00:00:00", "01:02:05", "23:59:59", "1.5 days"]
+    values = (331_776, 1_536_000, 10_616_832, 8.5e7, 3e9, 2.5e12, 12)
+    assert [engineering(value) for value in values] == ["332 k", "1.54 M", "10.6 M", "85 M", "3 G", "2.5 T", "12"]
+    assert (plural(1, "run"), plural(2, "run")) == ("1 run", "2 runs")

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from tests.data.sources.chats import CHATML, MARKS
+from tests.data.chats import CHATML, MARKS
 from tests.model.interop.folders import EOT, byte_tokenizer
+from tril.data.config import parse
 from tril.data.prepare import Encoder
 from tril.data.prepared import OPENS, TARGET
 from tril.data.sources.base import Document, Piece, Turn
@@ -78,14 +79,14 @@ BAD_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("row", "message"), BAD_ROWS, ids=str)
-def test_a_bad_row_is_named(tmp_path, row, message):
+def test_a_bad_row_is_named(tmp_path):
     path = tmp_path / "chat.jsonl"
-    path.write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n\n" + json.dumps(row) + "\n")
-    with pytest.raises(ValueError) as raised:
-        list(Files(path=str(path), format="chat").pieces("train"))
-    text = str(raised.value)
-    assert text.startswith(f"{path}, line 3: ") and message in text and "\n" not in text
+    for row, message in BAD_ROWS:
+        path.write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n\n" + json.dumps(row) + "\n")
+        with pytest.raises(ValueError) as raised:
+            list(Files(path=str(path), format="chat").pieces("train"))
+        text = str(raised.value)
+        assert text.startswith(f"{path}, line 3: ") and message in text and "\n" not in text
 
 
 def test_special_tokens_in_messages_are_refused():
@@ -113,22 +114,25 @@ def test_a_template_that_fails_is_named_with_the_row(template, message):
 
 
 def test_settings_that_are_refused(tmp_path):
-    path, template = tmp_path / "chat.jsonl", tmp_path / "chat.jinja"
+    path, template, text = (tmp_path / name for name in ("chat.jsonl", "chat.jinja", "a.txt"))
     path.write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
     template.write_text("{% for %}")
-    refused = [
-        ({"format": "chat", "chat_template": str(template)}, "chat.jinja is not a Jinja template"),
-        ({"format": "chat", "chat_template": "nothing"}, "data.chat_template=nothing does not exist"),
-        ({"format": "chats"}, "format"),
-    ]
-    for values, message in refused:
+    text.write_text("a")
+    for values, message in (
+        ({"chat_template": str(template)}, "chat.jinja is not a Jinja template"),
+        ({"chat_template": "nothing"}, "data.chat_template=nothing does not exist"),
+        ({"path": str(text)}, "data.format=chat needs files of rows, such as .jsonl, and .*a.txt is text"),
+    ):
         with pytest.raises((ValueError, OSError), match=message):
-            Files(path=str(path), **values)
-    (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"data.format=chat needs files of rows, such as .jsonl, and .*a.txt is text"):
-        Files(path=str(tmp_path), format="chat")
+            Files(**{"path": str(path), "format": "chat", **values})
     with pytest.raises(ValueError, match="val_fraction=0.05 cannot be met with 1 whole conversations"):
         list(Files(path=str(path), format="chat").pieces("train"))
+    template.write_text("{{ messages[0].content }}")
+    rows = [json.dumps({"prompt": f"{i**9} is what?", "response": "b"}) for i in range(9)]
+    path.write_text("\n".join(rows))
+    files = {"path": str(path), "format": "chat", "chat_template": str(template), "val_fraction": 0.3}
+    with pytest.raises(ValueError, match="has no answer to train on; choose another data.chat_template"):
+        parse({"source": "files", "cache_dir": str(tmp_path / "cache"), **files}).prepare()
 
 
 def test_the_split_is_by_conversation_and_copies_stay_together(tmp_path):
