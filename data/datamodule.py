@@ -114,6 +114,17 @@ class TextDataModule(LightningDataModule):
         train = self._train_windows([ids] * len(self.texts))
         return {"train": train, "val": ValWindows(ids, length, self.val_batch_size, *ranks)}
 
+    def contains(self, split: Split, passage: torch.Tensor) -> bool:
+        """Whether a text of this part contains a passage (N,)."""
+        for text in self.texts.values():
+            tokens, n = text.tokens(split), len(passage)
+            starts = np.flatnonzero(tokens[: max(0, len(tokens) - n + 1)] == passage[0].item())
+            for offset, token in enumerate(passage.tolist()):
+                starts = starts[tokens[starts + offset] == token]
+            if len(starts):
+                return True
+        return False
+
     def first_val_windows(self, n_windows: int) -> Batch:
         """Inputs and targets (n, T) of the first validation windows, the same in every process.
 

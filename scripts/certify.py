@@ -3,16 +3,15 @@
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
 (call=package.module:function vocab_size=V context_length=T). Prints the verdict, and writes all figures into
 a folder. Of a checkpoint it first says whether the certificate that the file holds belongs to these weights, config,
-data and code, and it also certifies the loss and the windows of the run. Exit status, of the certificate computed now:
+data and code, and it also certifies the loss of the run. Exit status, of the certificate computed now:
 0: causal; 1: not causal; 2: wrong settings; 3: the model raises an exception or returns no logits; 4: inconclusive:
 a leak of the size of rounding, or beyond the tested length, would pass too.
 """
 
-import functools
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,14 @@ from tril.scripts.cli.command_line import CommandLine, Program, entry
 from tril.scripts.cli.errors import UserError, fail, pick_device, user_errors, writable
 
 if TYPE_CHECKING:
+    from tril.model.causality.certificate import Certificate
     from tril.model.causality.model import Model
-    from tril.model.causality.variants import Variant
+    from tril.model.checkpoint import Checkpoint
 
 KINDS = ("ckpt", "hf", "call")
 SIZES = ("vocab_size", "context_length", "receptive_field")  # of a callable
 FRESH_VOCABULARY = 128  # of a fresh model, which needs no tokenizer: the checks are about positions
+PASS_FLOPS, MIN_LENGTH = 5e9, 16  # of each of the 400 passes of a loss, 40 s on a CPU; shorter texts of larger models
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -85,26 +86,38 @@ def main(line: CommandLine[CertifyCommand]) -> None:
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # intended on a CPU
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.atomic_files import write_json
-    from tril.model.causality.certificate import FIRST_LENGTH, certify_model
-    from tril.model.causality.model import ModelError, check_calls
-    from tril.model.training.hardware import keep_freed_memory
+    from tril.model.causality.certificate import certify_model, check_call
+    from tril.model.causality.gpt import gpt_variants
+    from tril.model.causality.model import ModelError
+    from tril.model.causality.variants import module_variants
+    from tril.model.checkpoint import Checkpoint, verdict
+    from tril.model.training.hardware import check_compiler, keep_freed_memory
 
     try:
         with user_errors():
             device = pick_device(settings.device)
-            model, variants, origin, pipeline = subject(line, checkpoint, device)
-            check_calls(model, min(model.context_length, FIRST_LENGTH))  # before the folder is created
+            stored = Checkpoint.read(checkpoint) if checkpoint is not None else None
+            model = model_of(line, stored, str(checkpoint), device)
+            if settings.compile:
+                check_compiler(device)
+            check_call(model)  # before the folder is created
             fresh = Path("outputs/causality", Path(model.name).name.replace(":", "-"))
             folder = writable(settings.out or (run_folder(checkpoint) if checkpoint else fresh), "out")
         if device == "cpu":
             keep_freed_memory()
-        if origin:
+        origin = {} if stored is None else {"stored_certificate": verdict(stored)}
+        if stored is not None:
             print(f"stored certificate: {origin['stored_certificate']}", flush=True)
+        if settings.hf is None and settings.call is None:
+            variants = gpt_variants(model.function.config, device=device, compile=settings.compile)
+        else:
+            variants = module_variants(model)
         progress = lambda variant: print(variant, file=sys.stderr, flush=True)  # noqa: E731
         certificate = certify_model(model, variants, settings.budget_seconds, progress=progress)
-        if pipeline is not None:
-            progress("loss and windows of the run")
-            certificate.add(pipeline())
+        if stored is not None:
+            progress("loss of the run")
+            of_loss = certificate_of_loss(model.function, stored.entry())
+            certificate.add([*of_loss.results, *of_loss.notes])
         write_json(folder / "causality.json", certificate.to_dict() | origin)
     except (ModelError, UserError) as error:
         if isinstance(error, UserError) and not isinstance(error.__cause__, ModelError):
@@ -116,42 +129,45 @@ def main(line: CommandLine[CertifyCommand]) -> None:
         sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
 
 
-def subject(
-    line: CommandLine[CertifyCommand], checkpoint: Path | None, device: str
-) -> tuple["Model", Iterable["Variant"], dict, Callable[[], Iterable] | None]:
-    """The model, its variants, and of a checkpoint what causality.json says about it and the results of its loss."""
+def model_of(line: CommandLine[CertifyCommand], stored: "Checkpoint | None", checkpoint: str, device: str) -> "Model":
+    """The model that the command line names."""
     from tril.model.causality.model import as_model
-    from tril.model.causality.variants import module_variants
 
     settings = line.own
     if settings.hf is not None:
         from tril.model.causality.hf import hf_model, load
 
-        model = hf_model(settings.hf, load(settings.hf), device=device)
-        return model, module_variants(model), {}, None
+        return hf_model(settings.hf, load(settings.hf), device=device)
     if settings.call is not None:
         sizes = {key: getattr(settings, key) for key in SIZES}
-        model = as_model(load_function(settings.call), **sizes, device=device, name=settings.call)
-        return model, module_variants(model), {}, None
-    from tril.model.causality.gpt import gpt_variants
-    from tril.model.checkpoint import Checkpoint, verdict
+        return as_model(load_function(settings.call), **sizes, device=device, name=settings.call)
+    if stored is not None:
+        return as_model(stored.language_model().model, device=device, name=checkpoint)
     from tril.model.config import GPTConfig
     from tril.model.gpt import GPT
-    from tril.model.training.hardware import check_compiler
-    from tril.scripts.cli.run_pipeline import certify_pipeline
 
-    if settings.compile:
-        check_compiler(device)
-    name, origin, pipeline = line.choices["model"], {}, None
-    if checkpoint is not None:
-        stored, name = Checkpoint.read(checkpoint), str(checkpoint)
-        gpt, origin = stored.language_model().model.to(device), {"stored_certificate": verdict(stored)}
-        pipeline = functools.partial(certify_pipeline, gpt, stored.entry())
-    else:
-        chosen = line.settings["model"]
-        gpt = GPT(build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model"))
-    variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
-    return as_model(gpt, device=device, name=name), variants, origin, pipeline
+    chosen = line.settings["model"]
+    gpt = GPT(build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model"))
+    return as_model(gpt, device=device, name=line.choices["model"])
+
+
+def certificate_of_loss(gpt: Any, origin: dict[str, Any]) -> "Certificate":
+    """That of the loss of each target, with the document mask of the run; see `certify_loss`.
+
+    Args:
+        origin: the "tril" entry of the run's checkpoint.
+    """
+    import torch
+
+    from tril.model.causality.loss import certify_loss
+    from tril.model.masks import document_options
+
+    document_eot = origin["data"].get("eot_id") if origin["settings"].get("data.document_mask") else None
+    length = max(MIN_LENGTH, int(PASS_FLOPS / (2 * gpt.n_parameters())))
+    shape = 1, min(length, gpt.config.context_length) + 1
+    ids = torch.randint(gpt.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    losses = lambda x, y: gpt.nll(x, y, **document_options(x, document_eot))  # noqa: E731
+    return certify_loss(losses, [(ids[:, :-1], ids[:, 1:])], model=gpt)
 
 
 def load_function(spec: str) -> Callable:

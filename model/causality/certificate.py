@@ -14,18 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tril.model.causality.checks import (
-    Checker,
-    Result,
-    Verdict,
-    block_edges,
-    first_true,
-    largest_change,
-    measure_bounds,
-)
-from tril.model.causality.model import Model, ModelError, as_model, check_calls
+from tril.model.causality.checks import Bounds, Checker, Result, Verdict, first_true, positions_in_order
+from tril.model.causality.model import Model, ModelError, as_model
+from tril.model.causality.place import largest_change
 from tril.model.causality.texts import Texts
-from tril.model.causality.variants import Variant, fresh_copy, module_variants
+from tril.model.causality.variants import UNCHANGED, Variant, module_variants
 
 CHECKS = {
     "future": "an output changes with what it may not see",
@@ -245,36 +238,41 @@ def all_results(
     longest = reachable_length(model)
     if longest < model.context_length:
         yield Undecided(f"no text is longer than {longest} of {model.context_length} tokens: a pass takes too long")
-    check_calls(model, longest)
-    progress("weights=own")
-    fresh = fresh_copy(model) if model.module is not None else None
-    own, exact = Checker(model, measure_bounds(model, texts, longest, exact=model.exact), texts), True
-    for result in results_of_model(own, longest):
+    model = replace(model, context_length=longest)
+    fresh = model.changed(lambda module: module) if model.module is not None else None
+    progress(UNCHANGED.name)
+    own, exact = Checker(model, Bounds(model, texts, longest, exact=model.exact, repeat=True), texts), True
+    for result in results_of(certificate, own, UNCHANGED):
         exact &= isinstance(result, str) or result.check != "future" or result.worst == 0
         yield result
     checkers = [own]
     for variant in variants:
         progress(variant.name)
-        checker = checker_of(variant, own, longest, exact)
+        checker = checker_of(variant, own, exact)
         if isinstance(checker, Checker):
             checkers.append(checker)
-            yield from results_of_variant(certificate, checker, variant)
+            yield from results_of(certificate, checker, variant)
         elif checker is not None:
             yield checker
-    yield from further_results(checkers, longest, budget(seconds))
+    yield from further_results(checkers, timer(seconds))
     if fresh is None:
         yield from check_receptive_field(certificate, own, min(64, longest), None)
     else:
-        yield from check_after_calls(own, fresh, longest, budget(seconds)(1.0))
+        yield from check_after_calls(own, fresh, timer(seconds))
 
 
-def budget(seconds: float) -> Callable[[float], Callable[[], bool]]:
-    """From now on: share -> a function that says whether this share of the seconds is not over.
+def timer(seconds: float) -> Callable[[float], bool]:
+    """From now on: whether a share of the seconds is not over.
 
     In processor time of this thread, so that a busy machine tests no less.
     """
     started = time.thread_time()
-    return lambda share: lambda: time.thread_time() - started < share * seconds
+    return lambda share: time.thread_time() - started < share * seconds
+
+
+def check_call(model: Model) -> None:
+    """Calls the model once. Raises ModelError if that raises an exception, or the outputs are not finite."""
+    model.measure(torch.zeros(model.batch_size or 2, min(FIRST_LENGTH, model.context_length), dtype=torch.long))
 
 
 def reachable_length(model: Model) -> int:
@@ -292,48 +290,12 @@ def reachable_length(model: Model) -> int:
     return length
 
 
-def results_of_model(own: Checker, longest: int) -> Iterator[Result | str]:
-    """The checks of the model unchanged, which always run."""
-    middle, model = min(ODD_LENGTH, longest), own.model
-    yield from own.repeatable(longest)
-    yield from own.future(longest, OWN_ROWS)
-    if middle < longest:
-        yield from at_length(own, middle, OWN_ROWS)
-    yield from own.lengths(longest, shorter_lengths(longest), lambda: True)
-    yield from own.ways(middle, list(model.ways))
-    if middle < longest:
-        yield from own.ways(longest, [name for name in model.ways if longest <= EVERY_LENGTH or "single" not in name])
-    if (gradient := own.gradient(longest, QUERIES)) is not None:
-        yield gradient[0]
-    elif model.module is not None:
-        yield "no gradient was tested: the module has no nn.Embedding that looks up the ids, or no backward pass"
-
-
-def shorter_lengths(longest: int) -> list[int]:
-    """Where a text is cut off, whatever the budget; long ones first."""
-    some = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1}
-    return sorted((n for n in some if 1 <= n < longest), reverse=True)
-
-
-def at_length(checker: Checker, length: int, rows: int) -> Iterator[Result | str]:
-    """The future check at a length other than the full context, where the model may raise an exception."""
-    try:
-        yield from checker.future(length, rows)
-    except ModelError as error:
-        yield f"length {length} is left out, where {error}"
-
-
-def checker_of(variant: Variant, own: Checker, longest: int, exact: bool) -> Checker | str | None:
+def checker_of(variant: Variant, own: Checker, exact: bool) -> Checker | str | None:
     """The checker of a variant, why it cannot be tested, or None where the model has no such variant."""
     try:
-        model = variant.apply(own.model)
-        if model is None:
+        if (model := variant.apply(own.model)) is None:
             return None
-        model = model.shortened(longest)
-        if exact and not (variant.ways or variant.thorough):
-            model = replace(model, twin=None)  # float64 has nothing to decide
-        check_calls(model, model.context_length)
-        bounds = measure_bounds(model, own.texts, model.context_length, exact=exact, sharp=variant.sharp)
+        bounds = Bounds(model, own.texts, model.context_length, exact=exact, sharp=variant.sharp)
     except Exception as error:  # such as a module that names float32, in bf16
         reason = f"{variant.name} is left out, where {error}"
         return Undecided(reason) if own.model.exact else reason  # a model of ours has all its variants
@@ -351,103 +313,99 @@ def same_outputs(own: Model, random: Model) -> bool:
     return not (own(ids).double() - random(ids).to(own.device).double()).abs().max() > 1e-9
 
 
-def results_of_variant(certificate: Certificate, checker: Checker, variant: Variant) -> Iterator[Result | str]:
+def results_of(certificate: Certificate, checker: Checker, variant: Variant) -> Iterator[Result | str]:
     """The checks of a variant that always run."""
-    longest = checker.model.context_length
+    model, longest, unchanged = checker.model, checker.model.context_length, variant is UNCHANGED
     middle = min(ODD_LENGTH, longest)
-    yield from checker.future(longest, ROWS)
+    if unchanged:
+        yield from checker.repeatable(longest)
+    yield from checker.future(longest, OWN_ROWS if unchanged else ROWS)
     if middle < longest:
-        yield from at_length(checker, middle, ROWS)
-    if variant.ways or variant.thorough:
-        yield from checker.ways(
-            middle, [name for name in checker.model.ways if variant.thorough or "single" not in name]
-        )
-    if variant.thorough:  # in a new model, weights of 0 may hide attention
-        yield from checker.lengths(longest, shorter_lengths(longest), lambda: True)
+        yield from at_length(checker, middle, OWN_ROWS if unchanged else ROWS)
+    if variant.thorough:
+        always = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1}
+        yield from checker.lengths(sorted((n for n in always if 1 <= n < longest), reverse=True))
+    if variant.thorough or variant.ways:
+        several = [name for name in model.ways if "single" not in name]
+        yield from checker.ways(middle, list(model.ways) if variant.thorough else several)
+        if unchanged and middle < longest:
+            yield from checker.ways(longest, list(model.ways) if longest <= EVERY_LENGTH else several)
+    if variant.thorough:
         gradient = checker.gradient(longest, QUERIES)
         if gradient is not None:
             yield gradient[0]
-        yield from check_receptive_field(certificate, checker, longest, gradient)
+        elif unchanged and model.module is not None:
+            yield "no gradient was tested: the module has no nn.Embedding that looks up the ids, or no backward pass"
+        if not unchanged:  # in a new model, weights of 0 may hide attention
+            yield from check_receptive_field(certificate, checker, longest, gradient)
+
+
+def at_length(checker: Checker, length: int, rows: int) -> Iterator[Result | str]:
+    """The future check at a length other than the full context, where the model may raise an exception."""
+    try:
+        yield from checker.future(length, rows)
+    except ModelError as error:
+        yield f"length {length} is left out, where {error}"
 
 
 def check_receptive_field(
     certificate: Certificate, checker: Checker, longest: int, gradient: tuple[Result, Tensor, Tensor] | None
 ) -> Iterator[Result]:
     """Measures how much of its past the model uses, which fails only where it is known."""
-    model = checker.model
-    visible = model.visible(longest)
+    model, queries, used = checker.model, torch.tensor([longest - 1]), None
     if gradient is None:
-        queries, used = torch.tensor([longest - 1]), checker.depends(longest, longest - 1, range(longest))[None]
-        missing = (visible[queries] & ~used).nonzero().tolist()
-    else:  # gradients leave out look-ups of single tokens, whose effect a changed token shows
-        _, queries, size = gradient
-        used = size > 0
-        missing = (visible[queries] & ~used).nonzero().tolist()
-        missing = missing[:1] if model.sees_all else missing[:: max(1, len(missing) // 8)]
-        for row, key in missing:
-            used[row, key] |= checker.depends(longest, int(queries[row]), [key]).item()
-        missing = [pair for pair in missing if not used[tuple(pair)]]
-    seen = visible[queries]
+        used = checker.depends(longest, longest - 1, range(longest))[None]
+    else:
+        queries, used = gradient[1], gradient[2] > 0
+    seen = model.visible(longest)[queries]
+    missing = (seen & ~used).nonzero().tolist() if gradient is not None else []
+    # Gradients leave out look-ups of single tokens, whose effect a changed token shows.
+    for row, key in missing[:1] if model.sees_all else missing[:: max(1, len(missing) // 8)]:
+        used[row, key] |= checker.depends(longest, int(queries[row]), [key]).item()
     if model.sees_all:
+        missing = [pair for pair in missing[:1] or (seen & ~used).nonzero().tolist() if not used[tuple(pair)]]
         where = f"output {queries[missing[0][0]]} does not depend on input {missing[0][1]}" if missing else ""
         verdict = Verdict(float(used[seen].float().min()), 0.0, model)
         yield checker.result("receptive field", longest, verdict, int(seen.sum()), where)
     distances = (queries[:, None] - torch.arange(longest))[used & seen]
-    full = used[seen].all() and torch.equal(visible.tril(), torch.ones_like(visible).tril())
+    full = used[seen].all() and model.visible(longest).tril().sum() == longest * (longest + 1) // 2
     last = int(distances.max()) + 1 if len(distances) else 0
     certificate.uses = "all of the past" if full else f"at most the last {last} tokens"
 
 
-def further_results(
-    checkers: Sequence[Checker], longest: int, in_time: Callable[[float], Callable[[], bool]]
-) -> Iterator[Result | str]:
-    """While there is time: one text cut off at every length, every position of every variant, and other lengths."""
-    own = checkers[0]
-    for checker, share in zip(checkers[:2], (0.2, 0.3), strict=False):  # own and random weights
-        yield from checker.lengths(longest, [n for n in by_powers_of_two(longest) if n >= EVERY_LENGTH], in_time(share))
-    rest = torch.randperm(longest, generator=own.generator).tolist()  # a leak may be at a single position
-    soon = in_time(0.7)
-    for queries in torch.tensor(list(dict.fromkeys((*block_edges(longest), *rest)))).split(OWN_ROWS):
+def further_results(checkers: Sequence[Checker], in_time: Callable[[float], bool]) -> Iterator[Result | str]:
+    """While there is time: every id, one text cut off at every length, every position of every variant, and others."""
+    own, longest = checkers[0], checkers[0].model.context_length
+    order = positions_in_order(longest, own.generator)
+    for checker, share in zip(checkers[:2], (0.15, 0.3), strict=False):  # own and random weights
+        yield from checker.every_id(lambda share=share - 0.1: in_time(share))
+        yield from checker.lengths([n for n in order if n >= EVERY_LENGTH], lambda share=share: in_time(share))
+    for queries in torch.tensor(order).split(OWN_ROWS):  # a leak may be at a single position
         for checker in checkers:
             length = checker.model.context_length
-            if soon():
-                yield from checker.future_of(queries[queries < length], min(longest, length))
-    lengths = [n for n in dict.fromkeys((*LENGTHS, *lengths_of_blocks(longest))) if n < longest]
-    for i, length in enumerate(lengths):
-        for checker in checkers if i < len(LENGTHS) else checkers[:1]:
-            if in_time(1.0)() and length < checker.model.context_length:
+            if in_time(0.7):
+                yield from checker.future_of(queries[queries < length], length)
+    for length in dict.fromkeys((*LENGTHS, *order)):
+        for checker in checkers if length in LENGTHS else [own]:
+            if in_time(1.0) and 1 <= length < checker.model.context_length:
                 yield from at_length(checker, length, OWN_ROWS if checker is own else ROWS)
 
 
-def by_powers_of_two(longest: int) -> list[int]:
-    """1 to `longest` - 1: multiples of large powers of two first, so that any number of them has all sizes."""
-    return sorted(range(1, longest), key=lambda n: f"{n:032b}"[::-1])
-
-
-def lengths_of_blocks(longest: int) -> list[int]:
-    """Lengths at which implementations change: multiples of 8, 64 and 512 and their neighbors, and others."""
-    sizes = ((8, 6), (64, 8), (512, 8))
-    blocks = [n * size + side for size, n_max in sizes for n in range(n_max + 1) for side in (-1, 0, 1)]
-    lengths = sorted({n for n in (*blocks, 5, 37, 80, 100, 113, 144, 150, 200, 300, longest - 1) if 1 <= n <= longest})
-    return lengths[::2] + lengths[1::2]  # whatever the time allows, lengths of all sizes
-
-
-def check_after_calls(own: Checker, fresh: Model, longest: int, in_time: Callable[[], bool]) -> Iterator[Result | str]:
+def check_after_calls(own: Checker, fresh: Model, in_time: Callable[[float], bool]) -> Iterator[Result | str]:
     """Once more after many calls, and compared with a fresh copy: a state may open a mask, or keep an earlier text."""
-    ids, model = torch.zeros(own.model.batch_size or 1, min(2, longest), dtype=torch.long), own.model
-    calls = 0
+    model, longest = own.model, own.model.context_length
     with torch.no_grad():
-        while model.batch_size is None and calls < CALLS and in_time():
+        for _ in range(0 if model.batch_size else CALLS):
             with contextlib.suppress(ModelError):
-                model(ids)
-            calls += 1
-    checker = Checker(model, own.bounds, own.texts, "after many calls", generator=own.generator)
-    yield from at_length(checker, longest, ROWS)
+                model(torch.zeros(1, min(2, longest), dtype=torch.long))
+            if not in_time(1.0):
+                break
+    yield from at_length(replace(own, variant="after many calls"), longest, ROWS)
+    ids = own.texts.draw(model.batch_size or 2, longest)
     with torch.no_grad():
-        ids = own.texts.draw(model.batch_size or 2, longest)
         change = largest_change(model(ids), fresh(ids))
-    verdict, where = Verdict(change.max().item(), own.bounds.rounding, model), ""
+    verdict, where = Verdict(change.max().item(), own.bounds.rounding.bound, model), ""
     if not verdict.passed:
         query = first_true(~(change <= verdict.bound))[1]
         where = f"output {query} of a model that has read other texts differs from that of a fresh copy"
-    yield checker.result("equal", longest, verdict, change.numel(), where)
+    yield replace(own, variant="after many calls").result("equal", longest, verdict, change.numel(), where)

@@ -5,10 +5,10 @@ B batch, T positions, V vocabulary.
 
 import contextlib
 import functools
-import math
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,83 +65,22 @@ class Result:
         return not self.where
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What the differences of outputs that should be equal may be, measured once for a variant.
+class Rounding(NamedTuple):
+    """How far two ways to compute the same outputs may differ.
 
     Attributes:
-        scale: the largest output.
-        noise: largest difference of two runs of the same input.
-        hidden: returns how far an output may change with a hidden token where `exact`: by noise only.
-        rounding: how far two ways to compute the same outputs may differ.
-        exact: a hidden token does not even change the rounding, as where its weight is 0.
-        stochastic: a pass draws random numbers, so passes of other shapes cannot be compared.
         twin: the same function in float64; None: there is none.
-        twin_rounding: of the twin.
+        of_twin: the rounding of the twin.
         undecided: why nothing decides whether a difference of rounding size is a leak; "": something does.
     """
 
-    scale: float
-    noise: float
-    hidden: Callable[[], float]
-    rounding: float
-    exact: bool
-    stochastic: bool
+    bound: float
     twin: Model | None = None
-    twin_rounding: float = 0.0
+    of_twin: float = 0.0
     undecided: str = ""
 
 
-@torch.no_grad()
-def measure_bounds(model: Model, texts: Texts, length: int, *, exact: bool, sharp: bool = False) -> Bounds:
-    """Measures the noise and the rounding of a model on texts of this length.
-
-    Args:
-        exact: hidden tokens do not change the rounding.
-        sharp: the weights are so large that they amplify every rounding.
-    """
-    ids = texts.draw(model.batch_size or 4, length)
-    (outputs, stochastic), again = model.watched(ids), model(ids)
-    scale, noise = finite(outputs).abs().max().item(), largest_change(outputs, again).max().item()
-    low = model.precision not in ("32-true", "64-true")
-
-    @functools.cache
-    @torch.no_grad()
-    def hidden() -> float:
-        # In low precision, other rows may change the rounding of a text, as with experts.
-        others = [torch.cat([ids[:1], texts.draw(*ids.shape)[1:]]) for _ in range(4 if low and not noise else 0)]
-        changes = any(not torch.equal(outputs[0], model(other)[0]) for other in others)
-        return 2 * LOW_EPS * scale if changes else SLACK * noise
-
-    measured = functools.partial(Bounds, scale, noise, hidden, exact=exact, stochastic=stochastic)
-    if model.precision == "64-true":
-        return measured(rounding=MAX_FLOAT64_ROUNDING * scale)
-    if sharp:
-        return measured(rounding=MAX_ROUNDING * scale)
-    reason = "the model has none"
-    try:
-        twin = model.in_float64()
-        if twin is not None:
-            precise = finite(twin(ids))
-            if precise.isfinite().all():
-                rounding = (finite(outputs).to(precise.device).double() - precise).abs().max().item()
-                rounding = min(rounding, (MAX_LOW_PRECISION if low else MAX_ROUNDING) * scale)
-                known = 0.0 if low else rounding
-                of_twin = FLOAT64_ROUNDING * max(FLOAT64_SLACK * EPS * scale, 10 * SLACK * known)
-                return measured(rounding=SLACK * rounding, twin=twin, twin_rounding=of_twin)
-            reason = "it is not finite"
-    except Exception as error:  # code of other projects may raise anything
-        reason = one_line(error.__cause__ or error)
-    return measured(rounding=SLACK * UNITS * EPS * scale, undecided=reason)
-
-
-def finite(outputs: Tensor) -> Tensor:
-    """The outputs without the -inf of ids that fill up the vocabulary."""
-    return outputs.masked_fill(outputs == -torch.inf, 0.0)
-
-
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """How far outputs differ, how far they may, the model that shows it, and whether this may be rounding."""
 
     worst: float
@@ -154,24 +93,97 @@ class Verdict:
         return self.worst <= self.bound  # False for nan
 
 
-def judge(model: Model, bounds: Bounds, change: Callable[[Model], Tensor], *, exact: bool = False) -> Verdict:
-    """Compares a difference with its bound; one of rounding size is computed again in float64.
+class Bounds:
+    """What the differences of outputs that should be equal may be; measured once, when one differs.
 
     Args:
-        change: the differences of two computations by a model.
-        exact: the outputs should be equal bit for bit, up to the noise of the model.
+        exact: a hidden token does not even change the rounding, as where its weight is 0.
+        sharp: take the largest bound, as for weights so large that they amplify every rounding.
+        repeat: measure the noise now.
+
+    Attributes:
+        scale: the largest output.
+        stochastic: a pass draws random numbers, so passes of other shapes cannot be compared.
+
+    Raises:
+        ModelError: the model raises an exception, or its outputs are not finite.
     """
-    worst = change(model).max().item()
-    if exact or worst == 0:
-        return Verdict(worst, bounds.hidden() if worst else SLACK * bounds.noise, model)
-    if bounds.twin is not None:
-        precise = change(bounds.twin).max().item()
-        if not precise <= bounds.twin_rounding:
-            return Verdict(precise, bounds.twin_rounding, bounds.twin)
-    undecided = ""
-    if bounds.undecided and worst <= bounds.rounding:
-        undecided = f"outputs differ by {worst:.1g}, which may be rounding: no float64 twin ({bounds.undecided})"
-    return Verdict(worst, bounds.rounding, model, undecided)
+
+    def __init__(
+        self, model: Model, texts: Texts, length: int, *, exact: bool, sharp: bool = False, repeat: bool = False
+    ) -> None:
+        ids = texts.draw(model.batch_size or 2, length)
+        self.model, self.texts, self.ids, self.exact, self.sharp = model, texts, ids, exact, sharp
+        outputs, self.scale, self.stochastic = model.measure(ids)
+        self.is_low = model.precision not in ("32-true", "64-true")
+        self.limit = (MAX_LOW_PRECISION if self.is_low else MAX_ROUNDING) * self.scale
+        if repeat:
+            self.noise = largest_change(outputs, model(ids)).max().item()
+
+    @functools.cached_property
+    def noise(self) -> float:
+        """Largest difference of two runs of the same input."""
+        return largest_change(self.model(self.ids), self.model(self.ids)).max().item()
+
+    @functools.cached_property
+    def hidden(self) -> float:
+        """How far an output may change with a hidden token where this is `exact`."""
+        # In low precision, other rows may change the rounding of a text, as with experts.
+        shape = self.model.batch_size or 4, self.ids.shape[1]
+        for _ in range(4 if self.is_low and not self.noise else 0):
+            first, *others = (torch.cat([self.ids[:1], self.texts.draw(*shape)[1:]]) for _ in range(2))
+            if not torch.equal(self.model(first)[0], self.model(others[0])[0]):
+                return 2 * LOW_EPS * self.scale
+        return SLACK * self.noise
+
+    @functools.cached_property
+    def rounding(self) -> Rounding:
+        """Measured as the difference from the float64 twin."""
+        if self.model.precision == "64-true":
+            return Rounding(MAX_FLOAT64_ROUNDING * self.scale)
+        if self.sharp:
+            return Rounding(self.limit)
+        reason = "the model has none"
+        try:
+            if (twin := self.model.in_float64()) is not None:
+                precise = finite(twin(self.ids))
+                if precise.isfinite().all():
+                    outputs = finite(self.model(self.ids)).to(precise.device).double()
+                    rounding = min((outputs - precise).abs().max().item(), self.limit)
+                    known = 0.0 if self.is_low else rounding
+                    of_twin = FLOAT64_ROUNDING * max(FLOAT64_SLACK * EPS * self.scale, 10 * SLACK * known)
+                    return Rounding(SLACK * rounding, twin, of_twin)
+                reason = "it is not finite"
+        except Exception as error:  # code of other projects may raise anything
+            reason = one_line(error.__cause__ or error)
+        return Rounding(SLACK * UNITS * EPS * self.scale, undecided=reason)
+
+    @torch.no_grad()
+    def judge(self, change: Callable[[Model], Tensor], *, exact: bool = False, in_float64: bool = True) -> Verdict:
+        """Compares a difference with its bound; one of rounding size is computed again in float64.
+
+        Args:
+            change: the differences of two computations by a model.
+            exact: the outputs should be equal bit for bit, up to the noise of the model.
+            in_float64: False where another variant compares float64.
+        """
+        worst = change(self.model).max().item()
+        if exact or worst == 0:
+            return Verdict(worst, self.hidden if worst else 0.0, self.model)
+        bound, twin, of_twin, reason = self.rounding
+        if twin is not None and in_float64 and worst <= bound:
+            in_twin = change(twin).max().item()
+            if not in_twin <= of_twin:
+                return Verdict(in_twin, of_twin, twin)
+        undecided = ""
+        if reason and worst <= bound:
+            undecided = f"outputs differ by {worst:.1g}, which may be rounding: no float64 twin ({reason})"
+        return Verdict(worst, bound, self.model, undecided)
+
+
+def finite(outputs: Tensor) -> Tensor:
+    """The outputs without the -inf of ids that fill up the vocabulary."""
+    return outputs.masked_fill(outputs == -torch.inf, 0.0)
 
 
 def worst_of(one: Verdict, other: Verdict) -> Verdict:
@@ -203,43 +215,65 @@ class Checker:
         if self.model.batch_size:
             return self.model.batch_size
         self._turn += 1
+        return max(1, min(BATCH_SIZES[self._turn % len(BATCH_SIZES)], limit, self._fitting_rows(length)))
+
+    def _fitting_rows(self, length: int) -> int:
         tokens = 4096 if self.model.device.type == "cpu" else 1 << 17
-        fitting = min(tokens // length, MAX_OUTPUTS // (length * self.model.vocab_size))
-        return max(1, min(BATCH_SIZES[self._turn % len(BATCH_SIZES)], limit, fitting))
+        return max(1, min(tokens // length, MAX_OUTPUTS // (length * self.model.vocab_size)))
 
     def future(self, length: int, rows: int) -> Iterator[Result]:
-        """`future_of` as many outputs as `rows`; of positions at the ends and at edges of blocks first."""
-        return self.future_of(positions_to_test(length, rows, self.generator), length)
+        """`future_of` with this number of rows."""
+        return self.future_of(torch.tensor(positions_in_order(length, self.generator)[: max(1, rows - 1)]), length)
 
     @torch.no_grad()
     def future_of(self, queries: Tensor, length: int) -> Iterator[Result]:
-        """No output changes when every token that it may not see is replaced.
+        """No output changes when every token that it may not see is replaced, and with them all of another row.
 
-        Each row of a batch has a query; all outputs that see no more than it does are compared. Then the rows but
-        the first are replaced, which may not change the first one.
+        Each row has a query, but one row of the first batch; all outputs that see no more than it does are compared.
         """
-        visible = self.model.visible(length)
-        queries = queries[~visible[queries].all(-1)]
+        visible, worst, tested = self.model.visible(length), Verdict(0.0, 0.0, self.model), 0
+        whole = -1
         queries = queries[torch.randperm(len(queries), generator=self.generator)]  # rows may leak in any direction
-        worst, tested, largest_batch = Verdict(0.0, 0.0, self.model), 0, 0
-        where, leak = "", {}
-        while len(queries) and not where:
-            size = self._batch_size(length, len(queries))
-            chosen, queries = queries[:size], queries[size:]
-            chosen = chosen.repeat(math.ceil(size / len(chosen)))[:size]
+        while len(queries):
+            size = self._batch_size(length, len(queries) + (whole < 0))
+            n_queries = size - 1 if whole < 0 and size > 1 else size
+            chosen, queries = queries[:n_queries], queries[n_queries:]
+            chosen = chosen.repeat(size)[:size]
             ids = self.texts.draw(size, length)
-            changed = torch.where(visible[chosen], ids, self.texts.other(ids))
-            compared = ~(visible[None] & ~visible[chosen][:, None]).any(-1)  # (B, T)
-            verdict, where, leak = self._changes(ids, changed, compared)
-            tested, largest_batch = tested + int(compared.sum()), max(largest_batch, size)
-            worst = worst_of(worst, verdict)
-        if not where and largest_batch <= 4:  # a larger batch with different queries has shown that rows do not mix
-            n = self.model.batch_size or min(4, max(2, self._batch_size(length, 4)))
-            ids = self.texts.draw(n, length)
-            rest = torch.cat([ids[:1], self.texts.other(ids)[1:]])
-            verdict, where, leak = self._changes(ids, rest, (torch.arange(n) == 0)[:, None].expand(n, length))
-            tested, worst = tested + length, worst_of(worst, verdict)
-        yield self.result("future", length, worst, tested, where, **leak)
+            kept, compared = visible[chosen], ~(visible[None] & ~visible[chosen][:, None]).any(-1)  # (B, T) each
+            if n_queries < size and whole < 0:
+                whole = self._turn % size
+                kept[whole], compared[whole] = False, False
+            verdict, where, leak = self._changes(ids, torch.where(kept, ids, self.texts.other(ids)), compared)
+            tested, worst = tested + int(compared.sum()), worst_of(worst, verdict)
+            if where:
+                yield self.result("future", length, worst, tested, where, **leak)
+                return
+        yield self.result("future", length, worst, tested)
+
+    @torch.no_grad()
+    def every_id(self, in_time: Callable[[], bool]) -> Iterator[Result | str]:
+        """No id of the vocabulary opens a leak: each is once before, at and behind the end of what an output sees."""
+        length, n_ids = min(3, self.model.context_length), self.model.vocab_size
+        kept = self.model.visible(length)[length // 2]
+        compared = ~(self.model.visible(length) & ~kept).any(-1)
+        if kept.all() or self.model.batch_size:
+            return
+        orders = [torch.randperm(n_ids, generator=self.generator) for _ in range(2 * length)]
+        ids, others = (torch.stack(part, 1) for part in (orders[:length], orders[length:]))  # (V, length)
+        others = torch.where(others == ids, (ids + 1) % n_ids, others)
+        worst, tested = Verdict(0.0, 0.0, self.model), 0
+        for rows, other in zip(*(x.split(min(512, self._fitting_rows(length))) for x in (ids, others)), strict=True):
+            if not in_time():
+                yield f"{tested} of {n_ids} ids were tested as those that open a leak, with {self.variant}"
+                break
+            verdict, where, leak = self._changes(rows, torch.where(kept, rows, other), compared.expand(rows.shape))
+            tested, worst = tested + len(rows), worst_of(worst, verdict)
+            if where:
+                yield self.result("future", length, worst, tested, where, **leak)
+                return
+        if tested:
+            yield self.result("future", length, worst, tested)
 
     def _changes(self, ids: Tensor, changed: Tensor, compared: Tensor) -> tuple[Verdict, str, dict[str, Any]]:
         self._seed = seed = self._seed + 1  # another one in each batch, and the same in the pair
@@ -248,7 +282,7 @@ class Checker:
             change = largest_change(model(changed, seed=seed), model(ids, seed=seed))
             return change.masked_fill(~compared.to(model.device), 0.0)  # a hidden output may be nan
 
-        verdict = judge(self.model, self.bounds, change, exact=self.bounds.exact)
+        verdict = self.bounds.judge(change, exact=self.bounds.exact)
         if verdict.passed:
             return verdict, "", {}
         return verdict, *find_leak(verdict.model, ids, changed, compared, verdict.bound, seed)
@@ -263,7 +297,7 @@ class Checker:
             return
         ids = self.texts.draw(3, length)
         change = lambda model: largest_change(model(ids)[2:], model(ids[2:]))  # noqa: E731  (1, T)
-        verdict, where, place = judge(model, self.bounds, change), "", None
+        verdict, where, place = self.bounds.judge(change), "", None
         if not verdict.passed:
             query = int(change(verdict.model)[0].argmax())
             together = Pass(lambda: verdict.model(ids), query, length, row=2, rows=3)
@@ -276,17 +310,17 @@ class Checker:
     def ways(self, length: int, names: Sequence[str]) -> Iterator[Result | str]:
         """Every other way to compute the outputs gives the same; a note for a way that raises an exception."""
         ids = self.texts.draw(3, length)
-        full = pass_once(ids)  # for all ways: another pass might reset a cache that a way leaves behind
+        full = self.model(ids)  # once for all ways: another pass might reset a cache that a way leaves behind
         for name in names:
 
             def change(model: Model, name: str = name) -> Tensor:
-                outputs, other = full(model), model.by_way(name, ids)  # (B, T, *), (B, T, V)
-                outputs = outputs[..., : other.shape[-1]]
+                other = model.by_way(name, ids)  # (B, T, V)
+                outputs = full[..., : other.shape[-1]]
                 missing = other.isnan().all(-1) & ~outputs.isnan().all(-1)
                 return largest_change(other, outputs).masked_fill(missing, 0.0)
 
             try:
-                verdict = judge(self.model, self.bounds, change)
+                verdict = self.bounds.judge(change, in_float64=False)  # random weights have these ways in float64
             except ModelError as error:
                 if self.model.exact:  # a model of ours can do all that it names
                     raise
@@ -294,56 +328,49 @@ class Checker:
                 continue
             where, leak = "", {}
             if not verdict.passed:
-                row, query = first_true(~(change(verdict.model) <= verdict.bound))
-                place = self._place_of_way(verdict.model, name, ids[row : row + 1], query)
-                leak = {"query": query, "place": place or ""}
-                where = f"{name}: output {query} differs by {verdict.worst:.2g}{in_words(place or None)}"
+                leak = {"query": first_true(~(change(verdict.model) <= verdict.bound))[1]}
+                where = f"{name}: output {leak['query']} differs by {verdict.worst:.2g}"
             yield self.result("equal", length, verdict, ids.numel(), where, **leak)
 
-    def _place_of_way(self, model: Model, name: str, ids: Tensor, query: int) -> str | None:
-        """None where the positions of a way are others than those of the full pass."""
-        chunked = "cache" in name
-        if chunked or name.startswith("given"):
-            full = Pass(lambda: model(ids), query, ids.shape[1])
-            with contextlib.suppress(Exception):  # a way may call other submodules
-                other = replace(full, run=lambda: model.by_way(name, ids), chunked=chunked)
-                return first_difference(model.module, full, other, exact=False)
-
     @torch.no_grad()
-    def lengths(self, longest: int, lengths: Sequence[int], in_time: Callable[[], bool]) -> Iterator[Result]:
-        """The outputs of a text do not change when it is cut off at any length."""
+    def lengths(self, lengths: Sequence[int], in_time: Callable[[], bool] = lambda: True) -> Iterator[Result]:
+        """The outputs of a text of the full context do not change when it is cut off at any length.
+
+        Float64 is compared at the length of the largest difference only.
+        """
         if self.bounds.stochastic or self.model.batch_size:
             return
+        longest = self.model.context_length
         ids, visible = self.texts.draw(1, longest), self.model.visible(longest)
-        full, worst, tested = pass_once(ids), Verdict(0.0, 0.0, self.model), 0
+        full, tested, largest, suspect = self.model(ids), 0, 0.0, None
+
+        def change(model: Model, length: int) -> Tensor:
+            outputs = full if model is self.model else model(ids)
+            change = largest_change(model(ids[:, :length]), outputs[:, :length])[0].cpu()
+            return change.masked_fill(visible[:length, length:].any(-1), 0.0)
+
         for length in lengths:
             if not torch.equal(visible[:length, :length], self.model.visible(length)):
                 continue
             if not in_time():
                 break
-            compared = ~visible[:length, length:].any(-1)  # (n,)
-
-            def change(model: Model, length: int = length, compared: Tensor = compared) -> Tensor:
-                change = largest_change(model(ids[:, :length]), full(model)[:, :length])[0].cpu()
-                return change.masked_fill(~compared, 0.0)
-
-            try:
-                verdict = judge(self.model, self.bounds, change)
-            except ModelError:  # such as statistics of a single number
-                continue
-            verdict = replace(verdict, undecided="")  # the future check decides about small leaks
-            tested, worst = tested + int(compared.sum()), worst_of(worst, verdict)
-            if not verdict.passed:
-                model, query = verdict.model, int(change(verdict.model).argmax())
-                texts = (ids, ids[:, :length])
-                passes = [Pass(functools.partial(model, text), query, text.shape[1]) for text in texts]
-                place = first_difference(model.module, *passes, exact=False)
-                where = f"output {query} changes if the text ends after {length} instead of {longest} tokens"
-                leak = {"query": query, "key": length, "place": place or ""}
-                yield self.result("equal", length, verdict, tested, where + in_words(place), **leak)
-                return
-        if tested:
-            yield self.result("equal", longest, worst, tested)
+            with contextlib.suppress(ModelError):  # such as statistics of a single number
+                worst, tested = change(self.model, length).max().item(), tested + length
+                if suspect is None or not worst <= largest:
+                    largest, suspect = worst, length
+                if worst and not worst <= self.bounds.rounding.bound:
+                    break
+        if suspect is None:
+            return
+        verdict, place, where, leak = self.bounds.judge(lambda model: change(model, suspect)), "", "", {}
+        verdict = verdict._replace(undecided="")  # the future check decides about small leaks
+        if not verdict.passed:
+            model, query = verdict.model, int(change(verdict.model, suspect).argmax())
+            passes = [Pass(functools.partial(model, x), query, x.shape[1]) for x in (ids, ids[:, :suspect])]
+            place = first_difference(model.module, *passes, exact=False)
+            where = f"output {query} changes if the text ends after {suspect} instead of {longest} tokens"
+            where, leak = where + in_words(place), {"query": query, "key": suspect, "place": place or ""}
+        yield self.result("equal", suspect if where else longest, verdict, tested, where, **leak)
 
     def gradient(self, length: int, n_queries: int) -> tuple[Result, Tensor, Tensor] | None:
         """Hidden inputs have exactly no gradient, which replaced tokens cannot show; also queries (n,) and gradients.
@@ -351,7 +378,7 @@ class Checker:
         The gradients are (n, T). None for a function, and for a module without `nn.Embedding` or backward pass.
         """
         ids, model, bound = self.texts.draw(1, length)[0], self.model, 0.0
-        queries = positions_to_test(length, n_queries, self.generator)
+        queries = torch.tensor(sorted(positions_in_order(length, self.generator)[:n_queries]))
         hidden = ~model.visible(length)[queries]
         try:
             size = gradients(model, ids, queries, self._batch_size)
@@ -361,17 +388,16 @@ class Checker:
             return None
         if not model.exact and size.masked_fill(~hidden, 0.0).any():
             # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
-            if self.bounds.twin is not None:
-                model = self.bounds.twin
+            if self.bounds.rounding.twin is not None:
+                model = self.bounds.rounding.twin
                 size = gradients(model, ids, queries, self._batch_size)
             if model.precision == "64-true":
                 bound = RELATIVE_GRADIENT * size.max().item()
         worst = size.masked_fill(~hidden, 0.0).nan_to_num(nan=torch.inf).max().item()
         where, leak = "", {}
         if first := first_true(hidden & ~(size <= bound)):
-            query, key = int(queries[first[0]]), first[1]
-            leak = {"query": query, "key": key}
-            where = f"output {query} has a gradient with respect to input {key}"
+            leak = {"query": int(queries[first[0]]), "key": first[1]}
+            where = f"output {leak['query']} has a gradient with respect to input {leak['key']}"
         verdict = Verdict(worst, bound, model)
         return self.result("gradient", length, verdict, int(hidden.sum()), where, **leak), queries, size
 
@@ -388,33 +414,17 @@ class Checker:
         return torch.cat(depends)
 
 
-def pass_once(ids: Tensor) -> Callable[[Model], Tensor]:
-    """A function that returns the outputs of a model and of its float64 twin for `ids`, and computes each once."""
-    outputs: dict[str, Tensor] = {}
+def positions_in_order(length: int, generator: torch.Generator) -> list[int]:
+    """0 to `length` - 1, each once: in turn one where implementations change (ends, edges of blocks), and a random one.
 
-    def run(model: Model) -> Tensor:
-        if model.precision not in outputs:
-            outputs[model.precision] = model(ids)
-        return outputs[model.precision]
-
-    return run
-
-
-def positions_to_test(length: int, limit: int, generator: torch.Generator) -> Tensor:
-    """All positions if there are at most `limit`; else the ends, edges of blocks of 16, 64 and 128, and random ones."""
-    if length <= limit:
-        return torch.arange(length)
-    fixed = block_edges(length)[: max(2, limit // 2)]
-    rest = [p for p in torch.randperm(length, generator=generator).tolist() if p not in set(fixed)]
-    return torch.tensor(sorted((fixed + rest)[:limit]))
-
-
-def block_edges(length: int) -> list[int]:
-    """Positions where implementations change: the ends and the edges of blocks, those of large ones first."""
+    The edges of large blocks are first.
+    """
     edges = [edge + side for size in (128, 64, 16) for edge in range(size, length, size) for side in (-1, 0)]
     inexact = [2 ** (bits + 1) for bits in (7, 10)]  # bf16 and float16 round the next position to this one
-    positions = (*inexact, length // 2, length - 2, 0, length // 4, length - 1, 1, *edges)
-    return list(dict.fromkeys(p for p in positions if 0 <= p < length))
+    edges = [*inexact, length // 2, length - 2, 0, length // 4, length - 1, 1, *edges]
+    random = torch.randperm(length, generator=generator).tolist()
+    pairs = itertools.zip_longest(dict.fromkeys(p for p in edges if 0 <= p < length), random)
+    return list(dict.fromkeys(p for pair in pairs for p in pair if p is not None))
 
 
 def first_true(wrong: Tensor) -> list[int]:
@@ -442,8 +452,8 @@ def gradients(model: Model, ids: Tensor, queries: Tensor, batch_size: Callable[[
         direction = torch.randn(outputs.shape[-1], generator=generator).to(outputs)
         chosen = finite(outputs[torch.arange(len(part)), part])
         grads = torch.autograd.grad((chosen @ direction).sum(), leaves, allow_unused=True)
-        found = sum(g.abs().amax(-1) for g in grads if g is not None) + outputs.new_zeros(batch.shape)
-        rows.append(found[: len(part)].detach().cpu().double())
+        sums = sum(g.abs().amax(-1) for g in grads if g is not None) + outputs.new_zeros(batch.shape)
+        rows.append(sums[: len(part)].detach().cpu().double())
     return torch.cat(rows)
 
 

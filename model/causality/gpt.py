@@ -156,4 +156,4 @@ def rebuilt(
     if compile:
         run = torch.compile(gpt, dynamic=False)
         changed = replace(changed, call=lambda function, ids: run(ids), ways={}, twin=None)
-    return changed.shortened(FLEX_CPU_LENGTH) if slow else changed
+    return replace(changed, context_length=min(FLEX_CPU_LENGTH, model.context_length)) if slow else changed

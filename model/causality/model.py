@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 Module = TypeVar("Module", bound=nn.Module)
+Way = Callable[["Model", Tensor], Tensor]
 CACHE = re.compile("cache|past|state")  # an argument that holds earlier keys and values
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 LOWER = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,17 +30,13 @@ class ModelError(ValueError):
     """The model under test raises an exception or returns no outputs; its exception is the cause."""
 
 
-def unchanged(function: Any) -> Any:
-    return function
-
-
 @dataclass(frozen=True)
 class Model:
     """A function from ids (B, T) to outputs (B, T, *), and what its outputs may depend on.
 
     Attributes:
         function: an `nn.Module` or any callable; a variant of the model has another one.
-        call: (function, ids (B, T), **inputs) -> outputs (B, T, *).
+        call: (function, ids (B, T)) -> outputs (B, T, *).
         visible: length T -> bool (T, T), the inputs that each output may depend on.
         ways: other ways to compute the first outputs (B, T, V) of ids (B, T), nan where they compute none; by name.
         sees_all: every visible input must have an effect: the receptive field is known.
@@ -59,7 +56,7 @@ class Model:
     vocab_size: int
     context_length: int
     visible: Callable[[int], Tensor]
-    ways: Mapping[str, Callable[["Model", Tensor], Tensor]] = field(default_factory=dict)
+    ways: Mapping[str, Way] = field(default_factory=dict)
     sees_all: bool = False
     special: Sequence[int] = ()
     device: torch.device = torch.device("cpu")
@@ -67,23 +64,23 @@ class Model:
     grad_mode: str = "no_grad"
     batch_size: int | None = None
     exact: bool = False
-    twin: Callable[[Any], Any] | None = unchanged
+    twin: Callable[[Any], Any] | None = lambda function: function
     note: str = ""
 
     @property
     def module(self) -> nn.Module | None:
         return self.function if isinstance(self.function, nn.Module) else None
 
-    def __call__(self, ids: Tensor, *, seed: int = 1, **inputs: Any) -> Tensor:
+    def __call__(self, ids: Tensor, *, seed: int = 1) -> Tensor:
         """(B, T) -> (B, T, *), float32 or float64. The same seed gives the same random numbers, as of dropout."""
-        return self.computed(lambda: self.call(self.function, ids.to(self.device, copy=True), **inputs), seed)
+        return self.run(ids, self.call, seed)
 
     def by_way(self, name: str, ids: Tensor) -> Tensor:
         """The outputs (B, T, V) in another way, nan where it computes none."""
-        return self.computed(lambda: self.ways[name](self, ids.to(self.device, copy=True)))
+        return self.run(ids, lambda _, ids: self.ways[name](self, ids))
 
-    def computed(self, run: Callable[[], Tensor], seed: int = 1) -> Tensor:
-        """What `run` returns, in the precision and the mode of the model. Raises ModelError."""
+    def run(self, ids: Tensor, call: Callable[..., Tensor], seed: int = 1) -> Tensor:
+        """What `call` returns, in the precision and the mode of the model. Raises ModelError."""
         grad = self.grad_mode == "grad" or self.module is not None and self.module.training  # other kernels of torch
         with contextlib.ExitStack() as stack:
             stack.enter_context(same_random_numbers(self.device, seed))
@@ -95,7 +92,7 @@ class Model:
             inference = self.grad_mode == "inference"
             stack.enter_context(torch.inference_mode() if inference else torch.set_grad_enabled(grad))
             try:
-                outputs = run()
+                outputs = call(self.function, ids.to(self.device, copy=True))
             except ModelError:
                 raise
             except Exception as error:  # code of other projects may raise anything
@@ -103,13 +100,32 @@ class Model:
         # A copy, since some models return the same buffer in each call.
         return outputs.clone() if outputs.dtype == torch.float64 else outputs.float().clone()
 
+    def measure(self, ids: Tensor) -> tuple[Tensor, float, bool]:
+        """The outputs, the largest one, and whether the pass draws random numbers, so that other shapes differ.
+
+        Raises:
+            ModelError: an output is not finite, other than those of ids that only fill up the vocabulary.
+        """
+        states = []
+
+        def call(function: Callable[..., Any], ids: Tensor) -> Tensor:
+            states.append(random_state(self.device))
+            outputs = self.call(function, ids)
+            states.append(random_state(self.device))
+            return outputs
+
+        with torch.no_grad():
+            outputs = self.run(ids, call).detach()
+            padded = (outputs == -torch.inf).all((0, 1))
+            scale = (outputs[..., ~padded] if padded.any() else outputs).abs().max().item()  # nan if one is
+        if not scale < torch.inf:
+            where = f"{self.name} with ids {tuple(ids.shape)} below {self.vocab_size}"
+            raise ModelError(f"{where} returns nan or infinite logits, which cannot be compared; return finite ones")
+        return outputs, scale, states[0] != states[1]
+
     def changed(self, change: Callable[[Any], Any], **fields: Any) -> "Model":
         """A model whose function is a changed copy."""
         return replace(self, function=change(copy.deepcopy(self.function)), **fields)
-
-    def shortened(self, length: int) -> "Model":
-        """The same for shorter texts."""
-        return replace(self, context_length=min(length, self.context_length))
 
     def in_float64(self) -> "Model | None":
         """The same function in float64; None for one without twin."""
@@ -118,18 +134,6 @@ class Model:
         device = torch.device("cpu") if self.device.type == "mps" else self.device  # MPS has no float64
         change = lambda f: twin(f.to(device).double() if isinstance(f, nn.Module) else f)  # noqa: E731
         return self.changed(change, precision="64-true", device=device)
-
-    def watched(self, ids: Tensor) -> tuple[Tensor, bool]:
-        """The outputs, and whether the pass draws random numbers, so that passes of other shapes cannot be compared."""
-        states = []
-
-        def run() -> Tensor:
-            states.append(random_state(self.device))
-            outputs = self.call(self.function, ids.to(self.device, copy=True))
-            states.append(random_state(self.device))
-            return outputs
-
-        return self.computed(run), states[0] != states[1]
 
 
 def as_model(
@@ -146,7 +150,7 @@ def as_model(
     """A `Model` of a GPT, of any other module, which is copied, or of a function; arguments as in `certify`.
 
     Raises:
-        ValueError: invalid arguments. ModelError: the function cannot be called or returns no finite outputs.
+        ValueError: invalid arguments.
     """
     config = getattr(model, "config", None)
     sizes = (getattr(config, key, None) for key in CONTEXTS)
@@ -165,10 +169,8 @@ def as_model(
     note = ""
     if isinstance(model, torch._dynamo.OptimizedModule):
         model, note = model._orig_mod, "the module is tested without its compiled code"
-    if device is None:
-        parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-        device = next((p.device for p in parameters), torch.device("cpu"))
     if isinstance(model, nn.Module):
+        device = device or next((p.device for p in model.parameters()), None)
         model = copy.deepcopy(model).to(device).eval()
 
     def visible(length: int) -> Tensor:
@@ -181,13 +183,13 @@ def as_model(
     subject = Model(
         name or str(getattr(model, "__qualname__", type(model).__name__)),
         model,
-        call_gpt,
+        call_directly,
         vocab_size,
         context_length,
         visible,
         sees_all=receptive_field is not None,
         special=special_ids,
-        device=torch.device(device),
+        device=torch.device(device or "cpu"),
         note=note,
     )
     from tril.model.gpt import GPT
@@ -197,23 +199,12 @@ def as_model(
 
         default_visibility = expected is None and receptive_field is None
         return with_ways(subject, default_visibility=default_visibility)  # pyright: ignore[reportArgumentType, reportReturnType] one class, found under two names
-    interface = Interface.of(subject)
-    return replace(subject, call=interface.call, ways=interface.ways(subject))
+    interface = Interface(subject)
+    return replace(subject, call=interface.call, ways=interface.ways())
 
 
-def call_gpt(function: Callable[..., Tensor], ids: Tensor, **inputs: Any) -> Tensor:
-    return function(ids, **inputs)
-
-
-@torch.no_grad()
-def check_calls(model: Model, length: int) -> None:
-    """Calls the model with texts of a length. Raises ModelError unless the outputs are finite, up to padded ids."""
-    shape = (model.batch_size or 2, length)
-    outputs = model(torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0)))
-    padded = (outputs == -torch.inf).all((0, 1))  # of ids that only fill up the vocabulary
-    if not outputs[..., ~padded].isfinite().all():
-        where = f"{model.name} with ids {shape} below {model.vocab_size}"
-        raise ModelError(f"{where} returns nan or infinite logits, which cannot be compared; return finite ones")
+def call_directly(function: Callable[..., Tensor], ids: Tensor) -> Tensor:
+    return function(ids)
 
 
 def causal(length: int) -> Tensor:
@@ -231,78 +222,61 @@ def visible_by_windows(length: int, windows: Sequence[int | None]) -> Tensor:
     return (distance >= 0) & (distance <= lookback)
 
 
-@dataclass(frozen=True)
 class Interface:
     """How a function of another project takes ids and returns outputs.
 
     The logits are a tensor, the first element of a tuple, the entry or the attribute `logits`. Further outputs with
     positions are tested too. A module may take `attention_mask`, `position_ids`, a cache and `use_cache`, as those of
     `transformers` do, and `targets`, without which that of nanoGPT returns the last position only.
-
-    Attributes:
-        parameters: names of the arguments after the ids.
-        needs: arguments of every call, made from the ids.
-        cache: the argument that holds the cache; "": there is none.
-        others: numbers of the further outputs that have positions.
-        first_position: of position embeddings that keep their first rows for padding, as in RoBERTa.
     """
 
-    name: str
-    vocab_size: int
-    parameters: frozenset[str]
-    needs: Mapping[str, Callable[[Tensor], Any]]
-    cache: str = ""
-    others: tuple[int, ...] = ()
-    first_position: int = 0
-
-    @classmethod
-    def of(cls, model: Model) -> "Interface":
+    def __init__(self, model: Model) -> None:
         function: Any = model.function
         after: list[inspect.Parameter] = []
         with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
             after = list(inspect.signature(function.forward if model.module else function).parameters.values())[1:]
-        names = [p.name for p in after]
-        needs: dict[str, Callable[[Tensor], Any]] = {}
+        self.name, self.vocab_size, self.is_module = model.name, model.vocab_size, model.module is not None
+        self.parameters = [p.name for p in after]
+        self.cache = next((p for p in self.parameters if CACHE.search(p) and not p.startswith(("use", "out"))), "")
+        self.needs: dict[str, Callable[[Tensor], Any]] = {}  # arguments of every call, made from the ids
         if any(p.name == "attention_mask" and p.default is p.empty for p in after):
-            needs["attention_mask"] = torch.ones_like
-        if "use_cache" in names:
-            needs["use_cache"] = lambda ids: False
-        cache = next((name for name in names if CACHE.search(name) and not name.startswith(("use", "out"))), "")
+            self.needs["attention_mask"] = torch.ones_like
+        if "use_cache" in self.parameters:
+            self.needs["use_cache"] = lambda ids: False
         tables = [m for name, m in model.module.named_modules() if "position_embedding" in name] if model.module else []
-        first = max((int(i) + 1 for t in tables if isinstance(i := getattr(t, "padding_idx", None), int)), default=0)
-        interface = cls(model.name, model.vocab_size, frozenset(names), needs, cache, first_position=first)
-        ids = torch.zeros(PROBE[0], min(PROBE[1], model.context_length), dtype=torch.long, device=model.device)
-        output = interface.probe(model, ids)
-        logits = logits_in(output)
-        if "targets" in names and ids.shape[1] > 1 and isinstance(logits, Tensor) and logits.shape[1] == 1:
-            interface = replace(interface, needs=needs | {"targets": torch.zeros_like})
-            output = interface.probe(model, ids)
-        leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-        shape = (*PROBE, 3)
-        others = [i for i, x in enumerate(leaves) if (*x.shape[:2], x.dim()) == shape and x.is_floating_point()]
-        return replace(interface, others=tuple(i for i in others if leaves[i] is not logits_in(output)))
+        # Position embeddings that keep their first rows for padding, as in RoBERTa
+        paddings = [i for table in tables if isinstance(i := getattr(table, "padding_idx", None), int)]
+        self.first_position = max((i + 1 for i in paddings), default=0)
+        output, n_positions = self.probe(model), min(PROBE[1], model.context_length)
+        if "targets" in self.parameters and getattr(logits_in(output), "shape", ()) == (PROBE[0], 1, self.vocab_size):
+            self.needs["targets"] = torch.zeros_like
+            output = self.probe(model)
+        shape, leaves = (PROBE[0], n_positions), tensors_in(output)
+        with_positions = [x.dim() == 3 and x.shape[:2] == shape and x.is_floating_point() for x in leaves]
+        self.others = [i for i, x in enumerate(leaves) if with_positions[i] and x is not logits_in(output)]
 
-    def probe(self, model: Model, ids: Tensor) -> Any:
-        """The output of a call; None if it raises, which the full context explains."""
-        outputs = []
+    def probe(self, model: Model) -> Any:
+        """The output of a short call; None if it raises, which the full context explains."""
+        outputs: list[Any] = [None]
+        ids = torch.zeros(PROBE[0], min(PROBE[1], model.context_length), dtype=torch.long)
 
-        def run() -> Tensor:
-            outputs.append(self.output(model.function, ids.clone()))
-            return torch.zeros(())
+        def call(function: Callable[..., Any], ids: Tensor) -> Tensor:
+            outputs.append(self.output(function, ids))
+            return ids
 
         with torch.no_grad(), contextlib.suppress(ModelError):
-            model.computed(run)
-        return outputs[0] if outputs else None
+            model.run(ids, call)
+        return outputs[-1]
 
-    def output(self, function: Callable, ids: Tensor, **inputs: Any) -> Any:
+    def output(self, function: Callable[..., Any], ids: Tensor, **inputs: Any) -> Any:
         return function(ids, **{name: make(ids) for name, make in self.needs.items()} | inputs)
 
-    def call(self, function: Callable, ids: Tensor, **inputs: Any) -> Tensor:
+    def call(self, function: Callable[..., Any], ids: Tensor) -> Tensor:
         """The logits, with the further outputs behind them (B, T, V + ...)."""
-        output = self.output(function, ids, **inputs)
-        logits, leaves = self.logits(output, ids), [x for x in tree_leaves(output) if isinstance(x, Tensor)]
+        output = self.output(function, ids)
+        leaves = tensors_in(output) if self.others else []
         others = [leaves[i] for i in self.others if i < len(leaves) and leaves[i].shape[:2] == ids.shape]
-        return torch.cat([logits, *others], dim=-1) if others else logits
+        return torch.cat([self.logits(output, ids), *others], dim=-1)
 
     def logits(self, output: Any, ids: Tensor) -> Tensor:
         """The logits, if they are floats (B, T, V). Raises ModelError."""
@@ -313,28 +287,24 @@ class Interface:
         needed = f"{self.name} must return floats (B, T, V) = {shape} for ids {tuple(ids.shape)}"
         raise ModelError(f"{needed}, and returned {got}")
 
-    def ways(self, model: Model) -> dict[str, Callable[[Model, Tensor], Tensor]]:
-        """The other ways to compute the logits that the arguments allow."""
-        if model.module is None:
-            return {}
+    def given(self, model: Model, ids: Tensor, **inputs: Any) -> Tensor:
+        """The logits of a call with further arguments."""
+        return self.logits(self.output(model.function, ids, **inputs), ids)
 
-        def given(**inputs: Callable[[Tensor], Any]) -> Callable[[Model, Tensor], Tensor]:
-            def run(model: Model, ids: Tensor) -> Tensor:
-                return self.logits(
-                    self.output(model.function, ids, **{k: make(ids) for k, make in inputs.items()}), ids
-                )
-
-            return run
-
-        ways: dict[str, Callable[[Model, Tensor], Tensor]] = {}
-        if self.cache and {"use_cache", "kwargs"} & self.parameters:
+    def ways(self) -> dict[str, Way]:
+        """The other ways to compute the logits that the arguments of a module allow."""
+        ways: dict[str, Way] = {}
+        if not self.is_module:
+            return ways
+        if self.cache and {"use_cache", "kwargs"} & set(self.parameters):
             ways["single tokens with the cache"] = lambda model, ids: self.decode(model, ids, [1] * ids.shape[1])
             ways["chunks with the cache"] = lambda model, ids: self.decode(model, ids, chunks(ids.shape[1]))
         if "attention_mask" in self.parameters:
-            ways["a mask of ones"] = given(attention_mask=torch.ones_like)
+            ways["a mask of ones"] = lambda model, ids: self.given(model, ids, attention_mask=torch.ones_like(ids))
             ways |= {"left padding": self.left_padded, "right padding": self.right_padded}
-        for name in {"targets", "labels"} & self.parameters:
-            ways[f"given {name}"] = given(**{name: lambda ids: ids.roll(-1, 1)})
+        for name in {"targets", "labels"} & set(self.parameters):
+            other = lambda model, ids, name=name: self.given(model, ids, **{name: ids.roll(-1, 1)})  # noqa: E731
+            ways[f"given {name}"] = other
         return ways
 
     def decode(self, model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -352,15 +322,13 @@ class Interface:
             inputs = {"attention_mask": visible.long()}
             if "position_ids" in self.parameters:
                 inputs["position_ids"] = positions + self.first_position * visible
-            return self.logits(self.output(model.function, ids, **inputs), ids)
+            return self.given(model, ids, **inputs)
 
         return behind_padding(ids, model.vocab_size, run)
 
     def right_padded(self, model: Model, ids: Tensor) -> Tensor:
-        end = max(1, ids.shape[1] // 2)
-        mask = (torch.arange(ids.shape[1], device=ids.device) < end).expand_as(ids)
-        logits = self.logits(self.output(model.function, ids, attention_mask=mask.long()), ids)
-        return logits.masked_fill(~mask[..., None], torch.nan)
+        mask = (torch.arange(ids.shape[1], device=ids.device) < max(1, ids.shape[1] // 2)).expand_as(ids)
+        return self.given(model, ids, attention_mask=mask.long()).masked_fill(~mask[..., None], torch.nan)
 
 
 def logits_in(output: Any) -> Any:
@@ -369,6 +337,10 @@ def logits_in(output: Any) -> Any:
     elif isinstance(output, tuple) and output and not hasattr(output, "logits"):
         output = output[0]
     return getattr(output, "logits", output)
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
 def chunks(length: int) -> list[int]:

@@ -1,9 +1,7 @@
 """The variants of a model that are certified: other weights, modes and precisions of the same module."""
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +20,7 @@ class Variant:
         apply: model -> a changed copy of it; None where this model has no such variant.
         sharp: the weights are so large that rounding is amplified.
         ways: with the other ways to compute the outputs.
-        thorough: with these, with gradients, and with its receptive field.
+        thorough: with these, at every length, with gradients, and with its receptive field.
     """
 
     name: str
@@ -30,6 +28,9 @@ class Variant:
     sharp: bool = False
     ways: bool = False
     thorough: bool = False
+
+
+UNCHANGED = Variant("weights=own", lambda model: model, thorough=True)
 
 
 def module_variants(model: Model) -> Iterator[Variant]:
@@ -70,19 +71,15 @@ def random_weights(model: Model, scale: float = 1.0, raised: bool = True) -> Mod
 
 def filled_buffers(model: Model) -> Model | None:
     """A factor that is still 0 hides what it is multiplied with."""
+    n_filled = 0
 
     def fill(module: nn.Module) -> nn.Module:
-        for buffer in zeros(module):
-            buffer.fill_(1.0)
+        nonlocal n_filled
+        for buffer in module.buffers():
+            if buffer.is_floating_point() and not buffer.any():
+                buffer.fill_(1.0)
+                n_filled += 1
         return module
 
-    assert model.module is not None
-    return model.changed(fill) if zeros(model.module) else None
-
-
-def zeros(module: nn.Module) -> list[Any]:
-    return [b for b in module.buffers() if b.is_floating_point() and not b.any()]
-
-
-def fresh_copy(model: Model) -> Model:
-    return replace(model, function=copy.deepcopy(model.function))
+    changed = model.changed(fill)
+    return changed if n_filled else None

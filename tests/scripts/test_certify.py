@@ -1,6 +1,6 @@
 """scripts/certify.py: what it writes, which models it takes, and the certificates that the checkpoints of a run hold.
 
-The last part is about the loss and the windows of a run, `certify_pipeline`.
+The last part is about the loss of a run, `certificate_of_loss`.
 """
 
 import json
@@ -12,16 +12,13 @@ import torch.nn.functional as F
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.runs import in_process, interrupted, train_typed
-from tril.data import batches
 from tril.model import masks
-from tril.model.causality.certificate import Certificate
 from tril.model.causality.model import randomize
 from tril.model.checkpoint import Checkpoint, read_state, verdict, write_state
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import checkpoints
-from tril.scripts.certify import main
-from tril.scripts.cli import run_pipeline
-from tril.scripts.cli.run_pipeline import certify_pipeline
+from tril.scripts import certify as script
+from tril.scripts.certify import certificate_of_loss, main
 
 SMALL = ("model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu")
 LAST_TWO = """
@@ -139,37 +136,19 @@ def model():
     return randomize(model, torch.Generator().manual_seed(0)).eval()
 
 
-def certificate_of(*arguments):
-    certificate = Certificate("run")
-    certificate.add(certify_pipeline(*arguments))
-    return certificate
-
-
 def failed(certificate):
     return {f"{result.check} {result.variant}" for result in certificate.results if not result.passed}
 
 
 def test_the_loss_of_a_run_passes_and_the_model_is_as_before(model, monkeypatch):
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    certificate = certificate_of(model, MASKED)
+    certificate = certificate_of_loss(model, MASKED)
     assert certificate.passed, certificate.failures
-    assert certificate.checks() == {"future": 4, "equal": 4, "targets": 8, "shift": 4, "canary": 2}
+    assert certificate.checks() == {"future": 4, "equal": 4, "targets": 8, "shift": 1, "canary": 2}
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and not model.training
     assert {result.length for result in certificate.results} == {20}
-    monkeypatch.setattr(run_pipeline, "MAX_FLOPS", 1.0)  # as of a large model
-    assert {result.length for result in certificate_of(model, RUN).results} == {16}
-
-
-@pytest.mark.parametrize("windows", ["TrainWindows", "ValWindows"])
-def test_windows_that_are_not_shifted_fail(model, windows, monkeypatch):
-    class NotShifted(getattr(batches, windows)):
-        def __iter__(self):
-            return ((inputs, inputs) for inputs, _ in super().__iter__())
-
-    monkeypatch.setattr(run_pipeline, windows, NotShifted)
-    found = failed(certificate_of(model, RUN))
-    assert "shift distinct tokens" in found
-    assert ("canary weights=trained mode=evaluation" in found) is (windows == "TrainWindows")
+    monkeypatch.setattr(script, "PASS_FLOPS", 1.0)  # as of a large model
+    assert {result.length for result in certificate_of_loss(model, RUN).results} == {16}
 
 
 def test_documents_that_the_targets_separate_fail(model, monkeypatch):
@@ -178,7 +157,7 @@ def test_documents_that_the_targets_separate_fail(model, monkeypatch):
         return documents, torch.arange(inputs.shape[1]).expand_as(inputs)
 
     monkeypatch.setattr(masks, "split_documents", separated)
-    assert any(name.startswith("future") for name in failed(certificate_of(model, MASKED)))
+    assert any(name.startswith("future") for name in failed(certificate_of_loss(model, MASKED)))
 
 
 def test_a_loss_that_knows_its_target_in_evaluation_mode_fails(model, monkeypatch):
@@ -189,7 +168,7 @@ def test_a_loss_that_knows_its_target_in_evaluation_mode_fails(model, monkeypatc
         return loss if self.training else loss - 0.5 * F.one_hot(targets.clamp(min=0) % 2, 2)[..., 0] * (targets >= 0)
 
     monkeypatch.setattr(GPT, "nll", peeking)
-    assert failed(certificate_of(model, RUN)) == {
+    assert failed(certificate_of_loss(model, RUN)) == {
         *(f"targets weights={weights} mode=evaluation" for weights in ("own", "random")),
         "canary weights=trained mode=evaluation",
     }

@@ -1,10 +1,17 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
+import functools
+import hashlib
 import itertools
+import json
 import operator
+import platform
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -13,10 +20,10 @@ from torch import Tensor
 
 from tril.model.atomic_files import write_json
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.checks import Checker, Result, measure_bounds
+from tril.model.causality.checks import Bounds, Checker, Result
 from tril.model.causality.gpt import with_ways
 from tril.model.causality.loss import Batch, LossProbe, check_logits, check_shift, restored, restored_modes
-from tril.model.causality.model import Model, call_gpt, causal, randomize, same_random_numbers
+from tril.model.causality.model import Model, call_directly, causal, randomize, same_random_numbers
 from tril.model.causality.texts import Texts
 from tril.model.gpt import GPT
 from tril.model.initialization import SkipInit
@@ -26,9 +33,12 @@ from tril.model.training.module import Loss, TrainingModule
 
 # Texts whose hidden tokens are replaced, and outputs with gradients; about a second for a model of 10 M parameters.
 ROWS, QUERIES = 8, 2
-TWIN_FLOPS = 2e10  # of a pass; a larger model would take a minute, and copies that may not fit into memory
+MAX_FLOPS = 2e10  # of a pass; decoding with a larger model would take a minute
 MAX_STEPS = 64  # a longer context is decoded in few chunks
 MAX_BATCHES = 4  # of each part of the text, whose targets are looked for among their inputs
+SHARED = "certificates"  # the folder in that of a sweep
+CODE = re.compile(r"(tril\.(model|data)|torch\.nn)(\.|$)|torch(\._tensor|\.functional)?$")  # modules that a pass runs
+WRAPPERS = staticmethod, classmethod, property, functools.partial, functools.cached_property, type(functools.cache(int))
 
 Windows = Callable[[Tensor], dict[str, Iterable[Batch]]]  # tokens (N,) -> batches of one epoch, by part of the text
 
@@ -47,7 +57,7 @@ class CausalityCheck(Callback):
     later. A sharded model is tested before training only, as a whole copy on rank 0.
 
     At every step of training and validation the model must be given the batch of the loader itself, unchanged: another
-    one may contain its targets.
+    one may contain its targets. A validation window must not be one of the training text.
 
     Every checkpoint holds the summary and what it belongs to (`tril.model.checkpoint.verdict`); `folder`/causality.json
     holds all figures.
@@ -55,10 +65,11 @@ class CausalityCheck(Callback):
     Args:
         folder: of the run.
         allow_leak: train a model that fails.
+        sweep: the folder of the run's sweep, which certifies each model once, see `identity`; None: a single run.
     """
 
-    def __init__(self, folder: str | Path, allow_leak: bool = False) -> None:
-        self.path, self.allow_leak = Path(folder) / "causality.json", allow_leak
+    def __init__(self, folder: str | Path, allow_leak: bool = False, sweep: Path | None = None) -> None:
+        self.path, self.allow_leak, self.sweep = Path(folder) / "causality.json", allow_leak, sweep
         self.certificate: Certificate | None = None
         self.before: list[Result] = []  # training
         self.batch: Batch | None = None  # of the loader, for the current step
@@ -79,13 +90,23 @@ class CausalityCheck(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if pl_module.certificate is None:
-            self._report(trainer, pl_module, certify(pl_module.losses, trainer))
+            self._report(trainer, pl_module, certify(pl_module.losses, trainer, self.sweep))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, *_: Any) -> None:
         self.batch, self.contents, pl_module.losses.batch = batch, contents_of(batch), None
 
-    def on_validation_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, *_: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: TrainingModule, batch: Batch, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Looks up a window of the batches 0, 1, 2, 4, 8 and so on: among those of training, none is to be found."""
         self.on_train_batch_start(trainer, pl_module, batch)
+        contains = getattr(getattr(trainer, "datamodule", None), "contains", None)
+        if contains is None or batch_idx & (batch_idx - 1):
+            return
+        window = batch[0][batch_idx % len(batch[0])].cpu()
+        if not contains("val", window) and contains("train", window):
+            where = f"the loader of validation yields a window of the training text in batch {batch_idx}"
+            self._fail(trainer, pl_module, Result("overlap", "validation as it runs", len(window), 1, 0, 1, where))
 
     def on_before_backward(self, trainer: Trainer, pl_module: TrainingModule, *_: Any) -> None:
         self._check_step(trainer, pl_module, "training_step")
@@ -97,14 +118,16 @@ class CausalityCheck(Callback):
         batch, given = self.batch, pl_module.losses.batch
         assert batch is not None
         same = given is not None and all(map(operator.is_, batch, given))
-        if same and all(map(is_unchanged, batch, self.contents)):
-            return
-        if self.certificate is None or not self.certificate.passed:
-            return
-        where = f"{name} passes other inputs or targets than those of its batch to the loss: inputs may contain targets"
-        result = Result("targets", f"{name} as it runs", batch[0].shape[1], torch.inf, 0.0, 1, where)
-        self.certificate.results = self.before = [*self.before, result]
-        self._report(trainer, pl_module, self.certificate, step=trainer.global_step)
+        if not same or not all(map(is_unchanged, batch, self.contents)):
+            where = f"{name} passes other inputs or targets than those of its batch to the loss"
+            where += ": inputs may contain targets"
+            result = Result("targets", f"{name} as it runs", batch[0].shape[1], torch.inf, 0.0, 1, where)
+            self._fail(trainer, pl_module, result)
+
+    def _fail(self, trainer: Trainer, pl_module: TrainingModule, result: Result) -> None:
+        if self.certificate is not None and self.certificate.passed:  # a model that may leak is reported once
+            self.certificate.results = self.before = [*self.before, result]
+            self._report(trainer, pl_module, self.certificate, step=trainer.global_step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Tests the trained weights."""
@@ -160,18 +183,91 @@ def is_unchanged(tensor: Tensor, contents: int | Tensor) -> bool:
     return torch.equal(tensor, contents) if isinstance(contents, Tensor) else tensor._version == contents
 
 
-def certify(losses: Loss, trainer: Trainer) -> Certificate:
-    """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after."""
+def certify(losses: Loss, trainer: Trainer, sweep: Path | None = None) -> Certificate:
+    """All checks with random weights, of the model, of the loss and of the windows; the weights are the same after.
+
+    Args:
+        sweep: its folder, where the results of the model and of its loss are kept for runs that have the same.
+    """
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    certificate = Certificate("the loss of a training step, and its model")
+    certificate, precision = Certificate("the loss of a training step, and its model"), str(trainer.precision)
     with restored(losses.model), certificate.timed():
         randomize(losses.model, torch.Generator(losses.model.embed.weight.device).manual_seed(0))
-        passed = certificate.add(check_weights(losses, str(trainer.precision), data.batch_size, ROWS, 0))
+        path = sweep / SHARED / f"{identity(losses, precision, data.batch_size)}.json" if sweep is not None else None
+        if path is not None and path.is_file():
+            certificate.results = [Result(**row) for row in json.loads(path.read_text("utf-8"))]
+            certificate.notes.append("the same model was certified in another run of this sweep")
+        else:
+            passed = certificate.add(check_weights(losses, precision, data.batch_size, ROWS, 0))
+            certificate.add(check_targets(losses, data.batch_size))
+            if passed:  # decoding assumes a causal model
+                certificate.add(check_ways(losses))
+            if path is not None and certificate.passed:
+                path.parent.mkdir(exist_ok=True)
+                write_json(path, [vars(result) for result in certificate.results])
         certificate.add(check_windows(data.windows_of, losses.model.config))
-        certificate.add(check_targets(losses, data.batch_size))
-        if passed:  # decoding assumes a causal model
-            certificate.add(check_ways(losses))
     return certificate
+
+
+def identity(losses: Loss, precision: str, batch_size: int) -> str:
+    """sha256 of what a certificate with these weights belongs to, which is the same in runs with other seeds and texts.
+
+    It is that of the model's config, of precision, batch size, compilation, document mask and device, of the versions
+    of Python and torch, of the code of every function as it is in memory (so one that was replaced at run time
+    counts), and of the outputs and losses of a batch in training and in evaluation mode, bit for bit: what else
+    was changed in the module, such as an attribute or a hook, changes them. Where any of it differs, also by rounding,
+    the model is certified again.
+    """
+    gpt, content = losses.model, hashlib.sha256()
+    device = gpt.embed.weight.device
+    machine = device.type, platform.machine(), platform.python_version(), torch.__version__, torch.__config__.show()
+    content.update(repr((gpt.config, precision, batch_size, losses.compile, losses.document_eot, machine)).encode())
+    code = {name: sorted(vars(module).items()) for name, module in sorted(sys.modules.items()) if CODE.match(name)}
+    content.update(describe(code, {}).encode())
+    shape, generator = (2, batch_size, gpt.config.context_length), torch.Generator().manual_seed(0)
+    inputs, targets = torch.randint(gpt.config.vocab_size, shape, generator=generator).to(device)
+    step = replace(subject_of(losses, precision), call=lambda _, ids: losses((ids, targets))[..., None])
+    gpt.eval()
+    outputs = [subject_of(losses, precision)(inputs[:2])]
+    gpt.train()
+    outputs.append(step(inputs))
+    for x in outputs:
+        content.update(x.detach().cpu().numpy().tobytes())
+    return content.hexdigest()
+
+
+def describe(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
+    """The code and constants of a function or class, or the contents of a container; else the name of the type.
+
+    Args:
+        seen: by id, the number and the value of those before, which are described once.
+    """
+    if isinstance(value, str | bytes | int | float | None):
+        return repr(value)
+    if id(value) in seen:
+        return f"#{seen[id(value)][0]}"
+    seen[id(value)] = len(seen), value
+    parts: Iterable[Any] = ()
+    if isinstance(value, CodeType):
+        parts = value.co_code, value.co_names, value.co_consts
+    elif isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+        parts = value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, cells
+    elif isinstance(value, type) and CODE.match(value.__module__):
+        parts = sorted(
+            pair for pair in vars(value).items() if not pair[0].startswith("__pydantic")
+        )  # they hold addresses
+    elif isinstance(value, BuiltinFunctionType):
+        parts = value.__module__, value.__qualname__
+    elif isinstance(value, WRAPPERS):
+        parts = [getattr(value, name, None) for name in ("__wrapped__", "fget", "func", "args", "keywords")]
+    elif isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif isinstance(value, set | frozenset):
+        parts = sorted(describe(x, {}) for x in value)
+    return f"{type(value).__name__}({', '.join(describe(x, seen) for x in parts)})"
 
 
 def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed: int) -> Iterator[Result | str]:
@@ -183,7 +279,7 @@ def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed
     """
     losses.model.eval()
     model = subject_of(losses, precision)
-    checker = checker_of(replace(model, twin=None), f"model precision={precision}", seed)
+    checker = checker_of(model, f"model precision={precision}", seed)
     yield from checker.repeatable(model.context_length)
     yield from checker.future(model.context_length, rows)
     if (gradient := checker.gradient(model.context_length, QUERIES)) is not None:
@@ -193,7 +289,7 @@ def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed
     targets = torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(model.device)
     step = lambda _, ids: losses((ids, targets[: len(ids)])).detach()[..., None]  # noqa: E731  (B, T, 1)
     visible = model.visible if losses.document_eot is None else causal  # an end of text changes the positions
-    loss = replace(model, call=step, visible=visible, batch_size=batch_size, twin=None)
+    loss = replace(model, call=step, visible=visible, batch_size=batch_size)
     checker = checker_of(loss, f"loss precision={precision}", seed)
     yield from checker.repeatable(model.context_length)
     yield from checker.future(model.context_length, max(rows, batch_size))
@@ -202,7 +298,7 @@ def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed
 def checker_of(subject: Model, variant: str, seed: int = 0) -> Checker:
     generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
     texts = Texts(subject.vocab_size, generator=generators[0])
-    bounds = measure_bounds(subject, texts, subject.context_length, exact=True)
+    bounds = Bounds(subject, texts, subject.context_length, exact=True, sharp=True, repeat=True)
     return Checker(subject, bounds, texts, variant, generator=generators[1])
 
 
@@ -210,25 +306,22 @@ def subject_of(losses: Loss, precision: str = "32-true") -> Model:
     """The model of a loss, not copied, in its mode."""
     gpt = losses.model
     sizes = {"vocab_size": gpt.config.vocab_size, "context_length": gpt.config.context_length, "visible": causal}
-    return with_ways(Model("model", gpt, call_gpt, **sizes, device=gpt.embed.weight.device, precision=precision))
+    model = Model("model", gpt, call_directly, **sizes, device=gpt.embed.weight.device, precision=precision)
+    return with_ways(model)
 
 
 def check_ways(losses: Loss) -> Iterator[Result | str]:
-    """Decoding, other lengths and packed documents give the outputs of a full pass.
-
-    The bound needs a copy of the model in float64, so models above a budget are left out.
-    """
+    """Decoding, other lengths and packed documents give the outputs of a full pass."""
     length = losses.model.config.context_length
     names = [f"{'single tokens' if length <= MAX_STEPS else 'chunks'} with the cache"]
     if losses.document_eot is not None:
         names.append("a document behind another one")
-    if 2 * losses.model.n_parameters() * length > TWIN_FLOPS:
+    if 2 * losses.model.n_parameters() * length > MAX_FLOPS:
         return
     losses.model.eval()
     checker = checker_of(subject_of(losses), "model precision=32-true")
     yield from checker.ways(length, [name for name in names if name in checker.model.ways])
-    shorter = [n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n]
-    yield from checker.lengths(length, shorter, lambda: True)
+    yield from checker.lengths([n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n])
 
 
 def check_windows(windows: Windows, config: Any) -> Iterator[Result | str]:
