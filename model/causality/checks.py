@@ -212,9 +212,9 @@ class Checker:
 
     def _batch_size(self, length: int, limit: int) -> int:
         """Rows of the next batch: they differ, and fit into memory and on a CPU into its caches."""
+        self._turn += 1
         if self.model.batch_size:
             return self.model.batch_size
-        self._turn += 1
         return max(1, min(BATCH_SIZES[self._turn % len(BATCH_SIZES)], limit, self._fitting_rows(length)))
 
     def _fitting_rows(self, length: int) -> int:
@@ -238,11 +238,11 @@ class Checker:
             size = self._batch_size(length, len(queries) + (whole < 0))
             n_queries = size - 1 if whole < 0 and size > 1 else size
             chosen, queries = queries[:n_queries], queries[n_queries:]
-            chosen = chosen.repeat(size)[:size]
+            chosen = chosen.repeat(size)[:size].roll(self._turn)
             ids = self.texts.draw(size, length)
             kept, compared = visible[chosen], ~(visible[None] & ~visible[chosen][:, None]).any(-1)  # (B, T) each
             if n_queries < size and whole < 0:
-                whole = self._turn % size
+                whole = (self._turn - 1) % size  # the last one, before the roll
                 kept[whole], compared[whole] = False, False
             verdict, where, leak = self._changes(ids, torch.where(kept, ids, self.texts.other(ids)), compared)
             tested, worst = tested + int(compared.sum()), worst_of(worst, verdict)

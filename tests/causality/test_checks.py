@@ -1,0 +1,30 @@
+"""The certificate of models that the corpus does not have: a large vocabulary, and what notes say."""
+
+import torch
+from torch import nn
+
+from tril.model.causality import certify
+
+V, T, C = 4000, 40, 8
+
+
+class Gated(nn.Module):
+    """One token of the vocabulary sees the next position, or is seen from there."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.embed, self.head, self.gate = nn.Embedding(V, C), nn.Linear(C, V), gate
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.head(x.cumsum(1) + self.gate(ids)[..., None] * x.roll(-1, 1))
+
+
+def test_an_id_that_opens_a_leak_is_found_in_a_large_vocabulary():
+    sizes = {"vocab_size": V, "context_length": T, "budget_seconds": 20.0}
+    assert not certify(Gated(lambda ids: ids == 2345), **sizes).passed
+    assert not certify(Gated(lambda ids: ids.roll(-1, 1) == 1234), **sizes).passed
+    correct = certify(Gated(lambda ids: 0 * ids), **sizes)
+    assert correct.passed and not any("ids were tested" in note for note in correct.notes)
+    hurried = certify(Gated(lambda ids: 0 * ids), **sizes | {"budget_seconds": 0.0})
+    assert hurried.passed and any(f"0 of {V} ids were tested" in note for note in hurried.notes)
