@@ -1,6 +1,5 @@
 """The certificate of models that the corpus does not have: a large vocabulary, and what notes say."""
 
-import torch
 from torch import nn
 
 from tril.model.causality import certify
