@@ -48,6 +48,8 @@ def write_files(folder: Path) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
+    with opened(ROOT / "docs" / "ablation_heads") as (sweep, _):
+        shutil.copytree(sweep, folder / "multirun/DATE/TIME")  # older than the runs: `latest` is one of those
     for name, extra in ((RUN, []), (Path("RUN_WITHOUT_MASK"), ["experiment=control_no_mask"])):
         paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / name}", "~callbacks.samples"]
         with mock.patch.dict(os.environ, {"TRIL_CACHE": str(folder / "cache")}):
@@ -60,5 +62,3 @@ def write_files(folder: Path) -> None:
     write_meta(folder / "out-shakespeare-char/meta.pkl", characters)
     write_checkpoint(folder / "out/ckpt.pt", reference(264))
     (folder / "nanoGPT").mkdir()
-    with opened(ROOT / "docs" / "ablation_heads") as (sweep, _):
-        shutil.copytree(sweep, folder / "multirun/DATE/TIME")
