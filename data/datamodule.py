@@ -63,6 +63,12 @@ class TextDataModule(LightningDataModule):
         return self.prepared.meta
 
     @property
+    def prompt(self) -> str:
+        """What a sample begins with, see `Source.prompt`; of several sources, a new document."""
+        prompts = [member.source.prompt for member in self.config.members.values()]
+        return prompts[0] if len(prompts) == 1 else ""
+
+    @property
     def document_eot(self) -> int | None:
         """Id of the token that opens a document if `data.document_mask`; None: a window is one text."""
         return self.meta["eot_id"] if self.config.document_mask else None

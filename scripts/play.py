@@ -30,7 +30,9 @@ class PlayCommand:
         "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
     )
     other: str | None = setting(None, "a second checkpoint to compare side by side; null: none")
-    prompt: Prompt = setting("", r"the text that the page starts with; \n is a line end")
+    prompt: Prompt | None = setting(
+        None, r"the text that the page starts with; \n is a line end; null: one that suits the text of the run"
+    )
     port: int = setting(8000, "of 127.0.0.1, which only this computer reaches; 0: any free port", ge=0, le=65535)
     open: bool = setting(False, "open the page in the default browser")
     device: str = setting("auto", "auto | cpu | cuda | mps")
@@ -44,19 +46,21 @@ def main(line: CommandLine[PlayCommand]) -> None:
             raise ValueError('the page needs starlette and uvicorn; pip install "tril[app]"')
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         listener = listen(settings.port)
-    from tril.model.checkpoint import load
+    from tril.model.checkpoint import Checkpoint
     from tril.scripts.playground.server import PlayModel, create_server
 
     with listener, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
         with user_errors():
             device = pick_device(settings.device)
-            models = [PlayModel(str(path), load(path, device)) for path in paths]
+            checkpoints = [Checkpoint.read(path) for path in paths]
+            models = [PlayModel(str(each.path), each.language_model(device)) for each in checkpoints]
+            prompt = settings.prompt if settings.prompt is not None else str(checkpoints[0].data.get("prompt", ""))
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/"
         print(url, flush=True)
         print(f"{' and '.join(map(str, paths))} on {device}; Ctrl-C ends the server", file=sys.stderr, flush=True)
         if settings.open:
             webbrowser.open(url)
-        create_server(models, settings.prompt).run(sockets=[listener])
+        create_server(models, prompt).run(sockets=[listener])
 
 
 def listen(port: int) -> socket.socket:

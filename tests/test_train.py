@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.conftest import assert_refused
 from tests.runs import DRAWN_BY, in_process, interrupted, rows, train_typed, typed
+from tril.data.sources.files import Files
 from tril.model.checkpoint import load, read_state
 from tril.model.runs import find_checkpoint
 from tril.model.training.summary import plot_losses
@@ -41,6 +42,16 @@ def test_the_files_of_a_run(configure, tmp_path, monkeypatch):
         assert [int(row["step"]) for row in logged if row[column]] == [4, 8]
     windows = np.load(folder / "windows_last.npz")
     assert windows["nll"].sum() / windows["targets"].sum() == pytest.approx(summary["final_val_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "given", "used"), [("byte", "a\né", "a\né"), ("char", "é", "")])
+def test_a_sample_begins_as_suits_the_text_if_the_tokenizer_knows_it(kind, given, used, configure, monkeypatch):
+    monkeypatch.setattr(Files, "prompt", given)
+    settings = [f"data.tokenizer.kind={kind}", *QUICK[2:], "callbacks.samples.max_new_tokens=1"]
+    folder = train_typed(configure(*settings)).folder
+    lines = (folder / "samples.txt").read_text(encoding="utf-8").split("--- sample at step 8 ---\n")
+    assert lines[1].startswith(used) and len(lines[1]) <= len(used) + 2  # a token of a character, and a line end
+    assert state(folder)["tril"]["data"]["prompt"] == given  # where the page to play with begins
 
 
 def test_documents_in_a_window_do_not_attend_to_each_other_also_after_resuming(configure, tmp_path):

@@ -68,6 +68,7 @@ class Source:
         ends_documents: the end-of-text token is put after each document.
         is_chat: the documents are conversations.
         n_bytes: of all files; a text of very many is only searched for equal documents.
+        prompt: what a sample of a model of this text begins with, unless the user chooses; "": a new document.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Source:
     ends_documents = True
     is_chat = False
     n_bytes = 0
+    prompt = ""
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that change if the text or its split changes; computed at every start."""

@@ -23,6 +23,7 @@ class Prose(Source):
     val_fraction: float = setting(0.1, "of the chapters, by a hash of their names", common=True, gt=0, lt=1)
     name = "prose"
     salt = ":"
+    prompt = "In those days "
 
     def fingerprint(self) -> dict[str, Any]:
         """

@@ -39,6 +39,7 @@ class StandardLibrary(Source):
     )
     name = "stdlib"
     salt = VAL_SALT
+    prompt = "import os\n\n\ndef "
 
     def files(self) -> list[tuple[str, Path]]:
         """(relative POSIX path, path) of every file, sorted."""

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import canonical, group, setting, strict_settings
+from tril.model.generation.config import Prompt
 
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
@@ -164,8 +165,8 @@ class SamplesConfig:
     """A text after each validation."""
 
     # prompt=1 is parsed as a number
-    prompt: Annotated[str, BeforeValidator(lambda x: str(x) if isinstance(x, int | float) else x)] = setting(
-        "", "empty: start a new document", common=True
+    prompt: Annotated[Prompt | None, BeforeValidator(lambda x: str(x) if isinstance(x, int | float) else x)] = setting(
+        None, 'null: one that suits the text; "": start a new document', common=True
     )
     max_new_tokens: Count = setting(100, "length of the sample")
     temperature: Finite = setting(0.8, "0: always the most probable token", ge=0)

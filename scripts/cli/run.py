@@ -175,7 +175,7 @@ def build_module(config: RunConfig, model: "GPT", data: "TextDataModule", start:
         weights={},  # the module adds them
         tokenizer=data.tokenizer.to_str(),
         eot=data.config.tokenizer.eot,
-        data=data.meta,
+        data=data.meta | {"prompt": data.prompt},
         lineage=start.lineage,
         settings=resolved_settings(config),
         code=code_sha256(),

@@ -77,11 +77,16 @@ class Samples(Callback):
         self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        lm, is_chosen = pl_module.language_model(), self.prompt is not None
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        self.prompt = self.prompt if is_chosen else data.prompt
         try:
-            if (lm := pl_module.language_model()) is not None:
+            if lm is not None:
                 lm.stream(self.prompt, **self.options)  # checks the arguments only
         except ValueError as error:
-            raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
+            if is_chosen:
+                raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
+            self.prompt = ""  # another tokenizer than that of the text does not know its characters
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Not earlier: with model_parallel, Lightning reads the checkpoint after `on_fit_start`."""
