@@ -31,7 +31,7 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
         *("model.evaluation.pairs.score_pairs", "model.evaluation.task_model.run_tasks"),
     ),
     "export": ("model.interop.hf_export.export_hf", "model.interop.gguf_file.write_gguf"),
-    "heads": ("scripts.heads.log", "scripts.experiments.head_averages.describe_sweep"),
+    "heads": ("scripts.experiments.trained_heads.log", "scripts.experiments.trained_heads.describe_sweep"),
     "play": ("scripts.playground.server.create_server",),
     "referee": ("scripts.experiments.referee.judge",),
     "report": ("scripts.experiments.report.losses_of",),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
 from tril.model.comparison import Bound, Comparison, compare
 from tril.model.generation.generate import inference
@@ -70,15 +71,6 @@ class Ablation:
             rows.append(row | {"loss": self.loss + change.difference.mean} | _row(change))
         return rows
 
-    def table(self) -> list[list[str]]:
-        """The changes as rows of a table, of which the first is the header; the most important head first."""
-        changes = sorted(self.changes().items(), key=lambda item: -item[1].difference.mean)
-        lines = [["head", "change of the loss without it", "the model is then"]]
-        for head, change in changes:
-            half = change.difference.half_width
-            lines.append([head_name(head), f"{change.difference.mean:+.4f} ± {half:.4f}", change.verdict])
-        return lines
-
     def _compare(self, without: Tensor) -> list[Comparison]:
         """Sums (n, G) of the model without some heads, compared with the whole one."""
         kept = self.clusters.targets.numpy() > 0
@@ -107,10 +99,32 @@ def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
     return Ablation(clusters, alone[0], single, order, removal)
 
 
+def average(ablations: Sequence[Ablation]) -> dict[str, Comparison]:
+    """What is comparable over the seeds of a configuration, such as "layer 0" or "rank 1" -> compared with the whole
+    model.
+
+    Heads have no identity across seeds, so what is averaged does not depend on their numbers: the rise of the loss
+    summed over the heads of a layer, each removed alone, and the sorted rises. Both are losses of documents like any
+    others, so `compare` gives their intervals over seeds and text.
+    """
+    first, losses = ablations[0], []
+    kept = first.clusters.targets.numpy() > 0
+    sizes = first.clusters.targets.numpy()[kept]
+    n_layers, n_heads, _ = first.single.shape
+    for ablation in ablations:  # losses of documents: of the whole model, by layer, by rank
+        whole, single = ablation.whole.numpy()[kept], ablation.single.numpy()[..., kept]  # (G,), (L, H, G)
+        layers = whole + (single - whole).sum(1)  # (L, G)
+        ranked = [single[head] for head in reversed(ablation.order)]
+        losses.append(np.stack([whole, *layers, *ranked]) / sizes)
+    names = [*(f"layer {layer}" for layer in range(n_layers)), *(f"rank {n}" for n in range(1, n_layers * n_heads + 1))]
+    return dict(zip(names, compare(np.stack(losses, 1), sizes), strict=True))
+
+
 def losses_without(
     model: GPT, text: TokenWindows, clusters: TextClusters, removals: Sequence[Sequence[Head]]
 ) -> Tensor:
-    """The losses of each cluster: of the whole model, then for each removal without its first 1, 2, ... heads.
+    """The losses of each cluster: of the whole model, then for each removal without its first 1, 2, ... heads. On a
+    terminal, a progress bar shows the time left.
 
     With each further head, the layers below it keep their outputs, so the model runs from that layer on. It must be in
     evaluation mode.
@@ -120,6 +134,7 @@ def losses_without(
     """
     n_rows, first = 1 + sum(map(len, removals)), 0
     sums = torch.zeros(n_rows, len(clusters.targets), dtype=torch.float64)
+    bar = tqdm(total=n_rows * len(text.ids), desc="removing heads", disable=None, leave=False)
     for ids, targets, options in text.batches(model.embed.weight.device):
         whole, shared = _block_inputs(model, ids, options)
         sums[0] += clusters.sums(_losses(model, whole[-1], targets), first)
@@ -131,7 +146,9 @@ def losses_without(
                 inputs = _run_from(model, layer, inputs, shared, gate)
                 sums[row] += clusters.sums(_losses(model, inputs[-1], targets), first)
                 row += 1
+                bar.update(len(ids))
         first += len(ids)
+    bar.close()
     return sums
 
 

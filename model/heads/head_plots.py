@@ -3,7 +3,6 @@
 Letters: L layers, H heads, T tokens.
 """
 
-import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +10,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from tril.model.comparison import UNCLEAR
+from tril.model.comparison import UNCLEAR, Comparison
 from tril.model.heads.ablation import Ablation
 from tril.model.heads.gate import head_name
-from tril.model.heads.scores import SCORES
 
 COLOR = "tab:blue"
 DPI = 130
-SCORE_COLUMNS = 3  # panels in a row
 MAX_LABEL = 10  # characters of a token
 MAX_ANNOTATED = 24  # heads whose names fit along a curve
 MIN_FONT = 4.5  # points
@@ -77,6 +74,28 @@ def plot_removal(path: str | Path, ablation: Ablation) -> None:
     figure.savefig(path, dpi=DPI)
 
 
+def plot_ranks(path: str | Path, averages: Mapping[str, Mapping[str, Comparison]]) -> None:
+    """PNG: the rises of single heads from the largest to the smallest, a line with its intervals for each variant.
+
+    Args:
+        averages: label of a variant -> see `ablation.average`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 4.8), layout="constrained")
+    axes = figure.subplots()
+    for label, of_variant in averages.items():
+        ranks = [each.difference for name, each in of_variant.items() if name.startswith("rank")]
+        bars = [0.0 if interval.low is None else interval.half_width for interval in ranks]
+        means, numbers = [interval.mean for interval in ranks], range(1, len(ranks) + 1)
+        axes.errorbar(numbers, means, bars, marker="o", ms=3, lw=1.2, capsize=2, label=label.replace("$", r"\$"))
+    axes.axhline(0, color="0.6", lw=0.8, zorder=0)
+    axes.set(xlabel="rank of the head", ylabel="rise of the loss, nats per token")
+    axes.locator_params(axis="x", integer=True)
+    axes.legend()
+    figure.savefig(path, dpi=DPI)
+
+
 def plot_maps(path: str | Path, maps: Tensor, tokens: Sequence[str]) -> None:
     """PNG: the weights (L, H, T, T) of every head as a grid, one query per row, with token labels where they fit."""
     from matplotlib.colors import PowerNorm
@@ -104,36 +123,6 @@ def plot_maps(path: str | Path, maps: Tensor, tokens: Sequence[str]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # shown as a box
         figure.savefig(path, dpi=DPI)
-
-
-def plot_scores(path: str | Path, heads: Mapping[str, Tensor], uniform: Mapping[str, float]) -> None:
-    """PNG: a panel of layers x heads for each score, whose white is the score of uniform weights.
-
-    Args:
-        heads: names of `SCORES` -> (L, H).
-        uniform: the same names -> the score of uniform weights.
-    """
-    from matplotlib.colors import CenteredNorm
-    from matplotlib.figure import Figure
-
-    n_layers, n_heads = next(iter(heads.values())).shape
-    rows = -(-len(heads) // SCORE_COLUMNS)
-    size = (SCORE_COLUMNS * (0.62 * n_heads + 1.6), rows * (0.42 * n_layers + 1.3))
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(rows, SCORE_COLUMNS, squeeze=False).flatten()
-    for axes in panels[len(heads) :]:
-        axes.set_axis_off()
-    for axes, (name, values) in zip(panels, heads.items(), strict=False):
-        norm = CenteredNorm(uniform[name])
-        image = axes.imshow(values.numpy(), cmap="PuOr", norm=norm, aspect="auto")
-        for (layer, head), value in np.ndenumerate(values.numpy()):
-            color = "white" if abs(norm(value) - 0.5) > 0.35 else "black"
-            axes.text(head, layer, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
-        title = textwrap.fill(SCORES[name].partition(";")[0], 30 + 6 * n_heads)
-        axes.set_title(f"{name}: {title}\nuniform weights: {uniform[name]:.2f}", fontsize=8)
-        axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
-        figure.colorbar(image, ax=axes)
-    figure.savefig(path, dpi=DPI)
 
 
 def readable(token: str) -> str:

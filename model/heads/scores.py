@@ -6,7 +6,6 @@ Every score is a function of the weights (B, H, T, S), where the last query is a
 is a uniform head, which spreads its weight evenly over the visible keys.
 """
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from torch import Tensor
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
 from tril.model.heads.attention_maps import TokenWindows, capture_attention
-from tril.model.heads.gate import head_name
 from tril.model.masks import visible_keys
 
 SCORES = {
@@ -93,13 +91,6 @@ class HeadScores:
     heads: dict[str, Tensor]
     uniform: dict[str, float]
     induction_length: int
-
-    def table(self) -> list[list[str]]:
-        """The scores as rows of a table: the header first, uniform weights last."""
-        rows = [["head", *SCORES]]
-        for layer, head in itertools.product(*map(range, self.heads["entropy"].shape)):
-            rows.append([head_name((layer, head)), *(f"{self.heads[name][layer, head]:.3f}" for name in SCORES)])
-        return [*rows, ["uniform", *(f"{self.uniform[name]:.3f}" for name in SCORES)]]
 
 
 def score_heads(model: GPT, text: TokenWindows, *, alphabet: Tensor, seed: int) -> HeadScores:

@@ -17,11 +17,12 @@ from tests.runs import train_typed, typed
 from tril.model.checkpoint import read_state, save, write_state
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.attention_maps import TokenWindows
+from tril.model.heads.description import prompt_ids, write_maps
 from tril.model.heads.gate import head_gate
 from tril.model.heads.scores import HeadScores
 from tril.model.intervals import clustered_mean
 from tril.scripts.cli.finished_run import read_run, validation_tokens
-from tril.scripts.heads import main, prompt_ids, write_maps
+from tril.scripts.heads import main
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 NAMES = ["L0H0", "L0H1", "L1H0", "L1H1"]
@@ -83,7 +84,7 @@ def test_the_heads_of_one_run(folder):
     assert result.returncode == 0, result.stderr
     out = folder / "one"
     assert set(folder.rglob("*")) - before == {out, *(out / name for name in WRITTEN)}
-    assert len(result.stderr.splitlines()) == 2  # progress, and no warnings
+    assert len(result.stderr.splitlines()) == 1  # what is measured, and no warnings
     assert result.stdout.endswith(f"one: {', '.join(sorted(WRITTEN, key=result.stdout.index))}\n")
     assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("heads", "removal", "attention"))
     [tokens] = validation_tokens(run)
@@ -110,8 +111,10 @@ def test_the_heads_of_one_run(folder):
         assert content["observations"] == counts | {"df": pytest.approx(expected.df)} and int(line["documents"]) == len(
             rises
         )
-        assert f"| {row['head']} |" in result.stdout and f"{row['change']:+.4f} ±" in result.stdout
+        assert f"| {row['head']} " in result.stdout and f"{row['change']:+.4f} ±" in result.stdout
         assert float(line["high"]) == row["high"] and line["verdict"] == row["verdict"]
+    listed = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")]
+    assert listed == [row["head"] for row in sorted(content["heads"], key=lambda row: -row["change"])]
     assert "This describes one trained model on one text, not its configuration" in result.stdout
     nothing = sum(loss for loss, _ in document_losses(lm, tokens, numbers, torch.zeros(2, 2)).values()) / (8 * T)
     assert content["removal"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
@@ -123,7 +126,7 @@ def test_the_heads_of_one_run(folder):
 
 def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_path, monkeypatch):
     pages, lm = [], read_run(folder / "sweep/heads2-seed0/checkpoints/best.ckpt").checkpoint.language_model()
-    monkeypatch.setattr("tril.model.heads.page.write_page", lambda path, **page: pages.append(page))
+    monkeypatch.setattr("tril.model.heads.description.write_page", lambda path, **page: pages.append(page))
     ids, window = [*prompt_ids(lm, None, "3 é"), lm.eot_id, *prompt_ids(lm, None, "a")], torch.zeros(1, 1)
     entropy = torch.tensor([[0.0, 0.25], [0.5, 1.0]])
     for document_eot in (None, lm.eot_id):

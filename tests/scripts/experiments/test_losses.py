@@ -89,6 +89,7 @@ def test_a_diverged_run_is_infinite_and_a_missing_one_nan(tmp_path):
     found = losses_of(sweep).losses
     assert np.isinf(found[1, 0]).all() and np.isnan(found[1, 1]).all() and np.isnan(found[2, 1]).all()
     assert [each.verdict for each in compare_sweep(losses_of(sweep), sweep).values()] == ["diverged", "one seed"]
+    assert tuning_loss(sweep.others[0].runs[0]) == math.inf  # whatever its last validation was
 
 
 def test_each_launch_has_its_level_and_an_unfinished_one_no_verdict(tmp_path):
