@@ -7,8 +7,9 @@ from pathlib import Path
 from unittest import mock
 
 from tests.documented import ROOT
-from tests.model.interop.folders import byte_tokenizer, folder_of
+from tests.model.interop.folders import folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
+from tests.model.tokenizers import byte_tokenizer
 from tests.runs import TINY, train_typed, typed
 from tril.scripts.experiments.published import opened
 

@@ -11,7 +11,8 @@ import yaml
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.data.chats import CHATML, MARKS
-from tests.model.interop.folders import byte_tokenizer, change_json, folder_of
+from tests.model.interop.folders import change_json, folder_of
+from tests.model.tokenizers import byte_tokenizer
 from tests.runs import TINY, in_process
 from tril.model.checkpoint import load, read_state
 from tril.scripts import evaluate, heads

@@ -8,8 +8,9 @@ import torch
 import yaml
 
 from tests.conftest import assert_refused, tiny_gpt
-from tests.model.interop.folders import EOT, byte_tokenizer, folder_of
+from tests.model.interop.folders import folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
+from tests.model.tokenizers import EOT, byte_tokenizer
 from tests.runs import in_process, typed
 from tril.model.checkpoint import Checkpoint, digest, load, read_state, save
 from tril.model.generation.language_model import LanguageModel

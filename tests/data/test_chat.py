@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.chats import CHATML, MARKS
-from tests.model.interop.folders import EOT, byte_tokenizer
+from tests.model.tokenizers import EOT, byte_tokenizer
 from tril.data.config import parse
 from tril.data.prepare import Encoder
 from tril.data.prepared import OPENS, TARGET

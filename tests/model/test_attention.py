@@ -119,9 +119,10 @@ def test_documents_begin_with_their_end_of_text_token(rows):
     assert document_options(torch.tensor(rows), None) == {}
 
 
+@pytest.mark.parametrize("pos", ["rope", "learned"])
 @torch.no_grad()
-def test_padded_rows_equal_the_rows_without_padding():
-    model, ids = tiny_gpt(), torch.randint(31, (2, 6))
+def test_padded_rows_equal_the_rows_without_padding(pos):
+    model, ids = tiny_gpt(pos=pos), torch.randint(31, (2, 6))
     visible = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
     logits = model(ids, mask=visible[:, None, None], positions=visible.cumsum(1).sub(1).clamp(min=0))
     assert_close(logits[:1, 2:], model(ids[:1, 2:]))

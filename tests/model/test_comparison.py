@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.integrate import trapezoid
-from scipy.linalg import sqrtm
 
 from tril.model.comparison import (
     BETTER,
@@ -62,24 +61,20 @@ def test_what_gives_no_standard_error(nll, targets, mean):
     assert (found.interval().low, found.interval().high) == (None, None)
 
 
+def cr2(means, sizes):
+    """Variance of the mean over documents (..., G) to (...), and its degrees of freedom, from the regression's matrices
+    (Bell and McCaffrey 2002)."""
+    share = sizes / sizes.sum()
+    residual_maker = np.eye(len(share)) - np.sqrt(np.outer(share, share))
+    form = np.sqrt(share / np.diag(residual_maker))[:, None] * residual_maker
+    return np.sum((np.sqrt(share) * means @ form.T) ** 2, -1), np.sum(form**2) ** 2 / np.sum((form @ form.T) ** 2)
+
+
 def test_a_clustered_mean_is_that_of_the_matrices():
-    """CR2 and its degrees of freedom (Bell and McCaffrey 2002) from every target, with the regression's matrices."""
-    generator, sizes = np.random.default_rng(0), np.array([3, 5, 1, 9, 2])
-    losses = [generator.normal(size=size) for size in sizes]
-    n = sizes.sum()
-    residual_maker, x = np.eye(n) - 1 / n, np.ones(n)
-    residuals = residual_maker @ np.concatenate(losses)
-    variance, columns = 0.0, []
-    for first, size in zip(np.cumsum(sizes) - sizes, sizes, strict=True):
-        rows = slice(first, first + size)
-        weights = np.linalg.inv(sqrtm(residual_maker[rows, rows]).real) @ x[rows] / n
-        variance += (weights @ residuals[rows]) ** 2
-        columns.append(residual_maker[:, rows] @ weights)
-    form = np.array(columns) @ np.array(columns).T
-    found = clustered_mean([each.sum() for each in losses], sizes)
-    assert found.mean == pytest.approx(np.concatenate(losses).mean())
-    assert found.se == pytest.approx(math.sqrt(variance), rel=1e-9)
-    assert found.df == pytest.approx(np.trace(form) ** 2 / np.sum(form**2), rel=1e-9)
+    losses = np.random.default_rng(0).normal(size=12)
+    found, (variance, df) = clustered_mean(losses * SIZES, SIZES), cr2(losses, SIZES)
+    assert (found.se, found.df) == (pytest.approx(variance**0.5, rel=1e-9), pytest.approx(df, rel=1e-9))
+    assert found.mean == pytest.approx(np.average(losses, weights=SIZES))
 
 
 def test_a_document_in_several_windows_is_one_cluster():
@@ -109,33 +104,7 @@ def test_with_few_documents_the_clusters_are_blocks_of_consecutive_windows(n_win
     assert starts[0] == 0 and len(starts) == BLOCKS and abs(sums - weights.sum() / BLOCKS).max() <= 32
 
 
-def test_intervals_over_documents_cover_the_truth_as_often_as_stated_and_those_over_windows_do_not():
-    """Targets of a document share a random effect: the mean is 0.3, documents have sd 0.5, targets sd 1."""
-    rng, by_document, by_window, n = np.random.default_rng(0), 0, 0, 1000
-    for repetition in range(n):
-        if repetition % 50 == 0:  # evenly spaced windows of documents whose lengths are log-normal, as those of files
-            stream = np.repeat(np.arange(60), rng.lognormal(5, 1, 60).astype(int) + 1)
-            numbers = np.arange(96) * (len(stream) // 32 - 1) // 95
-            documents = torch.from_numpy(stream[numbers[:, None] * 32 + np.arange(32)])
-            clusters = TextClusters.of(documents, torch.zeros_like(documents))
-            windows = TextClusters(torch.arange(96)[:, None].expand(96, 32), torch.full((96,), 32.0), 60, True)
-        nll = torch.from_numpy(rng.normal(0.3, 0.5, 60))[documents] + torch.from_numpy(rng.normal(0, 1, (96, 32)))
-        found = [each.mean(each.sums(nll)).interval() for each in (clusters, windows)]
-        covered = [interval.low <= 0.3 <= interval.high for interval in found]
-        by_document, by_window = by_document + covered[0], by_window + covered[1]
-    assert 0.93 <= by_document / n <= 0.97 and by_window / n < 0.85
-
-
 # --- comparisons
-
-
-def cr2(means, sizes):
-    """Variance of the mean over documents (..., G) to (...), and its degrees of freedom, from the regression's matrices
-    (Bell and McCaffrey 2002)."""
-    share = sizes / sizes.sum()
-    residual_maker = np.eye(len(share)) - np.sqrt(np.outer(share, share))
-    form = np.sqrt(share / np.diag(residual_maker))[:, None] * residual_maker
-    return np.sum((np.sqrt(share) * means @ form.T) ** 2, -1), np.sum(form**2) ** 2 / np.sum((form @ form.T) ** 2)
 
 
 def text_part(differences, sizes):

@@ -29,11 +29,10 @@ PARTS |= {
 }
 WITHOUT = {"n_heads": 0, "n_kv_heads": None, "head_dim": None, "window": None}, {"mlp": "none"}
 MODELS = st.fixed_dictionaries(PARTS)
-DRAWN = settings(deadline=None, max_examples=25, derandomize=True)
 
 
 @torch.no_grad()
-@DRAWN
+@settings(deadline=None, max_examples=40, derandomize=True)
 @given(MODELS, st.integers(1, 5), st.integers(4, 16), st.sampled_from([{}, {}, *WITHOUT]))
 def test_decoding_in_chunks_and_packed_documents_equal_one_full_pass(parts, chunk, length, without):
     model, ids = tiny_gpt(**parts | without, context_length=16), torch.randint(1, V, (B, length))
@@ -50,22 +49,6 @@ def test_decoding_in_chunks_and_packed_documents_equal_one_full_pass(parts, chun
         model(torch.zeros(B, 17, dtype=torch.long))
 
 
-@DRAWN
-@given(MODELS)
-def test_every_parameter_is_trained(parts):
-    model = GPT(GPTConfig(V, context_length=T, n_layers=2, dim=32, n_heads=4, **parts)).train()
-    ids, targets = torch.randint(V, (2, B, T))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):  # with zero_out, the first step changes the head only, and the second the output projections
-        optimizer.zero_grad()
-        model.nll(ids, targets).mean().backward()
-        optimizer.step()
-    for name, p in model.named_parameters():
-        assert p.grad.isfinite().all(), name
-        if not (name.endswith("k_proj.bias") and parts["qk_norm"] == "none" and parts["pos"] != "rope"):
-            assert p.grad.abs().max() > 0, name  # that bias shifts all scores of a query equally
-
-
 def test_nll_is_the_negative_log_softmax_at_the_target():
     model, (ids, targets) = tiny_gpt(logit_softcap=0.5), torch.randint(V, (2, B, T))
     plain = tiny_gpt()
@@ -80,17 +63,6 @@ def test_nll_is_the_negative_log_softmax_at_the_target():
     assert loss.dtype == torch.float32
     loss.mean().backward()
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
-
-
-@pytest.mark.parametrize("pos", ["rope", "learned"])
-@torch.no_grad()
-def test_rows_may_have_different_positions(pos):
-    model, ids = tiny_gpt(pos=pos), torch.randint(V, (B, 6))
-    positions = torch.tensor([[0, 1, 2, 3, 4, 5], [11, 3, 4, 9, 0, 7]])
-    out = model(ids, positions=positions)
-    assert_close(out, torch.cat([model(ids[:1]), model(ids[1:], positions=positions[1])]))
-    shifted = model(ids, positions=torch.arange(6) + 5) - model(ids)
-    assert (shifted.abs().max() > 0.01) == (pos == "learned")  # rotary positions are relative
 
 
 @torch.no_grad()

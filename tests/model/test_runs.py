@@ -5,16 +5,11 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tril.model.atomic_files import atomic_path, remove_leftovers, write_json, write_text
-from tril.model.runs import METRICS, Run, find_checkpoint, find_sweep, new_folder, read_settings, run_folder, state_of
+from tril.model.runs import METRICS, Run, find_checkpoint, find_sweep, new_folder, run_folder, state_of
 
 
 def touch(path, age=0):
@@ -85,21 +80,6 @@ def test_the_files_of_a_run_are_read_as_plain_values(run):
     assert (run.config.model.dim, run.config.model.name, run.config.none) == (8, "${x}", None)
     assert [list(row) for row in run.metrics] == [["step", "train/loss"], ["step", "val/loss"], ["step", "train/loss"]]
     assert run.metrics[1] == {"step": 4, "val/loss": 3.0} and type(run.metrics[1]["step"]) is int
-
-
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("e.-:~#'1x\n é"),
-    lambda values: st.lists(values) | st.dictionaries(st.text("ab.*/"), values),
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(PLAIN)
-def test_settings_come_back_as_they_were_written(value):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "config.yaml")
-        path.write_text(yaml.safe_dump({"key": value}, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        assert repr(read_settings(path)) == repr({"key": value})  # 1 is not 1.0, nor True
 
 
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))

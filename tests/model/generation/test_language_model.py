@@ -7,26 +7,12 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.conftest import tiny_gpt
-from tril.model.generation.language_model import EOT, INCOMPLETE, MAX_INCOMPLETE, LanguageModel, TextStream
+from tests.model.tokenizers import EOT, TEXT, byte_tokenizer, merging_tokenizer
+from tril.model.generation.language_model import INCOMPLETE, MAX_INCOMPLETE, LanguageModel, TextStream
 from tril.scripts.cli.errors import message_of
-
-TEXT = "naïve café – 東京タワー, 😀👩‍👩‍👧 and 𝔘𝔫𝔦𝔠𝔬𝔡𝔢;\ttabs\n\n  and spaces"
-
-
-def byte_level(size=257):
-    """Byte-level BPE with merges across parts of characters; 257: bytes only."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=size > 257)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[EOT], initial_alphabet=alphabet, show_progress=False, min_frequency=1
-    )
-    tokenizer.train_from_iterator([TEXT, "東亰 西京 😁😂 the the then"] * 3, trainer)
-    return tokenizer
 
 
 def characters(text="abc def"):
@@ -59,7 +45,7 @@ def with_gaps():
     return tokenizer
 
 
-TOKENIZERS = {"bytes": byte_level(), "bpe": byte_level(330), "characters": characters(TEXT)}
+TOKENIZERS = {"bytes": byte_tokenizer(), "bpe": merging_tokenizer(), "characters": characters(TEXT)}
 DECODED = TOKENIZERS | {"gaps": with_gaps()}
 
 
@@ -125,7 +111,7 @@ STOPS = [["end"], ["b", "aab"], ["abcd", "bc"], ["aaa"], ["a", "ab"], ["é", "ab
 
 
 def test_the_first_complete_stop_string_ends_a_text(script):
-    tokenizer, draw = byte_level(), random.Random(0)
+    tokenizer, draw = byte_tokenizer(), random.Random(0)
     lm = language_model(tokenizer)
     for stops in STOPS * 10:
         text = "".join(draw.choice([*"".join(stops or ""), "x", "é"]) for _ in range(draw.randrange(1, 14)))
@@ -145,7 +131,7 @@ def test_text_arrives_before_its_end():
 
 
 def test_a_list_of_prompts_is_one_batch_of_tokens_whose_rows_end_independently(script):
-    tokenizer = byte_level()
+    tokenizer = byte_tokenizer()
     tokenizer.encode_special_tokens = True  # as it is for documents
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=50)
@@ -162,7 +148,7 @@ def test_a_list_of_prompts_is_one_batch_of_tokens_whose_rows_end_independently(s
 
 @torch.no_grad()
 def test_a_space_at_the_end_of_a_prompt_becomes_part_of_the_first_new_token(script):
-    tokenizer = byte_level(330)  # has "Ġthe", "Ġspaces", ... and "Ġ" alone
+    tokenizer = merging_tokenizer()  # has "Ġthe", "Ġspaces", ... and "Ġ" alone
     lm = language_model(tokenizer)
     space = [i for token, i in tokenizer.get_vocab().items() if token.startswith("Ġ")]
     assert len(space) > 3

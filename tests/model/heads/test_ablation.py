@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.conftest import TRAINABLE, tiny_gpt
-from tril.model.comparison import BETTER, UNCLEAR, WORSE
+from tril.model.comparison import UNCLEAR
 from tril.model.gpt import IGNORE
 from tril.model.heads import ablation as subject
-from tril.model.heads.ablation import Ablation, losses_without
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.gate import all_heads, head_gate, head_name
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal, readable
@@ -83,20 +82,6 @@ def test_the_losses_without_heads_are_those_of_full_passes_by_document(shape, do
         assert (rows[n]["n_removed"], rows[n]["removed_last"]) == (n, head_name(order[n - 1]) if n else None)
 
 
-@pytest.mark.parametrize("document_eot", [None, EOT])
-def test_a_partial_forward_pass_is_bitwise_equal_to_the_full_one(document_eot):
-    model, text = tiny_gpt(), some_text(document_eot=document_eot)
-    chains = [[(1, 0), (1, 1)], [(1, 0), (0, 3), (1, 2), (0, 0)], all_heads(model.config)[::-1]]
-    sets = [[], *(chain[:n] for chain in chains for n in range(1, len(chain) + 1))]
-    with torch.inference_mode():
-        clusters = clusters_of(text)
-        computed = losses_without(model, text, clusters, chains)
-        for row, heads in zip(computed, sets, strict=True):
-            logits = model(text.ids, head_gate=gate_of(heads), **document_options(text.ids, document_eot))
-            nll = F.cross_entropy(logits.flatten(0, 1), text.targets.flatten(), reduction="none").view(6, 12)
-            assert torch.equal(row, clusters.sums(nll))
-
-
 def test_the_model_is_unchanged_and_a_head_without_output_changes_nothing():
     model, text = tiny_gpt(attn_dropout=0.3), some_text()
     model.blocks[0].attn.o_proj.weight.data[:, 8:16] = 0  # of head 1
@@ -105,27 +90,6 @@ def test_the_model_is_unchanged_and_a_head_without_output_changes_nothing():
     assert all(m.training and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     change = ablation.changes()[0, 1]
     assert (change.difference.mean, change.difference.half_width, change.verdict) == (0, 0, UNCLEAR)
-
-
-def simulated(rng, true_rises):
-    """An ablation of 8 heads on 40 documents of unequal length: (2, 4) true rises of the loss."""
-    sizes = np.round(40 * rng.lognormal(0, 1, 40)) + 1
-    shared = rng.normal(0, 0.05, (1, 1, 40)) + rng.normal(0, 0.05, (2, 4, 40))  # of a document, in all and in one head
-    rises = true_rises[..., None] + shared + rng.normal(0, 0.3, (2, 4, 40)) / np.sqrt(sizes)
-    whole = sizes * rng.normal(4, 0.8, 40)  # the differences between documents are larger than any rise
-    sizes, whole, single = (torch.from_numpy(array) for array in (sizes, whole, whole + sizes * rises))
-    return Ablation(TextClusters(torch.empty(0), sizes, len(sizes), True), whole, single, [*np.ndindex(2, 4)], whole)
-
-
-def test_useless_heads_are_called_useful_in_at_most_5_of_100_texts_and_useful_ones_are_found():
-    rng, truth, n = np.random.default_rng(0), np.zeros((2, 4)), 500
-    changes = [simulated(rng, truth).changes().values() for _ in range(n)]
-    wrong = sum(any(change.verdict != UNCLEAR for change in each) for each in changes)
-    assert wrong / n <= 0.05 + 2 * (0.05 * 0.95 / n) ** 0.5
-    truth[0, 3], truth[1, 1] = 0.2, -0.2  # several standard errors
-    for _ in range(50):
-        verdicts = {head: change.verdict for head, change in simulated(rng, truth).changes().items()}
-        assert (verdicts[0, 3], verdicts[1, 1]) == (WORSE, BETTER)
 
 
 def test_gates_by_name():

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import assert_close, tiny_gpt
-from tests.model.generation.test_language_model import byte_level
-from tests.model.test_checkpoint import language_model
+from tests.model.tokenizers import byte_tokenizer, merging_tokenizer
 from tril.model.generation.language_model import LanguageModel
 from tril.model.generation.sampling import Choice, SamplingConfig, probabilities
 from tril.model.heads.attention_maps import attention_maps
@@ -16,6 +15,10 @@ SETTINGS = [{"temperature": 0.0, "top_k": None, "top_p": None}, {"temperature": 
 GATE = torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 1]])
 
 
+def language_model(**parts):
+    return LanguageModel(tiny_gpt(**{"vocab_size": 257, **parts}), byte_tokenizer())
+
+
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("prompt, n", [("", 30), ("é🙂 ", 30), ("a prompt longer than the context", 20)])
 def test_text_and_tokens_are_those_of_sampling(settings, prompt, n):
@@ -23,18 +26,6 @@ def test_text_and_tokens_are_those_of_sampling(settings, prompt, n):
     tokens = list(live_tokens(lm, prompt, max_new_tokens=n, seed=3, head_gate=GATE, **settings))
     shown = "".join(text for _, text in prompt_tokens(lm, prompt)) + "".join(token.text for token in tokens)
     assert shown == prompt + lm.generate(prompt, max_new_tokens=n, seed=3, head_gate=GATE, **settings)
-
-
-def test_a_character_of_several_tokens_appears_with_its_last_one():
-    for text, n, expected in (
-        ("aé🙂b", 50, ["a", "", "é", "", "", "", "🙂", "b", ""]),
-        ("aé🙂", 5, ["a", "", "é", "", "\ufffd"]),  # the end: no token completes it
-    ):
-        lm = language_model()
-        queue = iter([*lm.encode(text), lm.eot_id])  # the model continues with this text, whatever comes before
-        lm.model.logits = lambda hidden, queue=queue: 100 * torch.eye(257)[next(queue)].expand(1, hidden.shape[1], 257)
-        tokens = list(live_tokens(lm, "x", max_new_tokens=n, seed=0, **PLAIN))
-        assert [token.text for token in tokens] == expected and tokens[1].name == "\ufffd"
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -65,7 +56,7 @@ def test_probabilities_and_attention_are_those_of_a_full_forward_pass(settings, 
 
 
 def test_the_space_at_the_end_of_a_prompt_restricts_the_first_token_only():
-    lm = LanguageModel(tiny_gpt(vocab_size=330), byte_level(330))
+    lm = LanguageModel(tiny_gpt(vocab_size=330), merging_tokenizer())
     options = {"max_new_tokens": 8, "seed": 0, **PLAIN}
     first, *others = live_tokens(lm, "the ", **options)
     assert [text for _, text in prompt_tokens(lm, "the ")] == ["the"] and first.text.startswith(" ")

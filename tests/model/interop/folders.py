@@ -5,13 +5,12 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.model.tokenizers import byte_tokenizer
 from tril.model.causality.hf import quiet
 
 V, T = 264, 20  # rows of the embedding, seven more than the tokenizer has ids; context
-EOT = "<|endoftext|>"
 IDS = {"vocab_size": V, "eos_token_id": 256, "bos_token_id": 256}
 GPT2 = IDS | {"n_positions": T, "n_layer": 2, "n_embd": 32, "n_head": 4}
 EXACT = {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": 50, "layer_norm_epsilon": 0.1}
@@ -29,16 +28,6 @@ MODELS = {
     "Qwen3": ("qwen3", GROUPED | {"head_dim": 16, "rope_theta": 1e6}),
     "Qwen3, tied and windowed": ("qwen3", TIED | WINDOW | {"head_dim": 6}),
 }
-
-
-def byte_tokenizer(*extra_tokens: str) -> Tokenizer:
-    """One token for each byte, and the end-of-text token with the id 256."""
-    vocabulary = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (EOT, *extra_tokens)])
-    return tokenizer
 
 
 @functools.cache

@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
-from tests.model.interop.folders import EOT, byte_tokenizer
 from tests.model.interop.nanogpt_files import T, reference, write_checkpoint, write_meta
+from tests.model.tokenizers import EOT, byte_tokenizer
 from tril.model.interop.nanogpt import characters_of, find_meta, read_nanogpt
 
 CHARACTERS = "\n !',-.:;?abcdefghijklmnopqrstuvwxyz"  # 36

@@ -12,7 +12,8 @@ from jinja2 import Environment
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_gpt
-from tests.model.interop.folders import DROP, EOT, MODELS, T, byte_tokenizer, change_json, folder_of, reference
+from tests.model.interop.folders import DROP, MODELS, T, change_json, folder_of, reference
+from tests.model.tokenizers import EOT, byte_tokenizer
 from tril.model.checkpoint import Checkpoint
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPTConfig

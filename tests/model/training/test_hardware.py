@@ -1,4 +1,4 @@
-"""What a run uses and reports: hardware on simulated machines, the lines at its end, the code, and names at wandb."""
+"""What a run uses and reports: hardware on simulated machines, memory, the version of the code, names at wandb."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import torch
 from tril.model.training import hardware, loggers
 from tril.model.training.hardware import peak_flops, select_hardware
 from tril.model.training.settings import LoggerConfig, WandbConfig
-from tril.model.training.summary import PACKAGE, code_version, peak_memory_bytes, show
+from tril.model.training.summary import PACKAGE, code_version, peak_memory_bytes
 
 
 @pytest.fixture
@@ -74,31 +74,6 @@ def test_peaks_by_device_name():
     unknown = [*slower.split("; "), "NVIDIA L40S", "NVIDIA GeForce RTX 4090 D"]
     assert {name: peak_flops(name) for name in peaks} == {name: peak * 1e12 for name, peak in peaks.items()}
     assert [peak_flops(name) for name in unknown] == [None] * len(unknown)
-
-
-def test_the_lines_at_the_end_say_what_is_unusual():
-    summary = {
-        "final_val_loss": 2.5,
-        "final_val_bpb": 1.25,
-        "best_val_loss": 2.4,
-        "best_val_bpb": 1.2,
-        "best_step": 800,
-    }
-    summary |= {"steps": 900, "tokens": 900 * 2048, "seconds": 268.4, "train_seconds": 200.0, "causality": "certified"}
-    summary |= {"val_windows": {"scored": 90, "of": 90}, "init_from": "hf:ORG/NAME@1", "folder": "outputs/A/B"}
-    summary |= {"stopped_early": "at step 900: no lower loss", "sources": {"code": summary | {"epochs": 0.5}}}
-    best = "; best 1.2000 bits per byte, 2.4000 nats per token at step 800 (best.ckpt)"
-    losses = "1.2500 bits per byte, 2.5000 nats per token"
-    assert show(summary, "tril sample").splitlines() == [
-        f"  validation  {losses}{best}",
-        f"              {losses}; 0.50 epochs: code",
-        "  training    900 steps, 1,843,200 tokens in 03:20, 9,216 tokens per second; 04:28 with validation and start",
-        "  causality   certified",
-        "  init from   hf:ORG/NAME@1",
-        "  stopped     at step 900: no lower loss",
-        "  folder      outputs/A/B: summary.json has all figures, loss.png the curve",
-        '  next        tril sample ckpt=latest prompt="..."',
-    ]
 
 
 def test_the_memory_of_a_run_is_that_of_its_device(monkeypatch):
