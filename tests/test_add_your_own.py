@@ -35,7 +35,7 @@ def tree(tmp_path_factory) -> Path:
     with (tree / "model" / "positions.py").open("a", encoding="utf-8") as file:
         file.write(f"\n\n{addition}")
     config = tree / "model" / "config.py"
-    edited, count = re.subn(r"^ {4}pos: .*\n", f"    {field}", config.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    edited, count = re.subn(r"\bpos: Literal\[.*?\]", field.strip(), config.read_text(encoding="utf-8"))
     assert count == 1
     config.write_text(edited, encoding="utf-8")
     return tree
