@@ -29,27 +29,10 @@ from tril.model.gpt import GPT, GPTConfig
 
 TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward pass on a CPU
 BACKENDS = (*TRAINABLE, "flex")
-BACKENDS_SLOW_FLEX = (*TRAINABLE, pytest.param("flex", marks=pytest.mark.slow))  # on a CPU it takes 10 ms for a call
 
 # The valid values of each field of GPTConfig that has a fixed set of them
 MODEL_CHOICES = {
     name: get_args(hint) for name, hint in get_type_hints(GPTConfig).items() if get_origin(hint) is Literal
-}
-
-# GPT-2 124M as published (Radford et al. 2019)
-GPT2 = {
-    "vocab_size": 50257,
-    "context_length": 1024,
-    "n_layers": 12,
-    "dim": 768,
-    "n_heads": 12,
-    "pos": "learned",
-    "norm": "layernorm",
-    "mlp": "gelu",
-    "bias": True,
-    "qk_norm": False,
-    "tie_embeddings": True,
-    "init": "gpt2",
 }
 
 torch.set_num_threads(1)  # the tensors of the tests are too small to be split between threads
@@ -61,22 +44,6 @@ def pytest_configure(config):
         "Anomaly Detection has been enabled",
     ):
         config.addinivalue_line("filterwarnings", f"ignore:{expected}:UserWarning")
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Prints how many mutants were caught, after every run that includes some."""
-    mutants = {
-        outcome: {
-            report.nodeid
-            for report in terminalreporter.stats.get(outcome, [])
-            if "::test_mutant_is_caught[" in report.nodeid
-        }
-        for outcome in ("passed", "failed", "error")
-    }
-    total = set.union(*mutants.values())
-    if total:
-        n_caught = len(mutants["passed"] - mutants["failed"] - mutants["error"])
-        terminalreporter.write_line(f"mutants caught {n_caught}/{len(total)}")
 
 
 @pytest.hookimpl(tryfirst=True)

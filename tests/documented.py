@@ -16,7 +16,6 @@ PROGRAM = re.compile(r"^(?:python|tril|pip|pytest|torchrun) ", re.MULTILINE)  # 
 VARIABLE = re.compile(r"^([A-Z_]+)=(\S.*)$")
 ENVIRONMENT = re.compile(r"[A-Z_]+=\S*$")
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
-NEEDS = re.compile(r"\bneeds (?:an?|the|two|four)? ?(GPU|network|cluster)")
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,11 @@ class Command:
     Attributes:
         page: path of the page from the root.
         text: as written, without its comment.
-        needs: what it cannot run without, as the page says next to it: "GPU", "network", "cluster" or "".
         words: what the shell passes on, without variables that are set for it.
     """
 
     page: str
     text: str
-    needs: str
     words: tuple[str, ...]
 
     @property
@@ -79,22 +76,19 @@ def commands(pages: Iterable[Path] = PAGES) -> list[Command]:
 
 
 def _commands(page: Path, block: str, variables: dict[str, str]) -> list[Command]:
-    found, needs_before = [], ""
+    found = []
     for line in re.sub(r" *\\\n\s*", " ", block).splitlines():
-        start = re.search(r"(?:^|\s)#", QUOTED.sub(lambda match: "x" * len(match[0]), line))
-        text, comment = (line[: start.start()], line[start.start() :]) if start else (line, "")
-        needs = match[1] if (match := NEEDS.search(comment)) else ""
-        if not (text := text.strip()):
-            needs_before = needs
-        elif set_variable := VARIABLE.match(text):
+        comment = re.search(r"(?:^|\s)#", QUOTED.sub(lambda match: "x" * len(match[0]), line))
+        text = line[: comment.start() if comment else None].strip()
+        if set_variable := VARIABLE.match(text):
             variables[set_variable[1]] = "".join(shlex.split(set_variable[2]))
-        else:
-            for part in re.split(r" && (?=(?:[^'\"]|'[^']*'|\"[^\"]*\")*$)", text):
-                plain = part
-                for name, value in variables.items():
-                    plain = plain.replace(f"${name}", value)
-                words = shlex.split(plain)
-                while words and ENVIRONMENT.match(words[0]):
-                    words.pop(0)
-                found.append(Command(page.relative_to(ROOT).as_posix(), part, needs or needs_before, tuple(words)))
+            continue
+        for part in filter(None, re.split(r" && (?=(?:[^'\"]|'[^']*'|\"[^\"]*\")*$)", text)):
+            plain = part
+            for name, value in variables.items():
+                plain = plain.replace(f"${name}", value)
+            words = shlex.split(plain)
+            while words and ENVIRONMENT.match(words[0]):
+                words.pop(0)
+            found.append(Command(page.relative_to(ROOT).as_posix(), part, tuple(words)))
     return found

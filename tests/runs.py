@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -10,9 +9,7 @@ from unittest import mock
 import pytest
 
 from tests.calls import call
-from tests.conftest import run_python
 from tril.scripts.cli.command_line import Typed, compose
-from tril.scripts.cli.config import CONFIGS
 
 TINY = [
     "data=files",
@@ -40,13 +37,6 @@ def typed(*settings: str, base: list[str] = TINY) -> Typed:
     if last.get("data.tokenizer.kind", "data.tokenizer.kind=bpe") != "data.tokenizer.kind=bpe":
         last.pop("data.tokenizer.vocab_size", None)
     return Typed.of(last.values())
-
-
-def command_line(*overrides, cwd, **environment) -> subprocess.CompletedProcess:
-    """`python train.py ...` in a new process."""
-    return run_python(
-        CONFIGS.parent / "train.py", *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"), **environment
-    )
 
 
 def in_process(*overrides, cwd) -> SimpleNamespace:

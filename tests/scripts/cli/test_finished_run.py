@@ -1,37 +1,13 @@
-"""A run folder is read back, its text is compared with that of the run, and windows are evenly spaced."""
+"""The windows of a finished run on which its heads are measured."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import tiny_gpt
-from tril.data.config import parse
-from tril.model.checkpoint import save
-from tril.model.generation.language_model import LanguageModel
-from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
-
-
-def test_the_validation_tokens_of_a_run_are_those_of_its_text_unless_that_has_changed(tmp_path, text, monkeypatch):
-    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
-    data = {"source": "files", "path": str(text), "tokenizer": {"kind": "byte"}, "batch_size": 2}
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({"data": data, "folder": "${oc.env:HOME}"}))
-    prepared, path = parse(data).prepare(), tmp_path / "run" / "checkpoints" / "last.ckpt"
-    save(path, LanguageModel(tiny_gpt(vocab_size=257), prepared.tokenizer, "<|endoftext|>"), **prepared.meta)
-    run = read_run(path)
-    assert (run.data, run.checkpoint.path, run.checkpoint.step) == (data, path, None)
-    [tokens], content = validation_tokens(run), text.read_text()
-    assert 0.04 * len(content) < len(tokens) < 0.06 * len(content)
-    assert content.endswith(prepared.tokenizer.decode(tokens[:-1].tolist()))  # without end-of-text
-    text.write_text(content + "one more line\n")
-    with pytest.raises(ValueError, match="the text has changed since the run .*; restore it, or train again"):
-        validation_tokens(run)
-    with pytest.raises(FileNotFoundError, match="config.yaml does not exist.*; name a run's folder"):
-        read_run(tmp_path / "a.ckpt")
+from tril.scripts.cli.finished_run import TrainedRun, sample_windows
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=4), st.integers(2, 5))
