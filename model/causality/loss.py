@@ -98,14 +98,12 @@ def results_of_loss(
         yield from check_shift(batches, vocab_size)
         make, real = batches, batches_of(batches, lambda size: torch.randint(vocab_size, (size,)))
     else:
-        real = list(checked_batches(batches))
-        if not real:
-            raise ValueError("batches yields nothing; give at least one pair (inputs, targets)")
-        make = windows_like(real[0])
+        real = checked_batches(batches)
         yield check_shift_of_rows(real)
+        make = windows_like(real[0])
     with_targets = [pair for pair in real if (pair[1] >= 0).any()]
     if not with_targets:
-        raise ValueError("every target is negative, so ignored; give a batch with targets")
+        raise ValueError("there is no batch with targets; give at least one pair (inputs, targets), not all negative")
     probe = LossProbe(losses, *with_targets[0], vocab_size, model)
     for variant in modes(model):
         yield from check_loss(replace(probe, variant=variant))
@@ -140,6 +138,7 @@ class LossProbe:
         parameter = None if self.model is None else next(self.model.parameters(), None)
         self.device = self.inputs.device if parameter is None else parameter.device
         self.inputs, self.targets = self.inputs.to(self.device), self.targets.to(self.device)
+        self.counted = self.targets >= 0
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """(B, T), without gradient and with the same random numbers every time."""
@@ -152,25 +151,24 @@ class LossProbe:
         with torch.autocast(self.device.type, enabled=False):
             out = self.losses(inputs, targets)
         if not isinstance(out, Tensor) or out.shape != targets.shape:
-            found = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            returned = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             needed = f"needs one loss per target, {tuple(targets.shape)}"
-            raise ValueError(f'losses(inputs, targets) returns {found} but {needed}; use reduction="none"')
+            raise ValueError(f'losses(inputs, targets) returns {returned} but {needed}; use reduction="none"')
         return out
 
     def compare(self, check: str, size: Tensor, bound: float, what: str, *, key: Any = None, tested: int = 0) -> Result:
-        """The result for sizes (B, T) that may not be above a bound.
+        """The result for sizes (B, T) that may not be above a bound where there is a target.
 
         Args:
             what: "{size}" and "{position}" are filled in.
             key: row -> the first input that may have no effect.
         """
-        wrong = first_true(~(size <= bound))
-        worst, where = size.max().nan_to_num(torch.inf).item(), ""
-        leak: dict[str, Any] = {}
-        if wrong:
+        size = size.masked_fill(~self.counted, 0.0)
+        worst, where, leak = size.max().nan_to_num(torch.inf).item(), "", {}
+        if wrong := first_true(~(size <= bound)):
             row, query = wrong
             where = what.format(size=size[row, query].item(), position=f"position {query} of row {row}")
-            leak = {"query": query} | ({} if key is None else {"key": key(row)})
+            leak: dict[str, Any] = {"query": query} | ({} if key is None else {"key": key(row)})
         length = self.inputs.shape[1]
         return Result(check, self.variant, length, worst, bound, tested or size.numel(), where, **leak)
 
@@ -186,36 +184,30 @@ class LossProbe:
 
 def check_loss(probe: LossProbe) -> Iterator[Result]:
     """A loss is repeatable, depends on no other target and on no later input, and is that of a distribution."""
-    out, counted = probe(probe.inputs, probe.targets), probe.targets >= 0
-    scale = out[counted].abs().max().item()
-
-    def change(inputs: Tensor, targets: Tensor, compared: Tensor | bool = True) -> Tensor:
-        return (probe(inputs, targets).double() - out.double()).abs().masked_fill(~(counted & compared), 0.0)
-
-    noise = change(probe.inputs, probe.targets)
+    inputs, targets, counted = probe.inputs, probe.targets, probe.counted
+    out, length = probe(inputs, targets), inputs.shape[1]
+    scale, change = out[counted].abs().max().item(), lambda x, y: (probe(x, y).double() - out.double()).abs()
     repeats = "the losses of two runs of one batch differ by {size:.2g} nats"
-    result = probe.compare("equal", noise, MAX_NOISE * scale, repeats)
-    yield result
-    if not result.passed:
+    repeated = result = probe.compare("equal", change(inputs, targets), MAX_NOISE * scale, repeats)
+    yield repeated
+    if not repeated.passed:
         return
-    bound, (n_rows, length) = max(SLACK * result.worst, ROUNDING * scale), probe.inputs.shape
-    what = "the loss at {position} changes by {size:.2g} nats when "
-    for tokens in probe.replacements(probe.targets):
-        chosen = (torch.rand(tokens.shape, generator=probe.generator) < 0.5).to(tokens.device) & counted
-        size = change(probe.inputs, torch.where(chosen, tokens, probe.targets), ~chosen)
-        result = probe.compare("targets", size, bound, f"{what}other targets are replaced")
-        if not result.passed:
+    bound = max(SLACK * repeated.worst, ROUNDING * scale)
+    for check, replaced, what in (("targets", targets, "other targets"), ("future", inputs, "later inputs")):
+        if check == "future" and length == 1:
             break
-    yield result
-    for tokens in probe.replacements(probe.inputs) if length > 1 else ():
-        cuts = torch.randint(1, length, (n_rows, 1), generator=probe.generator)
-        after = (torch.arange(length) >= cuts).to(tokens.device)  # (B, T)
-        size = change(torch.where(after, tokens, probe.inputs), probe.targets, ~after)
-        key = lambda row, cuts=cuts: int(cuts[row])  # noqa: E731
-        result = probe.compare("future", size, bound, f"{what}later inputs are replaced", key=key)
-        if not result.passed:
-            break
-    if length > 1:
+        for tokens in probe.replacements(replaced):
+            if check == "targets":
+                chosen, key = torch.rand(tokens.shape, generator=probe.generator).to(tokens.device) < 0.5, None
+                size = change(inputs, torch.where(chosen & counted, tokens, targets))
+            else:
+                cuts = torch.randint(1, length, (len(inputs), 1), generator=probe.generator)
+                chosen, key = (torch.arange(length) >= cuts).to(tokens.device), lambda row, cuts=cuts: int(cuts[row])
+                size = change(torch.where(chosen, tokens, inputs), targets)
+            changes = f"the loss at {{position}} changes by {{size:.2g}} nats when {what} are replaced"
+            result = probe.compare(check, size.masked_fill(chosen, 0.0), bound, changes, key=key)
+            if not result.passed:
+                break
         yield result
     yield check_sum(probe, LOW_PRECISION_ROUNDING if out.dtype in (torch.bfloat16, torch.float16) else SUM_ROUNDING)
 
@@ -223,30 +215,30 @@ def check_loss(probe: LossProbe) -> Iterator[Result]:
 def check_sum(probe: LossProbe, bound: float) -> Result:
     """The probabilities of all tokens as the target of a position add up to at most 1; of a large vocabulary, those of
     the tokens of the batch and of random ones."""
-    counted, ids = probe.targets >= 0, torch.arange(probe.vocab_size)
+    ids = torch.arange(probe.vocab_size)
     if probe.vocab_size > MAX_SUMMED:
         others = torch.randperm(probe.vocab_size, generator=probe.generator)
-        ids = torch.cat([probe.targets[counted].cpu().unique(), others]).unique_consecutive()[:MAX_SUMMED].unique()
+        ids = (
+            torch.cat([probe.targets[probe.counted].cpu().unique(), others]).unique_consecutive()[:MAX_SUMMED].unique()
+        )
     total, ignored = torch.zeros(probe.targets.shape, dtype=torch.float64, device=probe.device), 0
     for token in ids.tolist():
-        losses = probe(probe.inputs, torch.where(counted, token, probe.targets)).double()
-        if not losses[counted].any() and not ignored:  # one token may be ignored, such as one for padding
+        losses = probe(probe.inputs, torch.where(probe.counted, token, probe.targets)).double()
+        if not losses[probe.counted].any() and not ignored:  # one token may be ignored, such as one for padding
             ignored = 1
         else:
             total += (-losses).exp()
     what = f"the probabilities exp(-loss) of {len(ids)} tokens at {{position}} add up to 1 + {{size:.4f}}"
-    above = (total - 1).masked_fill(~counted, 0.0)
     what += ": the loss depends on its own target"
-    return probe.compare("targets", above, bound, what, tested=total.numel() * len(ids))
+    return probe.compare("targets", total - 1, bound, what, tested=total.numel() * len(ids))
 
 
 def check_logits(probe: LossProbe, logits: Tensor) -> Result:
     """The losses are -ln softmax of these logits (B, T, V), which were computed without the targets."""
-    losses, counted = probe(probe.inputs, probe.targets).double(), probe.targets >= 0
+    losses = probe(probe.inputs, probe.targets).double()
     expected = nn.functional.cross_entropy(logits.double().mT, probe.targets.clamp(min=0), reduction="none")
-    difference = (losses - expected).abs().masked_fill(~counted, 0.0)
     what = "the loss at {position} differs by {size:.2g} nats from -ln softmax of the logits of its inputs"
-    return probe.compare("targets", difference, SUM_ROUNDING * expected.max().item(), what)
+    return probe.compare("targets", (losses - expected).abs(), SUM_ROUNDING * expected.max().item(), what)
 
 
 def modes(model: nn.Module | None) -> Iterator[str]:
@@ -346,24 +338,23 @@ def check_canary(probe: LossProbe, batches: Batches, steps: int) -> Iterator[Res
             yield Result("canary", variant, probe.inputs.shape[1], below, Z, len(fresh), where)
 
 
-def checked_batches(batches: Iterable[Batch], limit: int = MAX_BATCHES) -> Iterator[Batch]:
+def checked_batches(batches: Iterable[Batch]) -> list[Batch]:
     """The first batches. Raises ValueError if an item is not a pair of int64 tensors of one shape (B, T)."""
-    for item in itertools.islice(batches, limit):
-        if not (isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(x, Tensor) for x in item)):
-            raise ValueError(f"batches yields {type(item).__name__}, not a pair of tensors; yield (inputs, targets)")
-        inputs, targets = item
-        if inputs.dim() != 2 or inputs.shape != targets.shape or {inputs.dtype, targets.dtype} != {torch.int64}:
-            shapes = " and ".join(f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in (inputs, targets))
-            raise ValueError(f"batches yields {shapes} but needs int64 (B, T) twice; shift before batching")
-        yield inputs, targets
+    pairs = list(itertools.islice(batches, MAX_BATCHES))
+    for pair in pairs:
+        kinds = [f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in pair]
+        if len(kinds) != 2 or kinds[0] != kinds[1] or not kinds[0].startswith("torch.int64") or pair[0].dim() != 2:
+            raise ValueError(
+                f"batches yields {' and '.join(kinds)}; yield inputs and shifted targets, int64 (B, T) each"
+            )
+    return pairs
 
 
 def batches_of(batches: Batches, text: Callable[[int], Tensor]) -> list[Batch]:
     """The first batches of a text of the size that they need: number of tokens -> tokens (N,). Raises ValueError."""
     for size in TEXT_SIZES:
-        found = list(checked_batches(batches(text(size), torch.Generator().manual_seed(0))))
-        if found:
-            return found
+        if pairs := checked_batches(batches(text(size), torch.Generator().manual_seed(0))):
+            return pairs
     raise ValueError("batches(tokens, generator) yields nothing; yield (inputs, targets), or give a longer text")
 
 
@@ -393,7 +384,7 @@ def windows_like(batch: Batch) -> Batches:
 
 
 def check_shift(batches: Batches, vocab_size: int) -> Iterator[Result | str]:
-    """No target stands among its inputs: at its own position or before it. A note if targets are not the next tokens.
+    """No target stands among its inputs: at its own position or before it.
 
     The batches are those of a text without repeated tokens, whose ids are not below `vocab_size`. So each token of a
     batch is known by its place in the text, and tokens that the pipeline inserts are no part of it. A second text has
@@ -406,17 +397,12 @@ def check_shift(batches: Batches, vocab_size: int) -> Iterator[Result | str]:
     except Exception as error:  # of a pipeline that looks tokens up
         yield f"shift is left out, because batches(distinct ids) raised {one_line(error)}"
         return
-    inserted = torch.cat([x[x < vocab_size] for pair in pairs for x in pair]).unique()
     yield shift_of(pairs, "distinct tokens", lambda ids: ids >= vocab_size)
-    known = [((y - x)[(x >= vocab_size) & (y >= vocab_size)]) for x, y in pairs]
-    distance = abs(int(torch.cat(known).mode().values)) if sum(map(len, known)) else 0
-    if distance != 1:
-        yield f"shift: most targets are {distance} tokens from their input in the text, not 1"
+    inserted = torch.cat([x[x < vocab_size] for pair in pairs for x in pair]).unique()
     generator = torch.Generator().manual_seed(0)
     text = torch.randperm(vocab_size, generator=generator)
     with contextlib.suppress(Exception):  # too short a text, of a small vocabulary
-        pairs = list(checked_batches(batches(text, generator)))
-        if pairs:
+        if pairs := checked_batches(batches(text, generator)):
             yield shift_of(pairs, "all ids once", lambda ids: (ids >= 0) & ~torch.isin(ids, inserted))
 
 
@@ -425,28 +411,17 @@ def shift_of(pairs: list[Batch], variant: str, is_known: Callable[[Tensor], Tens
     n_targets, n_seen, where, leak, length = 0, 0, "", {}, 0
     for number, (inputs, targets) in enumerate(pairs):
         length, known = inputs.shape[1], is_known(targets)
-        seen_at = first_equal(inputs, targets)  # (B, T)
+        values, order = inputs.sort(dim=1, stable=True)
+        rank = torch.searchsorted(values, targets.contiguous()).clamp(max=length - 1)
+        seen_at = torch.where(values.gather(1, rank) == targets, order.gather(1, rank), length)  # (B, T) first equal
         seen = known & (seen_at <= torch.arange(length, device=inputs.device))
         n_targets, n_seen = n_targets + int(known.sum()), n_seen + int(seen.sum())
         if not where and seen.any():
             row, query = first_true(seen)
             leak: dict[str, Any] = {"query": query, "key": int(seen_at[row, query])}
             which = f"the target at position {query} of row {row} of batch {number}"
-            where = f"{which} is the input at position {leak['key']}{reason_of(query - leak['key'])}"
+            where = f"{which} is the input at position {leak['key']}"
     return Result("shift", variant, length, n_seen, 0, n_targets, where, **leak)
-
-
-def first_equal(inputs: Tensor, targets: Tensor) -> Tensor:
-    """The position of the first input of the row that equals each target, (B, T); T where there is none."""
-    values, order = inputs.sort(dim=1, stable=True)
-    rank = torch.searchsorted(values, targets.contiguous()).clamp(max=inputs.shape[1] - 1)
-    return torch.where(values.gather(1, rank) == targets, order.gather(1, rank), inputs.shape[1])
-
-
-def reason_of(distance: int) -> str:
-    """The usual reason why a target is the input `distance` positions before it."""
-    reasons = {0: ", as if the targets were not shifted", 1: ", as if they were shifted to the past"}
-    return reasons.get(distance, "")
 
 
 def check_shift_of_rows(batches: Iterable[Batch]) -> Result:
@@ -458,17 +433,15 @@ def check_shift_of_rows(batches: Iterable[Batch]) -> Result:
     length, tested, worst, where = 0, 0, 0.0, ""
     for number, (inputs, targets) in enumerate(batches):
         length, tested = inputs.shape[1], tested + int((targets >= 0).sum())
-        n_ahead = min(MAX_AHEAD, length - 1)
-        distances = range(-n_ahead, min(MAX_DISTANCE, length))
-        share = torch.stack([equal_share(inputs, targets, distance) for distance in distances], 1)  # (B, distances)
-        ahead = share[:, :n_ahead].amax(1, keepdim=True) if n_ahead else 0.0
-        back = share[:, n_ahead:].masked_fill(share[:, n_ahead:] <= ahead, 0.0)
-        worst = max(worst, back.max().item())
-        if wrong := first_true(back >= MIN_EQUAL):
-            row, distance = wrong
-            share_of_row = f"{100 * back[row, distance].item():.0f} % of the targets in row {row} of batch {number}"
-            where = f"{share_of_row} are the inputs {distance} positions before them{reason_of(distance)}"
-            break
+        distances = range(-min(MAX_AHEAD, length - 1), min(MAX_DISTANCE, length))
+        shares = torch.stack([equal_share(inputs, targets, distance) for distance in distances])  # (distances, B)
+        for row, column in enumerate(shares.T):
+            best = int(column.argmax())  # the first of equal ones, so one ahead
+            share, distance = column[best].item(), distances[best]
+            worst = max(worst, share if distance >= 0 else 0.0)
+            if share >= MIN_EQUAL and distance >= 0 and not where:
+                share_of_row = f"{100 * share:.0f} % of the targets in row {row} of batch {number}"
+                where = f"{share_of_row} are the inputs {distance} positions before them"
     return Result("shift", "rows", length, worst, MIN_EQUAL, tested, where)
 
 
@@ -492,13 +465,12 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     Raises:
         ValueError: one of them is missing, is empty, or has another type or shape.
     """
-    for name, text in (("train", train), ("validation", validation)):
-        if not isinstance(text, Tensor) or text.dim() != 1 or not len(text) or text.is_floating_point():
-            found = tuple(text.shape) if isinstance(text, Tensor) else type(text).__name__
-            raise ValueError(f"{name}={found} must be a tensor of token ids of shape (N,), N > 0; give both texts")
-    assert train is not None and validation is not None
+    texts = [x for x in (train, validation) if isinstance(x, Tensor) and x.dim() == 1 and not x.is_floating_point()]
+    if len(texts) < 2 or not all(map(len, texts)):
+        raise ValueError("train and validation must be tensors of token ids of shape (N,), N > 0; give both texts")
+    train, validation = (text.cpu() for text in texts)
     size = min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(validation) // 64), len(validation))
-    starts = torch.isin(passage_hashes(validation.cpu(), size), passage_hashes(train.cpu(), size))  # (N - n + 1,)
+    starts = torch.isin(passage_hashes(validation, size), passage_hashes(train, size))  # (N - n + 1,)
     changes = torch.zeros(len(validation) + 1, dtype=torch.int64)
     changes[: len(starts)] += starts
     changes[size : size + len(starts)] -= starts.long()
