@@ -73,23 +73,32 @@ def load(name: str, seed: int = 0) -> Any:
         The model; of a config without weights, with initial ones.
 
     Raises:
-        FileNotFoundError: no such file or folder.
         ValueError: it cannot be loaded; one line.
     """
-    path, key = Path(name), f"hf={name}"
-    remedy = "name a folder written by save_pretrained, a config, or a model on the hub"
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{key} is a folder without config.json; {remedy}")
-    if not path.exists() and (name.endswith(".json") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)):
-        raise FileNotFoundError(f"{key} does not exist; {remedy}")
+    remedy = "name a folder written by save_pretrained, a config.json, or a model on the hub"
     try:
+        import transformers
+
         quiet()
-        return _load(name, seed)
+        path = Path(name)
+        is_local = path.exists() or name.endswith(".json") or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)
+        # trust_remote_code=None would ask on the terminal
+        options: dict[str, Any] = {"local_files_only": is_local, "trust_remote_code": False}
+        config: Any = transformers.AutoConfig.from_pretrained(name, **options)
+        if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"transformers has no causal language model for model_type={config.model_type}")
+        if path.is_file() or path.is_dir() and not any(any(path.glob(pattern)) for pattern in WEIGHTS):
+            return build(config, seed)
+        options |= {"config": config, "dtype": torch.float32, "output_loading_info": True}
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(name, **options)  # pyright: ignore[reportGeneralTypeIssues] # a pair with output_loading_info
+        if missing := info["missing_keys"]:
+            raise ValueError(f"there are no weights for {min(missing)} of {type(model).__name__}")
+        return model
     except ImportError as error:
-        raise ValueError(f"{key} needs the library transformers; pip install transformers") from error
+        raise ValueError(f"hf={name} needs the library transformers; pip install transformers") from error
     except Exception as error:  # transformers raises many kinds, with many lines
-        what = "cannot be loaded" if path.exists() else "does not exist here, and cannot be loaded from the hub"
-        raise ValueError(textwrap.shorten(f"{key} {what}: {error}", 300, placeholder=" ...")) from error
+        message = f"hf={name} cannot be loaded; {remedy} ({error})"
+        raise ValueError(textwrap.shorten(message, 300, placeholder=" ...")) from error
 
 
 def quiet() -> None:
@@ -99,24 +108,6 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
-def _load(name: str, seed: int) -> Any:
-    import transformers
-
-    path = Path(name)
-    # trust_remote_code=None would ask on the terminal
-    options: dict[str, Any] = {"local_files_only": path.exists(), "trust_remote_code": False}
-    config: Any = transformers.AutoConfig.from_pretrained(name, **options)
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"transformers has no causal language model for model_type={config.model_type}; name another")
-    if path.is_file() or path.is_dir() and not any(any(path.glob(pattern)) for pattern in WEIGHTS):
-        return build(config, seed)
-    options |= {"config": config, "dtype": torch.float32, "output_loading_info": True}
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(name, **options)  # pyright: ignore[reportGeneralTypeIssues] # a pair with output_loading_info
-    if missing := info["missing_keys"]:
-        raise ValueError(f"there are no weights for {min(missing)} of {type(model).__name__}; save the whole model")
-    return model
 
 
 def build(config: Any, seed: int, model_class: Any = None) -> Any:
