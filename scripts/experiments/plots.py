@@ -70,8 +70,9 @@ def plot_differences(sweep: Sweep, comparisons: Mapping[str, Comparison], unit: 
         axes.errorbar(each.difference.mean, -row, xerr=bar, ls="none", ms=7, capsize=4, lw=2, **style)
     axes.axvline(0, color="black", lw=1, zorder=0)
     name_rows(axes, shown)
-    base = textwrap.shorten(escape(sweep.baseline.label), 50, placeholder=" ...")
-    axes.set_xlabel(f"difference from {base}, {unit}\n← better (lower loss)    worse →")
+    base = textwrap.shorten(escape(sweep.baseline.label), 40, placeholder=" ...")
+    label = f"difference from {base}\nin {unit}\n← better (lower loss)    worse →"
+    axes.set_xlabel(label, loc="right")  # may be wider than the axes
     styles = {verdict: style for verdict, style in VERDICTS.items() if verdict in {x.verdict for x in shown.values()}}
     add_legend(axes.figure, {verdict: style | {"ls": "none"} for verdict, style in styles.items()})
     caption = "A bar is the interval that decides the verdict: one that excludes zero shows a difference."

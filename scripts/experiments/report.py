@@ -129,7 +129,7 @@ class Report:
             loss_table=loss_table(sweep),
             cost_table=cost_table(sweep),
             setting_table=setting_table(sweep),
-            unfinished=unfinished_table(sweep),
+            left_out=left_out_table(sweep),
             swept={
                 key: ", ".join(dict.fromkeys(text_of(each.values[key]) for each in sweep.variants))
                 for key in sweep.keys
@@ -193,16 +193,6 @@ class Report:
             verdict = each.verdict + self.edge_note(label)
             rows.append([label, verdict, spread(each.difference, "+"), detectable, str(each.seeds)])
         return table(rows, (0, 1), kept=4) if len(rows) > 1 else ""
-
-    def remarks(self) -> Iterator[str]:
-        """What a reader of the comparisons must know of single variants."""
-        paired = {run.seed for run in self.sweep.baseline.finished}
-        for variant in self.sweep.variants:
-            seeds = {run.seed for run in variant.runs} | paired
-            if left := sorted(seeds - (paired & {run.seed for run in variant.finished})):
-                yield f"{variant.label}: left out, because not finished in both: seed {', '.join(map(str, left))}."
-            if bad := [str(run.seed) for run in variant.finished if run.diverged]:
-                yield f"{variant.label}: the loss with seed {', '.join(bad)} is not a finite number."
 
     def tuning_table(self) -> str:
         """Loss on the tuning text of each variant and value; the chosen one is marked. "": nothing was tuned."""
@@ -322,13 +312,14 @@ def setting_table(sweep: Sweep) -> str:
     return table(rows, (0, 1), kept=2) if len(rows) > 1 else ""
 
 
-def unfinished_table(sweep: Sweep) -> str:
-    """The runs that are not finished, with the error of a failed one; "" if all are."""
+def left_out_table(sweep: Sweep) -> str:
+    """The runs without a loss, and why; "" if all have one."""
     rows = [["variant", "seed", "state", "last line of its output, if it failed"]]
     for variant in sweep.variants:
         for run in variant.runs:
-            if run.state != "finished":
-                rows.append([variant.label, str(run.seed), run.state, run.message[:MAX_MESSAGE]])
+            if run.state != "finished" or run.diverged:
+                state = "diverged" if run.state == "finished" else run.state
+                rows.append([variant.label, str(run.seed), state, run.message[:MAX_MESSAGE]])
     return table(rows, (0, 2, 3), kept=4) if len(rows) > 1 else ""
 
 

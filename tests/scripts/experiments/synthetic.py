@@ -14,7 +14,6 @@ from tril.scripts.experiments.sweep import Sweep, read_sweep
 BYTES_PER_TOKEN = 3.0
 TOKENS_PER_STEP = 64
 STEPS, EVERY = 100, 25  # length of a run and steps between two validations
-FINGERPRINT = "0123456789ab"
 
 Losses = np.ndarray | float | str  # of each window (n,), of all windows, or the state of an unfinished run
 
@@ -35,7 +34,6 @@ def write_sweep(
     losses: Mapping[tuple, Mapping[int, Losses]],
     *,
     baseline: tuple | None = None,
-    index: bool = True,
     context_length: int | Mapping[tuple, int] = 32,
     summary: Mapping[tuple, Mapping[str, object]] | None = None,
 ) -> Path:
@@ -49,7 +47,6 @@ def write_sweep(
         losses: values of the keys -> seed -> final losses in nats per token: (n,) one for each validation window, a
             number for all of them (8 windows), or "failed", "unfinished", "not started".
         baseline: values of the keys; None: the first.
-        index: False: without sweep.json, as below outputs/.
         context_length: of all, or by values; each window has that many targets.
         summary: values -> more entries of summary.json, such as parameters and tokens_per_second.
     """
@@ -72,11 +69,8 @@ def write_sweep(
             if not isinstance(loss, str) or loss != "not started":
                 more |= (summary or {}).get(values, {})
                 write_run(folder / name, loss, config=named, seed=seed, context_length=length, summary=more)
-    if index:
-        defaults_of_keys = dict(zip(keys, next(iter(losses)) if baseline is None else baseline, strict=True))
-        (folder / "sweep.json").write_text(
-            json.dumps({"swept": list(keys), "baseline": defaults_of_keys, "runs": entries})
-        )
+    defaults = dict(zip(keys, next(iter(losses)) if baseline is None else baseline, strict=True))
+    (folder / "sweep.json").write_text(json.dumps({"swept": list(keys), "baseline": defaults, "runs": entries}))
     return folder
 
 
@@ -87,9 +81,7 @@ def write_run(
     config: Mapping[str, object],
     seed: int,
     context_length: int = 32,
-    targets: np.ndarray | None = None,
     summary: Mapping[str, object] | None = None,
-    fingerprint: str | None = FINGERPRINT,
 ) -> Path:
     """Writes one run's folder. The best validation is the one before the last; its loss is 0.01 lower.
 
@@ -99,9 +91,7 @@ def write_run(
         config: dotted keys, in addition to those that all runs have.
         seed: of the run.
         context_length: targets of each window.
-        targets: (n,) of each window; None: context_length.
         summary: more entries of summary.json.
-        fingerprint: of the text; None: not recorded.
     """
     folder.mkdir(parents=True)
     defaults = {
@@ -117,7 +107,7 @@ def write_run(
             (folder / "failed.json").write_text(json.dumps({"status": 1, "message": "RuntimeError: out of memory"}))
         return folder
     nll = np.broadcast_to(np.asarray(loss, float), np.shape(loss) or (8,))
-    targets = np.full(len(nll), context_length) if targets is None else targets
+    targets = np.full(len(nll), context_length)
     final = float(np.sum(nll * targets) / np.sum(targets))
     write_curve(folder, [(EVERY, final + 1.0), (2 * EVERY, final + 0.3), (3 * EVERY, final - 0.01), (STEPS, final)])
     write_windows(folder / "windows_last.npz", nll, targets, STEPS, context_length)
@@ -136,10 +126,9 @@ def write_run(
         "seed": seed,
         "context_length": context_length,
         "val_bytes_per_token": BYTES_PER_TOKEN,
+        "data_fingerprint": "0123456789ab",
         "folder": str(folder),
     }
-    if fingerprint is not None:
-        figures["data_fingerprint"] = fingerprint
     (folder / "summary.json").write_text(json.dumps(figures | dict(summary or {})))
     return folder
 
@@ -149,9 +138,9 @@ def write_windows(path: Path, losses: np.ndarray, targets: np.ndarray, step: int
     np.savez(path, step=step, context_length=context_length, nll=losses * targets, targets=targets.astype(np.int64))
 
 
-def write_curve(folder: Path, rows: Sequence[tuple[int, float]], *, version: int = 0, old: bool = False) -> None:
-    """Writes validation rows (step, loss) of a log, each after a training row; `old`: without tokens and seconds."""
-    path = folder / "csv" / f"version_{version}" / "metrics.csv"
+def write_curve(folder: Path, rows: Sequence[tuple[int, float]]) -> None:
+    """Writes validation rows (step, loss) of a log, each after a training row."""
+    path = folder / "csv" / "version_0" / "metrics.csv"
     path.parent.mkdir(parents=True)
     with path.open("w", newline="") as file:
         log = csv.DictWriter(
@@ -161,7 +150,7 @@ def write_curve(folder: Path, rows: Sequence[tuple[int, float]], *, version: int
         for step, loss in rows:
             tokens = {"train/tokens": float(step * TOKENS_PER_STEP), "train/seconds": step * 0.064}
             log.writerow({"lr/muon": 0.01, "step": step, "train/loss": loss + 0.1} | tokens)
-            log.writerow({"step": step, "val/loss": loss, "val/bpb": bpb(loss)} | ({} if old else tokens))
+            log.writerow({"step": step, "val/loss": loss, "val/bpb": bpb(loss)} | tokens)
 
 
 def bpb(loss: float) -> float:

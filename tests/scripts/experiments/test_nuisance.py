@@ -133,11 +133,3 @@ def test_wrong_settings_are_refused_before_anything_is_trained(here, training, o
     done = sweep(here, "model.n_heads=1,2", *overrides)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert training.started == [] and not (here / "multirun").exists()
-
-
-def test_a_single_run_tunes_nothing(here):
-    from tests.calls import call
-    from tril import train
-
-    done = call(train.main, TUNE, cwd=here)
-    assert done.returncode == 2 and "sweep.tune" in done.stderr and "has no effect on a single run" in done.stderr

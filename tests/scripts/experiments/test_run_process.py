@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tril.model.runs import new_folder, state_of
+from tril.model.runs import state_of
 from tril.scripts.experiments import run_process
 from tril.scripts.experiments.run_process import locked, train
 
@@ -131,14 +131,3 @@ def test_diverged_run_is_finished(tmp_path, spawned, capsys):
     spawned(0, SUMMARY | {"final_val_loss": None, "final_val_bpb": None})
     assert math.isnan(train(tmp_path / "run", [], "run"))
     assert "done    run finished: nan nats per token, nan bits per byte" in capsys.readouterr().out
-
-
-def test_states_and_folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first, second = new_folder("outputs"), new_folder("outputs")
-    assert first != second and first.is_dir() and second.is_dir() and first.parent.parent.name == "outputs"
-    assert [state_of(first), state_of("nowhere")] == ["unfinished", "not started"]
-    (first / "failed.json").touch()
-    assert state_of(first) == "failed"
-    (first / "summary.json").touch()
-    assert state_of(first) == "finished"

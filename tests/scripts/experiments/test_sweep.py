@@ -76,20 +76,6 @@ def test_settings_that_differ_are_the_swept_keys_of_a_folder_of_runs(tmp_path):
     assert read_sweep(tmp_path, "betas=[0.9,0.95],n_heads=4").baseline.label == "n_heads=4, betas=[0.9,0.95], lr=0.1"
 
 
-def test_setting_that_some_runs_do_not_have(tmp_path):
-    for name, config in {"a": {"data.files": 2}, "b": {"data.files": 1}, "c": {}}.items():
-        write_run(tmp_path / name, 3.0, config=config, seed=0)
-    assert labels(read_sweep(tmp_path)) == ["files=1", "files=2", "files=null"]
-
-
-def test_one_run_and_one_configuration(tmp_path):
-    write_run(tmp_path / "a", 3.0, config={}, seed=0)
-    write_run(tmp_path / "b", 3.0, config={}, seed=1)
-    both, one = read_sweep(tmp_path), read_sweep(tmp_path / "a")
-    assert (both.keys, labels(both), len(both.variants[0].runs)) == ((), ["the configuration"], 2)
-    assert (labels(one), len(one.baseline.runs)) == (["the configuration"], 1)
-
-
 def test_of_two_runs_of_one_variant_and_seed_the_newest_finished_one_counts(tmp_path):
     runs = [
         write_run(tmp_path / name, loss, config={}, seed=0)
