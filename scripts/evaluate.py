@@ -3,7 +3,7 @@
 Loss, perplexity, bits per byte, accuracy and calibration with their intervals over documents; by default on the
 validation part of the run. other=CHECKPOINT compares two checkpoints, text="..." gives the bits of each token,
 pairs=FILE.jsonl measures minimal pairs, and tasks=NAME[,NAME] runs tasks of lm-evaluation-harness
-(pip install "tril[eval]"). Prints a table; writes a JSON file.
+(pip install -e ".[eval]"). Prints a table; writes a JSON file.
 """
 
 import json

@@ -28,7 +28,7 @@ class ExportCommand:
     to: Literal["hf", "gguf"] = setting(
         "hf",
         "hf: a folder of Hugging Face transformers, GPT-2, Llama or Qwen3, as the config allows; gguf: a file for "
-        'llama.cpp, of a Llama or Qwen3 (pip install "tril[gguf]")',
+        'llama.cpp, of a Llama or Qwen3 (pip install -e ".[gguf]")',
     )
     out: str | None = setting(None, "a new or empty folder, or a new file FILE.gguf; required")
 

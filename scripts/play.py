@@ -1,7 +1,7 @@
 """Serves a page to play with a trained model on this computer:  python scripts/play.py ckpt=latest other=CHECKPOINT
 
 The page streams text and shows for each token what it was drawn from and what the model attended to. Heads can be
-switched off, and two checkpoints compared. It needs pip install "tril[app]". The address goes to stdout, the rest to
+switched off, and two checkpoints compared. It needs pip install -e ".[app]". The address goes to stdout, the rest to
 stderr.
 """
 
@@ -43,7 +43,7 @@ def main(line: CommandLine[PlayCommand]) -> None:
     settings = line.own
     with user_errors():  # before torch, which takes a second to import
         if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
-            raise ValueError('the page needs starlette and uvicorn; pip install "tril[app]"')
+            raise ValueError('the page needs starlette and uvicorn; pip install -e ".[app]"')
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         listener = listen(settings.port)
     from tril.model.checkpoint import Checkpoint

@@ -33,7 +33,7 @@ class Prose(Source):
         try:
             version = metadata.version(PACKAGE)
         except metadata.PackageNotFoundError as error:
-            raise OSError(f'data=prose needs the package {PACKAGE}; pip install "tril[prose]"') from error
+            raise OSError(f'data=prose needs the package {PACKAGE}; pip install -e ".[prose]"') from error
         return {"kind": self.name, "val_fraction": self.val_fraction, PACKAGE: version}
 
     def documents(self, split: Split) -> Iterator[Document]:

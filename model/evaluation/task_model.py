@@ -30,7 +30,7 @@ def run_tasks(lm: LanguageModel, settings: EvaluateConfig) -> tuple[dict[str, An
         from lm_eval.tasks import TaskManager
         from lm_eval.utils import handle_non_serializable, make_table
     except ImportError as error:
-        raise ValueError('tasks= needs the library lm_eval; pip install "tril[eval]"') from error
+        raise ValueError('tasks= needs the library lm_eval; pip install -e ".[eval]"') from error
     folder = None if settings.include_path is None else Path(settings.include_path).expanduser()
     if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"include_path={folder} is not a folder; name one with the YAML files of tasks")

@@ -41,7 +41,7 @@ def write_gguf(path: Path, lm: LanguageModel) -> None:
     try:
         import gguf
     except ImportError as error:
-        raise ValueError('to=gguf needs the library gguf; pip install "tril[gguf]"') from error
+        raise ValueError('to=gguf needs the library gguf; pip install -e ".[gguf]"') from error
     kind, values, tokenizer = model_type(lm.config), write_config(lm.config), json.loads(lm.tokenizer.to_str())
     if kind == "gpt2" or lm.config.bias or values.get("use_sliding_window"):
         refused = f"model.pos={lm.config.pos} must be rope, model.bias={typed(lm.config.bias)} false"

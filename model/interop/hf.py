@@ -59,7 +59,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise ValueError('weights of Hugging Face need the library safetensors; pip install "tril[hf]"') from error
+        raise ValueError('weights of Hugging Face need the library safetensors; pip install -e ".[hf]"') from error
     files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob(SHARDS))
     if not files:
         cause = "a pickle such as pytorch_model.bin could run any code when it is loaded"

@@ -33,7 +33,7 @@ def export_hf(folder: Path, checkpoint: Checkpoint) -> str:
     try:
         import transformers
     except ImportError as error:
-        raise ValueError('to=hf needs transformers, which compares the folder; pip install "tril[hf]"') from error
+        raise ValueError('to=hf needs transformers, which compares the folder; pip install -e ".[hf]"') from error
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

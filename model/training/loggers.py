@@ -35,7 +35,7 @@ def make_loggers(config: LoggerConfig, folder: Path, *, step: int | None, sweep:
             purge: dict[str, Any] = {} if step is None else {"purge_step": step + 1}
             loggers.append(TensorBoardLogger(folder, "tensorboard", "", default_hp_metric=False, **purge))
     except ModuleNotFoundError as error:
-        raise ValueError(f'logger={tracker} needs a package; pip install "tril[{tracker}]"') from error
+        raise ValueError(f'logger={tracker} needs a package; pip install -e ".[{tracker}]"') from error
     return loggers
 
 

