@@ -89,6 +89,7 @@ def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts):
         assert sampled(parts, prompts, step, **sampling) == [(len(prompts),)] * NEW
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", PARTS[:2], ids=str)
 def test_a_step_for_another_device_is_compiled_without_graph_breaks_and_once(sampled, parts):
     torch._dynamo.reset()

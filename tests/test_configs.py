@@ -31,6 +31,7 @@ GRIDS = {  # ablation -> the values of its runs, and the fields of the model tha
 }
 ELSEWHERE = {"scaling", "equal_flops"}  # no comparisons with one setting that differs
 PER_CENT = 0.01
+SLOW = pytest.mark.slow
 
 
 def composed(*settings: str):
@@ -74,7 +75,7 @@ def test_trainer_keys_are_lightnings():
     assert {*TrainerConfig.__pydantic_fields__} - {"max_flops"} <= {*inspect.signature(Trainer.__init__).parameters}
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [EXPERIMENTS[0], *(pytest.param(name, marks=SLOW) for name in EXPERIMENTS[1:])])
 def test_every_experiment_runs_a_step(name, text, trained, tmp_path):
     """With its model, optimizer, schedule and callbacks, but smaller and on a local text."""
     given = {"experiment": name, "data.batch_size": 2, "callbacks.samples.max_new_tokens": 4}
@@ -109,7 +110,7 @@ def ratios(name: str, size, to: str) -> dict[str, float]:
     return {run: value / sizes[to] for run, value in sizes.items()}
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", ["heads", *(pytest.param(name, marks=SLOW) for name in GRIDS if name != "heads")])
 def test_the_runs_of_an_ablation_are_valid_and_differ_in_its_question_alone(name):
     assert {path.stem for path in (CONFIGS / "ablation").glob("*.yaml")} == GRIDS.keys() | ELSEWHERE
     package, question, start, *_ = (CONFIGS / "ablation" / f"{name}.yaml").read_text("utf-8").splitlines()
@@ -128,6 +129,7 @@ def test_the_runs_of_an_ablation_are_valid_and_differ_in_its_question_alone(name
     assert seen == set(differ) and len({config.model.canonical() for config in runs.values()}) == len(runs) > 2
 
 
+@pytest.mark.slow
 def test_sizes_of_the_runs_of_ablations_are_as_their_files_say():
     bodies = {"width_depth": "4x192", "positions": "rope"}  # of these, the tables of ids and positions differ
     for name, base in {"ffn": "relu2", "heads": "4", "window": "null", **bodies}.items():

@@ -108,6 +108,7 @@ def test_the_wheel_holds_everything_and_gives_pytest_the_fixture_in_a_project_of
     assert {path.name for path in project.iterdir()} == {"model.py", "test_model.py"}  # nothing is written
 
 
+@pytest.mark.slow
 def test_collecting_tests_imports_no_torch_and_certifying_no_library_of_training(project):
     (project / "test_model.py").write_text("def test(assert_causal): ...")
     collect = f"import pytest, sys; pytest.main([*{PLUGIN!r}, '--collect-only'])"

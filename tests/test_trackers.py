@@ -11,6 +11,7 @@ from tests.runs import interrupted, rows, train_typed, typed
 from tril.model.runs import SWEEP
 from tril.model.training.summary import code_version
 
+pytestmark = pytest.mark.slow  # wandb starts a process
 TRACKERS = ("logger=[wandb,tensorboard]", "logger.wandb.log_model=true", "callbacks.causality=null")
 
 

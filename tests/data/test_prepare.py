@@ -3,13 +3,14 @@
 import json
 import math
 import random
-import subprocess
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from tril.data import overlap
 from tril.data.batches import IGNORE
@@ -86,13 +87,20 @@ def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
     assert prepared(settings, **BYTE).tokens("val").tolist() == text.tokens("val").tolist()
 
 
-def test_processes_that_start_at_once_prepare_once(settings, tmp_path):
-    code = f"from tril.data.config import parse; text = parse({settings}).prepare().texts['']; "
-    code += "print((text.folder / 'meta.json').stat().st_mtime_ns)"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = {process.communicate(timeout=120)[0] for process in processes}
-    assert len(outputs) == 1 and all(process.returncode == 0 for process in processes)
-    assert [path.name[:6] for path in (tmp_path / "cache").iterdir()] == ["files-"]  # no lock is left
+def test_a_process_waits_for_another_one_that_prepares_and_reads_what_it_wrote(settings, capsys, monkeypatch):
+    folder = prepared(settings, **BYTE).folder
+    other, printed = folder.rename(folder.with_name("other")), ""
+    monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
+    with ThreadPoolExecutor() as pool:
+        with FileLock(folder.with_name(f".{folder.name}.lock")):  # as the other process holds it
+            waiting = pool.submit(prepared, settings, **BYTE)
+            while "waiting for another process, which prepares " not in printed:
+                assert not waiting.done(), waiting.exception()
+                time.sleep(0.01)
+                printed += capsys.readouterr().err
+            other.rename(folder)
+        assert waiting.result().folder == folder
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no lock is left
 
 
 def test_a_budget_ends_a_part_with_the_piece_that_reaches_it(settings):

@@ -33,6 +33,7 @@ def test_tasks_alternate_and_ratios_are_of_pairs():
     assert row == ["b", "3", "1", "8", "0.5"]  # ratios 1/2, 2, 1/2
 
 
+@pytest.mark.slow
 def test_training_in_pairs_with_another_program(text, tmp_path):
     (tmp_path / "other.py").write_text(STEPS)
     options = ("--warmup=2", "--steps=3", "--vs-tokens=100", "--repeats=2")

@@ -158,6 +158,7 @@ def figures(content):
     return sums | {f"rank {n}": rise for n, rise in enumerate(sorted(rises.values())[::-1], 1)}
 
 
+@pytest.mark.slow
 def test_the_averages_of_a_sweep_are_those_of_its_runs(folder):
     result, out = heads(folder, "dir=sweep", *OPTIONS), folder / "sweep" / "heads"
     assert result.returncode == 0, result.stderr

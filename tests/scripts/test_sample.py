@@ -79,6 +79,7 @@ def test_pieces_are_written_one_by_one_until_control_c(folder, monkeypatch):
     assert run(folder).stdout == "one two\n" and written == ["one", "one two"]
 
 
+@pytest.mark.slow
 def test_a_reader_may_stop_reading(folder):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": os.environ | {"OMP_NUM_THREADS": "1"}}
     process = subprocess.Popen(
@@ -111,6 +112,7 @@ def test_a_compiled_sample_says_so_and_keeps_its_code_next_to_the_data(folder, m
     assert_refused(run(folder, "compile=true"), "compiling for cpu needs a compiler")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_without_a_prompt_a_terminal_is_asked_and_shows_no_control_characters(folder):
     import pty
