@@ -38,7 +38,7 @@ PARTS = {
     "tie_embeddings": [True, False],
     "n_kv_heads": [None, 2],
 }
-N_DAMAGED, PAGE = 120, 4096
+N_DAMAGED = 120
 
 
 def language_model(**parts) -> LanguageModel:
@@ -164,12 +164,6 @@ def flip_bit(data: bytes, start: int, end: int, random: Random) -> bytes:
     return data[:position] + bytes([data[position] ^ 1 << random.randrange(8)]) + data[position + 1 :]
 
 
-def replace_page(data: bytes, random: Random, page: bytes | None = None) -> bytes:
-    """Another page of the file in place of one, or zeros."""
-    first, second = (PAGE * i for i in random.sample(range(len(data) // PAGE), 2))
-    return data[:first] + (page or data[second : second + PAGE]) + data[first + PAGE :]
-
-
 def edit(data: bytes, random: Random) -> bytes:
     """Another weight or size in a whole archive with its CRCs, as another program would write it."""
     content, file = torch.load(io.BytesIO(data), weights_only=True), io.BytesIO()
@@ -186,9 +180,7 @@ KINDS = [
     lambda data, random: flip_bit(data, data.index(b"data.pkl"), data.index(b"PK\x07\x08"), random),
     lambda data, random: flip_bit(data, data.index(b"PK\x01\x02"), len(data), random),  # names, sizes and positions
     lambda data, random: data[: random.randrange(len(data))],
-    lambda data, random: data + data[-random.randrange(1, 2 * PAGE) :],
-    lambda data, random: replace_page(data, random),
-    lambda data, random: replace_page(data, random, bytes(PAGE)),
+    lambda data, random: data + data[-random.randrange(1, 8192) :],
     edit,
 ]
 

@@ -33,8 +33,7 @@ def write_checkpoint(
 ) -> Path:
     """What torch.save of nanoGPT's train.py writes.
 
-    Args:
-        old: as in its first months: masks among the weights, no bias in model_args; and of a compiled model.
+    `old`: as in its first months, with masks among the weights and no bias in model_args; and of a compiled model.
     """
     config = model.config
     weights = {

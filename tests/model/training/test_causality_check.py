@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,13 @@ from lightning import Trainer
 
 from tests.conftest import randomize
 from tril.data.batches import TrainWindows, ValWindows
+from tril.data.datamodule import TextDataModule
+from tril.model.attention import MultiHeadAttention
+from tril.model.causality.certificate import Certificate
+from tril.model.causality.checks import Result
 from tril.model.gpt import GPT, Block, GPTConfig
 from tril.model.training.callbacks import causality_check
-from tril.model.training.callbacks.causality_check import CausalityCheck, CausalityError, certify
+from tril.model.training.callbacks.causality_check import SHARED, CausalityCheck, CausalityError, certify
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
@@ -210,3 +215,49 @@ def test_a_step_that_overwrites_its_batch_is_refused(inference, tmp_path):
         module.losses(batch)
         with pytest.raises(CausalityError, match="passes other inputs or targets than those of its batch"):
             end(trainer, module)
+
+
+# --- a sweep, which certifies each model once; training windows in validation
+
+
+def certified(sweep, change=lambda model: None, **choices) -> bool | None:
+    """Whether the certificate is that of an earlier run; None if it does not pass. Initial weights do not matter."""
+    module = module_of(**{"context_length": 20, "n_layers": 1, "dim": 16, "n_heads": 2} | choices)
+    change(module.model)
+    trainer = trainer_of(windows_of=lambda tokens: {"val": ValWindows(tokens.numpy(), 20, 4)})
+    certificate = certify(module.losses, trainer, sweep)
+    return "another run" in " ".join(certificate.notes) if certificate.passed else None
+
+
+def test_a_sweep_certifies_each_model_once_and_again_what_is_changed_at_run_time(tmp_path, monkeypatch):
+    def wrap(function):
+        return lambda *inputs, **options: function(*inputs, **options)
+
+    def open_mask(model):
+        model.blocks[0].attn.causal = False
+
+    def hook(model):
+        model.blocks[0].register_forward_hook(lambda _, __, x: x + x.roll(-1, 1))
+
+    assert certified(tmp_path) is False and certified(tmp_path) is True and certified(tmp_path, window=5) is False
+    for owner, name in ((MultiHeadAttention, "forward"), (F, "scaled_dot_product_attention"), (GPT, "nll")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, wrap(getattr(owner, name)))
+            assert certified(tmp_path) is False, name
+    assert certified(tmp_path, open_mask) is certified(tmp_path, hook) is None
+    assert certified(tmp_path) is True and len(list((tmp_path / SHARED).iterdir())) == 5  # only what passes is kept
+
+
+def test_a_window_of_the_training_text_ends_the_run_in_validation(tmp_path):
+    texts = {part: np.random.default_rng(seed).integers(V, size=200) for seed, part in enumerate(("train", "val"))}
+    texts["val"][100:160] = texts["train"][20:80]  # a passage that both have is one of validation
+    data = SimpleNamespace(texts={"": SimpleNamespace(tokens=texts.get)})
+    data.contains = lambda part, window: TextDataModule.contains(data, part, window)
+    module = SimpleNamespace(losses=SimpleNamespace(batch=None), set_certificate=lambda summary: None)
+    trainer, callback = SimpleNamespace(datamodule=data, is_global_zero=True, global_step=3), CausalityCheck(tmp_path)
+    callback.certificate = Certificate("", [Result("future", "", 1, 0.0, 0.0, 1)])
+    batches = {part: list(ValWindows(tokens, 20, 1)) for part, tokens in texts.items()}
+    for i, batch in (*enumerate(batches["val"]), (1, batches["train"][1]), (3, batches["train"][7])):
+        callback.on_validation_batch_start(trainer, module, batch, i)  # 3: not looked up
+    with pytest.raises(CausalityError, match="overlap: the loader of validation yields a window of the training text"):
+        callback.on_validation_batch_start(trainer, module, batches["train"][7], 8)
