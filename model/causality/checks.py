@@ -20,7 +20,7 @@ from tril.model.causality.texts import Texts
 # Two computations of one function may differ by as much as each of them differs from the exact value. That difference
 # is measured in float64; twice the sum of both leaves room for other inputs than the measured one.
 SLACK = 4
-UNITS = 16  # units in the last place of the largest output: the rounding of a function that has no float64 twin
+UNITS = 16  # units in the last place of the largest output: the least bound, and a fourth of that without float64 twin
 EPS, LOW_EPS = torch.finfo(torch.float32).eps, torch.finfo(torch.bfloat16).eps
 FLOAT64_ROUNDING = torch.finfo(torch.float64).eps / EPS  # relative to that of float32
 FLOAT64_SLACK = 1000  # some inputs round worse than the measured one; leaks are far larger still
@@ -152,7 +152,8 @@ class Bounds:
                     rounding = min((outputs - precise).abs().max().item(), self.limit)
                     known = 0.0 if self.is_low else rounding
                     of_twin = FLOAT64_ROUNDING * max(FLOAT64_SLACK * EPS * self.scale, 10 * SLACK * known)
-                    return Rounding(SLACK * rounding, twin, of_twin)
+                    least = UNITS * EPS * self.scale  # other inputs round worse; float64 decides below
+                    return Rounding(max(SLACK * rounding, least), twin, of_twin)
                 reason = "it is not finite"
         except Exception as error:  # code of other projects may raise anything
             reason = one_line(error.__cause__ or error)
