@@ -27,3 +27,11 @@ def test_an_id_that_opens_a_leak_is_found_in_a_large_vocabulary():
     assert correct.passed and not any("ids were tested" in note for note in correct.notes)
     hurried = certify(Gated(lambda ids: 0 * ids), **sizes | {"budget_seconds": 0.0})
     assert hurried.passed and any(f"0 of {V} ids were tested" in note for note in hurried.notes)
+
+
+def test_a_row_that_depends_on_the_first_token_of_another_is_found():
+    """Which no output may not see within its own row."""
+    model = Gated(lambda ids: 0 * ids)
+    model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] + inputs[0][:1, :1])
+    certificate = certify(model, vocab_size=V, context_length=T, budget_seconds=0.0)
+    assert "depends on the other rows of its batch" in certificate.failures[0].where
