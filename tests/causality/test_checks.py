@@ -3,6 +3,9 @@
 from torch import nn
 
 from tril.model.causality import certify
+from tril.model.causality.checks import Bounds, Checker
+from tril.model.causality.model import as_model
+from tril.model.causality.texts import Texts
 
 V, T, C = 4000, 40, 8
 
@@ -33,5 +36,7 @@ def test_a_row_that_depends_on_the_first_token_of_another_is_found():
     """Which no output may not see within its own row."""
     model = Gated(lambda ids: 0 * ids)
     model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] + inputs[0][:1, :1])
-    certificate = certify(model, vocab_size=V, context_length=T, budget_seconds=0.0)
-    assert "depends on the other rows of its batch" in certificate.failures[0].where
+    subject, texts = as_model(model, vocab_size=V, context_length=T), Texts(V)
+    checker = Checker(subject, Bounds(subject, texts, T, exact=True), texts)
+    (result,) = checker.future(T, 4)
+    assert "depends on the other rows of its batch" in result.where
