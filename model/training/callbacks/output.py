@@ -72,19 +72,19 @@ class Samples(Callback):
     """Prints a short text after every validation and appends it to `folder`/samples.txt."""
 
     def __init__(self, config: SamplesConfig, folder: str | Path, seed: int) -> None:
-        self.path, self.prompt = Path(folder) / "samples.txt", config.prompt
+        self.path, self.config, self.prompt = Path(folder) / "samples.txt", config, ""
         self.options = {"max_new_tokens": config.max_new_tokens, "temperature": config.temperature, "seed": seed}
         self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        lm, is_chosen = pl_module.language_model(), self.prompt is not None
+        lm, chosen = pl_module.language_model(), self.config.prompt
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        self.prompt = self.prompt if is_chosen else data.prompt
+        self.prompt = data.prompt if chosen is None else chosen
         try:
             if lm is not None:
                 lm.stream(self.prompt, **self.options)  # checks the arguments only
         except ValueError as error:
-            if is_chosen:
+            if chosen is not None:
                 raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
             self.prompt = ""  # another tokenizer than that of the text does not know its characters
 
