@@ -44,7 +44,7 @@ def fails(tests: set[str], defect: Defect | None = None) -> bool:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         variables |= {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
         selected = [f"tests/contract/{test}" for test in sorted(tests)]
-        command = [sys.executable, "-m", "pytest", "-x", "-rN", "-m", "", "-p", "no:cacheprovider", *selected]
+        command = [sys.executable, "-m", "pytest", "-x", "-n0", "-rN", "-m", "", "-p", "no:cacheprovider", *selected]
         done = subprocess.run(command, cwd=root, env=variables, capture_output=True, encoding="utf-8", timeout=900)
     is_error = done.returncode not in (0, 1) or re.search(r"\d error", done.stdout.strip().rpartition("\n")[2])
     assert not is_error, done.stdout[-3000:] + done.stderr[-3000:]
