@@ -174,6 +174,18 @@ def test_a_setting_changes_in_a_resumed_run_only_if_it_is_typed(stopped, whole):
     assert rates == pytest.approx({step: rate * (1 if step <= 5 else 0.5) for step, rate in before.items()})
 
 
+def test_a_finished_run_goes_on_for_more_steps_as_if_they_had_been_planned(settings, tmp_path):
+    constant = *settings, "optim.schedule.kind=constant", "optim.schedule.warmup_steps=0"
+    for name, steps in (("first", 6), ("whole", 9)):  # both end with a pass through the text
+        (tmp_path / name).mkdir()
+        train(
+            tmp_path / name, *merged(constant, f"trainer.max_steps={steps}", "trainer.val_check_interval=4")
+        ).succeeded()
+    train(tmp_path / "first", "resume=latest", "trainer.max_steps=9").succeeded()
+    losses, expected = (metrics(newest_run(tmp_path / name), "train/loss") for name in ("first", "whole"))
+    assert losses == expected and len(losses) == 9
+
+
 @pytest.mark.slow
 def test_a_killed_process_ends_the_run_with_one_line_and_no_process_is_left(texts, tmp_path):
     ranks = ("trainer=ddp", "trainer.devices=2", "trainer.max_steps=100000", "trainer.val_check_interval=10")
