@@ -50,7 +50,7 @@ def test_two_parallel_jobs_keep_apart(here):
         assert log.count("--- sample at step") == 2 and len(list(folder.glob("csv/version_*"))) == 1
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_parallel_jobs_tune_a_setting(here):
     """Real runs: each value is tried once, every fourth block of the validation windows chooses."""
     tune = ["sweep.tune={optim.lr_scale:[0.5,1,2]}", "optim=adamw"]
