@@ -88,7 +88,9 @@ def build_trainer(
         metrics,
         EarlyStop(early.patience) if early is not None and stops_early else None,
         Timer(settings.max_time, verbose=False) if settings.max_time else None,
-        CausalityCheck(folder, config.causality.allow_leak, sweep) if chosen.causality else None,
+        CausalityCheck(folder, config.causality.allow_leak, None if any(added) else sweep)
+        if chosen.causality
+        else None,
         HeadMetrics() if chosen.heads else None,
         Progress(chosen.progress) if chosen.progress else None,
         Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,

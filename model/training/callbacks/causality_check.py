@@ -1,17 +1,13 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
-import functools
 import hashlib
 import itertools
 import json
 import operator
 import platform
-import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -25,6 +21,7 @@ from tril.model.causality.gpt import with_ways
 from tril.model.causality.loss import Batch, LossProbe, check_logits, check_shift, restored, restored_modes
 from tril.model.causality.model import Model, call_directly, causal, randomize, same_random_numbers
 from tril.model.causality.texts import Texts
+from tril.model.checkpoint import code_sha256
 from tril.model.gpt import GPT
 from tril.model.initialization import SkipInit
 from tril.model.masks import document_options
@@ -37,8 +34,6 @@ MAX_FLOPS = 2e10  # of a pass; decoding with a larger model would take a minute
 MAX_STEPS = 64  # a longer context is decoded in few chunks
 MAX_BATCHES = 4  # of each part of the text, whose targets are looked for among their inputs
 SHARED = "certificates"  # the folder in that of a sweep
-CODE = re.compile(r"(tril\.(model|data)|torch\.nn)(\.|$)|torch(\._tensor|\.functional)?$")  # modules that a pass runs
-WRAPPERS = staticmethod, classmethod, property, functools.partial, functools.cached_property, type(functools.cache(int))
 
 Windows = Callable[[Tensor], dict[str, Iterable[Batch]]]  # tokens (N,) -> batches of one epoch, by part of the text
 
@@ -65,7 +60,8 @@ class CausalityCheck(Callback):
     Args:
         folder: of the run.
         allow_leak: train a model that fails.
-        sweep: the folder of the run's sweep, which certifies each model once, see `identity`; None: a single run.
+        sweep: the folder of the run's sweep, which certifies each model once, see `identity`; None: this run is
+            certified by itself.
     """
 
     def __init__(self, folder: str | Path, allow_leak: bool = False, sweep: Path | None = None) -> None:
@@ -210,64 +206,14 @@ def certify(losses: Loss, trainer: Trainer, sweep: Path | None = None) -> Certif
 
 
 def identity(losses: Loss, precision: str, batch_size: int) -> str:
-    """sha256 of what a certificate with these weights belongs to, which is the same in runs with other seeds and texts.
+    """sha256 of what decides the results: the config of the model, how it is trained, source files and machine.
 
-    It is that of the model's config, of precision, batch size, compilation, document mask and device, of the versions
-    of Python and torch, of the code of every function as it is in memory (so one that was replaced at run time
-    counts), and of the outputs and losses of a batch in training and in evaluation mode, bit for bit: what else
-    was changed in the module, such as an attribute or a hook, changes them. Where any of it differs, also by rounding,
-    the model is certified again.
+    Code that a user adds to a run can change a model besides these, so such a run does not share its certificate.
     """
-    gpt, content = losses.model, hashlib.sha256()
-    device = gpt.embed.weight.device
-    machine = device.type, platform.machine(), platform.python_version(), torch.__version__, torch.__config__.show()
-    content.update(repr((gpt.config, precision, batch_size, losses.compile, losses.document_eot, machine)).encode())
-    code = {name: sorted(vars(module).items()) for name, module in sorted(sys.modules.items()) if CODE.match(name)}
-    content.update(describe(code, {}).encode())
-    shape, generator = (2, batch_size, gpt.config.context_length), torch.Generator().manual_seed(0)
-    inputs, targets = torch.randint(gpt.config.vocab_size, shape, generator=generator).to(device)
-    step = replace(subject_of(losses, precision), call=lambda _, ids: losses((ids, targets))[..., None])
-    gpt.eval()
-    outputs = [subject_of(losses, precision)(inputs[:2])]
-    gpt.train()
-    outputs.append(step(inputs))
-    for x in outputs:
-        content.update(x.detach().cpu().numpy().tobytes())
-    return content.hexdigest()
-
-
-def describe(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
-    """The code and constants of a function or class, or the contents of a container; else the name of the type.
-
-    Args:
-        seen: by id, the number and the value of those before, which are described once.
-    """
-    if isinstance(value, str | bytes | int | float | None):
-        return repr(value)
-    if id(value) in seen:
-        return f"#{seen[id(value)][0]}"
-    seen[id(value)] = len(seen), value
-    parts: Iterable[Any] = ()
-    if isinstance(value, CodeType):
-        parts = value.co_code, value.co_names, value.co_consts
-    elif isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        parts = value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, cells
-    elif isinstance(value, type) and CODE.match(value.__module__):
-        parts = sorted(
-            pair for pair in vars(value).items() if not pair[0].startswith("__pydantic")
-        )  # they hold addresses
-    elif isinstance(value, BuiltinFunctionType):
-        parts = value.__module__, value.__qualname__
-    elif isinstance(value, WRAPPERS):
-        parts = [getattr(value, name, None) for name in ("__wrapped__", "fget", "func", "args", "keywords")]
-    elif isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, list | tuple):
-        parts = value
-    elif isinstance(value, set | frozenset):
-        parts = sorted(describe(x, {}) for x in value)
-    return f"{type(value).__name__}({', '.join(describe(x, seen) for x in parts)})"
+    gpt = losses.model
+    training = precision, batch_size, losses.compile, losses.document_eot, gpt.embed.weight.device.type
+    machine = platform.machine(), platform.python_version(), torch.__version__
+    return hashlib.sha256(repr((gpt.config, *training, code_sha256(), *machine)).encode()).hexdigest()
 
 
 def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed: int) -> Iterator[Result | str]:

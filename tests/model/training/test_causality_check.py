@@ -12,7 +12,6 @@ from lightning import Trainer
 from tests.conftest import randomize
 from tril.data.batches import TrainWindows, ValWindows
 from tril.data.datamodule import TextDataModule
-from tril.model.attention import MultiHeadAttention
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.checks import Result
 from tril.model.gpt import GPT, Block, GPTConfig
@@ -229,23 +228,14 @@ def certified(sweep, change=lambda model: None, **choices) -> bool | None:
     return "another run" in " ".join(certificate.notes) if certificate.passed else None
 
 
-def test_a_sweep_certifies_each_model_once_and_again_what_is_changed_at_run_time(tmp_path, monkeypatch):
-    def wrap(function):
-        return lambda *inputs, **options: function(*inputs, **options)
-
+def test_a_sweep_certifies_each_model_once(tmp_path, monkeypatch):
     def open_mask(model):
         model.blocks[0].attn.causal = False
 
-    def hook(model):
-        model.blocks[0].register_forward_hook(lambda _, __, x: x + x.roll(-1, 1))
-
+    assert certified(tmp_path, open_mask) is None  # a failure is not kept
     assert certified(tmp_path) is False and certified(tmp_path) is True and certified(tmp_path, window=5) is False
-    for owner, name in ((MultiHeadAttention, "forward"), (F, "scaled_dot_product_attention"), (GPT, "nll")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, wrap(getattr(owner, name)))
-            assert certified(tmp_path) is False, name
-    assert certified(tmp_path, open_mask) is certified(tmp_path, hook) is None
-    assert certified(tmp_path) is True and len(list((tmp_path / SHARED).iterdir())) == 5  # only what passes is kept
+    monkeypatch.setattr(causality_check, "code_sha256", lambda: "other code")
+    assert certified(tmp_path) is False and len(list((tmp_path / SHARED).iterdir())) == 3
 
 
 def test_a_window_of_the_training_text_ends_the_run_in_validation(tmp_path):
