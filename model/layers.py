@@ -16,7 +16,7 @@ LAYERNORM_EPS = 1e-5  # torch's default
 class RMSNorm(nn.RMSNorm):
     """x / rms(x) * weight over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467), in the dtype of x.
 
-    Under autocast x may be bf16 while the weight is float32; `nn.RMSNorm` then returns float32 and takes a slower path.
+    Under autocast x may be bf16 while the weight is float32, for which `nn.RMSNorm` takes a slower path.
     """
 
     def forward(self, x: Tensor) -> Tensor:
