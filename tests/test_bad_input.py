@@ -65,7 +65,7 @@ EVALUATE = [
     (("ckpt=FILES/tiny.ckpt", "data=files", "data.path=FILES/text.txt", "out=FILES/text.txt"), "cannot write to"),
 ]
 CERTIFY = [
-    ("hf=FILES/tokenizer.json", "hf=FILES/tokenizer.json cannot be loaded: Unrecognized model in"),
+    ("hf=FILES/tokenizer.json", "hf=FILES/tokenizer.json cannot be loaded; name a folder written by"),
     (("call=os:sep", "vocab_size=3", "context_length=4"), "call=os:sep is not callable on ids; name a function"),
     (("call=os:getcwd", "vocab_size=0", "context_length=4"), "vocab_size=0 must be an integer of at least 3"),
     (("call=not_there:f", "vocab_size=3", "context_length=4"), "call=not_there:f cannot be imported: No module named"),

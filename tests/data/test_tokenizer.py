@@ -174,7 +174,9 @@ def test_a_revision_of_the_hub_is_resolved_to_its_commit_and_downloaded_once(pub
         server.requests.clear()
         config = of_hub(revision)
         assert config.fingerprint() == expected and build(config).to_str() == tokenizer.to_str()
-        assert [method for method, _ in server.requests].count("GET") == 1
+        assert [path for method, path in server.requests if method == "GET" and path.endswith(".json")] == [
+            f"/owner/name/resolve/{revision}/tokenizer.json"
+        ]
     hub("http://127.0.0.1:1")
     assert build(of_hub()).to_str() == published["main"].to_str()  # a later start needs no network
 
