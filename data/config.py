@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import build, group, nearest, setting, strict_settings
+from tril.data.settings import build, group, nearest, printable, setting, strict_settings
 from tril.data.sources import SOURCES as SINGLE
-from tril.data.sources.base import BLOCK, Member, Source, Split, printable
+from tril.data.sources.base import BLOCK, Member, Source, Split
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 

@@ -224,6 +224,11 @@ def typed(value: Any, *, quoted: bool = False) -> str:
     return repr(value) if quoted else str(value)
 
 
+def printable(text: object, keep: str = "") -> str:
+    """The text with escapes for line ends, control characters and bytes that are not UTF-8, but for those in `keep`."""
+    return "".join(x if x.isprintable() or x in keep else x.encode("unicode_escape").decode("ascii") for x in str(text))
+
+
 def first_line(error: BaseException) -> str:
     """Of the message of a library's error, or the name of its class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -138,11 +138,6 @@ def open_file(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
 
 
-def printable(text: object) -> str:
-    """The text in one line: names of files may hold line breaks, control characters and bytes that are not UTF-8."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in str(text))
-
-
 def digest_files(files: Iterable[tuple[str, Path]]) -> str:
     """One sha256 of (name, path) pairs: of the names and the contents, see HASH_LIMIT."""
     total = hashlib.sha256()

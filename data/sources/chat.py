@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from tril.data.sources.base import Document, Turn, printable
+from tril.data.settings import printable
+from tril.data.sources.base import Document, Turn
 from tril.data.sources.formats import encodable
 from tril.data.sources.template import MEMORY, SECONDS, Messages, compile_template, within_limits
 

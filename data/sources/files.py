@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import setting, strict_settings
-from tril.data.sources.base import Document, Source, Split, digest_files, printable
+from tril.data.settings import printable, setting, strict_settings
+from tril.data.sources.base import Document, Source, Split, digest_files
 from tril.data.sources.chat import PLAIN, ChatTemplate, conversation
 from tril.data.sources.formats import find, has_rows, read_rows, read_text, reading, row_text
 

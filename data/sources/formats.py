@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tril.data.sources.base import open_file, printable
+from tril.data.settings import printable
+from tril.data.sources.base import open_file
 
 ROWS = (".jsonl", ".json", ".csv", ".parquet")  # all but .parquet also with .gz
 LIMIT = 1 << 32  # bytes of a file that is read as a whole: text, and .json

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tril.data.settings import explain, nearest
+from tril.data.settings import explain, nearest, printable
 
 # What users of nanoGPT, litgpt and Lightning type, for settings of Tril.
 OTHER_NAMES = {
@@ -82,11 +82,6 @@ def fail(message: object, status: int = 2) -> None:
     for note in getattr(message, "__notes__", ()):
         print(printable(note), file=sys.stderr)
     sys.exit(status)
-
-
-def printable(text: str, keep: str = "") -> str:
-    """The text with escapes for line ends and control characters, apart from those in `keep`."""
-    return "".join(x if x.isprintable() or x in keep else x.encode("unicode_escape").decode() for x in text)
 
 
 def command(script: str) -> str:

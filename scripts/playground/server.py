@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pydantic
 from pydantic import Field
 
-from tril.data.settings import build, strict_settings
+from tril.data.settings import build, printable, strict_settings
 from tril.model.atomic_files import without_nan
-from tril.scripts.cli.errors import message_of, printable
+from tril.scripts.cli.errors import message_of
 
 if TYPE_CHECKING:
     import uvicorn

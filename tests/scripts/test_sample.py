@@ -13,10 +13,10 @@ import torch
 from tests.calls import call
 from tests.conftest import assert_refused, byte_model, run_python
 from tril.data.cache import resolve_cache_dir
+from tril.data.settings import printable
 from tril.model.checkpoint import load, save
 from tril.scripts import sample
 from tril.scripts.cli.command_line import Typed, compose_values
-from tril.scripts.cli.errors import printable
 
 SCRIPT = Path(sample.__file__)
 HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")
