@@ -16,11 +16,10 @@ import sys
 import time
 from typing import Any
 
-from tril.model.callable_module import make_callable
 from tril.model.runs import Run
-from tril.scripts.cli.api import python_api
-from tril.scripts.cli.command_line import FOLDER, PROGRAMS, CommandLine, entry
+from tril.scripts.cli.command_line import FOLDER, PROGRAMS, CommandLine
 from tril.scripts.cli.config import RunConfig, TrainCommand
+from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import command, user_errors
 from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, quiet_ranks, stop_on_signals
 from tril.scripts.cli.run import (
@@ -116,4 +115,7 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
 if __name__ == "__main__":
     main()
 else:  # `from tril import train` gives this module
+    from tril.model.callable_module import make_callable
+    from tril.scripts.cli.api import python_api
+
     make_callable(__name__, python_api(train))

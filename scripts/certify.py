@@ -21,7 +21,8 @@ from pydantic.dataclasses import dataclass
 from tril.data.cache import keep_compiled_code
 from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.cli.command_line import CommandLine, Program, entry
+from tril.scripts.cli.command_line import CommandLine, Program
+from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import UserError, fail, pick_device, user_errors, writable
 
 if TYPE_CHECKING:

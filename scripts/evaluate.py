@@ -15,7 +15,8 @@ from tril.data.settings import without_effect
 from tril.model.atomic_files import write_json, write_text
 from tril.model.evaluation.config import EvaluateConfig
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.cli.command_line import CommandLine, Program, Typed, entry
+from tril.scripts.cli.command_line import CommandLine, Program, Typed
+from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import check_writable, pick_device, user_errors
 from tril.scripts.cli.finished_run import prepared_text, read_run
 from tril.scripts.cli.formats import markdown_table, plain_table, plural, read_utf8

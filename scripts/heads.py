@@ -15,7 +15,8 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.runs import find_checkpoint, find_sweep
-from tril.scripts.cli.command_line import CommandLine, Program, entry
+from tril.scripts.cli.command_line import CommandLine, Program
+from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import pick_device, user_errors
 
 NEWEST = "latest"  # the default of ckpt

@@ -16,7 +16,8 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.scripts.cli.command_line import CommandLine, Program, entry
+from tril.scripts.cli.command_line import CommandLine, Program
+from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import check_writable, user_errors
 
 STATUS = {"better": 0, "worse": 1, "equal": 1, "undecided": 3}

@@ -13,7 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.runs import find_sweep
-from tril.scripts.cli.command_line import CommandLine, Program, entry
+from tril.scripts.cli.command_line import CommandLine, Program
+from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import user_errors, writable
 
 

@@ -16,7 +16,8 @@ from tril.data.cache import keep_compiled_code
 from tril.data.settings import printable, setting, strict_settings
 from tril.model.generation.config import Prompt, SamplingConfig, as_prompt
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.command_line import CommandLine, Program, entry
+from tril.scripts.cli.command_line import CommandLine, Program
+from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import UserError, pick_device, user_errors
 
 AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)

@@ -9,7 +9,8 @@ from unittest import mock
 import pytest
 
 from tests.calls import call
-from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.command_line import Typed
+from tril.scripts.cli.compose import compose
 
 TINY = [
     "data=files",

@@ -14,7 +14,8 @@ from tests.runs import train_typed, typed
 from tril.data.config import SOURCES
 from tril.model.gpt import GPT
 from tril.model.training.settings import TrainerConfig
-from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.command_line import Typed
+from tril.scripts.cli.compose import compose
 from tril.scripts.cli.config import CONFIGS, RunConfig
 
 GROUPS = ("model", "optim", "trainer", "data", "callbacks", "logger", "debug")

@@ -15,7 +15,7 @@ from tests.runs import in_process, typed
 from tril.model.checkpoint import Checkpoint, digest, load, read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf import download, is_hub_name, read_hf
-from tril.scripts.cli.command_line import compose
+from tril.scripts.cli.compose import compose
 from tril.scripts.cli.errors import UserError
 from tril.scripts.cli.start import find_start
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from tril.model.runs import Run
-from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.errors import UserError
 from tril.scripts.cli.process import StoppedError, stop_on_signals
 
@@ -34,6 +34,8 @@ def python_api(task: Callable[..., Run]) -> Callable[..., Run]:
             UserError: a ValueError whose message is one line: a wrong setting, or a run that diverged.
             KeyboardInterrupt: Ctrl-C stopped the run, after it wrote a checkpoint; the message says how to continue.
         """
+        from tril.scripts.cli.compose import compose
+
         for setting in settings:
             if not isinstance(setting, str) or setting.startswith(("-", "plan=")):
                 remedy = 'settings are strings, such as "trainer.max_steps=100"; use grids and options in a terminal'

@@ -276,16 +276,31 @@ def data_defaults(source: str) -> dict[str, Any]:
     return defaults(DataConfig) | defaults(SOURCES[source]) | {"source": source}
 
 
-def data_presets() -> dict[str, dict]:
-    """The settings of the data groups, which the sources of a mixture may name."""
+def option(group: str, name: str) -> dict[str, Any]:
+    """The settings of an option of a config group: its yaml file, over the options that it starts from."""
     import yaml
 
-    presets = {}
-    for path in sorted((CONFIGS / "data").glob("*.yaml")):
-        own = yaml.safe_load(path.read_text(encoding="utf-8"))
-        base = data_defaults(own.pop("defaults")[0].removeprefix("source_"))
-        presets[path.stem] = base | own | {"tokenizer": base["tokenizer"] | own.get("tokenizer", {})}
-    return presets
+    if name == "settings":
+        return defaults(GROUPS[group])
+    if name.startswith("source_"):
+        return data_defaults(name.removeprefix("source_"))
+    own = yaml.safe_load((CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8")) or {}
+    settings: dict[str, Any] = {}
+    for base in own.pop("defaults", ()):
+        if base != "_self_":  # always the last one
+            settings = merged(settings, option(group, base))
+    return merged(settings, own)
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with those of `second` in place of those of `first`."""
+    are_groups = {key: isinstance(x, Mapping) and isinstance(first.get(key), Mapping) for key, x in second.items()}
+    return {**first, **{key: merged(first[key], x) if are_groups[key] else x for key, x in second.items()}}
+
+
+def data_presets() -> dict[str, dict]:
+    """The settings of the data groups, which the sources of a mixture may name."""
+    return {path.stem: option("data", path.stem) for path in sorted((CONFIGS / "data").glob("*.yaml"))}
 
 
 def data_settings(data: DataConfig) -> dict[str, Any]:

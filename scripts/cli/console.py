@@ -8,8 +8,12 @@ import sys
 import textwrap
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tril.data.settings import Setting, nearest
+
+if TYPE_CHECKING:
+    from tril.scripts.cli.command_line import Program, Typed
 
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
@@ -45,19 +49,24 @@ def main() -> None:
         sys.exit(2)
 
 
-def print_help(name: str, description: str, words: list[str], *, every: bool = False) -> None:
+def print_help(program: "Program", description: str, typed: "Typed", *, every: bool = False) -> None:
     """Prints what a program does, its settings with their values, and the options of its config groups.
 
     Args:
-        name: of the program.
-        words: settings that are typed with --help, such as model=small.
+        typed: settings that are typed with --help, such as model=small.
         every: list all settings, and not only the program's own and the common ones of a run.
     """
-    from tril.scripts.cli.command_line import PROGRAMS, Typed, compose_values
-    from tril.scripts.cli.config import CONFIGS, flatten
+    from tril.scripts.cli.config import CONFIGS, flatten, option
 
-    line, program = compose_values(name, Typed.of(words).without("resume")), PROGRAMS[name]
-    values = flatten(line.settings)
+    if typed.overrides:
+        from tril.scripts.cli.compose import compose_values
+
+        line = compose_values(program.name, typed.without("resume"))
+        settings, options = line.settings, line.choices
+    else:  # without Hydra, whose import takes longer than all else
+        options = program.options
+        settings = {group: option(group, name) for group, name in options.items() if name is not None}
+    values = flatten(settings)
     # another kind of text has others below data.
     known = {key: each for key, each in program.settings.items() if key in values or not key.startswith("data.")}
     shown = {key: each for key, each in known.items() if every or each.common or key in program.own.__pydantic_fields__}
@@ -65,12 +74,12 @@ def print_help(name: str, description: str, words: list[str], *, every: bool = F
     lines = [description.strip(), "", f"Settings (key=value){more}", ""]
     for key, setting in shown.items():
         lines += entry_lines(f"{key}={as_typed(values.get(key, setting.default))}", help_of(setting))
-    groups = {name: choice for name, choice in line.choices.items() if (CONFIGS / name).is_dir()}
+    groups = [*program.options, *(ADDED if program.of_a_run else ())]
     lines += ["", "Groups (group=choice); * is chosen"] if groups else []
-    for group in [*reversed(list(groups)), *(ADDED if name == "train" else ())]:
+    for group in groups:
         lines.append("")
         for path in sorted((CONFIGS / group).glob("*.yaml")):
-            mark = "* " if path.stem == groups.get(group) else "  "
+            mark = "* " if path.stem == options.get(group) else "  "
             sign = "+" if group in ADDED else ""
             lines += entry_lines(f"{mark}{sign}{group}={path.stem}", first_comment(path))
     print("\n".join(lines), flush=True)

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.scripts.cli.command_line import explain
+from tril.scripts.cli.compose import explain
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, message_of
 from tril.scripts.cli.formats import clock, plain_table

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from tril.model.atomic_files import write_json
 from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
-from tril.scripts.cli.command_line import quoted
+from tril.scripts.cli.compose import quoted
 from tril.scripts.cli.errors import UserError, command, fail, user_errors
 from tril.scripts.cli.formats import clock, plural
 from tril.scripts.experiments import grid, nuisance, run_process

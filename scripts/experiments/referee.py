@@ -13,7 +13,8 @@ from pathlib import Path
 from tril.model.atomic_files import write_json
 from tril.model.comparison import BETTER, DIVERGED, EQUAL, LOOKS_ALPHA, MAX_PAIRS, MIN_PAIRS, WORSE, Comparison
 from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
-from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.command_line import Typed
+from tril.scripts.cli.compose import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, message_of, user_errors
 from tril.scripts.cli.formats import clock, plural

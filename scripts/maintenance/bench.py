@@ -35,7 +35,8 @@ import torch
 from tril.model.atomic_files import write_json
 from tril.model.training.hardware import configure_torch
 from tril.model.training.summary import code_version
-from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.command_line import Typed
+from tril.scripts.cli.compose import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, fail
 from tril.scripts.cli.formats import markdown_table

@@ -14,7 +14,8 @@ from tril.data.config import SOURCES, DataConfig, parse
 from tril.data.settings import explain, strict_settings
 from tril.data.sources.hub import Hub
 from tril.data.tokenizer import TokenizerConfig
-from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.command_line import Typed
+from tril.scripts.cli.compose import compose
 from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.errors import message_of
 

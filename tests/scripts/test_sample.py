@@ -16,7 +16,8 @@ from tril.data.cache import resolve_cache_dir
 from tril.data.settings import printable
 from tril.model.checkpoint import load, save
 from tril.scripts import sample
-from tril.scripts.cli.command_line import Typed, compose_values
+from tril.scripts.cli.command_line import Typed
+from tril.scripts.cli.compose import compose_values
 
 SCRIPT = Path(sample.__file__)
 HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")

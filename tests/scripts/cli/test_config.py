@@ -7,7 +7,8 @@ from tests.conftest import assert_refused
 from tests.runs import TINY, in_process, typed
 from tril import train
 from tril.data.settings import plain
-from tril.scripts.cli.command_line import PROGRAMS, Typed, compose
+from tril.scripts.cli.command_line import PROGRAMS, Typed
+from tril.scripts.cli.compose import compose, overrides
 from tril.scripts.cli.config import RunConfig, flatten, known_settings
 from tril.scripts.cli.errors import UserError
 from tril.scripts.cli.formats import clock, engineering, markdown_table, plain_table, plural
@@ -30,6 +31,8 @@ def test_the_defaults_and_the_help_of_a_run_are_those_of_the_fields(tmp_path):
     missing = {key for key in settings if f"  {key}=" not in text}
     assert missing <= OF_A_TEXT, missing - OF_A_TEXT
     assert all(setting.help for setting in settings.values())
+    text = call(train.main, "--help=all", cwd=tmp_path).stdout
+    assert text == call(train.main, "--help=all", "seed=0", cwd=tmp_path).stdout  # the latter composes with Hydra
     short = call(train.main, *on, "--help", cwd=tmp_path).stdout
     assert "  model.n_heads=4 " in short and "model.norm_eps" not in short and "--help=all lists all" in short
 
@@ -65,7 +68,7 @@ def test_callbacks_are_on_off_and_added_and_texts_are_as_typed():
     for text in ("def print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}"):
         assert checked(f"callbacks.samples.prompt={text}").callbacks.samples.prompt == text
     words = Typed.of(["+trainer.max_steps=3", "~callbacks.samples", "model=small"])
-    assert PROGRAMS["train"].overrides(words) == ["++trainer.max_steps=3", "~callbacks.samples", "model=small"]
+    assert overrides(PROGRAMS["train"], words) == ["++trainer.max_steps=3", "~callbacks.samples", "model=small"]
 
 
 def test_the_text_decides_the_vocabulary():

@@ -11,7 +11,8 @@ from tril import train
 from tril.model.gpt import GPT
 from tril.model.training.optim import build_optimizer
 from tril.model.training.run_estimate import Speed
-from tril.scripts.cli.command_line import Typed, compose
+from tril.scripts.cli.command_line import Typed
+from tril.scripts.cli.compose import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.plan import gpu_rows, step_memory
 
