@@ -249,6 +249,22 @@ def _unreadable(config: TokenizerConfig, error: Exception) -> OSError:
     return OSError(f"cannot read a tokenizer from data.tokenizer.path={config.path} ({first_line(error)}); {remedy}")
 
 
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The ids of a prompt.
+
+    Raises:
+        ValueError: it contains characters that the tokenizer does not know, or half a surrogate pair.
+    """
+    prompt.encode()  # of half a pair, the tokenizer would raise TypeError
+    encoding = tokenizer.encode(prompt, add_special_tokens=False)
+    unk = getattr(tokenizer.model, "unk_token", None)
+    spans = zip(encoding.tokens, encoding.offsets, strict=True)
+    if unknown := {prompt[start:end] for token, (start, end) in spans if token == unk}:
+        cause = f"the prompt has {', '.join(map(repr, sorted(unknown)))}, which the tokenizer does not know"
+        raise ValueError(f"{cause}; use only characters of the training text")
+    return encoding.ids
+
+
 def first_bytes(texts: Iterable[str], limit: int) -> Iterator[str]:
     for text in texts:
         yield text[:limit]

@@ -240,3 +240,14 @@ class GPT(nn.Module):
             keys = (window * (window + 1) / 2 + (length - window) * window) / length
         multiplied = self.n_parameters(embeddings=False) + self.head.weight.numel()
         return round(6 * multiplied + 12 * config.n_layers * config.n_heads * config.head_size * keys)
+
+
+def sizes(model: GPT) -> dict[str, int]:
+    """Parameters and FLOPs. Active parameters are those multiplied for every token: all but look-up tables."""
+    body = model.n_parameters(embeddings=False)
+    return {
+        "parameters": model.n_parameters(),
+        "parameters_without_embeddings": body,
+        "active_parameters": body + model.head.weight.numel(),
+        "flops_per_token": model.flops_per_token(),
+    }

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tril.data.tokenizer import load_tokenizer
+from tril.data.tokenizer import encode_prompt, load_tokenizer
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT, GPTConfig
@@ -92,14 +92,7 @@ class LanguageModel:
         Raises:
             ValueError: the prompt contains characters that the tokenizer does not know, or half a surrogate pair.
         """
-        prompt.encode()  # of half a pair, the tokenizer would raise TypeError
-        encoding = self.tokenizer.encode(prompt, add_special_tokens=False)
-        unk = getattr(self.tokenizer.model, "unk_token", None)
-        spans = zip(encoding.tokens, encoding.offsets, strict=True)
-        if unknown := {prompt[start:end] for token, (start, end) in spans if token == unk}:
-            cause = f"the prompt has {', '.join(map(repr, sorted(unknown)))}, which the tokenizer does not know"
-            raise ValueError(f"{cause}; use only characters of the training text")
-        return encoding.ids or [self.eot_id]
+        return encode_prompt(self.tokenizer, prompt) or [self.eot_id]
 
     def split(self, prompt: str) -> "Start":
         """Token healing: what generation starts from, without a whitespace token at the end of the prompt.

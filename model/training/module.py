@@ -6,7 +6,7 @@ B batch, T context length, N windows, M targets, W ranks.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from tril.model.compilation import raise_recompile_limit
-from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
 from tril.model.training.hardware import REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
-from tril.model.training.parallel import shard, whole_copy
 from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig
-from tril.model.training.width_scaling import scale_initial_values
+
+if TYPE_CHECKING:
+    from tril.model.generation.language_model import LanguageModel
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 NO_TARGET = -math.inf  # in place of the loss of an ignored target, which no target has
@@ -116,14 +116,22 @@ class TrainingModule(LightningModule):
         """Shards the model over the processes of trainer=fsdp, once."""
         mesh = self._device_mesh
         if mesh is not None and self.model.embed.weight.is_meta:
+            from tril.model.training.parallel import shard
+
             shard(self.model, mesh["data_parallel"], self.trainer.strategy.root_device)
             if self.optim.scale_with_width:
+                from tril.model.training.width_scaling import scale_initial_values
+
                 scale_initial_values(self.model, self.optim)
             self.losses = Loss(self.model, self.losses.compile, self.losses.document_eot)
 
     def whole_model(self) -> GPT | None:
         """The model; of a sharded one, a copy on rank 0's CPU, and None on the other ranks. All ranks must call it."""
-        return whole_copy(self.model) if self.is_sharded else self.model
+        if not self.is_sharded:
+            return self.model
+        from tril.model.training.parallel import whole_copy
+
+        return whole_copy(self.model)
 
     @property
     def certificate(self) -> dict[str, Any] | None:
@@ -134,10 +142,12 @@ class TrainingModule(LightningModule):
         """Adds the summary of the causality certificate to every checkpoint from now on."""
         self.payload["certificate"] = summary
 
-    def language_model(self) -> LanguageModel | None:
+    def language_model(self) -> "LanguageModel | None":
         """The model with its tokenizer, for sampling; see `whole_model`."""
         if (model := self.whole_model()) is None:
             return None
+        from tril.model.generation.language_model import LanguageModel
+
         return LanguageModel(model, Tokenizer.from_str(self.payload["tokenizer"]), eot=self.payload["eot"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -9,6 +9,7 @@ Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: h
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are the functions of torch.optim for many tensors at once.
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
@@ -18,9 +19,9 @@ from torch.optim.adamw import adamw
 
 from tril.model.gpt import GPT
 from tril.model.training.settings import OptimConfig
-from tril.model.training.width_scaling import lr_ratio, rate_factor
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
+MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
 NS_EPS = 1e-7  # Jordan's; a zero matrix stays zero
 
 
@@ -44,6 +45,17 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
         gram = x @ x.mT  # (N, shorter, shorter)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram^2) x
     return x.mT if tall else x
+
+
+def lr_ratio(adjust_lr: str, rows: float, columns: float) -> float:
+    """Muon's learning rate for a (rows, columns) matrix, relative to the group's.
+
+    "original" (Jordan) raises it for tall matrices; "match_rms_adamw" (Liu et al.) gives updates of AdamW's size, so
+    that AdamW's learning rate and weight decay suit Muon too.
+    """
+    if adjust_lr == "match_rms_adamw":
+        return MATCH_RMS * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
 
 
 class MuonAdamW(torch.optim.Optimizer):
@@ -128,6 +140,8 @@ def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
         "decay": adam | {"weight_decay": config.weight_decay},
         "no_decay": adam | {"weight_decay": 0.0},
     }
+    if config.scale_with_width:
+        from tril.model.training.width_scaling import rate_factor
     groups: dict[str, dict[float, dict]] = {name: {} for name in options}  # by the factor of the rate
     for name, p in model.named_parameters():  # lists a tied weight once
         if not p.requires_grad:

@@ -47,9 +47,7 @@ TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
 def make_strategy(config: TrainerConfig) -> Strategy | str:
-    """The strategy of `lightning.Trainer`; on one device its default."""
-    if not config.is_distributed:
-        return "auto"
+    """The strategy of `lightning.Trainer` for a process group."""
     sharded = config.strategy == "model_parallel"
     return FSDP(tensor_parallel_size=1, save_distributed_checkpoint=False) if sharded else "ddp"
 

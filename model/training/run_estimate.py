@@ -57,14 +57,3 @@ def measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Ha
 
     train, val = seconds(lambda: loss().backward()), seconds(torch.no_grad()(loss))
     return Speed(train / batch_size, val / batch_size, seconds(optimizer.step))
-
-
-def sizes(model: GPT) -> dict[str, int]:
-    """Parameters and FLOPs. Active parameters are those multiplied for every token: all but look-up tables."""
-    body = model.n_parameters(embeddings=False)
-    return {
-        "parameters": model.n_parameters(),
-        "parameters_without_embeddings": body,
-        "active_parameters": body + model.head.weight.numel(),
-        "flops_per_token": model.flops_per_token(),
-    }

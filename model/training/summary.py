@@ -13,11 +13,11 @@ from tqdm import tqdm
 
 from tril.data.datamodule import TextDataModule
 from tril.model.atomic_files import write_json
+from tril.model.gpt import sizes
 from tril.model.runs import SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.callbacks.output import figures
 from tril.model.training.module import TrainingModule
-from tril.model.training.run_estimate import sizes
 
 PACKAGE = Path(__file__).resolve().parents[2]
 MANY_PASSES = 10  # over its text, after which a model memorizes it

@@ -29,21 +29,10 @@ from torch import Tensor
 
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
+from tril.model.training.optim import lr_ratio
 from tril.model.training.settings import OptimConfig
 
-MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
 DIGITS = 12  # of a factor: rounding errors would split parameters of equal rates into several groups
-
-
-def lr_ratio(adjust_lr: str, rows: float, columns: float) -> float:
-    """Muon's learning rate for a (rows, columns) matrix, relative to the group's.
-
-    "original" (Jordan) raises it for tall matrices; "match_rms_adamw" (Liu et al.) gives updates of AdamW's size, so
-    that AdamW's learning rate and weight decay suit Muon too.
-    """
-    if adjust_lr == "match_rms_adamw":
-        return MATCH_RMS * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1, rows / columns))
 
 
 def rate_factor(name: str, parameter: Tensor, config: GPTConfig, base: OptimConfig, by_muon: bool) -> float:

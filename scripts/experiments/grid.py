@@ -215,8 +215,8 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     import torch
 
     from tril.data.batches import TrainWindows, ValWindows
-    from tril.model.gpt import GPT
-    from tril.model.training import run_estimate as estimate
+    from tril.model.gpt import GPT, sizes
+    from tril.model.training.run_estimate import measure
 
     speeds, estimated, rejected = {}, [], []
     for run in runs:
@@ -233,10 +233,10 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
             rejected.append(Rejected(run.overrides, message_of(error)))
             continue
         with torch.device("meta"):
-            run.sizes |= estimate.sizes(GPT(model))
+            run.sizes |= sizes(GPT(model))
         key = repr((model, config.optim, data.batch_size, config.hardware))
         if key not in speeds:
-            speeds[key] = estimate.measure(model, config.optim, data.batch_size, config.hardware)
+            speeds[key] = measure(model, config.optim, data.batch_size, config.hardware)
         run.sizes["estimated_seconds"] = speeds[key].run(
             steps=config.steps,
             windows_per_step=data.batch_size * config.accumulate,

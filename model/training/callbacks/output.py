@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Callback, Trainer
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from tril.model.heads.attention_maps import TokenWindows
-from tril.model.heads.gate import all_heads, head_name
-from tril.model.heads.scores import text_scores
+from tril.data.tokenizer import encode_prompt
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.errors import RunRefused
@@ -77,12 +76,11 @@ class Samples(Callback):
         self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        lm, chosen = pl_module.language_model(), self.config.prompt
+        chosen = self.config.prompt
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
         self.prompt = data.prompt if chosen is None else chosen
         try:
-            if lm is not None:
-                lm.stream(self.prompt, **self.options)  # checks the arguments only
+            encode_prompt(Tokenizer.from_str(pl_module.payload["tokenizer"]), self.prompt)
         except ValueError as error:
             if chosen is not None:
                 raise RunRefused(f"callbacks.samples: {error}; ~callbacks.samples removes it") from error
@@ -121,6 +119,10 @@ class HeadMetrics(Callback):
         model = pl_module.whole_model() if pl_module.model.config.n_heads else None  # gathers a sharded model
         if model is None or not trainer.is_global_zero:
             return
+        from tril.model.heads.attention_maps import TokenWindows
+        from tril.model.heads.gate import all_heads, head_name
+        from tril.model.heads.scores import text_scores
+
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
         ids, targets = data.first_val_windows(HEAD_WINDOWS)
         scores, _ = text_scores(model, TokenWindows(ids, targets, pl_module.losses.document_eot))
