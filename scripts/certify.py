@@ -3,7 +3,7 @@
 Also a fresh model (model=nano model.window=64), a `transformers` model (hf=FOLDER) and any function from ids to logits
 (call=package.module:function vocab_size=V context_length=T). Prints the verdict, and writes all figures into
 a folder. Of a checkpoint it first says whether the certificate that the file holds belongs to these weights, config,
-data and code, and it also certifies the loss of the run. Exit status, of the certificate computed now:
+data and code, and it also certifies a training step of the run. Exit status, of the certificate computed now:
 0: causal; 1: not causal; 2: wrong settings; 3: the model raises an exception or returns no logits; 4: inconclusive:
 a leak of the size of rounding, or beyond the tested length, would pass too.
 """
@@ -23,17 +23,15 @@ from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.command_line import CommandLine, Program
 from tril.scripts.cli.entry import entry
-from tril.scripts.cli.errors import UserError, fail, pick_device, user_errors, writable
+from tril.scripts.cli.errors import fail, pick_device, user_errors, writable
 
 if TYPE_CHECKING:
-    from tril.model.causality.certificate import Certificate
     from tril.model.causality.model import Model
     from tril.model.checkpoint import Checkpoint
 
 KINDS = ("ckpt", "hf", "call")
 SIZES = ("vocab_size", "context_length", "receptive_field")  # of a callable
 FRESH_VOCABULARY = 128  # of a fresh model, which needs no tokenizer: the checks are about positions
-PASS_FLOPS, MIN_LENGTH = 5e9, 16  # of each of the 400 passes of a loss, 40 s on a CPU; shorter texts of larger models
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -90,10 +88,12 @@ def main(line: CommandLine[CertifyCommand]) -> None:
     from tril.model.causality.certificate import certify_model, check_call
     from tril.model.causality.gpt import gpt_variants
     from tril.model.causality.model import ModelError
+    from tril.model.causality.step import check_stored_step
     from tril.model.causality.variants import module_variants
     from tril.model.checkpoint import Checkpoint, verdict
     from tril.model.training.hardware import check_compiler, keep_freed_memory
 
+    progress = lambda variant: print(variant, file=sys.stderr, flush=True)  # noqa: E731
     try:
         with user_errors():
             device = pick_device(settings.device)
@@ -101,28 +101,25 @@ def main(line: CommandLine[CertifyCommand]) -> None:
             model = model_of(line, stored, str(checkpoint), device)
             if settings.compile:
                 check_compiler(device)
-            check_call(model)  # before the folder is created
+        check_call(model)  # before the folder is created
+        with user_errors():
             fresh = Path("outputs/causality", Path(model.name).name.replace(":", "-"))
             folder = writable(settings.out or (run_folder(checkpoint) if checkpoint else fresh), "out")
         if device == "cpu":
             keep_freed_memory()
+        gpt: Any = model.function
+        variants = module_variants(model)
+        if settings.hf is None and settings.call is None:
+            variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
         origin = {} if stored is None else {"stored_certificate": verdict(stored)}
         if stored is not None:
             print(f"stored certificate: {origin['stored_certificate']}", flush=True)
-        if settings.hf is None and settings.call is None:
-            variants = gpt_variants(model.function.config, device=device, compile=settings.compile)
-        else:
-            variants = module_variants(model)
-        progress = lambda variant: print(variant, file=sys.stderr, flush=True)  # noqa: E731
         certificate = certify_model(model, variants, settings.budget_seconds, progress=progress)
         if stored is not None:
-            progress("loss of the run")
-            of_loss = certificate_of_loss(model.function, stored.entry())
-            certificate.add([*of_loss.results, *of_loss.notes])
+            progress("training step of the run")
+            certificate.add(check_stored_step(gpt, stored))
         write_json(folder / "causality.json", certificate.to_dict() | origin)
-    except (ModelError, UserError) as error:
-        if isinstance(error, UserError) and not isinstance(error.__cause__, ModelError):
-            raise
+    except ModelError as error:
         fail(error, status=3)
     else:
         print(certificate)
@@ -150,25 +147,6 @@ def model_of(line: CommandLine[CertifyCommand], stored: "Checkpoint | None", che
     chosen = line.settings["model"]
     gpt = GPT(build(GPTConfig, chosen | {"vocab_size": chosen["vocab_size"] or FRESH_VOCABULARY}, "model"))
     return as_model(gpt, device=device, name=line.choices["model"])
-
-
-def certificate_of_loss(gpt: Any, origin: dict[str, Any]) -> "Certificate":
-    """That of the loss of each target, with the document mask of the run; see `certify_loss`.
-
-    Args:
-        origin: the "tril" entry of the run's checkpoint.
-    """
-    import torch
-
-    from tril.model.causality.loss import certify_loss
-    from tril.model.masks import document_options
-
-    document_eot = origin["data"].get("eot_id") if origin["settings"].get("data.document_mask") else None
-    length = max(MIN_LENGTH, int(PASS_FLOPS / (2 * gpt.n_parameters())))
-    shape = 1, min(length, gpt.config.context_length) + 1
-    ids = torch.randint(gpt.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-    losses = lambda x, y: gpt.nll(x, y, **document_options(x, document_eot))  # noqa: E731
-    return certify_loss(losses, [(ids[:, :-1], ids[:, 1:])], model=gpt)
 
 
 def load_function(spec: str) -> Callable:

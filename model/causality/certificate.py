@@ -4,6 +4,7 @@ B batch, T positions, V vocabulary.
 """
 
 import contextlib
+import copy
 import platform
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tril.model.causality.checks import Bounds, Checker, Result, Verdict, first_true, positions_in_order
+from tril.model.causality.checks import Checker, Result, Text, Verdict, first_true, positions_in_order
 from tril.model.causality.model import Model, ModelError, as_model
 from tril.model.causality.place import largest_change
 from tril.model.causality.texts import Texts
@@ -241,19 +242,20 @@ def all_results(
     model = replace(model, context_length=longest)
     fresh = model.changed(lambda module: module) if model.module is not None else None
     progress(UNCHANGED.name)
-    own, exact = Checker(model, Bounds(model, texts, longest, exact=model.exact, repeat=True), texts), True
-    for result in results_of(certificate, own, UNCHANGED):
+    own, text = Checker.begin(model, texts, exact=model.exact, repeat=True)
+    exact = True
+    for result in results_of(certificate, own, text, UNCHANGED):
         exact &= isinstance(result, str) or result.check != "future" or result.worst == 0
         yield result
     checkers = [own]
     for variant in variants:
         progress(variant.name)
-        checker = checker_of(variant, own, exact)
-        if isinstance(checker, Checker):
-            checkers.append(checker)
-            yield from results_of(certificate, checker, variant)
-        elif checker is not None:
-            yield checker
+        begun = begin_variant(variant, own, exact)
+        if isinstance(begun, tuple):
+            checkers.append(begun[0])
+            yield from results_of(certificate, *begun, variant)
+        elif begun is not None:
+            yield begun
     yield from further_results(checkers, timer(seconds))
     if fresh is None:
         yield from check_receptive_field(certificate, own, min(64, longest), None)
@@ -290,18 +292,19 @@ def reachable_length(model: Model) -> int:
     return length
 
 
-def checker_of(variant: Variant, own: Checker, exact: bool) -> Checker | str | None:
-    """The checker of a variant, why it cannot be tested, or None where the model has no such variant."""
+def begin_variant(variant: Variant, own: Checker, exact: bool) -> tuple[Checker, Text] | str | None:
+    """`Checker.begin` of a variant, why it cannot be tested, or None where the model has no such variant."""
     try:
         if (model := variant.apply(own.model)) is None:
             return None
-        bounds = Bounds(model, own.texts, model.context_length, exact=exact, sharp=variant.sharp)
+        relative_bound = torch.inf if variant.sharp else None
+        begun = Checker.begin(model, own.texts, variant.name, exact=exact, relative_bound=relative_bound)
     except Exception as error:  # such as a module that names float32, in bf16
         reason = f"{variant.name} is left out, where {error}"
         return Undecided(reason) if own.model.exact else reason  # a model of ours has all its variants
     if variant.name == "weights=random" and same_outputs(own.model, model):
         return Undecided("a copy with other weights has the same outputs: its variants test the original")
-    return Checker(model, bounds, own.texts, variant.name)
+    return begun
 
 
 @torch.no_grad()
@@ -313,23 +316,24 @@ def same_outputs(own: Model, random: Model) -> bool:
     return not (own(ids).double() - random(ids).to(own.device).double()).abs().max() > 1e-9
 
 
-def results_of(certificate: Certificate, checker: Checker, variant: Variant) -> Iterator[Result | str]:
+def results_of(certificate: Certificate, checker: Checker, text: Text, variant: Variant) -> Iterator[Result | str]:
     """The checks of a variant that always run."""
     model, longest, unchanged = checker.model, checker.model.context_length, variant is UNCHANGED
     middle = min(ODD_LENGTH, longest)
     if unchanged:
-        yield from checker.repeatable(longest)
-    yield from checker.future(longest, OWN_ROWS if unchanged else ROWS)
+        yield from checker.repeatable(text)
+    yield from checker.future(longest, OWN_ROWS if unchanged else ROWS, text)
     if middle < longest:
         yield from at_length(checker, middle, OWN_ROWS if unchanged else ROWS)
     if variant.thorough:
         always = {*range(1, EVERY_LENGTH), longest // 3, longest // 2, (longest - 1) // 32 * 32, longest - 1}
-        yield from checker.lengths(sorted((n for n in always if 1 <= n < longest), reverse=True))
+        yield from checker.lengths(text, sorted((n for n in always if 1 <= n < longest), reverse=True))
     if variant.thorough or variant.ways:
         several = [name for name in model.ways if "single" not in name]
-        yield from checker.ways(middle, list(model.ways) if variant.thorough else several)
+        if model.ways:
+            yield from checker.ways(checker.text(3, middle), list(model.ways) if variant.thorough else several)
         if unchanged and middle < longest:
-            yield from checker.ways(longest, list(model.ways) if longest <= EVERY_LENGTH else several)
+            yield from checker.ways(text, list(model.ways) if longest <= EVERY_LENGTH else several)
     if variant.thorough:
         gradient = checker.gradient(longest, QUERIES)
         if gradient is not None:
@@ -379,7 +383,8 @@ def further_results(checkers: Sequence[Checker], in_time: Callable[[float], bool
     order = positions_in_order(longest, own.generator)
     for checker, share in zip(checkers[:2], (0.15, 0.3), strict=False):  # own and random weights
         yield from checker.every_id(lambda share=share - 0.1: in_time(share))
-        yield from checker.lengths([n for n in order if n >= EVERY_LENGTH], lambda share=share: in_time(share))
+        text = checker.text(checker.model.batch_size or 1, longest)
+        yield from checker.lengths(text, [n for n in order if n >= EVERY_LENGTH], lambda share=share: in_time(share))
     for queries in torch.tensor(order).split(OWN_ROWS):  # a leak may be at a single position
         for checker in checkers:
             length = checker.model.context_length
@@ -400,12 +405,14 @@ def check_after_calls(own: Checker, fresh: Model, in_time: Callable[[float], boo
                 model(torch.zeros(1, min(2, longest), dtype=torch.long))
             if not in_time(1.0):
                 break
-    yield from at_length(replace(own, variant="after many calls"), longest, ROWS)
+    later = copy.copy(own)
+    later.variant = "after many calls"
+    yield from at_length(later, longest, ROWS)
     ids = own.texts.draw(model.batch_size or 2, longest)
     with torch.no_grad():
         change = largest_change(model(ids), fresh(ids))
-    verdict, where = Verdict(change.max().item(), own.bounds.rounding.bound, model), ""
+    verdict, where = Verdict(change.max().item(), own.rounding.bound, model), ""
     if not verdict.passed:
         query = first_true(~(change <= verdict.bound))[1]
         where = f"output {query} of a model that has read other texts differs from that of a fresh copy"
-    yield replace(own, variant="after many calls").result("equal", longest, verdict, change.numel(), where)
+    yield later.result("equal", longest, verdict, change.numel(), where)

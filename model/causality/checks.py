@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tril.model.causality.model import Model, ModelError, one_line
+from tril.model.causality.model import FIRST_SEED, Model, ModelError, one_line
 from tril.model.causality.place import Pass, find_leak, first_difference, in_words, largest_change, removed_at_exit
 from tril.model.causality.texts import Texts
 
@@ -65,6 +65,17 @@ class Result:
         return not self.where
 
 
+class Text(NamedTuple):
+    """Texts (B, T) and the outputs (B, T, V) of a pass with `FIRST_SEED`, with which several checks compare others."""
+
+    ids: Tensor
+    outputs: Tensor
+
+    def outputs_of(self, model: Model, own: Model) -> Tensor:
+        """The outputs of `own`, which are known, or those of another model."""
+        return self.outputs if model is own else model(self.ids)
+
+
 class Rounding(NamedTuple):
     """How far two ways to compute the same outputs may differ.
 
@@ -93,32 +104,71 @@ class Verdict(NamedTuple):
         return self.worst <= self.bound  # False for nan
 
 
-class Bounds:
-    """What the differences of outputs that should be equal may be; measured once, when one differs.
+def finite(outputs: Tensor) -> Tensor:
+    """The outputs without the -inf of ids that fill up the vocabulary."""
+    return outputs.masked_fill(outputs == -torch.inf, 0.0)
 
-    Args:
-        exact: a hidden token does not even change the rounding, as where its weight is 0.
-        sharp: take the largest bound, as for weights so large that they amplify every rounding.
-        repeat: measure the noise now.
+
+def worst_of(one: Verdict, other: Verdict) -> Verdict:
+    return max(one, other, key=lambda verdict: (not verdict.passed, verdict.worst))
+
+
+@dataclass
+class Checker:
+    """Runs the checks of one variant. What the differences of equal outputs may be is measured once, when one differs.
 
     Attributes:
+        ids: texts (B, T) of the full context, on which noise and rounding are measured.
         scale: the largest output.
         stochastic: a pass draws random numbers, so passes of other shapes cannot be compared.
-
-    Raises:
-        ModelError: the model raises an exception, or its outputs are not finite.
+        variant: in words.
+        exact: a hidden token does not even change the rounding, as where its weight is 0.
+        relative_bound: of two ways to compute the same outputs, as a share of the largest one, such as for weights so
+            large that they amplify every rounding, and at most `largest_bound`; None: it is measured in float64.
+        generator: of the positions from which tokens are replaced.
     """
 
-    def __init__(
-        self, model: Model, texts: Texts, length: int, *, exact: bool, sharp: bool = False, repeat: bool = False
-    ) -> None:
-        ids = texts.draw(model.batch_size or 2, length)
-        self.model, self.texts, self.ids, self.exact, self.sharp = model, texts, ids, exact, sharp
-        outputs, self.scale, self.stochastic = model.measure(ids)
-        self.is_low = model.precision not in ("32-true", "64-true")
-        self.limit = (MAX_LOW_PRECISION if self.is_low else MAX_ROUNDING) * self.scale
+    model: Model
+    texts: Texts
+    ids: Tensor
+    scale: float
+    stochastic: bool
+    variant: str
+    exact: bool = False
+    relative_bound: float | None = None
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    _seed: int = 1
+    _turn: int = 0
+
+    @classmethod
+    def begin(
+        cls, model: Model, texts: Texts, variant: str = "weights=own", *, repeat: bool = False, **options: Any
+    ) -> "tuple[Checker, Text]":
+        """A checker and its first text.
+
+        Args:
+            repeat: measure the noise now.
+
+        Raises:
+            ModelError: the model raises an exception, or its outputs are not finite.
+        """
+        ids = texts.draw(model.batch_size or 2, model.context_length)
+        outputs, scale, stochastic = model.measure(ids)
+        checker = cls(model, texts, ids, scale, stochastic, variant, **options)
         if repeat:
-            self.noise = largest_change(outputs, model(ids)).max().item()
+            checker.noise = noise = largest_change(outputs, model(ids)).max().item()
+            if checker.relative_bound is not None and scale:
+                checker.relative_bound = max(checker.relative_bound, SLACK * noise / scale)
+        return checker, Text(ids, outputs)
+
+    @property
+    def is_low(self) -> bool:
+        return self.model.precision not in ("32-true", "64-true")
+
+    @property
+    def largest_bound(self) -> float:
+        """As a share of the largest output."""
+        return MAX_LOW_PRECISION if self.is_low else MAX_ROUNDING
 
     @functools.cached_property
     def noise(self) -> float:
@@ -141,15 +191,15 @@ class Bounds:
         """Measured as the difference from the float64 twin."""
         if self.model.precision == "64-true":
             return Rounding(MAX_FLOAT64_ROUNDING * self.scale)
-        if self.sharp:
-            return Rounding(self.limit)
+        if self.relative_bound is not None:
+            return Rounding(min(self.relative_bound, self.largest_bound) * self.scale)
         reason = "the model has none"
         try:
             if (twin := self.model.in_float64()) is not None:
                 precise = finite(twin(self.ids))
                 if precise.isfinite().all():
                     outputs = finite(self.model(self.ids)).to(precise.device).double()
-                    rounding = min((outputs - precise).abs().max().item(), self.limit)
+                    rounding = min((outputs - precise).abs().max().item(), self.largest_bound * self.scale)
                     known = 0.0 if self.is_low else rounding
                     of_twin = FLOAT64_ROUNDING * max(FLOAT64_SLACK * EPS * self.scale, 10 * SLACK * known)
                     least = UNITS * EPS * self.scale  # other inputs round worse; float64 decides below
@@ -181,32 +231,6 @@ class Bounds:
             undecided = f"outputs differ by {worst:.1g}, which may be rounding: no float64 twin ({reason})"
         return Verdict(worst, bound, self.model, undecided)
 
-
-def finite(outputs: Tensor) -> Tensor:
-    """The outputs without the -inf of ids that fill up the vocabulary."""
-    return outputs.masked_fill(outputs == -torch.inf, 0.0)
-
-
-def worst_of(one: Verdict, other: Verdict) -> Verdict:
-    return max(one, other, key=lambda verdict: (not verdict.passed, verdict.worst))
-
-
-@dataclass
-class Checker:
-    """Runs the checks of one variant.
-
-    Attributes:
-        variant: in words.
-    """
-
-    model: Model
-    bounds: Bounds
-    texts: Texts
-    variant: str = "weights=own"
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
-    _seed: int = 1
-    _turn: int = 0
-
     def result(self, check: str, length: int, verdict: Verdict, tested: int, where: str = "", **leak: Any) -> Result:
         undecided = verdict.undecided
         return Result(check, self.variant, length, verdict.worst, verdict.bound, tested, where, undecided, **leak)
@@ -222,15 +246,19 @@ class Checker:
         tokens = 4096 if self.model.device.type == "cpu" else 1 << 17
         return max(1, min(tokens // length, MAX_OUTPUTS // (length * self.model.vocab_size)))
 
-    def future(self, length: int, rows: int) -> Iterator[Result]:
+    def future(self, length: int, rows: int, text: Text | None = None) -> Iterator[Result]:
         """`future_of` with this number of rows."""
-        return self.future_of(torch.tensor(positions_in_order(length, self.generator)[: max(1, rows - 1)]), length)
+        queries = torch.tensor(positions_in_order(length, self.generator)[: max(1, rows - 1)])
+        return self.future_of(queries, length, text)
 
     @torch.no_grad()
-    def future_of(self, queries: Tensor, length: int) -> Iterator[Result]:
+    def future_of(self, queries: Tensor, length: int, text: Text | None = None) -> Iterator[Result]:
         """No output changes when every token that it may not see is replaced, and with them all of another row.
 
         Each row has a query, but one row of the first batch; all outputs that see no more than it does are compared.
+
+        Args:
+            text: of this length; its tokens are replaced in the first batch that has as many rows.
         """
         visible, worst, tested = self.model.visible(length), Verdict(0.0, 0.0, self.model), 0
         whole = -1
@@ -240,12 +268,14 @@ class Checker:
             n_queries = size - 1 if whole < 0 and size > 1 else size
             chosen, queries = queries[:n_queries], queries[n_queries:]
             chosen = chosen.repeat(size)[:size].roll(self._turn)
-            ids = self.texts.draw(size, length)
+            known = text if text is not None and len(text.ids) == size else None
+            text = text if known is None else None
+            ids = self.texts.draw(size, length) if known is None else known.ids
             kept, compared = visible[chosen], ~(visible[None] & ~visible[chosen][:, None]).any(-1)  # (B, T) each
             if n_queries < size and whole < 0:
                 whole = (self._turn - 1) % size  # the last one, before the roll
                 kept[whole], compared[whole] = False, False
-            verdict, where, leak = self._changes(ids, torch.where(kept, ids, self.texts.other(ids)), compared)
+            verdict, where, leak = self._changes(ids, torch.where(kept, ids, self.texts.other(ids)), compared, known)
             tested, worst = tested + int(compared.sum()), worst_of(worst, verdict)
             if where:
                 yield self.result("future", length, worst, tested, where, **leak)
@@ -276,52 +306,62 @@ class Checker:
         if tested:
             yield self.result("future", length, worst, tested)
 
-    def _changes(self, ids: Tensor, changed: Tensor, compared: Tensor) -> tuple[Verdict, str, dict[str, Any]]:
-        self._seed = seed = self._seed + 1  # another one in each batch, and the same in the pair
+    def _changes(
+        self, ids: Tensor, changed: Tensor, compared: Tensor, known: Text | None = None
+    ) -> tuple[Verdict, str, dict[str, Any]]:
+        self._seed += known is None
+        seed = self._seed if known is None else FIRST_SEED  # another one in each batch, and the same in the pair
 
         def change(model: Model) -> Tensor:
-            change = largest_change(model(changed, seed=seed), model(ids, seed=seed))
+            outputs = model(ids, seed=seed) if known is None else known.outputs_of(model, self.model)
+            change = largest_change(model(changed, seed=seed), outputs)
             return change.masked_fill(~compared.to(model.device), 0.0)  # a hidden output may be nan
 
-        verdict = self.bounds.judge(change, exact=self.bounds.exact)
+        verdict = self.judge(change, exact=self.exact)
         if verdict.passed:
             return verdict, "", {}
         return verdict, *find_leak(verdict.model, ids, changed, compared, verdict.bound, seed)
 
     @torch.no_grad()
-    def repeatable(self, length: int) -> Iterator[Result]:
+    def repeatable(self, text: Text) -> Iterator[Result]:
         """Two runs of one input agree, and so do a text alone and in a batch."""
-        noise, bound, model = self.bounds.noise, MAX_NOISE * self.bounds.scale, self.model
-        where = "" if noise <= bound else f"two runs of the same input differ by {noise:.2g}"
-        yield self.result("equal", length, Verdict(noise, bound, model), length, where)
-        if self.bounds.stochastic or model.batch_size:
+        (n, length), bound, model = text.ids.shape, MAX_NOISE * self.scale, self.model
+        where = "" if self.noise <= bound else f"two runs of the same input differ by {self.noise:.2g}"
+        yield self.result("equal", length, Verdict(self.noise, bound, model), length, where)
+        if self.stochastic or model.batch_size:
             return
-        ids = self.texts.draw(3, length)
-        change = lambda model: largest_change(model(ids)[2:], model(ids[2:]))  # noqa: E731  (1, T)
-        verdict, where, place = self.bounds.judge(change), "", None
+        last = text.ids[-1:]
+        change = lambda model: largest_change(text.outputs_of(model, self.model)[-1:], model(last))  # noqa: E731  (1, T)
+        verdict, where, place = self.judge(change), "", None
         if not verdict.passed:
             query = int(change(verdict.model)[0].argmax())
-            together = Pass(lambda: verdict.model(ids), query, length, row=2, rows=3)
-            alone = Pass(lambda: verdict.model(ids[2:]), query, length)
+            together = Pass(lambda: verdict.model(text.ids), query, length, row=n - 1, rows=n)
+            alone = Pass(lambda: verdict.model(last), query, length)
             place = first_difference(verdict.model.module, together, alone, exact=False)
-            where = f"a text alone and in a batch of 3 differ by {verdict.worst:.2g}{in_words(place)}"
+            where = f"a text alone and in a batch of {n} differ by {verdict.worst:.2g}{in_words(place)}"
         yield self.result("equal", length, verdict, length, where, place=place or "")
 
+    def text(self, n: int, length: int) -> Text:
+        """New texts, and a pass over them."""
+        ids = self.texts.draw(n, length)
+        return Text(ids, self.model(ids))
+
     @torch.no_grad()
-    def ways(self, length: int, names: Sequence[str]) -> Iterator[Result | str]:
-        """Every other way to compute the outputs gives the same; a note for a way that raises an exception."""
-        ids = self.texts.draw(3, length)
-        full = self.model(ids)  # once for all ways: another pass might reset a cache that a way leaves behind
+    def ways(self, text: Text, names: Sequence[str]) -> Iterator[Result | str]:
+        """Every other way to compute the outputs gives the same; a note for a way that raises an exception.
+
+        The full pass is the same for all, since another one might reset a cache that a way leaves behind.
+        """
         for name in names:
 
             def change(model: Model, name: str = name) -> Tensor:
-                other = model.by_way(name, ids)  # (B, T, V)
-                outputs = full[..., : other.shape[-1]]
+                other = model.by_way(name, text.ids)  # (B, T, V)
+                outputs = text.outputs[..., : other.shape[-1]]
                 missing = other.isnan().all(-1) & ~outputs.isnan().all(-1)
                 return largest_change(other, outputs).masked_fill(missing, 0.0)
 
             try:
-                verdict = self.bounds.judge(change, in_float64=False)  # random weights have these ways in float64
+                verdict = self.judge(change, in_float64=False)  # random weights have these ways in float64
             except ModelError as error:
                 if self.model.exact:  # a model of ours can do all that it names
                     raise
@@ -331,22 +371,24 @@ class Checker:
             if not verdict.passed:
                 leak = {"query": first_true(~(change(verdict.model) <= verdict.bound))[1]}
                 where = f"{name}: output {leak['query']} differs by {verdict.worst:.2g}"
-            yield self.result("equal", length, verdict, ids.numel(), where, **leak)
+            yield self.result("equal", text.ids.shape[1], verdict, text.ids.numel(), where, **leak)
 
     @torch.no_grad()
-    def lengths(self, lengths: Sequence[int], in_time: Callable[[], bool] = lambda: True) -> Iterator[Result]:
+    def lengths(
+        self, text: Text, lengths: Sequence[int], in_time: Callable[[], bool] = lambda: True
+    ) -> Iterator[Result]:
         """The outputs of a text of the full context do not change when it is cut off at any length.
 
-        Float64 is compared at the length of the largest difference only.
+        The first row is tested. Float64 is compared at the length of the largest difference only.
         """
-        if self.bounds.stochastic or self.model.batch_size:
+        if self.stochastic or self.model.batch_size:
             return
-        longest = self.model.context_length
-        ids, visible = self.texts.draw(1, longest), self.model.visible(longest)
-        full, tested, largest, suspect = self.model(ids), 0, 0.0, None
+        ids, longest = text.ids[:1], self.model.context_length
+        visible, tested = self.model.visible(longest), 0
+        largest: tuple[int, Tensor] | None = None  # length and changes (length,)
 
         def change(model: Model, length: int) -> Tensor:
-            outputs = full if model is self.model else model(ids)
+            outputs = text.outputs[:1] if model is self.model else model(ids)
             change = largest_change(model(ids[:, :length]), outputs[:, :length])[0].cpu()
             return change.masked_fill(visible[:length, length:].any(-1), 0.0)
 
@@ -356,14 +398,16 @@ class Checker:
             if not in_time():
                 break
             with contextlib.suppress(ModelError):  # such as statistics of a single number
-                worst, tested = change(self.model, length).max().item(), tested + length
-                if suspect is None or not worst <= largest:
-                    largest, suspect = worst, length
-                if worst and not worst <= self.bounds.rounding.bound:
+                changes, tested = change(self.model, length), tested + length
+                if largest is None or not changes.max() <= largest[1].max():
+                    largest = length, changes
+                if changes.any() and not changes.max() <= self.rounding.bound:
                     break
-        if suspect is None:
+        if largest is None:
             return
-        verdict, place, where, leak = self.bounds.judge(lambda model: change(model, suspect)), "", "", {}
+        suspect, changes = largest
+        verdict = self.judge(lambda model: changes if model is self.model else change(model, suspect))
+        place, where, leak = "", "", {}
         verdict = verdict._replace(undecided="")  # the future check decides about small leaks
         if not verdict.passed:
             model, query = verdict.model, int(change(verdict.model, suspect).argmax())
@@ -389,8 +433,8 @@ class Checker:
             return None
         if not model.exact and size.masked_fill(~hidden, 0.0).any():
             # A Fourier transform or a subtracted maximum has gradients of rounding size, which float64 tells apart.
-            if self.bounds.rounding.twin is not None:
-                model = self.bounds.rounding.twin
+            if self.rounding.twin is not None:
+                model = self.rounding.twin
                 size = gradients(model, ids, queries, self._batch_size)
             if model.precision == "64-true":
                 bound = RELATIVE_GRADIENT * size.max().item()

@@ -11,15 +11,25 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tril.data.overlap import PASSAGE_TOKENS, contains, cover, distinct, passage_hashes
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.checks import SLACK, Result, first_true
-from tril.model.causality.model import one_line, randomize, same_random_numbers
+from tril.model.causality.checks import Checker, Result, first_true
+from tril.model.causality.model import (
+    Model,
+    ModelError,
+    call_directly,
+    causal,
+    one_line,
+    randomize,
+    same_random_numbers,
+)
+from tril.model.causality.texts import Texts
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T) each
@@ -29,13 +39,12 @@ MAX_BATCHES = 64  # compared by "shift"
 TEXT_SIZES = (1 << 16, 1 << 21)  # tokens: the second one where the first one gives no batch
 MIN_COMPARED, MIN_EQUAL = 8, 0.9  # targets of a row, fewer may be equal by chance; share of them
 MAX_DISTANCE, MAX_AHEAD = 64, 4  # positions from a target back, and ahead, to its copy among the inputs
-PASSAGE_TOKENS, MIN_PASSAGE_TOKENS = 50, 16  # of a long text, and of one of less than 1,000 tokens
+MIN_PASSAGE_TOKENS = 16  # of a text of less than 1,000 tokens
 MAX_SHARE = 0.01  # of the validation tokens
-MAX_NOISE = 1e-4  # of the largest loss: two runs of one batch that differ more are not repeatable
 ROUNDING = 1e-5  # of the largest loss, for functions that round differently when a hidden token changes
 SUM_ROUNDING, LOW_PRECISION_ROUNDING = 1e-4, 0.05  # of a sum of probabilities, of losses in float32 and in bf16
 MAX_SUMMED = 512  # tokens of the vocabulary, each of which takes a pass; their probabilities add up to at most 1, too
-REDRAWS = 6  # of two kinds each, next to those of special ids
+REDRAWS = 16  # of a batch
 TRAINING_SECONDS, LR, WARMUP = 20.0, 3e-3, 10  # of the canary
 KINDS, FRESH_TOKENS = 4, 4096  # few kinds, so that a model which copies them learns it in a few steps
 Z = 5.0  # standard errors below ln K that count as a leak; chance reaches that once in 3.5 million tests
@@ -104,141 +113,120 @@ def results_of_loss(
     with_targets = [pair for pair in real if (pair[1] >= 0).any()]
     if not with_targets:
         raise ValueError("there is no batch with targets; give at least one pair (inputs, targets), not all negative")
-    probe = LossProbe(losses, *with_targets[0], vocab_size, model)
+    parameter = None if model is None else next(model.parameters(), None)
+    device = with_targets[0][0].device if parameter is None else parameter.device
+    inputs, targets = (x.to(device) for x in with_targets[0])
+    function, length = losses if model is None else model, inputs.shape[1]
+    subject = Model("losses", function, call_directly, vocab_size, length, causal, device=device)
+    losses = checked_losses(losses, device)
     for variant in modes(model):
-        yield from check_loss(replace(probe, variant=variant))
+        yield from check_loss(subject, losses, inputs, targets, variant)
     if model is None or not any(p.requires_grad for p in model.parameters()):
         yield "no canary, which needs a model with parameters; give model="
         return
     try:
-        yield from check_canary(probe, make, steps)
+        yield from check_canary(subject, losses, make, steps)
     except RuntimeError as error:  # losses without gradient
         yield f"no canary: {one_line(error)}"
 
 
-@dataclass
-class LossProbe:
-    """A loss on one batch, in one mode of the model.
+def checked_losses(losses: Losses, device: torch.device) -> Losses:
+    """The losses without autocast; they raise ModelError if there is not one per target."""
 
-    Attributes:
-        losses: inputs and targets (B, T) -> nats of each target (B, T).
-        variant: names weights and mode.
-        model: None: its mode is unknown.
-    """
-
-    losses: Losses
-    inputs: Tensor
-    targets: Tensor
-    vocab_size: int
-    model: nn.Module | None
-    variant: str = "current mode"
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
-
-    def __post_init__(self) -> None:
-        parameter = None if self.model is None else next(self.model.parameters(), None)
-        self.device = self.inputs.device if parameter is None else parameter.device
-        self.inputs, self.targets = self.inputs.to(self.device), self.targets.to(self.device)
-        self.counted = self.targets >= 0
-
-    def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """(B, T), without gradient and with the same random numbers every time."""
-        grad = self.model is not None and self.model.training
-        with same_random_numbers(self.device), torch.set_grad_enabled(grad):
-            return self.per_target(inputs.clone(), targets.clone()).detach().clone()
-
-    def per_target(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each target, (B, T). Raises ValueError if `losses` returns anything else."""
-        with torch.autocast(self.device.type, enabled=False):
-            out = self.losses(inputs, targets)
+    def checked(inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(device.type, enabled=False):
+            out = losses(inputs, targets.clone())
         if not isinstance(out, Tensor) or out.shape != targets.shape:
             returned = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             needed = f"needs one loss per target, {tuple(targets.shape)}"
-            raise ValueError(f'losses(inputs, targets) returns {returned} but {needed}; use reduction="none"')
+            raise ModelError(f'losses(inputs, targets) returns {returned} but {needed}; use reduction="none"')
         return out
 
-    def compare(self, check: str, size: Tensor, bound: float, what: str, *, key: Any = None, tested: int = 0) -> Result:
-        """The result for sizes (B, T) that may not be above a bound where there is a target.
-
-        Args:
-            what: "{size}" and "{position}" are filled in.
-            key: row -> the first input that may have no effect.
-        """
-        size = size.masked_fill(~self.counted, 0.0)
-        worst, where, leak = size.max().nan_to_num(torch.inf).item(), "", {}
-        if wrong := first_true(~(size <= bound)):
-            row, query = wrong
-            where = what.format(size=size[row, query].item(), position=f"position {query} of row {row}")
-            leak: dict[str, Any] = {"query": query} | ({} if key is None else {"key": key(row)})
-        length = self.inputs.shape[1]
-        return Result(check, self.variant, length, worst, bound, tested or size.numel(), where, **leak)
-
-    def replacements(self, tokens: Tensor) -> Iterator[Tensor]:
-        """(B, T) each: random tokens, those of the batch in another order, and ids that often have a meaning."""
-        usual = tokens[tokens >= 0]
-        for _ in range(REDRAWS):
-            yield torch.randint(self.vocab_size, tokens.shape, generator=self.generator).to(tokens)
-            yield usual[torch.randint(len(usual), tokens.shape, generator=self.generator).to(usual.device)]
-        for token in sorted({0, 1, 2, self.vocab_size - 2, self.vocab_size - 1} & set(range(self.vocab_size))):
-            yield torch.full_like(tokens, token)
+    return checked
 
 
-def check_loss(probe: LossProbe) -> Iterator[Result]:
-    """A loss is repeatable, depends on no other target and on no later input, and is that of a distribution."""
-    inputs, targets, counted = probe.inputs, probe.targets, probe.counted
-    out, length = probe(inputs, targets), inputs.shape[1]
-    scale, change = out[counted].abs().max().item(), lambda x, y: (probe(x, y).double() - out.double()).abs()
-    repeats = "the losses of two runs of one batch differ by {size:.2g} nats"
-    repeated = result = probe.compare("equal", change(inputs, targets), MAX_NOISE * scale, repeats)
-    yield repeated
-    if not repeated.passed:
-        return
-    bound = max(SLACK * repeated.worst, ROUNDING * scale)
-    for check, replaced, what in (("targets", targets, "other targets"), ("future", inputs, "later inputs")):
-        if check == "future" and length == 1:
-            break
-        for tokens in probe.replacements(replaced):
-            if check == "targets":
-                chosen, key = torch.rand(tokens.shape, generator=probe.generator).to(tokens.device) < 0.5, None
-                size = change(inputs, torch.where(chosen & counted, tokens, targets))
-            else:
-                cuts = torch.randint(1, length, (len(inputs), 1), generator=probe.generator)
-                chosen, key = (torch.arange(length) >= cuts).to(tokens.device), lambda row, cuts=cuts: int(cuts[row])
-                size = change(torch.where(chosen, tokens, inputs), targets)
-            changes = f"the loss at {{position}} changes by {{size:.2g}} nats when {what} are replaced"
-            result = probe.compare(check, size.masked_fill(chosen, 0.0), bound, changes, key=key)
-            if not result.passed:
-                break
+def model_of_inputs(model: Model, losses: Losses, targets: Tensor) -> Model:
+    """A training step as a model: its outputs for inputs (B, T) are the losses (B, T, 1) of these targets."""
+    call = lambda _, ids: losses(ids, targets).detach()[..., None]  # noqa: E731
+    return replace(model, call=call, ways={}, batch_size=len(targets), nouns=("the loss at position", "input"))
+
+
+def model_of_targets(model: Model, losses: Losses, inputs: Tensor, targets: Tensor) -> Model:
+    """The losses as a function of the targets, other than ignored ones."""
+    call = lambda _, ids: losses(inputs.clone(), torch.where(targets >= 0, ids, targets)).detach()[..., None]  # noqa: E731
+    return replace(model, call=call, ways={}, batch_size=len(targets), nouns=("the loss at position", "target"))
+
+
+def check_loss(model: Model, losses: Losses, inputs: Tensor, targets: Tensor, variant: str) -> Iterator[Result | str]:
+    """A loss is repeatable, depends on no later input and on no other target, and is that of a distribution."""
+    options: dict[str, Any] = {"relative_bound": ROUNDING, "repeat": True}
+    texts = [Texts(model.vocab_size, tokens=tokens[tokens >= 0].cpu()) for tokens in (inputs, targets)]
+    checker, text = Checker.begin(model_of_inputs(model, losses, targets), texts[0], variant, **options)
+    for result in checker.repeatable(text):
         yield result
-    yield check_sum(probe, LOW_PRECISION_ROUNDING if out.dtype in (torch.bfloat16, torch.float16) else SUM_ROUNDING)
+        if not result.passed:
+            return
+    yield from checker.future(model.context_length, REDRAWS * len(inputs), text)
+    of_targets = model_of_targets(model, losses, inputs, targets)
+    checker, _ = Checker.begin(of_targets, texts[1], variant, **options)
+    results = []
+    while len(results) < REDRAWS and all(result.passed for result in results):
+        half = torch.rand(model.context_length, generator=checker.generator) < 0.5
+        # Losses of a half may see its targets, so that all of them are compared when the others are replaced.
+        checker.model = replace(of_targets, visible=lambda length, half=half: half[:, None] == half)
+        results += checker.future(model.context_length, len(inputs) + 1)
+    yield replace(results[-1], check="targets", tested=sum(result.tested for result in results))
+    yield check_sum(of_targets, targets, variant)
 
 
-def check_sum(probe: LossProbe, bound: float) -> Result:
+def check_sum(model: Model, targets: Tensor, variant: str) -> Result:
     """The probabilities of all tokens as the target of a position add up to at most 1; of a large vocabulary, those of
-    the tokens of the batch and of random ones."""
-    ids = torch.arange(probe.vocab_size)
-    if probe.vocab_size > MAX_SUMMED:
-        others = torch.randperm(probe.vocab_size, generator=probe.generator)
-        ids = (
-            torch.cat([probe.targets[probe.counted].cpu().unique(), others]).unique_consecutive()[:MAX_SUMMED].unique()
-        )
-    total, ignored = torch.zeros(probe.targets.shape, dtype=torch.float64, device=probe.device), 0
+    the tokens of the batch and of random ones.
+
+    Args:
+        model: see `model_of_targets`.
+    """
+    ids, counted = torch.arange(model.vocab_size), targets >= 0
+    if model.vocab_size > MAX_SUMMED:
+        others = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
+        ids = torch.cat([targets[counted].cpu().unique(), others]).unique_consecutive()[:MAX_SUMMED].unique()
+    total, ignored = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device), 0
     for token in ids.tolist():
-        losses = probe(probe.inputs, torch.where(probe.counted, token, probe.targets)).double()
-        if not losses[probe.counted].any() and not ignored:  # one token may be ignored, such as one for padding
+        losses = model(torch.full_like(targets, token))[..., 0].double()
+        if not losses[counted].any() and not ignored:  # one token may be ignored, such as one for padding
             ignored = 1
         else:
             total += (-losses).exp()
+    is_low = any(torch.equal(losses, losses.to(dtype).double()) for dtype in (torch.bfloat16, torch.float16))
     what = f"the probabilities exp(-loss) of {len(ids)} tokens at {{position}} add up to 1 + {{size:.4f}}"
     what += ": the loss depends on its own target"
-    return probe.compare("targets", total - 1, bound, what, tested=total.numel() * len(ids))
+    return targets_result(total - 1, LOW_PRECISION_ROUNDING if is_low else SUM_ROUNDING, targets, variant, what)
 
 
-def check_logits(probe: LossProbe, logits: Tensor) -> Result:
-    """The losses are -ln softmax of these logits (B, T, V), which were computed without the targets."""
-    losses = probe(probe.inputs, probe.targets).double()
-    expected = nn.functional.cross_entropy(logits.double().mT, probe.targets.clamp(min=0), reduction="none")
+def check_logits(model: Model, targets: Tensor, logits: Tensor, variant: str) -> Result:
+    """The losses of targets (B, T) are -ln softmax of these logits (B, T, V), which were computed without them.
+
+    Args:
+        model: see `model_of_targets`.
+    """
+    expected = nn.functional.cross_entropy(logits.double().mT, targets.clamp(min=0), reduction="none")
+    size = (model(targets)[..., 0].double() - expected).abs()
     what = "the loss at {position} differs by {size:.2g} nats from -ln softmax of the logits of its inputs"
-    return probe.compare("targets", (losses - expected).abs(), SUM_ROUNDING * expected.max().item(), what)
+    return targets_result(size, SUM_ROUNDING * expected.max().item(), targets, variant, what)
+
+
+def targets_result(size: Tensor, bound: float, targets: Tensor, variant: str, what: str) -> Result:
+    """The result for sizes (B, T) that may not be above a bound where there is a target.
+
+    Args:
+        what: "{size}" and "{position}" are filled in.
+    """
+    size, where, query = size.masked_fill(targets < 0, 0.0), "", None
+    worst = size.max().nan_to_num(torch.inf).item()
+    if wrong := first_true(~(size <= bound)):
+        row, query = wrong
+        where = what.format(size=size[row, query].item(), position=f"position {query} of row {row}")
+    return Result("targets", variant, targets.shape[1], worst, bound, size.numel(), where, query=query)
 
 
 def modes(model: nn.Module | None) -> Iterator[str]:
@@ -288,7 +276,7 @@ def restored(model: nn.Module | None) -> Iterator[None]:
                 p.grad = gradient
 
 
-def check_canary(probe: LossProbe, batches: Batches, steps: int) -> Iterator[Result]:
+def check_canary(subject: Model, losses: Losses, batches: Batches, steps: int) -> Iterator[Result]:
     """Trains the model on uniformly random tokens of K kinds; its loss on fresh ones may not be below ln K.
 
     By Gibbs' inequality, the expected loss of any causal model is at least ln K. Targets that the pipeline inserts are
@@ -297,18 +285,19 @@ def check_canary(probe: LossProbe, batches: Batches, steps: int) -> Iterator[Res
     Raises:
         RuntimeError: the losses have no gradient, or no batch has a random token as a target.
     """
-    model, device = probe.model, probe.device
+    model, device, vocab_size = subject.module, subject.device, subject.vocab_size
     assert model is not None
-    usual = torch.arange(4, probe.vocab_size - 4) if probe.vocab_size >= 16 else torch.arange(probe.vocab_size)
-    kinds = usual[torch.randperm(len(usual), generator=probe.generator)[:KINDS]]  # ids at the ends have a meaning
-    pairs = random_batches(batches, kinds, probe.generator)
+    generator = torch.Generator().manual_seed(0)
+    usual = torch.arange(4, vocab_size - 4) if vocab_size >= 16 else torch.arange(vocab_size)
+    kinds = usual[torch.randperm(len(usual), generator=generator)[:KINDS]]  # ids at the ends have a meaning
+    pairs = random_batches(batches, kinds, generator)
 
-    def losses() -> Tensor:
+    def random_losses() -> Tensor:
         for inputs, targets in itertools.islice(pairs, MAX_BATCHES):
             inputs, targets = inputs.to(device), targets.to(device)
             chosen = torch.isin(targets, kinds.to(device))
             if chosen.any():
-                return probe.per_target(inputs, targets)[chosen].float()
+                return losses(inputs, targets)[chosen].float()
         raise RuntimeError(f"no target of {MAX_BATCHES} batches is a token of the text")
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0)
@@ -317,7 +306,7 @@ def check_canary(probe: LossProbe, batches: Batches, steps: int) -> Iterator[Res
         randomize(model, torch.Generator(device).manual_seed(0)).train()
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / WARMUP)
-            losses().mean().backward()
+            random_losses().mean().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -328,14 +317,14 @@ def check_canary(probe: LossProbe, batches: Batches, steps: int) -> Iterator[Res
             parts: list[Tensor] = []
             with torch.set_grad_enabled(training):
                 while sum(map(len, parts)) < FRESH_TOKENS:
-                    parts.append(losses().detach())
+                    parts.append(random_losses().detach())
             fresh = torch.cat(parts).double()
             loss, error, bound = fresh.mean().item(), fresh.std().item() / len(fresh) ** 0.5, math.log(len(kinds))
             below = max(0.0, bound - loss) / error if loss < bound else 0.0
             words = f"loss {loss:.4f} ± {error:.4f} nats on random tokens of {len(kinds)} kinds"
             where = "" if below <= Z else f"{words}, but without a leak it is at least {bound:.4f}"
             variant = f"weights=trained mode={'training' if training else 'evaluation'}"
-            yield Result("canary", variant, probe.inputs.shape[1], below, Z, len(fresh), where)
+            yield Result("canary", variant, subject.context_length, below, Z, len(fresh), where)
 
 
 def checked_batches(batches: Iterable[Batch]) -> list[Batch]:
@@ -468,24 +457,17 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     texts = [x for x in (train, validation) if isinstance(x, Tensor) and x.dim() == 1 and not x.is_floating_point()]
     if len(texts) < 2 or not all(map(len, texts)):
         raise ValueError("train and validation must be tensors of token ids of shape (N,), N > 0; give both texts")
-    train, validation = (text.cpu() for text in texts)
-    size = min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(validation) // 64), len(validation))
-    starts = torch.isin(passage_hashes(validation, size), passage_hashes(train, size))  # (N - n + 1,)
-    changes = torch.zeros(len(validation) + 1, dtype=torch.int64)
-    changes[: len(starts)] += starts
-    changes[size : size + len(starts)] -= starts.long()
-    share = (changes.cumsum(0)[:-1] > 0).double().mean().item()
+    train_ids, ids = (text.cpu().numpy() for text in texts)
+    size, n_ids = (
+        min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(ids) // 64), len(ids)),
+        int(max(text.max() for text in texts)) + 1,
+    )
+    starts = contains(
+        distinct(passage_hashes(train_ids, size, n_ids)), passage_hashes(ids, size, n_ids)
+    )  # (N - n + 1,)
+    share = float(cover(starts, size).mean())
     where = ""
     if share > MAX_SHARE:
         what = f"{100 * share:.1f} % of the validation tokens lie in passages of {size} tokens of the training text"
-        where = f"{what}; the first one starts at token {first_true(starts)[0]} of the validation text"
-    return Result("overlap", f"n={size}", len(validation), share, MAX_SHARE, len(validation), where)
-
-
-def passage_hashes(ids: Tensor, size: int) -> Tensor:
-    """The hash of each passage of `size` ids, int64 (N - n + 1,): a random linear function, modulo 2^64."""
-    factors = torch.randint(-(1 << 63), (1 << 63) - 1, (size,), generator=torch.Generator().manual_seed(0))
-    hashes = torch.zeros(max(0, len(ids) - size + 1), dtype=torch.int64)
-    for offset, factor in enumerate(factors.tolist()):
-        hashes += factor * ids[offset : offset + len(hashes)].long()
-    return hashes
+        where = f"{what}; the first one starts at token {starts.argmax()} of the validation text"
+    return Result("overlap", f"n={size}", len(ids), share, MAX_SHARE, len(ids), where)

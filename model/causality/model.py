@@ -22,6 +22,7 @@ Way = Callable[["Model", Tensor], Tensor]
 CACHE = re.compile("cache|past|state")  # an argument that holds earlier keys and values
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 LOWER = (torch.float32, torch.bfloat16, torch.float16)
+FIRST_SEED = 1  # of the random numbers of a pass
 PROBE = (2, 7)  # rows and positions of the call that shows which outputs have positions: no usual layout has 7
 CONTEXTS = ("context_length", "max_position_embeddings", "n_positions", "block_size", "max_seq_len")
 
@@ -48,6 +49,7 @@ class Model:
         exact: hidden tokens do not even change the rounding, as where their weight is 0; not in a Fourier transform.
         twin: makes the function that computes the same in float64 of a copy; None: the function has no such twin.
         note: a limitation that the certificate states.
+        nouns: what a message calls an output and an input.
     """
 
     name: str
@@ -66,12 +68,13 @@ class Model:
     exact: bool = False
     twin: Callable[[Any], Any] | None = lambda function: function
     note: str = ""
+    nouns: tuple[str, str] = ("output", "input")
 
     @property
     def module(self) -> nn.Module | None:
         return self.function if isinstance(self.function, nn.Module) else None
 
-    def __call__(self, ids: Tensor, *, seed: int = 1) -> Tensor:
+    def __call__(self, ids: Tensor, *, seed: int = FIRST_SEED) -> Tensor:
         """(B, T) -> (B, T, *), float32 or float64. The same seed gives the same random numbers, as of dropout."""
         return self.run(ids, self.call, seed)
 
@@ -79,7 +82,7 @@ class Model:
         """The outputs (B, T, V) in another way, nan where it computes none."""
         return self.run(ids, lambda _, ids: self.ways[name](self, ids))
 
-    def run(self, ids: Tensor, call: Callable[..., Tensor], seed: int = 1) -> Tensor:
+    def run(self, ids: Tensor, call: Callable[..., Tensor], seed: int = FIRST_SEED) -> Tensor:
         """What `call` returns, in the precision and the mode of the model. Raises ModelError."""
         grad = self.grad_mode == "grad" or self.module is not None and self.module.training  # other kernels of torch
         with contextlib.ExitStack() as stack:
@@ -397,7 +400,7 @@ def random_state(device: torch.device) -> bytes:
 
 
 @contextlib.contextmanager
-def same_random_numbers(device: torch.device, seed: int = 1) -> Iterator[None]:
+def same_random_numbers(device: torch.device, seed: int = FIRST_SEED) -> Iterator[None]:
     """Seeds the generators of the CPU and of `device`, and restores their state afterwards."""
     if device.type == "meta":  # draws nothing
         yield

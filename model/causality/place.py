@@ -65,9 +65,10 @@ def find_leak(
     earlier = (effect(one, mixed(keys))[0, :query] > limit) & outputs[:query]
     query = int(earlier.nonzero()[0]) if earlier.any() else query
     name = place(one, mixed(keys), 0, query)
-    at = f"input {int(keys[0])}" if len(keys) == 1 else f"inputs {int(keys.min())} to {int(keys.max())} together"
+    output, noun = model.nouns
+    at = f"{noun} {int(keys[0])}" if len(keys) == 1 else f"{noun}s {int(keys.min())} to {int(keys.max())} together"
     outside = "" if int(keys[0]) > query else ", outside of what it may see"
-    where = f"output {query} depends on {at}{outside}{in_words(name)}"
+    where = f"{output} {query} depends on {at}{outside}{in_words(name)}"
     return where, {"query": query, "key": int(keys[0]), "place": name or ""}
 
 

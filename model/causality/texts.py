@@ -3,6 +3,7 @@
 N rows, T positions, V vocabulary.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class Texts:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
     _drawn: int = 0
     _swept: int = 0
+    _turn: int = 0
 
     def draw(self, n: int, length: int) -> Tensor:
         """int64 (N, T)."""
@@ -39,10 +41,16 @@ class Texts:
         return torch.stack(rows)
 
     def other(self, ids: Tensor) -> Tensor:
-        """Texts (N, T) that differ from `ids` at every position; half of the rows repeat one special token."""
-        drawn = self.draw(*ids.shape)
+        """Texts (N, T) that differ from `ids` at every position.
+
+        Half of the rows repeat one special token, each in turn, and every other time one of `special`.
+        """
+        drawn, tokens = self.draw(*ids.shape), self._special_ids()
+        if given := [i for i in self.special if i in tokens]:
+            tokens = [i for pair in zip(itertools.cycle(given), tokens) for i in pair]
         for row in range(self._drawn % 2, len(ids), 2):
-            drawn[row] = self._special_ids()[self._integer(len(self._special_ids()))]
+            drawn[row] = tokens[self._turn % len(tokens)]
+            self._turn += 1
         return torch.where(drawn == ids, (ids + 1 + self._drawn % (self.vocab_size - 1)) % self.vocab_size, drawn)
 
     def _uniform(self, length: int) -> Tensor:

@@ -3,7 +3,7 @@
 from torch import nn
 
 from tril.model.causality import certify
-from tril.model.causality.checks import Bounds, Checker
+from tril.model.causality.checks import Checker
 from tril.model.causality.model import as_model
 from tril.model.causality.texts import Texts
 
@@ -37,6 +37,6 @@ def test_a_row_that_depends_on_the_first_token_of_another_is_found():
     model = Gated(lambda ids: 0 * ids)
     model.head.register_forward_pre_hook(lambda _, inputs: inputs[0] + inputs[0][:1, :1])
     subject, texts = as_model(model, vocab_size=V, context_length=T), Texts(V)
-    checker = Checker(subject, Bounds(subject, texts, T, exact=True), texts)
+    checker, _ = Checker.begin(subject, texts, exact=True)
     (result,) = checker.future(T, 4)
     assert "depends on the other rows of its batch" in result.where

@@ -1,41 +1,28 @@
 """The short certificate before the first step of every run, and the refusal to train a model that sees the future."""
 
 import hashlib
-import itertools
 import json
 import operator
 import platform
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning import Callback, Trainer
-from torch import Tensor
 
 from tril.model.atomic_files import write_json
 from tril.model.causality.certificate import Certificate
-from tril.model.causality.checks import Bounds, Checker, Result
-from tril.model.causality.gpt import with_ways
-from tril.model.causality.loss import Batch, LossProbe, check_logits, check_shift, restored, restored_modes
-from tril.model.causality.model import Model, call_directly, causal, randomize, same_random_numbers
-from tril.model.causality.texts import Texts
+from tril.model.causality.checks import Result
+from tril.model.causality.loss import Batch, restored, restored_modes
+from tril.model.causality.model import randomize
+from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
 from tril.model.checkpoint import code_sha256
 from tril.model.gpt import GPT
 from tril.model.initialization import SkipInit
-from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import Loss, TrainingModule
 
-# Texts whose hidden tokens are replaced, and outputs with gradients; about a second for a model of 10 M parameters.
-ROWS, QUERIES = 8, 2
-MAX_FLOPS = 2e10  # of a pass; decoding with a larger model would take a minute
-MAX_STEPS = 64  # a longer context is decoded in few chunks
-MAX_BATCHES = 4  # of each part of the text, whose targets are looked for among their inputs
 SHARED = "certificates"  # the folder in that of a sweep
-
-Windows = Callable[[Tensor], dict[str, Iterable[Batch]]]  # tokens (N,) -> batches of one epoch, by part of the text
 
 
 class CausalityError(RunRefused):
@@ -69,7 +56,7 @@ class CausalityCheck(Callback):
         self.certificate: Certificate | None = None
         self.before: list[Result] = []  # training
         self.batch: Batch | None = None  # of the loader, for the current step
-        self.contents: list[int | Tensor] = []
+        self.contents: list[int | torch.Tensor] = []
 
     def setup(self, trainer: Trainer, pl_module: TrainingModule, stage: str) -> None:
         """Certifies a whole copy of a model that is about to be sharded, on rank 0."""
@@ -130,11 +117,9 @@ class CausalityCheck(Callback):
         if trainer.sanity_checking or self.certificate is None or trainer.state.fn != "fit" or pl_module.is_sharded:
             return
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
-        batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        later = Certificate("")
+        step, later = step_of(pl_module.losses, trainer), Certificate("")
         with self.certificate.timed(), restored_modes(pl_module):
-            rows = ROWS if is_last else min(ROWS, batch_size)
-            later.add(check_weights(pl_module.losses, str(trainer.precision), batch_size, rows, trainer.global_step))
+            later.add(check_weights(step, ROWS if is_last else min(ROWS, step.batch_size), trainer.global_step))
         self.certificate.results = self.before + later.results
         self._report(trainer, pl_module, self.certificate, step=trainer.global_step, quiet=later.passed)
 
@@ -167,7 +152,7 @@ class CausalityCheck(Callback):
             raise CausalityError(f"the causality certificate {fails}; {remedy}")
 
 
-def contents_of(batch: Batch) -> list[int | Tensor]:
+def contents_of(batch: Batch) -> list[int | torch.Tensor]:
     """What shows that a tensor was changed in place: its version, which makes no GPU wait.
 
     A copy for those of validation: tensors that were made in inference mode have no version.
@@ -175,8 +160,13 @@ def contents_of(batch: Batch) -> list[int | Tensor]:
     return [x.clone() if x.is_inference() else x._version for x in batch]
 
 
-def is_unchanged(tensor: Tensor, contents: int | Tensor) -> bool:
-    return torch.equal(tensor, contents) if isinstance(contents, Tensor) else tensor._version == contents
+def is_unchanged(tensor: torch.Tensor, contents: int | torch.Tensor) -> bool:
+    return torch.equal(tensor, contents) if isinstance(contents, torch.Tensor) else tensor._version == contents
+
+
+def step_of(losses: Loss, trainer: Trainer) -> Step:
+    batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
+    return Step(losses.model, lambda x, y: losses((x, y)), str(trainer.precision), batch_size, losses.document_eot)
 
 
 def certify(losses: Loss, trainer: Trainer, sweep: Path | None = None) -> Certificate:
@@ -185,116 +175,28 @@ def certify(losses: Loss, trainer: Trainer, sweep: Path | None = None) -> Certif
     Args:
         sweep: its folder, where the results of the model and of its loss are kept for runs that have the same.
     """
-    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    certificate, precision = Certificate("the loss of a training step, and its model"), str(trainer.precision)
+    step, data = step_of(losses, trainer), trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+    certificate = Certificate("the loss of a training step, and its model")
     with restored(losses.model), certificate.timed():
         randomize(losses.model, torch.Generator(losses.model.embed.weight.device).manual_seed(0))
-        path = sweep / SHARED / f"{identity(losses, precision, data.batch_size)}.json" if sweep is not None else None
+        path = sweep / SHARED / f"{identity(step, losses.compile)}.json" if sweep is not None else None
         if path is not None and path.is_file():
             certificate.results = [Result(**row) for row in json.loads(path.read_text("utf-8"))]
             certificate.notes.append("the same model was certified in another run of this sweep")
         else:
-            passed = certificate.add(check_weights(losses, precision, data.batch_size, ROWS, 0))
-            certificate.add(check_targets(losses, data.batch_size))
-            if passed:  # decoding assumes a causal model
-                certificate.add(check_ways(losses))
+            certificate.add(check_step(step))
             if path is not None and certificate.passed:
                 path.parent.mkdir(exist_ok=True)
                 write_json(path, [vars(result) for result in certificate.results])
-        certificate.add(check_windows(data.windows_of, losses.model.config))
+        certificate.add(check_windows(data.windows_of, step))
     return certificate
 
 
-def identity(losses: Loss, precision: str, batch_size: int) -> str:
+def identity(step: Step, compile: str | None) -> str:
     """sha256 of what decides the results: the config of the model, how it is trained, source files and machine.
 
     Code that a user adds to a run can change a model besides these, so such a run does not share its certificate.
     """
-    gpt = losses.model
-    training = precision, batch_size, losses.compile, losses.document_eot, gpt.embed.weight.device.type
+    training = step.precision, step.batch_size, compile, step.document_eot, step.gpt.embed.weight.device.type
     machine = platform.machine(), platform.python_version(), torch.__version__
-    return hashlib.sha256(repr((gpt.config, *training, code_sha256(), *machine)).encode()).hexdigest()
-
-
-def check_weights(losses: Loss, precision: str, batch_size: int, rows: int, seed: int) -> Iterator[Result | str]:
-    """Replaced tokens through the model and through the loss of a training step, with the current weights.
-
-    Args:
-        rows: number of texts.
-        seed: of the texts and of the positions from which they are replaced.
-    """
-    losses.model.eval()
-    model = subject_of(losses, precision)
-    checker = checker_of(model, f"model precision={precision}", seed)
-    yield from checker.repeatable(model.context_length)
-    yield from checker.future(model.context_length, rows)
-    if (gradient := checker.gradient(model.context_length, QUERIES)) is not None:
-        yield gradient[0]
-    losses.model.train()
-    shape = (batch_size, model.context_length)
-    targets = torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(model.device)
-    step = lambda _, ids: losses((ids, targets[: len(ids)])).detach()[..., None]  # noqa: E731  (B, T, 1)
-    visible = model.visible if losses.document_eot is None else causal  # an end of text changes the positions
-    loss = replace(model, call=step, visible=visible, batch_size=batch_size)
-    checker = checker_of(loss, f"loss precision={precision}", seed)
-    yield from checker.repeatable(model.context_length)
-    yield from checker.future(model.context_length, max(rows, batch_size))
-
-
-def checker_of(subject: Model, variant: str, seed: int = 0) -> Checker:
-    generators = [torch.Generator().manual_seed(seed) for _ in range(2)]
-    texts = Texts(subject.vocab_size, generator=generators[0])
-    bounds = Bounds(subject, texts, subject.context_length, exact=True, sharp=True, repeat=True)
-    return Checker(subject, bounds, texts, variant, generator=generators[1])
-
-
-def subject_of(losses: Loss, precision: str = "32-true") -> Model:
-    """The model of a loss, not copied, in its mode."""
-    gpt = losses.model
-    sizes = {"vocab_size": gpt.config.vocab_size, "context_length": gpt.config.context_length, "visible": causal}
-    model = Model("model", gpt, call_directly, **sizes, device=gpt.embed.weight.device, precision=precision)
-    return with_ways(model)
-
-
-def check_ways(losses: Loss) -> Iterator[Result | str]:
-    """Decoding, other lengths and packed documents give the outputs of a full pass."""
-    length = losses.model.config.context_length
-    names = [f"{'single tokens' if length <= MAX_STEPS else 'chunks'} with the cache"]
-    if losses.document_eot is not None:
-        names.append("a document behind another one")
-    if 2 * losses.model.n_parameters() * length > MAX_FLOPS:
-        return
-    losses.model.eval()
-    checker = checker_of(subject_of(losses), "model precision=32-true")
-    yield from checker.ways(length, [name for name in names if name in checker.model.ways])
-    yield from checker.lengths([n for n in (length * share // 8 for share in (7, 4, 2, 1)) if n])
-
-
-def check_windows(windows: Windows, config: Any) -> Iterator[Result | str]:
-    """No target of the windows of training and validation stands among its inputs."""
-    for part in windows(torch.arange(config.context_length + 2)):
-
-        def batches(tokens: Tensor, _: torch.Generator, part: str = part) -> Iterable[Batch]:
-            found = windows(tokens)[part] if len(tokens) > config.context_length + 1 else ()
-            return itertools.islice(found, MAX_BATCHES)
-
-        for result in check_shift(batches, config.vocab_size):
-            yield replace(result, variant=f"windows={part}") if isinstance(result, Result) else result
-
-
-def check_targets(losses: Loss, batch_size: int) -> Iterator[Result]:
-    """The losses of training and of validation are those of the logits, which do not know the targets.
-
-    In float32 and not compiled: a compiled loss in bf16 rounds more than a small leak.
-    """
-    model, config = losses.model, losses.model.config
-    plain = Loss(model, None, losses.document_eot)
-    shape = (2, min(batch_size, 2), config.context_length)
-    inputs, targets = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-    for training in (True, False):
-        model.train(training)
-        variant = f"loss mode={'training' if training else 'evaluation'}"
-        probe = LossProbe(lambda x, y: plain((x, y)), inputs, targets, config.vocab_size, model, variant)
-        with same_random_numbers(probe.device), torch.set_grad_enabled(training):
-            logits = model(probe.inputs, **document_options(probe.inputs, losses.document_eot)).detach()
-        yield check_logits(probe, logits)
+    return hashlib.sha256(repr((step.gpt.config, *training, code_sha256(), *machine)).encode()).hexdigest()
