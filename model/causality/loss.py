@@ -174,7 +174,7 @@ def check_loss(model: Model, losses: Losses, inputs: Tensor, targets: Tensor, va
         half = torch.rand(model.context_length, generator=checker.generator) < 0.5
         # Losses of a half may see its targets, so that all of them are compared when the others are replaced.
         checker.model = replace(of_targets, visible=lambda length, half=half: half[:, None] == half)
-        results += checker.future(model.context_length, len(inputs) + 1)
+        results += checker.future(model.context_length, len(inputs))
     yield replace(results[-1], check="targets", tested=sum(result.tested for result in results))
     yield check_sum(of_targets, targets, variant)
 
