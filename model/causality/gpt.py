@@ -17,7 +17,6 @@ from tril.model.backends import MIN_HEAD_DIM
 from tril.model.causality.model import Model, behind_padding, chunks, randomize, visible_by_windows
 from tril.model.causality.variants import Variant, random_weights
 from tril.model.config import GPTConfig
-from tril.model.generation.generate import decode_step
 from tril.model.gpt import GPT
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -74,6 +73,8 @@ def _decode_last(model: Model, ids: Tensor) -> Tensor:
 
 def _decode_steps(model: Model, ids: Tensor) -> Tensor:
     """Most of the text at once, then up to 16 steps of one token whose shapes are always the same."""
+    from tril.model.generation.generate import decode_step  # training goes without
+
     gpt: Any = model.function
     n_steps = min(STEPS, ids.shape[1])
     prompt, cache = ids[:, : ids.shape[1] - n_steps], gpt.new_cache(len(ids), ids.shape[1])

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tril.data.overlap import PASSAGE_TOKENS, contains, cover, distinct, passage_hashes
 from tril.model.causality.certificate import Certificate
 from tril.model.causality.checks import Checker, Result, first_true
 from tril.model.causality.model import (
@@ -454,17 +453,16 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     Raises:
         ValueError: one of them is missing, is empty, or has another type or shape.
     """
+    from tril.data.overlap import PASSAGE_TOKENS, contains, cover, distinct, passage_hashes
+
     texts = [x for x in (train, validation) if isinstance(x, Tensor) and x.dim() == 1 and not x.is_floating_point()]
     if len(texts) < 2 or not all(map(len, texts)):
         raise ValueError("train and validation must be tensors of token ids of shape (N,), N > 0; give both texts")
     train_ids, ids = (text.cpu().numpy() for text in texts)
-    size, n_ids = (
-        min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(ids) // 64), len(ids)),
-        int(max(text.max() for text in texts)) + 1,
-    )
-    starts = contains(
-        distinct(passage_hashes(train_ids, size, n_ids)), passage_hashes(ids, size, n_ids)
-    )  # (N - n + 1,)
+    size = min(PASSAGE_TOKENS, max(MIN_PASSAGE_TOKENS, len(ids) // 64), len(ids))
+    n_ids = int(max(text.max() for text in texts)) + 1
+    known = distinct(passage_hashes(train_ids, size, n_ids))
+    starts = contains(known, passage_hashes(ids, size, n_ids))  # (N - n + 1,)
     share = float(cover(starts, size).mean())
     where = ""
     if share > MAX_SHARE:
