@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 
 
@@ -55,7 +56,12 @@ def write_json(path: str | Path, value) -> None:
 
 
 def without_nan(value):
-    """A copy of the plain containers in `value`, with None in place of every float that is not finite."""
+    """A copy of the plain containers and dataclasses in `value`, with None in place of every float that is not finite.
+
+    A dataclass becomes a dictionary.
+    """
+    if is_dataclass(value):
+        return without_nan(vars(value))
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -107,3 +107,9 @@ def t_quantile(df: float, alpha: float) -> float:
     from scipy.special import stdtrit  # scipy.stats takes seconds to import
 
     return -float(stdtrit(df, alpha / 2))
+
+
+def mean_and_ends(interval: Interval, sign: str = "") -> str:
+    """ "2.8516 [2.8401, 2.8631]". Sign: of the format, "+" writes it always."""
+    ends = [f"{x:{sign}z.4f}" for x in (interval.low, interval.high) if x is not None]
+    return f"{interval.mean:{sign}z.4f} [{', '.join(ends) or 'no interval'}]"

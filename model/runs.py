@@ -16,11 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tril.data.settings import setting
+
 if TYPE_CHECKING:
     import torch
 
     from tril.model.generation.language_model import LanguageModel
 
+CKPT = setting("latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/")
+DEVICE = setting("auto", "auto | cpu | cuda | mps")  # these two are settings of the commands that read a model
 ROOTS = ("outputs", "multirun")
 CHECKPOINTS = "checkpoints"  # the folder in that of a run, with the next three files
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"

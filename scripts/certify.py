@@ -23,7 +23,7 @@ from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.command_line import CommandLine, Program
 from tril.scripts.cli.entry import entry
-from tril.scripts.cli.errors import fail, pick_device, user_errors, writable
+from tril.scripts.cli.errors import fail, user_errors, writable
 
 if TYPE_CHECKING:
     from tril.model.causality.model import Model
@@ -91,22 +91,19 @@ def main(line: CommandLine[CertifyCommand]) -> None:
     from tril.model.causality.step import check_stored_step
     from tril.model.causality.variants import module_variants
     from tril.model.checkpoint import Checkpoint, verdict
-    from tril.model.training.hardware import check_compiler, keep_freed_memory
+    from tril.model.training.hardware import choose_compile, use_device
 
     progress = lambda variant: print(variant, file=sys.stderr, flush=True)  # noqa: E731
     try:
         with user_errors():
-            device = pick_device(settings.device)
+            device = use_device(settings.device)
             stored = Checkpoint.read(checkpoint) if checkpoint is not None else None
             model = model_of(line, stored, str(checkpoint), device)
-            if settings.compile:
-                check_compiler(device)
+            choose_compile(settings.compile, device)
         check_call(model)  # before the folder is created
         with user_errors():
             fresh = Path("outputs/causality", Path(model.name).name.replace(":", "-"))
             folder = writable(settings.out or (run_folder(checkpoint) if checkpoint else fresh), "out")
-        if device == "cpu":
-            keep_freed_memory()
         gpt: Any = model.function
         variants = module_variants(model)
         if settings.hf is None and settings.call is None:

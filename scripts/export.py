@@ -1,19 +1,17 @@
 """Writes a model for other programs:  python scripts/export.py ckpt=latest to=hf out=FOLDER   or  to=gguf out=FILE.gguf
 
-The folder is for AutoModelForCausalLM and AutoTokenizer, without custom code: a GPT-2, Llama or Qwen3 class,
-safetensors, the tokenizer, and certificate.json with the stored causality certificate. Before it gets
-its name, `transformers` loads it, and its logits and token ids are compared with those of Tril. The file is for
-llama.cpp.
+The folder is for AutoModelForCausalLM and AutoTokenizer: a GPT-2, Llama or Qwen3 class, without custom code, and the
+causality certificate. Before it gets its name, `transformers` loads it, and its logits and token ids are compared with
+those of Tril. The file is for llama.cpp, of a Llama or Qwen3; it needs pip install -e ".[gguf]".
 """
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
-from tril.model.runs import find_checkpoint
+from tril.model.runs import CKPT, find_checkpoint
 from tril.scripts.cli.command_line import CommandLine, Program
 from tril.scripts.cli.entry import entry
 from tril.scripts.cli.errors import user_errors
@@ -23,25 +21,17 @@ from tril.scripts.cli.errors import user_errors
 class ExportCommand:
     """What is written, and where."""
 
-    ckpt: str = setting(
-        "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
-    )
-    to: Literal["hf", "gguf"] = setting(
-        "hf",
-        "hf: a folder of Hugging Face transformers, GPT-2, Llama or Qwen3, as the config allows; gguf: a file for "
-        'llama.cpp, of a Llama or Qwen3 (pip install -e ".[gguf]")',
-    )
+    ckpt: str = CKPT
+    to: Literal["hf", "gguf"] = setting("hf", "hf: a folder for `transformers`; gguf: a file for llama.cpp")
     out: str | None = setting(None, "a new or empty folder, or a new file FILE.gguf; required")
 
-    @model_validator(mode="after")
-    def _check_out(self) -> "ExportCommand":
+    def __post_init__(self) -> None:
         if self.out is None or (self.to == "gguf") != self.out.endswith(".gguf"):
             new = "a new file FILE.gguf" if self.to == "gguf" else "a new folder"
             raise ValueError(f"out={self.out or 'null'} must be {new}")
         path = Path(self.out).expanduser()
         if path.exists() and not (self.to == "hf" and path.is_dir() and not any(path.iterdir())):
             raise ValueError(f"out={self.out} exists; name a new one")
-        return self
 
 
 @entry(Program("export", ExportCommand))
@@ -52,16 +42,17 @@ def main(line: CommandLine[ExportCommand]) -> None:
         # Importing torch takes a second, so wrong settings are reported before.
         from tril.model.checkpoint import Checkpoint
 
+        checkpoint = Checkpoint.read(path)
         if settings.to == "gguf":
             from tril.model.interop.gguf_file import write_gguf
 
-            write_gguf(out, Checkpoint.read(path).language_model())
-            print(f"{out}: GGUF in float32 of {path}", flush=True)
-            return
-        from tril.model.interop.hf_export import export_hf
+            write_gguf(out, checkpoint.language_model())
+            written = f"GGUF in float32 of {path}"
+        else:
+            from tril.model.interop.hf_export import export_hf
 
-        class_name = export_hf(out, Checkpoint.read(path))
-        print(f"{out}: {class_name}, equal to {path} in logits and token ids", flush=True)
+            written = f"{export_hf(out, checkpoint)}, equal to {path} in logits and token ids"
+    print(f"{out}: {written}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,36 +7,31 @@ stderr.
 
 import contextlib
 import importlib.util
-import socket
 import sys
-import webbrowser
 
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.generation.config import Prompt
-from tril.model.runs import find_checkpoint
+from tril.model.runs import CKPT, DEVICE, find_checkpoint
 from tril.scripts.cli.command_line import CommandLine, Program
 from tril.scripts.cli.entry import entry
-from tril.scripts.cli.errors import pick_device, user_errors
-
-LOOPBACK = "127.0.0.1"
+from tril.scripts.cli.errors import user_errors
+from tril.scripts.playground.server import PlayModel, listen, serve
 
 
 @dataclass(frozen=True, config=strict_settings())
 class PlayCommand:
     """What the page shows, and where."""
 
-    ckpt: str = setting(
-        "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
-    )
+    ckpt: str = CKPT
     other: str | None = setting(None, "a second checkpoint to compare side by side; null: none")
     prompt: Prompt | None = setting(
         None, r"the text that the page starts with; \n is a line end; null: one that suits the text of the run"
     )
     port: int = setting(8000, "of 127.0.0.1, which only this computer reaches; 0: any free port", ge=0, le=65535)
     open: bool = setting(False, "open the page in the default browser")
-    device: str = setting("auto", "auto | cpu | cuda | mps")
+    device: str = DEVICE
 
 
 @entry(Program("play", PlayCommand))
@@ -48,29 +43,16 @@ def main(line: CommandLine[PlayCommand]) -> None:
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         listener = listen(settings.port)
     from tril.model.checkpoint import Checkpoint
-    from tril.scripts.playground.server import PlayModel, create_server
+    from tril.model.training.hardware import use_device
 
     with listener, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
         with user_errors():
-            device = pick_device(settings.device)
+            device = use_device(settings.device)
             checkpoints = [Checkpoint.read(path) for path in paths]
             models = [PlayModel(str(each.path), each.language_model(device)) for each in checkpoints]
             prompt = settings.prompt if settings.prompt is not None else str(checkpoints[0].data.get("prompt", ""))
-        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/"
-        print(url, flush=True)
         print(f"{' and '.join(map(str, paths))} on {device}; Ctrl-C ends the server", file=sys.stderr, flush=True)
-        if settings.open:
-            webbrowser.open(url)
-        create_server(models, prompt).run(sockets=[listener])
-
-
-def listen(port: int) -> socket.socket:
-    """A listening socket of the loopback interface. Raises OSError if the port is in use, or needs more rights."""
-    try:
-        return socket.create_server((LOOPBACK, port))
-    except OSError as error:
-        remedy = "choose another port, or port=0 for any free one"
-        raise OSError(f"cannot listen on port={port}: {error.strerror}; {remedy}") from error
+        serve(listener, models, prompt, browser=settings.open)
 
 
 if __name__ == "__main__":

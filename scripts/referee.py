@@ -7,29 +7,17 @@ within the margin, or undecided when the budget is spent. The exit status is 0 (
 
 import contextlib
 import os
-import re
 import sys
-from pathlib import Path
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
+from tril.model.formats import Seconds
 from tril.scripts.cli.command_line import CommandLine, Program
 from tril.scripts.cli.entry import entry
-from tril.scripts.cli.errors import check_writable, user_errors
+from tril.scripts.cli.errors import user_errors
 
 STATUS = {"better": 0, "worse": 1, "equal": 1, "undecided": 3}
-UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-def to_seconds(text: object) -> float:
-    """ "90s", "60m" or "1.5h" in seconds. Raises ValueError."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", str(text))
-    if not match or float(match[1]) == 0:
-        raise ValueError(f"budget={text} must be a time, such as 90s, 60m or 2h")
-    return float(match[1]) * UNITS[match[2]]
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -40,13 +28,10 @@ class RefereeCommand:
     baseline: str = setting("", 'the same of what it is compared with; "": the default run')
     common: str = setting("", "settings of both")
     margin: float = setting(0.005, "nats per token: differences below it count as equal", gt=0, allow_inf_nan=False)
-    budget: Annotated[float, BeforeValidator(to_seconds)] = setting(
-        "60m", "time for all runs of the comparison, also of earlier starts: 90s, 60m, 2h"
-    )
-    max_seeds: Annotated[int, Field(ge=3, le=100)] = setting(100, "pairs of runs at most")
-    seed: int = setting(
-        0, "of the first pair; the next pairs take seed + 1, seed + 2, ...", ge=0, lt=2**63
-    )  # half the range of torch.Generator, since later pairs add to it
+    budget: Seconds = setting("60m", "time for all runs of the comparison, also of earlier starts: 90s, 60m, 2h")
+    max_seeds: int = setting(100, "pairs of runs at most", ge=3, le=100)
+    # half the range of torch.Generator, since later pairs add to it
+    seed: int = setting(0, "of the first pair; the next pairs take seed + 1, seed + 2, ...", ge=0, lt=2**63)
     quiet: bool = setting(False, "print the result only")
     out: str | None = setting(
         None, "folder of the comparison; null: a sweep below multirun/, the same for this command"
@@ -59,16 +44,13 @@ def main(line: CommandLine[RefereeCommand]) -> None:
     with user_errors():
         if settings.candidate is None:
             raise ValueError('candidate is missing; name what it changes, as in candidate="model.n_heads=8"')
-        if settings.out is not None:
-            check_writable(Path(settings.out), "out")
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if settings.quiet else sys.stderr):
         from tril.scripts.experiments.referee import Rules, judge, plan_arms
 
         with user_errors():
             arms = plan_arms([settings.baseline, settings.candidate], settings.common, settings.seed)
-        decision, folder = judge(
-            arms, Rules(settings.margin, settings.budget, settings.max_seeds, settings.seed), settings.out
-        )
+        rules = Rules(settings.margin, settings.budget, settings.max_seeds, settings.seed)
+        decision, folder = judge(arms, rules, settings.out)
     print(f"{decision} {folder / 'report.md'}", flush=True)
     sys.exit(STATUS[decision.verdict or "undecided"])
 

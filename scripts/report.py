@@ -6,7 +6,6 @@ publish=FOLDER it writes the report for others, without report.html, and next to
 computes the same report again. dir=outputs/DATE/TIME makes the page of a single run.
 """
 
-import contextlib
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
@@ -15,7 +14,7 @@ from tril.data.settings import setting, strict_settings
 from tril.model.runs import find_sweep
 from tril.scripts.cli.command_line import CommandLine, Program
 from tril.scripts.cli.entry import entry
-from tril.scripts.cli.errors import user_errors, writable
+from tril.scripts.cli.errors import user_errors
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -52,24 +51,9 @@ def main(line: CommandLine[ReportCommand]) -> None:
         if settings.out is not None and settings.publish is not None:
             raise ValueError(f"out={settings.out} excludes publish={settings.publish}; use one of them")
         source = find_sweep(settings.dir)
-    # numpy and pandas take a moment to import: the errors above are reported before
-    from tril.scripts.experiments.published import ARCHIVE, opened, pack
-    from tril.scripts.experiments.report import Request, read_report
+        from tril.scripts.experiments.published import write_report  # numpy and pandas take a moment to import
 
-    with contextlib.ExitStack() as unpacked:
-        with user_errors():
-            folder, published = unpacked.enter_context(opened(source))
-            typed_ones = {name: getattr(settings, name) for name in vars(Request())}
-            request = Request(**published | {name: value for name, value in typed_ones.items() if value is not None})
-            report = read_report(folder, request)
-            key = "out" if settings.publish is None else "publish"
-            to = writable(settings.publish or settings.out or (source.parent if source.is_file() else source), key)
-            if settings.publish is not None:
-                pack(report.sweep, to / ARCHIVE, vars(request))
-                # the report is computed from the archive, so that both are the same by construction
-                report = read_report(unpacked.enter_context(opened(to / ARCHIVE))[0], request)
-        files = report.write(to, published=settings.publish is not None or bool(published))
-        print(f"{report.shown()}\n\n{to}: {', '.join(files)}", flush=True)
+        print(write_report(source, vars(settings), settings.out, settings.publish), flush=True)
 
 
 if __name__ == "__main__":

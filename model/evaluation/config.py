@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
+from tril.model.runs import CKPT, DEVICE
 
 OF_DATA = "text=null pairs=null tasks=null"
 
@@ -14,9 +15,7 @@ OF_DATA = "text=null pairs=null tasks=null"
 class EvaluateConfig:
     """What is measured of a checkpoint: a text of `data`, or instead `text`, `pairs` or `tasks`."""
 
-    ckpt: str = setting(
-        "latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/"
-    )
+    ckpt: str = CKPT
     other: str | None = setting(None, "a second checkpoint, compared on the same text", needs=OF_DATA)
     part: Literal["val", "all"] = setting("val", "of the text: val, its validation part, or all", needs=OF_DATA)
     text: Annotated[str, Field(min_length=1)] | None = setting(
@@ -39,5 +38,5 @@ class EvaluateConfig:
     limit: Annotated[int, Field(ge=1)] | None = setting(
         None, "at most this many examples of each task, the first ones; null: all", needs="tasks"
     )
-    device: str = setting("auto", "auto | cpu | cuda | mps")
+    device: str = DEVICE
     out: str | None = setting(None, "folder for the files; null: evaluation/ in the run's folder")

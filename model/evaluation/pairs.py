@@ -4,17 +4,21 @@ import json
 from typing import Any
 
 from tril.model.evaluation.scores import score_windows
+from tril.model.formats import plural
 from tril.model.generation.language_model import LanguageModel
-from tril.model.intervals import Interval
+from tril.model.intervals import Interval, mean_and_ends
 
 EXAMPLE = '{"good": "...", "bad": "..."}'
 
 
-def score_pairs(lm: LanguageModel, content: str, file: str) -> dict[str, Any]:
+def score_pairs(lm: LanguageModel, content: str, file: str) -> tuple[dict[str, Any], str]:
     """The share of pairs whose good text has the lower loss, and the losses of whole texts after end-of-text, in nats.
 
     Args:
         content: of the `file`, a pair in each line that is not empty.
+
+    Returns:
+        The figures, and a line that states them.
 
     Raises:
         ValueError: the first line that is no pair of two texts, or whose text exceeds the context or has unknown
@@ -38,7 +42,10 @@ def score_pairs(lm: LanguageModel, content: str, file: str) -> dict[str, Any]:
     nats = iter(scores.nll.sum(dtype=float).item() for scores in score_windows(lm.model, windows))
     rows = [row | {"good": next(nats), "bad": next(nats)} for row in rows]
     right, ties = (sum(compare(row["good"], row["bad"]) for row in rows) for compare in (float.__lt__, float.__eq__))
-    return {"pairs": len(rows), "right": right, "ties": ties, "accuracy": wilson(right, len(rows)), "nats": rows}
+    accuracy = wilson(right, len(rows))
+    counts = f"the good text is more probable in {right} of {plural(len(rows), 'pair')}; {plural(ties, 'tie')}"
+    report = {"pairs": len(rows), "right": right, "ties": ties, "accuracy": accuracy, "nats": rows}
+    return report, f"accuracy {mean_and_ends(accuracy)} (95 %, Wilson): {counts}"
 
 
 def _parse(line: str) -> tuple[str, str]:

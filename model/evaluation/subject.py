@@ -3,6 +3,7 @@
 import math
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +18,9 @@ from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
 from tril.model.comparison import Bound, Comparison, compare
 from tril.model.evaluation.scored_text import ScoredText
+from tril.model.formats import markdown_table, plural
 from tril.model.generation.language_model import LanguageModel
-from tril.model.intervals import MIN_DOCUMENTS
+from tril.model.intervals import MIN_DOCUMENTS, mean_and_ends
 
 Part = Literal["val", "all"]
 
@@ -112,6 +114,35 @@ class Subject:
 
     def score(self, text: EvaluatedText) -> ScoredText:
         return ScoredText.of(self.lm, text.tokens, text.n_bytes, document_eot=self.document_eot)
+
+
+def evaluate_texts(subjects: Sequence[Subject], texts: Sequence[EvaluatedText]) -> tuple[dict[str, Any], str]:
+    """The figures of one or two checkpoints on a text, in the tokens of each, and a table of them.
+
+    Raises:
+        ValueError: as `compare_texts`.
+    """
+    scored = [subject.score(text) for subject, text in zip(subjects, texts, strict=True)]
+    sides = [
+        subject.describe() | {"text": text.describe()} | each.report()
+        for subject, text, each in zip(subjects, texts, scored, strict=True)
+    ]
+    report, keys, differences = dict(sides[0]), ("ckpt", "other")[: len(sides)], {}
+    if len(subjects) > 1:
+        differences = compare_texts(*scored, same_tokenizer=subjects[0].same_tokenizer(subjects[1]))
+        report |= {"other": sides[1], "other_minus_checkpoint": differences}
+    table = [["", *keys]]
+    for figure in sides[0]["figures"]:
+        table.append([figure.replace("_", " "), *(mean_and_ends(side["figures"][figure]) for side in sides)])
+    lines = [texts[0].name, "", markdown_table(table), ""]
+    for key, side in zip(keys, sides, strict=True):
+        sizes = f"{side['targets']:,} targets in windows of {side['context_length']} tokens"
+        lines.append(f"{key}: {side['checkpoint']}, {sizes}; 95 % intervals over {side['observations']['described']}")
+        if n_unknown := side["text"]["unknown_tokens"]:
+            lines.append(f"  {plural(n_unknown, 'token')} of the text are unknown; bits per byte are too low")
+    for unit, row in differences.items():
+        lines.append(f"other - ckpt, paired: {mean_and_ends(row.difference, '+')} {unit}: {row.verdict}")
+    return report, "\n".join(lines)
 
 
 def compare_texts(a: ScoredText, b: ScoredText, *, same_tokenizer: bool) -> dict[str, Comparison]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tril.model.evaluation.scored_text import ScoredText
+from tril.model.formats import plain_table, plural
 from tril.model.generation.language_model import LanguageModel
 
 HOTTEST = 16.0  # bits of the strongest color; a token of 16 bits has a probability of 1/65,536
@@ -31,10 +32,16 @@ span {{ background: color-mix(in srgb, #e8590c var(--heat), transparent); border
 """  # noqa: E501
 
 
-def token_costs(lm: LanguageModel, text: str) -> dict[str, Any]:
+def token_costs(lm: LanguageModel, text: str, name: object) -> tuple[dict[str, Any], str, str]:
     """The bits of each token after an end-of-text token, with the windows of `ScoredText`; their sum, and per byte.
 
     A character of several tokens stands with the first of them, and the others have the text "".
+
+    Args:
+        name: of the model.
+
+    Returns:
+        The figures, a table of them, and the page.
 
     Raises:
         ValueError: the text has characters that the tokenizer does not know.
@@ -46,7 +53,12 @@ def token_costs(lm: LanguageModel, text: str) -> dict[str, Any]:
     bits = ScoredText.of(lm, tokens, size).nll.astype(float) / math.log(2)
     pieces = [text[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     rows = [{"text": piece, "bits": cost} for piece, cost in zip(pieces, bits.tolist(), strict=True)]
-    return {"bits": bits.sum(), "bytes": size, "bits_per_byte": bits.sum() / size, "tokens": rows}
+    report = {"bits": bits.sum(), "bytes": size, "bits_per_byte": bits.sum() / size, "tokens": rows}
+    sizes = f"{plural(size, 'byte')} and {plural(len(rows), 'token')}"
+    summary = f"{bits.sum():,.1f} bits for {sizes}: {report['bits_per_byte']:.4f} bits per byte"
+    lines = [["bits", "token"], *([f"{row['bits']:.2f}", repr(row["text"])] for row in rows)]
+    text = f"{plain_table(lines, text_columns=(1,))}\n\n{summary}"
+    return report, text, token_page(rows, f"Bits by {name}", summary)
 
 
 def token_page(rows: list[dict[str, Any]], title: str, summary: str) -> str:

@@ -1,11 +1,12 @@
 """The settings of sampling, without torch, so that a command can check them before it loads anything."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
+from tril.model.runs import CKPT, DEVICE
 
 Stop = Annotated[str, Field(min_length=1)]
 
@@ -48,3 +49,24 @@ class SamplingConfig:
         None, "a text or a list of texts; the sample ends before the first that occurs; null: none"
     )
     seed: int | None = setting(0, "null: a new seed each time", ge=0, lt=2**64)  # the range of torch.Generator
+
+
+AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+
+
+@dataclass(frozen=True, config=strict_settings())
+class SampleConfig(SamplingConfig):
+    """What `sample` continues, and with which model."""
+
+    ckpt: str = CKPT
+    prompt: Annotated[list[Prompt], Field(min_length=1), AS_LIST] = setting(
+        "", """text to continue, or a list: '["To be", "Or not"]'; \\n is a line end; empty starts a new text"""
+    )
+    n: int = setting(1, "samples per prompt; one is printed while it is generated, several as a batch", ge=1, le=10_000)
+    remove_heads: Annotated[list[str], Field(min_length=1), AS_LIST] | None = setting(
+        None, 'heads to remove: "[L0H1, L2H3]", layer 0 head 1 and layer 2 head 3; null: none'
+    )
+    compile: Literal["auto", True, False] = setting(
+        "auto", "true: compile the step after the prompt (up to a minute, then faster); auto: on CUDA; false"
+    )
+    device: str = DEVICE

@@ -3,6 +3,7 @@
 Streamed and collected text are decoded by the same code, piece by piece, so both are equal.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -85,6 +86,17 @@ class LanguageModel:
     def stream(self, prompt: str, max_new_tokens: int = 64, **options) -> Iterator[str]:
         """Yields the text of `generate` in pieces, each as soon as no later token can change or remove it."""
         return (piece for [piece] in self._pieces([prompt], max_new_tokens, **options) if piece)
+
+    def samples(self, prompts: Sequence[str], n: int = 1, **options) -> Iterator[str]:
+        """The prompts, each n times, with their texts: a single one in pieces, several as one batch in numbered parts.
+
+        Mistakes are raised by the call, see `generate`.
+        """
+        prompts = [prompt for prompt in prompts for _ in range(n)]
+        if len(prompts) == 1:
+            return itertools.chain(prompts, self.stream(prompts[0], **options), ["\n"])
+        texts = enumerate(zip(prompts, self.generate(prompts, **options), strict=True), 1)
+        return (f"--- {i}/{len(prompts)} ---\n{prompt}{text}\n" for i, (prompt, text) in texts)
 
     def encode(self, prompt: str) -> list[int]:
         """The ids of a prompt; for an empty one, the end-of-text token.

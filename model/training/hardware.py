@@ -66,6 +66,28 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, MAX_KEPT_BYTES)
 
 
+def pick_device(name: str, key: str = "device") -> str:
+    """`name`, or the fastest available kind of device for "auto".
+
+    Raises:
+        ValueError: this machine does not have what the setting `key` names.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    usable = [kind for kind in available if available[kind]]
+    if name not in ("auto", *usable):
+        has = f"is not available to this torch build, which has {', '.join(usable)}"
+        raise ValueError(f"{key}={name} {has}; use auto")
+    return usable[0] if name == "auto" else name
+
+
+def use_device(name: str) -> str:
+    """The same, for a command that computes on it; on a CPU, see `keep_freed_memory`."""
+    device = pick_device(name)
+    if device == "cpu":
+        keep_freed_memory()
+    return device
+
+
 def configure_torch(accelerator: str) -> None:
     """Sets the global options of torch for training on "cpu", "cuda" or "mps"."""
     if accelerator == "cpu":
@@ -81,15 +103,18 @@ def peak_flops(device_name: str) -> float | None:
     return None
 
 
-def compiles_by_default(accelerator: str) -> bool:
-    """The meaning of compile=auto: true on CUDA with a complete toolchain. On a CPU compilation takes too long."""
-    return accelerator == "cuda" and missing_tool(accelerator) is None
+def choose_compile(compile: Compile, device: str) -> Compile:
+    """What compile=auto means: true on CUDA with a complete toolchain, since on a CPU compilation takes too long.
 
-
-def check_compiler(accelerator: str) -> None:
-    """Raises ValueError if torch.compile lacks a tool that it needs for "cpu" or "cuda"."""
-    if missing := missing_tool(accelerator):
-        raise ValueError(f"compiling for {accelerator} needs {missing}, or use compile=false")
+    Raises:
+        ValueError: torch.compile lacks a tool that it needs for "cpu" or "cuda".
+    """
+    missing = missing_tool(device) if compile else None
+    if compile == "auto":
+        return device == "cuda" and missing is None
+    if missing is not None:
+        raise ValueError(f"compiling for {device} needs {missing}, or use compile=false")
+    return compile
 
 
 def missing_tool(accelerator: str) -> str | None:
@@ -117,21 +142,13 @@ def select_hardware(
     Raises:
         ValueError: this machine lacks what the settings need.
     """
-    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    available = [name for name, is_present in present.items() if is_present]
-    device = available[0] if accelerator == "auto" else accelerator
-    if device not in available:
-        has = f"is not available to this torch build, which has {', '.join(available)}"
-        raise ValueError(f"trainer.accelerator={device} {has}; use auto")
+    device = pick_device(accelerator, "trainer.accelerator")
     if precision == "auto":
         precision = "bf16-mixed" if has_bf16(device) else "16-mixed" if device == "cuda" else "32-true"
     if precision == "16-mixed" and device != "cuda":  # its loss scaling is implemented for CUDA
         needs = f"needs trainer.accelerator=cuda, not {device}"
         raise ValueError(f"trainer.precision=16-mixed {needs}; use auto or 32-true")
-    if compile == "auto":
-        compile = compiles_by_default(device)
+    compile = choose_compile(compile, device)
     mode = REGIONAL if compile == REGIONAL else "default" if compile else None
-    if mode is not None:
-        check_compiler(device)
     name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
     return Hardware(device, precision, mode, name, peak_flops(name) if device == "cuda" else None)

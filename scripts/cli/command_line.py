@@ -65,18 +65,21 @@ class Program:
         own: the class that declares the program's own settings.
         groups: its config groups, and the option of each; None: none is chosen.
         of_a_run: it has all settings and groups of train.py too.
+        unused: settings of its groups that have no effect: how their keys start.
     """
 
     name: str
     own: type
     groups: Mapping[str, str | None] = field(default_factory=dict)
     of_a_run: bool = False
+    unused: tuple[str, ...] = ()
 
     @functools.cached_property
     def settings(self) -> dict[str, Setting]:
         """What can be set, by dotted key."""
         known = known_settings().items()
         shared = {key: each for key, each in known if self.of_a_run or key.partition(".")[0] in self.groups}
+        shared = {key: each for key, each in shared.items() if not key.startswith(self.unused)}
         return {each.key: each for each in declared(self.own)} | shared
 
     @functools.cached_property
@@ -102,6 +105,8 @@ class Program:
     def check(self, typed: Typed) -> None:
         """Raises UserError for a key that does not exist, or that cannot be removed."""
         for each in typed:
+            if each.key.startswith(self.unused):
+                raise UserError(f"{each.typed} has no effect on {self.name}; leave it out")
             first, _, rest = each.key.partition(".")
             is_open = first in OPEN and rest and self.of_a_run  # callbacks.mine._target_ adds one
             adds = is_open and rest.partition(".")[0] not in GROUPS[first].__pydantic_fields__

@@ -11,7 +11,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.data.config import SOURCES
@@ -48,9 +48,14 @@ def compose_values(name: str, typed: Typed) -> CommandLine[None]:
         except ValueError as error:  # of a config group, such as model=null
             raise HydraException(str(error)) from error
         choices, grid = dict(cfg.hydra.runtime.choices), dict(cfg.hydra.sweeper.get("params") or {})
-        tree = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-        settings: Any = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
+        settings = plain_settings(cfg)
     return CommandLine(typed, None, settings, choices, grid)
+
+
+def plain_settings(cfg: DictConfig) -> dict[str, Any]:
+    """A composed configuration as nested plain values, without Hydra's own."""
+    settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    return OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType]
 
 
 def run_grid(program: Program, typed: Typed, task: Callable) -> object:

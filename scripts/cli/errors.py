@@ -103,14 +103,3 @@ def writable(folder: str | Path, key: str) -> Path:
     check_writable(folder := Path(folder), key)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def pick_device(name: str) -> str:
-    """`name`, or the fastest available kind of device for "auto"."""
-    import torch
-
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    usable = [kind for kind in available if available[kind]]
-    if name != "auto" and name not in usable:
-        raise ValueError(f"device={name} is not available; use auto, {', '.join(usable)}")
-    return usable[0] if name == "auto" else name

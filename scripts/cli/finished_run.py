@@ -1,7 +1,7 @@
 """A finished run and its validation tokens, for the scripts that measure a trained model again."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,10 @@ from tril.scripts.cli.start import read_saved, refuse_foreign
 if TYPE_CHECKING:
     import numpy as np
 
+    from tril.data.config import DataConfig
     from tril.data.prepared import PreparedTexts
     from tril.model.checkpoint import Checkpoint
+    from tril.model.evaluation.subject import EvaluatedText, Part, Subject
     from tril.model.heads.attention_maps import TokenWindows
     from tril.model.text_clusters import TextClusters
 
@@ -58,6 +60,43 @@ def prepared_text(run: TrainedRun) -> "PreparedTexts":
         changed = f"the text has changed since the run (fingerprint {now} instead of {before})"
         raise ValueError(f"{changed}; restore it, or train again")
     return prepared
+
+
+def evaluated_texts(subjects: "Sequence[Subject]", source: "DataConfig | None", part: "Part") -> "list[EvaluatedText]":
+    """A text in the tokens of each checkpoint.
+
+    Args:
+        source: the text; None: that of the run of the first checkpoint.
+
+    Raises:
+        ValueError: it has changed since the run, consists of several texts, or is too short.
+    """
+    from tril.model.evaluation.subject import EvaluatedText
+
+    first, prepared, of = subjects[0], None, "the run"
+    if source is None:
+        run = read_run(Path(str(first.checkpoint.path)))
+        [prepared, *_], source = prepared_text(run).texts.values(), single_text(run.data)
+    else:
+        of = f"data.source={source.source.name}"
+    name = f"the {'validation part' if part == 'val' else 'whole text'} of {of}"
+    return [
+        EvaluatedText.of(prepared, part, name)
+        if prepared is not None and subject.same_tokenizer(first)
+        else subject.read_text(source, part, name)
+        for subject in subjects
+    ]
+
+
+def single_text(data: Mapping[str, Any]) -> "DataConfig":
+    """The settings below data:, checked. Raises ValueError for an invalid setting, or for several texts."""
+    from tril.data.config import parse
+
+    config = parse(data, data_presets())
+    if config.source.name == "mixture":
+        remedy = "evaluate one of its sources, such as data=stdlib, or data=files data.path=PATH"
+        raise ValueError(f"a mixture has several texts; {remedy}")
+    return config
 
 
 def validation_tokens(run: TrainedRun) -> "list[np.ndarray]":

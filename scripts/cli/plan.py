@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from tril.model.autocast import AUTOCAST
+from tril.model.formats import clock, engineering, plain_table, plural
 from tril.model.gpt import GPT
 from tril.model.training import run_estimate
 from tril.model.training.hardware import configure_torch, peak_flops
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.scripts.cli.config import RunConfig
-from tril.scripts.cli.formats import clock, engineering, plain_table, plural
 
 GPU_NAME, GPU_PRECISION, GPUS = "H100", "bf16-mixed", (1, 8, 64)
 MFU = 0.4  # assumed share of the GPU's peak FLOP/s; small models and batches stay below it

@@ -15,10 +15,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.scripts.cli.compose import explain
+from tril.model.formats import clock, plain_table
+from tril.scripts.cli.compose import explain, plain_settings
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, message_of
-from tril.scripts.cli.formats import clock, plain_table
 from tril.scripts.experiments.sweep import label_of, text_of
 
 VALUE = re.compile(r"(seed|(\+\+)?\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group
@@ -152,12 +152,6 @@ class Composer:
         except (HydraException, OmegaConfBaseException) as hydras_error:  # says more about an unknown key
             error = hydras_error
         return explain(error, self.config_name)
-
-
-def plain_settings(cfg: DictConfig) -> dict[str, Any]:
-    """A composed configuration as plain values, without Hydra's own."""
-    settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    return OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType]
 
 
 def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:

@@ -21,10 +21,10 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
 from tril.model.atomic_files import write_json
+from tril.model.formats import clock, plural
 from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
-from tril.scripts.cli.compose import quoted
+from tril.scripts.cli.compose import plain_settings, quoted
 from tril.scripts.cli.errors import UserError, command, fail, user_errors
-from tril.scripts.cli.formats import clock, plural
 from tril.scripts.experiments import grid, nuisance, run_process
 from tril.scripts.experiments.sweep import Run, read_json
 
@@ -82,7 +82,7 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
         UserError: a run is invalid.
     """
     runs, swept, tune = plan_runs(config, config_name)
-    settings, choices = grid.plain_settings(config), config.hydra.runtime.choices
+    settings, choices = plain_settings(config), config.hydra.runtime.choices
     chosen = any(override.startswith("hydra.sweep.dir=") for override in config.hydra.overrides.hydra)
     with user_errors():
         folder, index = known_sweep(
@@ -128,7 +128,7 @@ def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRu
     runs, rejected = grid.compose_grid(composer)
     grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
     swept = grid.name_runs(runs)
-    tune = grid.plain_settings(config)["sweep"]["tune"]
+    tune = plain_settings(config)["sweep"]["tune"]
     if tune is not None:
         with user_errors():
             nuisance.check_tune(tune, swept, [run.seed for run in runs])

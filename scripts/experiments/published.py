@@ -21,6 +21,7 @@ import yaml
 
 from tril.model.atomic_files import atomic_path
 from tril.model.runs import FAILURE, METRICS, SETTINGS, SUMMARY, SWEEP, read_settings
+from tril.scripts.cli.errors import writable
 from tril.scripts.experiments.sweep import WINDOWS, Sweep, read_json
 
 ARCHIVE = "runs.tar.xz"
@@ -141,3 +142,31 @@ def opened(path: Path) -> Iterator[tuple[Path, dict]]:
         if not (Path(folder) / REQUEST).is_file():
             raise ValueError(f"{archive} contains no {REQUEST}; name the {ARCHIVE} of a published report")
         yield Path(folder), read_json(Path(folder) / REQUEST)
+
+
+def write_report(source: Path, typed: Mapping[str, Any], out: str | None, publish: str | None) -> str:
+    """Writes the report of a sweep, a run or a published report; returns what to print.
+
+    Args:
+        typed: values of `Request`; None: that of the published report, or the default.
+        out: the folder to write to; None: that of the source.
+        publish: instead, the folder of a report to publish, which is computed from its archive, so that both are the
+            same by construction.
+
+    Raises:
+        ValueError: as `opened` and `read_report`.
+    """
+    from tril.scripts.experiments.report import Request, read_report
+
+    chosen = {name: typed[name] for name in vars(Request()) if typed[name] is not None}
+    with contextlib.ExitStack() as unpacked:
+        folder, published = unpacked.enter_context(opened(source))
+        request = Request(**published | chosen)
+        report = read_report(folder, request)
+        place = publish or out or (source.parent if source.is_file() else source)
+        to = writable(place, "out" if publish is None else "publish")
+        if publish is not None:
+            pack(report.sweep, to / ARCHIVE, vars(request))
+            report = read_report(unpacked.enter_context(opened(to / ARCHIVE))[0], request)
+        files = report.write(to, published=publish is not None or bool(published))
+        return f"{report.shown()}\n\n{to}: {', '.join(files)}"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from tril.model.atomic_files import write_json
 from tril.model.comparison import BETTER, DIVERGED, EQUAL, LOOKS_ALPHA, MAX_PAIRS, MIN_PAIRS, WORSE, Comparison
+from tril.model.formats import clock, plural
 from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
 from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.compose import compose
 from tril.scripts.cli.config import RunConfig
-from tril.scripts.cli.errors import UserError, message_of, user_errors
-from tril.scripts.cli.formats import clock, plural
+from tril.scripts.cli.errors import UserError, check_writable, message_of, user_errors
 from tril.scripts.cli.process import StoppedError, stop_on_signals
 from tril.scripts.experiments import grid, run_process
 from tril.scripts.experiments.launch import known_sweep, with_launch
@@ -157,6 +157,8 @@ def judge(arms: Sequence[grid.PlannedRun], rules: Rules, out: str | None) -> tup
 
     swept = list(arms[0].values)
     with user_errors():
+        if out is not None:
+            check_writable(Path(out), "out")
         shared = compose("train", Typed.of(arms[0].overrides).without("seed", *swept)).settings
         folder, index = known_sweep(out, swept, shared, {"referee": {"seed": rules.seed}})
         if not index["runs"]:

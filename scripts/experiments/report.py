@@ -13,8 +13,8 @@ import pandas as pd
 
 from tril.model.atomic_files import write_text
 from tril.model.comparison import BETTER, DIVERGED, LOOKS_ALPHA, ONE_SEED, POWER, WORSE
+from tril.model.formats import markdown_table, plural
 from tril.scripts.cli.errors import command
-from tril.scripts.cli.formats import markdown_table, plural
 from tril.scripts.experiments.losses import (
     UNFINISHED,
     Losses,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TextIO
 
 from tril.model.atomic_files import write_json
+from tril.model.formats import clock
 from tril.model.runs import CHECKPOINTS, FAILURE, LAST, state_of
-from tril.scripts.cli.formats import clock
 from tril.scripts.experiments.sweep import Run
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tril.model.formats import engineering, markdown_table
 from tril.scripts.cli.errors import command
-from tril.scripts.cli.formats import engineering, markdown_table
 from tril.scripts.experiments.plots import COLORS, DPI, WIDTH, Picture
 from tril.scripts.experiments.sweep import Sweep
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from tril.model.atomic_files import write_text
 from tril.model.comparison import Comparison
+from tril.model.formats import csv_text, markdown_table, plural
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.errors import user_errors, writable
 from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
-from tril.scripts.cli.formats import csv_text, markdown_table, plural
 from tril.scripts.experiments.losses import spread
 from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
 
@@ -43,8 +43,10 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     """
     from tril.model.heads.ablation import obstacle
     from tril.model.heads.description import HeadDescription, prompt_ids
+    from tril.model.training.hardware import use_device
 
     with user_errors():
+        device = use_device(device)
         run = read_run(path)
         lm = run.checkpoint.language_model(device)
         if (problem := obstacle(lm.model)) is not None:
@@ -89,8 +91,10 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
     """
     from tril.model.heads.ablation import average
     from tril.model.heads.head_plots import plot_ranks
+    from tril.model.training.hardware import use_device
 
     with user_errors():
+        device = use_device(device)
         sweep = read_sweep(path)
         runs, remarks = finished_runs(sweep, windows)
         folder = writable(out or path / "heads", "out")

@@ -33,13 +33,13 @@ from typing import Any
 import torch
 
 from tril.model.atomic_files import write_json
+from tril.model.formats import markdown_table
 from tril.model.training.hardware import configure_torch
 from tril.model.training.summary import code_version
 from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.compose import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, fail
-from tril.scripts.cli.formats import markdown_table
 
 TRAIN, SAMPLE = ((sys.executable, "-m", f"tril.{module}") for module in ("train", "scripts.sample"))
 STEP_TIME = r"time ([0-9.]+)ms"  # of a step, in the output of nanoGPT

@@ -11,7 +11,9 @@ rebound DNS name cannot fake, and by the Origin header, which browsers send with
 import base64
 import itertools
 import json
+import socket
 import threading
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +35,8 @@ if TYPE_CHECKING:
     from tril.model.generation.language_model import LanguageModel
     from tril.model.heads.live import LiveToken
 
-HOSTS = ["127.0.0.1", "localhost"]
+LOOPBACK = "127.0.0.1"
+HOSTS = [LOOPBACK, "localhost"]
 PAGE, SHARED = Path(__file__).parent / "page", Path(__file__).resolve().parents[2] / "model" / "heads"
 FILES = {"/": PAGE / "play.html"}
 FILES |= {f"/{name}": PAGE / name for name in ("play.css", "pane.js", "play.js")}
@@ -189,3 +192,21 @@ def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Ser
     app = create_app(models, prompt, stopping=lambda: server.should_exit)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error", lifespan="off"))
     return server
+
+
+def listen(port: int) -> socket.socket:
+    """A listening socket of the loopback interface. Raises OSError if the port is in use, or needs more rights."""
+    try:
+        return socket.create_server((LOOPBACK, port))
+    except OSError as error:
+        remedy = "choose another port, or port=0 for any free one"
+        raise OSError(f"cannot listen on port={port}: {error.strerror}; {remedy}") from error
+
+
+def serve(listener: socket.socket, models: Sequence[PlayModel], prompt: str, *, browser: bool) -> None:
+    """Serves the page on a listening socket until Ctrl-C. Its address goes to stdout, and to a browser."""
+    url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/"
+    print(url, flush=True)
+    if browser:
+        webbrowser.open(url)
+    create_server(models, prompt).run(sockets=[listener])

@@ -6,8 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 
-from tril.scripts.play import LOOPBACK, listen
-from tril.scripts.playground.server import PlayModel, create_server
+from tril.scripts.playground.server import LOOPBACK, PlayModel, create_server, listen
 
 REQUEST = {"model": 0, "prompt": "def ", "max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None, "seed": 3}
 REQUEST |= {"remove_heads": []}

@@ -120,7 +120,10 @@ def test_what_is_refused_leaves_nothing(run, folder, trained, texts):
     before = set(folder.iterdir())
     for arguments, message in (
         (["ckpt=random.ckpt", *files, "+data.pth=x"], "there is no setting data.pth; did you mean data.path?"),
-        (["ckpt=random.ckpt", *files, "data.tokenizer.kind=byte"], "data.tokenizer.kind=byte has no effect on whole"),
+        (
+            ["ckpt=random.ckpt", *files, "data.tokenizer.kind=byte"],
+            "data.tokenizer.kind=byte has no effect on evaluate",
+        ),
         ([f"ckpt={trained}", "other=random.ckpt", *files, "part=all"], "only the same documents can be paired"),
         (["ckpt=future.ckpt", *files], "future.ckpt has model.causal=false, so its losses use"),
         (["ckpt=changed/checkpoints/last.ckpt"], "instead of 0123456789ab); restore it, or train again"),

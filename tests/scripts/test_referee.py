@@ -250,10 +250,3 @@ def test_settings_of_an_arm_replace_common_ones_and_differences_are_swept():
         {"optim": name, "model.dim": n} for name, n in (("adamw", 32), ("muon", 64))
     ]
     assert [arm.seed for arm in arms] == [5, 5]
-
-
-def test_time_in_seconds():
-    assert [referee.to_seconds(text) for text in ("90s", "60m", "1.5h")] == [90, 3600, 5400]
-    for text in ("60", "0s", "m", "-5m", "1d", None):
-        with pytest.raises(ValueError, match=f"budget={text} must be a time"):
-            referee.to_seconds(text)

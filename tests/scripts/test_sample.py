@@ -15,6 +15,7 @@ from tests.conftest import assert_refused, byte_model, run_python
 from tril.data.cache import resolve_cache_dir
 from tril.data.settings import printable
 from tril.model.checkpoint import load, save
+from tril.model.generation.language_model import LanguageModel
 from tril.scripts import sample
 from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.compose import compose_values
@@ -70,13 +71,13 @@ def test_several_samples_come_under_numbered_lines(folder):
 def test_pieces_are_written_one_by_one_until_control_c(folder, monkeypatch):
     written = []
 
-    def pieces(*_):
+    def pieces(*_, **options):
         for piece in ("one", " two"):
             yield piece
             written.append(sys.stdout.buffer.getvalue().decode())  # what the reader of a pipe has by now
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sample, "load_sampler", lambda *_: (pieces, "a model"))
+    monkeypatch.setattr(LanguageModel, "samples", pieces)
     assert run(folder).stdout == "one two\n" and written == ["one", "one two"]
 
 

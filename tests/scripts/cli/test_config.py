@@ -7,11 +7,11 @@ from tests.conftest import assert_refused
 from tests.runs import TINY, in_process, typed
 from tril import train
 from tril.data.settings import plain
+from tril.model.formats import clock, engineering, markdown_table, plain_table, plural, to_seconds
 from tril.scripts.cli.command_line import PROGRAMS, Typed
 from tril.scripts.cli.compose import compose, overrides
 from tril.scripts.cli.config import RunConfig, flatten, known_settings
 from tril.scripts.cli.errors import UserError
-from tril.scripts.cli.formats import clock, engineering, markdown_table, plain_table, plural
 
 OF_A_TEXT = {key for key in known_settings() if key.startswith("data.")}
 
@@ -109,3 +109,7 @@ def test_tables_durations_and_counts_as_text():
     values = (331_776, 1_536_000, 10_616_832, 8.5e7, 3e9, 2.5e12, 12)
     assert [engineering(value) for value in values] == ["332 k", "1.54 M", "10.6 M", "85 M", "3 G", "2.5 T", "12"]
     assert (plural(1, "run"), plural(2, "run")) == ("1 run", "2 runs")
+    assert [to_seconds(text) for text in ("90s", "60m", "1.5h")] == [90, 3600, 5400]
+    for text in ("60", "0s", "m", "-5m", "1d", None):
+        with pytest.raises(ValueError, match="must be a time, such as 90s"):
+            to_seconds(text)

@@ -3,16 +3,33 @@
 import csv
 import io
 import os
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+SECONDS = {"s": 1, "m": 60, "h": 3600}
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def clock(seconds: float) -> str:
     """3725 -> "01:02:05"; a day or more: "1.5 days"."""
     return time.strftime("%H:%M:%S", time.gmtime(seconds)) if seconds < 86400 else f"{seconds / 86400:.1f} days"
+
+
+def to_seconds(text: object) -> float:
+    """ "90s", "60m" or "1.5h" in seconds. Raises ValueError."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", str(text))
+    if not match or float(match[1]) == 0:
+        raise PydanticCustomError("time", "must be a time, such as 90s, 60m or 2h")  # after KEY=VALUE
+    return float(match[1]) * SECONDS[match[2]]
+
+
+Seconds = Annotated[float, BeforeValidator(to_seconds)]  # of a setting
 
 
 def engineering(value: float) -> str:
