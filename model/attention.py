@@ -245,6 +245,7 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None = None,
         rope: tuple[Tensor, Tensor] | None = None,
         cache: LayerCache | None = None,
+        value_bias: Tensor | None = None,
         head_gate: Tensor | None = None,
         last_only: bool = False,
         need_weights: bool = False,
@@ -259,6 +260,7 @@ class MultiHeadAttention(nn.Module):
             mask, bias, need_weights: as in `attention`; S counts cached positions too.
             rope: cos and sin at the positions of the query, see `tril.model.positions.rotate`.
             cache: one layer of a `KVCache`; the query continues what it holds. The caller advances it.
+            value_bias: (B, S, G * D_v), added to the projected values.
             head_gate: factor on each head's output, (H,) or (B, H): 0 removes a head.
             last_only: compute the output of the last position only; keys and values are those of all positions.
 
@@ -287,6 +289,8 @@ class MultiHeadAttention(nn.Module):
         q = self.q_proj(query).unflatten(-1, (self.n_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(key).unflatten(-1, (self.n_kv_heads, self.head_dim)).transpose(1, 2)  # (B, G, S, D)
         v = self.v_proj(value).unflatten(-1, (self.n_kv_heads, self.v_head_dim)).transpose(1, 2)  # (B, G, S, D_v)
+        if value_bias is not None:
+            v = v + value_bias.unflatten(-1, (self.n_kv_heads, self.v_head_dim)).transpose(1, 2).type_as(v)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             k = rotate(k, *rope)

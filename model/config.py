@@ -36,7 +36,7 @@ class GPTConfig:
     context_length: Size = setting(256, "tokens that the model reads at a time", common=True)
     n_layers: Size = setting(4, "blocks", common=True, le=10_000)
     dim: Size = setting(192, "width of the model", common=True)
-    n_heads: int = setting(4, "heads; 0: blocks without attention", common=True, ge=0)
+    n_heads: int = setting(2, "heads; 0: blocks without attention", common=True, ge=0)
     n_kv_heads: Size | None = setting(None, "key/value heads; null: n_heads", common=True, needs="n_heads")
     head_dim: Size | None = setting(None, "size of a head; null: dim / n_heads", needs="n_heads")
     mlp: Literal["relu", "gelu", "gelu_erf", "relu2", "swiglu", "none"] = setting(
@@ -56,6 +56,10 @@ class GPTConfig:
     qkv_bias: bool | None = setting(None, "biases in the projections of q, k and v; null: bias", needs="n_heads")
     qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k", common=True, needs="n_heads")
     tie_embeddings: bool = setting(True, "the head uses the matrix of the embedding", common=True)
+    embed_skip: bool = setting(True, "each block adds the embedding of the token to its input, times a learned factor")
+    value_embed: bool = setting(
+        True, "attention adds a second embedding of the token to its values, times learned factors", needs="n_heads"
+    )
     embd_dropout: Probability = setting(0.0, "dropout of the embeddings")
     attn_dropout: Probability = setting(0.0, "dropout of the attention weights", needs="n_heads")
     resid_dropout: Probability = setting(
@@ -129,6 +133,11 @@ class GPTConfig:
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
+    def value_embed_size(self) -> int:
+        """Columns of the value embedding, G * D; 0: there is none."""
+        return self.kv_heads * self.head_size * self.value_embed
+
+    @property
     def mlp_size(self) -> int:
         """Hidden width of the FFN; 0 without FFN."""
         if self.mlp == "none":
@@ -143,7 +152,7 @@ class GPTConfig:
         """Number of parameters of the model, without building it."""
         norm = self.dim * (1 + (self.norm == "layernorm" and self.bias))
         tables = self.vocab_size * (2 - self.tie_embeddings) + self.context_length * (self.pos == "learned")
-        block = 0
+        block = self.embed_skip + self.value_embed_size
         if self.n_heads:
             q_rows, kv_rows = self.n_heads * self.head_size, 2 * self.kv_heads * self.head_size
             qkv_bias = self.bias if self.qkv_bias is None else self.qkv_bias
@@ -152,7 +161,7 @@ class GPTConfig:
         if self.mlp != "none":
             matrices = self._mlp_matrices * self.mlp_size * self.dim
             block += norm + matrices + ((self._mlp_matrices - 1) * self.mlp_size + self.dim) * self.bias
-        return tables * self.dim + self.n_layers * block + norm
+        return tables * self.dim + self.vocab_size * self.value_embed_size + self.n_layers * block + norm
 
     def to_dict(self) -> dict:
         """Plain values for a checkpoint: GPTConfig(**config.to_dict()) == config."""

@@ -30,6 +30,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
+        self.embed_factor = nn.Parameter(torch.empty(1)) if config.embed_skip else None
+        size = config.value_embed_size
+        self.value_factor = nn.Parameter(torch.empty(size)) if size else None
         self.norm1 = self.attn = self.norm2 = self.mlp = None
         if config.n_heads > 0:
             self.norm1 = block_norm(config)
@@ -52,12 +55,26 @@ class Block(nn.Module):
             self.norm2 = block_norm(config)
             self.mlp = MLP(config.dim, config.mlp_size, kind=config.mlp, bias=config.bias, dropout=config.resid_dropout)
 
-    def forward(self, x: Tensor, *, last_only: bool = False, **options) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        embedding: Tensor | None = None,
+        value_embedding: Tensor | None = None,
+        last_only: bool = False,
+        **options,
+    ) -> Tensor:
         """x (B, T, C) -> (B, T, C), with `last_only` (B, 1, C).
 
         Args:
+            embedding: the input of the first block, (B, T, C); with `embed_skip`.
+            value_embedding: (B, T, G * D); with `value_embed`.
             last_only, **options: those of `MultiHeadAttention.forward`; not `need_weights`.
         """
+        if self.embed_factor is not None:
+            x = x + self.embed_factor * embedding
+        if self.value_factor is not None:
+            options["value_bias"] = self.value_factor * value_embedding
         out = x[:, -1:] if last_only else x
         if self.attn is not None and self.norm1 is not None:
             out = out + self.attn(self.norm1(x), last_only=last_only, **options)
@@ -88,6 +105,8 @@ class GPT(nn.Module):
         self.pos_embed = POSITIONS[config.pos](config)
         self.embd_dropout = nn.Dropout(config.embd_dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        size = config.value_embed_size
+        self.value_embed = nn.Embedding(config.vocab_size, size) if size else None
         self.norm = block_norm(config)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie_head()
@@ -173,11 +192,16 @@ class GPT(nn.Module):
         bias = self.pos_embed.bias(ids.shape[1], n_keys, start=cache_position)  # (H, T, S)
         if self.config.checkpoint_activations and torch.is_grad_enabled():  # the backward pass computes blocks again
             run_block = functools.partial(checkpoint, run_block, use_reentrant=False)
+        embedding, value_embedding = x, None if self.value_embed is None else self.value_embed(ids)  # (B, T, G * D)
+        if self.config.embed_skip:
+            x = x.clone()  # torch.compile makes another graph of a block that gets one tensor twice
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             x = run_block(
                 block,
                 x,
+                embedding=embedding,
+                value_embedding=value_embedding,
                 mask=mask,
                 bias=bias,
                 rope=rope,
@@ -218,13 +242,14 @@ class GPT(nn.Module):
         return KVCache(*sizes, dtype=weight.dtype, device=weight.device)
 
     def n_parameters(self, *, embeddings: bool = True) -> int:
-        """Number of parameters; with embeddings=False without the token table, position table and head (Kaplan et al.
-        2020).
+        """Number of parameters; with embeddings=False without the tables of tokens and positions, and without the head
+        (Kaplan et al. 2020).
         """
         total = sum(p.numel() for p in self.parameters())  # a tied head is counted once, as the embedding
         if embeddings:
             return total
-        tables = {*self.embed.parameters(), *self.pos_embed.parameters(), *self.head.parameters()}
+        modules = self.embed, self.value_embed, self.pos_embed, self.head
+        tables = {p for module in modules if module is not None for p in module.parameters()}  # a tied head counts once
         return total - sum(p.numel() for p in tables)
 
     def flops_per_token(self, *, masked: bool = False) -> int:

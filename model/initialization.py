@@ -22,11 +22,13 @@ def init_weights(model: nn.Module, config: GPTConfig, seed: bytes) -> None:
     |---------------------------------|-----------------------------------|---------------------------------|
     | embed                           | normal, std 1 (tied: 0.02)        | normal, std 0.02                |
     | pos_embed                       | normal, std 0.02                  | normal, std 0.02                |
+    | value_embed                     | normal, std 0.5                   | normal, std 0.5                 |
     | q, k, v; mlp up, gate           | uniform, std 0.5 / sqrt(C)        | normal, std 0.02                |
     | o_proj; mlp down                | 0: each block starts as identity  | normal, std 0.02 / sqrt(N)      |
     | head, untied                    | 0: the first loss is ln V         | normal, std 0.02                |
     | norm gains                      | 1                                 | 1                               |
     | biases                          | 0                                 | 0                               |
+    | embed_factor; value_factor      | 0.1; 0                            | 0.1; 0                          |
 
     N is the number of branches that add to the residual stream: 2 L, or L where blocks have no attention or no FFN.
     """
@@ -41,7 +43,7 @@ def init_parameter(p: Tensor, name: str, config: GPTConfig, seed: bytes) -> None
     zero_out, generator = config.init == "zero_out", stream(seed, name, p)
     part = name.split(".")[-2]
     if p.ndim < 2:
-        nn.init.constant_(p, 1.0 if name.endswith("weight") else 0.0)
+        nn.init.constant_(p, 0.1 if name.endswith("embed_factor") else 1.0 if name.endswith("weight") else 0.0)
     elif part in ("q_proj", "k_proj", "v_proj", "up", "gate") and zero_out:
         bound = 0.5 * (3 / config.dim) ** 0.5  # a uniform on +-b has std b / sqrt(3)
         nn.init.uniform_(p, -bound, bound, generator=generator)
@@ -50,6 +52,7 @@ def init_parameter(p: Tensor, name: str, config: GPTConfig, seed: bytes) -> None
             "embed": 1.0 if zero_out and not config.tie_embeddings else 0.02,
             "head": 0.0 if zero_out else 0.02,
             "pos_embed": 0.02,
+            "value_embed": 0.5,
             **dict.fromkeys(("q_proj", "k_proj", "v_proj", "up", "gate"), 0.02),
             **dict.fromkeys(("o_proj", "down"), 0.0 if zero_out else 0.02 / branches**0.5),
         }

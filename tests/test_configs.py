@@ -61,7 +61,7 @@ def test_presets_have_the_sizes_they_claim():
     def sizes(choice, vocab_size):
         return model(checked(choice, f"model.vocab_size={vocab_size}"))
 
-    assert sizes("model=nano", 4096).n_parameters() == 2_558_016
+    assert sizes("model=nano", 4096).n_parameters() == 3_345_604
     assert sizes("model=small", 4096).n_parameters(embeddings=False) == pytest.approx(10.6e6, rel=0.01)
     assert sizes("model=base", 4096).n_parameters(embeddings=False) == pytest.approx(12 * 12 * 768**2, rel=0.001)
     assert sizes("model=gpt2", 50257).n_parameters() == 124_439_808  # as published

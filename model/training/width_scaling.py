@@ -8,7 +8,7 @@ the outputs of the base model's; both are r, but for the heads, where they are H
 | parameter                  | AdamW's rate                                  | initial std or value     |
 |----------------------------|-----------------------------------------------|--------------------------|
 | matrix in a block          | / n; Muon: spectral norm * sqrt(m / n)        | / sqrt(n)                |
-| embed, pos_embed, head     | as the base                                   | as the base              |
+| embeddings, head, factors  | as the base                                   | as the base              |
 | last norm                  | / r                                           | / r                      |
 | q_norm; without it q_proj  | also * sqrt(base_head_dim / D)                | also the same            |
 | other norms, biases        | as the base                                   | as the base              |

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 WORDS_OF_NANOGPT = {"resume": "continue a run with resume=latest", "scratch": "leave it out"}
 HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and before a ckpt.pt of nanoGPT
-ROWS = ("embed.weight", "head.weight")  # of the vocabulary; with tied embeddings one tensor of two names
+ROWS = (
+    "embed.weight",
+    "head.weight",
+    "value_embed.weight",
+)  # of the vocabulary; with tied embeddings one tensor of two names
 
 
 def take_over(source: str, settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
@@ -166,7 +170,7 @@ def load_weights(lm: "LanguageModel", model: "GPT") -> str | None:
     state, n_ids = lm.model.state_dict(), lm.n_ids
     old, new = lm.model.embed.weight.shape[0], model.embed.weight.shape[0]
     if new > old:
-        for name in ROWS:
+        for name in state.keys() & ROWS:
             mean = state[name][:n_ids].mean(0, keepdim=True)  # (1, C)
             state[name] = torch.cat([state[name], mean.expand(new - old, -1)])  # (V, C)
     model.load_state_dict(state)

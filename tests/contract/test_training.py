@@ -45,7 +45,7 @@ def test_every_option_and_choice_of_model_and_optimizer_is_in_a_run(tmp_path):
             assert f"{key}={choice}" in used or choice in (default, "flex"), (key, choice)  # flex trains on GPUs only
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "alibi", "no attention"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "alibi", "no attention", "embeddings"])
 def test_parameters_and_flops_are_those_of_the_formulas(name, run_of, texts, tmp_path):
     c = yaml.safe_load((run_of(name) / "config.yaml").read_text("utf-8"))["model"]
     vocab, dim, layers, length, heads = 257, c["dim"], c["n_layers"], c["context_length"], c["n_heads"]
@@ -55,10 +55,12 @@ def test_parameters_and_flops_are_those_of_the_formulas(name, run_of, texts, tmp
     attention = norm + (2 * heads + 2 * groups) * size * dim + 2 * size * (c["qk_norm"] != "none")
     attention += (heads + 2 * groups) * size * bool(bias or c["qkv_bias"]) + dim * bias
     body = layers * (norm + matrices * dim * hidden + (hidden + dim) * bias + attention * bool(heads)) + norm
-    tables = vocab * (1 if c["tie_embeddings"] else 2) + length * (c["pos"] == "learned")
+    values = groups * size * c["value_embed"]
+    body += layers * (c["embed_skip"] + values)
+    tables = dim * vocab * (1 if c["tie_embeddings"] else 2) + dim * length * (c["pos"] == "learned") + vocab * values
     keys = sum(min(query + 1, c["window"] or length) for query in range(length)) / length  # of a query, on average
     flops = 6 * (body + vocab * dim) + 12 * layers * heads * size * keys  # forward and backward (PaLM, appendix B)
-    expected = {"parameters": body + tables * dim, "parameters_without_embeddings": body, "flops_per_token": flops}
+    expected = {"parameters": body + tables, "parameters_without_embeddings": body, "flops_per_token": flops}
     assert {key: summary(run_of(name))[key] for key in expected} == pytest.approx(expected, abs=0.5)
     plan = run("train", "plan=true", *merged(BASE, f"data.path={texts}", *RUNS[name].split()), cwd=tmp_path).succeeded()
     assert plan.out.startswith(f"{expected['parameters']:,.0f} parameters") and not (tmp_path / "outputs").exists()

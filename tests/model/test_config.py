@@ -22,7 +22,7 @@ NANO = GPTConfig(31, context_length=12, n_layers=1, dim=32)
 VALUES = {  # of each field: NANO's, values without an effect alone, and others
     **{name: tuple(choices) for name, choices in MODEL_CHOICES.items()},
     **{name: (0.0, 0.5) for name in ("embd_dropout", "attn_dropout", "resid_dropout")},
-    **{name: (False, True) for name in ("bias", "tie_embeddings", "causal")},
+    **{name: (False, True) for name in ("bias", "tie_embeddings", "embed_skip", "value_embed", "causal")},
     "vocab_size": (31, 32),
     "context_length": (12, 13),
     "n_layers": (1, 2),
@@ -102,9 +102,9 @@ def test_the_choices_are_the_rows_of_the_tables():
     ("choices", "sizes"),
     [
         ({"dim": 128, "n_heads": 2, "n_kv_heads": 1, "mlp": "swiglu"}, (64, 1, 341)),  # 2/3 of 512
-        ({"dim": 128, "mlp": "swiglu", "mlp_hidden": 100, "mlp_ratio": 1e-9}, (32, 4, 100)),
+        ({"dim": 128, "n_heads": 4, "mlp": "swiglu", "mlp_hidden": 100, "mlp_ratio": 1e-9}, (32, 4, 100)),
         ({"dim": 33, "n_heads": 0}, (0, 0, 132)),  # without heads nothing has to divide the width, or be even
-        ({"dim": 36, "pos": "alibi", "mlp": "none", "mlp_hidden": 100}, (9, 4, 0)),
+        ({"dim": 36, "n_heads": 4, "pos": "alibi", "mlp": "none", "mlp_hidden": 100}, (9, 4, 0)),
     ],
 )
 def test_derived_sizes(choices, sizes):

@@ -19,7 +19,7 @@ from tril.model.masks import document_options
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
 PARTS = {name: st.sampled_from(values) for name, values in MODEL_CHOICES.items() if name not in ("backend", "mlp")}
 PARTS |= {
-    **{name: st.booleans() for name in ("bias", "tie_embeddings")},
+    **{name: st.booleans() for name in ("bias", "tie_embeddings", "embed_skip", "value_embed")},
     "mlp": st.sampled_from(["relu", "swiglu"]),  # each kind has its formula in test_layers.py
     "n_kv_heads": st.sampled_from([None, 1, 2]),
     "window": st.sampled_from([None, 3]),
@@ -87,6 +87,7 @@ def test_every_dropout_acts_in_training_only(dropout):
 
 
 QKV_UP_GATE, RESIDUAL, TABLES = r"(q_proj|k_proj|v_proj|up|gate)\.weight$", r"(o_proj|down)\.weight$", "^(pos_)?embed"
+INITIAL = {"weight": 1.0, "bias": 0.0, "embed_factor": 0.1, "value_factor": 0.0}  # of vectors
 EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
     ("zero_out", False): {QKV_UP_GATE: 0.5 / 8, RESIDUAL: 0.0, "^pos_embed": 0.02, "^embed": 1.0, "^head": 0.0},
     ("zero_out", True): {QKV_UP_GATE: 0.5 / 8, RESIDUAL: 0.0, TABLES: 0.02},
@@ -96,14 +97,22 @@ EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
 
 @pytest.mark.parametrize(("init", "tied"), EXPECTED_STD)
 def test_initialization_follows_its_table(init, tied):
-    parts = {"mlp": "swiglu", "norm": "layernorm", "pos": "learned", "bias": True}
+    parts = {
+        "mlp": "swiglu",
+        "norm": "layernorm",
+        "pos": "learned",
+        "bias": True,
+        "embed_skip": True,
+        "value_embed": True,
+    }
     model = GPT(GPTConfig(200, dim=64, n_layers=2, init=init, tie_embeddings=tied, **parts))
     assert (model.head.weight is model.embed.weight) == tied
     for name, p in model.named_parameters():
         if p.ndim == 1:
-            assert (p == (0.0 if name.endswith("bias") else 1.0)).all(), name
+            assert (p == INITIAL[name.split(".")[-1]]).all(), name
             continue
-        std = next(std for pattern, std in EXPECTED_STD[init, tied].items() if re.search(pattern, name))
+        expected = EXPECTED_STD[init, tied] | {"^value_embed": 0.5}
+        std = next(std for pattern, std in expected.items() if re.search(pattern, name))
         # five standard errors of a normal sample's deviation and of its mean
         assert abs(p.std().item() - std) <= 5 * std / math.sqrt(2 * p.numel()), name
         assert abs(p.mean().item()) <= 5 * std / math.sqrt(p.numel()), name

@@ -23,6 +23,7 @@ from tril.model.interop.gguf_file import write_gguf
 from tril.model.interop.hf import WEIGHTS, read_hf
 from tril.model.interop.hf_export import check_equal, write_hf
 
+PLAIN = {"embed_skip": False, "value_embed": False}  # no class of transformers has these parts
 LLAMA = {"mlp": "swiglu", "qk_norm": "none"}
 OURS = {  # more models, of tiny_gpt
     "GPT2LMHeadModel": {"pos": "learned", "norm": "layernorm", "bias": True, "qk_norm": "none", "mlp_hidden": 20},
@@ -33,7 +34,7 @@ NORM = "model.layers.1.input_layernorm.weight"
 
 
 def language_model(**choices):
-    return LanguageModel(tiny_gpt(vocab_size=264, **choices), byte_tokenizer(), EOT)
+    return LanguageModel(tiny_gpt(vocab_size=264, **PLAIN | choices), byte_tokenizer(), EOT)
 
 
 @pytest.fixture
@@ -96,11 +97,17 @@ def test_a_model_of_ours_is_the_same_in_transformers_and_generates_no_row_withou
 
 def test_every_field_is_written_or_refused():
     """A field of GPTConfig that changes the logits may not get lost: each one alone, changed, shows in config.json."""
-    base = GPTConfig(vocab_size=31, context_length=12, dim=32, n_heads=4, mlp="swiglu", window=4)
+    base = GPTConfig(vocab_size=31, context_length=12, dim=32, n_heads=4, mlp="swiglu", window=4, **PLAIN)
     changed = {"vocab_size": 32, "context_length": 13, "n_layers": 5, "dim": 64, "n_heads": 2, "n_kv_heads": 2}
     changed |= {"head_dim": 10, "mlp": "relu", "mlp_ratio": 3.0, "mlp_hidden": 20, "norm": "layernorm", "norm_eps": 0.1}
     changed |= {"pos": "none", "rope_base": 50.0, "bias": True, "qkv_bias": True, "qk_norm": "none", "window": 5}
-    changed |= {"tie_embeddings": False, "causal": False, "logit_softcap": 30.0}
+    changed |= {
+        "tie_embeddings": False,
+        "causal": False,
+        "logit_softcap": 30.0,
+        "embed_skip": True,
+        "value_embed": True,
+    }
     unseen = {"init", "backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout"}
     assert changed.keys() | unseen == GPTConfig.__dataclass_fields__.keys()
     for field, value in (*changed.items(), ("pos", "alibi"), ("mlp", "none"), ("qk_norm", "layernorm")):
@@ -111,7 +118,7 @@ def test_every_field_is_written_or_refused():
             assert f"model.{field}={value}".lower() in str(error) and " must be " in str(error)
     for values in ({"window": 4}, {"logit_softcap": 3.0}, {"bias": False}, {"n_kv_heads": 2}, {"head_dim": 10}):
         with pytest.raises(ValueError, match=f"GPT2LMHeadModel cannot express the model: model.{min(values)}="):
-            write_config(GPTConfig(vocab_size=31, dim=32, n_heads=4, **OURS["GPT2LMHeadModel"] | values))
+            write_config(GPTConfig(vocab_size=31, dim=32, n_heads=4, **PLAIN, **OURS["GPT2LMHeadModel"] | values))
 
 
 @pytest.mark.parametrize("change", [lambda w: w[NORM].view(-1)[3:4].add_(0.01), lambda w: w[NORM].fill_(torch.nan)])

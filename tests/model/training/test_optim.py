@@ -98,7 +98,7 @@ def test_each_group_follows_its_own_rule():
     config = OptimConfig(lr=0.005, muon_lr=0.02, momentum=0.95, weight_decay=0.1, muon_weight_decay=0.2)
     optimizer = build_optimizer(mine, config, "bf16-mixed")  # torch's Muon is in bf16 on every machine
     blocks = [p for p in reference.blocks.parameters() if p.ndim == 2]
-    tables = [reference.embed.weight, reference.pos_embed.weight, reference.head.weight]
+    tables = [p for name, p in reference.named_parameters() if "blocks." not in name and p.ndim == 2]
     adamw = {"lr": 0.005, "betas": (0.9, 0.95), "fused": True}
     oracles = [
         torch.optim.Muon(blocks, lr=0.02, weight_decay=0.2),
@@ -124,7 +124,8 @@ def test_each_parameter_is_in_one_group_and_frozen_ones_are_in_none(tied):
     names = {id(p): name for name, p in model.named_parameters()}
     found = {group["name"]: {names[id(p)] for p in group["params"]} for group in param_groups(model, OptimConfig())}
     assert found["muon"] == {f"blocks.0.{name}.weight" for name in MATRICES}
-    assert found["decay"] == {"embed.weight", "pos_embed.weight"} | ({"head.weight"} if not tied else set())
+    tables = {"embed.weight", "pos_embed.weight", "value_embed.weight"}
+    assert found["decay"] == tables | ({"head.weight"} if not tied else set())
     assert found["no_decay"] == {name for name, p in model.named_parameters() if p.ndim == 1 and p.requires_grad}
     assert [group["name"] for group in param_groups(model, OptimConfig(kind="adamw"))] == ["decay", "no_decay"]
 

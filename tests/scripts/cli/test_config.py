@@ -34,7 +34,7 @@ def test_the_defaults_and_the_help_of_a_run_are_those_of_the_fields(tmp_path):
     text = call(train.main, "--help=all", cwd=tmp_path).stdout
     assert text == call(train.main, "--help=all", "seed=0", cwd=tmp_path).stdout  # the latter composes with Hydra
     short = call(train.main, *on, "--help", cwd=tmp_path).stdout
-    assert "  model.n_heads=4 " in short and "model.norm_eps" not in short and "--help=all lists all" in short
+    assert "  model.n_heads=2 " in short and "model.norm_eps" not in short and "--help=all lists all" in short
 
 
 @pytest.mark.parametrize(

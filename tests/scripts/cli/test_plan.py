@@ -17,7 +17,14 @@ from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.plan import gpu_rows, step_memory
 
 TINY = ("model.n_layers=3", "model.dim=64", "model.n_heads=4", "model.context_length=64", "model.vocab_size=300")
-TINY += ("data.batch_size=4", "trainer.accelerator=cpu", "trainer.precision=32-true", "trainer.max_steps=10")
+TINY += (
+    "model.embed_skip=false",
+    "model.value_embed=false",
+    "data.batch_size=4",
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "trainer.max_steps=10",
+)
 LLAMA = ("model.n_kv_heads=2", "model.mlp=swiglu", "model.tie_embeddings=false", "model.backend=explicit")
 GPT2 = ("model.pos=learned", "model.bias=true", "model.mlp=gelu", "model.resid_dropout=0.1", "optim=adamw")
 MATRICES, PARAMETERS = 3 * 12 * 64 * 64, 3 * 12 * 64 * 64 + 300 * 64 + 3 * (2 * 64 + 2 * 16) + 64
