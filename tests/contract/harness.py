@@ -111,10 +111,13 @@ def train_run(*settings: object, cwd: Path, base: Sequence = BARE, **options) ->
 def merged(base: Sequence, *overrides: object) -> list[str]:
     """The settings, of each key the last one; `~a.b` goes if a.b or a part of it is set again.
 
-    The size of a tokenizer goes if its kind is set.
+    The size of a tokenizer goes if its kind is set. `-a.b` leaves out the setting a.b of the base.
     """
     settings = {}
     for setting in (*base, *map(str, overrides)):
+        if setting.startswith("-"):
+            del settings[setting[1:]]
+            continue
         key = setting.partition("=")[0].lstrip("+")
         settings.pop(f"~{key.rpartition('.')[0]}", None)
         settings.pop(f"~{key}", None)

@@ -23,7 +23,7 @@ def lm(request, run_of):
     """A model with random matrices, because after a short training it predicts the same after every text."""
     settings = getattr(request, "param", MODELS[0]).split()
     lm = load(run_of(*settings, "trainer.max_steps=2", "trainer.val_check_interval=2"), device="cpu")
-    torch.manual_seed(13)
+    torch.manual_seed(16)
     for matrix in (parameter for parameter in lm.model.parameters() if parameter.dim() > 1):
         matrix.data.normal_(0, 0.5)
     return lm
