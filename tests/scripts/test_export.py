@@ -27,7 +27,7 @@ STEPS += ("trainer.accelerator=cpu", "trainer.precision=32-true", "optim.schedul
 @pytest.fixture
 def checkpoint(tmp_path):
     path = tmp_path / "runs" / "model.ckpt"
-    model = tiny_gpt(vocab_size=264, mlp="swiglu", qk_norm="none")
+    model = tiny_gpt(vocab_size=264, mlp="swiglu", qk_norm="none", embed_skip=False, value_embed=False)
     save(path, LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
     return path
 
