@@ -27,7 +27,7 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.cli.plan.print_plan"),
     "certify": ("model.causality.certificate.certify_model",),
     "evaluate": (
-        *("model.evaluation.subject.evaluate_texts", "model.evaluation.token_costs.token_costs"),
+        *("scripts.evaluate.evaluated_texts", "model.evaluation.token_costs.token_costs"),
         *("model.evaluation.pairs.score_pairs", "model.evaluation.task_model.run_tasks"),
     ),
     "export": ("model.interop.hf_export.export_hf", "model.interop.gguf_file.write_gguf"),
@@ -35,7 +35,7 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "play": ("scripts.playground.server.create_server",),
     "referee": ("scripts.experiments.referee.judge",),
     "report": ("scripts.experiments.report.losses_of",),
-    "sample": ("model.generation.language_model.LanguageModel.samples",),
+    "sample": ("model.checkpoint.load",),
 }
 STANDS_FOR = {  # words of commands: what they are here
     "hf=my-model": "hf=FOLDER",

@@ -98,45 +98,29 @@ def test_labels_name_keys_by_their_last_component_if_it_is_unique(tmp_path):
     ]
 
 
+HEADS_AND_WINDOW = ["model.n_heads", "model.window"]
 GRID = {(heads, window): {0: 3.0} for heads in (1, 4) for window in (8, None)}
 
 
-@pytest.mark.parametrize(
-    "asked, label",
-    [
-        (None, "n_heads=4, window=null"),
-        ("model.n_heads=1", "n_heads=1, window=null"),  # the other key as without the sweep
-        ("window=8", "n_heads=4, window=8"),
-        (" n_heads=1, model.window=8 ", "n_heads=1, window=8"),
-        ("n_heads=1, window=null", "n_heads=1, window=null"),
-    ],
-)
-def test_the_baseline_is_chosen_by_values_or_label(tmp_path, asked, label):
-    folder = write_sweep(tmp_path, ["model.n_heads", "model.window"], GRID, baseline=(4, None))
-    assert read_sweep(folder, asked).baseline.label == label
-
-
-@pytest.mark.parametrize("asked", ["n_heads=2", "heads=4", "4", "", "n_heads=1,lr=3"])
-def test_unknown_baseline_is_refused_with_the_labels(tmp_path, asked):
-    folder = write_sweep(tmp_path, ["model.n_heads", "model.window"], GRID)
-    with pytest.raises(ValueError, match="^baseline=") as error:
-        read_sweep(folder, asked)
-    every = "n_heads=1, window=8; n_heads=1, window=null; n_heads=4, window=8; n_heads=4, window=null"
-    assert str(error.value) == f"baseline={asked} is not a variant; choose one of: {every}"
-
-
-def test_variant_that_agrees_most_with_the_defaults_is_the_baseline(tmp_path):
-    folder = write_sweep(tmp_path, ["model.n_heads", "model.window"], GRID, baseline=(2, None))
-    assert read_sweep(folder).baseline.label == "n_heads=1, window=null"
-    with pytest.raises(ValueError, match="baseline=window=32 is not a variant"):
-        read_sweep(folder, "window=32")
-    write_run(tmp_path / "runs" / "a", 3.0, config={"model.n_heads": 1, "model.dim": 2}, seed=0)
-    write_run(tmp_path / "runs" / "b", 3.0, config={"model.n_heads": 1, "model.dim": 3}, seed=0)
-    write_run(tmp_path / "runs" / "c", 3.0, config={"model.n_heads": 2, "model.dim": 3}, seed=0)
-    with pytest.raises(
-        ValueError,
-        match="baseline=n_heads=1 matches several variants; choose one of: n_heads=1, dim=2; n_heads=1, dim=3$",
+def test_the_baseline_is_chosen_by_values_or_label_or_is_the_variant_that_agrees_most_with_the_defaults(tmp_path):
+    four, two = (write_sweep(tmp_path / f"{heads}", HEADS_AND_WINDOW, GRID, baseline=(heads, None)) for heads in (4, 2))
+    for folder, asked, label in (
+        (four, None, "n_heads=4, window=null"),
+        (four, "model.n_heads=1", "n_heads=1, window=null"),  # the other key as without the sweep
+        (four, "window=8", "n_heads=4, window=8"),
+        (four, " n_heads=1, model.window=8 ", "n_heads=1, window=8"),
+        (two, None, "n_heads=1, window=null"),
     ):
+        assert read_sweep(folder, asked).baseline.label == label
+    every = "n_heads=1, window=8; n_heads=1, window=null; n_heads=4, window=8; n_heads=4, window=null"
+    for asked in ("n_heads=2", "heads=4", "", "n_heads=1,lr=3"):
+        with pytest.raises(ValueError, match=f"baseline={asked} is not a variant; choose one of: {every}"):
+            read_sweep(four, asked)
+    for name, values in (("a", (1, 2)), ("b", (1, 3)), ("c", (2, 3))):
+        config = dict(zip(("model.n_heads", "model.dim"), values, strict=True))
+        write_run(tmp_path / "runs" / name, 3.0, config=config, seed=0)
+    several = "baseline=n_heads=1 matches several variants; choose one of: n_heads=1, dim=2; n_heads=1, dim=3$"
+    with pytest.raises(ValueError, match=several):
         read_sweep(tmp_path / "runs", "n_heads=1")
 
 
