@@ -72,8 +72,10 @@ class Block(nn.Module):
             last_only, **options: those of `MultiHeadAttention.forward`; not `need_weights`.
         """
         if self.embed_factor is not None:
+            assert embedding is not None
             x = x + self.embed_factor * embedding
         if self.value_factor is not None:
+            assert value_embedding is not None
             options["value_bias"] = self.value_factor * value_embedding
         out = x[:, -1:] if last_only else x
         if self.attn is not None and self.norm1 is not None:

@@ -228,7 +228,7 @@ def read_config(kind: str, values: Mapping[str, Any]) -> GPTConfig:
     for name in ROPE:
         rope = values.get(name) or {}
         values |= rope if isinstance(rope, dict) else {"rope_type": rope}
-    fields = architecture.fixed | NO_EMBEDDINGS
+    fields: dict[str, Any] = architecture.fixed | NO_EMBEDDINGS
     for key in (*architecture.keys, *CUSTOM):
         value = values.get(key.name, key.default)
         if key.default is REQUIRED and value in (REQUIRED, None):
