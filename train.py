@@ -115,7 +115,6 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
 if __name__ == "__main__":
     main()
 else:  # `from tril import train` gives this module
-    from tril.model.callable_module import make_callable
-    from tril.scripts.cli.api import python_api
+    from tril.scripts.cli.api import make_api
 
-    make_callable(__name__, python_api(train))
+    make_api(__name__, train)

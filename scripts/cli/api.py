@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 
+from tril.model.callable_module import make_callable
 from tril.model.runs import Run
 from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.errors import UserError
@@ -16,8 +17,8 @@ from tril.scripts.cli.process import StoppedError, stop_on_signals
 LOGGERS = ("lightning.pytorch", "lightning.fabric")  # whose level a run sets
 
 
-def python_api(task: Callable[..., Run]) -> Callable[..., Run]:
-    """The function that a call of the module `tril.train` calls; `task` trains."""
+def make_api(name: str, task: Callable[..., Run]) -> None:
+    """Makes the module `name`, tril.train, a function of settings; `task` trains."""
 
     def train(*settings: str) -> Run:
         """Trains a model in this process, as `python train.py SETTINGS` does: train("model=nano", "seed=1").
@@ -52,7 +53,7 @@ def python_api(task: Callable[..., Run]) -> Callable[..., Run]:
                 signal.raise_signal(signum)  # to the handler that it has without the run
             raise KeyboardInterrupt(stopped.describe(f'train("resume={stopped.folder}")')) from None
 
-    return train
+    make_callable(name, train)
 
 
 @contextlib.contextmanager
