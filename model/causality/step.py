@@ -105,15 +105,15 @@ def check_float32(step: Step, *, with_ways: bool) -> Iterator[Result | str]:
         with_ways: also that decoding, other lengths and packed documents give the outputs of a full pass, which is so
             for a causal model.
     """
-    gpt, length, options = step.gpt.eval(), step.gpt.config.context_length, {}
+    gpt, length = step.gpt.eval(), step.gpt.config.context_length
     checker, text = step.begin(step.model(), "model precision=32-true", 0, repeat=False)
     targets = torch.randint(gpt.config.vocab_size, text.ids.shape, generator=checker.generator)
     ids, targets = text.ids.to(checker.model.device), targets.to(checker.model.device)
     options = document_options(ids, step.document_eot)
     of_targets = model_of_targets(checker.model, step.plain_losses, ids, targets)
+    documents = replace(checker.model, call=lambda gpt, ids: gpt(ids, **options))
     for training in (False, True):
         gpt.train(training)
-        documents = replace(checker.model, call=lambda gpt, ids: gpt(ids, **options))
         logits = documents(ids) if training or options else text.outputs
         yield check_logits(of_targets, targets, logits, f"loss mode={'training' if training else 'evaluation'}")
     if with_ways and 2 * gpt.n_parameters() * length <= MAX_FLOPS:
