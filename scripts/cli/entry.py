@@ -1,7 +1,7 @@
 """How a program starts. A script declares its settings as fields of a class, and its main function gets them:
 
-@entry(Program("sample", SampleCommand))
-def main(line: CommandLine[SampleCommand]) -> None:
+@entry(Program("sample", SampleConfig))
+def main(line: CommandLine[SampleConfig]) -> None:
     print(line.own.temperature)
 """
 

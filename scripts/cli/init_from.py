@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 WORDS_OF_NANOGPT = {"resume": "continue a run with resume=latest", "scratch": "leave it out"}
 HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and before a ckpt.pt of nanoGPT
-ROWS = (
-    "embed.weight",
-    "head.weight",
-    "value_embed.weight",
-)  # of the vocabulary; with tied embeddings one tensor of two names
+# Of the vocabulary; with tied embeddings, the first two are one tensor of two names.
+ROWS = ("embed.weight", "head.weight", "value_embed.weight")
 
 
 def take_over(source: str, settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
