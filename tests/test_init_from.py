@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import assert_refused, tiny_gpt
+from tests.conftest import assert_close, assert_refused, tiny_gpt
 from tests.model.interop.folders import folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
 from tests.model.tokenizers import EOT, byte_tokenizer
@@ -17,6 +17,7 @@ from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf import download, is_hub_name, read_hf
 from tril.scripts.cli.compose import compose
 from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.init_from import load_weights
 from tril.scripts.cli.start import find_start
 
 RUN = [  # without keys of the model and the tokenizer, which are the source's
@@ -94,6 +95,15 @@ def test_equal_values_in_another_form_are_accepted(source, text):
     assert settings["model"] == load(source).config.to_dict() | {"backend": "explicit"}
     with pytest.raises(UserError, match="model.head_dim=16 must be null"):
         start(*keys, "model.head_dim=16")
+
+
+def test_new_rows_of_each_table_of_tokens_are_the_mean_of_the_rows_that_tokens_have():
+    lm, larger = LanguageModel(tiny_gpt(vocab_size=264), byte_tokenizer(), EOT), tiny_gpt(vocab_size=270)
+    assert "6 new rows are the mean of the 257 rows of tokens" in str(load_weights(lm, larger))
+    for name in ("embed", "value_embed", "head"):
+        old, new = (getattr(model, name).weight for model in (lm.model, larger))
+        assert torch.equal(new[:264], old), name
+        assert_close(new[264:], old[:257].mean(0).expand(6, -1))
 
 
 REFUSED = [
