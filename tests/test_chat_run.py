@@ -79,7 +79,7 @@ def test_losses_bytes_and_conversations_of_a_run(tmp_path, chats, limit):
         refused = call(main, "ckpt=run", "device=cpu", cwd=tmp_path, TRIL_CACHE=str(tmp_path / "cache"))
         assert_refused(refused, "was trained on the answers of conversations")
     refused = call(evaluate.main, "ckpt=run", "data=files", "data.format=chat", "data.path=val.jsonl", cwd=tmp_path)
-    assert_refused(refused, "data.format=chat has no effect on whole texts")
+    assert_refused(refused, "data.format=chat has no effect on evaluate")
 
 
 @pytest.fixture
