@@ -48,6 +48,10 @@ class Typed:
         """The value of a key as typed, the last one; None: it was not typed."""
         return next((each.value for each in reversed(self.overrides) if each.key == key), None)
 
+    def chooses(self, group: str) -> bool:
+        """Whether a group, or a setting of it, was typed."""
+        return any(f"{each.key}.".startswith(f"{group}.") for each in self)
+
     def covers(self, key: str) -> bool:
         """Whether a setting was typed, alone or with its group."""
         return any(f"{key}.".startswith(f"{each.key}.") for each in self)
@@ -110,7 +114,7 @@ class Program:
             first, _, rest = each.key.partition(".")
             is_open = first in OPEN and rest and self.of_a_run  # callbacks.mine._target_ adds one
             adds = is_open and rest.partition(".")[0] not in GROUPS[first].__pydantic_fields__
-            of_hydra = re.match(r"hydra[./]", each.key)
+            of_hydra = self.of_a_run and re.match(r"hydra[./]", each.key)
             of_ablation = "ablation" in typed and not rest  # its yaml file may add settings
             if not (each.key in self.names or of_hydra or adds or of_ablation):
                 raise UserError(unknown_setting(each.key, self.names))

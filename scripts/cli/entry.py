@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 
 from tril.scripts.cli.command_line import PROGRAMS, CommandLine, Program, Typed
+from tril.scripts.cli.compose import compose
 from tril.scripts.cli.errors import MEANT, UserError, fail
 
 HELP, GRID = ("-h", "--help", "--help=all"), ("-m", "--multirun")
@@ -64,10 +65,10 @@ def run(program: Program, task: Callable[[CommandLine], object], grid: Callable 
         if "=" not in word and not word.startswith("~"):
             recipe = ", and a recipe is experiment=NAME" if word.endswith((".py", ".yaml")) else ""
             raise UserError(f"cannot read {word!r}; settings are written key=value{recipe}")
-    from tril.scripts.cli.compose import compose, run_grid  # Hydra's import takes longer than the help
-
     if not any(word in GRID for word in arguments):
         return task(compose(program.name, Typed.of(words)))
     if grid is None:
         raise UserError(f"-m starts a grid of training runs, which {program.name} cannot; leave it out")
+    from tril.scripts.cli.hydra_config import run_grid
+
     return run_grid(program, Typed.of(words), grid)

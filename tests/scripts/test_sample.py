@@ -21,7 +21,7 @@ from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.compose import compose_values
 
 SCRIPT = Path(sample.__file__)
-HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")
+HEAVY = ("hydra", "lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo")
 # Runs the script and prints which of these packages it imported.
 WATCHED = f"""
 import atexit, runpy, sys

@@ -1,6 +1,8 @@
 """The settings of a run, each declared once; what follows from a text; and how numbers and tables are printed."""
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from tests.calls import call
 from tests.conftest import assert_refused
@@ -9,9 +11,10 @@ from tril import train
 from tril.data.settings import plain
 from tril.model.formats import clock, engineering, markdown_table, plain_table, plural, to_seconds
 from tril.scripts.cli.command_line import PROGRAMS, Typed
-from tril.scripts.cli.compose import compose, overrides
+from tril.scripts.cli.compose import compose, read_value
 from tril.scripts.cli.config import RunConfig, flatten, known_settings
 from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.hydra_config import overrides, quoted
 
 OF_A_TEXT = {key for key in known_settings() if key.startswith("data.")}
 
@@ -69,6 +72,24 @@ def test_callbacks_are_on_off_and_added_and_texts_are_as_typed():
         assert checked(f"callbacks.samples.prompt={text}").callbacks.samples.prompt == text
     words = Typed.of(["+trainer.max_steps=3", "~callbacks.samples", "model=small"])
     assert overrides(PROGRAMS["train"], words) == ["++trainer.max_steps=3", "~callbacks.samples", "model=small"]
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_value_of_a_command_without_groups_is_read_as_hydra_reads_it(is_text):
+    parser = OverridesParser.create()
+    values = ["null", "3", "-3", "1_000", "1.", ".5", "1e-3", "inf", "TRUE", "false", " 5 ", "0x10", "", "a b", "a\\n"]
+    values += ["[]", "[a,b]", "[ a , 'b,c' ]", "[1,2.5,null,true]", "[a,'']", r"['a\'b',c]", r"'a\nb'", r"'a\\'"]
+    values += ['"x"', r"'a\\\'b'", "[[a],b]", "[a,]", "[x=1]"]
+    for value in values + ["it's (a", "{a: 1}", "'", "print('x"] * is_text:
+        try:
+            expected = parser.parse_override(f"k={quoted(value) if is_text else value}").value()
+        except HydraException:
+            expected = UserError
+        try:
+            found = read_value(value, is_text=is_text)
+        except UserError:
+            found = UserError
+        assert (type(found), found) == (type(expected), expected) or value == "[[a],b]" and found is UserError, value
 
 
 def test_the_text_decides_the_vocabulary():
