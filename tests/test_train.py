@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def state(folder, name="last"):
     return read_state(folder / "checkpoints" / f"{name}.ckpt")
 
 
-def test_the_files_of_a_run(configure, tmp_path, monkeypatch):
+def test_the_files_of_a_run(configure, tmp_path, monkeypatch, capsys):
     config = configure()
     monkeypatch.setattr(DRAWN_BY, plot_losses)
     run = train_typed(config)
@@ -32,7 +33,11 @@ def test_the_files_of_a_run(configure, tmp_path, monkeypatch):
     assert (summary["steps"], summary["tokens"], summary["causality"]) == (8, 8 * 4 * 32, "certified")
     assert summary["parameters"] == load(folder).model.n_parameters()
     assert Image.open(folder / "loss.png").width == 900 and (folder / "config.yaml").exists()
-    assert (folder / "samples.txt").read_text(encoding="utf-8").count("--- sample at step") == 2
+    samples = (folder / "samples.txt").read_text(encoding="utf-8")
+    assert samples.count("--- sample at step") == 2
+    printed = re.findall(r"--- sample (\d) of 3 ---\n(.*)\n", capsys.readouterr().out)  # of the last step alone
+    assert [number for number, _ in printed] == ["1", "2", "3"] and len({text for _, text in printed}) > 1
+    assert samples.endswith(f"--- sample at step 8 ---\n{printed[0][1]}\n")
     certificate = state(folder, "best")["tril"]["certificate"]
     assert certificate["passed"] and certificate["certified_at_step"] == 8 and len(certificate.pop("of")) == 64
     assert certificate == {key: json.loads((folder / "causality.json").read_text())[key] for key in certificate}

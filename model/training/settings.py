@@ -162,13 +162,13 @@ class ProgressConfig:
 
 @dataclass(frozen=True, config=strict_settings("callbacks.samples"))
 class SamplesConfig:
-    """A text after each validation."""
+    """A text after each validation, in samples.txt; three on the screen at the end."""
 
     # prompt=1 is parsed as a number
     prompt: Annotated[Prompt | None, BeforeValidator(lambda x: str(x) if isinstance(x, int | float) else x)] = setting(
         None, 'null: one that suits the text; "": start a new document', common=True
     )
-    max_new_tokens: Count = setting(100, "length of the sample")
+    max_new_tokens: Count = setting(64, "length of the sample")
     temperature: Finite = setting(0.8, "0: always the most probable token", ge=0)
 
 

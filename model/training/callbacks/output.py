@@ -18,6 +18,7 @@ from tril.model.training.module import TrainingModule
 from tril.model.training.settings import ProgressConfig, SamplesConfig
 
 HEAD_SCORES = ("entropy", "first")  # of `tril.model.heads.scores.SCORES`
+PRINTED = 3  # samples at the end of a run
 HEAD_WINDOWS = 2  # validation windows in which heads are scored
 
 
@@ -68,11 +69,10 @@ def figures(row: Mapping[str, Any], prefix: str) -> str:
 
 
 class Samples(Callback):
-    """Prints a short text after every validation and appends it to `folder`/samples.txt."""
+    """Appends a short text to `folder`/samples.txt after every validation, and prints three at the end of the run."""
 
     def __init__(self, config: SamplesConfig, folder: str | Path, seed: int) -> None:
-        self.path, self.config, self.prompt = Path(folder) / "samples.txt", config, ""
-        self.options = {"max_new_tokens": config.max_new_tokens, "temperature": config.temperature, "seed": seed}
+        self.path, self.config, self.prompt, self.seed = Path(folder) / "samples.txt", config, "", seed
         self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
@@ -96,14 +96,18 @@ class Samples(Callback):
         lm = pl_module.language_model()  # gathers a sharded model
         if lm is None or not trainer.is_global_zero:
             return
-        text = lm.generate(self.prompt, **self.options)
-        assert isinstance(text, str)  # of one prompt
-        log_sample(trainer, self.prompt, text)
-        text = f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n"
-        with self.path.open("ab") as file:
-            file.write(text.encode())
-            self._size = file.tell()
-        tqdm.write(text)
+        is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
+        options = {"max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
+        for i in range(PRINTED if is_last else 1):
+            text = lm.generate(self.prompt, seed=(self.seed + i) % 2**64, **options)
+            assert isinstance(text, str)  # of one prompt
+            if i == 0:
+                log_sample(trainer, self.prompt, text)
+                with self.path.open("ab") as file:
+                    file.write(f"--- sample at step {trainer.global_step} ---\n{self.prompt}{text}\n".encode())
+                    self._size = file.tell()
+            if is_last:
+                tqdm.write(f"--- sample {i + 1} of {PRINTED} ---\n{self.prompt}{text}\n")
 
     def state_dict(self) -> dict[str, int]:
         return {"size": self._size}
