@@ -1,170 +1,144 @@
-"""Writes the folders of sweeps and runs as training leaves them, without training."""
+"""Folders of runs and sweeps as training leaves them, and a stand-in for the processes that train."""
 
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import yaml
 
+from tests.calls import call
+from tests.runs import TINY
+from tril import train
+from tril.model.atomic_files import write_json
 from tril.scripts.experiments.sweep import Sweep, read_sweep
 
-BYTES_PER_TOKEN = 3.0
-TOKENS_PER_STEP = 64
-STEPS, EVERY = 100, 25  # length of a run and steps between two validations
-
-Losses = np.ndarray | float | str  # of each window (n,), of all windows, or the state of an unfinished run
-
-
-SEEDS = (0, 1, 2)
-ONE, FOUR = (3.10, 3.16, 3.12), (3.00, 3.02, 3.07)
-HEADS = {(1,): dict(zip(SEEDS, ONE, strict=True)), (4,): dict(zip(SEEDS, FOUR, strict=True))}
-
-
-def sweep_of(folder, losses=HEADS, keys=("model.n_heads",), baseline=(4,), **options) -> Sweep:
-    """A sweep that is written and read again, by default of two variants with three seeds."""
-    return read_sweep(write_sweep(folder / "sweep", keys, losses, baseline=baseline, **options))
-
-
-def write_sweep(
-    folder: Path,
-    keys: Sequence[str],
-    losses: Mapping[tuple, Mapping[int, Losses]],
-    *,
-    baseline: tuple | None = None,
-    context_length: int | Mapping[tuple, int] = 32,
-    summary: Mapping[tuple, Mapping[str, object]] | None = None,
-) -> Path:
-    """Writes sweep.json and one folder for each run, and returns `folder`.
-
-    For example write_sweep(path, ["model.n_heads"], {(1,): {0: 3.1}, (4,): {0: 3.0, 1: "failed"}}, baseline=(4,))
-
-    Args:
-        folder: of the sweep.
-        keys: the swept keys, dotted, such as ("model.n_heads",).
-        losses: values of the keys -> seed -> final losses in nats per token: (n,) one for each validation window, a
-            number for all of them (8 windows), or "failed", "unfinished", "not started".
-        baseline: values of the keys; None: the first.
-        context_length: of all, or by values; each window has that many targets.
-        summary: values -> more entries of summary.json, such as parameters and tokens_per_second.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for values, seeds in losses.items():
-        named = dict(zip(keys, values, strict=True))
-        length = context_length if isinstance(context_length, int) else context_length[values]
-        for seed, loss in seeds.items():
-            overrides = [f"{key}={value}" for key, value in (named | {"seed": seed}).items()]
-            name = ",".join(overrides)
-            more = {
-                "parameters": 1000,
-                "parameters_without_embeddings": 800,
-                "active_parameters": 900,
-                "flops_per_token": 6000,
-            }
-            planned = more | {"estimated_seconds": 10.0}
-            entries.append({"folder": name, "values": named, "seed": seed, "overrides": overrides, **planned})
-            if not isinstance(loss, str) or loss != "not started":
-                more |= (summary or {}).get(values, {})
-                write_run(folder / name, loss, config=named, seed=seed, context_length=length, summary=more)
-    defaults = dict(zip(keys, next(iter(losses)) if baseline is None else baseline, strict=True))
-    (folder / "sweep.json").write_text(json.dumps({"swept": list(keys), "baseline": defaults, "runs": entries}))
-    return folder
-
-
-def write_run(
-    folder: Path,
-    loss: Losses,
-    *,
-    config: Mapping[str, object],
-    seed: int,
-    context_length: int = 32,
-    summary: Mapping[str, object] | None = None,
-) -> Path:
-    """Writes one run's folder. The best validation is the one before the last; its loss is 0.01 lower.
-
-    Args:
-        folder: of the run.
-        loss: of the windows at the last step.
-        config: dotted keys, in addition to those that all runs have.
-        seed: of the run.
-        context_length: targets of each window.
-        summary: more entries of summary.json.
-    """
-    folder.mkdir(parents=True)
-    defaults = {
-        "seed": seed,
-        "output_dir": str(folder),
-        "model.context_length": context_length,
-        "callbacks.samples.seed": seed,
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(nested(defaults | dict(config)), sort_keys=False))
-    if isinstance(loss, str):
-        write_curve(folder, [(EVERY, 5.0)])
-        if loss == "failed":
-            (folder / "failed.json").write_text(json.dumps({"status": 1, "message": "RuntimeError: out of memory"}))
-        return folder
-    nll = np.broadcast_to(np.asarray(loss, float), np.shape(loss) or (8,))
-    targets = np.full(len(nll), context_length)
-    final = float(np.sum(nll * targets) / np.sum(targets))
-    write_curve(folder, [(EVERY, final + 1.0), (2 * EVERY, final + 0.3), (3 * EVERY, final - 0.01), (STEPS, final)])
-    write_windows(folder / "windows_last.npz", nll, targets, STEPS, context_length)
-    write_windows(folder / "windows_best.npz", nll - 0.01, targets, 3 * EVERY, context_length)
-    figures = {
-        "final_val_loss": final,
-        "final_val_bpb": bpb(final),
-        "best_val_loss": final - 0.01,
-        "best_val_bpb": bpb(final - 0.01),
-        "best_step": 3 * EVERY,
-        "steps": STEPS,
-        "tokens": STEPS * TOKENS_PER_STEP,
-        "tokens_per_second": 1000.0,
-        "seconds": 8.0,
-        "peak_memory_gb": 0.5,
-        "seed": seed,
-        "context_length": context_length,
-        "val_bytes_per_token": BYTES_PER_TOKEN,
-        "data_fingerprint": "0123456789ab",
-        "folder": str(folder),
-    }
-    (folder / "summary.json").write_text(json.dumps(figures | dict(summary or {})))
-    return folder
-
-
-def write_windows(path: Path, losses: np.ndarray, targets: np.ndarray, step: int, context_length: int) -> None:
-    """losses (n,) in nats per token, targets (n,)."""
-    np.savez(path, step=step, context_length=context_length, nll=losses * targets, targets=targets.astype(np.int64))
-
-
-def write_curve(folder: Path, rows: Sequence[tuple[int, float]]) -> None:
-    """Writes validation rows (step, loss) of a log, each after a training row."""
-    path = folder / "csv" / "version_0" / "metrics.csv"
-    path.parent.mkdir(parents=True)
-    with path.open("w", newline="") as file:
-        log = csv.DictWriter(
-            file, ["lr/muon", "step", "train/loss", "train/tokens", "train/seconds", "val/bpb", "val/loss"]
-        )
-        log.writeheader()
-        for step, loss in rows:
-            tokens = {"train/tokens": float(step * TOKENS_PER_STEP), "train/seconds": step * 0.064}
-            log.writerow({"lr/muon": 0.01, "step": step, "train/loss": loss + 0.1} | tokens)
-            log.writerow({"step": step, "val/loss": loss, "val/bpb": bpb(loss)} | tokens)
+BYTES = 3.0  # per token
+STEPS, EVERY, TOKENS = 100, 25, 64  # steps of a run and between two validations, tokens of a step
+HEADS = {(1,): dict(enumerate((3.10, 3.16, 3.12))), (4,): dict(enumerate((3.00, 3.02, 3.07)))}
+SIZES = {"parameters": 1000, "parameters_without_embeddings": 800, "flops_per_token": 6000}
 
 
 def bpb(loss: float) -> float:
-    """A loss in nats per token as bits per byte."""
-    return loss / math.log(2) / BYTES_PER_TOKEN
+    """Nats per token as bits per byte."""
+    return loss / math.log(2) / BYTES
 
 
-def nested(flat: Mapping[str, object]) -> dict:
-    """{"a.b": 1} -> {"a": {"b": 1}}."""
-    tree: dict = {}
-    for key, value in flat.items():
-        *path, name = key.split(".")
-        branch = tree
-        for part in path:
-            branch = branch.setdefault(part, {})
-        branch[name] = value
-    return tree
+def finish_run(folder: Path, loss, *, length: int = 32, documents: tuple | None = None, **summary) -> None:
+    """Writes the losses of the validation windows, and summary.json. The best validation is 0.01 lower.
+
+    Args:
+        loss: nats per token of all eight windows, or of each.
+        length: targets of a window.
+        documents: nats per token and targets of each document; None: they were not kept.
+        summary: further entries of summary.json.
+    """
+    each = np.broadcast_to(np.asarray(loss, float), np.shape(loss) or (8,))
+    for name, step, less in (("last", STEPS, 0.0), ("best", STEPS - EVERY, 0.01)):
+        arrays = {"nll": (each - less) * length, "targets": np.full(len(each), length)}
+        if documents is not None:
+            arrays |= {"document_nll": np.multiply(*documents), "document_targets": documents[1]}
+        np.savez(folder / f"windows_{name}.npz", step=step, context_length=length, **arrays)
+    final = float(each.mean())
+    figures = {"final_val_loss": final, "final_val_bpb": bpb(final), "best_step": STEPS - EVERY, "steps": STEPS}
+    figures |= {"best_val_loss": final - 0.01, "best_val_bpb": bpb(final - 0.01), "tokens": STEPS * TOKENS}
+    figures |= {"tokens_per_second": 1000.0, "seconds": 8.0, "val_bytes_per_token": BYTES, "data_fingerprint": "a"}
+    entries = {key: None if value != value else value for key, value in (figures | summary).items()}
+    write_json(folder / "summary.json", entries)  # atomic, as that of a run: others read it while it is written
+
+
+def write_run(folder: Path, loss, config: Mapping[str, object] = {}, *, seed: int = 0, length=32, **more) -> Path:  # noqa: B006
+    """Writes the folder of a run with dotted settings, whose loss may be "failed" or "unfinished"."""
+    folder.mkdir(parents=True)
+    settings: dict = {"seed": seed, "output_dir": str(folder), "model": {"context_length": length}}
+    for key, value in config.items():
+        group, name = key.split(".")
+        settings.setdefault(group, {})[name] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    ended = not isinstance(loss, str)
+    if ended:
+        finish_run(folder, loss, length=length, **more)
+    elif loss == "failed":
+        (folder / "failed.json").write_text(json.dumps({"status": 1, "message": "RuntimeError: out of memory"}))
+    final = np.mean(loss) if ended else 4.0
+    (folder / "csv/version_0").mkdir(parents=True)
+    with (folder / "csv/version_0/metrics.csv").open("w", newline="") as file:
+        log = csv.DictWriter(file, ["heads/entropy/L0H0", "step", "train/loss", "train/tokens", "val/loss"])
+        log.writeheader()
+        for step, add in [(EVERY, 1.0), (2 * EVERY, 0.3), (3 * EVERY, -0.01), (STEPS, 0.0)][: 4 if ended else 1]:
+            row = {"step": step, "train/tokens": step * TOKENS}
+            log.writerows([row | {"train/loss": final + add + 0.1}, row | {"val/loss": final + add}])
+    return folder
+
+
+def write_sweep(folder: Path, losses, keys=("model.n_heads",), *, baseline=(4,), length=32, summary={}) -> Path:  # noqa: B006
+    """Writes sweep.json and its runs; a run may be "not started" too.
+
+    Args:
+        losses: values of the keys -> seed -> loss.
+        length: of all, or by values.
+        summary: values -> further entries of summary.json.
+    """
+    entries = []
+    for values, seeds in losses.items():
+        named, n = dict(zip(keys, values, strict=True)), length[values] if isinstance(length, Mapping) else length
+        for seed, loss in seeds.items():
+            overrides = [f"{key}={value}" for key, value in (named | {"seed": seed}).items()]
+            entry = {"folder": ",".join(overrides).replace("/", ""), "values": named, "seed": seed}
+            entries.append(entry | {"overrides": overrides, "estimated_seconds": 10.0} | SIZES)
+            if not isinstance(loss, str) or loss != "not started":
+                more = SIZES | summary.get(values, {})
+                write_run(folder / entries[-1]["folder"], loss, named, seed=seed, length=n, **more)
+    index = {"swept": list(keys), "baseline": dict(zip(keys, baseline, strict=True)), "runs": entries}
+    (folder / "sweep.json").write_text(json.dumps(index))
+    return folder
+
+
+def sweep_of(folder: Path, losses=HEADS, **options) -> Sweep:
+    """A sweep that is written and read again."""
+    return read_sweep(write_sweep(folder / "sweep", losses, **options))
+
+
+def change(path: Path, **entries) -> None:
+    """Sets entries of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def command(cwd: Path, *settings: str):
+    """`train.py -m` in this process, on the text of the fixture `here`."""
+    return call(train.main, "-m", *TINY, "data.path=text.txt", *settings, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
+
+
+def index_of(cwd: Path) -> dict:
+    """The sweep.json of the only sweep."""
+    [path] = cwd.glob("multirun/*/*/sweep.json")
+    return json.loads(path.read_text())
+
+
+class Processes:
+    """Takes the place of `run_process.spawn`: each run ends at once.
+
+    Attributes:
+        outcome: settings as typed -> options of `finish_run`; or a status with the last line of the output.
+        started: the settings of each run.
+        commands: the words that started it.
+    """
+
+    def __init__(self, outcome: Callable[[dict], dict | tuple[int, str]]):
+        self.outcome, self.started, self.commands = outcome, [], []
+
+    def __call__(self, arguments, log, lock) -> int:
+        self.commands.append(arguments)
+        settings, saved = dict(word.partition("=")[::2] for word in arguments), log.with_name("settings.json")
+        if "resume" in settings:
+            settings = json.loads(saved.read_text()) | settings
+        saved.write_text(json.dumps(settings))
+        self.started.append(settings)
+        outcome = self.outcome(settings)
+        if isinstance(outcome, tuple):
+            log.write_text(f"model ...\n{outcome[1]}\n")
+            return outcome[0]
+        finish_run(log.parent, **outcome)
+        return 0

@@ -6,47 +6,53 @@ import sys
 
 import pytest
 
-from tests.calls import call
-from tests.conftest import assert_refused
-from tests.scripts.experiments.commands import index_of, sweep
-from tril import train
-from tril.scripts.experiments import grid, launch
+from tests.scripts.experiments.synthetic import command, index_of
+from tril.scripts.experiments import launch
+from tril.scripts.experiments.grid import folder_name
 from tril.scripts.experiments.launch import with_launch
 
 
+@pytest.fixture(autouse=True)
+def trained(processes):
+    """Each run finishes with the loss of its heads, or fails with a rate of 1e30."""
+
+    def outcome(settings):
+        if settings.get("optim.lr_scale") == "1e+30":
+            return 2, "error: the loss is nan"
+        return {"loss": float(settings["model.n_heads"]), "seconds": 61.0}
+
+    return processes(outcome)
+
+
 def test_a_grid_with_invalid_runs_names_each_once_for_all_its_seeds(here):
-    done = sweep(here, "model.n_heads=1,3", "model.n_kv_heads=null,2", "seed=0,1")
+    done = command(here, "model.n_heads=1,3", "model.n_kv_heads=null,2", "seed=0,1")
     assert (done.returncode, done.stdout) == (2, "")
     first, *others = done.stderr.splitlines()
-    assert first == (
-        "error: 6 of 8 runs of the grid are invalid; correct them, or leave them out with sweep.skip_invalid=true"
-    )
-    named = {line.strip().partition(": ")[0]: line.partition(": ")[2] for line in others}
+    assert first.startswith("error: 6 of 8 runs of the grid are invalid; correct them, or leave them out with sweep.")
     wrong = ((1, 2), (3, "null"), (3, 2))
-    assert named.keys() == {f"model.n_heads={heads} model.n_kv_heads={groups}" for heads, groups in wrong}
-    assert "model.n_kv_heads=2 must divide model.n_heads=1" in named["model.n_heads=1 model.n_kv_heads=2"]
+    assert [line.partition(": ")[0].strip() for line in others] == [
+        f"model.n_heads={heads} model.n_kv_heads={groups}" for heads, groups in wrong
+    ]
+    assert "model.n_kv_heads=2 must divide model.n_heads=1" in others[0]
     assert not (here / "multirun").exists() and not list(here.rglob("tokens.bin"))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("settings", "message"),
     [
         (["model.n_kv_heads=null,2"], "model.n_kv_heads=2: the same run as model.n_kv_heads=null: the difference has"),
-        (["optim=adamw", "optim.ns_steps=5,4"], "optim.ns_steps=4: the same run as optim.ns_steps=5: the difference"),
         (["model.context_length=32,100000"], "model.context_length=100000: the training part has"),
         (["model.n_heads=3,5", "sweep.skip_invalid=true"], "2 of 2 runs of the grid are invalid; correct them\n"),
         (["resume=latest", "seed=0,1"], "resume=latest continues a single run; to continue a sweep, start the same"),
-        (["sweep.skip_invalid=maybe"], "sweep.skip_invalid=maybe must be true or false"),
-        (["seed=0,1", "model.dim=(8"], "cannot read 'model.dim=(8'"),
     ],
 )
-def test_a_wrong_grid_is_refused(here, no_timing, overrides, message):
-    done = sweep(here, *overrides)
+def test_a_wrong_grid_is_refused(here, settings, message):
+    done = command(here, *settings)
     assert done.returncode == 2 and message in done.stderr and not (here / "multirun").exists()
 
 
-def test_a_sweep_lists_its_runs_and_more_seeds_find_its_folder(here, no_timing):
-    first = sweep(here, "model.n_heads=1,2,3", "seed=0,1", "sweep.skip_invalid=true")
+def test_a_sweep_lists_its_runs_compares_them_and_finds_its_folder_again(here):
+    first = command(here, "model.n_heads=1,2,3", "seed=0,1", "sweep.skip_invalid=true")
     assert first.returncode == 0, first.stderr
     assert "2 of 6 runs are left out:\n  model.n_heads=3: model.n_heads=3 must divide" in first.stdout
     header, *rows = (re.split(r"\s{2,}", line.strip()) for line in first.stdout.splitlines()[2:5])
@@ -54,62 +60,44 @@ def test_a_sweep_lists_its_runs_and_more_seeds_find_its_folder(here, no_timing):
     assert [row[:2] for row in rows] == [["model.n_heads=1", "0,1"], ["model.n_heads=2", "0,1"]]
     assert "4 of 4 runs to train, about 00:06:40 of computing, estimated from a few steps of each" in first.stdout
     assert "1 of 4 runs are finished, about 00:03:03 of computing left" in first.stdout  # a run takes 61 s, not 100
+    assert re.search(r"\| n_heads=1 \| better +\| +-1.0000 ± 0.0000 \|", first.stdout)
     index = index_of(here)
     assert index["swept"] == ["model.n_heads"] and index["baseline"] == {"model.n_heads": 2}
     names = [f"model.n_heads={heads},seed={seed}" for heads in (1, 2) for seed in (0, 1)]
     assert [entry["folder"] for entry in index["runs"]] == names
     assert index["runs"][0]["values"] == {"model.n_heads": 1} and index["runs"][0]["estimated_seconds"] == 100.0
-    assert {"model.n_heads=1", "seed=0"} <= set(index["runs"][0]["overrides"])
-
-    again = sweep(here, "model.n_heads=1,2", "seed=1,2")
+    again = command(here, "model.n_heads=1,2", "seed=1,2")
     assert again.returncode == 0 and "2 of 4 runs to train" in again.stdout
-    assert "start   model.n_heads=2,seed=2\n" in again.stdout and "start   model.n_heads=2,seed=1" not in again.stdout
-    assert "6 of 6 runs are finished" in again.stdout and len(index_of(here)["runs"]) == 6
-    assert "0 of 4 runs to train\n" in sweep(here, "model.n_heads=1,2", "seed=0,1").stdout
+    assert re.findall("start +(.*)", again.stdout) == [f"model.n_heads={heads},seed=2" for heads in (1, 2)]
+    assert "0 of 4 runs to train\n" in command(here, "model.n_heads=1,2", "seed=0,1").stdout
     assert [each["seeds"] for each in index_of(here)["launches"]] == [[0, 1], [2]]
+    folder = next(here.glob("multirun/*/*"))
+    done = command(here, "model.n_heads=1,2", "model.dim=64", f"hydra.sweep.dir={folder}")
+    assert done.returncode == 2 and f"{folder} holds a sweep of other keys or settings" in done.stderr
+    (folder / "sweep.json").write_text("{}")
+    assert "sweep.json is not a list of runs" in command(here, "seed=0,1", f"hydra.sweep.dir={folder}").stderr
 
 
-def test_the_end_of_a_sweep_shows_the_differences_with_intervals(here, no_timing):
-    done = sweep(here, "optim.lr_scale=1.0,0.51", "seed=0,1")  # the losses of these runs are equal in both seeds
-    assert re.search(r"\| lr_scale=0.51 \| not distinguishable +\| +\+0.0000 ± 0.0000 \|", done.stdout), done.stdout
-
-
-def test_a_folder_of_another_sweep_is_refused(here, no_timing):
-    assert sweep(here, "seed=0,1", "hydra.sweep.dir=mine").returncode == 0
-    assert (here / "mine" / "seed=1" / "summary.json").is_file()
-    done = sweep(here, "seed=0,1", "model.dim=64", "hydra.sweep.dir=mine")
-    assert done.returncode == 2 and "mine holds a sweep of other keys or settings" in done.stderr
-    (here / "mine" / "sweep.json").write_text("{}")
-    done = sweep(here, "seed=0,1", "hydra.sweep.dir=mine")
-    assert done.returncode == 2 and "sweep.json is not a list of runs" in done.stderr
-
-
-def test_a_failed_run_does_not_end_the_others_and_is_trained_again(here, no_timing):
-    done = sweep(here, "optim.lr_scale=1,1e30,0.5")
-    assert done.returncode == 1
+def test_a_failed_run_does_not_end_the_others_and_is_trained_again(here):
+    done = command(here, "optim.lr_scale=1,1e30,0.5")
+    assert done.returncode == 1 and "2 of 3 runs are finished" in done.stdout
     assert "FAILED  optim.lr_scale=1e+30,seed=0: error: the loss is nan (status 2" in done.stdout
-    assert "2 of 3 runs are finished" in done.stdout
     assert "NOT finished: optim.lr_scale=1e+30,seed=0 (failed); start the same command again to continue" in done.stdout
-    again = sweep(here, "optim.lr_scale=1,1e30,0.5")
+    again = command(here, "optim.lr_scale=1,1e30,0.5")
     assert "1 of 3 runs to train" in again.stdout and again.stdout.count("start   ") == 1
 
 
 def test_a_grid_for_other_machines_is_checked_but_neither_prepared_nor_timed(here, monkeypatch):
     """As on a cluster; Hydra's own launcher stands in for Slurm's."""
     monkeypatch.setattr(launch, "LOCAL_LAUNCHERS", ())
-    refused = sweep(here, "trainer.accelerator=cuda", "seed=0,1", "model.n_heads=2,3")  # here may be no GPU
+    refused = command(here, "trainer.accelerator=cuda", "seed=0,1", "model.n_heads=2,3")  # here may be no GPU
     assert refused.returncode == 2 and "2 of 4 runs" in refused.stderr
-    done = sweep(here, "seed=0,1")
+    done = command(here, "seed=0,1")
     assert done.returncode == 0, done.stdout + done.stderr
     listed = done.stdout.partition("start ")[0]
     assert "the configuration    0,1           ?                ?              ?" in listed
     assert "2 of 2 runs to train\n" in listed and not list(here.rglob("tokens.bin"))
     assert "2 of 2 runs are finished" in done.stdout and "of computing" not in done.stdout
-
-
-def test_an_ablation_without_a_grid_is_refused(here):
-    done = call(train.main, "+ablation=heads", cwd=here)
-    assert_refused(done, "the ablation is a grid over model.n_heads; run it with python train.py -m")
 
 
 def test_a_launch_that_adds_seeds_or_variants_is_a_look_and_its_command_can_be_typed(monkeypatch):
@@ -128,7 +116,7 @@ def test_a_launch_that_adds_seeds_or_variants_is_a_look_and_its_command_can_be_t
 
 
 def test_folder_names_are_short_and_unique():
-    assert grid.folder_name({"a.b": 1, "seed": 0}) == "a.b=1,seed=0"
-    long = [grid.folder_name({"a": "x" * 300 + end}) for end in "yz"]
+    assert folder_name({"a.b": 1, "seed": 0}) == "a.b=1,seed=0"
+    long = [folder_name({"a": "x" * 300 + end}) for end in "yz"]
     assert len(set(long)) == 2 and all(len(name) < 130 for name in long)
-    assert grid.folder_name({"a": "x/y"}).startswith("a=x_y-")
+    assert folder_name({"a": "x/y"}).startswith("a=x_y-")

@@ -1,12 +1,13 @@
 """`sweep.tune`: what it refuses, lists and writes, and which value each run gets."""
 
+import math
 import threading
 import time
 
+import numpy as np
 import pytest
 
-from tests.scripts.experiments.commands import index_of, sweep
-from tests.scripts.experiments.fake_training import FakeTraining
+from tests.scripts.experiments.synthetic import command, index_of
 from tril.model.runs import state_of
 from tril.scripts.experiments import run_process
 from tril.scripts.experiments.nuisance import read_tuning, tune_variant
@@ -14,90 +15,98 @@ from tril.scripts.experiments.sweep import read_sweep
 
 VALUES = (0.5, 0.71, 1.0, 1.41, 2.0)
 TUNE = "sweep.tune={optim.lr_scale:[0.5,0.71,1.0,1.41,2.0]}"
+HEADS = "model.n_heads=1,2"
+TRIAL_SEED = 1000
+CHOOSING = np.arange(12) % 4 == 0  # the documents that choose
 
 
 @pytest.fixture
-def training(here, no_timing, monkeypatch):
-    training = FakeTraining({1: 0.71, 2: 1.41, 4: 1.0})
-    monkeypatch.setattr(run_process, "spawn", training.spawn)
+def training(processes):
+    """Runs whose loss on the documents that choose is a parabola with its minimum at `best`; elsewhere at 1 / best."""
+
+    def outcome(settings):
+        assert not [key for key in settings if "tune" in key], "a run does not know that it was tuned"
+        scale = float(settings["optim.lr_scale"])
+        if scale in training.ends:
+            return training.ends[scale]
+        offset = math.log2(scale) - np.where(CHOOSING, 1, -1) * math.log2(training.best[settings["model.n_heads"]])
+        return {"loss": 3.0, "seconds": 10.0, "documents": (3 + offset**2, np.full(12, 100))}
+
+    training = processes(outcome)
+    training.best, training.ends = {"1": 0.71, "2": 1.41, "4": 1.0}, {}
     return training
 
 
-def tuned_sweep(here, *overrides):
-    return sweep(here, TUNE, "model.n_heads=1,2", "seed=0,1", *overrides)
+def started(training, first=0):
+    """Heads, multiplier and seed of the trials, and of the runs."""
+    words = ("model.n_heads", "optim.lr_scale", "seed")
+    every = [tuple(float(settings.get(key, 0)) for key in words) for settings in training.started[first:]]
+    return [x[:2] for x in every if x[2] == TRIAL_SEED], [x for x in every if x[2] != TRIAL_SEED]
 
 
-def test_each_variant_gets_the_value_of_its_best_trial(here, training):
-    done = tuned_sweep(here)
+def tunings(here):
+    [path] = here.glob("multirun/*/*/sweep.json")
+    return read_tuning(read_sweep(path.parent))
+
+
+def test_each_variant_gets_the_value_of_its_best_trial_and_more_seeds_reuse_it(here, training):
+    done = command(here, TUNE, HEADS, "seed=0,1")
     assert done.returncode == 0, done.stderr
     assert "4 of 4 runs and 10 trials to train, about 00:23:20 of computing" in done.stdout
-    assert training.trials() == [(heads, scale) for heads in (1, 2) for scale in VALUES]
-    assert training.runs() == [(1, 0.71, 0), (1, 0.71, 1), (2, 1.41, 0), (2, 1.41, 1)]
+    trials, runs = started(training)
+    assert trials == [(heads, scale) for heads in (1, 2) for scale in VALUES]
+    assert runs == [(1, 0.71, 0), (1, 0.71, 1), (2, 1.41, 0), (2, 1.41, 1)]
     assert "tuned   model.n_heads=2,seed=0: lr_scale=1.41\n" in done.stdout
     index = index_of(here)
     assert index["tune"] == {"optim.lr_scale": list(VALUES)} and len(index["trials"]) == 10
     assert index["trials"][0]["folder"] == "tune/model.n_heads=1/lr_scale=0.5"
-    [path] = here.glob("multirun/*/*/sweep.json")
-    found = read_tuning(read_sweep(path.parent))
-    assert {label: tuning.chosen for label, tuning in found.items()} == {
-        "n_heads=1": "lr_scale=0.71",
-        "n_heads=2": "lr_scale=1.41",
-    }
-    assert found["n_heads=1"].losses == pytest.approx(
-        dict(zip(map("lr_scale={}".format, VALUES), [3.2559, 3.0, 3.2441, 3.9799, 5.2325], strict=True)), abs=1e-3
-    )
-    assert not found["n_heads=1"].edges
-
-
-def test_more_seeds_reuse_the_choice_and_more_variants_are_tuned(here, training):
-    tuned_sweep(here)
-    started = len(training.started)
-    assert sweep(here, TUNE, "model.n_heads=1,4", "seed=1,2").returncode == 0
-    assert training.trials()[10:] == [(4, scale) for scale in VALUES]
-    assert training.runs()[4:] == [(1, 0.71, 2), (4, 1.0, 1), (4, 1.0, 2)]
-    assert len(training.started) == started + 8 and len(index_of(here)["trials"]) == 15
-    other = sweep(here, "sweep.tune={optim.lr_scale:[1,2]}", "model.n_heads=1,2", "seed=0,1")
+    one, two = tunings(here).values()
+    assert (one.chosen, two.chosen, one.edges) == ("lr_scale=0.71", "lr_scale=1.41", ())
+    losses = [3 + (math.log2(scale) - math.log2(0.71)) ** 2 for scale in VALUES]
+    assert list(one.losses.values()) == pytest.approx(losses)
+    assert command(here, TUNE, "model.n_heads=1,4", "seed=1,2").returncode == 0
+    trials, runs = started(training, first=14)
+    assert trials == [(4, scale) for scale in VALUES] and runs == [(1, 0.71, 2), (4, 1.0, 1), (4, 1.0, 2)]
+    other = command(here, "sweep.tune={optim.lr_scale:[1,2]}", HEADS)
     assert other.returncode == 0 and len(list(here.glob("multirun/*/*/sweep.json"))) == 2
 
 
 def test_a_value_at_an_end_of_the_range_is_told(here, training):
-    training.best = {1: 3.0, 2: 1.0}
-    tuned_sweep(here)
-    [path] = here.glob("multirun/*/*/sweep.json")
-    assert [tuning.edges for tuning in read_tuning(read_sweep(path.parent)).values()] == [("lr_scale=2.0",), ()]
-    done = sweep(here, TUNE, "model.n_heads=1,2", "seed=0,1")  # it is part of the verdict, in sentence and table
+    training.best |= {"1": 3.0, "2": 1.0}
+    done = command(here, TUNE, HEADS, "seed=0,1")
+    assert [tuning.edges for tuning in tunings(here).values()] == [("lr_scale=2.0",), ()]
     note = "(its lr_scale=2.0 is an end of the tuned range)"
     assert f"n_heads=1: worse by 6.6820 ± 0.0000 nats per token {note}." in done.stdout
     assert f"| n_heads=1 | worse {note} |" in done.stdout
 
 
 def test_failed_and_diverged_trials_are_the_worst_and_all_of_them_fail_the_run(here, training):
-    training.outcomes = {0.71: "diverges", 0.5: "fails"}
-    assert tuned_sweep(here).returncode == 0
-    assert training.runs()[0] == (1, 1.0, 0)
-    training.outcomes, training.started = dict.fromkeys(VALUES, "fails"), []
-    done = tuned_sweep(here, "hydra.sweep.dir=new")
+    nan = {"loss": 3.0, "documents": (np.full(12, np.nan), np.full(12, 100)), "final_val_loss": None}
+    training.ends = {0.71: nan, 0.5: (1, "out of memory")}
+    assert command(here, TUNE, HEADS).returncode == 0
+    assert started(training)[1][0] == (1, 1.0, 0)
+    training.ends, training.started[:] = dict.fromkeys(VALUES, (1, "out of memory")), []
+    done = command(here, TUNE, HEADS, "hydra.sweep.dir=new")
     assert done.returncode == 1 and "all 5 trials failed or diverged, the first: out of memory" in done.stdout
-    training.outcomes = {}
-    again = tuned_sweep(here, "hydra.sweep.dir=new")  # trains the failed trials again
-    assert again.returncode == 0 and training.runs()[0] == (1, 0.71, 0), again.stdout
+    training.ends = {}
+    again = command(here, TUNE, HEADS, "hydra.sweep.dir=new")  # trains the failed trials again
+    assert again.returncode == 0 and started(training)[1][0] == (1, 0.71, 0), again.stdout
 
 
 def test_a_stopped_trial_continues(here, training):
-    training.outcomes = {1.0: "stopped"}
-    assert tuned_sweep(here).returncode == 1
-    assert training.runs() == []
-    training.outcomes = {}
-    assert tuned_sweep(here).returncode == 0
-    assert [resumed for heads, scale, _, resumed in training.started if (heads, scale) == (1, 1.0)][-1]
+    training.ends = {1.0: (128 + 15, "")}
+    assert command(here, TUNE, HEADS).returncode == 1 and started(training)[1] == []
+    training.ends = {}
+    assert command(here, TUNE, HEADS).returncode == 0
+    assert started(training)[0].count((1, 1.0)) == 2 and started(training)[0].count((1, 0.5)) == 1
 
 
 def test_jobs_of_a_variant_share_its_trials(here, training, monkeypatch):
     """Three jobs at once: each trial is trained once, two or more at a time."""
-    spawn, running, most, found = training.spawn, [], [], []
-    overrides = ["model.n_heads=1", "seed=1000"]
+    running, most, chosen = [], [], []
     trials = [
-        {"folder": f"tune/a/{x}", "seed": 1000, "tuned": {"x": x}, "overrides": [*overrides, f"optim.lr_scale={x}"]}
+        {"folder": f"tune/a/{x}", "seed": TRIAL_SEED, "tuned": {"x": x}}
+        | {"overrides": ["model.n_heads=1", "seed=1000", f"optim.lr_scale={x}"]}
         for x in VALUES
     ]
 
@@ -106,30 +115,29 @@ def test_jobs_of_a_variant_share_its_trials(here, training, monkeypatch):
         most.append(len(running))
         time.sleep(0.05)
         running.remove(log)
-        return spawn(arguments, log, lock)
+        return training(arguments, log, lock)
 
     monkeypatch.setattr(run_process, "spawn", slow)
-    jobs = [threading.Thread(target=lambda: found.append(tune_variant(here, trials))) for _ in range(3)]
+    jobs = [threading.Thread(target=lambda: chosen.append(tune_variant(here, trials))) for _ in range(3)]
     for job in jobs:
         job.start()
     for job in jobs:
         job.join(timeout=60)
-    assert found == [{"x": 0.71}] * 3 and sorted(scale for _, scale in training.trials()) == list(VALUES)
+    assert chosen == [{"x": 0.71}] * 3 and sorted(scale for _, scale in started(training)[0]) == list(VALUES)
     assert max(most) > 1 and all(state_of(here / trial["folder"]) == "finished" for trial in trials)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("settings", "message"),
     [
         (["sweep.tune=lr"], "sweep.tune=lr must name settings with their values, such as sweep.tune={optim.lr_scale:"),
         (["sweep.tune={optim.lr_scale:[1]}"], "sweep.tune: optim.lr_scale=[1] must be a list of at least two values"),
         (["sweep.tune={model.n_heads:[1,2]}"], "model.n_heads is swept and in sweep.tune; leave out one of them"),
         ([TUNE, "seed=0,1000"], "seed=1000 is that of the trials of sweep.tune; choose other seeds"),
-        (["sweep.tune={optim.lr_scal:[1,2]}"], "sweep.tune: there is no setting optim.lr_scal"),
         (["sweep.tune={optim.lr_scale:[1,-2]}"], "sweep.tune: optim.lr_scale=-2 must be greater than 0"),
     ],
 )
-def test_wrong_settings_are_refused_before_anything_is_trained(here, training, overrides, message):
-    done = sweep(here, "model.n_heads=1,2", *overrides)
+def test_wrong_settings_are_refused_before_anything_is_trained(here, training, settings, message):
+    done = command(here, HEADS, *settings)
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert training.started == [] and not (here / "multirun").exists()

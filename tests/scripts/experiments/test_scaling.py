@@ -18,7 +18,7 @@ from tril.scripts.report import main
 SIZES = {"2x64": 98_304, "3x96": 331_776, "4x160": 1_228_800, "5x224": 3_010_560}  # of +ablation=scaling
 STEPS = {60: 122_880, 100: 204_800, 160: 327_680, 250: 512_000, 400: 819_200}  # -> tokens
 HOFFMANN = Law(1.69, 406.4, 410.7, 0.34, 0.28)  # Hoffmann et al., equation 10
-LAWS = [HOFFMANN, Law(2.0, 50.0, 3000.0, 0.3, 0.55), Law(0.5, 20.0, 900.0, 0.2, 0.4), Law(3.0, 1e4, 1e5, 0.7, 0.8)]
+LAWS = [HOFFMANN, Law(2.0, 50.0, 3000.0, 0.3, 0.55), Law(3.0, 1e4, 1e5, 0.7, 0.8)]
 
 
 def points(law: Law, noise: float = 0.0, seed: int = 0) -> Points:
@@ -28,29 +28,26 @@ def points(law: Law, noise: float = 0.0, seed: int = 0) -> Points:
     return Points(n, d, loss, np.ones(len(n)), 0.0)
 
 
-def law_sweep(folder, law: Law = HOFFMANN, spread: float = 0.0, **more):
+def law_sweep(folder, spread: float = 0.0, **more):
     losses, summary = {}, {}
-    for shape, n in SIZES.items():
-        for steps, d in STEPS.items():
-            loss = float(law.loss(n, d))
-            losses[shape, steps] = {0: loss * math.exp(spread), 1: loss * math.exp(-spread)}
-            summary[shape, steps] = {"parameters_without_embeddings": n, "tokens": d} | more
-    return write_sweep(folder / "sweep", ["shape", "steps"], losses, summary=summary)
+    for at, n, d in ((at, SIZES[at[0]], STEPS[at[1]]) for at in ((size, steps) for size in SIZES for steps in STEPS)):
+        losses[at] = {seed: float(HOFFMANN.loss(n, d)) * math.exp(sign * spread) for seed, sign in ((0, 1), (1, -1))}
+        summary[at] = {"parameters_without_embeddings": n, "tokens": d} | more
+    return write_sweep(folder / "sweep", losses, ["model.shape", "trainer.steps"], baseline=("", 0), summary=summary)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_a_law_is_found_from_its_losses(law):
     found = fit(points(law))
-    assert [getattr(found, name) for name in ("E", "A", "B", "alpha", "beta")] == pytest.approx(
-        [law.E, law.A, law.B, law.alpha, law.beta], rel=1e-3
-    )
+    names = ("E", "A", "B", "alpha", "beta")
+    assert [getattr(found, name) for name in names] == pytest.approx([getattr(law, name) for name in names], rel=1e-3)
     assert not found.bounds and all(error < 1e-4 for error in held_out_errors(points(law)).values())
 
 
 def test_the_jacobian_is_that_of_finite_differences():
     chance = np.random.default_rng(0)
     data = chance.normal(size=(3, 20))
-    for theta in chance.uniform(0.1, 1, size=(5, 5)):
+    for theta in chance.uniform(0.1, 1, size=(3, 5)):
         for row in range(20):
             error = check_grad(
                 lambda x, row=row: residuals(x, *data)[row], lambda x, row=row: jacobian(x, *data)[row], theta
@@ -69,29 +66,25 @@ def test_an_outlier_counts_less_than_by_least_squares():
 def test_the_best_split_is_the_minimum_along_equal_compute():
     n, d = HOFFMANN.optimum(1e18)
     assert 6 * n * d == pytest.approx(1e18)
-    for factor in (0.9, 1.1):
-        assert HOFFMANN.loss(n * factor, d / factor) > HOFFMANN.loss(n, d)
+    assert HOFFMANN.loss(n, d) < min(HOFFMANN.loss(n * factor, d / factor) for factor in (0.9, 1.1))
 
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth_in_about_95_percent():
-    held = []
-    for seed in range(60):
-        noisy = points(HOFFMANN, 0.003, seed)
-        law = fit(noisy)
-        values = [each.loss(3e7, 8e6) for each in resample(noisy, law, 100)]
-        low, high = np.quantile(values, [0.025, 0.975])
-        held.append(low <= HOFFMANN.loss(3e7, 8e6) <= high)
-    assert sum(held) >= 51  # 57 expected; fewer than 51 with a probability of 0.2 %
+    held = 0
+    for seed in range(40):
+        law = fit(noisy := points(HOFFMANN, 0.003, seed))
+        low, high = np.quantile([each.loss(3e7, 8e6) for each in resample(noisy, law, 60)], [0.025, 0.975])
+        held += low <= HOFFMANN.loss(3e7, 8e6) <= high
+    assert held >= 34  # 38 expected; fewer than 34 with a probability of 0.3 %
 
 
-def test_a_report_with_a_law(tmp_path):
+@pytest.mark.slow
+def test_a_report_with_a_law(tmp_path, drawn):
     folder = law_sweep(tmp_path, spread=0.01)
     found = points_of(read_sweep(folder))
     assert len(found.loss) == 20 and found.spread == pytest.approx(0.01 * 2**0.5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: path.write_bytes(b""))
-        done = call(main, f"dir={folder}", "fit=scaling", cwd=tmp_path)
+    done = call(main, f"dir={folder}", "fit=scaling", cwd=tmp_path)
     assert done.returncode == 0 and "scaling.png" in done.stdout, done.stderr
     text = (folder / "report.md").read_text()
     assert "L(N, D) = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28, in nats per token" in text
@@ -102,10 +95,7 @@ def test_a_report_with_a_law(tmp_path):
     ("change", "message"),
     [
         ({"parameters_without_embeddings": 1000}, "has the size and tokens of another variant"),
-        (
-            {"final_val_loss": None, "diverged": "step 9"},
-            "0 of at least 4 sizes, 0 of at least 3 token counts; train more",
-        ),
+        ({"diverged": "step 9"}, "0 of at least 4 sizes, 0 of at least 3 token counts; train more"),
     ],
 )
 def test_a_sweep_that_determines_no_law_is_refused(tmp_path, change, message):
