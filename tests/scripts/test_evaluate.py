@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: against the run's own validation, minimal pairs, bits of tokens, and tasks of lm_eval."""
+"""scripts/evaluate.py: the run's own text, other tokenizers, minimal pairs, bits of tokens, and tasks of lm_eval."""
 
 import json
 import math
@@ -21,7 +21,7 @@ BYTES = build(TokenizerConfig(kind="byte"), ())
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, trained):
+def folder(tmp_path_factory):
     """A working directory with models of bytes: a uniform one and random ones."""
     folder = tmp_path_factory.mktemp("evaluate")
     torch.manual_seed(0)
@@ -35,11 +35,8 @@ def folder(tmp_path_factory, trained):
 
 @pytest.fixture
 def run(folder, trained):
-    def run(*arguments):
-        cache = str(trained.parents[2] / "cache")  # with the prepared text of the run
-        return call(main, *arguments, "device=cpu", cwd=folder, strict=True, TRIL_CACHE=cache)
-
-    return run
+    cache = str(trained.parents[2] / "cache")  # with the prepared text of the run
+    return lambda *arguments: call(main, *arguments, "device=cpu", cwd=folder, strict=True, TRIL_CACHE=cache)
 
 
 @pytest.fixture
@@ -49,12 +46,18 @@ def evaluated(run, folder):
     def evaluated(*arguments, name="evaluation"):
         done = run(*arguments, "out=out")
         assert done.returncode == 0, done.stderr
-        assert {path.name for path in (folder / "out").iterdir()} == {f"{name}.json"}
         text = (folder / "out" / f"{name}.json").read_text(encoding="utf-8")
         shutil.rmtree(folder / "out")
         return json.loads(text, parse_constant=pytest.fail), done.stdout
 
     return evaluated
+
+
+@torch.no_grad()
+def nats(lm, ids):
+    """The losses of ids after the first, in one pass."""
+    log_p = lm.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
+    return [-row[token].item() for row, token in zip(log_p, ids[1:], strict=True)]
 
 
 def test_the_figures_are_those_of_the_runs_own_validation(evaluated, trained):
@@ -69,8 +72,9 @@ def test_the_figures_are_those_of_the_runs_own_validation(evaluated, trained):
     assert first == pytest.approx(round(first), abs=1e-2) and 1 <= round(first) < 20
     assert f"{figures['bits_per_byte']:.4f} [" in stdout and "the validation part of the run" in stdout
     assert [row["last"] for row in report["positions"]] == [1, 2, 4, 8, 16, 32]
-    for row in report["other_minus_checkpoint"].values():
-        assert row["verdict"] == "not distinguishable" and row["difference"]["mean"] == 0
+    assert {(x["verdict"], x["difference"]["mean"]) for x in report["other_minus_checkpoint"].values()} == {
+        ("not distinguishable", 0)
+    }
 
 
 def test_a_uniform_model_with_another_tokenizer_is_compared_in_bits_per_byte(evaluated, trained, texts):
@@ -80,7 +84,6 @@ def test_a_uniform_model_with_another_tokenizer_is_compared_in_bits_per_byte(eva
     n_bytes, other = sum(path.stat().st_size for path in texts.parent.glob("*.txt")), report["other"]
     assert report["text"]["bytes"] == other["text"]["bytes"] == n_bytes and other["observations"]["clusters"] == 40
     assert (other["targets"], other["windows"]) == (n_bytes + 39, -(-(n_bytes + 39) // T))  # and the ends of texts
-    assert other["figures"]["loss"]["mean"] == pytest.approx(math.log(320), abs=1e-6)
     bits = math.log2(320) * other["targets"] / n_bytes
     assert other["figures"]["bits_per_byte"]["mean"] == pytest.approx(bits, abs=1e-6)
     [(unit, row)] = report["other_minus_checkpoint"].items()
@@ -101,12 +104,9 @@ def test_minimal_pairs_are_scored_whole_after_end_of_text_and_ties_are_wrong(eva
     texts, lm = [("one", "two"), ("a" * T, "b" * T), ("x<", "\u6f22")], load(folder / "random.ckpt")
     (folder / "pairs.jsonl").write_text("\n".join(pair(*texts[i % 3]) for i in range(70)))  # several batches
     found, _ = evaluated("ckpt=random.ckpt", "pairs=pairs.jsonl", name="pairs")
+    expected = [[sum(nats(lm, [lm.eot_id, *lm.encode(text)])) for text in each] for each in texts]
     for i, row in enumerate(found["nats"]):
-        for key, text in zip(("good", "bad"), texts[i % 3], strict=True):
-            ids = torch.tensor([lm.eot_id, *lm.tokenizer.encode(text).ids])
-            with torch.no_grad():
-                log_p = lm.model(ids[None, :-1])[0].double().log_softmax(-1)
-            assert row[key] == pytest.approx(-log_p[range(len(ids) - 1), ids[1:]].sum().item(), abs=1e-3)
+        assert [row["good"], row["bad"]] == pytest.approx(expected[i % 3], abs=1e-3)
 
 
 def test_what_is_refused_leaves_nothing(run, folder, trained, texts):
@@ -114,16 +114,12 @@ def test_what_is_refused_leaves_nothing(run, folder, trained, texts):
     content = read_state(trained / "checkpoints" / "last.ckpt")
     content["tril"]["data"]["fingerprint"] = "0123456789abcdef"
     shutil.copytree(trained, folder / "changed")
-    write_state(folder / "changed" / "checkpoints" / "last.ckpt", content)
+    write_state(folder / "changed/checkpoints/last.ckpt", content)
     save(folder / "abc.ckpt", LanguageModel(tiny_gpt(), build(TokenizerConfig(kind="char"), ["abc \n"])))
     (folder / "bad.jsonl").touch()
     before = set(folder.iterdir())
     for arguments, message in (
-        (["ckpt=random.ckpt", *files, "+data.pth=x"], "there is no setting data.pth; did you mean data.path?"),
-        (
-            ["ckpt=random.ckpt", *files, "data.tokenizer.kind=byte"],
-            "data.tokenizer.kind=byte has no effect on evaluate",
-        ),
+        (["ckpt=random.ckpt", *files, "data.tokenizer.kind=byte"], "data.tokenizer.kind=byte has no effect on evalu"),
         ([f"ckpt={trained}", "other=random.ckpt", *files, "part=all"], "only the same documents can be paired"),
         (["ckpt=future.ckpt", *files], "future.ckpt has model.causal=false, so its losses use"),
         (["ckpt=changed/checkpoints/last.ckpt"], "instead of 0123456789ab); restore it, or train again"),
@@ -161,25 +157,21 @@ class Reader(HTMLParser):
             self.texts[-1] += data
 
 
-def test_the_bits_of_each_token_are_those_of_a_loop_over_prefixes(run, folder):
+def test_the_bits_of_each_token_are_those_of_windows_that_do_not_overlap(run, folder):
     text = "def caf\u00e9(x):\r\n\t<script>alert('\u6f22')</script> &lt; \x00<|endoftext|>"
     done = run("ckpt=random.ckpt", f"text={text}", "out=tokens")
     assert done.returncode == 0, done.stderr
-    report = json.loads((folder / "tokens" / "tokens.json").read_text(encoding="utf-8"))
-    lm, content = load(folder / "random.ckpt"), text.encode()
+    report = json.loads((folder / "tokens/tokens.json").read_text(encoding="utf-8"))
+    lm, n = load(folder / "random.ckpt"), len(text.encode())
     # Bytes one by one: <|endoftext|> in the text is text, and not the token.
-    tokens, bits = [lm.eot_id, *(i for char in text for i in lm.tokenizer.encode(char).ids)], []
-    for target in range(1, len(tokens)):
-        start = (target - 1) // T * T  # windows do not overlap
-        with torch.no_grad():
-            log_p = lm.model(torch.tensor([tokens[start:target]]))[0, -1].double().log_softmax(-1)
-        bits.append(-log_p[tokens[target]].item() / math.log(2))
-    rows, total, n = report["tokens"], sum(bits), len(content)
+    tokens = [lm.eot_id, *(i for char in text for i in lm.tokenizer.encode(char).ids)]
+    bits = [x / math.log(2) for i in range(0, n, T) for x in nats(lm, tokens[i : i + T + 1])]
+    rows, total = report["tokens"], sum(bits)
     assert [row["bits"] for row in rows] == pytest.approx(bits, abs=1e-4) and len(rows) == n
     assert "".join(row["text"] for row in rows) == text
     assert (report["bits"], report["bits_per_byte"]) == pytest.approx((total, total / n), rel=1e-5)
     assert f"{total:,.1f} bits for {n} bytes and {n} tokens: {total / n:.4f} bits per byte" in done.stdout
-    page = Reader((folder / "tokens" / "tokens.html").read_text(encoding="utf-8"))
+    page = Reader((folder / "tokens/tokens.html").read_text(encoding="utf-8"))
     assert page.titles == [f"{row['bits']:.2f} bits" for row in rows] and "script" not in page.tags
     shown = "\\r\u21b5\n\u2192\t<script>alert('\u6f22\u25e6\u25e6')</script> &lt; \\x00<|endoftext|>"
     assert shown in "".join(page.texts)
@@ -197,21 +189,17 @@ test_split: test
 """
 CHOICES = [
     {"q": "2 + 2 = ", "choices": ["4", "five", "a text with many tokens"], "answer": 0},
-    {"q": "The sky is ", "choices": ["blue", "green and red"], "answer": 1},
     {"q": "", "choices": ["Yes", "No"], "answer": 0},
     {"q": "A question that is longer than the context of the model:", "choices": [" A", " B"], "answer": 1},
     {"q": "Caf\u00e9", "choices": [" au lait", "!"], "answer": 1},
 ]
 
 
-@torch.no_grad()
 def choice_score(lm, question, choice) -> float:
-    """One pass; a space at the end of the question counts as the start of the choice, as in lm_eval's own models."""
+    """A space at the end of the question counts as the start of the choice, as in lm_eval's own models."""
     question, choice = question.rstrip(), question[len(question.rstrip()) :] + choice
     before, after = lm.encode(question) if question else [], lm.encode(choice)  # each byte is a token
-    ids = [*(before or [lm.eot_id]), *after][-25:]
-    logs = lm.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
-    return sum(logs[i - 1, ids[i]].item() for i in range(len(ids) - len(after), len(ids)))
+    return -sum(nats(lm, [*(before or [lm.eot_id]), *after][-25:])[-len(after) :])
 
 
 def test_the_metrics_of_a_task(folder, run, monkeypatch):
@@ -222,25 +210,21 @@ def test_the_metrics_of_a_task(folder, run, monkeypatch):
     data = folder / "choices.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in CHOICES), encoding="utf-8")
     files = f"dataset_kwargs: {json.dumps({'data_files': {'test': str(data)}})}\n"
-    (folder / "tasks" / "my_choice.yaml").write_text(CHOICE + files, encoding="utf-8")
-    own = tasks.TaskManager(include_path=folder / "tasks", include_defaults=False)
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_path: own)
+    (folder / "tasks/my_choice.yaml").write_text(CHOICE + files, encoding="utf-8")
+    of_folder = tasks.TaskManager(include_path=folder / "tasks", include_defaults=False)
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_path: of_folder)
     monkeypatch.setattr(sys.modules["datasets"].config, "HF_DATASETS_CACHE", folder / "datasets")
     done = run("ckpt=model.ckpt", "tasks=my_choice", "include_path=tasks", "out=out-tasks")
-    assert done.returncode == 0, done.stderr
-    report = json.loads((folder / "out-tasks" / "tasks.json").read_text(encoding="utf-8"))
-    lm, right = load(folder / "model.ckpt"), {"acc,none": [], "acc_norm,none": []}
+    assert done.returncode == 0 and "|my_choice" in done.stdout.replace(" ", ""), done.stderr
+    results = json.loads((folder / "out-tasks/tasks.json").read_text(encoding="utf-8"))["results"]["my_choice"]
+    lm, right = load(folder / "model.ckpt"), {"acc,none": 0, "acc_norm,none": 0}
     for row in CHOICES:
         scores = [choice_score(lm, row["q"], choice) for choice in row["choices"]]
         normed = [score / len(choice) for score, choice in zip(scores, row["choices"], strict=True)]
-        for values, found in zip((scores, normed), right.values(), strict=True):
-            found.append(row["answer"] == values.index(max(values)))
-    for metric, found in right.items():
-        assert report["results"]["my_choice"][metric] == sum(found) / len(found)
-    assert right["acc,none"] != right["acc_norm,none"]
-    assert "|my_choice" in done.stdout.replace(" ", "")
+        for name, values in zip(right, (scores, normed), strict=True):
+            right[name] += row["answer"] == values.index(max(values))
+    assert {name: results[name] for name in right} == {name: n / len(CHOICES) for name, n in right.items()}
     assert_refused(run("ckpt=model.ckpt", "tasks=my_choise", "include_path=tasks"), "there is no task 'my_choise'; ")
     assert_refused(run("ckpt=model.ckpt", "tasks=a", "include_path=no"), "include_path=no is not a folder")
-    assert_refused(run("ckpt=model.ckpt", "limit=4"), "limit=4 has no effect without tasks; leave it out")
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     assert_refused(run("ckpt=model.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install -e ".[eval]"')

@@ -26,32 +26,47 @@ from tril.scripts.heads import main
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 NAMES = ["L0H0", "L0H1", "L1H0", "L1H1"]
-WRITTEN = [f"heads.{kind}" for kind in ("json", "csv", "png")] + ["removal.csv", "removal.png"]
-WRITTEN += ["attention.png", "attention.html"]
 OPTIONS = ("windows=8", "device=cpu")
 CELLS = ((1, 0), (1, 1), (2, 0), (2, 1))  # heads and seed of the runs of the sweep
+RUN = "sweep/heads2-seed0"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A working directory with a sweep of model.n_heads=1,2 and seed=0,1, and a run without heads."""
+def train(tmp_path_factory):
+    """A function: the folder with the runs of a number of heads and a seed."""
     folder = tmp_path_factory.mktemp("heads")
     lines = [json.dumps({"text": f"line {i}: the square of {i} is {i * i}."}) for i in range(1000)]
     (folder / "text.jsonl").write_text("\n".join(lines))
     base = ("data.tokenizer.kind=byte", "data.document_mask=true", f"data.path={folder / 'text.jsonl'}")
     base += ("trainer.max_steps=10", "trainer.val_check_interval=10")
     base += ("callbacks.causality=null", "callbacks.samples=null", "callbacks.heads=null")
-    index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}, "runs": []}
+
+    def train(*cells):
+        for n_heads, seed in cells:
+            where = folder / ("sweep" if n_heads else "without") / f"heads{n_heads}-seed{seed}"
+            if not where.exists():
+                train_typed(typed(*base, f"model.n_heads={n_heads}", f"seed={seed}", f"hydra.run.dir={where}"))
+        return folder
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIL_CACHE", str(folder / "cache"))
-        for n_heads, seed in (*CELLS, (0, 0)):
-            name = f"heads{n_heads}-seed{seed}"
-            where = folder / ("sweep" if n_heads else "without") / name
-            train_typed(typed(*base, f"model.n_heads={n_heads}", f"seed={seed}", f"hydra.run.dir={where}"))
-            if n_heads:
-                index["runs"].append({"folder": name, "values": {"model.n_heads": n_heads}, "seed": seed})
-        (folder / "sweep" / "sweep.json").write_text(json.dumps(index))
-        yield folder
+        yield train
+
+
+@pytest.fixture(scope="module")
+def folder(train):
+    """A working directory with a run with two heads."""
+    return train((2, 0))
+
+
+@pytest.fixture(scope="module")
+def swept(train):
+    """The same with a sweep of model.n_heads=1,2 and seed=0,1, and a run without heads."""
+    index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}}
+    runs = [{"folder": f"heads{n}-seed{seed}", "values": {"model.n_heads": n}, "seed": seed} for n, seed in CELLS]
+    folder = train(*CELLS, (0, 0))
+    (folder / "sweep/sweep.json").write_text(json.dumps(index | {"runs": runs}))
+    return folder
 
 
 def heads(folder, *arguments):
@@ -63,7 +78,7 @@ def read(path):
 
 
 def document_losses(lm, tokens, numbers, gate=None):
-    """Document -> [sum of its losses in the windows in nats, number of them]; each passes the model by itself."""
+    """The sums of the losses of each document in the windows, and their numbers; each passes the model by itself."""
     sums, eot = {}, lm.tokenizer.token_to_id(lm.eot)
     for number in numbers:
         window = tokens[number * T : number * T + T + 1]
@@ -74,108 +89,99 @@ def document_losses(lm, tokens, numbers, gate=None):
             loss = F.cross_entropy(logits.double(), window[start + 1 : end + 1], reduction="sum").item()
             entry = sums.setdefault((tokens[: number * T + start + 1] == eot).sum().item(), [0.0, 0])
             entry[:] = entry[0] + loss, entry[1] + end - start
-    return sums
+    return np.array([*sums.values()]).T
 
 
 def test_the_heads_of_one_run(folder):
-    run = read_run(folder / "sweep" / "heads2-seed0" / "checkpoints" / "best.ckpt")
-    lm, before = run.checkpoint.language_model(), set(folder.rglob("*"))
-    result = heads(folder, "ckpt=sweep/heads2-seed0", *OPTIONS, "out=one")
+    run = read_run(folder / RUN / "checkpoints/best.ckpt")
+    lm, before, out = run.checkpoint.language_model(), set(folder.rglob("*")), folder / "one"
+    result = heads(folder, f"ckpt={RUN}", *OPTIONS, "out=one")
     assert result.returncode == 0, result.stderr
-    out = folder / "one"
-    assert set(folder.rglob("*")) - before == {out, *(out / name for name in WRITTEN)}
+    written = result.stdout.splitlines()[-1].removeprefix("one: ").split(", ")
+    assert set(folder.rglob("*")) - before == {out, *(out / name for name in written)} and len(written) == 7
     assert len(result.stderr.splitlines()) == 1  # what is measured, and no warnings
-    assert result.stdout.endswith(f"one: {', '.join(sorted(WRITTEN, key=result.stdout.index))}\n")
-    assert all((out / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("heads", "removal", "attention"))
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.glob("*.png"))
     [tokens] = validation_tokens(run)
     content, tokens = json.loads((out / "heads.json").read_text()), torch.tensor(tokens.astype(int))
     numbers = [i * ((len(tokens) - 1) // T - 1) // 7 for i in range(8)]
     assert content["windows"] == {"of": "the validation part", "length": T, "numbers": numbers}
-    checkpoint = str(Path("sweep/heads2-seed0/checkpoints/best.ckpt"))
+    checkpoint = str(Path(RUN, "checkpoints/best.ckpt"))
     assert (content["document_mask"], content["steps"], content["checkpoint"]) == (True, 10, checkpoint)
-    whole = document_losses(lm, tokens, numbers)
-    sizes = [targets for _, targets in whole.values()]
-    assert sum(sizes) == 8 * T and content["loss"] == pytest.approx(
-        sum(x for x, _ in whole.values()) / (8 * T), abs=1e-5
-    )
-    rows, removal = read(out / "heads.csv"), read(out / "removal.csv")
-    assert [row["head"] for row in content["heads"]] == NAMES and [row["head"] for row in rows] == [*NAMES, "uniform"]
-    for row, line in zip(content["heads"], rows, strict=False):
-        without = document_losses(lm, tokens, numbers, head_gate(lm.config, [row["head"]]))
-        rises = [after - loss for (after, _), (loss, _) in zip(without.values(), whole.values(), strict=True)]
-        expected = clustered_mean(rises, sizes)
-        assert row["change"] == pytest.approx(sum(rises) / (8 * T), abs=1e-5)
+    whole, sizes = document_losses(lm, tokens, numbers)
+    assert content["loss"] == pytest.approx(whole.sum() / (8 * T), abs=1e-5)
+    assert [row["head"] for row in content["heads"]] == NAMES
+    for row, line in zip(content["heads"], read(out / "heads.csv"), strict=False):
+        without, _ = document_losses(lm, tokens, numbers, head_gate(lm.config, [row["head"]]))
+        expected = clustered_mean(without - whole, sizes)
+        assert row["change"] == pytest.approx(expected.mean, abs=1e-5)
         half = expected.interval(1 - 0.05 / len(NAMES)).half_width
         assert (row["high"] - row["low"]) / 2 == pytest.approx(half, rel=1e-2)
-        counts = {"unit": "documents", "documents": len(rises), "clusters": len(rises)}
-        assert content["observations"] == counts | {"df": pytest.approx(expected.df)} and int(line["documents"]) == len(
-            rises
-        )
+        counts = {"unit": "documents", "documents": len(sizes), "clusters": len(sizes)}
+        assert content["observations"] == counts | {"df": pytest.approx(expected.df)}
+        assert [line[name] for name in ("head", "high", "verdict", "documents")] == [
+            *map(str, (row["head"], row["high"], row["verdict"], len(sizes)))
+        ]
         assert f"| {row['head']} " in result.stdout and f"{row['change']:+.4f} ±" in result.stdout
-        assert float(line["high"]) == row["high"] and line["verdict"] == row["verdict"]
-    listed = [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")]
-    assert listed == [row["head"] for row in sorted(content["heads"], key=lambda row: -row["change"])]
-    assert "This describes one trained model on one text, not its configuration" in result.stdout
-    nothing = sum(loss for loss, _ in document_losses(lm, tokens, numbers, torch.zeros(2, 2)).values()) / (8 * T)
-    assert content["removal"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
     ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: row["change"])]
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")] == ranked[::-1]
     assert [row["removed_last"] for row in content["removal"]] == [None, *ranked]
-    assert [float(row["loss"]) for row in removal] == [row["loss"] for row in content["removal"]]
+    nothing = document_losses(lm, tokens, numbers, torch.zeros(2, 2))[0].sum() / (8 * T)
+    assert content["removal"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
+    assert [float(row["loss"]) for row in read(out / "removal.csv")] == [row["loss"] for row in content["removal"]]
     assert "".join(content["shown_tokens"]) == lm.tokenizer.decode(tokens[:T].tolist(), skip_special_tokens=False)
 
 
 def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_path, monkeypatch):
-    pages, lm = [], read_run(folder / "sweep/heads2-seed0/checkpoints/best.ckpt").checkpoint.language_model()
+    pages, lm = [], read_run(folder / RUN / "checkpoints/best.ckpt").checkpoint.language_model()
     monkeypatch.setattr("tril.model.heads.description.write_page", lambda path, **page: pages.append(page))
+    monkeypatch.setattr("tril.model.heads.description.plot_maps", lambda *_, **__: None, raising=False)
     ids, window = [*prompt_ids(lm, None, "3 é"), lm.eot_id, *prompt_ids(lm, None, "a")], torch.zeros(1, 1)
     entropy = torch.tensor([[0.0, 0.25], [0.5, 1.0]])
     for document_eot in (None, lm.eot_id):
         scores = HeadScores({"entropy_share": entropy}, {}, 1)
         write_maps(tmp_path, lm, ids, TokenWindows(window, window, document_eot), "it", scores)
-    page = pages[0]
-    assert (tmp_path / "attention.png").is_file() and page["title"] == "Attention of it"
-    assert page["tokens"] == ["3", " ", "\ufffd", "\ufffd", "<|endoftext|>", "a"]  # a character of two tokens
-    meaning = "share of the entropy of uniform weights; mean over the validation windows"
-    assert page["scores"] == {"entropy share": (meaning, entropy)}
+    assert pages[0]["tokens"] == ["3", " ", "\ufffd", "\ufffd", "<|endoftext|>", "a"]  # a character of two tokens
+    [(meaning, values)] = pages[0]["scores"].values()
+    assert "share of the entropy of uniform weights" in meaning and values is entropy
     across = [page["maps"][:, :, 4:, :4] for page in pages]
     assert (across[0] > 0).all() and (across[1] == 0).all()
     with torch.no_grad():
         alone, whole = (lm.model(torch.tensor([part]))[0].softmax(-1) for part in (ids[4:], ids))
-    for expected, row in zip((*whole, alone[-1]), (*page["probabilities"], pages[1]["probabilities"][-1]), strict=True):
-        top = expected[: lm.n_ids].argsort(descending=True)[:10]
-        assert [token for token, _ in row] == [
-            lm.tokenizer.decode([i], skip_special_tokens=False) for i in top.tolist()
-        ]
+    for expected, row in zip(
+        (*whole, alone[-1]), (*pages[0]["probabilities"], pages[1]["probabilities"][-1]), strict=True
+    ):
+        top = expected[: lm.n_ids].argsort(descending=True)[:10].tolist()
+        assert [token for token, _ in row] == [lm.tokenizer.decode([i], skip_special_tokens=False) for i in top]
         assert [p for _, p in row] == pytest.approx(expected[top].tolist(), abs=1e-6)
     assert prompt_ids(lm, np.arange(100), None) == list(range(T))  # no more than the context
     assert prompt_ids(lm, np.arange(100), "") == [lm.eot_id]
 
 
-def figures(content):
-    """Those of one run that are comparable between seeds, from its heads.json."""
-    rises = {row["head"]: row["change"] for row in content["heads"]}
+def quantities(rows):
+    """Those of one run that are comparable between seeds, from its heads."""
+    rises = {row["head"]: row["change"] for row in rows}
     sums = {f"layer {n}": sum(rise for head, rise in rises.items() if head.startswith(f"L{n}")) for n in (0, 1)}
     return sums | {f"rank {n}": rise for n, rise in enumerate(sorted(rises.values())[::-1], 1)}
 
 
 @pytest.mark.slow
-def test_the_averages_of_a_sweep_are_those_of_its_runs(folder):
+def test_the_averages_of_a_sweep_are_those_of_its_runs(swept):
+    folder = swept
     result, out = heads(folder, "dir=sweep", *OPTIONS), folder / "sweep" / "heads"
     assert result.returncode == 0, result.stderr
     assert {path.name for path in out.iterdir()} == {"heads.csv", "averages.csv", "ranks.png"}
-    lines = (f"{i} of 4: n_heads={heads}, seed {seed}, on cpu" for i, (heads, seed) in enumerate(CELLS, 1))
+    lines = (f"{i} of 4: n_heads={n}, seed {seed}, on cpu" for i, (n, seed) in enumerate(CELLS, 1))
     assert result.stderr.splitlines() == [*lines]
-    averages, of_runs, single = read(out / "averages.csv"), read(out / "heads.csv"), []
-    assert len(of_runs) == 2 * (2 + 4) and {row["variant"] for row in averages} == {"n_heads=1", "n_heads=2"}
+    of_runs, averages, single = read(out / "heads.csv"), read(out / "averages.csv"), []
     for seed in (0, 1):
         done = heads(folder, f"ckpt=sweep/heads2-seed{seed}", *OPTIONS, f"out=seed-{seed}")
         assert done.returncode == 0, done.stderr
-        one = json.loads((folder / f"seed-{seed}" / "heads.json").read_text())
+        one = json.loads((folder / f"seed-{seed}/heads.json").read_text())
         rows = [row for row in of_runs if (row["model.n_heads"], row["seed"]) == ("2", str(seed))]
-        assert [(row["head"], float(row["low"]), row["verdict"]) for row in rows] == [
-            (head["head"], head["low"], head["verdict"]) for head in one["heads"]
+        assert [(row["head"], float(row["low"]), row["verdict"], int(row["documents"])) for row in rows] == [
+            (head["head"], head["low"], head["verdict"], one["observations"]["documents"]) for head in one["heads"]
         ]
-        single.append(figures(one))
+        single.append(quantities(one["heads"]))
     for row in averages:
         if row["variant"] == "n_heads=2":
             values = [each[row["quantity"]] for each in single]
@@ -192,45 +198,44 @@ def diverge(run):
         write_state(path, content)
 
 
-def test_runs_that_a_sweep_leaves_out_are_named(folder, tmp_path):
-    """One seed is unfinished, one diverged, and a variant has no heads: the other seeds are averaged."""
-    runs = Path(shutil.copytree(folder / "sweep", tmp_path / "runs"))
+@pytest.mark.slow
+def test_runs_that_a_sweep_leaves_out_are_named(swept, tmp_path):
+    """One seed is unfinished, two diverged, and a variant has no heads: the other seed is averaged."""
+    runs = Path(shutil.copytree(swept / "sweep", tmp_path / "runs"))
     (runs / "sweep.json").unlink()  # a folder of runs
-    shutil.copytree(folder / "without" / "heads0-seed0", runs / "none")
-    (runs / "heads2-seed0" / "summary.json").unlink()
+    shutil.copytree(swept / "without/heads0-seed0", runs / "none")
+    (runs / "heads2-seed0/summary.json").unlink()
     diverge(runs / "heads1-seed1")
+    summary = json.loads((runs / "heads1-seed0/summary.json").read_text()) | {"diverged": "step 9"}
+    (runs / "heads1-seed0/summary.json").write_text(json.dumps(summary))
     result = heads(tmp_path, "dir=runs", *OPTIONS, "out=here")
     assert result.returncode == 0, result.stderr
-    remarks = (
-        "n_heads=2, seed 0, is unfinished: left out.\n"
-        "n_heads=0, seed 0, has model.n_heads=0, blocks without attention heads: left out.\n"
-        "n_heads=1, seed 1, has weights that are not finite, as its run diverged: left out."
-    )
-    rows = read(tmp_path / "here" / "averages.csv")
-    assert remarks in result.stdout
-    assert {(row["variant"], row["seeds"], row["low"]) for row in rows} == {(f"n_heads={n}", "1", "") for n in (1, 2)}
+    for remark in (
+        "n_heads=1, seed 0, diverged: left out.\nn_heads=2, seed 0, is unfinished: left out.",
+        "n_heads=0, seed 0, has model.n_heads=0, blocks without attention heads: left out.",
+        "n_heads=1, seed 1, has weights that are not finite, as its run diverged: left out.",
+    ):
+        assert remark in result.stdout
+    rows = read(tmp_path / "here/averages.csv")
+    assert {(row["variant"], row["seeds"], row["low"]) for row in rows} == {("n_heads=2", "1", "")}
 
 
 def test_refusals_are_one_line_and_leave_nothing(folder, tmp_path):
-    run = folder / "sweep" / "heads2-seed0"
-    checkpoint = read_run(run / "checkpoints" / "last.ckpt").checkpoint
-    model = tiny_gpt(vocab_size=257, context_length=T, n_heads=0)
-    without = LanguageModel(model, checkpoint.language_model().tokenizer)
-    save(tmp_path / "none" / "checkpoints" / "last.ckpt", without, **checkpoint.data)
+    run = folder / RUN
+    checkpoint = read_run(run / "checkpoints/last.ckpt").checkpoint
+    without = LanguageModel(tiny_gpt(vocab_size=257, n_heads=0), checkpoint.language_model().tokenizer)
+    save(tmp_path / "none/checkpoints/last.ckpt", without, **checkpoint.data)
     shutil.copy(run / "config.yaml", tmp_path / "none")
-    diverge(Path(shutil.copytree(run, tmp_path / "diverged")))
-    (Path(shutil.copytree(folder / "without", tmp_path / "without")) / "heads0-seed0" / "summary.json").unlink()
+    (Path(shutil.copytree(run, tmp_path / "unfinished/run")) / "summary.json").unlink()
     before = set(tmp_path.rglob("*"))
     for arguments, message in (
         (["ckpt=none"], "last.ckpt has model.n_heads=0, blocks without attention heads; name another run"),
-        (["ckpt=diverged"], "best.ckpt has weights that are not finite, as its run diverged; name another run"),
-        (
-            [f"ckpt={run}", "windows=4", f"prompt={'print(x, ' * 9}"],
-            "more than the model's context_length=32; shorten it",
-        ),
+        ([f"ckpt={run}", "windows=4", f"prompt={'print(x, ' * 9}"], "more than the model's context_length=32; sh"),
         ([f"ckpt={run}", "windows=9999"], "whole windows of 32 tokens in the validation part"),
-        ([f"dir={folder / 'sweep'}", "windows=9999"], "whole windows of 32 tokens in the validation part"),
-        (["dir=without"], "has no finished run; let one finish. the configuration, seed 0, is unfinished: left out."),
+        (
+            ["dir=unfinished"],
+            "has no finished run; let one finish. the configuration, seed 0, is unfinished: left out.",
+        ),
     ):
         assert_refused(heads(tmp_path, *arguments), message)
     assert set(tmp_path.rglob("*")) == before

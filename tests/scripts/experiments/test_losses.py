@@ -53,9 +53,9 @@ def test_few_documents_or_documents_that_differ_give_blocks_of_windows(tmp_path)
 
 def test_windows_of_different_lengths_are_merged(tmp_path):
     short, long = np.arange(8.0), np.array([1.0, 2.0, 5.0, 9.0])
-    found = losses_of(sweep_of(tmp_path, {(4,): {0: long}, (1,): {0: short}}, length={(1,): 32, (4,): 64}))
-    assert found.sizes.tolist() == [64] * 4 and found.losses[0, 0].tolist() == long.tolist()
-    assert found.losses[1, 0].tolist() == [0.5, 2.5, 4.5, 6.5]
+    found = losses_of(sweep_of(tmp_path, {(4,): {0: short}, (1,): {0: long}}, length={(4,): 32, (1,): 64}))
+    assert found.sizes.tolist() == [64] * 4 and found.losses[1, 0].tolist() == long.tolist()
+    assert found.losses[0, 0].tolist() == [0.5, 2.5, 4.5, 6.5]
 
 
 def test_a_diverged_run_is_infinite_and_a_missing_one_nan(tmp_path):
