@@ -16,25 +16,15 @@ from tril.model.checkpoint import Checkpoint, digest, load, read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf import download, is_hub_name, read_hf
 from tril.scripts.cli.compose import compose
-from tril.scripts.cli.errors import UserError
 from tril.scripts.cli.init_from import load_weights
 from tril.scripts.cli.start import find_start
 
-RUN = [  # without keys of the model and the tokenizer, which are the source's
-    "data=files",
-    "data.batch_size=4",
-    "trainer.max_steps=2",
-    "trainer.val_check_interval=2",
-    "trainer.accelerator=cpu",
-    "trainer.precision=32-true",
-    "optim.schedule.warmup_steps=1",
-    "callbacks.samples=null",
-    "callbacks.heads=null",
-    "callbacks.causality=null",
-    "hydra.run.dir=run",
-]
+RUN = (  # without keys of the model and the tokenizer, which are the source's
+    *("data=files", "data.batch_size=4", "trainer.max_steps=2", "trainer.val_check_interval=2"),
+    *("trainer.accelerator=cpu", "trainer.precision=32-true", "optim.schedule.warmup_steps=1"),
+    *("callbacks.samples=null", "callbacks.heads=null", "callbacks.causality=null", "hydra.run.dir=run"),
+)
 NAME, COMMIT, OLD = "some-org/tiny.llama", "ab" * 20, "cd" * 20  # of a model on the hub, whose main is COMMIT
-TYPE = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -47,7 +37,13 @@ def source(tmp_path):
 
 
 def train(tmp_path, text, *arguments):
-    return in_process(*RUN, f"data.path={text}", *arguments, cwd=tmp_path)
+    done = in_process(*RUN, f"data.path={text}", *arguments, cwd=tmp_path)
+    assert done.returncode in (0, 2), done.stderr
+    return done
+
+
+def entry_of(run):
+    return read_state(run / "checkpoints" / "last.ckpt")["tril"]
 
 
 def names(tmp_path):
@@ -55,46 +51,34 @@ def names(tmp_path):
 
 
 def test_a_run_takes_over_model_and_tokenizer_records_it_and_then_needs_no_source(tmp_path, text, source):
-    before, weights = load(source), digest(Checkpoint.read(source).weights)
+    before, weights, run = load(source), digest(Checkpoint.read(source).weights), tmp_path / "run"
     done = train(tmp_path, text, f"init_from={source}", "model.attn_dropout=0.25", "callbacks.causality={}")
-    assert done.returncode == 0, done.stderr
-    run, lm = tmp_path / "run", load(tmp_path / "run")
+    lm, entry, summary = load(run), entry_of(run), json.loads((run / "summary.json").read_text())
     assert lm.config.to_dict() == before.config.to_dict() | {"attn_dropout": 0.25}
     assert (lm.tokenizer.to_str(), lm.eot) == (before.tokenizer.to_str(), EOT)
-    entry = read_state(run / "checkpoints" / "last.ckpt")["tril"]
     assert entry["lineage"] == {"source": str(source), "weights": weights, "step": None}
     assert entry["certificate"]["passed"] is True
-    summary = json.loads((run / "summary.json").read_text())
     assert [summary[f"init_from{suffix}"] for suffix in ("", "_weights", "_step")] == [*entry["lineage"].values()]
     assert re.search(rf"\n  init from +{re.escape(str(source))}\n", done.stdout)
     settings = yaml.safe_load((run / "config.yaml").read_text())
     [file] = (tmp_path / "cache" / "taken_over").glob("*.json")
     assert "init_from" not in settings and settings["data"]["tokenizer"]["path"] == str(file)
-    counts = entry["data"]["counts"]["train"]  # a byte is a token, and each document has an end
-    assert entry["data"]["vocab_size"] == 257 and counts["tokens"] == counts["bytes"] + counts["documents"]
 
     source.unlink(), file.unlink()
-    run.rename(tmp_path / "moved")
-    done = in_process("resume=moved", "trainer.max_steps=4", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    last = tmp_path / "moved" / "checkpoints" / "last.ckpt"
-    assert read_state(last)["global_step"] == 4 and read_state(last)["tril"]["lineage"] == entry["lineage"]
-    assert json.loads((tmp_path / "moved" / "summary.json").read_text())["init_from_weights"] == weights
-    done = train(tmp_path, text, f"init_from={last}", "hydra.run.dir=second")
-    assert done.returncode == 0, done.stderr
-    lineage = Checkpoint.read(tmp_path / "second" / "checkpoints" / "last.ckpt").lineage
-    assert (lineage["source"], lineage["step"]) == (str(last), 4)
+    run.rename(moved := tmp_path / "moved")
+    assert in_process("resume=moved", "trainer.max_steps=4", cwd=tmp_path).returncode == 0
+    assert entry_of(moved)["lineage"] == entry["lineage"]
+    assert json.loads((moved / "summary.json").read_text())["init_from_weights"] == weights
+    train(tmp_path, text, f"init_from={moved / 'checkpoints/last.ckpt'}", "hydra.run.dir=second")
+    lineage = entry_of(tmp_path / "second")["lineage"]
+    assert (lineage["source"], lineage["step"]) == (str(moved / "checkpoints/last.ckpt"), 4)
 
 
 def test_equal_values_in_another_form_are_accepted(source, text):
-    def start(*settings):
-        return find_start(compose("train", typed(*settings, base=[])))
-
     keys = [f"data.path={text}", f"init_from={source}"]
-    settings, _ = start(*keys, "model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit")
+    same = ["model.head_dim=8", "model.qkv_bias=true", "model.backend=explicit"]
+    settings, _ = find_start(compose("train", typed(*keys, *same, base=[])))
     assert settings["model"] == load(source).config.to_dict() | {"backend": "explicit"}
-    with pytest.raises(UserError, match="model.head_dim=16 must be null"):
-        start(*keys, "model.head_dim=16")
 
 
 def test_new_rows_of_each_table_of_tokens_are_the_mean_of_the_rows_that_tokens_have():
@@ -107,30 +91,23 @@ def test_new_rows_of_each_table_of_tokens_are_the_mean_of_the_rows_that_tokens_h
 
 
 REFUSED = [
-    (["model.n_layers=4"], "has another model: model.n_layers=4 must be 2; leave them out"),  # typed, and the default
-    (["model.dim=64", "model.pos=alibi"], "model.dim=64 must be 32; model.pos=alibi must be rope"),
+    (
+        ["model.n_layers=4", "model.pos=alibi"],
+        "another model: model.n_layers=4 must be 2; model.pos=alibi must be rope",
+    ),
     (["model=qwen3"], "model.mlp=swiglu must be relu2"),
+    (["model.head_dim=16"], "model.head_dim=16 must be null"),
     (["model.vocab_size=263"], "model.vocab_size=263 must be at least 264"),
     (["data.tokenizer.vocab_size=300"], "data.tokenizer.vocab_size=300 contradicts init_from="),
     (["trainer=fsdp"], "init_from needs whole weights in each process"),
     (["optim.scale_with_width=true"], "optim.scale_with_width=true scales initial values"),
-    (["init_from=nanogpt:text.txt"], "text.txt is damaged, or is not a checkpoint"),
     (["init_from=nanogpt:words/ckpt.pt"], "has no meta.pkl, so its tokens are those of GPT-2; name its tokenizer with"),
-    (["init_from=nanogpt:words/ckpt.pt", "data.tokenizer.kind=file", "data.tokenizer.path=no.json"], "path=no.json"),
-    (["init_from=nanogpt:characters/ckpt.pt", "data.tokenizer.kind=byte"], "data.tokenizer.kind=byte does not go with"),
+    (["init_from=nanogpt:words/ckpt.pt", "data.tokenizer.kind=byte"], "data.tokenizer.kind=byte does not go with"),
 ]
 
 
-def write_nanogpt(tmp_path, text):
-    """Checkpoints of nanoGPT with the characters of the text, and with the tokens of another tokenizer."""
-    characters = "".join(sorted(set(text.read_text())))
-    write_checkpoint(tmp_path / "characters" / "ckpt.pt", reference(len(characters)))
-    write_meta(tmp_path / "characters" / "meta.pkl", characters)
-    write_checkpoint(tmp_path / "words" / "ckpt.pt", reference(264))
-
-
 def test_what_contradicts_the_source_is_refused_and_nothing_is_left(tmp_path, text, source):
-    write_nanogpt(tmp_path, text)
+    write_checkpoint(tmp_path / "words" / "ckpt.pt", reference(264))
     before = names(tmp_path)
     for arguments, message in REFUSED:
         source_of_all = [f"init_from={source}"] * (not arguments[0].startswith("init_from"))
@@ -139,23 +116,25 @@ def test_what_contradicts_the_source_is_refused_and_nothing_is_left(tmp_path, te
 
 
 def test_a_checkpoint_of_nanogpt_has_its_characters_or_the_tokenizer_that_is_named(tmp_path, text):
-    write_nanogpt(tmp_path, text)
-    (tmp_path / "gpt2.json").write_text(byte_tokenizer().to_str(), encoding="utf-8")
-    done = train(tmp_path, text, "init_from=nanogpt:characters/ckpt.pt")
-    assert done.returncode == 0, done.stderr
-    entry = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]
+    characters = "".join(sorted(set(text.read_text())))
+    write_checkpoint(tmp_path / "characters/ckpt.pt", reference(len(characters)))
+    write_meta(tmp_path / "characters/meta.pkl", characters)
+    train(tmp_path, text, "init_from=nanogpt:characters/ckpt.pt")
+    entry = entry_of(tmp_path / "run")
     counts, lineage = entry["data"]["counts"]["train"], entry["lineage"]
-    assert (lineage["source"], lineage["step"]) == (str(tmp_path / "characters" / "ckpt.pt"), 2000)
+    assert (lineage["source"], lineage["step"]) == (str(tmp_path / "characters/ckpt.pt"), 2000)
     assert counts["tokens"] == counts["bytes"] + counts["documents"] and counts["unknown"] == 0
+    write_checkpoint(tmp_path / "words/ckpt.pt", reference(264))
+    (tmp_path / "gpt2.json").write_text(byte_tokenizer().to_str(), encoding="utf-8")
     named = ("data.tokenizer.kind=file", "data.tokenizer.path=gpt2.json", "hydra.run.dir=named")
-    done = train(tmp_path, text, "init_from=nanogpt:words/ckpt.pt", *named)
-    assert done.returncode == 0, done.stderr
+    train(tmp_path, text, "init_from=nanogpt:words/ckpt.pt", *named)
     lm = load(tmp_path / "named")
     assert (lm.n_ids, lm.config.vocab_size, lm.eot) == (257, 264, EOT)
 
 
 def publish(server, folder, commit, *revisions):
     """Serves a folder as the files of a commit, which branches, tags and its own name stand for."""
+    json_type = {"Content-Type": "application/json"}
     files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     entry = {"id": NAME, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
     tree = [
@@ -163,64 +142,51 @@ def publish(server, folder, commit, *revisions):
         for i, (name, path) in enumerate(files.items())
     ]
     for revision in (commit, *revisions):
-        server.files[f"/api/models/{NAME}/revision/{revision}"] = json.dumps(entry).encode(), TYPE
-    server.files[f"/api/models/{NAME}/tree/{commit}"] = json.dumps(tree).encode(), TYPE
+        server.files[f"/api/models/{NAME}/revision/{revision}"] = json.dumps(entry).encode(), json_type
+    server.files[f"/api/models/{NAME}/tree/{commit}"] = json.dumps(tree).encode(), json_type
     for name, path in files.items():
         headers = {"X-Repo-Commit": commit, "ETag": f'"{commit[:4]}-{name}"'}
         server.files[f"/{NAME}/resolve/{commit}/{name}"] = path.read_bytes(), headers
 
 
-def downloaded(server) -> set[str]:
-    return {path.rpartition("/")[2] for method, path in server.requests if method == "GET" and "/resolve/" in path}
+def test_what_a_model_of_the_hub_needs_is_downloaded_once_at_its_revision_which_a_run_records(
+    tmp_path, text, server, hub, monkeypatch
+):
+    from huggingface_hub import constants
 
+    def downloaded():
+        return {path.rpartition("/")[2] for method, path in server.requests if method == "GET" and "/resolve/" in path}
 
-@pytest.fixture
-def on_hub(server, hub, tmp_path):
-    """A model in two commits, of which main is the second, with files that are not needed."""
     new = folder_of("SmolLM", tmp_path / "new", max_shard_size="20KB")
     (new / "onnx").mkdir()
     for name in ("pytorch_model.bin", "README.md", "onnx/model.safetensors"):
         (new / name).write_bytes(b"not needed")
     publish(server, folder_of("GPT-2", tmp_path / "old"), OLD, "v1")
     publish(server, new, COMMIT, "main")
-    return new
-
-
-def test_what_a_model_of_the_hub_needs_is_downloaded_once_at_its_revision(server, hub, on_hub, monkeypatch):
-    from huggingface_hub import constants
-
+    train(tmp_path, text, f"init_from=hf:{NAME}")
+    assert entry_of(tmp_path / "run")["lineage"]["source"] == f"hf:{NAME}@{COMMIT}"
+    shards = {path.name for path in new.glob("model-*.safetensors")}
+    assert downloaded() == shards | {"config.json", "tokenizer.json"}
+    server.requests.clear()
     folder, name = download(NAME)
-    shards = {path.name for path in on_hub.glob("model-*.safetensors")}
-    assert name == f"{NAME}@{COMMIT}" and downloaded(server) == shards | {"config.json", "tokenizer.json"}
-    expected, found = (read_hf(path).language_model() for path in (on_hub, folder))
+    assert name == f"{NAME}@{COMMIT}" and downloaded() == set()
+    expected, found = (read_hf(path).language_model() for path in (new, folder))
     ids = torch.randint(257, (2, 20))
     assert found.config == expected.config and torch.equal(found.model(ids), expected.model(ids))
     for revision in ("v1", OLD):
         old, old_name = download(f"{NAME}@{revision}")
         assert old_name == f"{NAME}@{OLD}" and read_hf(old).config.pos == "learned"
-    server.requests.clear()
-    assert download(NAME) == (folder, name) and downloaded(server) == set()
+    server.files["/api/models/some-org/none/revision/main"] = None, {"X-Error-Code": "RepoNotFound"}
+    done = train(tmp_path, text, "init_from=hf:some-org/none", "hydra.run.dir=none")
+    assert_refused(done, "some-org/none is no folder, and cannot be read from the hub (", "check name, revision and")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub("http://127.0.0.1:1")
-    assert download(NAME) == (folder, name)
-
-
-def test_a_run_records_the_commit_and_a_model_that_the_hub_lacks_is_one_line(tmp_path, text, server, on_hub):
-    done = train(tmp_path, text, f"init_from=hf:{NAME}")
-    assert done.returncode == 0, done.stderr
-    lineage = read_state(tmp_path / "run" / "checkpoints" / "last.ckpt")["tril"]["lineage"]
-    assert lineage["source"] == f"hf:{NAME}@{COMMIT}"
-    server.files["/api/models/some-org/none/revision/main"] = None, {"X-Error-Code": "RepoNotFound"}
-    before = names(tmp_path)
-    done = train(tmp_path, text, "init_from=hf:some-org/none")
-    assert_refused(done, "some-org/none is no folder, and cannot be read from the hub (", "check name, revision and")
-    assert names(tmp_path) == before
+    assert download(NAME) == (folder, name) and not (tmp_path / "none").exists()
 
 
 def test_names_of_the_hub_and_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = ("org/name", "org/name@main", "my-org/Llama-3.2_1B@v1.0", "org/name@refs/pr/1")
-    assert all(map(is_hub_name, names))
+    assert all(map(is_hub_name, ("org/name", "org/name@main", "my-org/Llama-3.2_1B@v1.0", "org/name@refs/pr/1")))
     others = ("name", "/org/name", "./org/name", "../org/name", "a/b/c", "org/", "~/org", "org/name@", "org\\name", "")
     assert not any(map(is_hub_name, others))
     (tmp_path / "org" / "name").mkdir(parents=True)
