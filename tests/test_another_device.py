@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import tiny_gpt
 from tril.model.checkpoint import Checkpoint
-from tril.model.generation.generate import decode_step, generate_ids
+from tril.model.generation import generate
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import IGNORE
 from tril.model.training.module import TrainingModule
@@ -23,9 +23,8 @@ V, T, NEW, EOT = 31, 12, 14, 7
 PARTS = [
     {"n_kv_heads": 2, "window": 4, "qk_norm": "rmsnorm", "mlp": "swiglu", "logit_softcap": 9.0},
     {"pos": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu", "tie_embeddings": True},
-    {"pos": "alibi", "n_kv_heads": 2, "qk_norm": "layernorm", "norm_eps": 1e-4, "qkv_bias": True, "mlp_hidden": 40},
-    {"backend": "explicit", "attn_dropout": 0.1, "resid_dropout": 0.1, "embd_dropout": 0.1},
-    {"backend": "stacked", "pos": "none"},
+    {"pos": "alibi", "backend": "explicit", "attn_dropout": 0.1, "resid_dropout": 0.1, "embd_dropout": 0.1},
+    {"backend": "stacked", "pos": "none", "qk_norm": "layernorm"},
     {"n_heads": 0},
 ]
 ONE, UNEQUAL = [[1, 2, 3]], [[1, 2], [3] * 9, [4] * 20]
@@ -35,9 +34,8 @@ ONE, UNEQUAL = [[1, 2, 3]], [[1, 2], [3] * 9, [4] * 20]
 def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts):
     for kind, document_eot in (("muon", EOT), ("adamw", None)):
         model = tiny_gpt(**parts).to("meta")
-        tokenizer = Tokenizer(models.BPE({}, [])).to_str()
-        content = Checkpoint(model.config, {}, tokenizer, "A", data={"fingerprint": "text"}).entry()
-        run = {"total_steps": 40, "val_bytes": {"": float}, "payload": content, "document_eot": document_eot}
+        content = Checkpoint(model.config, {}, Tokenizer(models.BPE({}, [])).to_str(), "A", data={"fingerprint": ""})
+        run = {"total_steps": 40, "val_bytes": {"": float}, "payload": content.entry(), "document_eot": document_eot}
         module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
         module._trainer = SimpleNamespace(precision="bf16-mixed", num_val_batches=[1])
         made = module.configure_optimizers()
@@ -63,16 +61,15 @@ class HostGenerator(torch.Generator):
 @pytest.fixture
 def sampled(monkeypatch):
     """The shapes of all steps; `step` replaces the compiled one."""
-    generate = "tril.model.generation.generate"
-    monkeypatch.setattr(f"{generate}.torch.Generator", HostGenerator)
-    monkeypatch.setattr(f"{generate}.to_host", lambda ids: lambda: torch.zeros(ids.shape, dtype=ids.dtype))  # no values
+    monkeypatch.setattr(generate.torch, "Generator", HostGenerator)
+    monkeypatch.setattr(generate, "to_host", lambda ids: lambda: torch.zeros(ids.shape, dtype=ids.dtype))  # no values
 
     def sampled(parts, prompts, step=None, **sampling):
-        monkeypatch.setattr(f"{generate}.compiled_step", lambda device_type: step)
+        monkeypatch.setattr(generate, "compiled_step", lambda device_type: step)
         gate = torch.ones(2, 4, device="meta") if parts.get("n_heads") != 0 else None
         options = {"eot_id": EOT, "head_gate": gate, "compile": step is not None}
-        settings = SamplingConfig(max_new_tokens=NEW, **sampling)
-        return [tuple(ids.shape) for ids in generate_ids(tiny_gpt(**parts).to("meta"), prompts, settings, **options)]
+        settings, model = SamplingConfig(max_new_tokens=NEW, **sampling), tiny_gpt(**parts).to("meta")
+        return [tuple(ids.shape) for ids in generate.generate_ids(model, prompts, settings, **options)]
 
     return sampled
 
@@ -84,7 +81,7 @@ def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts):
     for prompts, step, sampling in (
         (ONE, None, {}),
         (UNEQUAL, None, {"temperature": 0.0}),
-        (UNEQUAL, decode_step, filters),
+        (UNEQUAL, generate.decode_step, filters),
     ):
         assert sampled(parts, prompts, step, **sampling) == [(len(prompts),)] * NEW
 
@@ -94,6 +91,6 @@ def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts):
 def test_a_step_for_another_device_is_compiled_without_graph_breaks_and_once(sampled, parts):
     torch._dynamo.reset()
     counter = CompileCounter()
-    step = torch.compile(decode_step, backend=counter, fullgraph=True, dynamic=False)
+    step = torch.compile(generate.decode_step, backend=counter, fullgraph=True, dynamic=False)
     assert sampled(parts, UNEQUAL, step) == [(len(UNEQUAL),)] * NEW
     assert counter.frame_count == 1

@@ -20,93 +20,76 @@ from tril.model.training.settings import TopLevelConfig
 from tril.scripts.cli.command_line import PROGRAMS
 from tril.scripts.cli.config import GROUPS
 from tril.scripts.cli.console import COMMANDS
-from tril.scripts.cli.errors import UserError, user_errors
+from tril.scripts.cli.errors import UserError, fail, user_errors
 
 EXPENSIVE = {  # what each command does with settings that it accepts
     "train": "tril.data.datamodule.TextDataModule.prepare_data",
     "certify": "tril.model.causality.certificate.certify_model",
     "referee": "tril.scripts.experiments.referee.judge",
 }
-TRAIN = [  # arguments, and what the line contains; FILES is the folder of the fixture
-    ("optim=null", "Config group override must be a string or a list. Got NoneType"),
-    ("+model=small", "Multiple values for model. To override a value use 'override model: small'"),
-    ("sweep.skip_invalid=true", "sweep.skip_invalid=true has no effect on a single run; leave it out, or add -m"),
-    ("+ablation=heads", "the ablation is a grid over model.n_heads; run it with python train.py -m, or choose a"),
-    ("model.dim=${nothing}", "Interpolation key 'nothing' not found: full_key: model.dim"),
-    ("model.dim=\u001b[31m", "cannot read 'model.dim=\\x1b[31m'; put quotes within quotes, \"model.dim='...'\""),
-    ("hydra.run.dir=null", "Error merging override hydra.run.dir=null"),
-    ("optim.betas=[0.9,1]", "optim.betas.1=1 must be less than 1"),
-    (("model.causal=false", "model.window=3"), "model.window=3 needs model.causal=true"),
-    ("model.causal=false", "model.causal=false lets every position attend to later ones, so its losses would be"),
-    (("model.backend=flex", "trainer.accelerator=cpu"), "model.backend=flex needs trainer.accelerator=cuda to train,"),
-    ("trainer.devices=x", "trainer.devices=x must be a number of devices, or auto"),
-    ("trainer.max_time=99999999999:00:00:00", "trainer.max_time=99999999999:00:00:00 must be DD:HH:MM:SS, such as"),
-    (("trainer=ddp", "trainer.num_nodes=2"), "trainer.num_nodes=2 needs processes that torchrun or srun starts on"),
-    (("trainer=fsdp", "compile=true"), "compile=true does not go with trainer=fsdp; set compile=false"),
-    ("checkpoint=null", "checkpoint=null must be a group of settings; change one, such as checkpoint.KEY=VALUE"),
-    ("callbacks.progress._target_=os.system", "there is no setting callbacks.progress._target_; did you mean"),
-    ("+callbacks.mine={}", "there is no setting callbacks.mine; choose one of callbacks.causality,"),
-    ("+callbacks.mine._target_=lightning.pytorch.callbacks.Nothing", "callbacks.mine._target_=l"),
-    ("+callbacks.mine._target_=tril.model.training.callbacks.output.Progress", "is not a callback or logger of"),
-    ("logger=[wandb,tensorbord]", "there is no logger=tensorbord; did you mean tensorboard?"),
-    ("data.source=nowhere", "data.source=nowhere must be one of stdlib, prose, shakespeare, files, hub, mixture"),
-    ("data=[]", "data.source=None must be one of stdlib"),
-    ("data.token_budget=256", "data.token_budget=256 must be more than model.context_length=256, the tokens of one"),
-    ("data.cache_dir=FILES/text.txt", "data.cache_dir=FILES/text.txt is a file; give a folder"),
-    ("data.tokenizer.kind=file", "data.tokenizer.path is missing; kind=file needs a tokenizer.json"),
-    (("data.path=FILES/text.txt", "data.val_path=nowhere"), "data.val_path=nowhere matches no file; give a file,"),
-]
-EVALUATE = [
-    ("ckpt=FILES/tiny.ckpt", "FILES/config.yaml does not exist, so the data of FILES/tiny.ckpt are unknown; name a"),
-    (("ckpt=FILES/tiny.ckpt", "data=prose", "data.tokenizer.kind=char"), "data.tokenizer.kind=char has no effect on"),
-    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/latin1.txt"), "pairs=FILES/latin1.txt is not UTF-8 (unexpected end of"),
-    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt"), "pairs=FILES/text.txt: line 1 must be {"),
-    (("ckpt=FILES/tiny.ckpt", "pairs=FILES/text.txt", "data=prose"), "data=prose has no effect without pairs=null"),
-    (("ckpt=FILES/tiny.ckpt", "data=files", "data.path=FILES/text.txt", "out=FILES/text.txt"), "cannot write to"),
-]
-CERTIFY = [
-    ("hf=FILES/tokenizer.json", "hf=FILES/tokenizer.json cannot be loaded; name a folder written by"),
-    (("call=os:sep", "vocab_size=3", "context_length=4"), "call=os:sep is not callable on ids; name a function"),
-    (("call=os:getcwd", "vocab_size=0", "context_length=4"), "vocab_size=0 must be an integer of at least 3"),
-    (("call=not_there:f", "vocab_size=3", "context_length=4"), "call=not_there:f cannot be imported: No module named"),
-    ("context_length=3", "vocab_size, context_length, receptive_field go with call=...; of a fresh model set"),
-    ("out=\u0000", "embedded null byte"),
-    (("ckpt=FILES/tiny.ckpt", "model=nano"), "ckpt=FILES/tiny.ckpt and model=nano name several models; keep one"),
-]
-HEADS = [
-    ("dir=FILES/text.txt", "FILES/text.txt is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
-    ("dir=FILES/folder", "FILES/folder holds neither a sweep.json with runs nor a run with config.yaml; name the"),
-]
-REPORT = [
-    ("dir=a\nb", "a b is not a folder; name that of a sweep, such as multirun/DATE/TIME"),
-    (("dir=FILES/folder", "margin=nan"), "margin=nan must be a finite number"),
-    (("dir=FILES/folder", "out=a", "publish=b"), "out=a excludes publish=b; use one of them"),
-]
-REFEREE = [
-    ("candidate=seed=1", "candidate: seed=1 cannot be set for an arm; set the first seed with seed=N, outside of the"),
-    ("candidate=-m", "candidate: cannot read '-m'; settings are written key=value"),
-    ("candidate=+ablation=heads", "candidate: +ablation=heads cannot be set for an arm; name one configuration"),
-    ("candidate='model.dim=", 'candidate: cannot read "\'model.dim=" (No closing quotation); close the quotes'),
-    (
-        ("candidate=", "baseline=model.dim=["),
-        "baseline: cannot read 'model.dim=['; put quotes within quotes, \"model.dim='...'\"",
-    ),
-    ("candidate=model.dim=32,64", "candidate: model.dim=32,64 has several values; add -m for a grid of runs, or"),
-    (("candidate=", "common=trainer.max_steps=x"), "baseline: trainer.max_steps='x' must be a valid integer"),
-]
-SAMPLE = [
-    ("ckpt=FILES/other.ckpt", "FILES/other.ckpt has no state_dict and tril entries; use a .ckpt file that train.py"),
-    (("ckpt=FILES/tiny.ckpt", "stop=''"), "stop.0= must have at least 1 character"),
-    (("ckpt=FILES/tiny.ckpt", "prompt=[a, '\udcff']"), "surrogates not allowed"),  # a byte that is not UTF-8
-    (("ckpt=FILES/tiny.ckpt", "-m", "n=2"), "-m starts a grid of training runs, which sample cannot; leave"),
-]
-EXPORT = [
-    (("ckpt=FILES/tiny.ckpt", "out=FILES/text.txt/below"), "FILES/text.txt"),
-    (("ckpt=FILES/tiny.ckpt", "out=FILES/text.txt"), "out=FILES/text.txt exists; name a new one"),
-]
-PLAY = [(("ckpt=FILES/tiny.ckpt", "port=0", "other=nowhere"), "nowhere does not exist; name a checkpoint file")]
-ROWS = {"train": TRAIN, "sample": SAMPLE, "play": PLAY, "export": EXPORT, "evaluate": EVALUATE, "heads": HEADS}
-ROWS |= {"report": REPORT, "certify": CERTIFY, "referee": REFEREE}
+ROWS = {  # command -> arguments, and what the line contains; FILES is the folder of the fixture
+    "train": [
+        ("optim=null", "Config group override must be a string or a list. Got NoneType"),
+        ("+model=small", "Multiple values for model. To override a value use 'override model: small'"),
+        ("sweep.skip_invalid=true", "sweep.skip_invalid=true has no effect on a single run; leave it out, or add -m"),
+        ("+ablation=heads", "the ablation is a grid over model.n_heads; run it with python train.py -m, or choose a"),
+        ("model.dim=${nothing}", "Interpolation key 'nothing' not found: full_key: model.dim"),
+        ("model.dim=\u001b[31m", "cannot read 'model.dim=\\x1b[31m'; put quotes within quotes, \"model.dim='...'\""),
+        ("optim.betas=[0.9,1]", "optim.betas.1=1 must be less than 1"),
+        ("model.causal=false model.window=3", "model.window=3 needs model.causal=true"),
+        ("model.causal=false", "model.causal=false lets every position attend to later ones, so its losses would be"),
+        ("model.backend=flex trainer.accelerator=cpu", "model.backend=flex needs trainer.accelerator=cuda to train,"),
+        ("trainer=ddp trainer.num_nodes=2", "trainer.num_nodes=2 needs processes that torchrun or srun starts on"),
+        ("trainer=fsdp compile=true", "compile=true does not go with trainer=fsdp; set compile=false"),
+        ("checkpoint=null", "checkpoint=null must be a group of settings; change one, such as checkpoint.KEY=VALUE"),
+        ("callbacks.progress._target_=os.system", "there is no setting callbacks.progress._target_; did you mean"),
+        ("+callbacks.mine={}", "there is no setting callbacks.mine; choose one of callbacks.causality,"),
+        ("+callbacks.mine._target_=lightning.pytorch.callbacks.Nothing", "callbacks.mine._target_=l"),
+        ("+callbacks.mine._target_=lightning.pytorch.loggers.logger.DummyLogger", "is no callback of Lightning; corr"),
+        ("+callbacks.mine._target_=tril.model.training.callbacks.output.Progress", "is not a callback or logger of"),
+        ("logger=[wandb,tensorbord]", "there is no logger=tensorbord; did you mean tensorboard?"),
+        ("data.source=nowhere", "data.source=nowhere must be one of stdlib, prose, shakespeare, files, hub, mixture"),
+        (
+            "data.token_budget=256",
+            "data.token_budget=256 must be more than model.context_length=256, the tokens of one",
+        ),
+        ("data.cache_dir=FILES/text.txt", "data.cache_dir=FILES/text.txt is a file; give a folder"),
+        ("data.tokenizer.kind=file", "data.tokenizer.path is missing; kind=file needs a tokenizer.json"),
+    ],
+    "evaluate": [
+        (
+            "ckpt=FILES/tiny.ckpt",
+            "FILES/config.yaml does not exist, so the data of FILES/tiny.ckpt are unknown; name a",
+        ),
+        ("ckpt=FILES/tiny.ckpt pairs=FILES/latin1.txt", "pairs=FILES/latin1.txt is not UTF-8 (unexpected end of"),
+        ("ckpt=FILES/tiny.ckpt pairs=FILES/text.txt data=prose", "data=prose has no effect without pairs=null"),
+        ("ckpt=FILES/tiny.ckpt data=files data.path=FILES/text.txt out=FILES/text.txt", "cannot write to"),
+    ],
+    "certify": [
+        ("hf=FILES/tokenizer.json", "hf=FILES/tokenizer.json cannot be loaded; name a folder written by"),
+        ("call=os:sep vocab_size=3 context_length=4", "call=os:sep is not callable on ids; name a function"),
+        ("call=os:getcwd vocab_size=0 context_length=4", "vocab_size=0 must be an integer of at least 3"),
+        ("call=not_there:f vocab_size=3 context_length=4", "call=not_there:f cannot be imported: No module named"),
+        ("context_length=3", "vocab_size, context_length, receptive_field go with call=...; of a fresh model set"),
+        ("ckpt=FILES/tiny.ckpt model=nano", "ckpt=FILES/tiny.ckpt and model=nano name several models; keep one"),
+    ],
+    "heads": [("dir=FILES/text.txt", "FILES/text.txt is not a folder; name that of a sweep, such as multirun/DATE/")],
+    "report": [("dir=FILES/folder margin=nan", "margin=nan must be a finite number")],
+    "referee": [
+        ("candidate=seed=1", "candidate: seed=1 cannot be set for an arm; set the first seed with seed=N, outside of"),
+        ("candidate=-m", "candidate: cannot read '-m'; settings are written key=value"),
+        ("candidate='model.dim=", 'candidate: cannot read "\'model.dim=" (No closing quotation); close the quotes'),
+        ("candidate= common=trainer.max_steps=x", "baseline: trainer.max_steps='x' must be a valid integer"),
+    ],
+    "sample": [
+        ("ckpt=FILES/other.ckpt", "FILES/other.ckpt has no state_dict and tril entries; use a .ckpt file that train"),
+        ("ckpt=FILES/tiny.ckpt stop=''", "stop.0= must have at least 1 character"),
+        ("ckpt=FILES/tiny.ckpt prompt=[a,'\udcff']", "surrogates not allowed"),  # a byte that is not UTF-8
+        ("ckpt=FILES/tiny.ckpt -m n=2", "-m starts a grid of training runs, which sample cannot; leave"),
+    ],
+    "export": [("ckpt=FILES/tiny.ckpt out=FILES/text.txt", "out=FILES/text.txt exists; name a new one")],
+    "play": [("ckpt=FILES/tiny.ckpt port=0 other=nowhere", "nowhere does not exist; name a checkpoint file")],
+}
 
 
 def main_of(command):
@@ -134,13 +117,20 @@ def test_it_is_refused(command, files, tmp_path, monkeypatch):
 
     if command in EXPENSIVE:
         monkeypatch.setattr(EXPENSIVE[command], expensive)
-    for arguments, message in ROWS[command]:
-        words = (arguments,) if isinstance(arguments, str) else arguments
-        words = [word.replace("FILES", str(files)) for word in words]
+    for words, message in ROWS[command]:
+        words = [word.replace("FILES", str(files)) for word in words.split(" ")]
         done = call(main_of(command), *words, cwd=tmp_path, TRIL_CACHE=str(files / "cache"))
         assert_refused(done, message.replace("FILES", str(files)))
         assert len(done.stderr.splitlines()) == 1, done.stderr  # nor any of the other line separators
-        assert list(tmp_path.iterdir()) == [], arguments
+        assert list(tmp_path.iterdir()) == [], words
+
+
+def test_an_error_is_one_line_whatever_it_contains(capsys):
+    error = UserError("a\nb\u2028c\x1b[31m")
+    error.add_note("a note")
+    with pytest.raises(SystemExit):
+        fail(error)
+    assert capsys.readouterr().err == "error: a b c\\x1b[31m\na note\n"
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])

@@ -19,21 +19,21 @@ from tril.scripts import evaluate, heads
 
 T = 32
 OFF = ("~callbacks.samples", "~callbacks.heads", "~callbacks.causality")
-CHAT = ("data.format=chat", "data.path=train.jsonl", "data.val_path=val.jsonl", "hydra.run.dir=run", *OFF)
+CHAT = ("data.format=chat", "data.path=train.jsonl", "data.val_path=val.jsonl", *OFF)
 BYTES = (*TINY[:1], *TINY[2:-1], "data.tokenizer.kind=byte", "trainer.max_steps=4")
 
 
 @pytest.fixture
 def chats(tmp_path):
     """The validation conversations, with two answers each; an answer and a question are longer than two windows."""
-    found = []
+    conversations = []
     for i, answer in enumerate(["yes", "no, é", "x" * 70, "more", "less"]):
         texts = [f"question {i}" + "?" * (i == 3) * 70, answer, "and then", f"{answer}!"]
-        found.append([{"role": ("user", "assistant")[j % 2], "content": text} for j, text in enumerate(texts)])
-    (tmp_path / "val.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for messages in found))
+        conversations.append([{"role": ("user", "assistant")[j % 2], "content": text} for j, text in enumerate(texts)])
+    (tmp_path / "val.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for messages in conversations))
     rows = [{"prompt": f"{i} + {i}?", "response": f"{2 * i}"} for i in range(60)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return found
+    return conversations
 
 
 def losses_by_hand(chats, lm):
@@ -58,18 +58,17 @@ def losses_by_hand(chats, lm):
 def test_losses_bytes_and_conversations_of_a_run(tmp_path, chats, limit):
     """Of all windows, or of four, which hold the first answers only."""
     limited = ["data.val_batch_size=4", "+trainer.limit_val_batches=1"] if limit else []
-    done = in_process(*BYTES, *CHAT, *limited, cwd=tmp_path)
+    done = in_process(*BYTES, *CHAT, "hydra.run.dir=run", *limited, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    run, summary = tmp_path / "run", json.loads((tmp_path / "run" / "summary.json").read_text())
+    run, summary = tmp_path / "run", json.loads((tmp_path / "run/summary.json").read_text())
     positions, owners, is_byte, nats = losses_by_hand(chats, load(run))
     scored = positions <= (limit or 10**9)
     bpb = nats[scored].sum() / math.log(2) / is_byte[scored].sum()
-    assert summary["final_val_bpb"] == pytest.approx(bpb, rel=1e-5)
+    assert summary["final_val_bpb"] == pytest.approx(bpb, rel=1e-5) and 0 < scored.sum()
     if limit:
-        assert 0 < scored.sum() < len(scored)
+        assert scored.sum() < len(scored)
         return
     assert summary["final_val_loss"] == pytest.approx(np.mean(nats), rel=1e-5)
-    assert f"({len(positions) + sum(len(str(2 * i)) + 2 for i in range(60)):,} of them in answers)" in done.stdout
     windows = np.load(run / "windows_last.npz")
     assert windows["document_targets"].tolist() == np.bincount(owners).tolist()
     assert windows["document_nll"].tolist() == pytest.approx(np.bincount(owners, nats).tolist(), rel=1e-4)
@@ -78,55 +77,33 @@ def test_losses_bytes_and_conversations_of_a_run(tmp_path, chats, limit):
     for main in (evaluate.main, heads.main):
         refused = call(main, "ckpt=run", "device=cpu", cwd=tmp_path, TRIL_CACHE=str(tmp_path / "cache"))
         assert_refused(refused, "was trained on the answers of conversations")
-    refused = call(evaluate.main, "ckpt=run", "data=files", "data.format=chat", "data.path=val.jsonl", cwd=tmp_path)
-    assert_refused(refused, "data.format=chat has no effect on evaluate")
 
 
-@pytest.fixture
-def source(tmp_path):
+def test_the_chat_template_of_the_source_is_taken_over_unless_another_is_typed(tmp_path, chats):
+    """The run keeps it, so does a run that starts from that one, and a resumed run needs no source."""
     folder = folder_of("SmolLM", tmp_path / "hf")
     (folder / "tokenizer.json").write_text(byte_tokenizer(*MARKS).to_str())
     special = {"eos_token": "<|im_end|>", "bos_token": {"content": "<s>"}}
     change_json(folder / "tokenizer_config.json", chat_template=CHATML, **special)
-    return f"init_from=hf:{folder}"
+    steps = ("data=files", "trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.accelerator=cpu")
 
+    def train(name, *settings):
+        sizes = ("optim.schedule.warmup_steps=1", "data.batch_size=4", f"hydra.run.dir={name}")
+        done = in_process(*CHAT, *steps, *sizes, *settings, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        data = read_state(tmp_path / name / "checkpoints/last.ckpt")["tril"]["data"]
+        return data["counts"]["val"]["targets"], data["sources"][""]["source"]["chat_template"]
 
-HF = ("data=files", *CHAT, "trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.accelerator=cpu")
-HF += ("optim.schedule.warmup_steps=1", "data.batch_size=4")
-
-
-def data_of(run):
-    return read_state(run / "checkpoints" / "last.ckpt")["tril"]["data"]
-
-
-def template_of(run):
-    return data_of(run)["sources"][""]["source"]["chat_template"]
-
-
-def test_the_chat_template_of_the_source_is_taken_over_unless_another_is_typed(tmp_path, chats, source):
-    """The run keeps it, so does a run that starts from that one, and a resumed run needs no source."""
-    done = in_process(*HF, source, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    [file] = (tmp_path / "cache" / "taken_over").glob("*.jinja")
+    targets, template = train("run", f"init_from=hf:{folder}")
+    [file] = (tmp_path / "cache/taken_over").glob("*.jinja")
     expected = '{% set bos_token = "<s>" %}{% set eos_token = "<|im_end|>" %}' + CHATML
-    assert file.read_text() == expected == template_of(tmp_path / "run")
-    settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert file.read_text() == template == expected
+    settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
     assert settings["data"]["chat_template"] == str(file)
     marked = sum(len(message["content"].encode()) + 1 for each in chats for message in each[1::2])
-    assert data_of(tmp_path / "run")["counts"]["val"]["targets"] == marked  # bytes, and the token that ends the answer
-    (tmp_path / "hf").rename(tmp_path / "gone")
-    done = in_process("resume=run", "trainer.max_steps=4", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert targets == marked  # bytes, and the token that ends the answer
+    folder.rename(tmp_path / "gone")
+    assert in_process("resume=run", "trainer.max_steps=4", cwd=tmp_path).returncode == 0
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
-    for name, typed in (("second", []), ("third", ["data.chat_template=mine.jinja"])):
-        done = in_process(*HF, f"hydra.run.dir={name}", "init_from=run", *typed, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    assert template_of(tmp_path / "second") == expected
-    assert template_of(tmp_path / "third").startswith("{% for m in messages %}[")
-
-
-def test_a_refused_run_leaves_nothing(tmp_path, chats, source):
-    (tmp_path / "val.jsonl").write_text(json.dumps({"prompt": "a", "response": ""}))
-    refused = in_process(*HF, source, cwd=tmp_path)
-    assert_refused(refused, "messages[1].content must be a text and not empty; write prompt and response, or ")
-    assert not (tmp_path / "run").exists()
+    assert train("second", "init_from=run")[1] == expected
+    assert train("third", "init_from=run", "data.chat_template=mine.jinja")[1].startswith("{% for m in messages %}[")

@@ -31,11 +31,7 @@ def configure(tmp_path, monkeypatch):
     (tmp_path / "other.txt").write_text("".join(f"{i}! The square of {i} is {i * i}\n" for i in range(300)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
-
-    def configure(*overrides, run="run"):
-        return typed(SOURCES, f"hydra.run.dir={run}", *overrides, base=MIXTURE)
-
-    return configure
+    return lambda *settings, run="run": typed(SOURCES, f"hydra.run.dir={run}", *settings, base=MIXTURE)
 
 
 def nats_by_hand(lm, tokens):
@@ -51,18 +47,18 @@ def nats_by_hand(lm, tokens):
 
 def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
     trained = train_typed(configure())
-    run, lm = tmp_path / "run", load(tmp_path / "run" / "checkpoints" / "last.ckpt")
+    run, lm, summary = tmp_path / "run", load(tmp_path / "run/checkpoints/last.ckpt"), trained.summary
     texts = parse(trained.settings["data"]).prepare().texts
     nats = {name: nats_by_hand(lm, text.tokens("val")) for name, text in texts.items()}
     targets = {name: len(text.tokens("val")) - 1 for name, text in texts.items()}
     counts = {name: text.meta["counts"]["val"] for name, text in texts.items()}
     sizes = {name: count["bytes"] - count["first_bytes"] for name, count in counts.items()}
-    summary = json.loads((run / "summary.json").read_text())
     logged = [row for row in rows(run) if row["val/loss"]][-1]
-    for name, loss in ((name, nats[name] / targets[name]) for name in texts):
+    for name in texts:
         found, bpb = summary["sources"][name], nats[name] / math.log(2) / sizes[name]
         values = [float(logged[f"val/{name}/{key}"]) for key in ("loss", "bpb")]
-        assert values == [found["final_val_loss"], found["final_val_bpb"]] == pytest.approx([loss, bpb], rel=1e-5)
+        assert values == [found["final_val_loss"], found["final_val_bpb"]]
+        assert values == pytest.approx([nats[name] / targets[name], bpb], rel=1e-5)
     total, count = sum(nats.values()), sum(targets.values())
     assert float(logged["val/loss"]) == summary["final_val_loss"] == pytest.approx(total / count, rel=1e-5)
     assert summary["final_val_bpb"] == pytest.approx(total / math.log(2) / sum(sizes.values()), rel=1e-5)
@@ -70,20 +66,17 @@ def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
     assert [summary["sources"][name]["share"] for name in ("docs", "other.txt")] == [0.75, 0.25]
     epochs = 8 * 4 * T * 0.25 / texts["other.txt"].meta["counts"]["train"]["tokens"]
     assert summary["sources"]["other.txt"]["epochs"] == pytest.approx(epochs)
-
     windows, documents = np.load(run / "windows_last.npz"), [count["documents"] for count in counts.values()]
-    assert len(windows["nll"]) == sum(-(-n // T) for n in targets.values()) and windows["targets"].sum() == count
-    assert len(windows["document_nll"]) == sum(documents)
+    assert len(windows["nll"]) == sum(-(-n // T) for n in targets.values())
+    assert windows["targets"].sum() == count and len(windows["document_nll"]) == sum(documents)
     assert windows["document_nll"][: documents[0]].sum() == pytest.approx(nats["docs"], rel=1e-5)
-
-    run_evaluate = {"cwd": tmp_path, "TRIL_CACHE": str(tmp_path / "cache")}
-    for data in ([], ["data=mixture", SOURCES]):
-        refused = call(evaluate.main, "ckpt=run", *data, **run_evaluate)
-        assert_refused(refused, "a mixture has several texts; evaluate one of its sources, such as data=stdlib")
-    last = "ckpt=run/checkpoints/last.ckpt"
-    done = call(evaluate.main, last, "data=files", "data.path=docs", "out=out", **run_evaluate)
+    options = {"cwd": tmp_path, "TRIL_CACHE": str(tmp_path / "cache")}
+    refused = call(evaluate.main, "ckpt=run", **options)
+    assert_refused(refused, "a mixture has several texts; evaluate one of its sources, such as data=stdlib")
+    checkpoint = "ckpt=run/checkpoints/last.ckpt"
+    done = call(evaluate.main, checkpoint, "data=files", "data.path=docs", "out=out", **options)
     assert done.returncode == 0, done.stderr
-    loss = json.loads((tmp_path / "out" / "evaluation.json").read_text())["figures"]["loss"]["mean"]
+    loss = json.loads((tmp_path / "out/evaluation.json").read_text())["figures"]["loss"]["mean"]
     assert loss == pytest.approx(summary["sources"]["docs"]["final_val_loss"], rel=1e-5)
 
 
@@ -100,11 +93,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit_and_needs_the_sa
     train_typed(configure(*steps, run="whole"))
     with interrupted():
         train_typed(configure(*steps, run="half"))
-    saved, resume = tmp_path / "half" / "config.yaml", typed("resume=half", base=[])
+    saved, resume = tmp_path / "half/config.yaml", typed("resume=half", base=[])
     original = saved.read_text()
-    message = r"data.sources={'docs': 0.667, 'other.txt': 0.333} must be {'docs': 0.75, 'other.txt': 0.25}, as in "
+    shares = r"data.sources={'docs': 0.667, 'other.txt': 0.333} must be {'docs': 0.75, 'other.txt': 0.25}, as in "
     for old, new, refusal in (
-        ("weight: 0.75", "weight: 0.5", message + ".*; leave it out, or start a new run"),
+        ("weight: 0.75", "weight: 0.5", shares),
         ("path: docs", "path: docs/1*", "the data .* must be those of"),
     ):
         saved.write_text(original.replace(old, new))
@@ -112,7 +105,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit_and_needs_the_sa
             train_typed(resume)
     saved.write_text(original.replace("weight: 0.75", "weight: 3").replace("weight: 0.25", "weight: 1"))
     train_typed(resume)  # the same shares
-    states = [read_state(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "half")]
+    states = [read_state(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "half")]
     weights = [state["state_dict"] for state in states]
     assert [state["global_step"] for state in states] == [8, 8]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -1,7 +1,5 @@
 """Runs with wandb and TensorBoard, compared with metrics.csv. wandb writes offline; its calls are recorded."""
 
-import json
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +17,7 @@ TRACKERS = ("logger=[wandb,tensorboard]", "logger.wandb.log_model=true", "callba
 def found(tmp_path_factory):
     """The folder of a run in a sweep, interrupted after step 4 and resumed, and what each of its parts gave to wandb.
 
-    A part: `init`, the options of wandb.init; its `run`; `rows`; `artifacts`; `status`, the exit code.
+    A part: `init`, the options of wandb.init; `rows`; `artifacts`; `status`, the exit code; `config` and `summary`.
     """
     pytest.importorskip("tensorboard")
     import wandb
@@ -33,7 +31,7 @@ def found(tmp_path_factory):
 
     def recording_init(**options):
         made = init(**options)
-        part = SimpleNamespace(init=options, run=made, rows=[], artifacts=[], status=None)
+        part = SimpleNamespace(init=options, rows=[], artifacts=[], status=None)
         parts.append(part)
         log, finish = made.log, made.finish
         made.log = lambda row, *args, **more: (part.rows.append(row), log(row, *args, **more))
@@ -56,28 +54,16 @@ def found(tmp_path_factory):
         with SummaryWriter(str(run / "tensorboard")) as killed:
             killed.add_scalar("train/loss", 9.0, 6)  # the process was killed after step 6
         train_typed(typed(f"resume={run}", cache, base=[]))
-    return SimpleNamespace(run=run, parts=parts)
-
-
-def logged(run):
-    """{(column, step): value} of metrics.csv."""
     cells = ((int(row["step"]), name, value) for row in rows(run) for name, value in row.items() if name != "step")
-    return {(name, step): float(value) for step, name, value in cells if value}
+    return run, parts, {(name, step): float(value) for step, name, value in cells if value}  # the third of metrics.csv
 
 
 def test_wandb_has_curves_settings_results_sample_and_checkpoint(found):
-    run, (first, last) = found.run, found.parts
-    curves = {
-        (name, row["trainer/global_step"]): value
-        for row in first.rows + last.rows
-        for name, value in row.items()
-        if name != "trainer/global_step" and isinstance(value, float | int)
-    }
-    assert curves == logged(run) and {step for _, step in curves} == {2, 4, 6, 8}
-    settings, summary = (
-        yaml.safe_load((run / "config.yaml").read_text()),
-        json.loads((run / "summary.json").read_text()),
-    )
+    run, (first, last), logged = found
+    cells = [(row["trainer/global_step"], item) for row in first.rows + last.rows for item in row.items()]
+    curves = {(name, step): x for step, (name, x) in cells if isinstance(x, float | int) and "global_step" not in name}
+    assert curves == logged and {step for _, step in curves} == {2, 4, 6, 8}
+    settings, summary = (yaml.safe_load((run / name).read_text()) for name in ("config.yaml", "summary.json"))
     assert {key: last.config[key] for key in settings} == settings and last.config["code"] == code_version()
     names = {name: last.init[name] for name in ("id", "name", "group", "project")}
     assert names == {"id": first.init["id"], "name": "a=1", "group": "2026/sweep", "project": "tril"}
@@ -93,14 +79,13 @@ def test_wandb_has_curves_settings_results_sample_and_checkpoint(found):
 def test_tensorboard_has_the_curves_of_metrics_csv_and_the_samples(found):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(found.run / "tensorboard"))
+    run, _, logged = found
+    events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
     scalars = [(tag, event.step, event.value) for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
-    curves, expected = {(tag, step): value for tag, step, value in scalars}, logged(found.run)
     assert [step for tag, step, _ in scalars if tag == "train/loss"] == [2, 4, 6, 8]  # without the killed process's
-    assert curves.keys() == expected.keys()
-    assert all(math.isclose(curves[key], expected[key], rel_tol=1e-6) for key in expected)  # float32
+    assert {(tag, step): value for tag, step, value in scalars} == pytest.approx(logged, rel=1e-6)  # float32
     texts = events.Tensors("sample/text_summary")
     assert [event.step for event in texts] == [4, 8]
     sample = texts[-1].tensor_proto.string_val[0].decode().strip("`").strip("\n")
-    assert sample in (found.run / "samples.txt").read_text()
+    assert sample in (run / "samples.txt").read_text()

@@ -32,7 +32,7 @@ def test_the_files_of_a_run(configure, tmp_path, monkeypatch, capsys):
     assert run.folder == folder and summary["final_val_loss"] < math.log(300)
     assert (summary["steps"], summary["tokens"], summary["causality"]) == (8, 8 * 4 * 32, "certified")
     assert summary["parameters"] == load(folder).model.n_parameters()
-    assert Image.open(folder / "loss.png").width == 900 and (folder / "config.yaml").exists()
+    assert Image.open(folder / "loss.png").width == 900
     samples = (folder / "samples.txt").read_text(encoding="utf-8")
     assert samples.count("--- sample at step") == 2
     printed = re.findall(r"--- sample (\d) of 3 ---\n(.*)\n", capsys.readouterr().out)  # of the last step alone
@@ -63,8 +63,11 @@ def test_documents_in_a_window_do_not_attend_to_each_other_also_after_resuming(c
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": f"the square of {i} is {i * i}."}) + "\n" for i in range(300)))
     masked = (*QUICK, "data.document_mask=true", f"data.path={path}")
-    loss = train_typed(configure(*masked)).summary["final_val_loss"]
-    lm, [cache] = load(tmp_path / "run" / "checkpoints" / "last.ckpt"), (tmp_path / "cache").glob("*")
+    with interrupted():
+        train_typed(configure(*masked))
+    resumed = typed(f"resume={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}", base=[])
+    loss = train_typed(resumed).summary["final_val_loss"]
+    lm, [cache] = load(tmp_path / "run/checkpoints/last.ckpt"), (tmp_path / "cache").glob("*")
     meta = json.loads((cache / "meta.json").read_text())
     [source] = meta["sources"].values()
     ids = torch.from_numpy(np.fromfile(cache / "tokens.bin", meta["dtype"]).astype(int))
@@ -76,10 +79,6 @@ def test_documents_in_a_window_do_not_attend_to_each_other_also_after_resuming(c
             log_p = lm.model(ids[None, start:end])[0].double().log_softmax(-1)
         total -= log_p.gather(1, ids[start + 1 : end + 1, None]).sum().item()
     assert loss == pytest.approx(total / (len(ids) - 1), rel=1e-5)
-    with interrupted():
-        train_typed(configure(*masked, folder="half"))
-    resumed = typed(f"resume={tmp_path / 'half'}", f"data.cache_dir={tmp_path / 'cache'}", base=[])
-    assert train_typed(resumed).summary["final_val_loss"] == pytest.approx(loss, rel=1e-6)
 
 
 def test_validations_change_no_training_step_and_the_last_step_is_validated(configure, tmp_path):
@@ -97,13 +96,10 @@ def test_validations_change_no_training_step_and_the_last_step_is_validated(conf
 
 
 def test_the_figures_of_a_part_of_the_validation_say_so(configure, capsys):
-    run, out = (
-        train_typed(configure(*QUICK, "+trainer.limit_val_batches=1", "trainer.max_steps=2")),
-        capsys.readouterr(),
-    )
-    windows = run.summary["val_windows"]["of"]
-    assert f"nats per token (4 of {windows} windows)" in out.out
-    assert f"on 4 of {windows} windows, not comparable with other runs (trainer.limit_val_batches)" in out.out
+    run = train_typed(configure(*QUICK, "+trainer.limit_val_batches=1", "trainer.max_steps=2"))
+    out, windows = capsys.readouterr().out, run.summary["val_windows"]["of"]
+    assert f"nats per token (4 of {windows} windows)" in out
+    assert f"on 4 of {windows} windows, not comparable with other runs (trainer.limit_val_batches)" in out
 
 
 def test_what_does_not_fit_the_text_is_refused_before_the_first_step(configure, tmp_path):
@@ -123,7 +119,8 @@ def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patie
     (tmp_path / "val.txt").write_text("".join(map(chr, random.integers(97, 123, 200))))
     settings = ["data.path=train.txt", "data.val_path=val.txt", "hydra.run.dir=run", "trainer.max_steps=400"]
     settings += ["trainer.val_check_interval=3", "callbacks.early_stop.patience=3", "callbacks.early_stop.min_passes=0"]
-    done = in_process(*typed_words(*QUICK, *settings, "optim.lr_scale=2"), cwd=tmp_path)
+    words = [each.typed for each in typed(*QUICK, *settings, "optim.lr_scale=2")]
+    done = in_process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     val = [(int(row["step"]), float(row["val/loss"])) for row in rows(run) if row["val/loss"]]
@@ -136,15 +133,9 @@ def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patie
     assert find_checkpoint(run).name == "best.ckpt"  # what is sampled
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     end = f"has stopped at step {last} by callbacks.early_stop.patience"
-    again = in_process("resume=run", cwd=tmp_path)
-    assert again.returncode == 0 and f"{end}; it is unchanged" in again.stdout, again.stderr
+    assert f"{end}; it is unchanged" in in_process("resume=run", cwd=tmp_path).stdout
     other = in_process("resume=run", "optim.lr=0.5", cwd=tmp_path)
     assert_refused(other, f"run {end} without optim.lr; raise callbacks.early_stop.patience to continue it")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    more = in_process("resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path)
-    assert more.returncode == 0, more.stderr
+    assert in_process("resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path).returncode == 0
     assert json.loads((run / "summary.json").read_text())["steps"] > last  # from the last checkpoint, not the best
-
-
-def typed_words(*settings):
-    return [each.typed for each in typed(*settings)]
