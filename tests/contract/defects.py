@@ -4,18 +4,22 @@ An entry of defects.txt is a name, a file, its contract test, the lines to repla
 When code moves, its entry moves with it. `python -m tests.contract.defects [NAME ...]` prints which are caught.
 """
 
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.contract.harness import copy_project
+from tests.contract.harness import LIBRARIES, copy_project
 
+MORE_LIBRARIES = "hydra hypothesis gguf pydantic safetensors.torch selenium.webdriver tokenizers transformers".split()
 Defect = namedtuple("Defect", "name file test old new")
 
 
@@ -35,20 +39,31 @@ def edited(defect: Defect, root: Path) -> str:
     return text.replace(defect.old, defect.new)
 
 
+@cache
+def server(thread: int) -> subprocess.Popen:
+    """A process for this thread, which runs pytest in its forks: to import the libraries takes 10 s."""
+    left_out = re.compile("PYTEST_|PYTHONPATH$")
+    variables = {name: value for name, value in os.environ.items() if not left_out.match(name)}
+    command = [sys.executable, "-P", Path(__file__).with_name("fork_pytest.py"), *LIBRARIES, *MORE_LIBRARIES]
+    options = {"cwd": "/", "env": variables | {"OMP_NUM_THREADS": "1"}, "encoding": "utf-8"}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+
+
 def fails(tests: set[str], defect: Defect | None = None) -> bool:
     """Whether a test fails in a copy of the project with the defect. An error in a fixture raises AssertionError."""
     with TemporaryDirectory() as folder:
-        root = copy_project(Path(folder) / "tril")  # imported in place of the installed package
+        root, output = copy_project(Path(folder) / "tril"), Path(folder) / "output"
         if defect is not None:
             (root / defect.file).write_text(edited(defect, root), "utf-8")
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        variables |= {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1"}
+        output.touch()
         selected = [f"tests/contract/{test}" for test in sorted(tests)]
-        command = [sys.executable, "-m", "pytest", "-x", "-n0", "-rN", "-m", "", "-p", "no:cacheprovider", *selected]
-        done = subprocess.run(command, cwd=root, env=variables, capture_output=True, encoding="utf-8", timeout=900)
-    is_error = done.returncode not in (0, 1) or re.search(r"\d error", done.stdout.strip().rpartition("\n")[2])
-    assert not is_error, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.returncode == 1
+        options = ["-x", "-n0", "-rN", "-m", "", "-p", "no:cacheprovider"]
+        process = server(threading.get_ident())
+        print(json.dumps([str(root), str(output), *options, *selected]), file=process.stdin, flush=True)
+        status, printed = int(process.stdout.readline()), output.read_text("utf-8")
+    is_error = status not in (0, 1) or re.search(r"\d error", printed.strip().rpartition("\n")[2])
+    assert not is_error, printed[-6000:]
+    return status == 1
 
 
 def row(defect: Defect) -> str:
