@@ -19,12 +19,11 @@ FILES = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.nam
 def test_only_public_names_are_imported(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         names = []
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            assert not getattr(node, "level", 0), "imports are absolute"
-            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-            names = [prefix + alias.name for alias in node.names]
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):  # as in importlib and monkeypatch
             names = re.findall(r"\btril(?:\.\w+)+", node.value)
-        for name in names:
-            foreign = name.partition(".")[0] not in ("tril", "tests") or name.startswith("tests.contract.")
-            assert foreign or name in ALLOWED, f"line {node.lineno}: {name} is not public"
+        private = [name for name in names if re.match(r"\.|tril\b|tests\.(?!contract\.)", name) and name not in ALLOWED]
+        assert not private, f"line {node.lineno}: not public"

@@ -18,6 +18,7 @@ from tests.contract.harness import BARE, assert_golden, merged, newest_run, run,
 
 RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder", f"allow_targets=[{__name__}.Recorder]")
 EOT = "<|endoftext|>"
+BYTES = "-data.tokenizer.vocab_size", "data.tokenizer.kind=byte"
 WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
 TEXTS = [f'Über {word}: "日本", 🙂\r\n\r\n' + f" {word} {word}" * 20 + "\n" for word in WORDS]
 DOCUMENTS = [*TEXTS, *TEXTS[::2]]  # copies must not be in both parts
@@ -111,7 +112,7 @@ def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed
     val = text[900:1665] + "".join(random.Random(0).choices("ijklmnop \n", k=1785))  # 30 % is a copy
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.txt").write_text(val)
-    settings = "data.tokenizer.kind=byte", f"data.path={tmp_path}/*.txt", f"data.val_path={tmp_path}/b.txt"
+    settings = *BYTES, f"data.path={tmp_path}/*.txt", f"data.val_path={tmp_path}/b.txt"
     ranks = ("trainer=ddp", "trainer.devices=2") if devices == 2 else ()
     orders, sizes = [], (f"data.batch_size={20 // devices}", *ranks)
     for seed in range(3 - devices):
@@ -124,16 +125,6 @@ def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed
     assert len(set(orders)) == len(orders)
     if devices == 1:
         assert_golden("own_text", "windows", orders)
-
-
-def test_a_mixture_keeps_its_shares_in_every_thousand_windows(tmp_path):
-    for name, letters in (("a", "abcde fghij"), ("b", "01234 56789")):
-        (tmp_path / f"{name}.txt").write_text("".join(random.Random(0).choices(letters, k=6000)))
-    sources = "data=mixture", f"data.sources={{{tmp_path}/a.txt: 2, {tmp_path}/b.txt: 1}}"
-    _, encode, windows, _ = train(tmp_path, *sources, "data.tokenizer.kind=byte", "data.batch_size=100", steps=20)
-    letters, digits = (np.isin(windows[0][0], encode(text)).any(1) for text in ("abcdefghij", "0123456789"))
-    assert (letters != digits).all()  # no window has both
-    assert letters.reshape(2, 1000).sum(1).tolist() == [667, 667]
 
 
 def test_a_text_is_prepared_once_and_again_when_it_changes(folder, tmp_path):

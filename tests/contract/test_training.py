@@ -82,22 +82,6 @@ def test_loss_and_bits_per_byte_are_those_of_the_logits_over_windows_in_order(na
     assert content["final_val_bpb"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
 
 
-SCHEDULES = {  # steps of the warm-up, peak, and what follows
-    "gpt2": (2, 0.005, lambda step: 0.6 + 0.4 * math.cos(math.pi * (step - 2) / 28)),
-    "llama": (2, 0.01, lambda step: (30 - step) / 28),
-    "alibi": (2, 0.01, lambda step: min(1, (30 - step) / 6)),
-    "padded vocabulary": (5, 0.01, lambda step: 1),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_learning_rates_follow_the_formula_of_the_schedule(name, run_of):
-    warmup, peak, shape = SCHEDULES[name]
-    for step, rate in metrics(run_of(name), "lr/decay").items():  # a row has that of the next step
-        factor = (step + 1) / (warmup + 1) if step < warmup else shape(step)
-        assert rate == pytest.approx(peak * factor, rel=1e-9), step
-
-
 RANKS = [pytest.param(f"trainer={name} trainer.devices=2", marks=pytest.mark.slow) for name in ("ddp", "fsdp")]
 
 
