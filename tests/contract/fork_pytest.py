@@ -18,7 +18,7 @@ def start_by_fork(path: str, arguments: list[str], inherited: list[int]) -> int:
     """Replaces multiprocessing.util.spawnv_passfds, which starts `python -c CODE` with some open files."""
     if process := os.fork():
         return process
-    for number in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *inherited}:
+    for number in {int(name) for name in os.listdir("/dev/fd")} - {0, 1, 2, *inherited}:
         try:
             os.close(number)
         except OSError:  # the one that listed the folder

@@ -72,10 +72,14 @@ def test_the_compiled_step_gives_the_same_texts(lm):
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_tokens_are_drawn_from_the_filtered_distribution(lm, options):
-    ids, n, chances = lm.tokenizer.encode("The dog sees").ids, 2000, Counter()
-    counts = Counter(lm.generate(["The dog sees"] * n, max_new_tokens=1, seed=1, **options))
-    for token, p in enumerate(predicted(lm, ids, set(ids), **options).tolist()):
-        chances[lm.tokenizer.decode([*ids, token]).removeprefix("The dog sees")] += p  # some tokens have one text
+    prompt, n = "then", 2000
+    ids, counts = lm.tokenizer.encode(prompt).ids, Counter(lm.generate([prompt] * n, 1, seed=1, **options))
+    expected = predicted(lm, ids, set(ids), **options)
+    kept = expected.nonzero().flatten().tolist()
+    chances = Counter(
+        {lm.tokenizer.decode([*ids, token]).removeprefix(prompt): expected[token].item() for token in kept}
+    )
+    assert len(chances) == len(kept) > 1, "the kept tokens have different texts"
     for text in counts | chances:
         p = chances[text]
         assert abs(counts[text] - n * p) <= 5 * (n * p * (1 - p)) ** 0.5 + (p > 0), text
