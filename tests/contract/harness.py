@@ -111,7 +111,7 @@ def train_run(*settings: object, cwd: Path, base: Sequence = BARE, **options) ->
 def merged(base: Sequence, *overrides: object) -> list[str]:
     """The settings, of each key the last one; `~a.b` goes if a.b or a part of it is set again.
 
-    `-a.b` leaves out the setting a.b of the base.
+    The size of a tokenizer goes if its kind is set. `-a.b` leaves out the setting a.b of the base.
     """
     settings = {}
     for setting in (*base, *map(str, overrides)):
@@ -121,6 +121,8 @@ def merged(base: Sequence, *overrides: object) -> list[str]:
         key = setting.partition("=")[0].lstrip("+")
         settings.pop(f"~{key.rpartition('.')[0]}", None)
         settings.pop(f"~{key}", None)
+        if key == "data.tokenizer.kind":
+            settings.pop("data.tokenizer.vocab_size", None)
         settings[key] = setting
     return list(settings.values())
 

@@ -18,7 +18,6 @@ from tests.contract.harness import BARE, assert_golden, merged, newest_run, run,
 
 RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder", f"allow_targets=[{__name__}.Recorder]")
 EOT = "<|endoftext|>"
-BYTES = "-data.tokenizer.vocab_size", "data.tokenizer.kind=byte"
 WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
 TEXTS = [f'Über {word}: "日本", 🙂\r\n\r\n' + f" {word} {word}" * 20 + "\n" for word in WORDS]
 DOCUMENTS = [*TEXTS, *TEXTS[::2]]  # copies must not be in both parts
@@ -112,7 +111,7 @@ def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed
     val = text[900:1665] + "".join(random.Random(0).choices("ijklmnop \n", k=1785))  # 30 % is a copy
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.txt").write_text(val)
-    settings = *BYTES, f"data.path={tmp_path}/*.txt", f"data.val_path={tmp_path}/b.txt"
+    settings = "data.tokenizer.kind=byte", f"data.path={tmp_path}/*.txt", f"data.val_path={tmp_path}/b.txt"
     ranks = ("trainer=ddp", "trainer.devices=2") if devices == 2 else ()
     orders, sizes = [], (f"data.batch_size={20 // devices}", *ranks)
     for seed in range(3 - devices):
