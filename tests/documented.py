@@ -3,8 +3,8 @@
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -18,15 +18,8 @@ ENVIRONMENT = re.compile(r"[A-Z_]+=\S*$")
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 
 
-@dataclass(frozen=True)
-class Command:
-    """One command of a shell block, or within a sentence.
-
-    Attributes:
-        page: path of the page from the root.
-        text: as written, without its comment.
-        words: what the shell passes on, without variables that are set for it.
-    """
+class Command(NamedTuple):
+    """A command of a page: its text, and the words that the shell passes on, without variables set for it."""
 
     page: str
     text: str
@@ -35,27 +28,10 @@ class Command:
     @property
     def script(self) -> str:
         """ "train", or the name of a script of Tril; "" for other programs."""
-        match self.words:
-            case ("python", "train.py", *_) | ("tril", "train", *_):
-                return "train"
-            case ("torchrun", *rest) if "train.py" in rest:
-                return "train"
-            case ("python", file, *_) if file.startswith("scripts/"):
-                return Path(file).stem
-            case ("tril", name, *_):
-                return name
-        return ""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The arguments of the script."""
-        start = self.words.index("train.py") + 1 if self.words[0] == "torchrun" else 2
-        return self.words[start:]
-
-    @property
-    def unquoted(self) -> str:
-        """What a shell would expand: the text without its quoted parts."""
-        return QUOTED.sub("", self.text)
+        name = self.words[1] if self.words[0] in ("python", "tril") else ""
+        if name in ("train.py", "train"):
+            return "train"
+        return name if self.words[0] == "tril" else Path(name).stem if name.startswith("scripts/") else ""
 
 
 def blocks(page: Path, languages: tuple[str, ...]) -> list[str]:

@@ -8,17 +8,24 @@ import importlib
 import importlib.util
 import json
 import math
+import os
 import re
+import shutil
 import sys
 import tomllib
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.calls import call
-from tests.documented import COMPUTED, EDITED, PAGES, ROOT, Command, blocks, commands
-from tests.documented_files import write_files
-from tests.runs import TINY
+from tests.documented import COMPUTED, EDITED, PAGES, QUOTED, ROOT, Command, blocks, commands
+from tests.model.interop.folders import folder_of
+from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
+from tests.model.tokenizers import byte_tokenizer
+from tests.runs import TINY, train_typed, typed
 from tril.model.causality import assert_causal
+from tril.scripts.experiments.published import opened
 
 COMMANDS = commands(page for page in PAGES if page.name != EDITED)
 OF_TRIL = list({command.words: command for command in reversed(COMMANDS) if command.script}.values())
@@ -37,15 +44,10 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "report": ("scripts.experiments.report.losses_of",),
     "sample": ("model.checkpoint.load",),
 }
-STANDS_FOR = {  # words of commands: what they are here
-    "hf=my-model": "hf=FOLDER",
-    "hf=ORG/NAME": "hf=FOLDER",
-    "hydra.run.dir=outputs/0": "hydra.run.dir=new",  # the folder has the runs that the pages train first
-    "hydra.run.dir=outputs/1": "hydra.run.dir=new",
-    "hydra.run.dir=base": "hydra.run.dir=new",
-}
-CANNOT_START = {"init_from=hf:HuggingFaceTB/SmolLM2-135M", "torchrun"}  # they need the network, and a cluster
-OTHER_PROGRAMS = ("pip", "pytest", "git", "(cd", "cat", "python")
+STANDS_FOR = {"hf=my-model": "hf=FOLDER", "hf=ORG/NAME": "hf=FOLDER"}  # words of commands: what they are here
+STANDS_FOR |= {f"hydra.run.dir={name}": "hydra.run.dir=new" for name in ("outputs/0", "outputs/1", "base")}  # trained
+CANNOT_START = {"init_from=hf:HuggingFaceTB/SmolLM2-135M"}  # it needs the network
+OTHER_PROGRAMS = ("pip", "pytest", "git", "(cd", "cat", "python", "torchrun")
 GLOB = re.compile(r"[][*?{}~^]")  # zsh refuses an unquoted pattern that matches no file
 EXAMPLES = [
     pytest.param(page, marks=[pytest.mark.slow] * (page.name != "README.md"), id=page.name)
@@ -57,6 +59,30 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s{}]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 TOUR = ROOT / "docs" / "tour.ipynb"
 
+RUN = Path("outputs/2026-11-20/12-00-00")  # of model=llama, which all scripts accept; it is the newest one
+COPIES = ("outputs/2026-11-23/12-00-00", "outputs/0", "outputs/1", "base", "RUN", "checkpoint")
+SIZES = ("model=llama", "model.n_layers=3", "model.dim=32", "model.n_heads=4", "model.n_kv_heads=2")
+SHORT = ("data.val_fraction=0.5", "trainer.val_check_interval=8", "~callbacks.causality", "~callbacks.heads")
+TEXTS = "text.txt my.txt before.txt code.txt input.txt FILE a.txt notes/a.md posts/b.txt".split()
+TEXT = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
+FUNCTION = "import torch\n\n\ndef function(ids):\n    return torch.nn.functional.one_hot(ids, 65).float().cumsum(1)\n"
+LSTM = """import torch
+
+
+class LSTM(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(65, 16)
+        self.lstm = torch.nn.LSTM(16, 16, batch_first=True)
+        self.head = torch.nn.Linear(16, 65)
+
+    def forward(self, ids):
+        return self.head(self.lstm(self.embedding(ids))[0])
+
+
+logits = LSTM()
+"""
+
 
 class Accepted(BaseException):
     """Raised in place of the computation; no handler of the scripts catches it."""
@@ -64,8 +90,33 @@ class Accepted(BaseException):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """A working directory with every file that the commands name."""
     folder = tmp_path_factory.mktemp("documented")
-    write_files(folder)
+    rows = {
+        "posts.jsonl": [{"body": f"Post {i} is about {i * i}.\n" * 9} for i in range(60)],
+        "chat.jsonl": [{"prompt": f"What is {i} plus 4?", "response": str(i + 4)} for i in range(200)],
+        "FILE.jsonl": [{"good": "line 3", "bad": "enil 3"}],
+    }
+    files = {name: f"{name}\n{TEXT}" for name in TEXTS} | {"start.txt": "line 3", "model.py": LSTM}
+    files |= {name: "".join(f"{json.dumps(row)}\n" for row in table) for name, table in rows.items()}
+    files |= {"package/module.py": FUNCTION, "tokenizer.json": byte_tokenizer().to_str()}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    with opened(ROOT / "docs" / "ablation_heads") as (sweep, _):
+        shutil.copytree(sweep, folder / "multirun/DATE/TIME")  # older than the runs: `latest` is one of those
+    for name, extra in ((RUN, []), (Path("RUN_WITHOUT_MASK"), ["experiment=control_no_mask"])):
+        paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / name}", "~callbacks.samples"]
+        with mock.patch.dict(os.environ, {"TRIL_CACHE": str(folder / "cache")}):
+            train_typed(typed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
+    for name in COPIES:
+        shutil.copytree(folder / RUN, folder / name)
+    folder_of("SmolLM", folder / "FOLDER")
+    characters = "\n !" + "".join(chr(i) for i in range(97, 123))
+    write_checkpoint(folder / "out-shakespeare-char/ckpt.pt", reference(len(characters)))
+    write_meta(folder / "out-shakespeare-char/meta.pkl", characters)
+    write_checkpoint(folder / "out/ckpt.pt", reference(264))
+    (folder / "nanoGPT").mkdir()
     return folder
 
 
@@ -79,7 +130,7 @@ def check(command: Command, folder, monkeypatch):
     for name in ACCEPTED[command.script]:
         monkeypatch.setattr(f"tril.{name}", accept)
     main = importlib.import_module("tril.train" if command.script == "train" else f"tril.scripts.{command.script}").main
-    arguments = [STANDS_FOR.get(argument, argument) for argument in command.arguments]
+    arguments = [STANDS_FOR.get(word, word) for word in command.words[2:]]
     return call(main, *arguments, cwd=folder, TRIL_CACHE=str(folder / "cache"), HF_HUB_OFFLINE="1")
 
 
@@ -105,17 +156,15 @@ def test_a_wrong_command_is_found(folder, monkeypatch):
         assert check(Command("README.md", text, tuple(text.split())), folder, monkeypatch).returncode == 2
 
 
-def test_no_shell_expands_a_command():
-    for command in filter(lambda command: command.script, COMMANDS):
-        assert not GLOB.search(command.unquoted), f"{command.page}: quote the value in {command.text}"
-
-
-def test_other_programs_get_what_exists():
+def test_no_shell_expands_a_command_and_other_programs_get_what_exists():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = settings["project"]
     markers = [marker.partition(":")[0] for marker in settings["tool"]["pytest"]["ini_options"]["markers"]]
-    for command in (command for command in COMMANDS if not command.script):
+    for command in COMMANDS:
         program, *words = command.words
+        if command.script:
+            assert not GLOB.search(QUOTED.sub("", command.text)), f"{command.page}: quote the value in {command.text}"
+            continue
         assert program in OTHER_PROGRAMS, f"{command.page}: {command.text} is not tested"
         if program == "pip":
             assert set(re.findall(r"\[(\w+)\]", command.text)) <= set(project["optional-dependencies"])
@@ -174,7 +223,6 @@ def test_the_stored_outputs_of_the_notebook_are_complete_and_show_what_its_text_
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)] and TOUR.stat().st_size < 300_000
     assert not [each for each in outputs if each["output_type"] == "error"]
-    assert [kind for each in outputs for kind in each.get("data", ())].count("image/png") == 1
     text = "".join("".join(each["text"]) for each in outputs if each.get("name") == "stdout")
     bound = 6 / 14 * math.log(8) * (1 + 6 / 57)  # the lowest loss of copies in windows of 57 characters
     loss, lowest = re.search(r"validation loss (\S+) nats per token; the lowest possible is (\S+)", text).groups()
@@ -183,6 +231,3 @@ def test_the_stored_outputs_of_the_notebook_are_complete_and_show_what_its_text_
     whole, *without = map(int, re.findall(r"^(?:whole model: |without L0H\d:) +(\d+)%", text, re.MULTILINE))
     assert len(weights) == len(without) == 4 and whole > 90 > 50 > min(without)  # one head copies
     assert weights.index(max(weights)) == without.index(min(without)) and max(weights) > 0.5  # it looks back by seven
-    assert float(re.search(r"^window of 4: +(\S+) ", text, re.MULTILINE)[1]) > 12 / 14 * math.log(8)
-    query, key = re.search(r"^a leaking model: NOT causal: output (\d+) depends on input (\d+),", text, re.M).groups()
-    assert int(key) == int(query) + 1

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, models
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-import tril.data.batches
 import tril.model.autocast
 import tril.model.backends
+from tril.data.batches import TrainWindows, ValWindows, on_device
 from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.module import TrainingModule
@@ -53,12 +53,10 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
     module = TrainingModule(GPT(config), rates, total_steps=STEPS, compile=compile, **options)
     losses, step = [], module.training_step
     module.training_step = lambda batch, batch_idx: losses.append(step(batch, batch_idx)) or losses[-1]
-    train, val = tokens()[:3000], tokens()[3000:]
-    if resident:
-        train, val = (tril.data.batches.on_device(part, "cpu") for part in (train, val))
+    train, val = (on_device(part, "cpu") if resident else part for part in np.split(tokens(), [3000]))
     validation = {"val_check_interval": STEPS, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0}
     trainer = Trainer(max_steps=STEPS, accelerator="cpu", precision=precision, **validation, **QUIET)
-    trainer.fit(module, tril.data.batches.TrainWindows(train, T, B, seed=0), tril.data.batches.ValWindows(val, T, B))
+    trainer.fit(module, TrainWindows(train, T, B, seed=0), ValWindows(val, T, B))
     return [losses[i].item() for i in (0, 9, 19, 29)] + [trainer.callback_metrics["val/loss"].item()]
 
 
@@ -84,11 +82,14 @@ def test_the_simplest_path_has_the_golden_losses_and_nothing_in_bf16_on_any_proc
     assert losses == pytest.approx(GOLDEN["muon"], abs=SAME) and losses[-1] < losses[0] - 1, "it learns"
 
 
+COMPILED = {"backend": "fused", "resident": True, "compile": "default"}
+
+
 @pytest.mark.parametrize(
     ("optim", "path"),
     [
         ("adamw", {"backend": "stacked"}),
-        ("adamw", {"backend": "fused", "resident": True, "compile": "default"}),
+        pytest.param("adamw", COMPILED, marks=pytest.mark.slow),
         ("muon", {"backend": "fused", "compile": "regional"}),
     ],
     ids=str,
