@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 OPTIONS = (
     "--headless=new",
     "--no-sandbox",  # the sandbox refuses root, and a test opens only pages that it wrote
@@ -29,15 +28,15 @@ OPTIONS = (
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator:
     """A selenium driver that records console messages and network requests; `profile` is an empty folder."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    driver = shutil.which("chromedriver")
-    try:
-        from selenium.webdriver import Chrome, ChromeOptions
-        from selenium.webdriver.chrome.service import Service
-    except ImportError:
-        _skip("selenium is not installed")
+    browser, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if browser is None or driver is None:
-        _skip(f"there is no {'chromedriver' if browser else ' or '.join(BROWSERS)} on the PATH")
+        missing = "there is no chromium or google-chrome, or no chromedriver, on the PATH"
+        if os.environ.get("TRIL_REQUIRE_BROWSER") == "1":
+            pytest.fail(f"{missing}, and TRIL_REQUIRE_BROWSER=1")
+        pytest.skip(missing)
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+
     options = ChromeOptions()
     options.binary_location = browser
     for option in (*OPTIONS, f"--user-data-dir={profile}"):
@@ -64,12 +63,10 @@ def no_messages_or_requests(driver) -> Iterator[list[str]]:
     messages = [entry["message"] for entry in driver.get_log("browser")]
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     requests = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    pages, others = (
-        [r["request"]["url"] for r in requests if (r["type"] == "Document") == wanted] for wanted in (True, False)
-    )
+    others = [r["request"]["url"] for r in requests if r["type"] != "Document"]
     others = [url for url in others if not url.startswith("data:")]
     assert not messages and not others, f"console: {messages}; requested: {others}"
-    opened += pages
+    opened += [r["request"]["url"] for r in requests if r["type"] == "Document"]
 
 
 def resize(driver, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
@@ -90,15 +87,15 @@ class Page:
     def find(self, selector: str):
         return self.driver.find_element("css selector", selector)
 
+    def all(self, selector: str, expression: str) -> list[str]:
+        """A JavaScript expression of each element `e`."""
+        return self.js(f"return [...document.querySelectorAll(arguments[0])].map((e) => {expression})", selector)
+
     def texts(self, selector: str) -> list[str]:
-        return self.js("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector)
+        return self.all(selector, "e.textContent")
 
     def attributes(self, selector: str, name: str) -> list[str]:
-        return self.js(
-            "return [...document.querySelectorAll(arguments[0])].map((e) => e.getAttribute(arguments[1]))",
-            selector,
-            name,
-        )
+        return self.all(selector, f"e.getAttribute('{name}')")
 
     def point(self, element, *offset: int) -> None:
         """Moves the mouse to the center of the element, or to an offset from it in pixels."""
@@ -133,9 +130,3 @@ def tap(driver, element) -> None:
     point = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
     for kind, points in (("touchStart", [point]), ("touchEnd", [])):
         driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-
-
-def _skip(reason: str) -> None:
-    if os.environ.get("TRIL_REQUIRE_BROWSER") == "1":
-        pytest.fail(f"{reason}, and TRIL_REQUIRE_BROWSER=1")
-    pytest.skip(reason)

@@ -24,8 +24,7 @@ LAZY = (  # imported inside functions, so that a command starts without them
 
 def imports(path: Path) -> list[tuple[str, bool]]:
     """The modules that a file imports, without the prefix tril, and whether at its top level."""
-    tree = ast.parse(path.read_text("utf-8"))
-    found = []
+    tree, found = ast.parse(path.read_text("utf-8")), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(alias.name, node in tree.body) for alias in node.names]
@@ -36,11 +35,12 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 
 
 def within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
+    return f"{name}.".startswith(f"{package}.")
 
 
-def room(name: str) -> str:
-    return max((room for room in ROOMS if within(name, room)), key=len)
+def room(name: str) -> int:
+    """The number of the smallest room that has the module."""
+    return ROOMS.index(max((room for room in ROOMS if within(name, room)), key=len))
 
 
 def test_imports_go_one_way():
@@ -49,7 +49,7 @@ def test_imports_go_one_way():
         for name, at_top in imports(path):
             library = name.partition(".")[0]
             if library in ("data", "model", "scripts", "train", "load"):
-                lower = ROOMS.index(room(name)) <= ROOMS.index(room(module))
+                lower = room(name) <= room(module)
                 assert lower or module in ("model.checkpoint", "model.runs"), f"{module} imports {name}"
             assert any(within(module, owner) for owner in ONLY_IN.get(library, (module,))), f"{module} imports {name}"
             assert library not in LAZY or not at_top, f"{module} imports {name} at its top level"

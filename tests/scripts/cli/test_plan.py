@@ -17,14 +17,8 @@ from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.plan import gpu_rows, step_memory
 
 TINY = ("model.n_layers=3", "model.dim=64", "model.n_heads=4", "model.context_length=64", "model.vocab_size=300")
-TINY += (
-    "model.embed_skip=false",
-    "model.value_embed=false",
-    "data.batch_size=4",
-    "trainer.accelerator=cpu",
-    "trainer.precision=32-true",
-    "trainer.max_steps=10",
-)
+TINY += ("model.embed_skip=false", "model.value_embed=false", "data.batch_size=4", "trainer.accelerator=cpu")
+TINY += ("trainer.precision=32-true", "trainer.max_steps=10")
 LLAMA = ("model.n_kv_heads=2", "model.mlp=swiglu", "model.tie_embeddings=false", "model.backend=explicit")
 GPT2 = ("model.pos=learned", "model.bias=true", "model.mlp=gelu", "model.resid_dropout=0.1", "optim=adamw")
 MATRICES, PARAMETERS = 3 * 12 * 64 * 64, 3 * 12 * 64 * 64 + 300 * 64 + 3 * (2 * 64 + 2 * 16) + 64
@@ -58,29 +52,27 @@ def real_peak(config: RunConfig) -> int:
 
 
 @pytest.mark.parametrize(
-    "typed", [(), LLAMA, GPT2, ("model.checkpoint_activations=true",), ("trainer.accumulate_grad_batches=2",)]
+    "typed", [LLAMA, GPT2, ("model.checkpoint_activations=true",), ("trainer.accumulate_grad_batches=2",)]
 )
 def test_the_memory_of_a_step_is_what_the_allocator_hands_out(typed):
     config = config_of(*typed)
     assert sum(step_memory(config, 4, "32-true").values()) == pytest.approx(real_peak(config), rel=0.02)
 
 
-def test_the_parts_are_the_tensors_of_the_model():
+def test_the_parts_are_the_tensors_of_the_model_and_rows_of_gpus_follow_the_formulas():
     memory = step_memory(config_of(), 2, "32-true")
-    rest = PARAMETERS - MATRICES
     assert memory["gradients"] == 4 * PARAMETERS
     assert memory["weights"] == pytest.approx(4 * PARAMETERS + 2 * 4 * 64 * 16, rel=0.02)  # and the rotary tables
-    assert memory["optimizer"] == pytest.approx(4 * MATRICES + 8 * rest, rel=0.01)  # and AdamW's counts of steps
-
-
-def test_rows_of_gpus_follow_the_formulas():
-    config = config_of("trainer.accumulate_grad_batches=3")
-    one, eight, _ = gpu_rows(config, GPT(config.model), step_memory(config, 4, "bf16-mixed"))
-    assert one[2:4] == [f"{3 * 4 * 64}", "0B"] and eight[2] == f"{8 * 3 * 4 * 64:,}"
-    assert eight[3] == f"{2 * 7 / 8 * 4 * PARAMETERS / 1e6:.3g} MB"
-    sharded = config_of("trainer=fsdp", "trainer.accumulate_grad_batches=3")
-    eight = gpu_rows(sharded, GPT(sharded.model), step_memory(sharded, 4, "bf16-mixed"))[1]
-    assert eight[3] == f"{7 / 8 * 4 * (7 * PARAMETERS + MATRICES) / 1e6:.3g} MB"
+    states = 4 * MATRICES + 8 * (PARAMETERS - MATRICES)
+    assert memory["optimizer"] == pytest.approx(states, rel=0.01)  # and AdamW's counts of steps
+    for strategy, sent in (
+        ([], 2 * 7 / 8 * 4 * PARAMETERS),
+        (["trainer=fsdp"], 7 / 8 * 4 * (7 * PARAMETERS + MATRICES)),
+    ):
+        config = config_of(*strategy, "trainer.accumulate_grad_batches=3")
+        one, eight, _ = gpu_rows(config, GPT(config.model), step_memory(config, 4, "bf16-mixed"))
+        assert one[2:4] == [f"{3 * 4 * 64}", "0B"]
+        assert eight[2:4] == [f"{8 * 3 * 4 * 64:,}", f"{sent / 1e6:.3g} MB"]
 
 
 def test_the_command_prints_the_plan_and_trains_nothing(tmp_path, monkeypatch):

@@ -5,23 +5,17 @@ from functools import reduce
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from tests.conftest import assert_refused
 from tests.runs import TINY, in_process
 from tril.model.checkpoint import Checkpoint, read_state, write_state
 
-BARE = ("~callbacks.causality", "~callbacks.samples", "~callbacks.heads", "~callbacks.progress")
-SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=2", *BARE)
-EDITS = {  # each changes the result of a resumed run
-    "trainer.gradient_clip_val": 0.01,
-    "trainer.max_time": "00:00:00:01",
+SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=2", "~callbacks.causality", "~callbacks.samples")
+EDITS = {  # each changes the result of a resumed run; one of each group, and those that FREE groups must not cover
     "trainer.precision": "bf16-mixed",
     "trainer.accumulate_grad_batches": 2,
-    "model.resid_dropout": 0.3,
     "model.backend": "explicit",
-    "optim.lr": 0.5,
     "optim.schedule.warmup_steps": 1,
     "data.batch_size": 2,
     "data.document_mask": True,
@@ -38,7 +32,7 @@ def source(tmp_path_factory):
     """A folder with a run of two steps in run/."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)), "utf-8")
-    done = in_process(*TINY, *SHORT, "data.path=text.txt", "hydra.run.dir=run", cwd=folder)
+    done = in_process(*TINY, *SHORT, "~callbacks.heads", "data.path=text.txt", "hydra.run.dir=run", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -96,18 +90,3 @@ def test_a_folder_that_has_a_run_is_not_started_over_and_a_finished_run_is_uncha
     done = in_process("resume=run", cwd=copied)
     assert done.returncode == 0 and "has finished its 2 steps; it is unchanged" in done.stdout
     assert (copied / "run" / "summary.json").read_bytes() == before
-
-
-def test_a_run_that_starts_from_another_one_has_its_tokenizer_in_its_checkpoint(copied):
-    settings = ("data=files", "data.path=text.txt", "trainer.max_steps=1", "optim.lr_scale=1e-30", *BARE)
-    done = in_process("init_from=run", *settings, "model.vocab_size=320", "data.batch_size=2", cwd=copied)
-    assert done.returncode == 0, done.stderr
-    assert "model.vocab_size=320 from 300: 20 new rows are the mean of the 300 rows of tokens" in done.stdout
-    (path,) = (copied / "outputs").rglob("last.ckpt")
-    new, old = Checkpoint.read(path), Checkpoint.read(copied / "run" / "checkpoints" / "best.ckpt")
-    assert all(torch.equal(new.weights[name][: len(tensor)], tensor) for name, tensor in old.weights.items())
-    assert torch.allclose(new.weights["embed.weight"][300:], old.weights["embed.weight"].mean(0), atol=1e-6)
-    (cached,) = (copied / "cache").rglob("taken_over/*.json")
-    cached.unlink()
-    done = in_process("resume=latest", "trainer.max_steps=2", cwd=copied)
-    assert done.returncode == 0, done.stderr
