@@ -74,8 +74,16 @@ ROWS = {  # command -> arguments, and what the line contains; FILES is the folde
         ("ckpt=FILES/tiny.ckpt model=nano", "ckpt=FILES/tiny.ckpt and model=nano name several models; keep one"),
     ],
     "heads": [("dir=FILES/text.txt", "FILES/text.txt is not a folder; name that of a sweep, such as multirun/DATE/")],
-    "report": [("dir=FILES/folder margin=nan", "margin=nan must be a finite number")],
+    "report": [
+        ("margin=1", "dir is missing; name the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest"),
+        ("dir=FILES/folder margin=nan", "margin=nan must be a finite number"),
+        ("dir=FILES/folder out=a publish=b", "out=a excludes publish=b; use one of them"),
+    ],
     "referee": [
+        ("margin=1", 'candidate is missing; name what it changes, as in candidate="model.n_heads=8"'),
+        ("candidate=", "baseline and candidate have the same settings; set what the candidate changes"),
+        ("candidate=causality.allow_leak=true", "causality.allow_leak=true allows false losses; the referee"),
+        ("candidate=callbacks.causality=null", "callbacks.causality=null leaves out the certificate; the referee"),
         ("candidate=seed=1", "candidate: seed=1 cannot be set for an arm; set the first seed with seed=N, outside of"),
         ("candidate=-m", "candidate: cannot read '-m'; settings are written key=value"),
         ("candidate='model.dim=", 'candidate: cannot read "\'model.dim=" (No closing quotation); close the quotes'),

@@ -7,7 +7,6 @@ other pages slow ones.
 import importlib
 import importlib.util
 import json
-import math
 import os
 import re
 import shutil
@@ -217,17 +216,8 @@ def test_every_link_leads_somewhere_and_readme_leads_to_every_page():
     assert {page.relative_to(ROOT).as_posix() for page in PAGES if page.parent.name == "docs"} <= linked
 
 
-def test_the_stored_outputs_of_the_notebook_are_complete_and_show_what_its_text_explains():
-    """`tests/contract` executes it."""
+def test_the_stored_outputs_of_the_notebook_are_complete():
+    """`tests/contract` executes it, and compares what it finds."""
     cells = [cell for cell in json.loads(TOUR.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
-    outputs = [output for cell in cells for output in cell["outputs"]]
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)] and TOUR.stat().st_size < 300_000
-    assert not [each for each in outputs if each["output_type"] == "error"]
-    text = "".join("".join(each["text"]) for each in outputs if each.get("name") == "stdout")
-    bound = 6 / 14 * math.log(8) * (1 + 6 / 57)  # the lowest loss of copies in windows of 57 characters
-    loss, lowest = re.search(r"validation loss (\S+) nats per token; the lowest possible is (\S+)", text).groups()
-    assert float(lowest) == round(bound, 3) and bound <= float(loss) < bound + 0.15 and "gfbcae|gfbcae" in text
-    weights = [float(weight) for weight in re.findall(r"^L0H\d: (\S+)$", text, re.MULTILINE)]
-    whole, *without = map(int, re.findall(r"^(?:whole model: |without L0H\d:) +(\d+)%", text, re.MULTILINE))
-    assert len(weights) == len(without) == 4 and whole > 90 > 50 > min(without)  # one head copies
-    assert weights.index(max(weights)) == without.index(min(without)) and max(weights) > 0.5  # it looks back by seven
+    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]

@@ -1,16 +1,13 @@
 """The installed package: what the wheel holds, its pytest plugin, the console command, and other operating systems."""
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-import tomllib
 import zipfile
 
 import pytest
-from packaging.specifiers import SpecifierSet
 
 from tests.conftest import run_python
 from tests.contract.harness import ROOT, copy_project
@@ -130,18 +127,12 @@ def test_every_module_imports_where_posix_modules_are_missing(tmp_path):
 def test_the_dockerfiles_name_files_requirements_and_commands_that_exist(name):
     """They were never built, since no Docker daemon was at hand."""
     lines = (ROOT / "docs" / "docker" / f"Dockerfile.{name}").read_text("utf-8").splitlines()
-    copied = [source for line in lines if line.startswith("COPY ") for source in shlex.split(line)[1:-1]]
-    assert {"model", "data", "scripts", "configs", "pyproject.toml"} <= {*copied}
+    copied = {source for line in lines if line.startswith("COPY ") for source in shlex.split(line)[1:-1]}
+    assert {"model", "data", "scripts", "configs", "pyproject.toml"} <= copied
     assert all((ROOT / source).exists() for source in copied)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    installs = [shlex.split(line) for line in lines if line.startswith("RUN pip install")]
-    assert [install[-1] for install in installs] == [next(x for x in project["dependencies"] if x[:6] == "torch>"), "."]
-    assert ("https://download.pytorch.org/whl/cpu" in installs[0]) == (name == "cpu")
-    [base] = [line.removeprefix("FROM python:") for line in lines if line.startswith("FROM ")]
-    assert SpecifierSet(project["requires-python"]).contains(base.removesuffix("-slim"))
-    [shell] = [json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD ")]
-    programs = [shlex.split(program) for program in shell[-1].split(" && ")]
-    assert all(program[0] == "tril" and program[1] in console.COMMANDS for program in programs)
+    torch = re.search(r'"(torch>=.*?)"', (ROOT / "pyproject.toml").read_text("utf-8"))[1]
+    assert any(line.startswith("RUN pip install") and torch in line for line in lines)
+    assert {*re.findall(r"tril (\w+)", lines[-1])} <= {*console.COMMANDS}
 
 
 def test_the_console_command_lists_every_script_and_names_the_nearest(monkeypatch, capsys):

@@ -188,24 +188,15 @@ dataset_path: json
 test_split: test
 """
 CHOICES = [
-    {"q": "2 + 2 = ", "choices": ["4", "five", "a text with many tokens"], "answer": 0},
-    {"q": "", "choices": ["Yes", "No"], "answer": 0},
-    {"q": "A question that is longer than the context of the model:", "choices": [" A", " B"], "answer": 1},
-    {"q": "Caf\u00e9", "choices": [" au lait", "!"], "answer": 1},
+    {"q": "2 + 2 = ", "choices": ["five", "4", "a text w"], "answer": 1},
+    {"q": "", "choices": ["N\u00e9", "Yes"], "answer": 1},
+    {"q": "A question that is longer than the context of the model:", "choices": [" Bee", " A"], "answer": 1},
 ]
-
-
-def choice_score(lm, question, choice) -> float:
-    """A space at the end of the question counts as the start of the choice, as in lm_eval's own models."""
-    question, choice = question.rstrip(), question[len(question.rstrip()) :] + choice
-    before, after = lm.encode(question) if question else [], lm.encode(choice)  # each byte is a token
-    return -sum(nats(lm, [*(before or [lm.eot_id]), *after][-25:])[-len(after) :])
 
 
 def test_the_metrics_of_a_task(folder, run, monkeypatch):
     """With the tasks of a folder alone: reading the thousands of lm_eval takes seconds."""
     tasks = pytest.importorskip("lm_eval.tasks", reason='pip install -e ".[eval]"')
-    save(folder / "model.ckpt", LanguageModel(tiny_gpt(vocab_size=320, context_length=24), BYTES))
     (folder / "tasks").mkdir()
     data = folder / "choices.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in CHOICES), encoding="utf-8")
@@ -214,17 +205,12 @@ def test_the_metrics_of_a_task(folder, run, monkeypatch):
     of_folder = tasks.TaskManager(include_path=folder / "tasks", include_defaults=False)
     monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_path: of_folder)
     monkeypatch.setattr(sys.modules["datasets"].config, "HF_DATASETS_CACHE", folder / "datasets")
-    done = run("ckpt=model.ckpt", "tasks=my_choice", "include_path=tasks", "out=out-tasks")
+    done = run("ckpt=uniform.ckpt", "tasks=my_choice", "include_path=tasks", "out=out-tasks")
     assert done.returncode == 0 and "|my_choice" in done.stdout.replace(" ", ""), done.stderr
     results = json.loads((folder / "out-tasks/tasks.json").read_text(encoding="utf-8"))["results"]["my_choice"]
-    lm, right = load(folder / "model.ckpt"), {"acc,none": 0, "acc_norm,none": 0}
-    for row in CHOICES:
-        scores = [choice_score(lm, row["q"], choice) for choice in row["choices"]]
-        normed = [score / len(choice) for score, choice in zip(scores, row["choices"], strict=True)]
-        for name, values in zip(right, (scores, normed), strict=True):
-            right[name] += row["answer"] == values.index(max(values))
-    assert {name: results[name] for name in right} == {name: n / len(CHOICES) for name, n in right.items()}
-    assert_refused(run("ckpt=model.ckpt", "tasks=my_choise", "include_path=tasks"), "there is no task 'my_choise'; ")
-    assert_refused(run("ckpt=model.ckpt", "tasks=a", "include_path=no"), "include_path=no is not a folder")
+    # Each byte costs the same: the shortest choice wins, and per character the one with the fewest bytes, or the first.
+    assert (results["acc,none"], results["acc_norm,none"]) == (2 / 3, 1 / 3)
+    assert_refused(run("ckpt=uniform.ckpt", "tasks=my_choise", "include_path=tasks"), "there is no task 'my_choise'; ")
+    assert_refused(run("ckpt=uniform.ckpt", "tasks=a", "include_path=no"), "include_path=no is not a folder")
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    assert_refused(run("ckpt=model.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install -e ".[eval]"')
+    assert_refused(run("ckpt=uniform.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install -e ".[eval]"')

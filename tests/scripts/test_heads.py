@@ -134,25 +134,20 @@ def test_the_heads_of_one_run(folder):
 def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_path, monkeypatch):
     pages, lm = [], read_run(folder / RUN / "checkpoints/best.ckpt").checkpoint.language_model()
     monkeypatch.setattr("tril.model.heads.description.write_page", lambda path, **page: pages.append(page))
-    monkeypatch.setattr("tril.model.heads.description.plot_maps", lambda *_, **__: None, raising=False)
     ids, window = [*prompt_ids(lm, None, "3 é"), lm.eot_id, *prompt_ids(lm, None, "a")], torch.zeros(1, 1)
-    entropy = torch.tensor([[0.0, 0.25], [0.5, 1.0]])
+    scores = HeadScores({"entropy_share": torch.zeros(2, 2)}, {}, 1)
     for document_eot in (None, lm.eot_id):
-        scores = HeadScores({"entropy_share": entropy}, {}, 1)
         write_maps(tmp_path, lm, ids, TokenWindows(window, window, document_eot), "it", scores)
     assert pages[0]["tokens"] == ["3", " ", "\ufffd", "\ufffd", "<|endoftext|>", "a"]  # a character of two tokens
-    [(meaning, values)] = pages[0]["scores"].values()
-    assert "share of the entropy of uniform weights" in meaning and values is entropy
     across = [page["maps"][:, :, 4:, :4] for page in pages]
     assert (across[0] > 0).all() and (across[1] == 0).all()
     with torch.no_grad():
-        alone, whole = (lm.model(torch.tensor([part]))[0].softmax(-1) for part in (ids[4:], ids))
-    for expected, row in zip(
-        (*whole, alone[-1]), (*pages[0]["probabilities"], pages[1]["probabilities"][-1]), strict=True
-    ):
-        top = expected[: lm.n_ids].argsort(descending=True)[:10].tolist()
-        assert [token for token, _ in row] == [lm.tokenizer.decode([i], skip_special_tokens=False) for i in top]
-        assert [p for _, p in row] == pytest.approx(expected[top].tolist(), abs=1e-6)
+        expected = [lm.model(torch.tensor([part]))[0, -1].softmax(-1)[: lm.n_ids] for part in (ids, ids[4:])]
+    for page, after in zip(pages, expected, strict=True):
+        top = after.argsort(descending=True)[:10].tolist()
+        names, chances = zip(*page["probabilities"][-1], strict=True)
+        assert list(names) == [lm.tokenizer.decode([i], skip_special_tokens=False) for i in top]
+        assert list(chances) == pytest.approx(after[top].tolist(), abs=1e-6)
     assert prompt_ids(lm, np.arange(100), None) == list(range(T))  # no more than the context
     assert prompt_ids(lm, np.arange(100), "") == [lm.eot_id]
 

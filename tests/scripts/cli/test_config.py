@@ -10,7 +10,6 @@ from tests.calls import call
 from tests.runs import typed
 from tril import train
 from tril.data.settings import plain
-from tril.model.formats import clock, engineering, markdown_table, plain_table, plural, to_seconds
 from tril.scripts import sample  # noqa: F401  which declares its settings
 from tril.scripts.cli.command_line import PROGRAMS, Typed
 from tril.scripts.cli.compose import compose, compose_values, read_value
@@ -118,23 +117,3 @@ def test_the_steps_cost_as_many_flops_as_were_typed(tmp_path, text):
     assert -(-config.steps // config.trainer.val_check_interval) == 4
     with pytest.raises(UserError, match="trainer.max_flops=1e\\+05 leave "):
         checked("trainer.max_flops=1e5", "model.dim=64").fitted(300)
-
-
-def test_tables_durations_and_counts_as_text():
-    lines = [["a", "b", "c"], ["x", "1", "long word"], ["yy", "2000", "z"]]
-    assert markdown_table(lines, text_columns=(0, 2)).splitlines() == [
-        "| a   |    b | c         |",
-        "|-----|-----:|-----------|",
-        "| x   |    1 | long word |",
-        "| yy  | 2000 | z         |",
-    ]
-    assert plain_table(lines, text_columns=(0, 2)).splitlines() == ["a      b  c", "x      1  long word", "yy  2000  z"]
-    times = [clock(seconds) for seconds in (0, 3725.9, 86399, 129600)]
-    assert times == ["00:00:00", "01:02:05", "23:59:59", "1.5 days"]
-    values = (331_776, 1_536_000, 10_616_832, 8.5e7, 3e9, 2.5e12, 12)
-    assert [engineering(value) for value in values] == ["332 k", "1.54 M", "10.6 M", "85 M", "3 G", "2.5 T", "12"]
-    assert (plural(1, "run"), plural(2, "run")) == ("1 run", "2 runs")
-    assert [to_seconds(text) for text in ("90s", "60m", "1.5h")] == [90, 3600, 5400]
-    for text in ("60", "0s", "m", "-5m", "1d", None):
-        with pytest.raises(ValueError, match="must be a time, such as 90s"):
-            to_seconds(text)

@@ -1,16 +1,12 @@
 """`sweep.tune`: what it refuses, lists and writes, and which value each run gets."""
 
 import math
-import threading
-import time
 
 import numpy as np
 import pytest
 
 from tests.scripts.experiments.synthetic import command, index_of
-from tril.model.runs import state_of
-from tril.scripts.experiments import run_process
-from tril.scripts.experiments.nuisance import read_tuning, tune_variant
+from tril.scripts.experiments.nuisance import read_tuning
 from tril.scripts.experiments.sweep import read_sweep
 
 VALUES = (0.5, 0.71, 1.0, 1.41, 2.0)
@@ -99,32 +95,6 @@ def test_a_stopped_trial_continues(here, training):
     training.ends = {}
     assert command(here, TUNE, HEADS).returncode == 0
     assert started(training)[0].count((1, 1.0)) == 2 and started(training)[0].count((1, 0.5)) == 1
-
-
-def test_jobs_of_a_variant_share_its_trials(here, training, monkeypatch):
-    """Three jobs at once: each trial is trained once, two or more at a time."""
-    running, most, chosen = [], [], []
-    trials = [
-        {"folder": f"tune/a/{x}", "seed": TRIAL_SEED, "tuned": {"x": x}}
-        | {"overrides": ["model.n_heads=1", "seed=1000", f"optim.lr_scale={x}"]}
-        for x in VALUES
-    ]
-
-    def slow(arguments, log, lock):
-        running.append(log)
-        most.append(len(running))
-        time.sleep(0.05)
-        running.remove(log)
-        return training(arguments, log, lock)
-
-    monkeypatch.setattr(run_process, "spawn", slow)
-    jobs = [threading.Thread(target=lambda: chosen.append(tune_variant(here, trials))) for _ in range(3)]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join(timeout=60)
-    assert chosen == [{"x": 0.71}] * 3 and sorted(scale for _, scale in started(training)[0]) == list(VALUES)
-    assert max(most) > 1 and all(state_of(here / trial["folder"]) == "finished" for trial in trials)
 
 
 @pytest.mark.parametrize(

@@ -178,17 +178,6 @@ def test_a_signal_keeps_the_runs_and_says_how_to_continue(signum, tmp_path, trai
     assert started[:5] == ["baseline 0", "candidate 0", "candidate 1", "candidate 1", "baseline 1"]
 
 
-def test_wrong_input_is_one_line(tmp_path):
-    for arguments, message in (
-        ([], 'candidate is missing; name what it changes, as in candidate="model.n_heads=8"'),
-        (["candidate="], "baseline and candidate have the same settings; set what the candidate changes"),
-        (["candidate=causality.allow_leak=true"], "causality.allow_leak=true allows false losses; the referee"),
-        (["candidate=callbacks.causality=null"], "callbacks.causality=null leaves out the certificate; the referee"),
-    ):
-        assert_refused(call(referee.main, *arguments, cwd=tmp_path), message)
-    assert not list(tmp_path.iterdir())
-
-
 def test_settings_of_an_arm_replace_common_ones_and_differences_are_swept():
     overrides = split_overrides("model.dim=64 optim=adamw data.path='my text'", "model.dim=32 +a.b=1")
     assert overrides == ["model.dim=32", "optim=adamw", "data.path=my text", "+a.b=1"]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tests.calls import call
-from tests.conftest import assert_refused
 from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_run, write_sweep
 from tril.scripts.experiments.losses import losses_of
 from tril.scripts.experiments.report import Report, Request
@@ -147,10 +146,3 @@ def test_a_single_run_is_a_sweep_of_one(tmp_path):
     assert re.search(r"\| L1H0 \| +\+0.5000 ± 0.1000 \| worse +\|\n\| L0H0 \| +\+0.2500 ± 0.0500 \|", text)
     page = Page((folder / "report.html").read_text())
     assert "b" not in page.tags and "<b>\n```\n# it\ufffd" in page.texts and len(page.loaded) == 1
-
-
-def test_wrong_settings_end_in_one_line(tmp_path):
-    message = "dir is missing; name the folder of a sweep, dir=multirun/DATE/TIME, or dir=latest"
-    assert_refused(call(main, cwd=tmp_path), message)
-    assert_refused(call(main, "dir=.", "publish=a", "out=b", cwd=tmp_path), "out=b excludes publish=a")
-    assert not list(tmp_path.iterdir())
