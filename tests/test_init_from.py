@@ -9,7 +9,7 @@ import yaml
 
 from tests.conftest import assert_close, assert_refused, tiny_gpt
 from tests.model.interop.folders import folder_of
-from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
+from tests.model.interop.nanogpt_files import reference, write_checkpoint
 from tests.model.tokenizers import EOT, byte_tokenizer
 from tests.runs import in_process, typed
 from tril.model.checkpoint import Checkpoint, digest, load, read_state, save
@@ -115,21 +115,14 @@ def test_what_contradicts_the_source_is_refused_and_nothing_is_left(tmp_path, te
     assert names(tmp_path) == before
 
 
-def test_a_checkpoint_of_nanogpt_has_its_characters_or_the_tokenizer_that_is_named(tmp_path, text):
-    characters = "".join(sorted(set(text.read_text())))
-    write_checkpoint(tmp_path / "characters/ckpt.pt", reference(len(characters)))
-    write_meta(tmp_path / "characters/meta.pkl", characters)
-    train(tmp_path, text, "init_from=nanogpt:characters/ckpt.pt")
-    entry = entry_of(tmp_path / "run")
-    counts, lineage = entry["data"]["counts"]["train"], entry["lineage"]
-    assert (lineage["source"], lineage["step"]) == (str(tmp_path / "characters/ckpt.pt"), 2000)
-    assert counts["tokens"] == counts["bytes"] + counts["documents"] and counts["unknown"] == 0
+def test_a_checkpoint_of_nanogpt_has_the_tokenizer_that_is_named_and_its_step(tmp_path, text):
     write_checkpoint(tmp_path / "words/ckpt.pt", reference(264))
     (tmp_path / "gpt2.json").write_text(byte_tokenizer().to_str(), encoding="utf-8")
-    named = ("data.tokenizer.kind=file", "data.tokenizer.path=gpt2.json", "hydra.run.dir=named")
+    named = ("data.tokenizer.kind=file", "data.tokenizer.path=gpt2.json")
     train(tmp_path, text, "init_from=nanogpt:words/ckpt.pt", *named)
-    lm = load(tmp_path / "named")
+    lm, lineage = load(tmp_path / "run"), entry_of(tmp_path / "run")["lineage"]
     assert (lm.n_ids, lm.config.vocab_size, lm.eot) == (257, 264, EOT)
+    assert (lineage["source"], lineage["step"]) == (str(tmp_path / "words/ckpt.pt"), 2000)
 
 
 def publish(server, folder, commit, *revisions):

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import assert_refused
-from tests.runs import DRAWN_BY, in_process, interrupted, rows, train_typed, typed
+from tests.runs import DRAWN_BY, in_process, rows, train_typed, typed
 from tril.data.sources.files import Files
 from tril.model.checkpoint import load, read_state
 from tril.model.runs import find_checkpoint
@@ -57,28 +57,6 @@ def test_a_sample_begins_as_suits_the_text_if_the_tokenizer_knows_it(kind, given
     lines = (folder / "samples.txt").read_text(encoding="utf-8").split("--- sample at step 8 ---\n")
     assert lines[1].startswith(used) and len(lines[1]) <= len(used) + 2  # a token of a character, and a line end
     assert state(folder)["tril"]["data"]["prompt"] == given  # where the page to play with begins
-
-
-def test_documents_in_a_window_do_not_attend_to_each_other_also_after_resuming(configure, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": f"the square of {i} is {i * i}."}) + "\n" for i in range(300)))
-    masked = (*QUICK, "data.document_mask=true", f"data.path={path}")
-    with interrupted():
-        train_typed(configure(*masked))
-    resumed = typed(f"resume={tmp_path / 'run'}", f"data.cache_dir={tmp_path / 'cache'}", base=[])
-    loss = train_typed(resumed).summary["final_val_loss"]
-    lm, [cache] = load(tmp_path / "run/checkpoints/last.ckpt"), (tmp_path / "cache").glob("*")
-    meta = json.loads((cache / "meta.json").read_text())
-    [source] = meta["sources"].values()
-    ids = torch.from_numpy(np.fromfile(cache / "tokens.bin", meta["dtype"]).astype(int))
-    ids = ids[-source["counts"]["val"]["tokens"] :]
-    starts = [i for i in range(len(ids) - 1) if i % 32 == 0 or ids[i] == meta["eot_id"]]  # of windows and of documents
-    total = 0.0
-    for start, end in zip(starts, [*starts[1:], len(ids) - 1], strict=True):
-        with torch.no_grad():
-            log_p = lm.model(ids[None, start:end])[0].double().log_softmax(-1)
-        total -= log_p.gather(1, ids[start + 1 : end + 1, None]).sum().item()
-    assert loss == pytest.approx(total / (len(ids) - 1), rel=1e-5)
 
 
 def test_validations_change_no_training_step_and_the_last_step_is_validated(configure, tmp_path):
