@@ -1,6 +1,7 @@
 """Trains a small causal language model:  python train.py [key=value ...]
 
 python train.py                                    the standard library, a 2.6 M parameter model
+python train.py minutes=5                          a model and steps that fit into this time
 python train.py experiment=NAME                    a complete recipe
 python train.py data.path="notes/*.md"             your own text
 python train.py model.n_heads=8 model.dim=256      any setting below
@@ -26,10 +27,12 @@ from tril.scripts.cli.run import (
     build_model,
     build_module,
     build_targets,
+    check_minutes,
     fit_run,
     is_finished,
     open_run,
     passes_over,
+    plan_minutes,
     prepare_text,
     sweep_of,
 )
@@ -47,7 +50,10 @@ def run_job(cfg: Any) -> float:
 def main(line: CommandLine[TrainCommand]) -> None:
     quiet_ranks()
     if line.own.plan:
-        return plan(line)
+        config = RunConfig.of(line.settings, line.typed)
+        from tril.scripts.cli.plan import print_plan
+
+        return print_plan(config)
     try:
         with stop_on_signals() as stop:
             train(line, stop)
@@ -55,15 +61,6 @@ def main(line: CommandLine[TrainCommand]) -> None:
         if process_rank() == 0:
             print(stopped.describe(f"{command('train')} resume={stopped.folder}"), file=sys.stderr, flush=True)
         sys.exit(stopped.status)
-
-
-def plan(line: CommandLine[TrainCommand]) -> None:
-    """Prints the cost of a run."""
-    config = RunConfig.of(line.settings, line.typed)
-    config = config.fitted(config.likely_vocabulary()).on_this_machine()
-    from tril.scripts.cli.plan import print_plan
-
-    print_plan(config)
 
 
 def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool = False) -> Run:
@@ -83,6 +80,7 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
         line.check_single()
     settings, start = find_start(line)  # random weights, those of another model, or a run that goes on
     config = RunConfig.of(settings, None if in_sweep else typed).on_this_machine(one_process=one_process)
+    check_minutes(config, line)
     from tril.model.training.trainer import build_trainer
 
     with open_run(chosen, start) as run:
@@ -91,6 +89,7 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
             added = build_targets(config.targets, line.own.allow_targets or ())
             data = prepare_text(config)
             config = config.fitted(data.prepared.meta["vocab_size"])
+            config, planner = plan_minutes(config, data, line, started, run, start)
             model = build_model(config, start)
             if start.checkpoint is not None:
                 check_resumed(start.checkpoint, config, data.meta["fingerprint"], typed)
@@ -103,6 +102,7 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
                 step=None if start.checkpoint is None else start.step,
                 started=started,
                 resume=f"{command('train')} resume={run.folder}",
+                planner=planner,
                 added=added,
             )
             module = build_module(config, model, data, start, trainer.global_rank)

@@ -142,6 +142,11 @@ class TrainingModule(LightningModule):
         """Adds the summary of the causality certificate to every checkpoint from now on."""
         self.payload["certificate"] = summary
 
+    def set_total_steps(self, steps: int) -> None:
+        """Changes the optimizer steps of the run, for the schedule and in every checkpoint from now on."""
+        self.total_steps = steps
+        self.payload["settings"] = self.payload["settings"] | {"trainer.max_steps": steps}
+
     def language_model(self) -> "LanguageModel | None":
         """The model with its tokenizer, for sampling; see `whole_model`."""
         if (model := self.whole_model()) is None:

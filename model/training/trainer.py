@@ -57,6 +57,7 @@ def build_trainer(
     step: int | None = None,
     started: float = 0.0,
     resume: str = "",
+    planner: Callback | None = None,
     added: tuple[Sequence[Callback], Sequence[Logger]] = ((), ()),
 ) -> Trainer:
     """The Trainer of a run, with its callbacks and loggers.
@@ -70,6 +71,7 @@ def build_trainer(
         step: of the checkpoint that the run continues; None: a new run.
         started: time.perf_counter() at the start of the process.
         resume: the command that continues the run.
+        planner: plans the steps of a run that ends at a time.
         added: further callbacks and loggers.
 
     Raises:
@@ -85,11 +87,12 @@ def build_trainer(
         from tril.model.training.parallel import make_strategy, watch_processes
 
         strategy, watch = make_strategy(settings), watch_processes
-    # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may stop
+    # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may end
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
     metrics, files = Metrics(hardware, folder, started), CheckpointFiles()
     callbacks = [
         metrics,
+        planner,
         EarlyStop(early.patience) if early is not None and stops_early else None,
         Timer(settings.max_time, verbose=False) if settings.max_time else None,
         CausalityCheck(folder, config.causality.allow_leak, None if any(added) else sweep)

@@ -57,6 +57,9 @@ class TrainCommand:
         "a new run from the weights, config and tokenizer of a checkpoint, a run's folder, hf:FOLDER, hf:ORG/NAME of "
         "the hub, or nanogpt:FILE",
     )
+    minutes: float | None = setting(
+        None, "time of the run: chooses the size of the model and the steps, if they are not typed", gt=0, lt=1e5
+    )
     plan: bool = setting(False, "true: print what the run costs, here and on many GPUs, and exit")
     allow_targets: list[str] | None = setting(
         None, "on the command line only: [package.module.Class, ...] may be a _target_ besides Lightning's"

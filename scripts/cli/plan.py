@@ -92,7 +92,8 @@ def n_bytes(tensors: Iterable[Tensor | None]) -> int:
 
 
 def print_plan(config: RunConfig) -> None:
-    """Prints the cost of the run on this machine, timed, and on GPUs, calculated."""
+    """Prints the cost of a run on this machine, timed, and on GPUs, calculated."""
+    config = config.fitted(config.likely_vocabulary()).on_this_machine()
     assert config.hardware is not None
     hardware, size, steps = config.hardware, config.data.batch_size, config.steps
     with torch.device("meta"):

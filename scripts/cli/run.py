@@ -1,9 +1,11 @@
 """The steps of a run: its folder, its text, its model, what trains it, and its end. Imports torch in functions."""
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,8 @@ from tril.model.runs import (
     remove_if_empty,
     run_folder,
 )
-from tril.scripts.cli.command_line import FOLDER, Typed
-from tril.scripts.cli.config import RunConfig, known_settings
+from tril.scripts.cli.command_line import FOLDER, CommandLine, Typed
+from tril.scripts.cli.config import RunConfig, TrainCommand, known_settings
 from tril.scripts.cli.errors import UserError, check_writable, command, message_of, user_errors
 from tril.scripts.cli.process import StoppedError, is_started_with_others, process_rank, shared_folder
 from tril.scripts.cli.start import Start, resolved_settings, tell
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
     from tril.model.training.module import TrainingModule
+    from tril.model.training.time_budget import PlanSteps
 
 OF_A_RUN = (SETTINGS, SUMMARY, CHECKPOINTS, METRICS)
 OF_LIGHTNING = ("lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
@@ -139,6 +142,61 @@ def prepare_text(config: RunConfig) -> "TextDataModule":
     return data
 
 
+def check_minutes(config: RunConfig, line: CommandLine[TrainCommand]) -> None:
+    """Raises UserError for settings that `minutes` excludes."""
+    if line.own.minutes is None:
+        return
+    for key in ("trainer.max_steps", "trainer.max_flops", "trainer.max_time", "debug"):
+        if key in line.typed:
+            raise UserError(f"{key}={line.typed.get(key)} excludes minutes, which decide the steps; leave one out")
+    if config.trainer.is_distributed:
+        raise UserError("minutes need a single process, whose steps are timed; leave them out, or use trainer=default")
+
+
+def plan_minutes(
+    config: RunConfig, data: "TextDataModule", line: CommandLine[TrainCommand], started: float, run: Run, start: Start
+) -> "tuple[RunConfig, PlanSteps | None]":
+    """The settings of a run that ends in time, and the callback that plans its steps once more; without `minutes`, the
+    same settings.
+
+    What was typed, the settings of an experiment, and the model of other weights stay.
+
+    Args:
+        started: time.perf_counter() at the start of the run.
+
+    Raises:
+        ValueError: the time is too short.
+    """
+    if line.own.minutes is None:
+        return config, None
+    from tril.model.training.time_budget import PlanSteps, plan_time
+
+    assert config.hardware is not None
+
+    def keeps(key: str) -> bool:
+        from_weights = start.lm is not None and key.startswith("model.")
+        return from_weights or line.typed.covers("experiment") or line.typed.covers(key)
+
+    counts = data.meta["counts"]
+    plan = plan_time(
+        config.model,
+        config.optim,
+        config.hardware,
+        end=started + 60 * line.own.minutes,
+        windows=config.data.batch_size * config.accumulate,
+        val_batch_size=data.val_batch_size,
+        train_tokens=counts["train"]["tokens"],
+        val_tokens=counts["val"]["tokens"],
+        keeps=keeps,
+    )
+    chosen = {"val_check_interval": plan.val_check_interval, "limit_val_batches": plan.val_batches}
+    chosen = {name: value for name, value in chosen.items() if not keeps(f"trainer.{name}")}
+    trainer = replace(config.trainer, max_steps=plan.steps, **chosen)
+    print(plan.reasons, flush=True)
+    planner = PlanSteps(plan, config.optim.schedule, functools.partial(record_steps, run))
+    return replace(config, model=plan.model, trainer=trainer), planner
+
+
 def build_model(config: RunConfig, start: Start) -> "GPT":
     """The model with random weights, or with those of the source. A model that will be sharded has no weights yet."""
     import torch
@@ -196,6 +254,13 @@ def passes_over(data: "TextDataModule", config: RunConfig) -> float:
     """How often the run reads its training text."""
     tokens = config.steps * config.tokens_per_step() * config.devices
     return tokens / data.meta["counts"]["train"]["tokens"]
+
+
+def record_steps(run: Run, steps: int) -> None:
+    """Writes a new trainer.max_steps into config.yaml."""
+    settings = run.settings
+    settings["trainer"]["max_steps"] = steps
+    write_text(run.folder / SETTINGS, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def is_finished(start: Start, config: RunConfig, run: Run, typed: Typed) -> bool:

@@ -121,6 +121,8 @@ def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRu
         raise UserError(
             f"resume={config.resume} continues a single run; to continue a sweep, start the same command again"
         )
+    if config.minutes is not None:
+        raise UserError(f"minutes={config.minutes} depend on the machine, so runs would differ; set trainer.max_steps")
     if not isinstance(skip_invalid := config.sweep.skip_invalid, bool):
         raise UserError(f"sweep.skip_invalid={skip_invalid} must be true or false")
     elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in LOCAL_LAUNCHERS

@@ -29,6 +29,7 @@ CERTIFIED = "the referee compares certified runs only"
 NOT_OF_AN_ARM = {  # keys that the referee chooses
     "seed": "set the first seed with seed=N, outside of the arms",
     "resume": "the referee continues its runs by itself",
+    "minutes": "steps would depend on the machine; set trainer.max_steps",
     "ablation": "name one configuration",
     "sweep": "the referee trains no grid; tune in a sweep, then set the value",
     "hydra": "the referee chooses the folders; set its own with out=FOLDER",

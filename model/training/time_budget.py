@@ -1,0 +1,233 @@
+"""`python train.py minutes=5`: the model, its dropout and the steps of a run that ends in time.
+
+The size of the model follows from the losses of small runs (`MEASURED`; docs/training.md says how they were made), the
+steps from a few timed ones. After a fifth of them they are planned once more, from the time that they took.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from lightning import Callback, Trainer
+from tqdm import tqdm
+
+from tril.model.config import GPTConfig
+from tril.model.formats import clock, engineering, plural
+from tril.model.gpt import GPT
+from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.module import TrainingModule
+from tril.model.training.run_estimate import measure
+from tril.model.training.schedule import lr_factor
+from tril.model.training.settings import OptimConfig, ScheduleConfig
+
+if TYPE_CHECKING:
+    from tril.model.training.hardware import Hardware
+
+# Bits per byte on the default text after 1, 2, 4, 8 and 16 UNIT_TOKENS, by n_layers and dim.
+MEASURED = {
+    (2, 128): (1.9915, 1.8089, 1.6551, 1.5305, 1.4417),
+    (3, 160): (1.9635, 1.7664, 1.5821, 1.3391, 1.2291),
+    (4, 192): (1.9403, 1.7419, 1.5217, 1.2730, 1.1861),
+}
+UNIT_TOKENS = 125 * 2048
+TIME_BY_FLOPS = 0.76  # exponent of the time of a step, of the same models
+# With more passes over a text, or with more parameters, models memorize it: their validation loss rises. But short runs
+# need some steps, whatever the passes.
+MAX_PASSES, MIN_REPEATED_STEPS, MAX_PARAMETERS = 4, 200, 2_000_000
+DROPOUT_PASSES, DROPOUT = 2, 0.1  # dropout of a text that is read more often
+VALIDATION_SHARE, MIN_VALIDATIONS, MAX_VALIDATIONS = 0.1, 3, 10  # of the time, and how many
+BEFORE, AFTER = 1.5, 2.0  # seconds from the plan to the first step (the certificate), and after the last validation
+MIN_STEPS = 20
+REPLAN = 1 / 5  # of the steps, after which they are planned once more
+START = 1 / 20  # of the steps, after which they are timed: the first ones are slower
+
+
+def predict_loss(parameters: int, tokens: int) -> float:
+    """Bits per byte on the default text, interpolated between the measured ones.
+
+    Linear in the logarithms of both; more tokens than measured continue the last line, and sizes outside of the
+    measured ones have the loss of the nearest.
+
+    Args:
+        parameters: of the blocks.
+        tokens: of training.
+    """
+    doublings = math.log2(max(tokens, 1) / UNIT_TOKENS)
+    sizes, losses = [], []
+    for (n_layers, dim), measured in MEASURED.items():
+        i = min(max(int(doublings), 0), len(measured) - 2)
+        sizes.append(math.log(12 * n_layers * dim**2))
+        losses.append(measured[i] + (doublings - i) * (measured[i + 1] - measured[i]))
+    return float(np.interp(math.log(parameters), sizes, losses))
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """What a time decides of a run.
+
+    Attributes:
+        model: the config with the chosen shape and dropout.
+        steps: optimizer steps.
+        val_check_interval, val_batches: steps between two validations, and batches of each.
+        step_seconds, val_seconds: of an optimizer step, and of all validations.
+        end: time.perf_counter() at the end of the run.
+        most: steps after which the text would be read too often.
+        reasons: what was chosen and why, in lines.
+    """
+
+    model: GPTConfig
+    steps: int
+    val_check_interval: int
+    val_batches: int
+    step_seconds: float
+    val_seconds: float
+    end: float
+    most: int
+    reasons: str
+
+
+class Candidate(NamedTuple):
+    """A shape, the parameters of its blocks, and what it costs in seconds."""
+
+    shape: GPTConfig
+    parameters: int
+    steps: int
+    step_seconds: float
+    val_batch_seconds: float
+
+
+def plan_time(
+    model: GPTConfig,
+    optim: OptimConfig,
+    hardware: "Hardware",
+    *,
+    end: float,
+    windows: int,
+    val_batch_size: int,
+    train_tokens: int,
+    val_tokens: int,
+    keeps: Callable[[str], bool],
+) -> TimePlan:
+    """Chooses the shape with the lowest predicted loss, the steps that end in time, and dropout.
+
+    Args:
+        model: as configured, with its vocabulary.
+        end: time.perf_counter() at the end of the run.
+        windows: of an optimizer step.
+        train_tokens, val_tokens: of the two parts of the text.
+        keeps: whether a setting, such as "model.dim", keeps its configured value.
+
+    Raises:
+        ValueError: the time does not suffice for MIN_STEPS steps.
+    """
+    speed, length, flops = measure(model, optim, windows, hardware), model.context_length, count(model)[1]
+    seconds, step_tokens = end - time.perf_counter() - BEFORE - AFTER, windows * length
+    most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
+    candidates = []
+    for shape in list_shapes(model, keeps):
+        parameters, flops_of_shape = count(shape)
+        slower = (flops_of_shape / flops) ** TIME_BY_FLOPS
+        step_seconds = slower * (windows * speed.train + speed.step)
+        steps = int(seconds * (1 - VALIDATION_SHARE) / step_seconds)
+        if steps <= most or parameters <= MAX_PARAMETERS or not candidates:
+            val_seconds = slower * speed.val * val_batch_size
+            candidates.append(Candidate(shape, parameters, min(steps, most), step_seconds, val_seconds))
+    best = min(candidates, key=lambda each: predict_loss(each.parameters, each.steps * step_tokens))
+    if best.steps < MIN_STEPS:
+        raise ValueError(
+            f"minutes leave time for {plural(max(0, best.steps), 'step')} of at least {MIN_STEPS}; give more"
+        )
+    passes = best.steps * step_tokens / train_tokens
+    if passes > DROPOUT_PASSES and not keeps("model.resid_dropout"):
+        best = best._replace(shape=replace(best.shape, resid_dropout=DROPOUT))
+    val_batches = -(-val_tokens // (length * val_batch_size))
+    affordable = VALIDATION_SHARE * seconds / best.val_batch_seconds
+    validations = min(max(int(affordable / val_batches), MIN_VALIDATIONS), MAX_VALIDATIONS)
+    val_batches = min(val_batches, max(1, int(affordable / validations)))
+    interval = math.ceil(best.steps / (validations - 0.3))  # so that more steps, up to a tenth, add no validation
+    return TimePlan(
+        best.shape,
+        best.steps,
+        interval,
+        val_batches,
+        best.step_seconds,
+        validations * val_batches * best.val_batch_seconds,
+        end,
+        most,
+        explain(best, seconds, step_tokens, train_tokens, at_most=best.steps == most),
+    )
+
+
+def explain(best: Candidate, seconds: float, step_tokens: int, train_tokens: int, *, at_most: bool) -> str:
+    """What was chosen and why, in three lines."""
+    shape, tokens = best.shape, best.steps * step_tokens
+    passes = f"read {tokens / train_tokens:.1f} times"
+    if at_most:
+        passes += "; the model would memorize it if it read it more often, so the run ends before the time"
+    return "\n".join(
+        [
+            f"time    {clock(seconds)} to train and validate, at {step_tokens / best.step_seconds:,.0f} tokens/s",
+            f"size    {shape.n_layers} layers of {shape.dim}, probably the best for {engineering(tokens)} tokens",
+            f"text    {passes}; dropout {shape.resid_dropout:g}",
+        ]
+    )
+
+
+def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfig]:
+    """The configs to choose from: the measured shapes that go with the other settings, with what keeps its value."""
+    shapes = {}
+    for n_layers, dim in MEASURED:
+        chosen = {"n_layers": n_layers, "dim": dim}
+        chosen = {name: value for name, value in chosen.items() if not keeps(f"model.{name}")}
+        try:
+            shapes[tuple(chosen.values())] = replace(model, **chosen)
+        except ValueError:
+            continue
+    return [*shapes.values()] or [model]
+
+
+def count(config: GPTConfig) -> tuple[int, int]:
+    """Parameters of the blocks, and FLOPs of a training token."""
+    with torch.device("meta"):
+        model = GPT(config)
+    return model.n_parameters(embeddings=False), model.flops_per_token()
+
+
+class PlanSteps(Callback):
+    """Plans the steps once more after a fifth of them, from the time that they took.
+
+    The learning rate is constant up to there and somewhat longer, so the run equals one that had the new number of
+    steps from the start.
+
+    Args:
+        plan: the first one.
+        schedule: of the learning rate.
+        record: keeps the new number of steps in the settings of the run.
+    """
+
+    def __init__(self, plan: TimePlan, schedule: ScheduleConfig, record: Callable[[int], None]) -> None:
+        self.plan, self.schedule, self._record = plan, schedule, record
+        self._first, self._at = max(1, int(START * plan.steps)), int(REPLAN * plan.steps)
+        self._since: float | None = None  # seconds of training at the end of step `_first`
+        self._is_done = lr_factor(self._at, plan.steps, schedule) < 1  # the rate already depends on the steps
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
+        step, seconds = trainer.global_step, Metrics.of(trainer).seconds()
+        if self._since is None and step >= self._first:
+            self._since = seconds
+        if self._is_done or step != self._at or self._since is None:
+            return
+        self._is_done = True
+        step_seconds = (seconds - self._since) / (step - self._first)
+        validations = self.plan.val_seconds * step_seconds / self.plan.step_seconds
+        left = self.plan.end - time.perf_counter() - AFTER - validations
+        least = next(n for n in range(step + 1, self.plan.steps + 1) if lr_factor(step, n, self.schedule) == 1)
+        steps = max(least, min(step + int(left / step_seconds), self.plan.most))
+        trainer.fit_loop.epoch_loop.max_steps = steps
+        pl_module.set_total_steps(steps)
+        self._record(steps)
+        tqdm.write(f"step {step:>6,}  takes {step_seconds:.3f} s: {steps:,} steps instead of {self.plan.steps:,}")

@@ -1,0 +1,109 @@
+"""minutes=: the size and the steps of a run that ends in time."""
+
+import time
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.conftest import assert_refused
+from tests.runs import TINY, in_process
+from tril.model.checkpoint import read_state
+from tril.model.config import GPTConfig
+from tril.model.runs import Run
+from tril.model.training import time_budget
+from tril.model.training.run_estimate import Speed
+from tril.model.training.settings import OptimConfig
+from tril.model.training.time_budget import MEASURED, MIN_STEPS, TimePlan, plan_time
+
+SPEED = Speed(train=0.03, val=0.01, step=0.02)  # seconds of a window and of a step of the default model
+MODEL = GPTConfig(vocab_size=4096)
+TIMED = [setting for setting in TINY if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
+
+
+def plan(seconds: float, model: GPTConfig = MODEL, kept: tuple[str, ...] = (), train_tokens: int = 10**9) -> TimePlan:
+    with mock.patch.object(time_budget, "measure", lambda *_: SPEED):
+        return plan_time(
+            model,
+            OptimConfig(),
+            None,  # the hardware, for `measure`
+            end=time.perf_counter() + seconds,
+            windows=8,
+            val_batch_size=8,
+            train_tokens=train_tokens,
+            val_tokens=300_000,
+            keeps=kept.__contains__,
+        )
+
+
+def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
+    plans = [plan(seconds) for seconds in (60, 180, 600, 3600, 36_000)]
+    sizes = [each.model.n_layers * each.model.dim for each in plans]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+    for seconds, each in zip((60, 180, 600, 3600, 36_000), plans, strict=True):
+        assert (each.model.n_layers, each.model.dim) in MEASURED
+        used = each.steps * each.step_seconds + each.val_seconds
+        assert 0.85 * seconds - 4 < used < seconds - 3
+    default = plan(600, kept=("model.n_layers", "model.dim"))
+    assert default.model == MODEL and default.step_seconds == pytest.approx(8 * 0.03 + 0.02)
+
+
+def test_what_is_kept_stays_and_the_rest_is_fitted_around_it():
+    assert plan(600, kept=("model.n_layers",)).model.n_layers == MODEL.n_layers
+    wide = GPTConfig(vocab_size=4096, dim=512)
+    chosen = plan(60, wide, kept=("model.dim",))
+    assert chosen.model.dim == 512 and chosen.model.n_layers < 4
+    three_heads = plan(600, GPTConfig(vocab_size=4096, n_heads=3), kept=()).model
+    assert three_heads.n_heads == 3 and three_heads.dim % 3 == 0  # 128, 160, 256 and 320 are left out
+
+
+def test_a_small_text_is_not_read_too_often_and_gets_dropout():
+    large, small, tiny = (plan(3600, train_tokens=n) for n in (10**9, 400_000, 34_000))
+    assert large.model.resid_dropout == 0 and small.model.resid_dropout == tiny.model.resid_dropout == 0.1
+    assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
+    assert "so the run ends before the time" in tiny.reasons and "ends before" not in large.reasons
+    typed = plan(3600, GPTConfig(vocab_size=4096, resid_dropout=0.3), ("model.resid_dropout",), train_tokens=34_000)
+    assert typed.model.resid_dropout == 0.3
+
+
+def test_a_time_that_is_too_short_is_refused():
+    with pytest.raises(ValueError, match=f"of at least {MIN_STEPS}; give more"):
+        plan(5)
+
+
+def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, text, monkeypatch):
+    """A fifth of its 40 steps is 8, and the rate decays over the last half, so at least 16 steps are left of them."""
+
+    def planned(model, *_, **__):
+        return TimePlan(model, 40, 15, 3, 1.0, 0.1, time.perf_counter(), 100, "time    over")
+
+    monkeypatch.setattr(time_budget, "plan_time", planned)
+    options = [
+        f"data.path={text}",
+        "~callbacks.samples",
+        "optim.schedule.decay_fraction=0.5",
+        "model.resid_dropout=0.1",
+    ]
+    done = in_process(*TIMED, *options, "minutes=1", "hydra.run.dir=timed", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = Run(tmp_path / "timed").settings["trainer"]
+    assert (settings["max_steps"], settings["val_check_interval"], settings["limit_val_batches"]) == (16, 15, 3)
+    recorded = [f"trainer.{key}={settings[key]}" for key in ("max_steps", "val_check_interval", "limit_val_batches")]
+    assert in_process(*TIMED, *options, *recorded, "hydra.run.dir=whole", cwd=tmp_path).returncode == 0
+    timed, whole = (read_state(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("timed", "whole"))
+    assert timed["tril"]["settings"] == whole["tril"]["settings"] and timed["global_step"] == 16
+    for name, weight in whole["state_dict"].items():
+        assert torch.equal(timed["state_dict"][name], weight), name
+    assert in_process("resume=timed", cwd=tmp_path).stdout.endswith("finished its 16 steps; it is unchanged\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("trainer.max_steps=3", "trainer.max_steps=3 excludes minutes"),
+        ("trainer=ddp", "minutes need a single process"),
+        ("minutes=0", "minutes=0 must be greater than 0"),
+    ],
+)
+def test_settings_that_minutes_exclude_are_refused(tmp_path, text, setting, words):
+    assert_refused(in_process(*TIMED, f"data.path={text}", "minutes=1", setting, cwd=tmp_path), words)
