@@ -9,35 +9,17 @@ from unittest import mock
 import pytest
 
 from tests.calls import call
+from tests.contract import harness as contract
 from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.compose import compose
 
-TINY = [
-    "data=files",
-    "data.tokenizer.vocab_size=300",
-    "data.batch_size=4",
-    "model.context_length=32",
-    "model.n_layers=2",
-    "model.dim=32",
-    "model.n_heads=2",
-    "trainer.max_steps=8",
-    "trainer.val_check_interval=4",
-    "trainer.log_every_n_steps=2",
-    "trainer.accelerator=cpu",
-    "trainer.precision=32-true",
-    "optim.schedule.warmup_steps=2",
-    "callbacks.samples.max_new_tokens=8",
-]
-
+TINY = ["data=files", *contract.TINY]  # 8 steps, each logged, and two validations
 DRAWN_BY = "tril.model.training.summary.plot_losses"  # called at the end of a run
 
 
 def typed(*settings: str, base: list[str] = TINY) -> Typed:
-    """The settings of a tiny run, of each key the last one; another kind of tokenizer drops the size of this one."""
-    last = {setting.partition("=")[0].lstrip("+"): setting for setting in (*base, *settings)}
-    if last.get("data.tokenizer.kind", "data.tokenizer.kind=bpe") != "data.tokenizer.kind=bpe":
-        last.pop("data.tokenizer.vocab_size", None)
-    return Typed.of(last.values())
+    """The settings of a tiny run, of each key the last one."""
+    return Typed.of(contract.merged(base, *settings))
 
 
 def in_process(*overrides, cwd) -> SimpleNamespace:

@@ -42,7 +42,7 @@ def test_the_files_of_a_run(configure, tmp_path, monkeypatch, capsys):
     assert certificate["passed"] and certificate["certified_at_step"] == 8 and len(certificate.pop("of")) == 64
     assert certificate == {key: json.loads((folder / "causality.json").read_text())[key] for key in certificate}
     logged = rows(folder)
-    assert [int(row["step"]) for row in logged if row["train/loss"]] == [2, 4, 6, 8]
+    assert [int(row["step"]) for row in logged if row["train/loss"]] == [1, 2, 3, 4, 5, 6, 7, 8]
     for column in ("val/loss", "heads/entropy/L1H1", "heads/first/L0H0"):
         assert [int(row["step"]) for row in logged if row[column]] == [4, 8]
     windows = np.load(folder / "windows_last.npz")
