@@ -58,6 +58,7 @@ def send(monkeypatch):
 def state_of_process() -> dict:
     return {
         "torch": torch.get_rng_state().tolist(),
+        "python": random.getstate(),
         "numpy": np.random.get_state()[1].tolist(),
         "signals": [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)],
         "garbage": (gc.isenabled(), gc.get_freeze_count()),
@@ -73,7 +74,8 @@ def test_a_run_in_a_process_that_keeps_its_state(monkeypatch):
     """The state is not that of a new process, and the run is the same bit for bit."""
     monkeypatch.setattr(sys, "argv", ["notebook", "-m"])
     monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.INFO)
-    first = train(*QUICK)
+    first, build = train(*QUICK), train.build_module
+    monkeypatch.setattr(train, "build_module", lambda *rest: (np.random.rand(), random.random(), build(*rest))[2])
     torch.manual_seed(5), random.seed(5), np.random.seed(5)
     torch.set_float32_matmul_precision("medium")
     warnings.simplefilter("default", ImportWarning)  # before the filters of the first run

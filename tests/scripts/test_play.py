@@ -84,12 +84,14 @@ def test_the_browser_opens_only_when_asked(folder, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for another process")
-def test_ctrl_c_ends_the_server_also_while_it_streams(folder):
+def test_ctrl_c_ends_the_server_also_while_it_streams(folder, lms):
+    settings = {"max_new_tokens": 500, "temperature": 0.0}
+    assert len(known(lms[1], **settings)) == 500
     command = [sys.executable, "-c", WATCHED, "port=0", "other=other.ckpt", "device=cpu"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
     process = subprocess.Popen(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, **streams)
     url = process.stdout.readline().strip()
-    body = json.dumps(REQUEST | {"max_new_tokens": 500, "model": 1}).encode()
+    body = json.dumps(REQUEST | settings | {"model": 1}).encode()
     request = urllib.request.Request(f"{url}generate", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         response.readline(), response.readline()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.scripts.experiments.synthetic import command, index_of
-from tril.scripts.experiments.nuisance import read_tuning
+from tril.scripts.experiments import run_process
+from tril.scripts.experiments.nuisance import read_tuning, tune_variant
 from tril.scripts.experiments.sweep import read_sweep
 
 VALUES = (0.5, 0.71, 1.0, 1.41, 2.0)
@@ -95,6 +96,24 @@ def test_a_stopped_trial_continues(here, training):
     training.ends = {}
     assert command(here, TUNE, HEADS).returncode == 0
     assert started(training)[0].count((1, 1.0)) == 2 and started(training)[0].count((1, 0.5)) == 1
+
+
+def test_a_trial_that_another_job_has_ended_is_not_trained_again(here, training, monkeypatch):
+    """While the first trial is trained, another job fails with the second."""
+    trials = [
+        {"folder": f"tune/{x}", "seed": TRIAL_SEED, "tuned": {"x": x}}
+        | {"overrides": ["model.n_heads=1", f"seed={TRIAL_SEED}", f"optim.lr_scale={x}"]}
+        for x in VALUES
+    ]
+
+    def spawn(arguments, log, lock):
+        (second := here / trials[1]["folder"]).mkdir(exist_ok=True)
+        (second / "failed.json").write_text("{}")
+        return training(arguments, log, lock)
+
+    monkeypatch.setattr(run_process, "spawn", spawn)
+    assert tune_variant(here, trials) == {"x": 1.0}
+    assert [scale for _, scale in started(training)[0]] == [0.5, 1.0, 1.41, 2.0]
 
 
 @pytest.mark.parametrize(
