@@ -129,7 +129,7 @@ def test_a_text_without_a_head_is_that_of_full_passes_with_its_gate_at_zero(mode
 
 @pytest.fixture
 def browser():
-    """Chromium. In the end, the page has written no message and asked no other computer."""
+    """Chromium. In the end, the pages have written no message and asked no other computer."""
     driver, options = shutil.which("chromedriver"), ChromeOptions()
     if driver is None and os.environ.get("TRIL_REQUIRE_BROWSER") != "1":
         pytest.skip("no chromedriver")
@@ -142,11 +142,16 @@ def browser():
         assert chrome.get_log("browser") == []
         events = [json.loads(event["message"])["message"] for event in chrome.get_log("performance")]
     urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert urls and all(url.startswith(("data:", "http://127.0.0.1:")) for url in urls), urls
+    assert urls and all(url.startswith(("data:", "file:", "http://127.0.0.1:")) for url in urls), urls
 
 
 @pytest.mark.slow
-def test_the_play_page_shows_weights_of_a_head_and_the_texts_of_sample(model, lm, tmp_path, browser):
+def test_the_pages_show_the_weights_of_each_head_and_the_texts_of_sample(model, lm, tmp_path, browser):
+    def shown_weights(token):  # while the mouse points at it
+        ActionChains(browser).move_to_element(token).perform()
+        titles = [each.get_attribute("title") for each in find(".token")]
+        return [float(title.removeprefix("weight ")) for title in titles if title]
+
     def find(selector):
         return browser.find_elements("css selector", selector)
 
@@ -156,6 +161,14 @@ def test_the_play_page_shows_weights_of_a_head_and_the_texts_of_sample(model, lm
         shown = find(".text")[0].get_property("textContent")
         return shown.removesuffix("<|endoftext|>").replace("↵", "").rstrip("\n")
 
+    ended("heads", f"ckpt={model}", f"out={tmp_path}", "windows=9", f"prompt={PROMPT}", cwd=tmp_path)
+    browser.get((tmp_path / "attention.html").as_uri())
+    maps = attention_maps(lm, [lm.encode(PROMPT)])
+    for layer, head in ((0, 3), (1, 0)):
+        find(f"button[title=L{layer}H{head}]")[0].click()
+        for query, token in enumerate(find(".token")):
+            shown = shown_weights(token)  # three digits of float16
+            assert np.allclose(shown, maps[layer, 0, head, query], atol=5e-4 + 2**-11)
     server = Command("play", f"ckpt={model}", "port=0", cwd=tmp_path)
     try:
         browser.get(WebDriverWait(server, 60).until(lambda _: server.files[0].read_text()))
@@ -164,9 +177,7 @@ def test_the_play_page_shows_weights_of_a_head_and_the_texts_of_sample(model, lm
             find(name)[0].send_keys(value)
         texts = [text("#generate")]
         find(".strip[title=L1H2]")[0].click()
-        ActionChains(browser).move_to_element(find(".token[role=button]")[5]).perform()
-        titles = [token.get_attribute("title") for token in find(".token")]
-        weights = [float(title.removeprefix("weight ")) for title in titles if title]
+        weights = shown_weights(find(".token[role=button]")[5])
         assert len(weights) == len(lm.encode(PROMPT)) + 5 and sum(weights) == pytest.approx(1, abs=0.006)
         texts.append(text(".switch[title=L0H0]"))
     finally:
