@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tril.model.atomic_files import write_json
 from tril.model.generation.generate import inference
@@ -19,7 +18,7 @@ from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.gate import head_name
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal
 from tril.model.heads.page import write_page
-from tril.model.heads.scores import N_REPEATS, SCORES, HeadScores, score_heads
+from tril.model.heads.scores import N_REPEATS, SCORES, HeadScores, alphabet_of, score_heads
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
 
@@ -40,7 +39,7 @@ class HeadDescription:
     def __init__(self, lm: LanguageModel, text: TokenWindows, clusters: TextClusters, shown: list[int], seed: int):
         self.lm, self.text, self.shown = lm, text, shown
         self.ablation: Ablation = ablate(lm.model, text, clusters)
-        self.scores: HeadScores = score_heads(lm.model, text, alphabet=alphabet(lm), seed=seed)
+        self.scores: HeadScores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
 
     def csv_rows(self) -> tuple[Rows, Rows]:
         """The rows of heads.csv, a head each and uniform weights, and those of removal.csv."""
@@ -103,12 +102,6 @@ def prompt_ids(lm: LanguageModel, tokens: np.ndarray, prompt: str | None) -> lis
     if len(ids) > limit:
         raise ValueError(f"prompt has {len(ids)} tokens, more than the model's context_length={limit}; shorten it")
     return ids
-
-
-def alphabet(lm: LanguageModel) -> Tensor:
-    """The ids to draw random sequences from: all tokens except end-of-text."""
-    ids = torch.tensor(sorted(lm.tokenizer.get_vocab().values()))  # may have gaps
-    return ids[ids != lm.eot_id]
 
 
 def write_maps(

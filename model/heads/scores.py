@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from tril.model.generation.generate import inference
@@ -86,46 +87,67 @@ class HeadScores:
         heads: for each name in SCORES, (L, H) float64.
         uniform: for each name, the score of uniform weights.
         induction_length: n of the repeated sequences.
+        copy_losses: mean loss of the first and of the second copy of the repeated sequences, in nats per token, without
+            the first token of each, which nothing predicts. Their difference is what the model learns from the first
+            copy, the in-context learning of Olsson et al. 2022.
     """
 
     heads: dict[str, Tensor]
     uniform: dict[str, float]
     induction_length: int
+    copy_losses: tuple[float, float]
 
 
-def score_heads(model: GPT, text: TokenWindows, *, alphabet: Tensor, seed: int) -> HeadScores:
+def score_heads(
+    model: GPT,
+    text: TokenWindows,
+    *,
+    alphabet: Tensor,
+    seed: int,
+    n_repeats: int = N_REPEATS,
+    max_length: int | None = None,
+) -> HeadScores:
     """All scores, in evaluation mode.
 
     The scores over the text skip positions that see only one key: the first of a window, or of each separate document.
-    The induction score uses `N_REPEATS` sequences of distinct tokens.
+    The induction score uses sequences of distinct tokens.
 
     Args:
         alphabet: (n,) int64, the ids to draw the sequences from.
         seed: of these draws.
+        n_repeats: number of sequences.
+        max_length: of a copy; None: half of the context.
     """
-    config = model.config
+    config, losses = model.config, [math.nan, math.nan]
     # The token to attend to must be visible.
-    length = min(config.context_length // 2, len(alphabet), config.window or config.context_length)
-    repeats = repeated_tokens(alphabet, length, seed)
-    heads, uniform = text_scores(model, text)
-    if length > 1:
-        with inference(list(model.modules())):
-            means = _means(model, TokenWindows(repeats, repeats), lambda w, *_: {"induction": induction_mass(w)})
-    else:  # the token to attend to would be the query itself
-        means = {"induction": torch.full((config.n_layers, config.n_heads), math.nan)}, {"induction": math.nan}
-    return HeadScores(heads | means[0], uniform | means[1], length)
-
-
-def text_scores(model: GPT, text: TokenWindows) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """All scores except induction, in evaluation mode: `heads` and `uniform` of `HeadScores`."""
+    length = min(max_length or 2**63, config.context_length // 2, len(alphabet), config.window or config.context_length)
+    repeats, nll = repeated_tokens(alphabet, length, seed, n_repeats), list[Tensor]()
     with inference(list(model.modules())):
-        return _means(model, text, _text_scores)
+        heads, uniform = _means(model, text, _text_scores, lambda ids, _, options: model.hidden(ids, **options))
+        if length > 1:
+            means = _means(
+                model,
+                TokenWindows(repeats, repeats.roll(-1, 1)),
+                lambda weights, *_: {"induction": induction_mass(weights)},
+                lambda ids, targets, _: nll.append(model.nll(ids, targets)),
+            )
+            of_tokens = torch.cat(nll)  # (n_repeats, 2n), of the next token each
+            losses = [of_tokens[:, start : start + length - 1].mean().item() for start in (0, length)]
+        else:  # the token to attend to would be the query itself
+            means = {"induction": torch.full((config.n_layers, config.n_heads), math.nan)}, {"induction": math.nan}
+    return HeadScores(heads | means[0], uniform | means[1], length, (losses[0], losses[1]))
 
 
-def repeated_tokens(alphabet: Tensor, length: int, seed: int) -> Tensor:
-    """`N_REPEATS` sequences of distinct ids, each written twice: (N_REPEATS, 2 * length) int64."""
+def alphabet_of(tokenizer: Tokenizer, eot_id: int) -> Tensor:
+    """The ids to draw random sequences from, (n,) int64: all tokens except end-of-text."""
+    ids = torch.tensor(sorted(tokenizer.get_vocab().values()))  # may have gaps
+    return ids[ids != eot_id]
+
+
+def repeated_tokens(alphabet: Tensor, length: int, seed: int, n_repeats: int = N_REPEATS) -> Tensor:
+    """Sequences of distinct ids, each written twice: (n_repeats, 2 * length) int64."""
     generator = torch.Generator().manual_seed(seed)
-    draws = [torch.randperm(len(alphabet), generator=generator)[:length] for _ in range(N_REPEATS)]
+    draws = [torch.randperm(len(alphabet), generator=generator)[:length] for _ in range(n_repeats)]
     return alphabet[torch.stack(draws)].repeat(1, 2)
 
 
@@ -153,13 +175,17 @@ def _text_scores(weights: Tensor, visible: Tensor, options: dict[str, Tensor]) -
 
 
 def _means(
-    model: GPT, text: TokenWindows, score: Callable[..., dict[str, Tensor]]
+    model: GPT, text: TokenWindows, score: Callable[..., dict[str, Tensor]], run: Callable[..., Any]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """The means of score(weights, visible, options), without NaN: (L, H) of every head, and of uniform weights."""
+    """The means of score(weights, visible, options), without NaN: (L, H) of every head, and of uniform weights.
+
+    Args:
+        run: passes a batch through the model, given ids, targets and options.
+    """
     n_layers = model.config.n_layers
     sums: list[dict[str, Any]] = [defaultdict(float) for _ in range(n_layers + 1)]  # the last is for uniform weights
     counts: list[dict[str, Any]] = [defaultdict(int) for _ in range(n_layers + 1)]
-    for ids, _, options in text.batches(model.embed.weight.device):
+    for ids, targets, options in text.batches(model.embed.weight.device):
         visible = _visible(model, ids, options)
 
         def accumulate(layer: int, weights: Tensor, visible=visible, options=options) -> None:
@@ -169,7 +195,7 @@ def _means(
                 counts[layer][name] += (~values.isnan()).sum((0, 2))
 
         with capture_attention(model, accumulate):
-            model.hidden(ids, **options)
+            run(ids, targets, options)
         accumulate(n_layers, uniform_weights(visible))
     means = {name: [s[name] / c[name] for s, c in zip(sums, counts, strict=True)] for name in sums[0]}  # L + 1 of (H,)
     heads = {name: torch.stack(layers[:-1]) for name, layers in means.items()}  # (L, H) each

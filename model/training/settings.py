@@ -187,7 +187,7 @@ class CallbacksConfig:
     causality: WithoutOptions | None = group(
         WithoutOptions
     )  # before the first step; refuses a model that sees the future
-    heads: WithoutOptions | None = group(WithoutOptions)  # entropy and first-token mass of each, after each validation
+    heads: WithoutOptions | None = group(WithoutOptions)  # their scores over the run, in heads.csv
     progress: ProgressConfig | None = group(ProgressConfig)
     samples: SamplesConfig | None = group(SamplesConfig)
     early_stop: EarlyStopConfig | None = group(EarlyStopConfig)

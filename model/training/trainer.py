@@ -15,8 +15,9 @@ from lightning.pytorch.loggers import Logger
 
 from tril.data.datamodule import TextDataModule
 from tril.model.training.callbacks.causality_check import CausalityCheck
+from tril.model.training.callbacks.heads import HeadRecorder
 from tril.model.training.callbacks.metrics import Metrics
-from tril.model.training.callbacks.output import HeadMetrics, Progress, Samples
+from tril.model.training.callbacks.output import Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints, Stop
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import configure_torch
@@ -98,7 +99,7 @@ def build_trainer(
         CausalityCheck(folder, config.causality.allow_leak, None if any(added) else sweep)
         if chosen.causality
         else None,
-        HeadMetrics() if chosen.heads else None,
+        HeadRecorder(folder) if chosen.heads else None,
         Progress(chosen.progress) if chosen.progress else None,
         Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,
         *added[0],

@@ -54,7 +54,8 @@ def prepare(at, act):
 
 def outcome(folder):
     """What a run left, without times and paths: file -> content; of checkpoints, weights and optimizer."""
-    found = {path.name: path.read_bytes() for path in (folder / "samples.txt", *folder.glob("windows_*.npz"))}
+    found = {path.name: path.read_bytes() for path in (folder / "samples.txt", *folder.glob("*.npz"))}
+    found["heads.csv"] = (folder / "heads.csv").read_text()
     for name in ("last.ckpt", "best.ckpt"):
         content = torch.load(folder / "checkpoints" / name, weights_only=True)
         states = [content["state_dict"], content["optimizer_states"]]

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: its progress, a sample of text, and statistics of its heads."""
+"""What a run shows while it trains: its progress, and a sample of text."""
 
 import sys
 from collections.abc import Mapping
@@ -17,9 +17,7 @@ from tril.model.training.loggers import log_sample
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import ProgressConfig, SamplesConfig
 
-HEAD_SCORES = ("entropy", "first")  # of `tril.model.heads.scores.SCORES`
 PRINTED = 3  # samples at the end of a run
-HEAD_WINDOWS = 2  # validation windows in which heads are scored
 
 
 class Progress(Callback):
@@ -114,23 +112,3 @@ class Samples(Callback):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._size = state["size"]
-
-
-class HeadMetrics(Callback):
-    """Logs each head's mean entropy of its weights (nats) and mean mass on the first token, as heads/entropy/L0H0."""
-
-    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        model = pl_module.whole_model() if pl_module.model.config.n_heads else None  # gathers a sharded model
-        if model is None or not trainer.is_global_zero:
-            return
-        from tril.model.heads.attention_maps import TokenWindows
-        from tril.model.heads.gate import all_heads, head_name
-        from tril.model.heads.scores import text_scores
-
-        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
-        ids, targets = data.first_val_windows(HEAD_WINDOWS)
-        scores, _ = text_scores(model, TokenWindows(ids, targets, pl_module.losses.document_eot))
-        heads = [head_name(head) for head in all_heads(model.config)]
-        values = {name: zip(heads, scores[name].flatten().tolist(), strict=True) for name in HEAD_SCORES}
-        row = {f"heads/{name}/{head}": value for name in HEAD_SCORES for head, value in values[name]}
-        Metrics.write(trainer, row)

@@ -10,6 +10,9 @@ from tril.model.heads.attention_maps import TokenWindows, attention_maps, captur
 from tril.model.heads.scores import (
     N_REPEATS,
     SCORES,
+    entropy,
+    first_token_mass,
+    induction_mass,
     mean_distance,
     previous_token_mass,
     repeated_tokens,
@@ -106,12 +109,40 @@ def test_scores_of_queries_at_the_last_keys():
     torch.testing.assert_close(mean_distance(late), torch.tensor([[[1.0, 1.0]]]))
 
 
+def test_the_scores_of_patterns_made_by_hand():
+    """Heads that attend to one key each, 8 tokens that are written twice; and one that halves its weight."""
+    n = torch.arange(16)
+    keys = {"previous": (n - 1).clamp(0), "first": 0 * n, "self": n, "induction": (n - 7).clamp(0)}
+    heads = {name: torch.eye(16)[key][None, None] for name, key in keys.items()}  # (1, 1, T, T) each
+    heads["half"] = (heads["previous"] + heads["induction"]) / 2
+    found = {}
+    for name, weights in heads.items():
+        scores = previous_token_mass(weights), first_token_mass(weights), self_mass(weights), mean_distance(weights)
+        later = [each[0, 0, 8:].mean().item() for each in (*scores, entropy(weights))]  # in the second copy
+        found[name] = [*later, induction_mass(weights).mean().item()]
+    expected = {  # previous, first, self, distance, entropy, induction
+        "previous": [1, 0, 0, 1, 0, 0],
+        "first": [0, 1, 0, 11.5, 0, 0],
+        "self": [0, 0, 1, 0, 0, 0],
+        "induction": [0, 0, 0, 7, 0, 1],
+        "half": [0.5, 0, 0, 4, math.log(2), 0.5],
+    }
+    assert found == {name: pytest.approx(values) for name, values in expected.items()}
+
+
+@torch.no_grad()
 def loops(model, ids, document_eot, alphabet, seed):
     """Every score of every head, position by position; positions that see one key are left out."""
     config, scores = model.config, {}
     maps = attention_maps(model, ids, **document_options(ids, document_eot)).double()
     length = min(config.context_length // 2, config.window or 99, len(alphabet))
-    repeats = attention_maps(model, repeated_tokens(alphabet, length, seed)).double()
+    sequences = repeated_tokens(alphabet, length, seed)
+    repeats, predicted = attention_maps(model, sequences).double(), model(sequences).double().log_softmax(-1)
+    losses = [  # of a copy, without its first token
+        -sum(predicted[b, t - 1, row[t]] for b, row in enumerate(sequences) for t in range(s + 1, s + length)).item()
+        / (len(sequences) * (length - 1))
+        for s in (0, length)
+    ]
     for layer in range(config.n_layers):
         for head in range(config.n_heads):
             rows = []
@@ -127,7 +158,7 @@ def loops(model, ids, document_eot, alphabet, seed):
             # the second copy of a token looks at the token after the first copy
             induction = [repeats[layer, :, head, t, t - length + 1].mean() for t in range(length, 2 * length)]
             scores[layer, head] = [*torch.tensor(rows).mean(0).tolist(), float(sum(induction) / length)]
-    return scores
+    return scores, losses
 
 
 @pytest.mark.parametrize(
@@ -141,7 +172,9 @@ def test_the_scores_of_a_model(choices, document_eot, monkeypatch):
     ids[:, 5], ids[1, 0], ids[2, 6] = EOT, EOT, EOT
     scores = score_heads(model, TokenWindows(ids, ids, document_eot), alphabet=alphabet, seed=3)
     assert list(scores.heads) == list(scores.uniform) == list(SCORES)
-    for (layer, head), expected in loops(model, ids, document_eot, alphabet, 3).items():
+    expected_scores, losses = loops(model, ids, document_eot, alphabet, 3)
+    assert scores.copy_losses == pytest.approx(losses, rel=1e-5)
+    for (layer, head), expected in expected_scores.items():
         found = [scores.heads[name][layer, head].item() for name in SCORES]
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
@@ -167,6 +200,7 @@ def test_scores_are_nan_where_one_key_is_visible_and_repeated_tokens_are_distinc
     text, alphabet = TokenWindows(torch.randint(31, (2, 12)), torch.zeros(2, 12)), torch.tensor([3, 5, 8, 9, 11, 20])
     scores = score_heads(tiny_gpt(window=1), text, alphabet=torch.arange(31), seed=0)
     assert all(values.isnan().all() and values.shape == (2, 4) for values in scores.heads.values())
+    assert all(map(math.isnan, scores.copy_losses))
     ids, same, other = (repeated_tokens(alphabet, 4, seed=seed) for seed in (0, 0, 1))
     assert ids.shape == (N_REPEATS, 8) and torch.equal(ids[:, :4], ids[:, 4:])
     assert all(len(set(row)) == 4 and set(row) <= set(alphabet.tolist()) for row in ids.tolist())

@@ -10,11 +10,9 @@ import pytest
 import torch
 from lightning import Callback, Trainer
 
-from tests.conftest import assert_close, tiny_gpt
+from tests.conftest import assert_close
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.heads.attention_maps import attention_maps
 from tril.model.training.callbacks.metrics import Metrics, RunLog, norms_of, save_windows
-from tril.model.training.callbacks.output import HeadMetrics
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
@@ -172,24 +170,3 @@ def test_a_resumed_run_continues_its_csv_file_with_the_rows_of_its_checkpoint(tm
     assert not list(file.parent.glob(".*"))
     RunLog(tmp_path).log_metrics({"loss": 5.0}, step=1)
     assert file.read_text().replace("\r", "") == "loss,step\n5.0,1\n"
-
-
-def test_heads_are_scored_in_the_first_windows_and_each_document_has_a_first_token():
-    model, logged = tiny_gpt(attn_dropout=0.5).train(), {}
-    ids = torch.randint(1, 31, (3, 12))
-    ids[:, 5] = 0
-    logger = SimpleNamespace(log_metrics=lambda metrics, step: logged.update(metrics))
-    data = SimpleNamespace(first_val_windows=lambda n: (ids[:n], ids[:n]))
-    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, loggers=[logger], global_step=7)
-    losses = SimpleNamespace(document_eot=0)
-    module = SimpleNamespace(model=model, whole_model=lambda: model, losses=losses)
-    HeadMetrics().on_validation_end(trainer, module)
-    # (L, B, H, T - 1, T) of each document: without the first position, which has no choice
-    maps = [attention_maps(model, part)[:, :, :, 1:].double() for part in (ids[:2, :5], ids[:2, 5:])]
-    for layer, head in np.ndindex(2, 4):
-        rows = [each[layer, :, head] for each in maps]
-        nats = sum(torch.special.entr(each).sum() for each in rows) / (2 * 10)
-        first = torch.cat([each[..., 0].flatten() for each in rows]).mean()
-        assert logged[f"heads/entropy/L{layer}H{head}"] == pytest.approx(nats.item(), rel=1e-5)
-        assert logged[f"heads/first/L{layer}H{head}"] == pytest.approx(first.item(), rel=1e-5)
-    assert len(logged) == 2 * 2 * 4 and model.training

@@ -1,0 +1,112 @@
+"""The scores and the attention maps of every head while a run trains."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import Callback, Trainer
+from tokenizers import Tokenizer
+
+from tril.model.atomic_files import write_text
+from tril.model.formats import csv_text
+from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, compress_maps, thin_out, write_maps
+from tril.model.masks import document_options
+from tril.model.training.module import TrainingModule
+
+# What is measured at each recorded step: little, so that all of them take less than 1 % of a run.
+WINDOWS, WINDOW_TOKENS = 2, 256  # of the validation part
+SEQUENCES, SEQUENCE_TOKENS = 8, 64  # random ones, each repeated once
+MAP_TOKENS = 48  # of the first validation window
+
+
+class HeadRecorder(Callback):
+    """Measures every head before the first step, after the steps 1, 2, 4, 8, ..., and at every validation.
+
+    heads.csv has a row for each of these steps and heads, and one for uniform weights: the scores of
+    `tril.model.heads.scores`, and the losses of the two copies of repeated random sequences, which are those of the
+    step. head_maps.npz has attention maps of the start of the validation text, see `tril.model.heads.records`.
+
+    The state has the content of both files, so a resumed run has what its checkpoint had, and replaces the files with
+    its first record. Neither weights nor random states change. A sharded model is gathered, and rank 0 measures a copy
+    on its CPU.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._step = -1  # the last recorded one
+        self._lines = ""  # of heads.csv so far
+        self._maps: dict[int, np.ndarray] = {}  # step -> see `compress_maps`
+        self._inputs: tuple[Any, ...] = ()  # text, alphabet and shown ids
+
+    def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        if trainer.global_step == 0:
+            self._record(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
+        if trainer.global_step & (trainer.global_step - 1) == 0:
+            self._record(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        self._record(trainer, pl_module)
+
+    def _record(self, trainer: Trainer, pl_module: TrainingModule) -> None:
+        step = trainer.global_step
+        if step == self._step or pl_module.model.config.n_heads == 0:
+            return
+        self._step = step
+        model = pl_module.whole_model()  # gathers a sharded model
+        if model is None or not trainer.is_global_zero:
+            return
+        from tril.model.heads.attention_maps import attention_maps
+        from tril.model.heads.scores import score_heads
+
+        text, alphabet, shown = self._inputs = self._inputs or inputs_of(trainer, pl_module)
+        scores = score_heads(model, text, alphabet=alphabet, seed=0, n_repeats=SEQUENCES, max_length=SEQUENCE_TOKENS)
+        shown = shown.to(model.embed.weight.device)
+        maps = attention_maps(model, shown, **document_options(shown, text.document_eot))[:, 0]  # (L, H, T, T)
+        lines = csv_text(rows_of(step, scores))
+        self._lines += lines.partition("\n")[2] if self._lines else lines
+        self._maps[step] = compress_maps(maps.float().cpu().numpy())
+        thin_out(self._maps)
+        write_text(self.folder / HEAD_SCORES, self._lines)
+        write_maps(self.folder, shown[0].tolist(), maps.shape, self._maps)
+
+    def state_dict(self) -> dict[str, Any]:
+        maps = {step: torch.from_numpy(each) for step, each in self._maps.items()}
+        return {"step": self._step, "lines": self._lines, "maps": maps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._step, self._lines = state["step"], state["lines"]
+        self._maps = {step: each.numpy() for step, each in state["maps"].items()}
+
+
+def inputs_of(trainer: Trainer, module: TrainingModule) -> tuple[Any, ...]:
+    """The windows of text to score, the alphabet of random sequences, and the ids whose maps are kept, (1, T)."""
+    from tril.model.heads.attention_maps import TokenWindows
+    from tril.model.heads.scores import alphabet_of
+
+    data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+    ids, targets = (each[:, :WINDOW_TOKENS] for each in data.first_val_windows(WINDOWS))
+    tokenizer = Tokenizer.from_str(module.payload["tokenizer"])
+    alphabet = alphabet_of(tokenizer, tokenizer.token_to_id(module.payload["eot"]))
+    return TokenWindows(ids, targets, module.losses.document_eot), alphabet, ids[:1, :MAP_TOKENS]
+
+
+def rows_of(step: int, scores: Any) -> list[dict[str, Any]]:
+    """The rows of heads.csv of one step; a score that is not a number is an empty cell."""
+    from tril.model.heads.gate import head_name
+
+    n_layers, n_heads = next(iter(scores.heads.values())).shape
+    heads = [(layer, head) for layer in range(n_layers) for head in range(n_heads)]
+    rows = {head_name(head): {name: each[head].item() for name, each in scores.heads.items()} for head in heads}
+    rows[UNIFORM] = scores.uniform
+    losses = dict(zip(COPY_LOSSES, scores.copy_losses, strict=True))
+    return [
+        {"step": step, "head": head, **{name: f"{x:.5g}" if math.isfinite(x) else "" for name, x in values.items()}}
+        for head, values in ((head, row | losses) for head, row in rows.items())
+    ]

@@ -1,0 +1,83 @@
+"""What a run records of its heads: at which steps, from which text, and that neither training nor a stop changes it."""
+
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import byte_model
+from tests.runs import interrupted, rows, train_typed, typed
+from tril.model.checkpoint import load, read_state
+from tril.model.heads.attention_maps import attention_maps
+from tril.model.heads.records import MAX_MAP_BYTES, UNIFORM, compress_maps, read_maps, read_records, thin_out
+from tril.model.heads.scores import SCORES
+from tril.model.training.callbacks.heads import HeadRecorder
+
+QUICK = ("data.tokenizer.kind=byte", "callbacks.samples=null", "callbacks.causality=null", "model.resid_dropout=0.2")
+
+
+def test_the_first_windows_are_scored_and_each_document_has_a_first_token(tmp_path):
+    lm, ids = byte_model(attn_dropout=0.5), torch.randint(1, 256, (3, 12))
+    ids[:, 5] = lm.eot_id
+    model = lm.model.train()
+    data = SimpleNamespace(first_val_windows=lambda n: (ids[:n], ids[:n]))
+    trainer = SimpleNamespace(is_global_zero=True, datamodule=data, global_step=0)
+    payload = {"tokenizer": lm.tokenizer.to_str(), "eot": lm.eot}
+    losses = SimpleNamespace(document_eot=lm.eot_id)
+    module = SimpleNamespace(model=model, whole_model=lambda: model, losses=losses, payload=payload)
+    recorder, before = HeadRecorder(tmp_path), torch.get_rng_state()
+    recorder.on_train_start(trainer, module)
+    assert model.training and torch.equal(torch.get_rng_state(), before)
+    records = read_records(tmp_path)
+    assert list(records.scores) == list(SCORES) and records.heads[-1] == UNIFORM and len(records.heads) == 9
+    # (L, B, H, T - 1, T) of each document: without the first position, which has no choice
+    maps = [attention_maps(model, part)[:, :, :, 1:].double() for part in (ids[:2, :5], ids[:2, 5:])]
+    for number, (layer, head) in enumerate(np.ndindex(2, 4)):
+        each = [part[layer, :, head] for part in maps]
+        nats = sum(torch.special.entr(part).sum() for part in each) / (2 * 10)
+        first = torch.cat([part[..., 0].flatten() for part in each]).mean()
+        assert records.scores["entropy"][0, number] == pytest.approx(nats.item(), rel=1e-4)
+        assert records.scores["first"][0, number] == pytest.approx(first.item(), rel=1e-4)
+
+
+def test_a_run_and_its_weights_are_the_same_with_and_without_records_and_after_a_stop(configure, tmp_path):
+    settings = (
+        *QUICK,
+        "trainer.max_steps=5",
+        "trainer.val_check_interval=3",
+        "trainer.accumulate_grad_batches=2",
+        "data.batch_size=2",
+    )
+    whole = train_typed(configure(*settings, folder="whole")).folder
+    without = train_typed(configure(*settings, "~callbacks.heads", folder="without")).folder
+    with interrupted():  # after step 3
+        train_typed(configure(*settings, folder="stopped"))
+    stopped = tmp_path / "stopped"
+    with (stopped / "heads.csv").open("a") as file:
+        file.write("4,L0H0,9\n")  # of a step after the checkpoint
+    train_typed(typed(f"resume={stopped}", f"data.cache_dir={tmp_path / 'cache'}", base=[]))
+    weights = [read_state(folder / "checkpoints/last.ckpt")["state_dict"] for folder in (whole, without, stopped)]
+    assert all(torch.equal(each[name], weight) for each in weights[1:] for name, weight in weights[0].items())
+    losses = [[row["train/loss"] for row in rows(folder)] for folder in (whole, without)]
+    assert losses[0] == losses[1] and not (without / "heads.csv").exists()
+    for name in ("heads.csv", "head_maps.npz"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+    records, (ids, maps) = read_records(whole), read_maps(whole)
+    assert records.steps.tolist() == list(maps) == [0, 1, 2, 3, 4, 5]
+    assert records.heads == ["L0H0", "L0H1", "L1H0", "L1H1", UNIFORM]
+    lm = load(whole / "checkpoints/last.ckpt")
+    expected = attention_maps(lm.model, torch.tensor([ids]))[:, 0].numpy()  # (L, H, T, T)
+    assert np.abs((maps[5] / 255) ** 2 - expected).max() < 1 / 255 and ((maps[5] == 0) == (expected == 0)).all()
+
+
+def test_small_weights_show_and_the_first_and_last_maps_stay():
+    weights = np.array([0, 1e-30, 1e-7, 2**-8, 0.25, 1], np.float32)
+    assert list(zlib.decompress(compress_maps(weights).tobytes())) == [0, 1, 1, 16, 128, 255]
+    steps = [0, 1, 2, 4, 8, 16, 20, 30, 32, 40]
+    maps = {step: np.zeros(10, np.uint8) for step in steps}
+    thin_out(maps, 70)
+    assert list(maps) == [0, 1, 2, 4, 8, 16, 40]
+    thin_out(maps, 10)
+    assert list(maps) == [0, 40] and MAX_MAP_BYTES == 2_000_000
