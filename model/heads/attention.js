@@ -1,4 +1,4 @@
-const { layers: L, heads: H, tokens, probabilities, scores } = JSON.parse($("data").textContent);
+const { layers: L, heads: H, tokens, probabilities, scores, steps } = JSON.parse($("data").textContent);
 const T = tokens.length;
 const MEAN = H; // number after the last head: the mean of all heads of the layer
 const THUMBNAIL_SIZE = Math.min(T, 48); // cells per side, each showing the largest weight that it covers
@@ -8,12 +8,16 @@ const LONG_TEXT = 120; // a text of more tokens gets a separate column
 
 // Data: float16, little-endian, (L, H, T, T)
 const maps = float16Codes($("maps").textContent);
+// Maps of the same text at earlier steps: uint8, 255 times the square root of a weight, (steps, L, H, T, T)
+const earlier = Uint8Array.from(atob($("earlier").textContent), (c) => c.charCodeAt(0));
+let frame = steps.length; // number of the step that is shown; after the last one: the checkpoint
 
 function matrixOf(layer, head) {
   const heads = head === MEAN ? [...Array(H).keys()] : [head], matrix = new Float32Array(T * T);
   for (const h of heads) {
-    const start = (layer * H + h) * T * T;
-    for (let i = 0; i < T * T; i++) matrix[i] += VALUE[maps[start + i]] / heads.length;
+    const start = (layer * H + h) * T * T, first = frame * L * H * T * T + start;
+    const valueOf = (i) => (frame < steps.length ? (earlier[first + i] / 255) ** 2 : VALUE[maps[start + i]]);
+    for (let i = 0; i < T * T; i++) matrix[i] += valueOf(i) / heads.length;
   }
   return matrix;
 }
@@ -27,7 +31,7 @@ function paint(canvas, size, colorAt) {
   context.putImageData(image, 0, 0);
 }
 
-// Summary of every head, computed once
+// Summary of every head
 const isLarger = (a, b) => !Number.isNaN(b) && !(Math.abs(a) <= Math.abs(b)); // NaN counts as the largest
 function summarize(layer, head) {
   const matrix = matrixOf(layer, head), n = THUMBNAIL_SIZE, largestWeights = new Float32Array(n * n), leaks = new Uint8Array(n * n);
@@ -183,6 +187,12 @@ function draw() {
   }
   selectHead(state.layer, state.head);
 }
+function selectFrame(number) {
+  frame = number;
+  for (const summary of summaries) Object.assign(summary, summarize(summary.layer, summary.head), { button: summary.button });
+  $("at").textContent = frame < steps.length ? `step ${steps[frame].toLocaleString("en")}` : "this checkpoint";
+  draw();
+}
 
 // Input
 function scrollToQuery() { // for a query that was chosen in the matrix
@@ -234,6 +244,7 @@ $("overview").addEventListener("keydown", (event) => {
 for (const name of ["layer", "head"]) {
   $(name).addEventListener("change", () => selectHead(Number($("layer").value), Number($("head").value)));
 }
+if (steps.length) $("step").addEventListener("input", () => selectFrame(Number($("step").value)));
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && state.pinned) pin(state.query, state.cell[1]);
 });

@@ -56,12 +56,15 @@ class HeadDescription:
             for head, row in zip(sorted(self.ablation.order), self.ablation.head_rows(), strict=True)
         ]
 
-    def write(self, folder: Path, name: str, about: Mapping[str, Any]) -> None:
+    def write(
+        self, folder: Path, name: str, about: Mapping[str, Any], earlier: Mapping[int, np.ndarray] | None = None
+    ) -> None:
         """Writes heads.json, the figures and the page of attention maps.
 
         Args:
             name: of the model, for the reader.
             about: more entries of heads.json.
+            earlier: maps of the shown text at earlier steps, see `write_page`.
         """
         clusters = self.ablation.clusters
         content = {
@@ -79,7 +82,7 @@ class HeadDescription:
         write_json(folder / "heads.json", content)
         plot_ablation(folder / "heads.png", self.ablation)
         plot_removal(folder / "removal.png", self.ablation)
-        write_maps(folder, self.lm, self.shown, self.text, name, self.scores)
+        write_maps(folder, self.lm, self.shown, self.text, name, self.scores, earlier)
 
     def table(self) -> list[list[str]]:
         """A row for each head, the most important one first: the change of the loss without it, and its scores."""
@@ -105,7 +108,13 @@ def prompt_ids(lm: LanguageModel, tokens: np.ndarray, prompt: str | None) -> lis
 
 
 def write_maps(
-    folder: Path, lm: LanguageModel, ids: Sequence[int], text: TokenWindows, name: str, scores: HeadScores
+    folder: Path,
+    lm: LanguageModel,
+    ids: Sequence[int],
+    text: TokenWindows,
+    name: str,
+    scores: HeadScores,
+    earlier: Mapping[int, np.ndarray] | None = None,
 ) -> None:
     """Writes attention.png and attention.html of one sequence."""
     batch = torch.tensor([ids], device=lm.model.embed.weight.device)
@@ -122,8 +131,8 @@ def write_maps(
         name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
         for name, values in scores.heads.items()
     }
-    title = f"Attention of {name}"
-    write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, title=title, scores=explained)
+    page = {"title": f"Attention of {name}", "scores": explained, "earlier": earlier}
+    write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, **page)
 
 
 def token_text(lm: LanguageModel, token: int) -> str:

@@ -13,12 +13,15 @@ from torch import Tensor
 from tril.model.comparison import UNCLEAR, Comparison
 from tril.model.heads.ablation import Ablation
 from tril.model.heads.gate import head_name
+from tril.model.heads.records import HeadRecords
+from tril.model.heads.scores import SCORES
 
 COLOR = "tab:blue"
 DPI = 130
 MAX_LABEL = 10  # characters of a token
 MAX_ANNOTATED = 24  # heads whose names fit along a curve
 MIN_FONT = 4.5  # points
+OVER_TIME = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "losses"]]
 WHITESPACE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}  # glyphs of matplotlib's default font
 
 
@@ -123,6 +126,38 @@ def plot_maps(path: str | Path, maps: Tensor, tokens: Sequence[str]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # shown as a box
         figure.savefig(path, dpi=DPI)
+
+
+def plot_records(path: str | Path, records: HeadRecords) -> None:
+    """PNG: the scores of every head over the steps of its run, and the losses of the copies of repeated sequences."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 11.0), layout="constrained")
+    panels = figure.subplot_mosaic(OVER_TIME, sharex=True)
+    layers = [int(name[1:].partition("H")[0]) for name in records.heads[:-1]]
+    colors = colormaps["viridis"](np.linspace(0, 0.9, max(layers) + 1))
+    for name, axes in panels.items():
+        if name in SCORES:
+            *heads, uniform = records.scores[name].T  # (N,) each
+            axes.plot(records.steps, uniform, color="grey", ls="--", lw=1, label="uniform")
+            seen = set()
+            for layer, head, values in zip(layers, records.heads, heads, strict=False):
+                label = None if layer in seen else f"layer {layer}"
+                seen.add(layer)
+                axes.plot(records.steps, values, color=colors[layer], lw=1.2, label=label)
+                if values[-1] == max(each[-1] for each in heads):
+                    axes.annotate(head, (records.steps[-1], values[-1]), fontsize=8, va="bottom", ha="right")
+            axes.set_title(f"{name}: {SCORES[name]}", fontsize=8, wrap=True)
+        else:
+            axes.plot(records.steps, records.losses, label=["first copy", "second copy"])
+            axes.set_title("loss of random sequences that are repeated, nats per token", fontsize=8)
+            axes.set_xlabel("step")
+            axes.legend(fontsize=8)
+        axes.set_xscale("symlog", linthresh=1)  # linear up to step 1, since the first step is 0
+        axes.grid(alpha=0.3)
+    panels["previous"].legend(fontsize=8)
+    figure.savefig(path, dpi=DPI)
 
 
 def readable(token: str) -> str:

@@ -21,6 +21,7 @@ def write_page(
     probabilities: Sequence[Sequence[tuple[str, float]]],
     title: str,
     scores: Mapping[str, tuple[str, Tensor]] | None = None,
+    earlier: Mapping[int, np.ndarray] | None = None,
 ) -> None:
     """Writes one file that needs neither network nor server.
 
@@ -36,6 +37,8 @@ def write_page(
             The actual next token is recognized by its text.
         title: heading of the page.
         scores: name -> what it means, and the score of each head (L, H), shown next to the name of the head.
+        earlier: step -> maps of the same text at an earlier step, (L, H, T, T) codes of `records.read_maps`. A slider
+            goes through them; each takes 1.3 bytes per weight.
 
     Raises:
         ValueError: the shapes do not match.
@@ -51,6 +54,7 @@ def write_page(
     # JSON has no NaN; jinja2 writes it in ASCII without <, > and &, so no token can end its HTML element.
     rows = [[(token, float(p) if math.isfinite(p) else None) for token, p in row] for row in probabilities]
     data = {"layers": sizes[0], "heads": sizes[1], "tokens": list(tokens), "probabilities": rows}
+    data["steps"] = list(earlier or {})
     data["scores"] = [
         {
             "name": name,
@@ -63,8 +67,10 @@ def write_page(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    encoded = base64.b64encode(to_float16(maps).tobytes()).decode("ascii")
-    page = environment.get_template("attention.html").render(title=title, data=data, maps=encoded)
+    codes = b"".join(each.tobytes() for each in (earlier or {}).values())
+    texts = {"maps": to_float16(maps).tobytes(), "earlier": codes}
+    encoded = {name: base64.b64encode(each).decode("ascii") for name, each in texts.items()}
+    page = environment.get_template("attention.html").render(title=title, data=data, **encoded)
     with atomic_path(path) as part:  # xmlcharrefreplace: for half of a surrogate pair
         part.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
 

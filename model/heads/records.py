@@ -75,7 +75,7 @@ def thin_out(maps: dict[int, np.ndarray], limit: int = MAX_MAP_BYTES) -> None:
         del maps[min(triples, key=lambda triple: (triple[2] + 1) / (triple[0] + 1))[1]]
 
 
-def write_maps(folder: Path, ids: Sequence[int], shape: Sequence[int], maps: Mapping[int, np.ndarray]) -> None:
+def save_maps(folder: Path, ids: Sequence[int], shape: Sequence[int], maps: Mapping[int, np.ndarray]) -> None:
     """Writes head_maps.npz.
 
     Args:
@@ -87,15 +87,15 @@ def write_maps(folder: Path, ids: Sequence[int], shape: Sequence[int], maps: Map
         np.savez(file, ids=ids, shape=shape, **{str(step): each for step, each in maps.items()})
 
 
-def read_maps(folder: Path) -> tuple[list[int], dict[int, np.ndarray]] | None:
-    """The ids of the text and the codes (L, H, T, T) of each step; None: the run has none.
+def read_maps(folder: Path) -> tuple[list[int], dict[int, np.ndarray]]:
+    """The ids of the text and the codes (L, H, T, T) of each step; nothing if the run has none.
 
     Raises:
         ValueError: the file is damaged.
     """
     path = folder / HEAD_MAPS
     if not path.is_file():
-        return None
+        return [], {}
     try:
         with np.load(path) as arrays:
             shape = arrays["shape"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tril.model.heads.ablation import Ablation
 
 OF_A_MODEL = "heads.json heads.csv heads.png removal.csv removal.png attention.png attention.html".split()
+OVER_TIME = "heads_over_time.png"  # of a run that has recorded its heads
 OF_A_SWEEP = ("heads.csv", "averages.csv", "ranks.png")
 SCOPE = (
     "This describes one trained model on one text, not its configuration: another seed gives other heads. "
@@ -43,6 +44,8 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     """
     from tril.model.heads.ablation import obstacle
     from tril.model.heads.description import HeadDescription, prompt_ids
+    from tril.model.heads.head_plots import plot_records
+    from tril.model.heads.records import read_maps, read_records
     from tril.model.training.hardware import use_device
 
     with user_errors():
@@ -54,6 +57,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         texts = validation_tokens(run)
         numbers, text, clusters = sample_windows(run, texts, windows)
         shown = prompt_ids(lm, texts[0], prompt)
+        records, (recorded, maps) = read_records(run_folder(path)), read_maps(run_folder(path))
         folder = writable(out or run_folder(path) / "heads", "out")
     log(f"{path} on {device}: {len(text.ids)} windows of {text.ids.shape[1]} tokens without each head")
     heads = HeadDescription(lm, text, clusters, shown, seed)
@@ -66,7 +70,11 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         "settings": {"windows": windows, "seed": seed, "prompt": prompt, "device": device},
         "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
     }
-    heads.write(folder, str(path), about)
+    heads.write(folder, str(path), about, maps if recorded == shown else None)
+    files = OF_A_MODEL
+    if records is not None:
+        plot_records(folder / OVER_TIME, records)
+        files = [*files, OVER_TIME]
     for name, rows in zip(("heads.csv", "removal.csv"), heads.csv_rows(), strict=True):
         write_text(folder / name, csv_text(rows))
     print(
@@ -76,7 +84,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         f"{clusters.describe()};\nthe intervals of all {len(heads.ablation.order)} heads hold together in 95 %, and "
         "more windows make them narrower.\n"
         f"Then what the head attends to (induction: on {heads.scores.induction_length} random tokens, repeated):\n\n"
-        f"{markdown_table(heads.table(), (0, 2))}\n\n{folder}: {', '.join(OF_A_MODEL)}",
+        f"{markdown_table(heads.table(), (0, 2))}\n\n{folder}: {', '.join(files)}",
         flush=True,
     )
 

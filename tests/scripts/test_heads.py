@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.description import prompt_ids, write_maps
 from tril.model.heads.gate import head_gate
-from tril.model.heads.scores import HeadScores
+from tril.model.heads.records import COPY_LOSSES, compress_maps, save_maps
+from tril.model.heads.scores import SCORES, HeadScores
 from tril.model.intervals import clustered_mean
 from tril.scripts.cli.finished_run import read_run, validation_tokens
 from tril.scripts.heads import main
@@ -135,7 +137,7 @@ def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_pa
     pages, lm = [], read_run(folder / RUN / "checkpoints/best.ckpt").checkpoint.language_model()
     monkeypatch.setattr("tril.model.heads.description.write_page", lambda path, **page: pages.append(page))
     ids, window = [*prompt_ids(lm, None, "3 é"), lm.eot_id, *prompt_ids(lm, None, "a")], torch.zeros(1, 1)
-    scores = HeadScores({"entropy_share": torch.zeros(2, 2)}, {}, 1)
+    scores = HeadScores({"entropy_share": torch.zeros(2, 2)}, {}, 1, (0.0, 0.0))
     for document_eot in (None, lm.eot_id):
         write_maps(tmp_path, lm, ids, TokenWindows(window, window, document_eot), "it", scores)
     assert pages[0]["tokens"] == ["3", " ", "\ufffd", "\ufffd", "<|endoftext|>", "a"]  # a character of two tokens
@@ -150,6 +152,33 @@ def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_pa
         assert list(chances) == pytest.approx(after[top].tolist(), abs=1e-6)
     assert prompt_ids(lm, np.arange(100), None) == list(range(T))  # no more than the context
     assert prompt_ids(lm, np.arange(100), "") == [lm.eot_id]
+
+
+def test_what_a_run_has_recorded_of_its_heads_is_drawn(folder, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: drawn.append((path.name, figure)))
+    run = Path(shutil.copytree(folder / RUN, tmp_path / "run"))
+    [tokens] = validation_tokens(read_run(run / "checkpoints/best.ckpt"))
+    codes = compress_maps(np.full((2, 2, T, T), 0.25, np.float32))
+    save_maps(run, tokens[:T].tolist(), (2, 2, T, T), {0: codes, 4: codes})
+    lines = ["step,head," + ",".join([*SCORES, *COPY_LOSSES])]
+    lines += [
+        f"{step},{head},1,1,{i + step},0,0,2,0.5,7,6" for step in (0, 4) for i, head in enumerate([*NAMES, "uniform"])
+    ]
+    (run / "heads.csv").write_text("\n".join(lines))
+    for options, steps in (([], [0, 4]), (["prompt=line"], [])):
+        result = heads(tmp_path, "ckpt=run", "windows=2", "device=cpu", *options)
+        assert result.returncode == 0 and result.stdout.endswith("attention.html, heads_over_time.png\n"), result.stderr
+        page = (run / "heads/attention.html").read_text()
+        assert json.loads(re.search(r'id="data">(.*?)</script>', page)[1])["steps"] == steps
+    assert [name for name, _ in drawn].count("heads_over_time.png") == 2
+    figure = dict(drawn)["heads_over_time.png"]
+    uniform, *lines = figure.axes[0].lines
+    assert [line.get_ydata().tolist() for line in (*lines, uniform)] == [[i, i + 4] for i in range(5)]
+    assert [line.get_ydata().tolist() for line in figure.axes[-1].lines] == [[7, 7], [6, 6]]
+    assert lines[0].get_xdata().tolist() == [0, 4] and [text.get_text() for text in figure.axes[0].texts] == ["L1H1"]
+    (run / "heads.csv").write_text("step,head\nx,L0H0\n")
+    assert_refused(heads(tmp_path, "ckpt=run"), "heads.csv is damaged")
 
 
 def quantities(rows):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tril.model.atomic_files import write_text
 from tril.model.formats import csv_text
-from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, compress_maps, thin_out, write_maps
+from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, compress_maps, thin_out, save_maps
 from tril.model.masks import document_options
 from tril.model.training.module import TrainingModule
 
@@ -74,7 +74,7 @@ class HeadRecorder(Callback):
         self._maps[step] = compress_maps(maps.float().cpu().numpy())
         thin_out(self._maps)
         write_text(self.folder / HEAD_SCORES, self._lines)
-        write_maps(self.folder, shown[0].tolist(), maps.shape, self._maps)
+        save_maps(self.folder, shown[0].tolist(), maps.shape, self._maps)
 
     def state_dict(self) -> dict[str, Any]:
         maps = {step: torch.from_numpy(each) for step, each in self._maps.items()}

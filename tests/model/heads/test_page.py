@@ -2,6 +2,7 @@
 
 import base64
 import re
+import zlib
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from tests.browser import Page, chromium, no_messages_or_requests, resize, tap
 from tril.model.heads.page import write_page
+from tril.model.heads.records import compress_maps
 
 TOKENS = ["def", " f", "(", "\n\tx", ")"]
 WRITTEN = ["def", "·f", "(", "↵→x", ")"]
@@ -31,8 +33,9 @@ AFTER = [
 ]
 
 
-def write(path, maps=MAPS, tokens=TOKENS, after=AFTER, title="A title", scores=None):
-    write_page(path / "page.html", tokens=tokens, maps=maps, probabilities=after, title=title, scores=scores)
+def write(path, maps=MAPS, tokens=TOKENS, after=AFTER, title="A title", scores=None, earlier=None):
+    more = {"scores": scores, "earlier": earlier}
+    write_page(path / "page.html", tokens=tokens, maps=maps, probabilities=after, title=title, **more)
     return path / "page.html"
 
 
@@ -156,7 +159,7 @@ def test_any_text_is_shown_as_text(page):
         page.js("pointAtToken(arguments[0])", t)
         assert page.js(points, "#next > span:first-child") == [expected[t]]
         assert page.js(points, "#largest > span:first-child") == [[ord(c) for c in f"{t}"] + expected[t]]
-    assert page.js("return [document.scripts.length, document.images.length]") == [3, 0]
+    assert page.js("return [document.scripts.length, document.images.length]") == [4, 0]
     left = [page.token(t).rect["x"] for t in (0, 1)]
     assert left[0] < left[1]  # two words written from right to left stay in the order of the tokens
 
@@ -176,6 +179,32 @@ def test_every_selected_head_shows_its_weights_and_scores(page):
     assert page.weights() == shown(MAPS[1, :, 2].mean(0).tolist()) and page.texts("#scores span") == []
     page.select(0, 3)
     assert [page.find(name).get_attribute("value") for name in ("#layer", "#head")] == ["0", "3"]
+
+
+def test_a_slider_shows_the_maps_of_earlier_steps(page):
+    """All heads attend evenly at step 0, and to the token itself at step 1,000; the checkpoint has other maps."""
+    even, leaking = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None], SELF.clone()
+    leaking[0, 4] = 1e-9
+    codes = [np.frombuffer(zlib.decompress(compress_maps(each.numpy())), np.uint8) for each in (even, leaking)]
+    earlier = {
+        step: np.broadcast_to(each.reshape(5, 5), (2, 3, 5, 5)) for step, each in zip((0, 1000), codes, strict=True)
+    }
+    page = page(earlier=earlier)
+    page.select(1, 0)
+    page.point(page.token(2))
+    assert page.texts("#at") == ["this checkpoint"] and page.weights() == shown(L1H0[2])
+    page.js("arguments[0].focus()", page.find("#step"))
+    page.press("ARROW_LEFT")
+    assert page.texts("#at") == ["step 1,000"] and page.weights() == shown(SELF[2].tolist())
+    for canvas in ("#canvas", "button[title='L1H0'] canvas"):
+        assert (page.pixels(canvas)[0, 4] == page.color("--leak")).all()
+    assert page.texts(".name") == ["L1H0"] * 2
+    page.press("ARROW_LEFT")
+    assert page.texts("#at") == ["step 0"]
+    weights = [float(text.split()[1]) for text in page.weights()]
+    assert weights == pytest.approx([1 / 3] * 3 + [0, 0], abs=0.003)
+    page.press("END")
+    assert page.texts("#at") == ["this checkpoint"] and page.weights() == shown(L1H0[2])
 
 
 def test_pointing_at_a_token_shows_its_weights_and_the_next_tokens(page):
