@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tril.model.atomic_files import write_text
 from tril.model.formats import csv_text
-from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, compress_maps, thin_out, save_maps
+from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, compress_maps, save_maps, thin_out
 from tril.model.masks import document_options
 from tril.model.training.module import TrainingModule
 
