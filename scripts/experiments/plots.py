@@ -39,7 +39,12 @@ class Picture:
 
 
 def draw(
-    sweep: Sweep, which: str, unit: str, folder: Path, comparisons: Mapping[str, Comparison]
+    sweep: Sweep,
+    which: str,
+    unit: str,
+    folder: Path,
+    comparisons: Mapping[str, Comparison],
+    more: Mapping[str, tuple[Any, str, str]],
 ) -> dict[str, Picture]:
     """Writes every picture for which the sweep has data: the section of the report that shows it -> picture.
 
@@ -47,8 +52,9 @@ def draw(
         which: "final" or "best" loss.
         unit: of the differences.
         comparisons: label -> comparison with the baseline of the `which` losses.
+        more: section -> figure, title and caption of further pictures.
     """
-    drawn = {"differences": plot_differences(sweep, comparisons, unit), "curves": plot_curves(sweep)}
+    drawn = {"differences": plot_differences(sweep, comparisons, unit), "curves": plot_curves(sweep), **more}
     if len(sweep.runs) > 1:
         drawn["losses"] = plot_losses(sweep, which)
     pictures = {}

@@ -1,8 +1,8 @@
 """A published sweep: one small archive with everything from which its report can be computed again.
 
 The archive holds sweep.json, the settings of the report, and of each run config.yaml, summary.json, the losses of the
-validation windows and documents, and the log without the columns that no report reads. Checkpoints, pictures and
-absolute paths of the machine are left out.
+validation windows and documents, the scores of its heads, and the log without the columns that no report reads.
+Checkpoints, pictures and absolute paths of the machine are left out.
 """
 
 import contextlib
@@ -20,13 +20,14 @@ from typing import Any
 import yaml
 
 from tril.model.atomic_files import atomic_path
+from tril.model.heads.records import HEAD_SCORES
 from tril.model.runs import FAILURE, METRICS, SETTINGS, SUMMARY, SWEEP, read_settings
 from tril.scripts.cli.errors import writable
 from tril.scripts.experiments.sweep import WINDOWS, Sweep, read_json
 
 ARCHIVE = "runs.tar.xz"
 REQUEST = "report.json"  # in the archive: the settings of the published report
-LOG_GROUPS = ("step", "train", "val", "lr")  # columns of a log that are kept; the others are those of single heads
+LOG_GROUPS = ("step", "train", "val", "lr")  # columns of a log that are kept
 DROPPED = ("folder", "sample_with")  # entries of summary.json that are paths
 MAX_BYTES = 2**30  # of the unpacked files: an archive can be a thousand times smaller than its content
 NAME = r"[\w.@](?:[\w.@+~=%#-]|,(?=\w))*"
@@ -74,7 +75,7 @@ def _run_files(folder: Path) -> Iterator[tuple[str, bytes]]:
         if (folder / name).is_file():
             content = {key: value for key, value in read_json(folder / name).items() if key not in DROPPED}
             yield name, _json(without_paths(content))
-    for name in WINDOWS.values():
+    for name in (*WINDOWS.values(), HEAD_SCORES):
         if (folder / name).is_file():
             yield name, (folder / name).read_bytes()
     if (folder / METRICS).is_file():

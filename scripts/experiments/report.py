@@ -15,6 +15,15 @@ from tril.model.atomic_files import write_text
 from tril.model.comparison import BETTER, DIVERGED, LOOKS_ALPHA, ONE_SEED, POWER, WORSE
 from tril.model.formats import markdown_table, plural
 from tril.scripts.cli.errors import command
+from tril.scripts.experiments.emergence import (
+    MIN_DROP,
+    MIN_SCORE,
+    Steps,
+    appearance_rows,
+    difference_rows,
+    plot_steps,
+    read_steps,
+)
 from tril.scripts.experiments.losses import (
     UNFINISHED,
     Losses,
@@ -83,7 +92,7 @@ class Report:
         self.sweep, self.losses, self.request = sweep, losses, request
         self.margin = request.margin or sweep.index.get("referee", {}).get("margin")
         self.comparisons = compare_sweep(losses, sweep, self.margin)
-        self.tunings = read_tuning(sweep)
+        self.tunings, self.steps = read_tuning(sweep), read_steps(sweep)
 
     def write(self, folder: Path, *, published: bool = False) -> list[str]:
         """Writes the report and its pictures, and returns the names of the files.
@@ -91,7 +100,8 @@ class Report:
         Args:
             published: without report.html, which would hold the pictures once more, and with the archive's description.
         """
-        pictures = draw(self.sweep, self.request.which, self.losses.unit, folder, self.comparisons)
+        more = {"appearance": plot_steps(self.sweep, self.steps)} if self.steps else {}
+        pictures = draw(self.sweep, self.request.which, self.losses.unit, folder, self.comparisons, more)
         law = ""
         if self.request.fit == "scaling":
             law, pictures["scaling"] = scaling_section(points_of(self.sweep), folder)
@@ -130,6 +140,8 @@ class Report:
             cost_table=cost_table(sweep),
             setting_table=setting_table(sweep),
             left_out=left_out_table(sweep),
+            appearance=appearance_tables(sweep, self.steps),
+            least={"score": MIN_SCORE, "drop": MIN_DROP},
             swept={
                 key: ", ".join(dict.fromkeys(text_of(each.values[key]) for each in sweep.variants))
                 for key in sweep.keys
@@ -321,6 +333,12 @@ def left_out_table(sweep: Sweep) -> str:
                 state = "diverged" if run.state == "finished" else run.state
                 rows.append([variant.label, str(run.seed), state, run.message[:MAX_MESSAGE]])
     return table(rows, (0, 2, 3), kept=4) if len(rows) > 1 else ""
+
+
+def appearance_tables(sweep: Sweep, steps: Steps) -> list[str]:
+    """When heads appear, and the differences between variants if there are several; [] without records."""
+    rows = [appearance_rows(sweep, steps), difference_rows(sweep, steps)] if steps else []
+    return [table(each, range(len(each[0])), kept=len(each[0])) for each in rows if each]
 
 
 def single_run(sweep: Sweep) -> Run | None:
