@@ -41,9 +41,12 @@ FORMULAS = {
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_an_ffn_equals_its_formula(kind):
     mlp, x = randomize(MLP(C, 30, kind=kind, bias=True, dropout=0.0)).double(), torch.randn(2, 3, C).double()
+    x.requires_grad_()
     gate = None if mlp.gate is None else F.linear(x, mlp.gate.weight, mlp.gate.bias)
     hidden = FORMULAS[kind](F.linear(x, mlp.up.weight, mlp.up.bias), gate)
-    assert_close(mlp(x), F.linear(hidden, mlp.down.weight, mlp.down.bias))
+    out, expected, grad = mlp(x), F.linear(hidden, mlp.down.weight, mlp.down.bias), torch.randn(2, 3, C).double()
+    assert_close(out, expected)
+    assert_close(*(torch.autograd.grad(y, x, grad)[0] for y in (out, expected)))
 
 
 def test_angles_of_rotation_are_computed_in_float64_and_scores_depend_on_the_distance():
