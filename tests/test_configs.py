@@ -4,7 +4,7 @@ import functools
 import inspect
 import itertools
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -104,7 +104,11 @@ def grid(name: str) -> dict[str, RunConfig]:
 @pytest.mark.parametrize("name", ["heads", *(pytest.param(name, marks=SLOW) for name in GRIDS if name != "heads")])
 def test_the_runs_of_an_ablation_are_valid_and_differ_in_its_question_alone(name):
     found = {path.stem for path in (CONFIGS / "ablation").glob("*.yaml")}
-    assert found - GRIDS.keys() == {"scaling", "equal_flops"}  # no comparisons with one setting that differs
+    assert found - GRIDS.keys() == {
+        "scaling",
+        "equal_flops",
+        "emergence",
+    }  # no comparisons with one setting that differs
     package, question, start, *_ = (CONFIGS / "ablation" / f"{name}.yaml").read_text("utf-8").splitlines()
     assert package == "# @package _global_" and question.startswith("# ") and question.endswith("?")
     assert start == f"#   python train.py -m +ablation={name} seed=0,1,2"
@@ -119,6 +123,15 @@ def test_the_runs_of_an_ablation_are_valid_and_differ_in_its_question_alone(name
         assert (config.data, config.causality, config.top) == (default.data, default.causality, default.top)
         assert config.optim.scale_with_width == (name == "width_depth")
     assert seen == set(differ) and len({config.model.canonical() for config in runs.values()}) == len(runs) > 2
+
+
+def test_the_runs_of_the_study_of_emergence_differ_in_their_heads_alone_and_record_them_often():
+    runs = grid("emergence")
+    assert [config.model.n_heads for config in runs.values()] == [1, 2, 4, 8]
+    assert (
+        len({(replace(run.model, n_heads=1).canonical(), run.optim, run.data, run.steps) for run in runs.values()}) == 1
+    )
+    assert all(run.steps / run.trainer.val_check_interval >= 10 and run.callbacks.heads for run in runs.values())
 
 
 @pytest.mark.slow

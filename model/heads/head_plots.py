@@ -6,6 +6,7 @@ Letters: L layers, H heads, T tokens.
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +22,7 @@ DPI = 130
 MAX_LABEL = 10  # characters of a token
 MAX_ANNOTATED = 24  # heads whose names fit along a curve
 MIN_FONT = 4.5  # points
-OVER_TIME = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "losses"]]
+OVER_TIME: Any = [["previous", "first"], ["self", "induction"], ["entropy", "distance"], ["losses", "losses"]]
 WHITESPACE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}  # glyphs of matplotlib's default font
 
 

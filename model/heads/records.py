@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,8 +84,9 @@ def save_maps(folder: Path, ids: Sequence[int], shape: Sequence[int], maps: Mapp
         shape: (L, H, T, T).
         maps: step -> see `compress_maps`.
     """
+    arrays: dict[str, Any] = {str(step): each for step, each in maps.items()}
     with atomic_path(folder / HEAD_MAPS) as part, part.open("wb") as file:
-        np.savez(file, ids=ids, shape=shape, **{str(step): each for step, each in maps.items()})
+        np.savez(file, ids=ids, shape=shape, **arrays)
 
 
 def read_maps(folder: Path) -> tuple[list[int], dict[int, np.ndarray]]:

@@ -16,8 +16,8 @@ from tril.model.masks import document_options
 from tril.model.training.module import TrainingModule
 
 # What is measured at each recorded step: little, so that all of them take less than 1 % of a run.
-WINDOWS, WINDOW_TOKENS = 2, 256  # of the validation part
-SEQUENCES, SEQUENCE_TOKENS = 8, 64  # random ones, each repeated once
+WINDOWS, WINDOW_TOKENS = 2, 128  # of the validation part
+SEQUENCES, SEQUENCE_TOKENS = 4, 64  # random ones, each repeated once
 MAP_TOKENS = 48  # of the first validation window
 
 
@@ -93,8 +93,10 @@ def inputs_of(trainer: Trainer, module: TrainingModule) -> tuple[Any, ...]:
     data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
     ids, targets = (each[:, :WINDOW_TOKENS] for each in data.first_val_windows(WINDOWS))
     tokenizer = Tokenizer.from_str(module.payload["tokenizer"])
-    alphabet = alphabet_of(tokenizer, tokenizer.token_to_id(module.payload["eot"]))
-    return TokenWindows(ids, targets, module.losses.document_eot), alphabet, ids[:1, :MAP_TOKENS]
+    eot_id = tokenizer.token_to_id(module.payload["eot"])
+    assert eot_id is not None  # of the tokenizer of a run
+    text = TokenWindows(ids, targets, module.losses.document_eot)
+    return text, alphabet_of(tokenizer, eot_id), ids[:1, :MAP_TOKENS]
 
 
 def rows_of(step: int, scores: Any) -> list[dict[str, Any]]:
