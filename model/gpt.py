@@ -16,8 +16,9 @@ from tril.model.config import GPTConfig
 from tril.model.initialization import init_weights, rng_state
 from tril.model.kv_cache import KVCache
 from tril.model.layers import MLP, make_norm
-from tril.model.loss import IGNORE, HeadCrossEntropy
 from tril.model.positions import POSITIONS
+
+IGNORE = -100  # a target that is left out of the loss, torch's default in cross_entropy
 
 
 def block_norm(config: GPTConfig) -> nn.Module:
@@ -230,11 +231,10 @@ class GPT(nn.Module):
         run_block: Callable[..., Tensor] = call_block,
     ) -> Tensor:
         """Negative log-likelihood of each target in nats, float32 (B, T); 0 where the target is IGNORE."""
-        hidden = self.hidden(ids, mask=mask, positions=positions, run_block=run_block).flatten(0, 1)  # (B * T, C)
-        if hidden.is_cpu and self.config.logit_softcap is None:
-            return HeadCrossEntropy.apply(hidden, self.head.weight, targets.flatten()).view_as(targets)
-        logits = self.logits(hidden).float()  # (B * T, V); bf16 would round the loss to 3 digits
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="none").view_as(targets)
+        hidden = self.hidden(ids, mask=mask, positions=positions, run_block=run_block)  # (B, T, C)
+        logits = self.logits(hidden).float()  # (B, T, V); bf16 would round the loss to 3 digits
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+        return loss.view_as(targets)
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> KVCache:
         """An empty cache for this model, for `context_length` positions by default."""

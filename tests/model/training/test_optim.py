@@ -263,10 +263,6 @@ def test_gains_equal_fixed_factors_in_the_model(qk_norm):
             super().__init__()
             self.module, self.factor = module, factor
 
-        @property
-        def weight(self):
-            return self.factor * self.module.weight
-
         def forward(self, x):
             return self.factor * self.module(x)
 
