@@ -62,7 +62,7 @@ def compress_maps(maps: np.ndarray) -> np.ndarray:
     """
     codes = np.rint(255 * np.sqrt(maps)).astype(np.uint8)
     codes[(codes == 0) & (maps > 0)] = 1
-    return np.frombuffer(zlib.compress(codes.tobytes()), np.uint8)
+    return np.frombuffer(zlib.compress(codes.tobytes()), np.uint8).copy()  # a writable array, as torch wants
 
 
 def thin_out(maps: dict[int, np.ndarray], limit: int = MAX_MAP_BYTES) -> None:

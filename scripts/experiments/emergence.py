@@ -81,8 +81,8 @@ def appearance_rows(sweep: Sweep, steps: Steps) -> list[list[str]]:
         for by_seed in steps.values():
             measured = by_seed[v][~np.isinf(by_seed[v])]
             seen = measured[~np.isnan(measured)]
-            share = f" ({len(seen)} of {len(measured)})"
-            cells.append(number(mean_interval(seen.tolist())) + share if len(seen) else f"never{share}")
+            text = number(mean_interval(seen.tolist())) if len(seen) else "never"
+            cells.append(f"{text} ({len(seen)} of {len(measured)})" if len(measured) else "-")
         previous, induction = steps["previous"][v], steps["induction"][v]
         both = np.isfinite(previous) & np.isfinite(induction)
         rows.append([variant.label, *cells, f"{(previous < induction)[both].sum()} of {both.sum()}"])

@@ -77,9 +77,7 @@ def test_the_section_of_the_report(folder, drawn):
     assert [rows[0][i] for i in (0, induction, columns["self"], -1)] == [
         *("n_heads=4", f"5 ± {half:.0f} (3 of 3)", "never (0 of 3)", "3 of 3")
     ]
-    assert (
-        rows[1][induction].endswith("(2 of 3)") and rows[1][-1] == "2 of 2" and rows[2][induction] == "never (0 of 0)"
-    )
+    assert rows[1][induction].endswith("(2 of 3)") and rows[1][-1] == "2 of 2" and rows[2][induction] == "-"
     assert rows[3][0] == "n_heads=2" and rows[3][induction].startswith("+1 ± 0, later")
     assert rows[4][induction] == rows[3][columns["self"]] == "-"
     large = [line for line in drawn["appearance.png"].axes[0].lines if line.get_markersize() == 8]
