@@ -89,6 +89,11 @@ class TimePlan:
     most: int
     reasons: str
 
+    @property
+    def validations(self) -> int:
+        """Their planned number."""
+        return math.ceil(self.steps / self.val_check_interval)
+
 
 class Candidate(NamedTuple):
     """A shape, the parameters of its blocks, and what it costs in seconds."""
@@ -212,22 +217,28 @@ class PlanSteps(Callback):
     def __init__(self, plan: TimePlan, schedule: ScheduleConfig, record: Callable[[int], None]) -> None:
         self.plan, self.schedule, self._record = plan, schedule, record
         self._first, self._at = max(1, int(START * plan.steps)), int(REPLAN * plan.steps)
-        self._since: float | None = None  # seconds of training at the end of step `_first`
+        self._since: tuple[float, float] | None = None  # at the end of step `_first`: seconds of training, and the time
         self._is_done = lr_factor(self._at, plan.steps, schedule) < 1  # the rate already depends on the steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
-        step, seconds = trainer.global_step, Metrics.of(trainer).seconds()
+        step, seconds, now = trainer.global_step, Metrics.of(trainer).seconds(), time.perf_counter()
         if self._since is None and step >= self._first:
-            self._since = seconds
+            self._since = seconds, now
         if self._is_done or step != self._at or self._since is None:
             return
-        self._is_done = True
-        step_seconds = (seconds - self._since) / (step - self._first)
-        validations = self.plan.val_seconds * step_seconds / self.plan.step_seconds
-        left = self.plan.end - time.perf_counter() - AFTER - validations
-        least = next(n for n in range(step + 1, self.plan.steps + 1) if lr_factor(step, n, self.schedule) == 1)
-        steps = max(least, min(step + int(left / step_seconds), self.plan.most))
+        self._is_done, plan = True, self.plan
+        trained = seconds - self._since[0]
+        step_seconds = trained / (step - self._first)
+        # a step ends before its validation
+        before, done = ((each - 1) // plan.val_check_interval for each in (self._first, step))
+        if done > before:  # a validation takes longer than its forward passes: it has a checkpoint and a sample, too
+            validation = (now - self._since[1] - trained) / (done - before)
+        else:
+            validation = plan.val_seconds / plan.validations * step_seconds / plan.step_seconds
+        left = plan.end - now - AFTER - (plan.validations - done) * validation
+        least = next(n for n in range(step + 1, plan.steps + 1) if lr_factor(step, n, self.schedule) == 1)
+        steps = max(least, min(step + int(left / step_seconds), plan.most))
         trainer.fit_loop.epoch_loop.max_steps = steps
         pl_module.set_total_steps(steps)
         self._record(steps)
-        tqdm.write(f"step {step:>6,}  takes {step_seconds:.3f} s: {steps:,} steps instead of {self.plan.steps:,}")
+        tqdm.write(f"step {step:>6,}  takes {step_seconds:.3f} s: {steps:,} steps instead of {plan.steps:,}")

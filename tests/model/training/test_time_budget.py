@@ -13,8 +13,8 @@ from tril.model.config import GPTConfig
 from tril.model.runs import Run
 from tril.model.training import time_budget
 from tril.model.training.run_estimate import Speed
-from tril.model.training.settings import OptimConfig
-from tril.model.training.time_budget import MEASURED, MIN_STEPS, TimePlan, plan_time
+from tril.model.training.settings import OptimConfig, ScheduleConfig
+from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, plan_time
 
 SPEED = Speed(train=0.03, val=0.01, step=0.02)  # seconds of a window and of a step of the default model
 MODEL = GPTConfig(vocab_size=4096)
@@ -95,6 +95,24 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
     for name, weight in whole["state_dict"].items():
         assert torch.equal(timed["state_dict"][name], weight), name
     assert in_process("resume=timed", cwd=tmp_path).stdout.endswith("finished its 16 steps; it is unchanged\n")
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(10, 20 + 838), (25, 20 + 1000 - 120 - 2 - 4 * 3)])
+def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, steps):
+    """A second for each step, 4 s for the validation after step 10; without one, the 3 s of the first plan."""
+    first = TimePlan(MODEL, 100, interval, 1, 1.0, 3.0 * 100 / interval, 1000.0, 10_000, "")
+    recorded, module = [], mock.Mock()
+    planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), recorded.append)
+    for step in range(1, 30):
+        trainer = mock.Mock(global_step=step)
+        now = 100.0 + step + (4.0 if step > interval else 0.0)
+        with (
+            mock.patch.object(time_budget.Metrics, "of", lambda _, step=step: mock.Mock(seconds=lambda: float(step))),
+            mock.patch.object(time_budget.time, "perf_counter", lambda now=now: now),
+        ):
+            planner.on_train_batch_end(trainer, module, None, None, 0)
+    assert recorded == [steps]
+    module.set_total_steps.assert_called_once_with(steps)
 
 
 @pytest.mark.parametrize(
