@@ -30,7 +30,8 @@ def test_the_first_windows_are_scored_and_each_document_has_a_first_token(tmp_pa
     recorder, before = HeadRecorder(tmp_path), torch.get_rng_state()
     recorder.on_train_start(trainer, module)
     assert model.training and torch.equal(torch.get_rng_state(), before)
-    records = read_records(tmp_path)
+    records, (_, codes) = read_records(tmp_path), read_maps(tmp_path)
+    assert (codes[0][..., 5:, :5] == 0).all() and (codes[0][..., 5, 5] == 255).all()  # nothing of the first document
     assert list(records.scores) == list(SCORES) and records.heads[-1] == UNIFORM and len(records.heads) == 9
     # (L, B, H, T - 1, T) of each document: without the first position, which has no choice
     maps = [attention_maps(model, part)[:, :, :, 1:].double() for part in (ids[:2, :5], ids[:2, 5:])]
