@@ -18,6 +18,7 @@ from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.gate import head_name
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal
 from tril.model.heads.page import write_page
+from tril.model.heads.records import UNIFORM
 from tril.model.heads.scores import N_REPEATS, SCORES, HeadScores, alphabet_of, score_heads
 from tril.model.masks import document_options
 from tril.model.text_clusters import TextClusters
@@ -45,7 +46,7 @@ class HeadDescription:
         """The rows of heads.csv, a head each and uniform weights, and those of removal.csv."""
         counts = self.ablation.clusters.counts()
         heads = [row | counts for row in self.scored_rows()]
-        return [*heads, {"head": "uniform", **self.scores.uniform}], [
+        return [*heads, {"head": UNIFORM, **self.scores.uniform}], [
             row | counts for row in self.ablation.removal_rows()
         ]
 

@@ -10,12 +10,13 @@ from lightning import Callback, Trainer
 from tokenizers import Tokenizer
 
 from tril.model.atomic_files import write_text
+from tril.model.config import GPTConfig
 from tril.model.formats import csv_text
 from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, compress_maps, save_maps, thin_out
 from tril.model.masks import document_options
 from tril.model.training.module import TrainingModule
 
-# What is measured at each recorded step: little, so that all of them take less than 1 % of a run.
+# What is measured at each recorded step: little, so that all of them take less than 1 % of the default run.
 WINDOWS, WINDOW_TOKENS = 2, 128  # of the validation part
 SEQUENCES, SEQUENCE_TOKENS = 4, 64  # random ones, each repeated once
 MAP_TOKENS = 48  # of the first validation window
@@ -69,7 +70,7 @@ class HeadRecorder(Callback):
         scores = score_heads(model, text, alphabet=alphabet, seed=0, n_repeats=SEQUENCES, max_length=SEQUENCE_TOKENS)
         shown = shown.to(model.embed.weight.device)
         maps = attention_maps(model, shown, **document_options(shown, text.document_eot))[:, 0]  # (L, H, T, T)
-        lines = csv_text(rows_of(step, scores))
+        lines = csv_text(rows_of(step, model.config, scores))
         self._lines += lines.partition("\n")[2] if self._lines else lines
         self._maps[step] = compress_maps(maps.float().cpu().numpy())
         thin_out(self._maps)
@@ -99,13 +100,11 @@ def inputs_of(trainer: Trainer, module: TrainingModule) -> tuple[Any, ...]:
     return text, alphabet_of(tokenizer, eot_id), ids[:1, :MAP_TOKENS]
 
 
-def rows_of(step: int, scores: Any) -> list[dict[str, Any]]:
+def rows_of(step: int, config: GPTConfig, scores: Any) -> list[dict[str, Any]]:
     """The rows of heads.csv of one step; a score that is not a number is an empty cell."""
-    from tril.model.heads.gate import head_name
+    from tril.model.heads.gate import all_heads, head_name
 
-    n_layers, n_heads = next(iter(scores.heads.values())).shape
-    heads = [(layer, head) for layer in range(n_layers) for head in range(n_heads)]
-    rows = {head_name(head): {name: each[head].item() for name, each in scores.heads.items()} for head in heads}
+    rows = {head_name(head): {name: x[head].item() for name, x in scores.heads.items()} for head in all_heads(config)}
     rows[UNIFORM] = scores.uniform
     losses = dict(zip(COPY_LOSSES, scores.copy_losses, strict=True))
     return [
