@@ -1,6 +1,6 @@
 """Trains a small causal language model:  python train.py [key=value ...]
 
-python train.py                                    the standard library, a 2.6 M parameter model
+python train.py                                    the standard library, a model of 3.3 M parameters
 python train.py minutes=5                          a model and steps that fit into this time
 python train.py experiment=NAME                    a complete recipe
 python train.py data.path="notes/*.md"             your own text

@@ -130,6 +130,31 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     return attention(q, k, no_values, mask=mask, need_weights=True)[1]
 
 
+def offset_keys(k: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Gives half of each key to the position before it: a query that matches a token finds the one that followed it.
+
+    One layer can then continue a passage that occurred before; without it, that takes two layers, of which the first
+    looks at the previous token (partial key offset, https://github.com/KellerJordan/modded-nanogpt/pull/169). The half
+    consists of the pairs that `rotate` turns slowest, whose product hardly depends on the distance.
+
+    Args:
+        k: (B, G, S, D), rotated.
+        visible: boolean, broadcastable to (B, H, T, S). Where a query sees a key and not the one before it, as at the
+            start of a document or behind padding, the half is zero for all queries. None: all keys are visible.
+
+    Returns:
+        (B, G, S, D). The half of the first key is zero.
+    """
+    half = k.shape[-1] // 2
+    slow = torch.arange(k.shape[-1], device=k.device) % max(1, half) >= -(-half // 2)  # (D,)
+    before = F.pad(k[..., :-1, :], (0, 0, 1, 0))  # (B, G, S, D)
+    if visible is not None:
+        visible = visible.expand(*(1,) * (4 - visible.dim()), *visible.shape[:-1], k.shape[-2])  # (.., .., T or 1, S)
+        is_first = (visible & ~F.pad(visible[..., :-1], (1, 0))).any(dim=(1, 2))  # (B or 1, S)
+        before = before.masked_fill(is_first[:, None, :, None], 0.0)
+    return torch.where(slow, before, k)
+
+
 def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) -> None:
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     dims = len(q_shape)
@@ -184,6 +209,7 @@ class MultiHeadAttention(nn.Module):
         causal: self-attention masks the future. Cross-attention sees the whole context.
         window, backend: as in `attention`; a window needs `causal`.
         qkv_bias, out_bias: biases in the q, k and v projections, and in the output projection.
+        key_offset: see `offset_keys`.
         out_proj: False: no output projection; the concatenated heads (H * D_v) are the output.
         qk_norm: normalization of each head's q and k, with a gain over D shared by the heads: "rmsnorm" (Henry et al.
             2020; also True), "layernorm" (Dehghani et al. 2023) or "none" (also False).
@@ -211,6 +237,7 @@ class MultiHeadAttention(nn.Module):
         out_proj: bool = True,
         qk_norm: str | bool = "none",
         norm_eps: float | None = None,
+        key_offset: bool = False,
         attn_dropout: float = 0.0,
         resid_dropout: float = 0.0,
         backend: str = "fused",
@@ -225,6 +252,7 @@ class MultiHeadAttention(nn.Module):
         sizes = head_sizes(dim, n_heads, n_kv_heads, head_dim, v_head_dim, kv_dim=kv_dim, out_dim=out_dim)
         self.n_heads, self.n_kv_heads, self.head_dim, self.v_head_dim = sizes
         self.causal, self.window, self.backend, self.attn_dropout = causal, window, backend, attn_dropout
+        self.key_offset = key_offset
         self.widths = (dim, kv_dim, kv_dim)  # of query, key and value
 
         self.q_proj = nn.Linear(dim, self.n_heads * self.head_dim, bias=qkv_bias)
@@ -297,6 +325,10 @@ class MultiHeadAttention(nn.Module):
             q = rotate(q, *((table[..., -1:, :] for table in rope) if last_only else rope))
         if cache is not None:
             k, v = cache.update(k, v)  # (B, G, past + T, D or D_v)
+        if self.key_offset:
+            shape = {"n_queries": q.shape[2], "n_keys": k.shape[2], "device": q.device}
+            k = offset_keys(k, visible_keys(**shape, mask=mask, bias=bias, causal=False, window=None))
+        if cache is not None:
             if isinstance(cache.start, Tensor):  # k and v include positions that are not written yet
                 written = causal_mask(q.shape[2], k.shape[2], window=window, start=cache.start, device=q.device)
                 mask, causal, window = (written if mask is None else written & as_boolean(mask)), False, None

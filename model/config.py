@@ -55,6 +55,7 @@ class GPTConfig:
     bias: bool = setting(False, "biases in all projections, the FFN and layernorm", common=True)
     qkv_bias: bool | None = setting(None, "biases in the projections of q, k and v; null: bias", needs="n_heads")
     qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k", common=True, needs="n_heads")
+    key_offset: bool = setting(True, "half of each key is that of the position before", needs="n_heads")
     tie_embeddings: bool = setting(True, "the head uses the matrix of the embedding", common=True)
     embed_skip: bool = setting(True, "each block adds the embedding of the token to its input, times a learned factor")
     value_embed: bool = setting(
@@ -110,6 +111,7 @@ class GPTConfig:
         # The middle of all values of mlp_ratio that round to the same hidden width.
         middle_ratio = (self.mlp_size + 0.5) * self._mlp_matrices / (2 * self.dim)
         changes = {"mlp_ratio": 4.0 if self.mlp == "none" else middle_ratio, "mlp_hidden": None}
+        changes["key_offset"] = self.key_offset and self.head_size >= 4  # a half of whole pairs
         if self.n_heads == 0 and self.pos != "learned":
             changes["pos"] = "none"
         equals_none = {

@@ -47,6 +47,7 @@ class Block(nn.Module):
                 out_bias=config.bias,
                 qk_norm=config.qk_norm,
                 norm_eps=config.norm_eps,
+                key_offset=config.key_offset,
                 attn_dropout=config.attn_dropout,
                 resid_dropout=config.resid_dropout,
                 backend=config.backend,

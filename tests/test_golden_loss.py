@@ -45,7 +45,8 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
     from lightning import Trainer
 
     shape = {"vocab_size": V, "context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4}
-    config = GPTConfig(**shape, tie_embeddings=False, embed_skip=False, value_embed=False, backend=backend)
+    plain = dict.fromkeys(("tie_embeddings", "key_offset", "embed_skip", "value_embed"), False)
+    config = GPTConfig(**shape, **plain, backend=backend)
     rates = OptimConfig(kind=optim, lr=0.01, schedule=ScheduleConfig(warmup_steps=3))
     tokenizer = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
     options = {"val_bytes": {"": float}, "payload": Checkpoint(config, {}, tokenizer.to_str(), "A", data={}).entry()}

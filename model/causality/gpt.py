@@ -51,8 +51,12 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
 
 
 def windows_of(config: GPTConfig) -> list[int | None]:
-    """Number of positions that each layer sees, its own included: 1 without attention. None: all."""
-    return [config.window if config.n_heads else 1] * config.n_layers
+    """Number of positions that each layer sees, its own included: 1 without attention. None: all.
+
+    With `key_offset`, the first key of a window holds half of the key before it.
+    """
+    window = None if config.window is None else config.window + config.key_offset
+    return [window if config.n_heads else 1] * config.n_layers
 
 
 def _decode(model: Model, ids: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -68,7 +68,7 @@ class Architecture:
                     yield f"{module.format(i)}.{kind}", names, kind == "weight" and module.endswith(self.transposed)
 
 
-NO_EMBEDDINGS = {"embed_skip": False, "value_embed": False}  # no class adds embeddings within its blocks
+PLAIN_BLOCKS = {"key_offset": False, "embed_skip": False, "value_embed": False}  # which no class has
 # Keys of weights or code that no class here has.
 CUSTOM = (Key("auto_map", None, None), Key("quantization_config", None, None))
 
@@ -228,7 +228,7 @@ def read_config(kind: str, values: Mapping[str, Any]) -> GPTConfig:
     for name in ROPE:
         rope = values.get(name) or {}
         values |= rope if isinstance(rope, dict) else {"rope_type": rope}
-    fields: dict[str, Any] = architecture.fixed | NO_EMBEDDINGS
+    fields: dict[str, Any] = architecture.fixed | PLAIN_BLOCKS
     for key in (*architecture.keys, *CUSTOM):
         value = values.get(key.name, key.default)
         if key.default is REQUIRED and value in (REQUIRED, None):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomize, tiny_gpt
 from tril.model import backends, causal_mask
-from tril.model.attention import MultiHeadAttention, attention
+from tril.model.attention import MultiHeadAttention, attention, offset_keys
 from tril.model.kv_cache import KVCache
 from tril.model.masks import document_options
 
@@ -48,9 +48,23 @@ def test_compiled_attention_equals_the_uncompiled_with_its_gradients(backend):
             assert_close(actual, expected.double())
 
 
+def test_half_of_a_key_is_that_of_the_position_before_unless_a_query_sees_it_without_that_one():
+    k = torch.arange(1.0, 25).view(1, 1, 3, 8)  # the pairs are (0, 4), (1, 5), (2, 6), (3, 7)
+    rows = [[1, 2, 0, 0, 5, 6, 0, 0], [9, 10, 3, 4, 13, 14, 7, 8], [17, 18, 11, 12, 21, 22, 15, 16]]
+    assert offset_keys(k).tolist() == [[rows]]
+    assert offset_keys(k, torch.ones(1, dtype=torch.bool)).tolist() == [[rows]]
+    rows[1] = [9, 10, 0, 0, 13, 14, 0, 0]
+    for mask in ([[0, 1, 1]], [[1, 0, 0], [0, 1, 0], [0, 1, 1]]):  # padding on the left, and a document behind another
+        assert offset_keys(k, torch.tensor(mask).bool()).tolist() == [[rows]]
+    assert torch.equal(offset_keys(k[..., :3]), k[..., :3])
+
+
 @torch.no_grad()
 def test_a_decoding_step_is_compiled_once_and_equals_the_full_pass():
-    attn, x = randomize(MultiHeadAttention(C, H, n_kv_heads=2, v_head_dim=5, window=4)), torch.randn(B, 6, C)
+    attn, x = (
+        randomize(MultiHeadAttention(C, H, n_kv_heads=2, v_head_dim=5, window=4, key_offset=True)),
+        torch.randn(B, 6, C),
+    )
     bias, cache, step = torch.randn(H, 6, 8), KVCache(1, B, 2, 8, C // H, v_head_dim=5), fully_compiled(attn)
     outputs = []
     with torch._dynamo.config.patch(error_on_recompile=True):

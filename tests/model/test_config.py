@@ -22,7 +22,7 @@ NANO = GPTConfig(31, context_length=12, n_layers=1, dim=32)
 VALUES = {  # of each field: NANO's, values without an effect alone, and others
     **{name: tuple(choices) for name, choices in MODEL_CHOICES.items()},
     **{name: (0.0, 0.5) for name in ("embd_dropout", "attn_dropout", "resid_dropout")},
-    **{name: (False, True) for name in ("bias", "tie_embeddings", "embed_skip", "value_embed", "causal")},
+    **{name: (False, True) for name in ("bias", "key_offset", "tie_embeddings", "embed_skip", "value_embed", "causal")},
     "vocab_size": (31, 32),
     "context_length": (12, 13),
     "n_layers": (1, 2),

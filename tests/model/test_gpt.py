@@ -19,7 +19,7 @@ from tril.model.masks import document_options
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt
 PARTS = {name: st.sampled_from(values) for name, values in MODEL_CHOICES.items() if name not in ("backend", "mlp")}
 PARTS |= {
-    **{name: st.booleans() for name in ("bias", "tie_embeddings", "embed_skip", "value_embed")},
+    **{name: st.booleans() for name in ("bias", "key_offset", "tie_embeddings", "embed_skip", "value_embed")},
     "mlp": st.sampled_from(["relu", "swiglu"]),  # each kind has its formula in test_layers.py
     "n_kv_heads": st.sampled_from([None, 1, 2]),
     "window": st.sampled_from([None, 3]),

@@ -22,7 +22,9 @@ def names(folder):
 
 def test_a_checkpoint_fills_an_empty_folder_and_an_export_that_ends_early_leaves_nothing(tmp_path, monkeypatch):
     path, folder = tmp_path / "runs/model.ckpt", tmp_path / "a folder, new"
-    model = tiny_gpt(vocab_size=264, mlp="swiglu", qk_norm="none", embed_skip=False, value_embed=False)
+    model = tiny_gpt(
+        vocab_size=264, mlp="swiglu", qk_norm="none", key_offset=False, embed_skip=False, value_embed=False
+    )
     save(path, LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
     folder.mkdir()
     arguments = f"ckpt={path}", "out=a folder, new"

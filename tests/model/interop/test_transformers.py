@@ -23,7 +23,7 @@ from tril.model.interop.gguf_file import write_gguf
 from tril.model.interop.hf import WEIGHTS, read_hf
 from tril.model.interop.hf_export import check_equal, write_hf
 
-PLAIN = {"embed_skip": False, "value_embed": False}  # no class of transformers has these parts
+PLAIN = {"key_offset": False, "embed_skip": False, "value_embed": False}  # no class of transformers has these parts
 LLAMA = {"mlp": "swiglu", "qk_norm": "none"}
 OURS = {  # more models, of tiny_gpt
     "GPT2LMHeadModel": {"pos": "learned", "norm": "layernorm", "bias": True, "qk_norm": "none", "mlp_hidden": 20},
@@ -101,13 +101,8 @@ def test_every_field_is_written_or_refused():
     changed = {"vocab_size": 32, "context_length": 13, "n_layers": 5, "dim": 64, "n_heads": 2, "n_kv_heads": 2}
     changed |= {"head_dim": 10, "mlp": "relu", "mlp_ratio": 3.0, "mlp_hidden": 20, "norm": "layernorm", "norm_eps": 0.1}
     changed |= {"pos": "none", "rope_base": 50.0, "bias": True, "qkv_bias": True, "qk_norm": "none", "window": 5}
-    changed |= {
-        "tie_embeddings": False,
-        "causal": False,
-        "logit_softcap": 30.0,
-        "embed_skip": True,
-        "value_embed": True,
-    }
+    changed |= {"tie_embeddings": False, "causal": False, "logit_softcap": 30.0}
+    changed |= dict.fromkeys(PLAIN, True)
     unseen = {"init", "backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout"}
     assert changed.keys() | unseen == GPTConfig.__dataclass_fields__.keys()
     for field, value in (*changed.items(), ("pos", "alibi"), ("mlp", "none"), ("qk_norm", "layernorm")):

@@ -310,7 +310,7 @@ def growth(kind: str, scaled: bool, **choices) -> list[float]:
 
 
 GPT2 = {"init": "gpt2", "qk_norm": "none", "norm": "layernorm", "pos": "learned"}
-GPT2 |= {"embed_skip": False, "value_embed": False}
+GPT2 |= {"key_offset": False, "embed_skip": False, "value_embed": False}
 
 
 @pytest.mark.slow
