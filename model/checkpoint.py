@@ -82,7 +82,10 @@ class Checkpoint:
         """The checkpoint in what `read_state` returned for `path`. Raises ValueError if its values are wrong."""
         weights = {str(name).removeprefix(PREFIX): tensor for name, tensor in state["state_dict"].items()}
         with named(path):
-            entry = state["tril"] | {"config": GPTConfig(**state["tril"].get("config", {}))}
+            config = state["tril"].get("config", {})
+            if absent := sorted(GPTConfig.__pydantic_fields__.keys() - config):  # a default may be another model
+                raise ValueError(f"it has no model.{absent[0]}, so another version of Tril wrote it; train again")
+            entry = state["tril"] | {"config": GPTConfig(**config)}
             return cls(**entry, weights=weights, step=state.get("global_step"), path=path)
 
     def entry(self) -> dict[str, Any]:

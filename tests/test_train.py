@@ -51,7 +51,7 @@ def test_the_files_of_a_run(configure, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("kind", "given", "used"), [("byte", "a\né", "a\né"), ("char", "é", "")])
 def test_a_sample_begins_as_suits_the_text_if_the_tokenizer_knows_it(kind, given, used, configure, monkeypatch):
     monkeypatch.setattr(Files, "prompt", given)
-    settings = [f"data.tokenizer.kind={kind}", *QUICK[2:], "callbacks.samples.max_new_tokens=1"]
+    settings = [f"data.tokenizer.kind={kind}", *QUICK[2:], "callbacks.samples.max_new_tokens=1", "seed=1"]
     folder = train_typed(configure(*settings)).folder
     lines = (folder / "samples.txt").read_text(encoding="utf-8").split("--- sample at step 8 ---\n")
     assert lines[1].startswith(used) and len(lines[1]) <= len(used) + 2  # a token of a character, and a line end

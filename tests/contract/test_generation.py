@@ -9,7 +9,12 @@ from tests.contract.harness import assert_golden, run
 from tril import load
 
 PROMPTS = ["The dog", "A", "", "Under the old tree it sings and then the red cat finds a small bird near the house"]
-MODELS = ["model.pos=rope", "model.pos=learned model.n_kv_heads=1 model.window=20", "model.pos=alibi"]
+MODELS = [
+    "model.key_offset=false",
+    "model.key_offset=false model.pos=learned model.n_kv_heads=1 model.window=20",
+    "model.key_offset=false model.pos=alibi",
+    "model.n_heads=4",
+]
 FILTERS = [
     {"top_k": 3, "temperature": 2.0},
     {"top_k": None, "top_p": 0.5},
