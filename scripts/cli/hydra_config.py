@@ -5,6 +5,8 @@ Only this file uses Hydra, apart from grids of runs.
 
 import contextlib
 import re
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,8 +53,12 @@ def plain_settings(cfg: DictConfig) -> dict[str, Any]:
 def run_grid(program: Program, typed: Typed, task: Callable) -> object:
     """Runs `task` for each combination of the values that are typed for the settings, with Hydra's multirun."""
     program.check(typed)
-    with hydra_of(program) as composer:
-        return composer.multirun(program.name, task, overrides(program, typed, is_grid=True))
+    try:
+        with hydra_of(program) as composer:
+            return composer.multirun(program.name, task, overrides(program, typed, is_grid=True))
+    except KeyboardInterrupt:  # in a run, or where a launcher waits for its workers
+        print("\ninterrupted; start the same command again to continue", flush=True)
+        sys.exit(128 + signal.SIGINT)
 
 
 @contextlib.contextmanager

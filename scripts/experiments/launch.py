@@ -6,7 +6,6 @@ The same command finds its folder again and continues there; so does a command w
 import json
 import math
 import shlex
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -234,11 +233,7 @@ def run_job(cfg: DictConfig) -> float:
     sweep = Path(HydraConfig.get().sweep.dir)
     index = read_json(sweep / SWEEP)
     entry = next(entry for entry in index["runs"] if entry["folder"] == cfg.run)
-    try:
-        loss = train(sweep, entry, [trial for trial in index["trials"] if trial["values"] == entry["values"]])
-    except KeyboardInterrupt:
-        print("\ninterrupted; start the same command again to continue", flush=True)
-        sys.exit(128 + signal.SIGINT)
+    loss = train(sweep, entry, [trial for trial in index["trials"] if trial["values"] == entry["values"]])
     print(progress(sweep, index), flush=True)
     return loss
 

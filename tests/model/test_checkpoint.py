@@ -235,6 +235,7 @@ LIES = [
     (config(vocab_size=10**11), r"its tensors have [\d,]+ elements, and its config has [\d,]+ parameters"),
     (config(context_length=10**12), "model.context_length=1000000000000 must be at most 33554432"),
     (config(**{"vocab\n_size": 1}), "vocab _size"),
+    (lambda content: content["tril"]["config"].pop("key_offset"), "it has no model.key_offset, so another version"),
     (weight("norm.weight", torch.ones(4, 8)), "norm.weight is missing, unknown, of another shape"),
     (weight("norm.weight", torch.ones(32).long()), "norm.weight .* no floating-point tensor"),
     (weight("norm.weight", torch.ones(32).to_sparse()), "is damaged"),

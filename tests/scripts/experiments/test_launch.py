@@ -5,6 +5,7 @@ import shlex
 import sys
 
 import pytest
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 
 from tests.scripts.experiments.synthetic import command, index_of
 from tril.scripts.experiments import launch
@@ -85,6 +86,16 @@ def test_a_failed_run_does_not_end_the_others_and_is_trained_again(here):
     assert "NOT finished: optim.lr_scale=1e+30,seed=0 (failed); start the same command again to continue" in done.stdout
     again = command(here, "optim.lr_scale=1,1e30,0.5")
     assert "1 of 3 runs to train" in again.stdout and again.stdout.count("start   ") == 1
+
+
+def test_ctrl_c_where_a_launcher_waits_for_its_runs_is_one_line(here, monkeypatch):
+    def wait(launcher, job_overrides, initial_job_idx):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BasicLauncher, "launch", wait)
+    done = command(here, "seed=0,1")
+    assert (done.returncode, done.stderr) == (130, "")
+    assert done.stdout.endswith("\ninterrupted; start the same command again to continue\n")
 
 
 def test_a_grid_for_other_machines_is_checked_but_neither_prepared_nor_timed(here, monkeypatch):
