@@ -83,8 +83,9 @@ class Checkpoint:
         weights = {str(name).removeprefix(PREFIX): tensor for name, tensor in state["state_dict"].items()}
         with named(path):
             config = state["tril"].get("config", {})
-            if absent := sorted(GPTConfig.__pydantic_fields__.keys() - config):  # a default may be another model
-                raise ValueError(f"it has no model.{absent[0]}, so another version of Tril wrote it; train again")
+            # What the file does not say has a default, with which it may be another model.
+            if absent := {field.name for field in fields(GPTConfig)} - config.keys():
+                raise ValueError(f"it has no model.{min(absent)}, so another version of Tril wrote it; train again")
             entry = state["tril"] | {"config": GPTConfig(**config)}
             return cls(**entry, weights=weights, step=state.get("global_step"), path=path)
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 # Bits per byte on the default text after 1, 2, 4, 8 and 16 UNIT_TOKENS, by n_layers and dim.
 MEASURED = {
-    (2, 128): (1.9915, 1.8089, 1.6551, 1.5305, 1.4417),
-    (3, 160): (1.9635, 1.7664, 1.5821, 1.3391, 1.2291),
-    (4, 192): (1.9403, 1.7419, 1.5217, 1.2730, 1.1861),
+    (2, 128): (1.7904, 1.5810, 1.4434, 1.3418, 1.2817),
+    (3, 160): (1.7585, 1.5446, 1.3893, 1.2704, 1.2006),
+    (4, 192): (1.7131, 1.5081, 1.3561, 1.2338),
 }
 UNIT_TOKENS = 125 * 2048
 TIME_BY_FLOPS = 0.76  # exponent of the time of a step, of the same models
