@@ -92,7 +92,27 @@ def window_forgotten_with_a_mask(patch):
 
 @mutant()
 def future_seen_with_a_mask(patch):
-    patch.setattr(attention, "visible_keys", lambda n_queries, n_keys, *, mask, **options: attention.as_boolean(mask))
+    def seen(n_queries, n_keys, *, mask, **options):
+        return None if mask is None else attention.as_boolean(mask)
+
+    patch.setattr(attention, "visible_keys", seen)
+
+
+@mutant()
+def keys_of_the_next_position(patch):
+    patch.setattr(attention, "offset_keys", lambda k, visible=None: (k + k.roll(-1, dims=2)) / 2)
+
+
+@mutant()
+def half_a_key_of_another_document(patch):
+    original = attention.offset_keys
+    patch.setattr(attention, "offset_keys", lambda k, visible=None: original(k))
+
+
+@mutant()
+def offset_of_the_keys_in_one_pass_alone(patch):
+    original = attention.offset_keys
+    patch.setattr(attention, "offset_keys", lambda k, visible=None: original(k) if k.shape[2] > 16 else k)
 
 
 @mutant()
