@@ -130,7 +130,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     return attention(q, k, no_values, mask=mask, need_weights=True)[1]
 
 
-def offset_keys(k: Tensor, visible: Tensor | None = None) -> Tensor:
+def offset_keys(k: Tensor, before: Tensor | None = None) -> Tensor:
     """Gives half of each key to the position before it: a query that matches a token finds the one that followed it.
 
     One layer can then continue a passage that occurred before; without it, that takes two layers, of which the first
@@ -138,21 +138,32 @@ def offset_keys(k: Tensor, visible: Tensor | None = None) -> Tensor:
     consists of the pairs that `rotate` turns slowest, whose product hardly depends on the distance.
 
     Args:
-        k: (B, G, S, D), rotated.
-        visible: boolean, broadcastable to (B, H, T, S). Where a query sees a key and not the one before it, as at the
-            start of a document or behind padding, the half is zero for all queries. None: all keys are visible.
+        k: (B, G, T, D), rotated.
+        before: (B, G, 1, D), the key before the first one; None: zero.
 
     Returns:
-        (B, G, S, D). The half of the first key is zero.
+        (B, G, T, D).
     """
+    shifted = F.pad(k[..., :-1, :], (0, 0, 1, 0)) if before is None else torch.cat((before, k[..., :-1, :]), -2)
+    return torch.where(_slow_half(k), shifted, k)
+
+
+def separate_keys(k: Tensor, visible: Tensor) -> Tensor:
+    """Zeroes the offset half of a key that a query sees without the one before, as at the start of a document.
+
+    Args:
+        k: (B, G, S, D), of `offset_keys`.
+        visible: boolean, broadcastable to (B, H, T, S).
+    """
+    visible = visible.expand(*(1,) * (4 - visible.dim()), *visible.shape[:-1], k.shape[-2])  # (.., .., T or 1, S)
+    is_first = (visible & ~F.pad(visible[..., :-1], (1, 0))).any(dim=(1, 2))  # (B or 1, S)
+    return k.masked_fill(is_first[:, None, :, None] & _slow_half(k), 0.0)
+
+
+def _slow_half(k: Tensor) -> Tensor:
+    """Which of the columns belong to the slower half of the rotary pairs (i, i + D/2): (D,) bool."""
     half = k.shape[-1] // 2
-    slow = torch.arange(k.shape[-1], device=k.device) % max(1, half) >= -(-half // 2)  # (D,)
-    before = F.pad(k[..., :-1, :], (0, 0, 1, 0))  # (B, G, S, D)
-    if visible is not None:
-        visible = visible.expand(*(1,) * (4 - visible.dim()), *visible.shape[:-1], k.shape[-2])  # (.., .., T or 1, S)
-        is_first = (visible & ~F.pad(visible[..., :-1], (1, 0))).any(dim=(1, 2))  # (B or 1, S)
-        before = before.masked_fill(is_first[:, None, :, None], 0.0)
-    return torch.where(slow, before, k)
+    return torch.arange(k.shape[-1], device=k.device) % max(1, half) >= -(-half // 2)
 
 
 def _check_arguments(q, k, v, mask, bias, causal, window, dropout_p, backend) -> None:
@@ -209,7 +220,7 @@ class MultiHeadAttention(nn.Module):
         causal: self-attention masks the future. Cross-attention sees the whole context.
         window, backend: as in `attention`; a window needs `causal`.
         qkv_bias, out_bias: biases in the q, k and v projections, and in the output projection.
-        key_offset: see `offset_keys`.
+        key_offset: see `offset_keys`, and `separate_keys` where a mask or bias hides keys.
         out_proj: False: no output projection; the concatenated heads (H * D_v) are the output.
         qk_norm: normalization of each head's q and k, with a gain over D shared by the heads: "rmsnorm" (Henry et al.
             2020; also True), "layernorm" (Dehghani et al. 2023) or "none" (also False).
@@ -323,11 +334,16 @@ class MultiHeadAttention(nn.Module):
         if rope is not None:
             k = rotate(k, *rope)
             q = rotate(q, *((table[..., -1:, :] for table in rope) if last_only else rope))
-        if cache is not None:
-            k, v = cache.update(k, v)  # (B, G, past + T, D or D_v)
+        last = k[:, :, -1:] if self.key_offset else None  # (B, G, 1, D)
         if self.key_offset:
+            k = offset_keys(k, None if cache is None else cache.following().type_as(k))
+        if cache is not None:
+            k, v = cache.update(k, v, last)  # (B, G, past + T, D or D_v)
+        if self.key_offset and (mask is not None or bias is not None):
             shape = {"n_queries": q.shape[2], "n_keys": k.shape[2], "device": q.device}
-            k = offset_keys(k, visible_keys(**shape, mask=mask, bias=bias, causal=False, window=None))
+            visible = visible_keys(**shape, mask=mask, bias=bias, causal=False, window=None)
+            assert visible is not None
+            k = separate_keys(k, visible)
         if cache is not None:
             if isinstance(cache.start, Tensor):  # k and v include positions that are not written yet
                 written = causal_mask(q.shape[2], k.shape[2], window=window, start=cache.start, device=q.device)

@@ -59,8 +59,17 @@ class LayerCache:
     def __init__(self, keys: Tensor, values: Tensor, start: int | Tensor):
         self.keys, self.values, self.start = keys, values, start  # (B, G, S, D) and (B, G, S, D_v)
 
-    def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def following(self) -> Tensor:
+        """What `update` kept for the key at `start`, (B, G, 1, D); zeros at position 0."""
+        if isinstance(self.start, Tensor):
+            return self.keys.index_select(2, self.start)
+        return self.keys[:, :, self.start : self.start + 1]
+
+    def update(self, k: Tensor, v: Tensor, following: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Writes k (B, G, T, D) and v (B, G, T, D_v) at `start`.
+
+        Args:
+            following: (B, G, 1, D), kept at the position after the new ones, until its own key is written there.
 
         Returns:
             The keys and values to attend to: those of start + T positions, or of all S where `start` is a tensor.
@@ -74,6 +83,8 @@ class LayerCache:
             shapes = f"keys {tuple(k.shape)} and values {tuple(v.shape)} must be {expected[0]} and {expected[1]}"
             raise ValueError(f"{shapes}; create the KVCache for this module and this batch")
         if isinstance(self.start, Tensor):
+            if following is not None:  # first, since there is no position after the last one
+                self.keys.index_copy_(2, (self.start + 1).clamp(max=capacity - 1), following.type_as(self.keys))
             self.keys.index_copy_(2, self.start, k.type_as(self.keys))  # under autocast k and v may be bf16
             self.values.index_copy_(2, self.start, v.type_as(self.values))
             return self.keys, self.values
@@ -81,6 +92,8 @@ class LayerCache:
         if end > capacity:
             held = f"a cache that holds {self.start} of {capacity} positions"
             raise ValueError(f"{n_new} positions do not fit into {held}; create a larger one or set its length back")
+        if following is not None and end < capacity:
+            self.keys.narrow(2, end, 1).copy_(following)
         self.keys.narrow(2, self.start, n_new).copy_(k)
         self.values.narrow(2, self.start, n_new).copy_(v)
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)

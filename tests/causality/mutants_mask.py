@@ -100,19 +100,18 @@ def future_seen_with_a_mask(patch):
 
 @mutant()
 def keys_of_the_next_position(patch):
-    patch.setattr(attention, "offset_keys", lambda k, visible=None: (k + k.roll(-1, dims=2)) / 2)
+    patch.setattr(attention, "offset_keys", lambda k, before=None: (k + k.roll(-1, dims=2)) / 2)
 
 
 @mutant()
 def half_a_key_of_another_document(patch):
-    original = attention.offset_keys
-    patch.setattr(attention, "offset_keys", lambda k, visible=None: original(k))
+    patch.setattr(attention, "separate_keys", lambda k, visible: k)
 
 
 @mutant()
-def offset_of_the_keys_in_one_pass_alone(patch):
+def offset_of_the_keys_within_a_chunk_alone(patch):
     original = attention.offset_keys
-    patch.setattr(attention, "offset_keys", lambda k, visible=None: original(k) if k.shape[2] > 16 else k)
+    patch.setattr(attention, "offset_keys", lambda k, before=None: original(k))
 
 
 @mutant()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomize, tiny_gpt
 from tril.model import backends, causal_mask
-from tril.model.attention import MultiHeadAttention, attention, offset_keys
+from tril.model.attention import MultiHeadAttention, attention, offset_keys, separate_keys
 from tril.model.kv_cache import KVCache
 from tril.model.masks import document_options
 
@@ -52,10 +52,11 @@ def test_half_of_a_key_is_that_of_the_position_before_unless_a_query_sees_it_wit
     k = torch.arange(1.0, 25).view(1, 1, 3, 8)  # the pairs are (0, 4), (1, 5), (2, 6), (3, 7)
     rows = [[1, 2, 0, 0, 5, 6, 0, 0], [9, 10, 3, 4, 13, 14, 7, 8], [17, 18, 11, 12, 21, 22, 15, 16]]
     assert offset_keys(k).tolist() == [[rows]]
-    assert offset_keys(k, torch.ones(1, dtype=torch.bool)).tolist() == [[rows]]
+    assert separate_keys(offset_keys(k), torch.ones(1, dtype=torch.bool)).tolist() == [[rows]]
+    assert offset_keys(k[..., 1:, :], k[..., :1, :]).tolist() == [[rows[1:]]]
     rows[1] = [9, 10, 0, 0, 13, 14, 0, 0]
     for mask in ([[0, 1, 1]], [[1, 0, 0], [0, 1, 0], [0, 1, 1]]):  # padding on the left, and a document behind another
-        assert offset_keys(k, torch.tensor(mask).bool()).tolist() == [[rows]]
+        assert separate_keys(offset_keys(k), torch.tensor(mask).bool()).tolist() == [[rows]]
     assert torch.equal(offset_keys(k[..., :3]), k[..., :3])
 
 
