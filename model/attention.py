@@ -148,13 +148,15 @@ def offset_keys(k: Tensor, before: Tensor | None = None) -> Tensor:
     return torch.where(_slow_half(k), shifted, k)
 
 
-def separate_keys(k: Tensor, visible: Tensor) -> Tensor:
+def separate_keys(k: Tensor, visible: Tensor | None) -> Tensor:
     """Zeroes the offset half of a key that a query sees without the one before, as at the start of a document.
 
     Args:
         k: (B, G, S, D), of `offset_keys`.
-        visible: boolean, broadcastable to (B, H, T, S).
+        visible: boolean, broadcastable to (B, H, T, S); None: all keys are visible.
     """
+    if visible is None:
+        return k
     visible = visible.expand(*(1,) * (4 - visible.dim()), *visible.shape[:-1], k.shape[-2])  # (.., .., T or 1, S)
     is_first = (visible & ~F.pad(visible[..., :-1], (1, 0))).any(dim=(1, 2))  # (B or 1, S)
     return k.masked_fill(is_first[:, None, :, None] & _slow_half(k), 0.0)
@@ -339,11 +341,9 @@ class MultiHeadAttention(nn.Module):
             k = offset_keys(k, None if cache is None else cache.following().type_as(k))
         if cache is not None:
             k, v = cache.update(k, v, last)  # (B, G, past + T, D or D_v)
-        if self.key_offset and (mask is not None or bias is not None):
+        if self.key_offset:
             shape = {"n_queries": q.shape[2], "n_keys": k.shape[2], "device": q.device}
-            visible = visible_keys(**shape, mask=mask, bias=bias, causal=False, window=None)
-            assert visible is not None
-            k = separate_keys(k, visible)
+            k = separate_keys(k, visible_keys(**shape, mask=mask, bias=bias, causal=False, window=None))
         if cache is not None:
             if isinstance(cache.start, Tensor):  # k and v include positions that are not written yet
                 written = causal_mask(q.shape[2], k.shape[2], window=window, start=cache.start, device=q.device)

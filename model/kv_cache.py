@@ -60,7 +60,10 @@ class LayerCache:
         self.keys, self.values, self.start = keys, values, start  # (B, G, S, D) and (B, G, S, D_v)
 
     def following(self) -> Tensor:
-        """What `update` kept for the key at `start`, (B, G, 1, D); zeros at position 0."""
+        """The key before `start` in the columns that `offset_keys` takes from it, (B, G, 1, D); the others mean nothing.
+
+        It is right after the length was set back, too: the key at `start` has these columns from the one before.
+        """
         if isinstance(self.start, Tensor):
             return self.keys.index_select(2, self.start)
         return self.keys[:, :, self.start : self.start + 1]
@@ -69,7 +72,8 @@ class LayerCache:
         """Writes k (B, G, T, D) and v (B, G, T, D_v) at `start`.
 
         Args:
-            following: (B, G, 1, D), kept at the position after the new ones, until its own key is written there.
+            following: the last new key (B, G, 1, D) before `offset_keys`, kept at the position after it until the next
+                key is written there.
 
         Returns:
             The keys and values to attend to: those of start + T positions, or of all S where `start` is a tensor.
@@ -92,8 +96,9 @@ class LayerCache:
         if end > capacity:
             held = f"a cache that holds {self.start} of {capacity} positions"
             raise ValueError(f"{n_new} positions do not fit into {held}; create a larger one or set its length back")
-        if following is not None and end < capacity:
-            self.keys.narrow(2, end, 1).copy_(following)
+        if following is not None:
+            room = min(following.shape[2], capacity - end)  # 0 after the last position, and for no new keys
+            self.keys.narrow(2, end, room).copy_(following[:, :, :room])
         self.keys.narrow(2, self.start, n_new).copy_(k)
         self.values.narrow(2, self.start, n_new).copy_(v)
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)

@@ -55,7 +55,7 @@ def windows_of(config: GPTConfig) -> list[int | None]:
 
     With `key_offset`, the first key of a window holds half of the key before it.
     """
-    window = None if config.window is None else config.window + config.key_offset
+    window = None if config.window is None else config.window + config.canonical().key_offset
     return [window if config.n_heads else 1] * config.n_layers
 
 

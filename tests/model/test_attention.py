@@ -62,10 +62,8 @@ def test_half_of_a_key_is_that_of_the_position_before_unless_a_query_sees_it_wit
 
 @torch.no_grad()
 def test_a_decoding_step_is_compiled_once_and_equals_the_full_pass():
-    attn, x = (
-        randomize(MultiHeadAttention(C, H, n_kv_heads=2, v_head_dim=5, window=4, key_offset=True)),
-        torch.randn(B, 6, C),
-    )
+    attn = randomize(MultiHeadAttention(C, H, n_kv_heads=2, v_head_dim=5, window=4, key_offset=True))
+    x = torch.randn(B, 6, C)
     bias, cache, step = torch.randn(H, 6, 8), KVCache(1, B, 2, 8, C // H, v_head_dim=5), fully_compiled(attn)
     outputs = []
     with torch._dynamo.config.patch(error_on_recompile=True):

@@ -42,7 +42,12 @@ def test_decoding_in_chunks_and_packed_documents_equal_one_full_pass(parts, chun
     ends = torch.tensor([piece.shape[1] for piece in pieces]).cumsum(0) - 1  # the last position of each, alone
     hidden = torch.cat([model.hidden(piece, cache=last, last_only=True) for piece in pieces], 1)
     assert_close(model.logits(hidden), full[:, ends])
+    assert model(ids[:, :0], cache=cache).shape == (B, 0, V)
     assert cache.length == last.length == length
+    for tokens in (1 + ids % (V - 1), ids):  # other ones, which are forgotten
+        cache.length = 2
+        logits = model(tokens[:, 2:], cache=cache)
+    assert_close(logits, full[:, 2:])
     ids[:, 3:4] = 0  # a document begins
     assert_close(model(ids, **document_options(ids, 0))[:, 3:], model(ids[:, 3:]))
     with pytest.raises(ValueError, match="positions exceed context_length=16"):

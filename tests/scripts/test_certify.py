@@ -14,8 +14,10 @@ from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tests.runs import in_process, interrupted, train_typed
 from tril.model import masks
+from tril.model.causality.gpt import windows_of
 from tril.model.causality.step import check_stored_step
 from tril.model.checkpoint import Checkpoint, read_state, verdict, write_state
+from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.training import checkpoints
 from tril.scripts.certify import main
@@ -49,6 +51,12 @@ def test_a_fresh_model_is_certified_and_one_without_mask_fails_with_the_place_of
     assert done.returncode == 1 and "nano: NOT causal: output 0 depends on input 1" in done.stdout, done.stderr
     assert "FAILED  future: output 0 depends on input 1, first in blocks.0.attn" in done.stdout
     assert written(tmp_path / "outputs/causality/nano")["passed"] is False
+
+
+def test_a_layer_sees_its_window_and_one_position_more_where_heads_are_large_enough_for_offset_keys():
+    for heads, offset, expected in ((4, True, 4), (4, False, 3), (8, True, 3)):  # heads of size 4 and 2
+        config = GPTConfig(31, n_layers=1, dim=16, n_heads=heads, window=3, key_offset=offset)
+        assert windows_of(config) == [expected]
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
