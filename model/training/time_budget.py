@@ -27,7 +27,7 @@ from tril.model.training.settings import OptimConfig, ScheduleConfig
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
 
-# Bits per byte on the default text after 1, 2, 4, 8 and 16 UNIT_TOKENS, by n_layers and dim.
+# Bits per byte on the default text after 1, 2, 4, 8 and, but for the largest, 16 UNIT_TOKENS, by n_layers and dim.
 MEASURED = {
     (2, 128): (1.7904, 1.5810, 1.4434, 1.3418, 1.2817),
     (3, 160): (1.7585, 1.5446, 1.3893, 1.2704, 1.2006),
