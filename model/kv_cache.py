@@ -60,7 +60,7 @@ class LayerCache:
         self.keys, self.values, self.start = keys, values, start  # (B, G, S, D) and (B, G, S, D_v)
 
     def following(self) -> Tensor:
-        """The key before `start` in the columns that `offset_keys` takes from it, (B, G, 1, D); the others mean nothing.
+        """The key before `start`, (B, G, 1, D), in the columns that `offset_keys` takes; the others mean nothing.
 
         It is right after the length was set back, too: the key at `start` has these columns from the one before.
         """
