@@ -220,6 +220,8 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
             for text in prepared.texts.values():
                 TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)
                 val_windows += ValWindows(text.tokens("val"), length, data.batch_size).n_windows
+            if (limit := run.config.trainer.limit_val_batches) is not None:
+                val_windows = min(val_windows, limit * (data.val_batch_size or data.batch_size))
             run.config = run.config.fitted(prepared.meta["vocab_size"])
             config, model = run.config, run.config.model
             assert config.hardware is not None  # only runs on this machine are estimated

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.scripts.experiments.synthetic import command, index_of
+from tril.model.training.run_estimate import OVERHEAD_SECONDS, Speed
 from tril.scripts.experiments import launch
 from tril.scripts.experiments.grid import folder_name
 from tril.scripts.experiments.launch import read_index, with_launch
@@ -76,6 +77,14 @@ def test_a_sweep_lists_its_runs_compares_them_and_finds_its_folder_again(here):
     (folder / "sweep.json").write_text("{}")
     with pytest.raises(ValueError, match="sweep.json is not a list of runs"):
         read_index(folder / "sweep.json")
+
+
+def test_the_estimated_time_of_a_run_counts_the_validated_windows_alone(here, monkeypatch):
+    speed = Speed(train=0.0, val=1.0, step=0.0)
+    monkeypatch.setattr("tril.model.training.run_estimate.measure", lambda *_: speed)
+    limits = ["trainer.max_steps=10", "trainer.val_check_interval=2", "trainer.limit_val_batches=2"]
+    command(here, "model.n_heads=1", "data.val_batch_size=3", *limits)
+    assert index_of(here)["runs"][0]["estimated_seconds"] - OVERHEAD_SECONDS == 5 * 2 * 3
 
 
 def test_a_failed_run_does_not_end_the_others_and_is_trained_again(here):
