@@ -15,7 +15,10 @@ from tril.scripts.experiments.sweep import Sweep
 
 KINDS = {"previous": "previous token", "first": "first token", "self": "same token", "induction": "induction"}
 CONTEXT = "in-context loss"  # of the second copy of repeated sequences minus that of the first
-MIN_SCORE, MIN_DROP = 0.1, 0.1  # below it (of the weight; nats per token), there is nothing whose step could be named
+MIN_SCORE, MIN_DROP = (
+    0.1,
+    0.3,
+)  # of the weight; nats per token. Half of less could be passed by chance, see docs/emergence.md
 VERDICTS = {BETTER: "earlier", WORSE: "later"}
 Steps = dict[str, np.ndarray]  # kind -> (V, S), the step of each variant, the baseline first, and seed
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from tril.model.atomic_files import write_text
@@ -109,7 +110,7 @@ class Report:
         files = {
             "report.md": text,
             "results.csv": pd.DataFrame(self.result_rows()).to_csv(index=False),
-            "runs.csv": pd.DataFrame(run_rows(self.sweep)).to_csv(index=False),
+            "runs.csv": pd.DataFrame(run_rows(self.sweep, self.steps)).to_csv(index=False),
         }
         if not published:
             files["report.html"] = page(text, folder)
@@ -249,13 +250,17 @@ def ends(name: str, interval) -> dict[str, float | None]:
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def run_rows(sweep: Sweep) -> Iterator[dict[str, object]]:
-    """One row for each run: its state and the content of its summary."""
+def run_rows(sweep: Sweep, steps: Steps) -> Iterator[dict[str, object]]:
+    """One row for each run: its state, the content of its summary, and the steps at which its heads appear."""
+    variants, seeds = [sweep.baseline, *sweep.others], sorted({run.seed for run in sweep.runs})
     for variant in sweep.variants:
         for run in variant.runs:
             row: dict[str, object] = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state}
             summary = {name: value for name, value in run.summary.items() if name != "sample_with"}  # a path
-            yield row | {"message": run.message} | summary | {"folder": run.folder.relative_to(sweep.folder).as_posix()}
+            index = variants.index(variant), seeds.index(run.seed)
+            appearance = {f"step of {kind}": at[index] for kind, at in steps.items() if np.isfinite(at[index])}
+            folder = run.folder.relative_to(sweep.folder).as_posix()
+            yield row | {"message": run.message} | summary | appearance | {"folder": folder}
 
 
 def warnings(sweep: Sweep) -> Iterator[str]:
