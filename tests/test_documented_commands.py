@@ -62,7 +62,7 @@ RUN = Path("outputs/2026-11-20/12-00-00")  # of model=llama, which all scripts a
 COPIES = ("outputs/2026-11-23/12-00-00", "outputs/0", "outputs/1", "base", "RUN", "checkpoint")
 SIZES = ("model=llama", "model.n_layers=3", "model.dim=32", "model.n_heads=4", "model.n_kv_heads=2")
 SHORT = ("data.val_fraction=0.5", "trainer.val_check_interval=8", "~callbacks.causality", "~callbacks.heads")
-TEXTS = "text.txt my.txt before.txt code.txt input.txt FILE a.txt notes/a.md posts/b.txt".split()
+TEXTS = "text.txt my.txt before.txt code.txt input.txt FILE repeats.txt a.txt notes/a.md posts/b.txt".split()
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
 FUNCTION = "import torch\n\n\ndef function(ids):\n    return torch.nn.functional.one_hot(ids, 65).float().cumsum(1)\n"
 LSTM = """import torch

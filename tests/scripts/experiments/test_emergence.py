@@ -84,8 +84,8 @@ def test_the_section_of_the_report(folder, drawn):
     cells = [[rows[run.folder.name]["step of induction"] for run in each.runs] for each in report.sweep.others]
     assert [float(cell or "nan") for cell in cells[0]] == pytest.approx([5, 6, math.nan], nan_ok=True)
     assert cells[1] == ["", "", ""]
-    large = [line for line in drawn["appearance.png"].axes[0].lines if line.get_markersize() == 8]
-    assert sorted(float(line.get_xdata()[0]) for line in large)[-2:] == pytest.approx([6, 6])
+    means = [line for line in drawn["appearance.png"].axes[0].lines if line.get_marker() == "|"]
+    assert sorted(float(line.get_xdata()[0]) for line in means)[-2:] == pytest.approx([6, 6])
 
 
 def test_a_published_report_has_the_section_again_and_a_sweep_without_records_has_none(folder, tmp_path, drawn):
