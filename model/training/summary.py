@@ -14,7 +14,7 @@ from tqdm import tqdm
 from tril.data.datamodule import TextDataModule
 from tril.model.atomic_files import write_json
 from tril.model.gpt import sizes
-from tril.model.runs import SUMMARY, partial_validation
+from tril.model.runs import ROOTS, SUMMARY, partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.callbacks.output import figures
 from tril.model.training.module import TrainingModule
@@ -127,11 +127,16 @@ def summarize(
     plot_losses(folder / "loss.png", metrics, title, initial=None if lineage else math.log(model.config.vocab_size))
     write_json(folder / SUMMARY, summary)
     if diverged is None:
-        print(f"\n{show(summary, sample)}", flush=True)
+        is_latest = any(folder.absolute().is_relative_to(Path(root).absolute()) for root in ROOTS)
+        print(f"\n{show(summary, f'{sample} ckpt=latest' if is_latest else summary['sample_with'])}", flush=True)
 
 
 def show(summary: Mapping[str, Any], sample: str) -> str:
-    """The lines at the end of a run: losses, time, what was unusual, the folder, and the command that comes next."""
+    """The lines at the end of a run: losses, time, what was unusual, the folder, and the command that comes next.
+
+    Args:
+        sample: samples from the run; a prompt is added.
+    """
     steps, seconds = summary["steps"], summary["train_seconds"]
     losses = figures(summary, "final_val_")
     if summary["best_step"] != steps:
@@ -151,7 +156,7 @@ def show(summary: Mapping[str, Any], sample: str) -> str:
         ("init from", summary["init_from"]),
         ("stopped", summary["stopped_early"]),
         ("folder", f"{summary['folder']}: summary.json has all figures, loss.png the curve"),
-        ("next", f'{sample} ckpt=latest prompt="..."'),
+        ("next", f'{sample} prompt="..."'),
     ]
     return "\n".join(f"  {name:<10}  {text}" for name, text in lines if text is not None)
 

@@ -149,6 +149,9 @@ class RunConfig(TrainingConfig):
             if self.model.backend == "flex" and hardware.accelerator != "cuda":
                 device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"
                 raise ValueError(f"model.backend=flex {device}; use model.backend=fused")
+            most = max(8, os.cpu_count() or 1)  # more processes than cores are for tests
+            if hardware.accelerator == "cpu" and trainer.devices != "auto" and trainer.devices > most:
+                raise ValueError(f"trainer.devices={trainer.devices} must be at most {most} on this machine's CPU")
             config = replace(self, hardware=hardware)
             if trainer.is_distributed and one_process:
                 chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"

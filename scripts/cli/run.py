@@ -290,8 +290,10 @@ def fit_run(
     """Trains, and writes the summary.
 
     Raises:
-        UserError: the model sees the future, memory does not suffice, or a loss is not finite.
+        UserError: the model sees the future, memory does not suffice, a loss is not finite, or a file of the run cannot
+            be written.
     """
+    from tril.model.checkpoint import one_line
     from tril.model.training.errors import NonFiniteError, RunRefused
     from tril.model.training.summary import code_version, describe
     from tril.model.training.trainer import fit
@@ -310,6 +312,9 @@ def fit_run(
     except StoppedError as stopped:
         stopped.step = trainer.global_step
         raise
+    except OSError as error:
+        remedy = f"mend the cause, such as a full disk, and continue with resume={run.folder}"
+        raise UserError(f"{one_line(str(error))}; {remedy}") from error
     except (RunRefused, MemoryError, NonFiniteError) as error:
         if isinstance(error, RunRefused) and before is not None:  # a resumed run keeps its settings
             write_text(path, before)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # A resumed run may differ from its checkpoint in these without a word; in others only if they are typed.
 FREE = (
     *("logger.", "checkpoint.", "data.", "callbacks.progress", "callbacks.samples", "callbacks.heads"),
-    *("trainer.accelerator", "trainer.log_every_n_steps", "trainer.devices", "trainer.num_nodes", "trainer.strategy"),
+    *("trainer.accelerator", "trainer.log_every_n_steps"),
 )
 OF_THE_WINDOWS = ("data.batch_size", "data.document_mask", "data.sources")  # these are compared too
 # They make other weights or another order of the text, so they cannot change at all; a model's others neither.
@@ -178,7 +178,7 @@ def check_resumed(checkpoint: "Checkpoint", config: RunConfig, fingerprint: str,
     if fingerprint != (before := checkpoint.data["fingerprint"]):
         given = f"the data (fingerprint {fingerprint[:12]}) must be those of {checkpoint.path} ({before[:12]})"
         raise ValueError(f"{given}: the text, its split or its tokenizer changed; restore them, or start a new run")
-    new, old = resolved_settings(config), checkpoint.settings
+    new, old, written = resolved_settings(config), checkpoint.settings, flatten(config.to_dict())
     for key in dict.fromkeys([*old, *new]):
         before, now = old.get(key), new.get(key)
         if now == before or key.startswith(FREE) and key not in OF_THE_WINDOWS:
@@ -187,7 +187,7 @@ def check_resumed(checkpoint: "Checkpoint", config: RunConfig, fingerprint: str,
         if key.startswith(FIXED) and key.removeprefix("model.") not in FOR_TRAINING:
             raise ValueError(f"{given}; leave it out, or start a new run")
         if not typed.covers(key):
-            raise ValueError(f"{given}; to change it, type {key}={as_typed(now)}")
+            raise ValueError(f"{given}; to change it, type {key}={as_typed(written.get(key, now))}")
     before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))
     code_before, code = (checkpoint.code or "")[:12], code_sha256()[:12]
     for name, old, new in (("torch", before, now), ("the code of Tril", code_before, code)):

@@ -159,15 +159,18 @@ def test_a_damaged_cache_is_prepared_again(name, settings, whole, tmp_path):
 def test_a_full_disk_is_refused_in_one_line_before_training_and_harms_no_checkpoint_later(settings, whole, tmp_path):
     train(tmp_path, *settings, at="tokens.bin:1", act=FILL_DISK).refused(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
-    assert train(tmp_path, *settings, at="backward:14", act=FILL_DISK).status > 0
+    done = train(tmp_path, *settings, at="backward:14", act=FILL_DISK)
+    line = done.err.splitlines()[-1]
+    assert done.status == 2 and line.startswith("error: ") and f"resume={newest_run(tmp_path)}" in line, done
     assert_continues(tmp_path, whole, "resume=latest")
 
 
 def test_a_setting_changes_in_a_resumed_run_only_if_it_is_typed(stopped, whole):
     config = newest_run(stopped) / "config.yaml"
     text = config.read_text()
-    config.write_text(re.sub("^seed: 0", "seed: 1", text, flags=re.MULTILINE))
-    run("train", "resume=latest", cwd=stopped).refused("seed")
+    for key, before, after in (("seed", 0, 1), ("devices", 1, 2)):
+        config.write_text(re.sub(f"^( *){key}: {before}$", rf"\g<1>{key}: {after}", text, flags=re.MULTILINE))
+        run("train", "resume=latest", cwd=stopped).refused(key)
     config.write_text(text)
     run("train", "resume=latest", "model.dim=64", cwd=stopped).refused("model.dim", "64", "32")
     run("train", "resume=latest", "optim.lr_scale=0.5", cwd=stopped).succeeded()
