@@ -112,7 +112,6 @@ def difference_rows(sweep: Sweep, steps: Steps) -> list[list[str]]:
 def plot_steps(sweep: Sweep, steps: Steps) -> tuple[Any, str, str]:
     """The step of each kind in each seed, and the mean of each variant."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import ScalarFormatter
 
     figure = Figure(figsize=(WIDTH, 0.8 + 0.9 * len(steps)), layout="constrained")
     axes, styles = figure.subplots(), line_styles(sweep)
@@ -125,8 +124,7 @@ def plot_steps(sweep: Sweep, steps: Steps) -> tuple[Any, str, str]:
                 label = variant.label if variant.label not in axes.get_legend_handles_labels()[1] else None
                 axes.plot(seen.mean(), y, ls="none", ms=14, mew=2, label=label, **style | {"marker": "|"})
     axes.set_yticks([-row for row in range(len(steps))], [*KINDS.values(), CONTEXT])
-    axes.set_xscale("symlog", base=2)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_xlim(left=0)
     axes.set_xlabel("step")
     figure.legend(loc="outside lower center", fontsize=9, frameon=False, ncols=2)
     return figure, "When heads appear", "A point is one seed, a line the mean of a variant."
