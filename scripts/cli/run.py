@@ -14,6 +14,7 @@ import yaml
 from tril.model.atomic_files import remove_leftovers, write_text
 from tril.model.runs import (
     CHECKPOINTS,
+    LAST,
     LOCK,
     METRICS,
     ROOTS,
@@ -67,7 +68,9 @@ def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
         check_writable(folder, FOLDER)
         # Rank 0 decides for all: another rank can come here when rank 0 has written its first file.
         if process_rank() == 0 and any((folder / name).exists() for name in OF_A_RUN):
-            raise UserError(f"{FOLDER}={folder} has a run; continue it with resume={folder}, or choose another folder")
+            is_started = (folder / CHECKPOINTS / LAST).exists()
+            remedy = f"continue it with resume={folder}, or" if is_started else "it has no checkpoint, so remove it, or"
+            raise UserError(f"{FOLDER}={folder} has a run; {remedy} choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

@@ -87,6 +87,10 @@ def test_a_folder_that_has_a_run_is_not_started_over_and_a_finished_run_is_uncha
         (("resume=run", "trainer.max_steps=3", "hydra.run.dir=more"), "hydra.run.dir=more cannot be combined with"),
     ):
         assert_refused(in_process(*arguments, cwd=copied), message)
+    (copied / "killed").mkdir()
+    (copied / "killed" / "config.yaml").touch()  # before its first checkpoint
+    done = in_process(*new, "hydra.run.dir=killed", cwd=copied)
+    assert_refused(done, "hydra.run.dir=killed has a run; it has no checkpoint, so remove it, or choose another folder")
     done = in_process("resume=run", cwd=copied)
     assert done.returncode == 0 and "has finished its 2 steps; it is unchanged" in done.stdout
     assert (copied / "run" / "summary.json").read_bytes() == before
