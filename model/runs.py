@@ -190,6 +190,11 @@ def new_folder(root: str) -> Path:
             suffix = f"-{int(suffix[1:] or 1) + 1}"
 
 
+def is_resumable(folder: Path) -> bool:
+    """Whether a run has a checkpoint to go on from."""
+    return (folder / CHECKPOINTS / LAST).is_file()
+
+
 def state_of(folder: str | Path) -> str:
     """State of a run: finished, failed, unfinished (running or interrupted) or not started."""
     for file, state in ((SUMMARY, "finished"), (FAILURE, "failed")):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tril.model.runs import CHECKPOINTS, LAST
+from tril.model.runs import is_resumable
 
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of torchrun, Lightning and srun, in Lightning's order
 RUN_FOLDER = "TRIL_RUN_FOLDER"  # the variable in which rank 0 tells the processes that Lightning starts its folder
@@ -71,7 +71,7 @@ class StoppedError(BaseException):
 
     def describe(self, resume: str) -> str:
         """What happened in one line; `resume` is the command that continues the run."""
-        resumable = self.folder is not None and (self.folder / CHECKPOINTS / LAST).is_file()
+        resumable = self.folder is not None and is_resumable(self.folder)
         remedy = f"continue with {resume}" if resumable else "there is no checkpoint yet"
         return f"stopped by {self.name} at step {self.step}; {remedy}"
 

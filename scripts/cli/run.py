@@ -14,7 +14,6 @@ import yaml
 from tril.model.atomic_files import remove_leftovers, write_text
 from tril.model.runs import (
     CHECKPOINTS,
-    LAST,
     LOCK,
     METRICS,
     ROOTS,
@@ -22,6 +21,7 @@ from tril.model.runs import (
     SUMMARY,
     SWEEP,
     Run,
+    is_resumable,
     new_folder,
     remove_if_empty,
     run_folder,
@@ -68,9 +68,10 @@ def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
         check_writable(folder, FOLDER)
         # Rank 0 decides for all: another rank can come here when rank 0 has written its first file.
         if process_rank() == 0 and any((folder / name).exists() for name in OF_A_RUN):
-            is_started = (folder / CHECKPOINTS / LAST).exists()
-            remedy = f"continue it with resume={folder}, or" if is_started else "it has no checkpoint, so remove it, or"
-            raise UserError(f"{FOLDER}={folder} has a run; {remedy} choose another folder")
+            remedy = f"continue it with resume={folder}"
+            if not is_resumable(folder):
+                remedy = "it has no checkpoint, so remove it"
+            raise UserError(f"{FOLDER}={folder} has a run; {remedy}, or choose another folder")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -316,8 +317,8 @@ def fit_run(
         stopped.step = trainer.global_step
         raise
     except OSError as error:
-        remedy = f"mend the cause, such as a full disk, and continue with resume={run.folder}"
-        raise UserError(f"{one_line(str(error))}; {remedy}") from error
+        remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
+        raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
     except (RunRefused, MemoryError, NonFiniteError) as error:
         if isinstance(error, RunRefused) and before is not None:  # a resumed run keeps its settings
             write_text(path, before)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,12 +217,12 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     for run in runs:
         try:
             data, length, val_windows = run.config.data, run.config.model.context_length, 0
+            limit = run.config.trainer.limit_val_batches  # of each text
+            most = math.inf if limit is None else limit * (data.val_batch_size or data.batch_size)
             prepared = data.prepare()
             for text in prepared.texts.values():
                 TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)
-                val_windows += ValWindows(text.tokens("val"), length, data.batch_size).n_windows
-            if (limit := run.config.trainer.limit_val_batches) is not None:
-                val_windows = min(val_windows, limit * (data.val_batch_size or data.batch_size))
+                val_windows += min(ValWindows(text.tokens("val"), length, data.batch_size).n_windows, most)
             run.config = run.config.fitted(prepared.meta["vocab_size"])
             config, model = run.config, run.config.model
             assert config.hardware is not None  # only runs on this machine are estimated

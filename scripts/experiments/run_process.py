@@ -17,7 +17,7 @@ from typing import TextIO
 
 from tril.model.atomic_files import write_json
 from tril.model.formats import clock
-from tril.model.runs import CHECKPOINTS, FAILURE, LAST, state_of
+from tril.model.runs import FAILURE, is_resumable, state_of
 from tril.scripts.experiments.sweep import Run
 
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped
@@ -51,7 +51,7 @@ def train_locked(folder: Path, overrides: Sequence[str], name: str, lock: TextIO
     if state_of(folder) == "finished":
         return report_finished(folder, name, "was finished before")
     (folder / FAILURE).unlink(missing_ok=True)
-    if (folder / CHECKPOINTS / LAST).is_file():
+    if is_resumable(folder):
         arguments = [f"resume={folder}", *(text for text in overrides if TYPED.match(text))]
     else:  # without a checkpoint, nothing in the folder is of use
         for path in folder.iterdir():

@@ -23,7 +23,8 @@ def process_state() -> tuple:
 
 def test_train_is_the_command_and_leaves_the_process_as_it_was(texts, tmp_path, monkeypatch):
     settings = (*BARE, f"data.path={texts}")
-    assert run("train", *settings, "hydra.run.dir=typed", cwd=tmp_path).status == 0
+    done = run("train", *settings, "hydra.run.dir=typed", cwd=tmp_path)
+    assert done.status == 0 and f"sample.py ckpt={tmp_path / 'typed'} prompt" in done.out, done
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
     (older := tmp_path / "outputs" / "older" / "checkpoints").mkdir(parents=True)
