@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, WrapValidator, model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import canonical, setting, strict_settings
+from tril.data.settings import canonical, setting, strict_settings, typed
 
 Size = Annotated[int, Field(ge=1, lt=2**48)]  # far above any model, and below what overflows in a product of two
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -174,14 +174,18 @@ def check_memory(config: GPTConfig, *, bytes_per_parameter: int = BYTES) -> None
     """Raises ValueError if a model exceeds the memory of this machine, before anything is allocated.
 
     Args:
+        config: a vocabulary of None, while the text is unknown, counts as one token.
         bytes_per_parameter: 4 for the weights in float32; with gradients and the two averages of Adam 16.
     """
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-    needed = config.n_parameters() * bytes_per_parameter
+    parameters = replace(config, vocab_size=config.vocab_size or 1).n_parameters()
+    needed = parameters * bytes_per_parameter
     if needed > available:
-        size = f"model.dim={config.dim}, model.n_layers={config.n_layers} and model.vocab_size={config.vocab_size} are"
+        size = (
+            f"model.dim={config.dim}, model.n_layers={config.n_layers} and model.vocab_size={typed(config.vocab_size)}"
+        )
         limit = f"need {needed / 2**30:,.0f} GiB of memory, and this machine has {available / 2**30:,.0f}"
-        raise ValueError(f"{size} {config.n_parameters():,} parameters, which {limit}; make the model smaller")
+        raise ValueError(f"{size} are {parameters:,} parameters, which {limit}; make the model smaller")
     if (positions := config.context_length * max(config.head_size, 2)) > MAX_POSITION_ELEMENTS:
         limit = config.context_length * MAX_POSITION_ELEMENTS // positions
         raise ValueError(f"model.context_length={config.context_length} must be at most {limit}, for its tables")

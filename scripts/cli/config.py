@@ -136,6 +136,8 @@ class RunConfig(TrainingConfig):
         Raises:
             UserError: this machine lacks what they need.
         """
+        with user_errors():
+            check_memory(self.model)  # before the import of torch, which takes seconds
         from tril.data.cache import keep_compiled_code
         from tril.model.training.hardware import select_hardware
 
