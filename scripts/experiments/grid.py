@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.formats import clock, plain_table
-from tril.scripts.cli.config import RunConfig
+from tril.scripts.cli.config import CONFIGS, RunConfig
 from tril.scripts.cli.errors import UserError, message_of
 from tril.scripts.cli.hydra_config import explain, plain_settings
 from tril.scripts.experiments.sweep import label_of, text_of
@@ -192,10 +192,13 @@ def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
 
 def value_of(settings: Mapping[str, Any], key: str, choice: str | None) -> object:
     """The value of a key; for a config group `choice`, the name of its option."""
+    name = key.partition("@")[0]
+    if (CONFIGS / name).is_dir():
+        return choice
     value: Any = settings
-    for name in key.partition("@")[0].replace("/", ".").split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return choice if isinstance(value, Mapping) else value
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def folder_name(values: Mapping[str, object]) -> str:

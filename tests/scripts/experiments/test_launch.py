@@ -79,6 +79,18 @@ def test_a_sweep_lists_its_runs_compares_them_and_finds_its_folder_again(here):
         read_index(folder / "sweep.json")
 
 
+def test_runs_of_a_grid_over_config_groups_are_named_by_their_options(here):
+    settings = ["experiment=shakespeare,shakespeare_nanogpt_cpu", "optim=muon,adamw", "data=files"]
+    done = command(here, *settings, "model.n_heads=2", "model.dim=16", "trainer.max_steps=2")
+    assert done.returncode == 0, done.stderr
+    names = [
+        f"experiment=shakespeare{end},optim={optim},seed=0"
+        for end in ("", "_nanogpt_cpu")
+        for optim in ("muon", "adamw")
+    ]
+    assert [entry["folder"] for entry in index_of(here)["runs"]] == names
+
+
 def test_the_estimated_time_of_a_run_counts_the_validated_windows_alone(here, monkeypatch):
     speed = Speed(train=0.0, val=1.0, step=0.0)
     monkeypatch.setattr("tril.model.training.run_estimate.measure", lambda *_: speed)
