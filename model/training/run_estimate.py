@@ -8,7 +8,7 @@ import torch
 
 from tril.model.autocast import autocast
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.training.hardware import Hardware
+from tril.model.training.hardware import Hardware, configure_torch
 from tril.model.training.optim import build_optimizer
 from tril.model.training.settings import OptimConfig
 
@@ -32,7 +32,8 @@ class Speed:
 
 
 def measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
-    """Times a few steps without compilation."""
+    """Times a few steps without compilation, with the options of torch that a run sets."""
+    configure_torch(hardware.accelerator)
     device, batch_size = torch.device(hardware.accelerator), min(batch_size, MAX_BATCH)
     with torch.random.fork_rng(), device:
         model = GPT(config)

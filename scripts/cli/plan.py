@@ -23,7 +23,7 @@ from tril.model.autocast import AUTOCAST
 from tril.model.formats import clock, engineering, plain_table, plural
 from tril.model.gpt import GPT
 from tril.model.training import run_estimate
-from tril.model.training.hardware import configure_torch, peak_flops
+from tril.model.training.hardware import peak_flops
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.scripts.cli.config import RunConfig
 
@@ -121,7 +121,6 @@ def seconds_here(config: RunConfig, model: GPT) -> float:
     size = config.data.batch_size
     if config.hardware.accelerator == "cpu":
         size = max(1, min(size, int(TIMED_FLOPS / model.flops_per_token() / config.model.context_length)))
-    configure_torch(config.hardware.accelerator)
     speed = run_estimate.measure(config.model, config.optim, size, config.hardware)
     windows = config.data.batch_size * config.accumulate
     return speed.run(steps=config.steps, windows_per_step=windows, val_windows=0, validations=0)
