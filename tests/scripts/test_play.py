@@ -1,55 +1,73 @@
-"""scripts/play.py: the command, and its HTTP server over real connections: answers, refusals, and lost readers."""
+"""scripts/play.py: the command, its HTTP server over real connections, and its page in a browser."""
 
 import base64
 import concurrent.futures
 import contextlib
 import http.client
 import json
-import os
-import signal
-import subprocess
-import sys
+import threading
 import time
-import urllib.request
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
+from tests.browser import Page, chromium, resize, tap
 from tests.calls import call
 from tests.conftest import byte_model
-from tests.scripts.play import REQUEST, SAMPLING, generate, known, send, served
 from tril.model.checkpoint import save
+from tril.model.heads.live import live_tokens, prompt_tokens
 from tril.scripts.play import main
 from tril.scripts.playground import server as server_module
-from tril.scripts.playground.server import FILES
+from tril.scripts.playground.server import FILES, LOOPBACK, PlayModel, create_server, listen
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "play.py"
-BEST = Path("outputs/run/checkpoints/best.ckpt")
-# Runs the script and prints at its end which of these packages it imported.
-WATCHED = f"""
-import atexit, runpy, sys
-names = ("lightning", "datasets", "matplotlib", "scipy", "transformers")
-atexit.register(lambda: print("imported:", *(name for name in names if name in sys.modules), flush=True))
-sys.argv[0] = {str(SCRIPT)!r}
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+SAMPLING = {"max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None, "seed": 3}
+REQUEST = {"model": 0, "prompt": "def ", "remove_heads": [], **SAMPLING}
+
+
+@contextlib.contextmanager
+def served(*lms, prompt="") -> Iterator:
+    """The server of these models in a thread; its port is `server.port`. At the end it stops, which is checked."""
+    models = [PlayModel(f"model {i}", lm) for i, lm in enumerate(lms)]
+    with listen(0) as listener:
+        server = create_server(models, prompt)
+        server.port = listener.getsockname()[1]
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def send(server, method, path, body=None, **headers) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(LOOPBACK, server.port, timeout=60)
+    body = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, headers)
+    return connection.getresponse()
+
+
+def generate(server, **values) -> tuple[list, list]:
+    """The tokens of the prompt, and the new ones."""
+    response = send(server, "POST", "/generate", REQUEST | values)
+    assert response.status == 200, response.read()
+    prompt, *tokens = [json.loads(line) for line in response]
+    return prompt["prompt"], tokens
+
+
+def known(lm, prompt="def ", gate=None, **values) -> list:
+    """The tokens that the server sends, computed here."""
+    return list(live_tokens(lm, prompt, head_gate=gate, **SAMPLING | values))
 
 
 @pytest.fixture(scope="module")
 def lms():
     torch.manual_seed(0)
     return [byte_model(), byte_model(n_layers=1)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, lms):
-    """A working directory with two checkpoints."""
-    path = tmp_path_factory.mktemp("play")
-    save(path / BEST, lms[0])
-    save(path / "other.ckpt", lms[1])
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +87,8 @@ def weights_of(token):
     return np.frombuffer(base64.b64decode(token["attention"]), "<f2").astype(np.float32)
 
 
-def test_the_browser_opens_only_when_asked(folder, monkeypatch):
+def test_the_browser_opens_only_when_asked(tmp_path, lms, monkeypatch):
+    save(tmp_path / "outputs/run/checkpoints/best.ckpt", lms[0])
     opened, served = [], []
     monkeypatch.setattr("webbrowser.open", opened.append)
 
@@ -78,29 +97,8 @@ def test_the_browser_opens_only_when_asked(folder, monkeypatch):
             served.append(f"http://127.0.0.1:{sockets[0].getsockname()[1]}/")
 
     monkeypatch.setattr(server_module, "create_server", lambda models, prompt: Server())
-    closed, shown = (call(main, "port=0", f"open={value}", "device=cpu", cwd=folder) for value in ("false", "true"))
+    closed, shown = (call(main, "port=0", f"open={value}", "device=cpu", cwd=tmp_path) for value in ("false", "true"))
     assert [closed.stdout, shown.stdout] == [f"{url}\n" for url in served] and opened == served[1:]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for another process")
-def test_ctrl_c_ends_the_server_also_while_it_streams(folder, lms):
-    settings = {"max_new_tokens": 500, "temperature": 0.0}
-    assert len(known(lms[1], **settings)) == 500
-    command = [sys.executable, "-c", WATCHED, "port=0", "other=other.ckpt", "device=cpu"]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
-    process = subprocess.Popen(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, **streams)
-    url = process.stdout.readline().strip()
-    body = json.dumps(REQUEST | settings | {"model": 1}).encode()
-    request = urllib.request.Request(f"{url}generate", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        response.readline(), response.readline()
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-        with contextlib.suppress(http.client.IncompleteRead):
-            assert sum(1 for _ in response) < 400
-    assert process.returncode == 0 and stdout == "imported:\n"
-    assert stderr == f"{BEST} and other.ckpt on cpu; Ctrl-C ends the server\n"
 
 
 def test_the_models_and_the_files_of_the_page_are_served_with_a_policy_and_nothing_else(server, lms):
@@ -119,37 +117,28 @@ def test_the_models_and_the_files_of_the_page_are_served_with_a_policy_and_nothi
         assert send(server, "GET", path).status == 404, path
 
 
-@pytest.mark.parametrize(("number", "removed"), [(0, []), (1, ["L0H1", "L0H3"])])
-def test_a_stream_is_the_sample_of_the_same_settings(server, lms, number, removed):
-    lm, gate, more = lms[number], torch.ones(2 - number, 4), {"max_new_tokens": 20}
+def test_simultaneous_answers_are_the_samples_of_the_same_settings(server, lms):
+    removed, gate, more = ["L0H1", "L0H3"], torch.ones(2, 4), {"max_new_tokens": 20, "temperature": 1.0}
     gate[0, [1, 3]] = 0
-    gate = gate if removed else None
-    given, tokens = generate(server, model=number, remove_heads=removed, **more)
-    text = "".join(token["text"] for token in (*given, *tokens))
-    assert text == "def " + lm.generate("def ", head_gate=gate, **SAMPLING | more)
-    expected = known(lm, gate=gate, **more)
-    assert len(tokens) == len(expected) > 12
-    for token, alone in zip(tokens, expected, strict=True):
-        assert [token[key] for key in ("id", "name", "text")] == [alone.id, alone.name, alone.text]
-        assert token["dropped"] == alone.n_dropped and token["ended"] == (alone.id == lm.eot_id)
-        assert token["candidates"] == [candidate._asdict() for candidate in alone.candidates]
-        np.testing.assert_allclose(weights_of(token), alone.attention.flatten(), rtol=2.0**-11, atol=2.0**-25)
-
-
-def test_simultaneous_answers_of_one_model_do_not_mix(server, lms):
-    texts, hot = ["a", "bcd", "efghij", "k"], {"max_new_tokens": 20, "temperature": 1.0}
+    asked = [
+        {"model": number, "prompt": prompt, "remove_heads": heads, **more}
+        for number, prompt, heads in ((0, "a", []), (0, "bcd", removed), (1, "efghij", []), (0, "k", []))
+    ]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answers = list(pool.map(lambda text: generate(server, prompt=text, **hot), texts))
-    for text, (given, tokens) in zip(texts, answers, strict=True):
-        expected = known(lms[0], text, **hot)
-        assert [token["id"] for token in tokens] == [token.id for token in expected] and len(given) == len(text)
+        answers = list(pool.map(lambda values: generate(server, **values), asked))
+    for values, (given, tokens) in zip(asked, answers, strict=True):
+        lm, prompt = lms[values["model"]], values["prompt"]
+        assert "".join(token["text"] for token in given) == prompt
+        expected = known(lm, prompt, gate if values["remove_heads"] else None, **more)
         for token, alone in zip(tokens, expected, strict=True):
-            np.testing.assert_allclose(weights_of(token), alone.attention.flatten(), rtol=2.0**-10, atol=1e-6)
+            assert [token[key] for key in ("id", "name", "text")] == [alone.id, alone.name, alone.text]
+            assert token["dropped"] == alone.n_dropped and token["ended"] == (alone.id == lm.eot_id)
+            assert token["candidates"] == [candidate._asdict() for candidate in alone.candidates]
+            np.testing.assert_allclose(weights_of(token), alone.attention.flatten(), rtol=2.0**-11, atol=2.0**-25)
 
 
 REFUSED = [
     ({"max_new_tokens": 501}, "max_new_tokens=501 must be less than or equal to 500"),
-    ({"top_k": "not a number"}, "top_k='not a number' must be a valid integer"),
     ({"prompt": "x" * 20_001}, "the prompt has 20001 characters; use at most 20000"),
     ({"prompt": "x" * 2**20}, "the request has more than 1048576 bytes"),
     ({"prompt": "\udc80"}, "'utf-8' codec can't encode character"),
@@ -179,7 +168,7 @@ def test_other_pages_are_refused(server):
         assert send(server, "POST", "/generate", REQUEST, Host=host, Origin=f"http://{host}").status == 200
 
 
-def test_a_closed_connection_ends_its_generation_and_weights_that_are_not_finite_reach_the_page_as_null():
+def test_a_closed_connection_and_the_end_of_the_server_end_a_generation_and_what_is_not_finite_is_null():
     lm, times = byte_model(), []
     lm.eot_id = -1  # nothing else ends the text
     lm.model.norm.register_forward_hook(lambda *_: (time.sleep(0.01), times.append(time.monotonic()))[1])
@@ -195,4 +184,110 @@ def test_a_closed_connection_ends_its_generation_and_weights_that_are_not_finite
         assert 3 <= len(times) < 250  # 500 steps without the end
         torch.nn.init.constant_(lm.model.norm.weight, float("nan"))
         _, tokens = generate(server, max_new_tokens=2)  # the server still serves
+        n, response = len(times), send(server, "POST", "/generate", REQUEST | {"max_new_tokens": 500})
+        response.readline(), response.readline()
+    assert len(times) - n < 250
     assert all(c["model"] is None and c["drawn_from"] is None for c in tokens[0]["candidates"])
+
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\n&lt;b\t\x07 שלום 🙂{{7*7}}"
+SYMBOLS = {" ": "·", "\n": "↵", "\t": "→", "\x7f": "␡"}
+
+
+def visible(text):
+    """As the page writes the name of a token."""
+    return "".join(SYMBOLS.get(c, chr(0x2400 + ord(c)) if c < " " else c) for c in text)
+
+
+def percent(p):
+    return "0" if p == 0 else "< 0.1 %" if p < 0.001 else f"{100 * p:.1f} %"
+
+
+class PlayPage(Page):
+    def until(self, condition):
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self.driver, 20, poll_frequency=0.02).until(lambda _: self.js(f"return {condition}"))
+
+    def fill(self, **fields):
+        for name, value in fields.items():
+            self.js("$(arguments[0]).value = arguments[1]", name, value)
+
+    def click(self, selector):
+        """Clicks, and waits for the text that follows."""
+        self.find(selector).click()
+        self.until("$('stop').disabled")
+
+    def ids(self, number=0):
+        return self.js(f"return panes[{number}].tokens.map((t) => t.id)")
+
+
+def test_the_page_in_a_browser(tmp_path):
+    """Two models on a small dark touch screen: a refusal, hostile text, a head switched off by keyboard, and Stop."""
+    lms, prompt, steps = [byte_model(), byte_model(n_layers=1)], HOSTILE + "x" * 300, []
+    lms[1].eot_id = -1  # nothing else ends the text
+    lms[1].model.norm.register_forward_hook(lambda *_: steps.append(1))
+    values = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "seed": 0}
+    (whole, other), gate = (known(lm, prompt, **values) for lm in lms), torch.ones(2, 4)
+    gate[0, 1] = 0
+    without = known(lms[0], prompt, gate, **values)
+    first = next(t for t in range(12) if whole[t].id != without[t].id)
+    with chromium(tmp_path) as driver, served(*lms, prompt=prompt) as server:
+        resize(driver, 400, 800, dark=True, touch=True)
+        page = PlayPage(driver)
+        driver.get(f"http://127.0.0.1:{server.port}/")
+        page.until("panes.length > 0")
+        page.fill(temperature="11", max_new_tokens=12)
+        page.click("#generate")
+        assert page.texts("#error") == ["temperature=11 must be less than or equal to 10"] and page.ids() == []
+        messages = [entry["message"] for entry in driver.get_log("browser")]  # the browser's own, on status 400
+        assert len(messages) == 2 and all("/generate" in message and "400" in message for message in messages)
+
+        page.js("report(arguments[0])", HOSTILE)
+        assert page.texts("#error") == [HOSTILE]
+        page.fill(temperature="0", top_k="")
+        page.click("#generate")
+        shown = visible("".join(text or "⋯" for _, text in prompt_tokens(lms[0], prompt)))  # ⋯: a part of a character
+        given = page.js("return panes[0].given.map((_, i) => panes[0].spans[i].textContent)")
+        assert "".join(given) == shown.replace("·", " ").replace("↵", "↵\n") and page.texts("#error") == [""]
+        assert page.js("return [document.images.length, document.scripts.length]") == [0, 3]
+        assert [page.ids(0), page.ids(1)] == [[token.id for token in tokens] for tokens in (whole, other)]
+
+        page.js("document.querySelector('#generate').focus()")
+        page.press("TAB", "END", "HOME", "ARROW_RIGHT", "ARROW_LEFT", "ENTER")  # past Stop, which is disabled
+        page.press("TAB", "ARROW_RIGHT", "ENTER")  # the switches: L0H0, L0H1
+        page.until("$('stop').disabled")
+        assert page.ids() == [token.id for token in without]
+        assert page.attributes(".strip.off", "title") == ["L0H1"]
+        assert page.texts(".whole q") == ["".join(token.text for token in whole[first:])]
+        cells, token = page.texts(".candidates tbody :is(th, td)"), without[0]  # the pinned one
+        names = [f"▸{visible(c.name)} (drawn)" if c.id == token.id else visible(c.name) for c in token.candidates]
+        before = {c.id: percent(c.drawn_from) for c in whole[0].candidates}
+        columns = [names, [percent(c.model) for c in token.candidates]]
+        columns += [[before.get(c.id, "–") for c in token.candidates]]
+        assert [cells[i : 5 * len(names) : 5] for i in (0, 3, 4)] == columns
+        page.press("TAB", "ARROW_RIGHT", "ENTER")  # the strips: L0H0, L0H1
+        assert page.attributes(".strip[aria-pressed=true]", "title")[:1] == ["L0H1"]
+        page.click(".restore")
+        assert page.ids() == [token.id for token in whole]
+
+        tap(driver, page.find(".token[data-token='3']"))
+        assert page.js("return panes[0].pinned") == 3
+        assert page.js("return [innerWidth, document.documentElement.scrollWidth <= innerWidth]") == [400, True]
+        wide = page.all("section, form, .text, table", "e.scrollWidth > e.clientWidth")
+        assert not any(wide)
+        background = page.js("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        assert sum(background) < 200
+
+        steps.clear()
+        page.fill(max_new_tokens=500)
+        page.find("#generate").click()
+        page.until("panes[1].tokens.length > 2")
+        page.find("#stop").click()
+        n = len(page.ids(1))
+        assert page.texts(".status")[1] == f"{n} tokens, stopped" and n < 500
+        page.find("#generate").click()
+        page.fill(max_new_tokens=3)
+        page.click("#generate")
+        assert len(page.ids(1)) == 3 and len(steps) < 900  # two complete runs take 1,000 steps
+        assert driver.get_log("browser") == []
