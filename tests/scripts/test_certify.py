@@ -11,25 +11,17 @@ import torch
 import torch.nn.functional as F
 
 from tests.calls import call
-from tests.conftest import assert_refused, tiny_gpt
+from tests.conftest import tiny_gpt
 from tests.runs import in_process, interrupted, train_typed
 from tril.model import masks
 from tril.model.causality.gpt import windows_of
 from tril.model.causality.step import check_stored_step
 from tril.model.checkpoint import Checkpoint, read_state, verdict, write_state
 from tril.model.config import GPTConfig
-from tril.model.gpt import GPT
 from tril.model.training import checkpoints
 from tril.scripts.certify import main
 
 SMALL = ("model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9", "device=cpu")
-LAST_TWO = """
-import torch
-table = torch.randn(7, 7, generator=torch.Generator().manual_seed(0))
-def last_two(ids):
-    x = table[ids]
-    return x + 2 * torch.nn.functional.pad(x, (0, 0, 1, -1))
-"""
 
 
 def certify(*overrides, cwd):
@@ -59,28 +51,20 @@ def test_a_layer_sees_its_window_and_one_position_more_where_heads_are_large_eno
         assert windows_of(config) == [expected]
 
 
-def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
-    """The folder of compiled code is chosen before, so that it is found without compiling anything."""
-    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    done = certify(*SMALL, "compile=true", cwd=tmp_path)
-    assert_refused(done, "compiling for cpu needs a compiler")
-    assert done.environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache/compiled")
-    assert not (tmp_path / "outputs").exists()
-    assert_refused(certify("compile=true", "hf=folder", cwd=tmp_path), "compile=true needs one of Tril's own models")
+def last_two(ids):
+    x = torch.randn(7, 7, generator=torch.Generator().manual_seed(0))[ids]
+    return x + 2 * F.pad(x, (0, 0, 1, -1))
 
 
 def test_positions_before_its_own_are_the_receptive_field_of_a_function(tmp_path):
-    (tmp_path / "pair.py").write_text(LAST_TWO)
-    sizes = ["call=pair:last_two", "vocab_size=7", "context_length=12", "device=cpu"]
+    sizes = [f"call={__name__}:last_two", "vocab_size=7", "context_length=12", "device=cpu"]
     assert certify(*sizes, "receptive_field=1", cwd=tmp_path).returncode == 0
     done = certify(*sizes, "receptive_field=2", cwd=tmp_path)
     assert done.returncode == 1 and "receptive field: output 11 does not depend on input 9" in done.stdout
 
 
 @pytest.mark.slow
-def test_models_of_transformers_are_certified_and_one_that_raises_is_one_line(tmp_path, monkeypatch):
+def test_models_of_transformers_are_certified(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel, XGLMConfig
 
     sizes = {"vocab_size": 31, "d_model": 16, "ffn_dim": 32, "num_layers": 1, "attention_heads": 2}
@@ -91,11 +75,6 @@ def test_models_of_transformers_are_certified_and_one_that_raises_is_one_line(tm
     GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "saved")
     assert certify("hf=saved", "device=cpu", cwd=tmp_path).returncode == 0
     assert written(tmp_path / "outputs/causality/saved")["passed"]
-    forward = lambda self, input_ids, **_: (torch.rand(*input_ids.shape, 31) if len(input_ids) < 3 else 1 / 0,)  # noqa: E731
-    monkeypatch.setattr(GPT2LMHeadModel, "forward", forward)
-    done = certify("hf=saved", "device=cpu", "out=here", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines()[-1] == "error: saved raised ZeroDivisionError: division by zero"
 
 
 def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp_path, monkeypatch):
@@ -146,14 +125,3 @@ def test_documents_that_the_targets_separate_fail(monkeypatch):
 
     monkeypatch.setattr(masks, "split_documents", separated)
     assert failed(document_mask=True) == {"future loss precision=32-true"}
-
-
-def test_a_loss_that_knows_its_target_in_evaluation_mode_fails(monkeypatch):
-    nll = GPT.nll
-
-    def peeking(self, ids, targets, **kwargs):
-        loss = nll(self, ids, targets, **kwargs)
-        return loss if self.training else loss - 0.5 * F.one_hot(targets.clamp(min=0) % 2, 2)[..., 0] * (targets >= 0)
-
-    monkeypatch.setattr(GPT, "nll", peeking)
-    assert failed() == {"targets loss mode=evaluation"}

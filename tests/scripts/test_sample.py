@@ -15,7 +15,7 @@ from tril.data.cache import resolve_cache_dir
 from tril.data.settings import printable
 from tril.model.checkpoint import load, save
 from tril.model.generation.language_model import LanguageModel
-from tril.scripts import sample
+from tril.scripts import certify, sample
 
 SCRIPT = Path(sample.__file__)
 BEST = Path("outputs/run/checkpoints/best.ckpt")
@@ -75,14 +75,19 @@ def test_pieces_are_written_one_by_one_until_control_c(folder, monkeypatch):
     assert run(folder).stdout == "one two\n" and written == ["one", "one two"]
 
 
-def test_a_compiled_sample_says_so_and_keeps_its_code_next_to_the_data(folder, monkeypatch):
+def test_compiled_code_is_kept_next_to_the_data_and_needs_a_compiler(folder, monkeypatch):
     """The prompt's pass computes the first token, so nothing is compiled for one token."""
     result = run(folder, "compile=true", "max_new_tokens=1")
     assert result.stderr.endswith("on cpu, compiled (the second token takes a while the first time)\n")
     expected = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(resolve_cache_dir() / "compiled"))
     assert result.environment["TORCHINDUCTOR_CACHE_DIR"] == expected
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert_refused(run(folder, "compile=true"), "compiling for cpu needs a compiler")
+    for main in (sample.main, certify.main):
+        refused = call(main, f"ckpt={BEST}", "compile=true", "device=cpu", cwd=folder)
+        assert_refused(refused, "compiling for cpu needs a compiler")
+        assert refused.environment["TORCHINDUCTOR_CACHE_DIR"] == expected
+    refused = call(certify.main, "compile=true", "hf=folder", cwd=folder)
+    assert_refused(refused, "compile=true needs one of Tril's own models")
 
 
 @pytest.mark.slow
