@@ -1,10 +1,11 @@
 """scripts/evaluate.py: the run's own text, other tokenizers, minimal pairs, bits of tokens, and tasks of lm_eval."""
 
+import html
 import json
 import math
+import re
 import shutil
 import sys
-from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -65,11 +66,6 @@ def test_the_figures_are_those_of_the_runs_own_validation(evaluated, trained):
     summary = json.loads((trained / "summary.json").read_text())
     figures = {name: interval["mean"] for name, interval in report["figures"].items()}
     assert figures["loss"] == pytest.approx(summary["final_val_loss"], abs=5e-6)
-    # A run divides by the bytes of the targets, evaluate.py by those of the text, which tokenizers have in common.
-    bits = report["targets"] * figures["loss"] / math.log(2)
-    assert bits / figures["bits_per_byte"] == pytest.approx(report["text"]["bytes"])
-    first = report["text"]["bytes"] - bits / summary["final_val_bpb"]
-    assert first == pytest.approx(round(first), abs=1e-2) and 1 <= round(first) < 20
     assert f"{figures['bits_per_byte']:.4f} [" in stdout and "the validation part of the run" in stdout
     assert [row["last"] for row in report["positions"]] == [1, 2, 4, 8, 16, 32]
     assert {(x["verdict"], x["difference"]["mean"]) for x in report["other_minus_checkpoint"].values()} == {
@@ -124,37 +120,16 @@ def test_what_is_refused_leaves_nothing(run, folder, trained, texts):
         (["ckpt=future.ckpt", *files], "future.ckpt has model.causal=false, so its losses use"),
         (["ckpt=changed/checkpoints/last.ckpt"], "instead of 0123456789ab); restore it, or train again"),
         (["ckpt=abc.ckpt", "text=x"], "has 'x', which the tokenizer does not know; use only"),
-        (["ckpt=abc.ckpt", "text=a", "part=all"], "part=all has no effect without text=null"),
     ):
         assert_refused(run(*arguments, "out=none"), message)
     for lines, message in (
         ([pair("a", "b"), "", '{"good": "a"}'], "pairs=bad.jsonl: line 3 must be {"),
         (["[" * 100_000], "line 1 must be {"),
-        (["", " "], "pairs=bad.jsonl holds no pair; each line must be {"),
         ([pair("a", "b"), pair("a" * (T + 1), "b")], "line 2 has a text of 13 tokens, more than the"),
     ):
         (folder / "bad.jsonl").write_text("\n".join(lines))
         assert_refused(run("ckpt=random.ckpt", "pairs=bad.jsonl"), message)
     assert set(folder.iterdir()) == before
-
-
-class Reader(HTMLParser):
-    """The tags of a page, and the title and text of each token."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags, self.titles, self.texts = [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        if tag == "span":
-            self.titles.append(dict(attrs)["title"])
-            self.texts.append("")
-
-    def handle_data(self, data):
-        if self.tags[-1:] == ["span"]:
-            self.texts[-1] += data
 
 
 def test_the_bits_of_each_token_are_those_of_windows_that_do_not_overlap(run, folder):
@@ -171,10 +146,10 @@ def test_the_bits_of_each_token_are_those_of_windows_that_do_not_overlap(run, fo
     assert "".join(row["text"] for row in rows) == text
     assert (report["bits"], report["bits_per_byte"]) == pytest.approx((total, total / n), rel=1e-5)
     assert f"{total:,.1f} bits for {n} bytes and {n} tokens: {total / n:.4f} bits per byte" in done.stdout
-    page = Reader((folder / "tokens/tokens.html").read_text(encoding="utf-8"))
-    assert page.titles == [f"{row['bits']:.2f} bits" for row in rows] and "script" not in page.tags
+    page = (folder / "tokens/tokens.html").read_text(encoding="utf-8")
+    assert re.findall(r'title="(.*?)"', page) == [f"{row['bits']:.2f} bits" for row in rows] and "<script" not in page
     shown = "\\r\u21b5\n\u2192\t<script>alert('\u6f22\u25e6\u25e6')</script> &lt; \\x00<|endoftext|>"
-    assert shown in "".join(page.texts)
+    assert shown in html.unescape(re.sub("</?span.*?>", "", page))
 
 
 CHOICE = """task: my_choice

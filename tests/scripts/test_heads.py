@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,11 +20,9 @@ from tril.model.checkpoint import read_state, save, write_state
 from tril.model.generation.language_model import LanguageModel
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.description import prompt_ids, write_maps
-from tril.model.heads.gate import head_gate
 from tril.model.heads.records import COPY_LOSSES, compress_maps, save_maps
 from tril.model.heads.scores import SCORES, HeadScores
-from tril.model.intervals import clustered_mean
-from tril.scripts.cli.finished_run import read_run, validation_tokens
+from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.heads import main
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
@@ -59,16 +58,6 @@ def train(tmp_path_factory):
 def folder(train):
     """A working directory with a run with two heads."""
     return train((2, 0))
-
-
-@pytest.fixture(scope="module")
-def swept(train):
-    """The same with a sweep of model.n_heads=1,2 and seed=0,1, and a run without heads."""
-    index = {"swept": ["model.n_heads"], "baseline": {"model.n_heads": 2}}
-    runs = [{"folder": f"heads{n}-seed{seed}", "values": {"model.n_heads": n}, "seed": seed} for n, seed in CELLS]
-    folder = train(*CELLS, (0, 0))
-    (folder / "sweep/sweep.json").write_text(json.dumps(index | {"runs": runs}))
-    return folder
 
 
 def heads(folder, *arguments):
@@ -112,25 +101,27 @@ def test_the_heads_of_one_run(folder):
     whole, sizes = document_losses(lm, tokens, numbers)
     assert content["loss"] == pytest.approx(whole.sum() / (8 * T), abs=1e-5)
     assert [row["head"] for row in content["heads"]] == NAMES
-    for row, line in zip(content["heads"], read(out / "heads.csv"), strict=False):
-        without, _ = document_losses(lm, tokens, numbers, head_gate(lm.config, [row["head"]]))
-        expected = clustered_mean(without - whole, sizes)
-        assert row["change"] == pytest.approx(expected.mean, abs=1e-5)
-        half = expected.interval(1 - 0.05 / len(NAMES)).half_width
-        assert (row["high"] - row["low"]) / 2 == pytest.approx(half, rel=1e-2)
-        counts = {"unit": "documents", "documents": len(sizes), "clusters": len(sizes)}
-        assert content["observations"] == counts | {"df": pytest.approx(expected.df)}
-        assert [line[name] for name in ("head", "high", "verdict", "documents")] == [
-            *map(str, (row["head"], row["high"], row["verdict"], len(sizes)))
-        ]
-        assert f"| {row['head']} " in result.stdout and f"{row['change']:+.4f} ±" in result.stdout
-    ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: row["change"])]
-    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")] == ranked[::-1]
-    assert [row["removed_last"] for row in content["removal"]] == [None, *ranked]
+    assert content["observations"]["documents"] == content["observations"]["clusters"] == len(sizes)
+    ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: -row["change"])]
+    assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")] == ranked
     nothing = document_losses(lm, tokens, numbers, torch.zeros(2, 2))[0].sum() / (8 * T)
     assert content["removal"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
     assert [float(row["loss"]) for row in read(out / "removal.csv")] == [row["loss"] for row in content["removal"]]
     assert "".join(content["shown_tokens"]) == lm.tokenizer.decode(tokens[:T].tolist(), skip_special_tokens=False)
+
+
+def test_windows_are_whole_and_evenly_spaced_and_no_document_is_in_two_texts():
+    """The token 0 opens a document; the second text has no whole window."""
+    texts = [[1, 2, 0, 3, 4, 5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 0, 15, 16]]
+    checkpoint = SimpleNamespace(config=SimpleNamespace(context_length=3), data={"eot_id": 0})
+    run, texts = TrainedRun(checkpoint, {"document_mask": True}), [np.array(text, np.uint16) for text in texts]
+    numbers, windows, clusters = sample_windows(run, texts, 3)
+    assert (numbers.tolist(), windows.document_eot) == ([0, 1, 3], 0)
+    assert windows.ids.tolist() == [[1, 2, 0], [3, 4, 5], [14, 0, 15]]
+    assert windows.targets.tolist() == [[2, 0, 3], [4, 5, 6], [0, 15, 16]]
+    assert clusters.n_documents == 4
+    with pytest.raises(ValueError, match="windows=5 exceeds the 4 whole windows of 3 tokens"):
+        sample_windows(run, texts, 5)
 
 
 def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_path, monkeypatch):
@@ -155,8 +146,7 @@ def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_pa
 
 
 def test_what_a_run_has_recorded_of_its_heads_is_drawn(folder, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: drawn.append((path.name, figure)))
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # takes a second each
     run = Path(shutil.copytree(folder / RUN, tmp_path / "run"))
     [tokens] = validation_tokens(read_run(run / "checkpoints/best.ckpt"))
     codes = compress_maps(np.full((2, 2, T, T), 0.25, np.float32))
@@ -171,77 +161,49 @@ def test_what_a_run_has_recorded_of_its_heads_is_drawn(folder, tmp_path, monkeyp
         assert result.returncode == 0 and result.stdout.endswith("attention.html, heads_over_time.png\n"), result.stderr
         page = (run / "heads/attention.html").read_text()
         assert json.loads(re.search(r'id="data">(.*?)</script>', page)[1])["steps"] == steps
-    assert [name for name, _ in drawn].count("heads_over_time.png") == 2
-    figure = dict(drawn)["heads_over_time.png"]
-    uniform, *lines = figure.axes[0].lines
-    assert [line.get_ydata().tolist() for line in (*lines, uniform)] == [[i, i + 4] for i in range(5)]
-    assert [line.get_ydata().tolist() for line in figure.axes[-1].lines] == [[7, 7], [6, 6]]
-    assert lines[0].get_xdata().tolist() == [0, 4] and [text.get_text() for text in figure.axes[0].texts] == ["L1H1"]
     (run / "heads.csv").write_text("step,head\nx,L0H0\n")
     assert_refused(heads(tmp_path, "ckpt=run"), "heads.csv is damaged")
 
 
-def quantities(rows):
-    """Those of one run that are comparable between seeds, from its heads."""
-    rises = {row["head"]: row["change"] for row in rows}
-    sums = {f"layer {n}": sum(rise for head, rise in rises.items() if head.startswith(f"L{n}")) for n in (0, 1)}
-    return sums | {f"rank {n}": rise for n, rise in enumerate(sorted(rises.values())[::-1], 1)}
-
-
 @pytest.mark.slow
-def test_the_averages_of_a_sweep_are_those_of_its_runs(swept):
-    folder = swept
-    result, out = heads(folder, "dir=sweep", *OPTIONS), folder / "sweep" / "heads"
-    assert result.returncode == 0, result.stderr
-    assert {path.name for path in out.iterdir()} == {"heads.csv", "averages.csv", "ranks.png"}
-    lines = (f"{i} of 4: n_heads={n}, seed {seed}, on cpu" for i, (n, seed) in enumerate(CELLS, 1))
-    assert result.stderr.splitlines() == [*lines]
-    of_runs, averages, single = read(out / "heads.csv"), read(out / "averages.csv"), []
-    for seed in (0, 1):
-        done = heads(folder, f"ckpt=sweep/heads2-seed{seed}", *OPTIONS, f"out=seed-{seed}")
-        assert done.returncode == 0, done.stderr
-        one = json.loads((folder / f"seed-{seed}/heads.json").read_text())
-        rows = [row for row in of_runs if (row["model.n_heads"], row["seed"]) == ("2", str(seed))]
-        assert [(row["head"], float(row["low"]), row["verdict"], int(row["documents"])) for row in rows] == [
-            (head["head"], head["low"], head["verdict"], one["observations"]["documents"]) for head in one["heads"]
-        ]
-        single.append(quantities(one["heads"]))
-    for row in averages:
-        if row["variant"] == "n_heads=2":
-            values = [each[row["quantity"]] for each in single]
-            change, low, high = (float(row[name]) for name in ("change", "low", "high"))
-            assert change == pytest.approx(np.mean(values), rel=1e-6, abs=1e-9) and low < change < high
-            assert high - low > abs(values[0] - values[1]) and row["seeds"] == "2"
-            assert f"{change:+.4f} ± {(high - low) / 2:.4f}" in result.stdout
-
-
-def diverge(run):
-    for path in (run / "checkpoints").glob("*.ckpt"):
+def test_the_averages_of_a_sweep_are_those_of_its_runs_and_what_it_leaves_out_is_named(train, tmp_path):
+    """The runs of one head diverged, each in another way, and a variant has no heads."""
+    folder = train(*CELLS, (0, 0))
+    runs = Path(shutil.copytree(folder / "sweep", tmp_path / "runs"))
+    shutil.copytree(folder / "without/heads0-seed0", runs / "none")
+    summary = json.loads((runs / "heads1-seed0/summary.json").read_text()) | {"diverged": "step 9"}
+    (runs / "heads1-seed0/summary.json").write_text(json.dumps(summary))
+    for path in (runs / "heads1-seed1/checkpoints").glob("*.ckpt"):
         content = read_state(path)
         content["state_dict"]["model.norm.weight"].fill_(math.nan)
         write_state(path, content)
-
-
-@pytest.mark.slow
-def test_runs_that_a_sweep_leaves_out_are_named(swept, tmp_path):
-    """One seed is unfinished, two diverged, and a variant has no heads: the other seed is averaged."""
-    runs = Path(shutil.copytree(swept / "sweep", tmp_path / "runs"))
-    (runs / "sweep.json").unlink()  # a folder of runs
-    shutil.copytree(swept / "without/heads0-seed0", runs / "none")
-    (runs / "heads2-seed0/summary.json").unlink()
-    diverge(runs / "heads1-seed1")
-    summary = json.loads((runs / "heads1-seed0/summary.json").read_text()) | {"diverged": "step 9"}
-    (runs / "heads1-seed0/summary.json").write_text(json.dumps(summary))
     result = heads(tmp_path, "dir=runs", *OPTIONS, "out=here")
     assert result.returncode == 0, result.stderr
     for remark in (
-        "n_heads=1, seed 0, diverged: left out.\nn_heads=2, seed 0, is unfinished: left out.",
+        "n_heads=1, seed 0, diverged: left out.",
         "n_heads=0, seed 0, has model.n_heads=0, blocks without attention heads: left out.",
         "n_heads=1, seed 1, has weights that are not finite, as its run diverged: left out.",
     ):
         assert remark in result.stdout
-    rows = read(tmp_path / "here/averages.csv")
-    assert {(row["variant"], row["seeds"], row["low"]) for row in rows} == {("n_heads=2", "1", "")}
+    assert {path.name for path in (tmp_path / "here").iterdir()} == {"heads.csv", "averages.csv", "ranks.png"}
+    of_runs, averages, single = read(tmp_path / "here/heads.csv"), read(tmp_path / "here/averages.csv"), []
+    for seed in (0, 1):
+        done = heads(tmp_path, f"ckpt=runs/heads2-seed{seed}", *OPTIONS, f"out=seed-{seed}")
+        assert done.returncode == 0, done.stderr
+        one = json.loads((tmp_path / f"seed-{seed}/heads.json").read_text())
+        rows = [row for row in of_runs if (row["model.n_heads"], row["seed"]) == ("2", str(seed))]
+        assert [(row["head"], float(row["low"]), row["verdict"], int(row["documents"])) for row in rows] == [
+            (head["head"], head["low"], head["verdict"], one["observations"]["documents"]) for head in one["heads"]
+        ]
+        rises = {head["head"]: head["change"] for head in one["heads"]}
+        sums = {f"layer {n}": sum(rise for head, rise in rises.items() if head[1] == str(n)) for n in (0, 1)}
+        single.append(sums | {f"rank {n}": rise for n, rise in enumerate(sorted(rises.values())[::-1], 1)})
+    for row in averages:
+        values = [each[row["quantity"]] for each in single]
+        change, low, high = (float(row[name]) for name in ("change", "low", "high"))
+        assert change == pytest.approx(np.mean(values), rel=1e-6, abs=1e-9) and low < change < high
+        assert high - low > abs(values[0] - values[1]) and (row["variant"], row["seeds"]) == ("n_heads=2", "2")
+        assert f"{change:+.4f} ± {(high - low) / 2:.4f}" in result.stdout
 
 
 def test_refusals_are_one_line_and_leave_nothing(folder, tmp_path):
@@ -255,7 +217,6 @@ def test_refusals_are_one_line_and_leave_nothing(folder, tmp_path):
     for arguments, message in (
         (["ckpt=none"], "last.ckpt has model.n_heads=0, blocks without attention heads; name another run"),
         ([f"ckpt={run}", "windows=4", f"prompt={'print(x, ' * 9}"], "more than the model's context_length=32; sh"),
-        ([f"ckpt={run}", "windows=9999"], "whole windows of 32 tokens in the validation part"),
         (
             ["dir=unfinished"],
             "has no finished run; let one finish. the configuration, seed 0, is unfinished: left out.",

@@ -15,7 +15,7 @@ from tril.scripts.cli.command_line import PROGRAMS, Typed
 from tril.scripts.cli.compose import compose, compose_values, read_value
 from tril.scripts.cli.config import RunConfig, flatten, known_settings
 from tril.scripts.cli.errors import UserError
-from tril.scripts.cli.hydra_config import overrides, quoted
+from tril.scripts.cli.hydra_config import quoted
 
 OF_A_TEXT = {key for key in known_settings() if key.startswith("data.")}
 
@@ -59,16 +59,6 @@ def test_settings_that_compute_the_same_are_equal():
     assert checked("logger=wandb", "checkpoint.every_n_steps=3").canonical() == default
 
 
-def test_callbacks_are_on_off_and_added():
-    config = checked("~callbacks.samples", "callbacks.early_stop.patience=2", "+callbacks.mine._target_=a.B")
-    assert config.callbacks.samples is None and config.callbacks.early_stop.patience == 2
-    assert config.targets == {"callbacks.mine": {"_target_": "a.B"}}
-    trackers = checked("callbacks.heads=null", "logger=[wandb,tensorboard]", "logger.wandb.project=x")
-    assert trackers.callbacks.heads is None and trackers.logger.wandb.project == "x"
-    words = Typed.of(["+trainer.max_steps=3", "~callbacks.samples", "model=small"])
-    assert overrides(PROGRAMS["train"], words) == ["++trainer.max_steps=3", "~callbacks.samples", "model=small"]
-
-
 def test_texts_are_as_typed_in_a_run_and_in_a_command():
     draw = random.Random(0)
     drawn = ["".join(draw.choice("\\'\"${}a \n,[]=") for _ in range(8)) + "." for _ in range(5)]
@@ -97,21 +87,10 @@ def test_a_value_of_a_command_without_groups_is_read_as_hydra_reads_it(is_text):
         assert (type(found), found) == (type(expected), expected) or value == "[[a],b]" and found is UserError, value
 
 
-def test_the_text_decides_the_vocabulary():
-    assert checked().fitted(300).model.vocab_size == 300
-    assert checked("model.vocab_size=320").fitted(300).model.vocab_size == 320
-    with pytest.raises(UserError, match="model.vocab_size=256"):
-        checked("model.vocab_size=256").fitted(300)
-
-
-def test_the_steps_cost_as_many_flops_as_were_typed(tmp_path, text):
-    """With the vocabulary of a text of characters, which the settings do not tell."""
-    settings = ("data.tokenizer.kind=char", "trainer.max_flops=9e9", "trainer.max_steps=400", "model.dim=64")
-    more = ("trainer.val_check_interval=100", "trainer.accumulate_grad_batches=2")
-    line = typed(f"data.path={text}", f"data.cache_dir={tmp_path}", *settings, *more)
-    config = RunConfig.of(compose("train", line).settings, line)
-    config = config.fitted(config.data.prepare().meta["vocab_size"])
-    vocabulary, dim = len({*text.read_text()} | {"<|endoftext|>"}), 64
+def test_the_steps_cost_as_many_flops_as_were_typed(text):
+    settings = ("trainer.max_flops=9e9", "trainer.max_steps=400", "trainer.val_check_interval=100", "model.dim=64")
+    line = typed(f"data.path={text}", *settings, "trainer.accumulate_grad_batches=2")
+    config, vocabulary, dim = RunConfig.of(compose("train", line).settings, line).fitted(300), 300, 64
     flops = 6 * (2 * (12 * dim**2 + 2 * dim + dim) + dim + vocabulary * dim) + 12 * 2 * dim * 33 // 2
     assert config.steps * flops * 2 * 4 * 32 == pytest.approx(9e9, rel=0.02)
     assert -(-config.steps // config.trainer.val_check_interval) == 4
