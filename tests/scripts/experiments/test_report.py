@@ -3,17 +3,16 @@
 TRIL_GOLDEN=write in the environment records the report again.
 """
 
+import html
 import json
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.calls import call
-from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_run, write_sweep
+from tests.scripts.experiments.synthetic import change, sweep_of, write_run, write_sweep
 from tril.scripts.experiments.losses import losses_of
 from tril.scripts.experiments.report import Report, Request
 from tril.scripts.report import main
@@ -27,23 +26,6 @@ LOSSES = {
     (8, "relu2"): {0: 2.0, 1: "not started", 2: "unfinished"},
 }
 DOUBTFUL = {"device": "cuda", "causality": "LEAKS at 1"}
-
-
-class Page(HTMLParser):
-    """Tags, addresses of loaded resources, and texts, as a browser finds them."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.tags, self.loaded, self.texts = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.loaded += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action")]
-        assert not [name for name, _ in attributes if name.startswith("on")]
-
-    def handle_data(self, data):
-        self.texts.append(data.strip())
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of matplotlib
@@ -67,11 +49,14 @@ def test_a_report_is_the_recorded_one_and_no_text_becomes_markup(tmp_path):
         GOLDEN.write_text(text, "utf-8")
     assert text == GOLDEN.read_text("utf-8")
     assert "\x1b" not in text and not re.search(r"(?<!\\)<", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    html = (folder / "report.html").read_text("utf-8")
-    page = Page(html)
-    assert not {"script", "link", "iframe", "b", "a"} & {*page.tags} and not re.search("https?:", html)
-    assert len(page.loaded) == 3 and all(address.startswith("data:image/png;base64,iVBOR") for address in page.loaded)
-    assert any(NASTY in shown for shown in page.texts) and any("</td></script><scr" in shown for shown in page.texts)
+    page = (folder / "report.html").read_text("utf-8")
+    assert not {"script", "link", "iframe", "b", "a"} & {*re.findall(r"<(\w+)", page)} and not re.search(
+        "https?:", page
+    )
+    loaded = re.findall(r'(?:src|href)="(.{27})', page)
+    assert loaded == ["data:image/png;base64,iVBOR"] * 3
+    shown = html.unescape(re.sub("<.*?>", "", page))
+    assert NASTY in shown and "</td></script><scr" in shown
 
 
 def report_of(sweep, **request):
@@ -121,13 +106,6 @@ def test_pictures_have_the_differences_and_the_curves(tmp_path, drawn):
     above, below = drawn["curves.png"].axes
     lines = [line.get_xydata().tolist() for line in above.lines if len(line.get_xydata()) and line.get_ls() != "None"]
     assert lines == [run.curves["val"].tolist() for run in report.sweep.runs] and below.get_xlim()[0] == 3200
-    for path in tmp_path.rglob("metrics.csv"):  # with one validation, they are those of the training loss
-        rows = path.read_text().splitlines()
-        path.write_text("\n".join(line for i, line in enumerate(rows) if i not in (2, 4, 6)) + "\n")
-    assert call(main, "dir=sweep", "publish=out", cwd=tmp_path).returncode == 0
-    lines = [line.get_ydata() for line in drawn["curves.png"].axes[0].lines]
-    assert lines[0] == pytest.approx(HEADS[1,][0] + np.array([1.1, 0.4, 0.09, 0.1]))
-    assert [len(line) for line in lines] == [4, 1] * 6
 
 
 def test_a_single_run_is_a_sweep_of_one(tmp_path):
@@ -144,5 +122,5 @@ def test_a_single_run_is_a_sweep_of_one(tmp_path):
     assert text.startswith("# Run day/time\n") and "What was swept" not in text and "Compared with" not in text
     assert "## Sample\n\n    <b>\n    ```\n    # it\ufffd\n" in text and "model: causal: 9 checks" in text
     assert re.search(r"\| L1H0 \| +\+0.5000 ± 0.1000 \| worse +\|\n\| L0H0 \| +\+0.2500 ± 0.0500 \|", text)
-    page = Page((folder / "report.html").read_text())
-    assert "b" not in page.tags and "<b>\n```\n# it\ufffd" in page.texts and len(page.loaded) == 1
+    page = (folder / "report.html").read_text()
+    assert "&lt;b&gt;\n```\n# it\ufffd" in page and page.count("data:image/png;base64,iVBOR") == 1
