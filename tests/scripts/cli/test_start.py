@@ -12,13 +12,15 @@ from tests.runs import TINY, in_process
 from tril.model.checkpoint import Checkpoint, read_state, write_state
 
 SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=2", "~callbacks.causality", "~callbacks.samples")
-EDITS = {  # each changes the result of a resumed run
+EDITS = {  # each changes the result of a resumed run; one of each group, and those that FREE groups must not cover
     "trainer.precision": "bf16-mixed",
     "model.backend": "explicit",
+    "optim.schedule.warmup_steps": 1,
     "data.batch_size": 2,
     "data.document_mask": True,
     "callbacks.early_stop": {"patience": 1, "min_passes": 0.0},
     "causality.allow_leak": True,
+    "seed": 1,
 }
 FREE = {"checkpoint.every_n_steps": 1, "trainer.log_every_n_steps": 1, "data.val_batch_size": 2}
 FREE |= {"callbacks.samples": {"prompt": "line"}, "callbacks.heads": {}}

@@ -101,6 +101,20 @@ def test_it_ends_at_the_first_look_with_a_verdict(by, margin, verdict, status, t
     assert launch["seeds"] == list(range(n)) and launch["command"].startswith("python scripts/referee.py ")
 
 
+def test_the_same_command_trains_nothing_again_and_other_commands_share_its_runs(tmp_path, trainer):
+    started, margin = trainer(shifted(0.0)), "margin=0.001"
+    first = judged(tmp_path, margin, "max_seeds=4")
+    assert len(started) == 8 and first.returncode == 3
+    assert "4 pairs of runs did not settle it. 4 pairs find a difference of " in first.stdout
+    assert judged(tmp_path, margin, "max_seeds=4").stdout == first.stdout and len(started) == 8
+    swapped = judged(tmp_path, "baseline=model.n_heads=1", margin, "max_seeds=4", candidate="model.n_heads=2")
+    assert figures(swapped)[0] == -figures(first)[0] and len(started) == 8
+    judged(tmp_path, margin, "max_seeds=3", candidate="model.n_heads=4")  # the baseline is trained already
+    assert len(started) == 11 and len(list(tmp_path.glob("multirun/*/*/sweep.json"))) == 1
+    judged(tmp_path, margin, "max_seeds=3", "seed=1")  # another comparison
+    assert len(started) == 17 and len(list(tmp_path.glob("multirun/*/*/sweep.json"))) == 2
+
+
 def test_a_budget_that_cannot_decide_is_refused_and_a_larger_one_ends_before_the_pair_that_exceeds_it(
     tmp_path, trainer
 ):
