@@ -69,8 +69,6 @@ BAD_ROWS = [
     ({"text": "a"}, "messages must be a list and not empty; write prompt and response, or "),
     ({"prompt": "a"}, "messages[1].content must be a text and not empty"),
     ({"prompt": "a", "response": " \n"}, "messages[1].content must be a text and not empty"),
-    ({"prompt": 3, "response": "a"}, "messages[0].content must be a text"),
-    ({"messages": "a"}, "messages must be a list and not empty"),
     ({"messages": ["a"]}, "messages[0] must be an object with role and content"),
     ({"messages": [USER, {"content": "b"}]}, "messages[1] must be an object with role and content"),
     ({"messages": [{"role": ["user"], "content": "a"}, ANSWER]}, "messages[0].role=['user'] must be one of"),
@@ -98,8 +96,6 @@ def test_special_tokens_in_messages_are_refused():
 
 BAD_TEMPLATES = [
     ("{{ raise_exception('roles must alternate') }}", "refuses this conversation (roles must alternate)"),
-    ("{{ messages[7].content }}", "refuses this conversation ("),
-    ("{{ ''.__class__.__mro__ }}", "refuses this conversation ("),
     ("{{ messages.append(1) }}", "refuses this conversation ("),
     ("{{ cycler.__init__.__globals__.os.popen('true') }}", "refuses this conversation ("),
     ("{{ messages | length }}{{ messages[-1].content }}", "changes the text before this answer"),

@@ -1,9 +1,6 @@
 """What `data:` accepts, how it refuses everything else, and how pydantic's refusals become one line."""
 
-import subprocess
-import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -55,12 +52,10 @@ def test_shipped_yamls_have_every_key_and_give_these_sources():
     ("mapping", "message"),
     [
         (changed(batchsize=3), "there is no setting data.batchsize; did you mean data.batch_size?"),
-        (changed(zzzz=3), "there is no setting data.zzzz; choose one of data.batch_size, data.cache_dir"),
         (changed(path="x"), "there is no setting data.path"),  # of other sources only
         (changed(tokenizer={"vocabsize": 5}), "data.tokenizer.vocabsize; did you mean data.tokenizer.vocab_size?"),
         (changed() | {"tokenizer": "byte"}, "data.tokenizer=byte must be a group of settings; change one"),
         (changed(batch_size=0, token_budget=-1), "data.batch_size=0 must be greater than or equal to 1; data.token_b"),
-        (changed(val_fraction=1.5), "data.val_fraction=1.5 must be less than 1"),
         (changed("files"), "data.path is missing; give a file, a folder or a glob"),
         ({"source": "hub", "batch_size": 3, "tokenizer": {}}, "data.repo is missing"),
     ],
@@ -72,19 +67,10 @@ def test_mistakes_are_refused_in_one_line(mapping, message):
     assert message in line and "\n" not in line
 
 
-def test_import_is_light():
-    heavy = ("torch", "lightning", "datasets", "pyarrow", "huggingface_hub")
-    code = f"import sys, tril.data.config; print([name for name in {heavy} if name in sys.modules])"
-    root = Path(__file__).parents[2]
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert answer.stdout.strip() == "[]", answer.stderr
-
-
 @dataclass(frozen=True, config=strict_settings("optim.schedule"))
 class Schedule:
     kind: Literal["cosine", "linear"]
     steps: Annotated[int, Field(ge=1)] = 1
-    weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     names: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -100,12 +86,9 @@ class Schedule:
         ({"kind": "step"}, "optim.schedule.kind=step must be 'cosine' or 'linear'"),
         ({"steps": "8"}, "optim.schedule.steps='8' must be a valid integer"),  # the quotes tell it from 8
         ({"steps": True}, "optim.schedule.steps=true must be a valid integer"),  # as in yaml
-        ({"steps": None}, "optim.schedule.steps=null must be a valid integer"),
-        ({"weights": {"a": -1.0}}, "optim.schedule.weights.a=-1.0 must be greater than 0"),
         ({"names": ["x", 3]}, "optim.schedule.names.1=3 must be a valid string"),
         ({"step": 3}, "optim.schedule.step is unknown"),
         ({"steps": 13}, "optim.schedule.steps=13 must not be 13; use 12 or 14"),  # without pydantic's prefix
-        ({"kind": 1, "steps": 0}, "optim.schedule.kind=1 must be 'cosine' or 'linear'; optim.schedule.steps=0 must be"),
     ],
 )
 def test_a_refused_setting_is_named_with_its_value_and_limit(values, message):

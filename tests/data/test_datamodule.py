@@ -1,4 +1,4 @@
-"""The data module in a Lightning fit: its batches, those after a resume, and tokens on a GPU."""
+"""The data module: tokens on a GPU, and the size of a batch."""
 
 from types import SimpleNamespace
 
@@ -12,10 +12,6 @@ from tril.data.datamodule import TextDataModule
 from tril.data.sources.files import Files
 from tril.data.tokenizer import TokenizerConfig
 
-# Lightning with a newer torch
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning", "error:.*not resumable.*")
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-
 
 @pytest.fixture
 def make_data(tmp_path):
@@ -27,49 +23,6 @@ def make_data(tmp_path):
         return TextDataModule(config, context_length=16, seed=1)
 
     return make
-
-
-def fit(data, folder, max_steps, resume=None, **options):
-    """The inputs of the training batches of a model of one weight."""
-    import lightning
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    batches = []
-
-    class Toy(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.ones(()))
-
-        def training_step(self, batch, _):
-            batches.append(batch[0])
-            return self.scale * batch[0].float().mean()
-
-        def validation_step(self, batch, _):
-            pass
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=1e-6)
-
-    checkpoints = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    validation = {"val_check_interval": 7, "check_val_every_n_epoch": None}
-    options |= {"accelerator": "cpu", "max_steps": max_steps, "callbacks": [checkpoints], **validation, **QUIET}
-    lightning.Trainer(**options).fit(Toy(), data, ckpt_path=resume)
-    return batches
-
-
-@pytest.mark.parametrize("options", [{"limit_train_batches": 7}, {"accumulate_grad_batches": 2}])
-def test_a_resumed_fit_gets_exactly_the_remaining_batches(make_data, tmp_path, options):
-    """Stopped in the middle of an epoch, where validation runs, at its end, just after, and in the second epoch."""
-    expected = fit(make_data(), tmp_path / "whole", max_steps=30, **options)
-    n = len(make_data().train_dataloader())
-    assert n == 11
-    for stop in (3, 7, n, n + 1, 2 * n - 1):
-        first = fit(make_data(), tmp_path / f"run{stop}", max_steps=stop, **options)
-        path = tmp_path / f"run{stop}/step={stop}.ckpt"
-        rest = fit(make_data(), tmp_path / "rest", max_steps=30, resume=path, **options)
-        assert len(first) >= stop and len(rest) >= 30 - stop
-        assert torch.equal(torch.cat(first + rest), torch.cat(expected)), f"stopped at {stop}"
 
 
 @pytest.mark.parametrize(("free", "resident"), [(4, True), (3, False)])
