@@ -1,6 +1,7 @@
 """From Python: `train` and `load` of docs/training.md, the notebook, and the installed wheel."""
 
 import json
+import logging
 import math
 import os
 import random
@@ -8,9 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
+from hydra.core.global_hydra import GlobalHydra
 
 from tests.contract.harness import BARE, ROOT, copy_project, merged, metrics, run, summary
 from tril import load, train
@@ -18,7 +21,10 @@ from tril import load, train
 
 def process_state() -> tuple:
     randoms = torch.get_rng_state().tolist(), random.getstate()
-    return randoms, list(sys.argv), os.getcwd(), *map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))
+    options = torch.get_float32_matmul_precision(), [*warnings.filters]
+    logs = logging.root.handlers[:], [logging.getLogger(f"lightning.{name}").level for name in ("pytorch", "fabric")]
+    signals = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
+    return randoms, options, logs, signals, list(sys.argv), os.getcwd(), GlobalHydra.instance().hydra
 
 
 def test_train_is_the_command_and_leaves_the_process_as_it_was(texts, tmp_path, monkeypatch):
@@ -30,9 +36,14 @@ def test_train_is_the_command_and_leaves_the_process_as_it_was(texts, tmp_path, 
     (older := tmp_path / "outputs" / "older" / "checkpoints").mkdir(parents=True)
     (older / "best.ckpt").touch()
     torch.manual_seed(7)
+    monkeypatch.setattr(GlobalHydra.instance(), "hydra", "of a program that calls train()")
+    torch.set_float32_matmul_precision("medium")  # a run sets another one, and the level of Lightning's messages
+    logging.getLogger("lightning.pytorch").setLevel(logging.INFO)
     before = process_state()
     called = train(*settings)
-    assert process_state() == before
+    after = process_state()
+    torch.set_float32_matmul_precision("highest")
+    assert after == before
     assert called.folder.parents[2] == tmp_path and called.summary == summary(called.folder)
     losses = {row["step"]: row["val/loss"] for row in called.metrics if "val/loss" in row}
     assert losses == metrics(tmp_path / "typed", "val/loss")
