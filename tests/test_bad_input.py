@@ -1,6 +1,6 @@
 """Wrong input for every command: one line on stderr, exit status 2, nothing computed and nothing left behind.
 
-`tests/contract/bad_input.txt` has what users do most; here is each other kind of mistake once, and every setting.
+`tests/contract/bad_input.txt` has what users do most; here is each other kind of mistake once.
 """
 
 import importlib
@@ -10,17 +10,10 @@ import torch
 
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
-from tril.data.config import SOURCES, DataConfig
-from tril.data.settings import build, declared
-from tril.data.tokenizer import TokenizerConfig
-from tril.data.tokenizer import build as build_tokenizer
+from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
-from tril.model.training.settings import TopLevelConfig
-from tril.scripts.cli.command_line import PROGRAMS
-from tril.scripts.cli.config import GROUPS
-from tril.scripts.cli.console import COMMANDS
-from tril.scripts.cli.errors import UserError, fail, user_errors
+from tril.scripts.cli.errors import UserError, fail
 
 EXPENSIVE = {  # what each command does with settings that it accepts
     "train": "tril.data.datamodule.TextDataModule.prepare_data",
@@ -34,9 +27,9 @@ ROWS = {  # command -> arguments, and what the line contains; FILES is the folde
         ("sweep.skip_invalid=true", "sweep.skip_invalid=true has no effect on a single run; leave it out, or add -m"),
         ("+ablation=heads", "the ablation is a grid over model.n_heads; run it with python train.py -m, or choose a"),
         ("model.dim=${nothing}", "Interpolation key 'nothing' not found: full_key: model.dim"),
-        ("model.dim=\u001b[31m", "cannot read 'model.dim=\\x1b[31m'; put quotes within quotes, \"model.dim='...'\""),
+        ("optim.schedule.warmup_steps=x", "optim.schedule.warmup_steps='x' must be a valid integer"),
+        ("callbacks.samples.max_new_tokens=x", "callbacks.samples.max_new_tokens='x' must be a valid integer"),
         ("optim.betas=[0.9,1]", "optim.betas.1=1 must be less than 1"),
-        ("model.causal=false model.window=3", "model.window=3 needs model.causal=true"),
         ("model.causal=false", "model.causal=false lets every position attend to later ones, so its losses would be"),
         ("model.backend=flex trainer.accelerator=cpu", "model.backend=flex needs trainer.accelerator=cuda to train,"),
         ("trainer=ddp trainer.num_nodes=2", "trainer.num_nodes=2 needs processes that torchrun or srun starts on"),
@@ -61,7 +54,6 @@ ROWS = {  # command -> arguments, and what the line contains; FILES is the folde
             "ckpt=FILES/tiny.ckpt",
             "FILES/config.yaml does not exist, so the data of FILES/tiny.ckpt are unknown; name a",
         ),
-        ("ckpt=FILES/tiny.ckpt pairs=FILES/latin1.txt", "pairs=FILES/latin1.txt is not UTF-8 (unexpected end of"),
         ("ckpt=FILES/tiny.ckpt pairs=FILES/text.txt data=prose", "data=prose has no effect without pairs=null"),
         ("ckpt=FILES/tiny.ckpt data=files data.path=FILES/text.txt out=FILES/text.txt", "cannot write to"),
     ],
@@ -108,12 +100,11 @@ def main_of(command):
 def files(tmp_path_factory):
     """A checkpoint without a run, and what is not one."""
     folder = tmp_path_factory.mktemp("files")
-    tokenizer = build_tokenizer(TokenizerConfig(kind="byte"), ())
+    tokenizer = build(TokenizerConfig(kind="byte"))
     save(folder / "tiny.ckpt", LanguageModel(tiny_gpt(vocab_size=320), tokenizer))
     torch.save({"state_dict": {}}, folder / "other.ckpt")
     (folder / "folder").mkdir()
     (folder / "text.txt").write_text("some text\n" * 200)
-    (folder / "latin1.txt").write_bytes("é".encode("latin1"))
     (folder / "tokenizer.json").write_text("{}")
     return folder
 
@@ -139,29 +130,3 @@ def test_an_error_is_one_line_whatever_it_contains(capsys):
     with pytest.raises(SystemExit):
         fail(error)
     assert capsys.readouterr().err == "error: a b c\\x1b[31m\na note\n"
-
-
-@pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_every_setting_is_named_if_its_value_has_the_wrong_type(command):
-    """A list of lists, and the number of a default as a text, which only a lax type converts. None: of a run."""
-    if command is None:
-        kinds = [("", TopLevelConfig), *GROUPS.items(), *(("data", kind) for kind in (*SOURCES.values(), DataConfig))]
-    else:
-        main_of(command)
-        kinds = [("", PROGRAMS[command].own)]
-    keys = []
-    for prefix, kind in kinds:
-        for setting in declared(kind, prefix):
-            is_number = type(setting.default) in (bool, int, float) and not setting.is_text
-            for value in [[[1]], *[str(setting.default)] * is_number]:
-                *groups, name = setting.key.removeprefix(f"{prefix}." * bool(prefix)).split(".")
-                values = {name: value}
-                for group in reversed(groups):
-                    values = {group: values}
-                if setting.key == "data.source":  # an object
-                    continue
-                with pytest.raises(UserError) as error, user_errors():
-                    build(kind, values, prefix)
-                assert setting.key in str(error.value) and "\n" not in str(error.value), setting.key
-            keys.append(setting.key)
-    assert len(keys) >= (100 if command is None else 3)
