@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import tiny_gpt
 from tril.model.checkpoint import Checkpoint
@@ -84,13 +83,3 @@ def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts):
         (UNEQUAL, generate.decode_step, filters),
     ):
         assert sampled(parts, prompts, step, **sampling) == [(len(prompts),)] * NEW
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parts", PARTS[:2], ids=str)
-def test_a_step_for_another_device_is_compiled_without_graph_breaks_and_once(sampled, parts):
-    torch._dynamo.reset()
-    counter = CompileCounter()
-    step = torch.compile(generate.decode_step, backend=counter, fullgraph=True, dynamic=False)
-    assert sampled(parts, UNEQUAL, step) == [(len(UNEQUAL),)] * NEW
-    assert counter.frame_count == 1

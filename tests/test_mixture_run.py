@@ -80,12 +80,14 @@ def test_the_losses_of_each_source_and_of_all(configure, tmp_path):
     assert loss == pytest.approx(summary["sources"]["docs"]["final_val_loss"], rel=1e-5)
 
 
-def test_a_limit_of_validation_is_one_for_each_source(configure):
+def test_a_limit_of_validation_is_one_for_each_source(configure, capsys):
     run = train_typed(configure("+trainer.limit_val_batches=2", "data.val_batch_size=1", "trainer.max_steps=2"))
     windows = np.load("run/windows_last.npz")
     assert windows["targets"].tolist() == [T] * 4
     for name, nats in (("docs", windows["nll"][:2].sum()), ("other.txt", windows["nll"][2:].sum())):
         assert run.summary["sources"][name]["final_val_loss"] == pytest.approx(nats / (2 * T))
+    part = f"on 4 of {run.summary['val_windows']['of']} windows, not comparable with other runs"
+    assert part in capsys.readouterr().out
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit_and_needs_the_same_shares(configure, tmp_path):
