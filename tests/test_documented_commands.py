@@ -150,6 +150,11 @@ def test_a_documented_command_is_accepted(command, folder, monkeypatch):
         pytest.fail(f"{command.page}: {command.text}\n{done.stdout}{done.stderr}")
 
 
+def test_a_wrong_command_is_found(folder, monkeypatch):
+    for text in ("python train.py model.n_head=2", "tril train model=nan", "python scripts/sample.py ckpt=nowhere"):
+        assert check(Command("README.md", text, tuple(text.split())), folder, monkeypatch).returncode == 2
+
+
 def test_no_shell_expands_a_command_and_other_programs_get_what_exists():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = settings["project"]
