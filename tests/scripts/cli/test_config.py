@@ -87,6 +87,13 @@ def test_a_value_of_a_command_without_groups_is_read_as_hydra_reads_it(is_text):
         assert (type(found), found) == (type(expected), expected) or value == "[[a],b]" and found is UserError, value
 
 
+def test_the_text_decides_the_vocabulary():
+    assert checked().fitted(300).model.vocab_size == 300
+    assert checked("model.vocab_size=320").fitted(300).model.vocab_size == 320
+    with pytest.raises(UserError, match="model.vocab_size=256"):
+        checked("model.vocab_size=256").fitted(300)
+
+
 def test_the_steps_cost_as_many_flops_as_were_typed(text):
     settings = ("trainer.max_flops=9e9", "trainer.max_steps=400", "trainer.val_check_interval=100", "model.dim=64")
     line = typed(f"data.path={text}", *settings, "trainer.accumulate_grad_batches=2")
