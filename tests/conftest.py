@@ -3,6 +3,7 @@
 Tests marked `slow` repeat everyday tests on more cases. `pytest` deselects them, `pytest -m slow` runs them only.
 """
 
+import gc
 import http.server
 import os
 import subprocess
@@ -54,6 +55,10 @@ def pytest_collection_modifyitems(items):
         shares = any(each[-1].scope == "module" for each in fixtures)
         if shares and item.path.parent.name != "contract" and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+
+
+def pytest_collection_finish():
+    gc.freeze()  # a collection would look at everything that was imported
 
 
 @pytest.fixture(autouse=True)

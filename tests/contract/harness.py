@@ -4,6 +4,7 @@ The only module of this folder that names modules of Tril which are not public; 
 """
 
 import csv
+import gc
 import importlib
 import json
 import multiprocessing
@@ -35,7 +36,7 @@ TINY = SETTINGS["tiny"]  # a run of one second
 BARE = (*TINY, *SETTINGS["bare"])  # and without what a run does besides training
 FORKS = multiprocessing.get_context("forkserver")  # a fork of a process with threads may wait for ever
 MODULES = {name: f"tril.{'' if name == 'train' else 'scripts.'}{name}" for name in COMMANDS}
-LIBRARIES = ["lightning.pytorch", "matplotlib.pyplot", "pandas", "pyarrow", "pytest", "scipy.stats", "torch._dynamo"]
+LIBRARIES = "hydra lightning.pytorch matplotlib.pyplot pandas pyarrow pytest scipy.stats torch._dynamo".split()
 FORKS.set_forkserver_preload([*LIBRARIES, "tril.model.causality", *MODULES.values()])
 
 
@@ -86,6 +87,7 @@ class Command:
 
 def execute(name, arguments, cwd, files, before, variables) -> None:
     """What the new process does."""
+    gc.freeze()  # a collection would look at everything that was imported before the fork
     os.environ |= variables
     os.chdir(cwd)
     sys.argv = [f"{name}.py", *arguments]
