@@ -191,14 +191,14 @@ def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
 
 
 def value_of(settings: Mapping[str, Any], key: str, choice: str | None) -> object:
-    """The value of a key; for a config group `choice`, the name of its option."""
+    """The value of a key; for a config group `choice`, the name of its option, and as typed for a group of settings."""
     name = key.partition("@")[0]
     if (CONFIGS / name).is_dir():
         return choice
     value: Any = settings
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    return choice if isinstance(value, Mapping) else value
 
 
 def folder_name(values: Mapping[str, object]) -> str:
