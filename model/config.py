@@ -178,14 +178,12 @@ def check_memory(config: GPTConfig, *, bytes_per_parameter: int = BYTES) -> None
         bytes_per_parameter: 4 for the weights in float32; with gradients and the two averages of Adam 16.
     """
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
-    parameters = replace(config, vocab_size=config.vocab_size or 1).n_parameters()
+    parameters, vocabulary = replace(config, vocab_size=config.vocab_size or 1).n_parameters(), typed(config.vocab_size)
     needed = parameters * bytes_per_parameter
     if needed > available:
-        size = (
-            f"model.dim={config.dim}, model.n_layers={config.n_layers} and model.vocab_size={typed(config.vocab_size)}"
-        )
+        size = f"model.dim={config.dim}, model.n_layers={config.n_layers} and model.vocab_size={vocabulary}"
         limit = f"need {needed / 2**30:,.0f} GiB of memory, and this machine has {available / 2**30:,.0f}"
-        raise ValueError(f"{size} are {parameters:,} parameters, which {limit}; make the model smaller")
+        raise ValueError(f"{size} are at least {parameters:,} parameters, which {limit}; make the model smaller")
     if (positions := config.context_length * max(config.head_size, 2)) > MAX_POSITION_ELEMENTS:
         limit = config.context_length * MAX_POSITION_ELEMENTS // positions
         raise ValueError(f"model.context_length={config.context_length} must be at most {limit}, for its tables")

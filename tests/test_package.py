@@ -36,6 +36,9 @@ def test_the_wheel_holds_everything_and_gives_pytest_the_fixture_in_a_project_of
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
         packed.extractall(site)
+    # An installed Tril gives the fixture below as well, so its entry is compared here.
+    [entries] = site.glob("tril-*.dist-info/entry_points.txt")
+    assert "[pytest11]\ntril = tril.model.causality.pytest_plugin" in entries.read_text()
     files = [path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*")]
     files = [path for path in files if path.suffix in (".py", *PAGES) and "maintenance" not in path.parts]
     files += [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / name for name in ("train.py", "load.py", "py.typed"))]

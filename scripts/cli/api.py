@@ -1,7 +1,6 @@
 """`tril.train(*settings)`: the run of `python train.py SETTINGS` in this process."""
 
 import contextlib
-import gc
 import logging
 import random
 import signal
@@ -70,7 +69,6 @@ def unchanged_process() -> Iterator[None]:
         stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
-        stack.callback(gc.enable if gc.isenabled() else gc.disable)
         for logger in map(logging.getLogger, LOGGERS):
             stack.callback(logger.setLevel, logger.level)
         stack.enter_context(torch.random.fork_rng(range(torch.cuda.device_count())))
