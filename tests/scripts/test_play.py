@@ -224,9 +224,15 @@ class PlayPage(Page):
 
 def test_the_page_in_a_browser(tmp_path):
     """Two models on a small dark touch screen: a refusal, hostile text, a head switched off by keyboard, and Stop."""
-    lms, prompt, steps = [byte_model(), byte_model(n_layers=1)], HOSTILE + "x" * 300, []
+    lms, prompt, steps, go_on = [byte_model(), byte_model(n_layers=1)], HOSTILE + "x" * 300, [], threading.Event()
     lms[1].eot_id = -1  # nothing else ends the text
-    lms[1].model.norm.register_forward_hook(lambda *_: steps.append(1))
+    go_on.set()
+
+    def step(*_):
+        steps.append(1)
+        assert len(steps) < 9 or go_on.wait(60)
+
+    lms[1].model.norm.register_forward_hook(step)
     values = {"max_new_tokens": 12, "temperature": 0.0, "top_k": None, "seed": 0}
     (whole, other), gate = (known(lm, prompt, **values) for lm in lms), torch.ones(2, 4)
     gate[0, 1] = 0
@@ -280,10 +286,12 @@ def test_the_page_in_a_browser(tmp_path):
         assert sum(background) < 200
 
         steps.clear()
+        go_on.clear()  # the model waits for Stop, however slow the browser is
         page.fill(max_new_tokens=500)
         page.find("#generate").click()
         page.until("panes[1].tokens.length > 2")
         page.find("#stop").click()
+        go_on.set()
         n = len(page.ids(1))
         assert page.texts(".status")[1] == f"{n} tokens, stopped" and n < 500
         page.find("#generate").click()
