@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomize, tiny_gpt
+from tests.conftest import BACKENDS, TRAINABLE, assert_close, randomize
 from tril.model import backends, causal_mask
 from tril.model.attention import MultiHeadAttention, attention, offset_keys, separate_keys
 from tril.model.kv_cache import KVCache
@@ -130,13 +130,3 @@ def test_documents_begin_with_their_end_of_text_token(rows):
         assert mask == [[a == b for b in numbers] for a in numbers]
         assert positions == [i - max([0, *(start for start in starts if start <= i)]) for i in range(5)]
     assert document_options(torch.tensor(rows), None) == {}
-
-
-@pytest.mark.parametrize("pos", ["rope", "learned"])
-@torch.no_grad()
-def test_padded_rows_equal_the_rows_without_padding(pos):
-    model, ids = tiny_gpt(pos=pos), torch.randint(31, (2, 6))
-    visible = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
-    logits = model(ids, mask=visible[:, None, None], positions=visible.cumsum(1).sub(1).clamp(min=0))
-    assert_close(logits[:1, 2:], model(ids[:1, 2:]))
-    assert_close(logits[1:], model(ids[1:]))

@@ -5,7 +5,6 @@ import io
 import re
 from pathlib import Path
 
-import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
@@ -53,13 +52,3 @@ def test_the_reading_order_names_what_the_files_define():
         code = (ROOT / path).read_text(encoding="utf-8")
         for name in re.findall(r"`(\w+)(?:\.\w+)?`", text):
             assert re.search(rf"^(?:def|class) {name}\b", code, re.MULTILINE), f"{path} defines no {name}"
-
-
-@pytest.mark.parametrize(
-    ("written", "printed"),
-    [("0.1184", "0.1187"), ("-0.1184", "0.1184"), ("one 0.1184", "two 0.1184"), ("1.0 2.0", "1.0")],
-)
-def test_a_difference_is_found(written, printed):
-    assert_same_text("0.1184", "0.1185")  # rounded differently on another CPU
-    with pytest.raises(AssertionError):
-        assert_same_text(written, printed)

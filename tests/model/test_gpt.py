@@ -70,25 +70,10 @@ def test_nll_is_the_negative_log_softmax_at_the_target():
     assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
 
 
-@torch.no_grad()
-def test_a_gate_removes_one_head_of_a_layer_for_some_rows():
-    model, ids, gate = tiny_gpt(), torch.randint(V, (B, T)), torch.ones(L, H)
-    ungated, gate[1, 2] = model(ids), 0.0
-    by_row = model(ids, head_gate=torch.stack([torch.ones(L, H), gate], dim=1))  # (L, B, H)
-    model.blocks[1].attn.o_proj.weight[:, 16:24] = 0.0  # D = 8
-    assert_close(by_row, torch.stack([ungated[0], model(ids)[1]]))
-    for shape, each in (((), model), ((L + 1, H), model), ((L, H + 1), model), ((L, 0), tiny_gpt(n_heads=0))):
+def test_a_gate_of_another_shape_is_refused():
+    for shape, model in (((), tiny_gpt()), ((L + 1, H), tiny_gpt()), ((L, 0), tiny_gpt(n_heads=0))):
         with pytest.raises(ValueError, match="head_gate of shape"):
-            each(ids, head_gate=torch.ones(shape))
-
-
-@pytest.mark.parametrize("dropout", ["embd_dropout", "attn_dropout", "resid_dropout"])
-@torch.no_grad()
-def test_every_dropout_acts_in_training_only(dropout):
-    model, plain, ids = tiny_gpt(**{dropout: 0.5}), tiny_gpt(), torch.randint(V, (B, T))
-    plain.load_state_dict(model.state_dict())
-    assert torch.equal(model(ids), plain(ids))
-    assert not torch.equal(model.train()(ids), model(ids))
+            model(torch.zeros(B, T, dtype=torch.long), head_gate=torch.ones(shape))
 
 
 QKV_UP_GATE, RESIDUAL, TABLES = r"(q_proj|k_proj|v_proj|up|gate)\.weight$", r"(o_proj|down)\.weight$", "^(pos_)?embed"
@@ -102,14 +87,7 @@ EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
 
 @pytest.mark.parametrize(("init", "tied"), EXPECTED_STD)
 def test_initialization_follows_its_table(init, tied):
-    parts = {
-        "mlp": "swiglu",
-        "norm": "layernorm",
-        "pos": "learned",
-        "bias": True,
-        "embed_skip": True,
-        "value_embed": True,
-    }
+    parts = {"mlp": "swiglu", "norm": "layernorm", "pos": "learned", "bias": True}
     model = GPT(GPTConfig(200, dim=64, n_layers=2, init=init, tie_embeddings=tied, **parts))
     assert (model.head.weight is model.embed.weight) == tied
     for name, p in model.named_parameters():

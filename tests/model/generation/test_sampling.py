@@ -4,57 +4,17 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tril.data.settings import declared, explain
 from tril.model.generation.config import SamplingConfig
 from tril.model.generation.sampling import Choice, choose, probabilities
 
-FILTERS = {
-    "temperature": st.floats(0.2, 3.0),
-    "top_k": st.none() | st.integers(1, 12),
-    "top_p": st.none() | st.floats(0.01, 1.0),
-    "min_p": st.none() | st.floats(0.0, 1.0),
-    "repetition_penalty": st.just(1.0) | st.floats(0.5, 3.0),
-}
-
 
 def choice_of(config, prompts, vocab_size, seed=0, **changes):
     choice = Choice.of(config, prompts, vocab_size, torch.device("cpu"))._replace(**changes)
     choice.draw(torch.Generator().manual_seed(seed))
     return choice
-
-
-def expected(logits, prompt, config):
-    """The weights of the kept tokens of one row, by sorted lists, in the documented order of the filters."""
-    penalty = config.repetition_penalty
-    logits = [(x / penalty if x > 0 else x * penalty) if i in prompt else x for i, x in enumerate(logits)]
-    weights = {i: math.exp((x - max(logits)) / config.temperature) for i, x in enumerate(logits)}
-    if config.top_k is not None:
-        kth = sorted(weights.values(), reverse=True)[: config.top_k][-1]
-        weights = {i: w for i, w in weights.items() if w >= kth}
-    if config.top_p is not None:
-        total, reached, kept = sum(weights.values()), 0.0, {}
-        for i, w in sorted(weights.items(), key=lambda item: -item[1]):
-            if reached < config.top_p * total:
-                kept[i] = w
-            reached += w
-        weights = kept
-    return {i: w for i, w in weights.items() if w >= (config.min_p or 0) * max(weights.values())}
-
-
-@settings(deadline=None)
-@given(st.fixed_dictionaries(FILTERS), st.integers(0, 2**32))
-def test_the_distribution_is_that_of_sorted_lists(values, seed):
-    config, generator = SamplingConfig(**values), torch.Generator().manual_seed(seed)
-    logits, prompts = 2 * torch.randn(3, 20, generator=generator), [[1, 2], [19], [0, 5, 5, 7]]
-    found = probabilities(logits, choice_of(config, prompts, 20))
-    for row, prompt, p in zip(logits.tolist(), prompts, found.tolist(), strict=True):
-        weights = expected(row, prompt, config)
-        total = sum(weights.values())
-        assert p == pytest.approx([weights.get(i, 0.0) / total for i in range(20)], abs=1e-5)
 
 
 def test_ties_with_the_last_kept_token_and_the_exact_end_of_top_p():

@@ -1,7 +1,6 @@
 """Muon and AdamW against those of torch, learning rates against formulas, and optim.scale_with_width."""
 
 import copy
-import functools
 import math
 
 import pytest
@@ -21,10 +20,6 @@ MUON = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "ns
 ADAMW = {"lr": 3e-3, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "fused": True}
 SHAPES = [(24, 24), (48, 16), (16, 48), (16, 24), (24, 24), (16, 48)]  # square, tall, wide; equal ones are in one batch
 MATRICES = [f"attn.{x}_proj" for x in "qkvo"] + ["mlp.up", "mlp.gate", "mlp.down"]
-
-# bf16 has 8 significant bits, so a product is rounded by up to 2^-8; 5 iterations have 15 products, whose errors are
-# independent and add up like a random walk.
-BF16_TOLERANCE = math.sqrt(15) * 2**-8
 
 
 def new_gpt(**choices) -> GPT:
@@ -59,8 +54,7 @@ def run_both(shapes, ours: dict, theirs: type, **options) -> tuple[list, list, l
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"adjust_lr": "match_rms_adamw"}, {"nesterov": False}, {"weight_decay": 0.0}, {"ns_steps": 3, "momentum": 0.5}],
+    "change", [{"adjust_lr": "match_rms_adamw", "nesterov": False}, {"ns_steps": 3, "momentum": 0.5}]
 )
 def test_muon_equals_torch_in_float32(monkeypatch, change):
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # torch's own casts to bf16 everywhere
@@ -72,10 +66,8 @@ def test_muon_equals_torch_in_float32(monkeypatch, change):
         assert (mine - reference).norm() < 1e-5 * (reference - start).norm()
 
 
-@pytest.mark.parametrize("change", [{}, {"weight_decay": 0.0, "betas": (0.8, 0.99), "eps": 1e-3}])
-def test_adamw_equals_torch_bit_for_bit(change):
-    group = ADAMW | change
-    _, mine, reference = run_both([(7, 5), (5,), ()], group | {"kind": "adamw"}, torch.optim.AdamW, **group)
+def test_adamw_equals_torch_bit_for_bit():
+    _, mine, reference = run_both([(7, 5), (5,), ()], ADAMW | {"kind": "adamw"}, torch.optim.AdamW, **ADAMW)
     assert all(torch.equal(a, b) for a, b in zip(mine, reference, strict=True))
 
 
@@ -93,40 +85,20 @@ def test_muons_products_have_the_precision_of_the_run(monkeypatch, precision, dt
     assert seen == {dtype}
 
 
-def test_each_group_follows_its_own_rule():
-    mine, reference = new_gpt(), new_gpt()
-    config = OptimConfig(lr=0.005, muon_lr=0.02, momentum=0.95, weight_decay=0.1, muon_weight_decay=0.2)
-    optimizer = build_optimizer(mine, config, "bf16-mixed")  # torch's Muon is in bf16 on every machine
-    blocks = [p for p in reference.blocks.parameters() if p.ndim == 2]
-    tables = [p for name, p in reference.named_parameters() if "blocks." not in name and p.ndim == 2]
-    adamw = {"lr": 0.005, "betas": (0.9, 0.95), "fused": True}
-    oracles = [
-        torch.optim.Muon(blocks, lr=0.02, weight_decay=0.2),
-        torch.optim.AdamW(tables, weight_decay=0.1, **adamw),
-        torch.optim.AdamW([p for p in reference.parameters() if p.ndim < 2], weight_decay=0.0, **adamw),
-    ]
-    for step in range(3):
-        train(mine, optimizer, step)
-        for a, b in zip(mine.parameters(), reference.parameters(), strict=True):
-            b.grad = a.grad.clone()  # the same gradients for both, so that only the update is compared
-        for oracle in oracles:
-            oracle.step()
-    start = dict(new_gpt().named_parameters())
-    for (name, a), b in zip(mine.named_parameters(), reference.parameters(), strict=True):
-        moved = (b - start[name]).norm()
-        assert (a - b).norm() <= (BF16_TOLERANCE if name.startswith("blocks.") and a.ndim == 2 else 0) * moved, name
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_each_parameter_is_in_one_group_and_frozen_ones_are_in_none(tied):
     model = new_gpt(n_layers=1, tie_embeddings=tied)
     model.norm.requires_grad_(False)
     names = {id(p): name for name, p in model.named_parameters()}
-    found = {group["name"]: {names[id(p)] for p in group["params"]} for group in param_groups(model, OptimConfig())}
+    config = OptimConfig(lr=0.005, muon_lr=0.02, weight_decay=0.1, muon_weight_decay=0.2, lr_scale=2)
+    groups = {group["name"]: group for group in param_groups(model, config)}
+    found = {name: {names[id(p)] for p in group["params"]} for name, group in groups.items()}
     assert found["muon"] == {f"blocks.0.{name}.weight" for name in MATRICES}
     tables = {"embed.weight", "pos_embed.weight", "value_embed.weight"}
     assert found["decay"] == tables | ({"head.weight"} if not tied else set())
     assert found["no_decay"] == {name for name, p in model.named_parameters() if p.ndim == 1 and p.requires_grad}
+    rates = {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()}
+    assert rates == {"muon": (0.04, 0.2), "decay": (0.01, 0.1), "no_decay": (0.01, 0.0)}
     assert [group["name"] for group in param_groups(model, OptimConfig(kind="adamw"))] == ["decay", "no_decay"]
 
 
@@ -169,10 +141,10 @@ def test_the_factor_is_that_of_the_formula(kind, total, warmup, floor, share):
         assert expected > 0 or step >= total, "no step of the run is wasted"
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.0, 7.7])
-def test_the_steps_for_some_flops_cost_as_much_and_have_as_many_validations(scale):
-    steps, interval = steps_for_flops(900 * scale, 1.0, max_steps=900, val_check_interval=150)
-    assert steps == pytest.approx(900 * scale, rel=0.02) and -(-steps // interval) == 6
+def test_the_steps_for_some_flops_cost_as_much_and_have_as_many_validations():
+    for scale in (0.31, 7.7):
+        steps, interval = steps_for_flops(900 * scale, 1.0, max_steps=900, val_check_interval=150)
+        assert steps == pytest.approx(900 * scale, rel=0.02) and -(-steps // interval) == 6
     with pytest.raises(ValueError, match=r"leave 1\.5 steps .* use at least 25"):
         steps_for_flops(1.5, 1.0, max_steps=900, val_check_interval=150)
 
@@ -182,18 +154,12 @@ def test_the_steps_for_some_flops_cost_as_much_and_have_as_many_validations(scal
 V, LENGTH, BATCH = 97, 32, 8
 WIDE = {"dim": 256, "n_layers": 1, "n_heads": 4, "mlp": "swiglu", "context_length": 16, "pos": "learned", "bias": True}
 SCALED = {"scale_with_width": True, "base_width": 64, "base_head_dim": 16}
-BASE = OptimConfig(**SCALED)
 
 
-@functools.cache
 def windows(seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, T) of a Markov chain."""
-    logits = torch.randn(V, V, generator=torch.Generator().manual_seed(0))
-    next_token, generator = (3 * logits).softmax(-1), torch.Generator().manual_seed(seed)
-    tokens = [torch.randint(V, (BATCH,), generator=generator)]
-    for _ in range(LENGTH):
-        tokens.append(torch.multinomial(next_token[tokens[-1]], 1, generator=generator)[:, 0])
-    ids = torch.stack(tokens, 1)
+    """Inputs and targets (B, T) of texts that count."""
+    first = torch.randint(V, (BATCH, 1), generator=torch.Generator().manual_seed(seed))
+    ids = (first + torch.arange(LENGTH + 1)) % V
     return ids[:, :-1], ids[:, 1:]
 
 
@@ -228,48 +194,27 @@ def test_rates_at_four_times_the_width():
     assert (by_muon["attn.q_proj.weight"], by_muon["attn.o_proj.weight"]) == (0.25, 0.5)
 
 
-@pytest.mark.parametrize("init", ["zero_out", "gpt2"])
-def test_initial_values(init):
-    model = GPT(GPTConfig(V, **WIDE | {"init": init}))
-    before = copy.deepcopy(dict(model.named_parameters()))
-    scale_initial_values(model, BASE)
-    matrix = 0.5 if init == "gpt2" else 1.0  # 1 / sqrt(4); zero_out has it already
-    for name, parameter in model.named_parameters():
-        outside = {"norm.weight": 0.25, "norm.bias": 0.25, "blocks.0.attn.q_norm.weight": 0.5}
-        factor = outside.get(name, matrix if "blocks." in name and parameter.ndim == 2 else 1.0)
-        assert torch.equal(parameter, factor * before[name]), name
+class Factor(nn.Module):
+    def __init__(self, module: nn.Module, factor: float):
+        super().__init__()
+        self.module, self.factor = module, factor
+
+    def forward(self, x):
+        return self.factor * self.module(x)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_at_the_base_nothing_changes(kind):
-    model = GPT(GPTConfig(V, dim=64, n_heads=4))
-    before = copy.deepcopy(model.state_dict())
-    plain, scaled = (param_groups(model, OptimConfig(kind=kind, **options)) for options in ({}, SCALED))
-    for one, other in zip(plain, scaled, strict=True):
-        assert [id(p) for p in one.pop("params")] == [id(p) for p in other.pop("params")] and one == other
-    scale_initial_values(model, BASE)
-    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-
-
-@pytest.mark.parametrize("qk_norm", ["rmsnorm", "none"])
-def test_gains_equal_fixed_factors_in_the_model(qk_norm):
+@pytest.mark.parametrize(("qk_norm", "init"), [("rmsnorm", "zero_out"), ("none", "gpt2")])
+def test_gains_equal_fixed_factors_in_the_model(qk_norm, init):
     """muP as it is written: logits * 1/4 and scores * 1/2, in a model that has its usual gains and rates.
 
     Adam's step does not depend on the size of a gradient, up to eps. Dividing by 4 is exact in binary.
     """
-
-    class Factor(nn.Module):
-        def __init__(self, module: nn.Module, factor: float):
-            super().__init__()
-            self.module, self.factor = module, factor
-
-        def forward(self, x):
-            return self.factor * self.module(x)
-
-    ours = GPT(GPTConfig(V, **WIDE | {"qk_norm": qk_norm, "bias": False, "mlp": "relu2"}))
+    ours = GPT(GPTConfig(V, **WIDE | {"qk_norm": qk_norm, "init": init, "bias": False, "mlp": "relu2"}))
     theirs = copy.deepcopy(ours)
+    for parameter in theirs.blocks.parameters():  # zero_out has 1 / sqrt(4) already
+        parameter.data *= 0.5 if init == "gpt2" and parameter.ndim == 2 else 1
     config = OptimConfig(kind="adamw", lr=0.004, eps=1e-20, **SCALED)
-    scale_initial_values(ours, BASE)
+    scale_initial_values(ours, config)
     usual = {"norm.weight": 4, "blocks.0.attn.q_norm.weight": 2}
     usual["blocks.0.attn.q_proj.weight"] = 2 if qk_norm == "none" else 1
     groups = [  # as ours, with the usual rates of what carries a factor in ours

@@ -78,12 +78,8 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
         return TimePlan(model, 40, 15, 3, 1.0, 0.1, time.perf_counter(), 100, "time    over")
 
     monkeypatch.setattr(time_budget, "plan_time", planned)
-    options = [
-        f"data.path={text}",
-        "~callbacks.samples",
-        "optim.schedule.decay_fraction=0.5",
-        "model.resid_dropout=0.1",
-    ]
+    options = [f"data.path={text}", "optim.schedule.decay_fraction=0.5", "model.resid_dropout=0.1"]
+    options += ["~callbacks.samples", "~callbacks.heads", "~callbacks.causality"]
     done = in_process(*TIMED, *options, "minutes=1", "hydra.run.dir=timed", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     settings = Run(tmp_path / "timed").settings["trainer"]
@@ -115,13 +111,10 @@ def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, s
     module.set_total_steps.assert_called_once_with(steps)
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
+def test_settings_that_minutes_exclude_are_refused(tmp_path, text):
+    for setting, words in (
         ("trainer.max_steps=3", "trainer.max_steps=3 excludes minutes"),
         ("trainer=ddp", "minutes need a single process"),
         ("minutes=0", "minutes=0 must be greater than 0"),
-    ],
-)
-def test_settings_that_minutes_exclude_are_refused(tmp_path, text, setting, words):
-    assert_refused(in_process(*TIMED, f"data.path={text}", "minutes=1", setting, cwd=tmp_path), words)
+    ):
+        assert_refused(in_process(*TIMED, f"data.path={text}", "minutes=1", setting, cwd=tmp_path), words)
