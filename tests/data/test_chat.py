@@ -67,9 +67,7 @@ def test_an_end_that_is_missing_is_added():
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 BAD_ROWS = [
     ({"text": "a"}, "messages must be a list and not empty; write prompt and response, or "),
-    ({"prompt": "a"}, "messages[1].content must be a text and not empty"),
     ({"prompt": "a", "response": " \n"}, "messages[1].content must be a text and not empty"),
-    ({"messages": ["a"]}, "messages[0] must be an object with role and content"),
     ({"messages": [USER, {"content": "b"}]}, "messages[1] must be an object with role and content"),
     ({"messages": [{"role": ["user"], "content": "a"}, ANSWER]}, "messages[0].role=['user'] must be one of"),
     ({"messages": [USER, ANSWER, USER]}, "the last message must be of the assistant"),
@@ -96,7 +94,6 @@ def test_special_tokens_in_messages_are_refused():
 
 BAD_TEMPLATES = [
     ("{{ raise_exception('roles must alternate') }}", "refuses this conversation (roles must alternate)"),
-    ("{{ messages.append(1) }}", "refuses this conversation ("),
     ("{{ cycler.__init__.__globals__.os.popen('true') }}", "refuses this conversation ("),
     ("{{ messages | length }}{{ messages[-1].content }}", "changes the text before this answer"),
 ]

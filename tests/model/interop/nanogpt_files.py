@@ -12,7 +12,7 @@ T = 32  # context
 MATRICES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")  # (in, out) there
 
 
-def reference(vocab_size: int, *, bias: bool = True) -> GPT2LMHeadModel:
+def reference(vocab_size: int) -> GPT2LMHeadModel:
     """A model with random weights and nanoGPT's activation."""
     quiet()
     config = GPT2Config(
@@ -21,16 +21,12 @@ def reference(vocab_size: int, *, bias: bool = True) -> GPT2LMHeadModel:
     model = GPT2LMHeadModel(config).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             parameter.normal_(0.0, 0.5, generator=generator)
-            if name.endswith(".bias") and not bias:
-                parameter.zero_()
     return model
 
 
-def write_checkpoint(
-    path: Path, model: GPT2LMHeadModel, *, bias: bool = True, dataset: object = "text", old: bool = False
-) -> Path:
+def write_checkpoint(path: Path, model: GPT2LMHeadModel, *, dataset: object = "text", old: bool = False) -> Path:
     """What torch.save of nanoGPT's train.py writes.
 
     `old`: as in its first months, with masks among the weights and no bias in model_args; and of a compiled model.
@@ -39,7 +35,6 @@ def write_checkpoint(
     weights = {
         name: tensor.T.contiguous() if name.endswith(MATRICES) else tensor.clone()
         for name, tensor in model.state_dict().items()
-        if bias or not name.endswith(".bias")
     }
     weights["lm_head.weight"] = weights["transformer.wte.weight"]
     arguments = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": T, "vocab_size": config.vocab_size}
@@ -48,7 +43,7 @@ def write_checkpoint(
         weights |= {f"transformer.h.{i}.attn.bias": mask for i in range(2)}
         weights = {f"_orig_mod.{name}": tensor for name, tensor in weights.items()}
     else:
-        arguments["bias"] = bias
+        arguments["bias"] = True
     content = {
         "model": weights,
         "optimizer": {"state": {0: {"step": torch.tensor(2000.0)}}, "param_groups": [{"betas": (0.9, 0.95)}]},

@@ -20,17 +20,14 @@ def logits(model, ids):
     return found if isinstance(found, torch.Tensor) else found.logits
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"old": True}], ids=["biases", "no biases", "old, compiled"])
-def test_logits_of_a_padded_vocabulary(tmp_path, options):
+def test_logits_of_an_old_compiled_checkpoint_with_a_padded_vocabulary(tmp_path):
     """264 rows, of which the tokenizer uses 257, as nanoGPT pads GPT-2's 50257 tokens to 50304."""
-    model = reference(264, bias=options.get("bias", True))
-    found = read_nanogpt(write_checkpoint(tmp_path / "ckpt.pt", model, **options), (byte_tokenizer(), EOT))
-    assert found.step == 2000
+    model = reference(264)
+    found = read_nanogpt(write_checkpoint(tmp_path / "ckpt.pt", model, old=True), (byte_tokenizer(), EOT))
     lm, ids = found.language_model(), torch.randint(264, (2, T))
     assert (logits(lm.model, ids) - logits(model, ids)).abs().max().item() <= 1e-4
-    config = lm.config
-    assert (config.mlp, config.attn_dropout, config.bias) == ("gelu_erf", 0.25, options.get("bias", True))
-    assert (config.vocab_size, config.context_length, lm.n_ids, lm.eot_id) == (264, T, 257, 256)
+    assert (found.step, lm.config.attn_dropout, lm.config.bias) == (2000, 0.25, True)
+    assert (lm.config.vocab_size, lm.config.context_length, lm.n_ids, lm.eot_id) == (264, T, 257, 256)
 
 
 @pytest.mark.parametrize("rows", [36, 40])
@@ -90,24 +87,21 @@ def test_no_file_runs_code_and_damaged_tables_are_refused(tmp_path):
 
 REFUSED = [  # changes of a checkpoint of 36 characters, and a part of the message
     (lambda content: content.update(model=None), "has no model and model_args"),
-    (lambda content: content["model_args"].pop("block_size"), "block_size is missing"),
     (lambda content: content["model_args"].update(n_layer=10**9), "n_layers=1000000000"),
-    (lambda content: content["model_args"].update(n_embd=64), "its tensors have "),
     (lambda content: content["model"].update({"lm_head.weight": content["model"][WTE] + 1}), "differs from the embed"),
     (lambda content: content["model"].update({WTE: 1.0}), f"{WTE} is no tensor"),
-    (lambda content: content["model"].update({WTE: torch.zeros(1).expand(10**6, 32)}), "is not dense"),
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED)
-def test_checkpoints_that_are_refused(tmp_path, change, message):
+def test_checkpoints_that_are_refused(tmp_path):
     path = write_checkpoint(tmp_path / "ckpt.pt", reference(36))
-    content = torch.load(path, weights_only=True)
-    change(content)
-    torch.save(content, path)
-    with pytest.raises(ValueError) as error:
-        read_nanogpt(path, (byte_tokenizer(), EOT)).language_model()
-    assert message in str(error.value) and "ckpt.pt" in str(error.value) and "\n" not in str(error.value)
+    for change, message in REFUSED:
+        content = torch.load(path, weights_only=True)
+        change(content)
+        torch.save(content, tmp_path / "changed.pt")
+        with pytest.raises(ValueError) as error:
+            read_nanogpt(tmp_path / "changed.pt", (byte_tokenizer(), EOT)).language_model()
+        assert message in str(error.value) and "changed.pt" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_tokenizer_of_another_model(tmp_path):
