@@ -2,6 +2,7 @@
 
 import threading
 
+import pytest
 import torch
 
 from tests.runs import TINY, in_process, train_typed
@@ -34,6 +35,20 @@ def test_the_checkpoint_before_is_kept_also_by_a_file_system_without_hard_links(
         save(tmp_path / "last.ckpt", step)
         save(tmp_path / "other.ckpt", 10 * step)
     assert steps_of(tmp_path) == {"last.ckpt": 3, "other.ckpt": 30, "previous.ckpt": 2}
+
+
+def test_a_failure_half_way_is_named_and_leaves_both_good_files_and_nothing_else(tmp_path, monkeypatch):
+    path, original = tmp_path / "last.ckpt", torch.save
+    save(path, 1), save(path, 2)
+
+    def full_disk(content, file):
+        original(content, file)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match=f"cannot write {path.parent}.*No space left.*; free space, or choose another"):
+        save(path, 3)
+    assert steps_of(tmp_path) == {"last.ckpt": 2, "previous.ckpt": 1}
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_tied_weights_are_written_once(tmp_path, monkeypatch):
