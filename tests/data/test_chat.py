@@ -68,6 +68,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
 BAD_ROWS = [
     ({"text": "a"}, "messages must be a list and not empty; write prompt and response, or "),
     ({"prompt": "a", "response": " \n"}, "messages[1].content must be a text and not empty"),
+    ({"messages": ["a"]}, "messages[0] must be an object with role and content"),
     ({"messages": [USER, {"content": "b"}]}, "messages[1] must be an object with role and content"),
     ({"messages": [{"role": ["user"], "content": "a"}, ANSWER]}, "messages[0].role=['user'] must be one of"),
     ({"messages": [USER, ANSWER, USER]}, "the last message must be of the assistant"),

@@ -89,6 +89,8 @@ def with_id(i, model=BPE):
     ("content", "message"),
     [
         ("", "the tokenizer cannot be read (JSONDecodeError"),
+        ("[" * 100_000, "the tokenizer cannot be read (RecursionError"),
+        (state({}), "the tokenizer cannot be read (KeyError: 'vocab')"),
         ("1" * 10_000, "Exceeds the limit"),  # more digits than Python converts
         (state({**BPE, "merges": [["a", "z"]]}), "out of vocabulary"),
         (state(BPE, normalizer={"type": "Precompiled", "precompiled_charsmap": "/////wAAAAAA"}), "charsmap"),
