@@ -14,14 +14,18 @@ ROWS = {  # part -> some of its rows
     "decode": {"1 x, cache", "64 x, cache", "1 x, no cache"},
     "attention": {"explicit, length 64", "fused, length 64"},
     "start": {"python", "train.py --help", "train.py, first step"},
-    "prepare": set(),
+    "prepare": {"prepare"},
+    "train": {"tril", "other"},
 }
 
 
-def run(part, text, tmp_path, *options):
-    data = [f"data.path={text}", "model.vocab_size=300", f"data.cache_dir={tmp_path / 'cache'}"]
-    done = call(bench.main, part, *TINY, *data, "--json=out.json", *options, cwd=tmp_path)
-    return done, json.loads((tmp_path / "out.json").read_text()) if done.returncode == 0 else done.stderr
+@pytest.fixture
+def run(text, tmp_path, monkeypatch):
+    for name, value in {"SHORT": 2, "LONG": 60, "LENGTHS": {"cpu": 64}}.items():
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr("tril.model.training.hardware.keep_freed_memory", lambda: None)  # of the whole process
+    data = (f"data.path={text}", "model.vocab_size=300", "~callbacks.heads", f"data.cache_dir={tmp_path / 'cache'}")
+    return lambda *options: call(bench.main, *options, *TINY, *data, "--repeats=1", "--json=out.json", cwd=tmp_path)
 
 
 def test_tasks_alternate_and_ratios_are_of_pairs():
@@ -33,24 +37,21 @@ def test_tasks_alternate_and_ratios_are_of_pairs():
     assert row == ["b", "3", "1", "8", "0.5"]  # ratios 1/2, 2, 1/2
 
 
-@pytest.mark.slow
-def test_training_in_pairs_with_another_program(text, tmp_path):
-    (tmp_path / "other.py").write_text(STEPS)
-    options = ("--warmup=2", "--steps=3", "--vs-tokens=100", "--repeats=2")
-    _, report = run("train", text, tmp_path, *options, f"--vs=python {tmp_path / 'other.py'}")
-    assert report["unit"] == "tokens/s" and report["machine"]["device"] and set(report["values"]) == {"tril", "other"}
-    assert report["values"]["other"] == [50_000, 50_000]  # 2 ms, the median of 2, 4, 2
-    options = ("--repeats=1", "--warmup=0", "--steps=1", f"--vs={sys.executable} -c 'raise SystemExit(3)'")
-    done, errors = run("train", text, tmp_path, *options)
-    assert done.returncode == 2 and "ended with status 3" in errors.splitlines()[-1]
+def test_a_program_that_fails_is_named(run, monkeypatch):
+    monkeypatch.setattr(bench, "TRAIN", (sys.executable, "-c", "raise SystemExit(3)"))
+    done = run("start")
+    assert done.returncode == 2 and "ended with status 3" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ROWS)
-def test_every_part_measures_on_a_tiny_model(part, text, tmp_path, monkeypatch):
-    for name, value in {"SHORT": 2, "LONG": 60, "LENGTHS": {"cpu": 64}}.items():
-        monkeypatch.setattr(bench, name, value)
-    monkeypatch.setattr("tril.model.training.hardware.keep_freed_memory", lambda: None)  # of the whole process
-    _, report = run(part, text, tmp_path, "--repeats=1")
-    assert ROWS[part] <= set(report["values"])
+def test_every_part_measures_on_a_tiny_model(part, run, tmp_path):
+    (tmp_path / "other.py").write_text(STEPS)
+    pair = ("--warmup=2", "--steps=3", f"--vs=python {tmp_path / 'other.py'}", "--vs-tokens=100")
+    done = run(part, *pair * (part == "train"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert ROWS[part] <= set(report["values"]) and report["machine"]["device"]
     assert all(len(each) == 1 and min(each) > 0 for each in report["values"].values())
+    if part == "train":
+        assert report["unit"] == "tokens/s" and report["values"]["other"] == [50_000]  # 2 ms, the median of 2, 4, 2

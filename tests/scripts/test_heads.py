@@ -1,10 +1,11 @@
-"""scripts/heads.py on runs with separate documents, against a loop over documents; and dir=SWEEP, over seeds."""
+"""scripts/heads.py on runs with separate documents, and dir=SWEEP over seeds. The contract has changes and scores."""
 
 import csv
 import json
 import math
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,14 +15,12 @@ import torch
 import torch.nn.functional as F
 
 from tests.calls import call
-from tests.conftest import assert_refused, tiny_gpt
+from tests.conftest import assert_refused
 from tests.runs import train_typed, typed
-from tril.model.checkpoint import read_state, save, write_state
-from tril.model.generation.language_model import LanguageModel
+from tril.model.checkpoint import read_state, write_state
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.description import prompt_ids, write_maps
-from tril.model.heads.records import COPY_LOSSES, compress_maps, save_maps
-from tril.model.heads.scores import SCORES, HeadScores
+from tril.model.heads.scores import HeadScores
 from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.heads import main
 
@@ -40,7 +39,7 @@ def train(tmp_path_factory):
     (folder / "text.jsonl").write_text("\n".join(lines))
     base = ("data.tokenizer.kind=byte", "data.document_mask=true", f"data.path={folder / 'text.jsonl'}")
     base += ("trainer.max_steps=10", "trainer.val_check_interval=10")
-    base += ("callbacks.causality=null", "callbacks.samples=null", "callbacks.heads=null")
+    base += ("callbacks.causality=null", "callbacks.samples=null")
 
     def train(*cells):
         for n_heads, seed in cells:
@@ -68,28 +67,25 @@ def read(path):
     return list(csv.DictReader(path.open(encoding="utf-8")))
 
 
-def document_losses(lm, tokens, numbers, gate=None):
-    """The sums of the losses of each document in the windows, and their numbers; each passes the model by itself."""
-    sums, eot = {}, lm.tokenizer.token_to_id(lm.eot)
+@torch.no_grad()
+def loss_of(lm, tokens, numbers):
+    """The mean loss of windows, each of whose documents passes the model by itself."""
+    total = 0.0
     for number in numbers:
         window = tokens[number * T : number * T + T + 1]
-        starts = sorted({0, *(i for i in range(T) if window[i] == eot)})
-        for start, end in zip(starts, [*starts[1:], T], strict=True):
-            with torch.no_grad():
-                logits = lm.model(window[None, start:end], head_gate=gate)[0]
-            loss = F.cross_entropy(logits.double(), window[start + 1 : end + 1], reduction="sum").item()
-            entry = sums.setdefault((tokens[: number * T + start + 1] == eot).sum().item(), [0.0, 0])
-            entry[:] = entry[0] + loss, entry[1] + end - start
-    return np.array([*sums.values()]).T
+        for start, end in pairwise(sorted({0, *(i for i in range(T) if window[i] == lm.eot_id), T})):
+            logits = lm.model(window[None, start:end])[0].double()
+            total += F.cross_entropy(logits, window[start + 1 : end + 1], reduction="sum").item()
+    return total / (len(numbers) * T)
 
 
 def test_the_heads_of_one_run(folder):
     run = read_run(folder / RUN / "checkpoints/best.ckpt")
-    lm, before, out = run.checkpoint.language_model(), set(folder.rglob("*")), folder / "one"
+    before, out = set(folder.rglob("*")), folder / "one"
     result = heads(folder, f"ckpt={RUN}", *OPTIONS, "out=one")
     assert result.returncode == 0, result.stderr
     written = result.stdout.splitlines()[-1].removeprefix("one: ").split(", ")
-    assert set(folder.rglob("*")) - before == {out, *(out / name for name in written)} and len(written) == 7
+    assert set(folder.rglob("*")) - before == {out, *(out / name for name in written)} and len(written) == 8
     assert len(result.stderr.splitlines()) == 1  # what is measured, and no warnings
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.glob("*.png"))
     [tokens] = validation_tokens(run)
@@ -98,16 +94,15 @@ def test_the_heads_of_one_run(folder):
     assert content["windows"] == {"of": "the validation part", "length": T, "numbers": numbers}
     checkpoint = str(Path(RUN, "checkpoints/best.ckpt"))
     assert (content["document_mask"], content["steps"], content["checkpoint"]) == (True, 10, checkpoint)
-    whole, sizes = document_losses(lm, tokens, numbers)
-    assert content["loss"] == pytest.approx(whole.sum() / (8 * T), abs=1e-5)
+    assert content["loss"] == pytest.approx(loss_of(run.checkpoint.language_model(), tokens, numbers), abs=1e-5)
     assert [row["head"] for row in content["heads"]] == NAMES
-    assert content["observations"]["documents"] == content["observations"]["clusters"] == len(sizes)
     ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: -row["change"])]
     assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")] == ranked
-    nothing = document_losses(lm, tokens, numbers, torch.zeros(2, 2))[0].sum() / (8 * T)
-    assert content["removal"][-1]["loss"] == pytest.approx(nothing, abs=1e-5)
-    assert [float(row["loss"]) for row in read(out / "removal.csv")] == [row["loss"] for row in content["removal"]]
-    assert "".join(content["shown_tokens"]) == lm.tokenizer.decode(tokens[:T].tolist(), skip_special_tokens=False)
+    prompted = heads(folder, f"ckpt={RUN}", "windows=2", "device=cpu", "prompt=line", "out=two")
+    assert prompted.returncode == 0, prompted.stderr
+    for name, steps in (("one", [0, 1, 2, 4, 8, 10]), ("two", [])):  # the run has recorded its text, and no other one
+        page = (folder / name / "attention.html").read_text()
+        assert json.loads(re.search(r'id="data">(.*?)</script>', page)[1])["steps"] == steps
 
 
 def test_windows_are_whole_and_evenly_spaced_and_no_document_is_in_two_texts():
@@ -129,40 +124,16 @@ def test_the_maps_of_a_prompt_keep_documents_apart_as_the_run_did(folder, tmp_pa
     monkeypatch.setattr("tril.model.heads.description.write_page", lambda path, **page: pages.append(page))
     ids, window = [*prompt_ids(lm, None, "3 é"), lm.eot_id, *prompt_ids(lm, None, "a")], torch.zeros(1, 1)
     scores = HeadScores({"entropy_share": torch.zeros(2, 2)}, {}, 1, (0.0, 0.0))
-    for document_eot in (None, lm.eot_id):
-        write_maps(tmp_path, lm, ids, TokenWindows(window, window, document_eot), "it", scores)
+    write_maps(tmp_path, lm, ids, TokenWindows(window, window, lm.eot_id), "it", scores)
     assert pages[0]["tokens"] == ["3", " ", "\ufffd", "\ufffd", "<|endoftext|>", "a"]  # a character of two tokens
-    across = [page["maps"][:, :, 4:, :4] for page in pages]
-    assert (across[0] > 0).all() and (across[1] == 0).all()
+    assert (pages[0]["maps"][:, :, 4:, :4] == 0).all() and (pages[0]["maps"][:, :, 3, :4] > 0).all()
     with torch.no_grad():
-        expected = [lm.model(torch.tensor([part]))[0, -1].softmax(-1)[: lm.n_ids] for part in (ids, ids[4:])]
-    for page, after in zip(pages, expected, strict=True):
-        top = after.argsort(descending=True)[:10].tolist()
-        names, chances = zip(*page["probabilities"][-1], strict=True)
-        assert list(names) == [lm.tokenizer.decode([i], skip_special_tokens=False) for i in top]
-        assert list(chances) == pytest.approx(after[top].tolist(), abs=1e-6)
+        expected = lm.model(torch.tensor([ids[4:]]))[0, -1].softmax(-1)[: lm.n_ids].topk(10)
+    shown, chances = zip(*pages[0]["probabilities"][-1], strict=True)
+    assert list(shown) == [lm.tokenizer.decode([i], skip_special_tokens=False) for i in expected.indices.tolist()]
+    assert list(chances) == pytest.approx(expected.values.tolist(), abs=1e-6)
     assert prompt_ids(lm, np.arange(100), None) == list(range(T))  # no more than the context
     assert prompt_ids(lm, np.arange(100), "") == [lm.eot_id]
-
-
-def test_what_a_run_has_recorded_of_its_heads_is_drawn(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # takes a second each
-    run = Path(shutil.copytree(folder / RUN, tmp_path / "run"))
-    [tokens] = validation_tokens(read_run(run / "checkpoints/best.ckpt"))
-    codes = compress_maps(np.full((2, 2, T, T), 0.25, np.float32))
-    save_maps(run, tokens[:T].tolist(), (2, 2, T, T), {0: codes, 4: codes})
-    lines = ["step,head," + ",".join([*SCORES, *COPY_LOSSES])]
-    lines += [
-        f"{step},{head},1,1,{i + step},0,0,2,0.5,7,6" for step in (0, 4) for i, head in enumerate([*NAMES, "uniform"])
-    ]
-    (run / "heads.csv").write_text("\n".join(lines))
-    for options, steps in (([], [0, 4]), (["prompt=line"], [])):
-        result = heads(tmp_path, "ckpt=run", "windows=2", "device=cpu", *options)
-        assert result.returncode == 0 and result.stdout.endswith("attention.html, heads_over_time.png\n"), result.stderr
-        page = (run / "heads/attention.html").read_text()
-        assert json.loads(re.search(r'id="data">(.*?)</script>', page)[1])["steps"] == steps
-    (run / "heads.csv").write_text("step,head\nx,L0H0\n")
-    assert_refused(heads(tmp_path, "ckpt=run"), "heads.csv is damaged")
 
 
 @pytest.mark.slow
@@ -186,41 +157,34 @@ def test_the_averages_of_a_sweep_are_those_of_its_runs_and_what_it_leaves_out_is
     ):
         assert remark in result.stdout
     assert {path.name for path in (tmp_path / "here").iterdir()} == {"heads.csv", "averages.csv", "ranks.png"}
-    of_runs, averages, single = read(tmp_path / "here/heads.csv"), read(tmp_path / "here/averages.csv"), []
-    for seed in (0, 1):
-        done = heads(tmp_path, f"ckpt=runs/heads2-seed{seed}", *OPTIONS, f"out=seed-{seed}")
-        assert done.returncode == 0, done.stderr
-        one = json.loads((tmp_path / f"seed-{seed}/heads.json").read_text())
-        rows = [row for row in of_runs if (row["model.n_heads"], row["seed"]) == ("2", str(seed))]
-        assert [(row["head"], float(row["low"]), row["verdict"], int(row["documents"])) for row in rows] == [
-            (head["head"], head["low"], head["verdict"], one["observations"]["documents"]) for head in one["heads"]
-        ]
-        rises = {head["head"]: head["change"] for head in one["heads"]}
-        sums = {f"layer {n}": sum(rise for head, rise in rises.items() if head[1] == str(n)) for n in (0, 1)}
-        single.append(sums | {f"rank {n}": rise for n, rise in enumerate(sorted(rises.values())[::-1], 1)})
-    for row in averages:
-        values = [each[row["quantity"]] for each in single]
+    without = "last.ckpt has model.n_heads=0, blocks without attention heads; name another run"
+    assert_refused(heads(tmp_path, "ckpt=runs/none/checkpoints/last.ckpt"), without)
+    of_runs, averages = (read(tmp_path / "here" / name) for name in ("heads.csv", "averages.csv"))
+    assert heads(tmp_path, "ckpt=runs/heads2-seed0", *OPTIONS, "out=one").returncode == 0
+    assert [(x["seed"], x["model.n_heads"]) for x in of_runs] == [("0", "2")] * 4 + [("1", "2")] * 4
+    columns = ("head", "change", "low", "verdict", "documents")
+    ours, alone = (
+        [tuple(map(x.get, columns)) for x in rows] for rows in (of_runs[:4], read(tmp_path / "one/heads.csv"))
+    )
+    assert ours == alone[:4]  # the last row is that of uniform weights
+    rises, expected = np.array([float(row["change"]) for row in of_runs]).reshape(2, 4), {}  # (seeds, heads)
+    expected |= {f"layer {n}": rises[:, 2 * n : 2 * n + 2].sum(1) for n in (0, 1)}
+    expected |= {f"rank {n}": each for n, each in enumerate(np.sort(rises)[:, ::-1].T, 1)}
+    assert [row["quantity"] for row in averages] == list(expected)
+    for row, values in zip(averages, expected.values(), strict=True):
         change, low, high = (float(row[name]) for name in ("change", "low", "high"))
-        assert change == pytest.approx(np.mean(values), rel=1e-6, abs=1e-9) and low < change < high
-        assert high - low > abs(values[0] - values[1]) and (row["variant"], row["seeds"]) == ("n_heads=2", "2")
+        assert change == pytest.approx(values.mean(), rel=1e-6, abs=1e-9) and low < change < high
+        assert high - low > np.ptp(values) and (row["variant"], row["seeds"]) == ("n_heads=2", "2")
         assert f"{change:+.4f} ± {(high - low) / 2:.4f}" in result.stdout
 
 
 def test_refusals_are_one_line_and_leave_nothing(folder, tmp_path):
-    run = folder / RUN
-    checkpoint = read_run(run / "checkpoints/last.ckpt").checkpoint
-    without = LanguageModel(tiny_gpt(vocab_size=257, n_heads=0), checkpoint.language_model().tokenizer)
-    save(tmp_path / "none/checkpoints/last.ckpt", without, **checkpoint.data)
-    shutil.copy(run / "config.yaml", tmp_path / "none")
-    (Path(shutil.copytree(run, tmp_path / "unfinished/run")) / "summary.json").unlink()
-    before = set(tmp_path.rglob("*"))
-    for arguments, message in (
-        (["ckpt=none"], "last.ckpt has model.n_heads=0, blocks without attention heads; name another run"),
-        ([f"ckpt={run}", "windows=4", f"prompt={'print(x, ' * 9}"], "more than the model's context_length=32; sh"),
-        (
-            ["dir=unfinished"],
-            "has no finished run; let one finish. the configuration, seed 0, is unfinished: left out.",
-        ),
-    ):
-        assert_refused(heads(tmp_path, *arguments), message)
+    run = Path(shutil.copytree(folder / RUN, tmp_path / "unfinished/run"))
+    (run / "summary.json").unlink()
+    before, unfinished = set(tmp_path.rglob("*")), "let one finish. the configuration, seed 0, is unfinished: left out."
+    assert_refused(heads(tmp_path, "dir=unfinished"), f"has no finished run; {unfinished}")
+    done = heads(tmp_path, f"ckpt={run}", "windows=4", f"prompt={'print(x, ' * 9}")
+    assert_refused(done, "more than the model's context_length=32; sh")
+    (run / "heads.csv").write_text("step,head\nx,L0H0\n")
+    assert_refused(heads(tmp_path, f"ckpt={run}"), "heads.csv is damaged")
     assert set(tmp_path.rglob("*")) == before

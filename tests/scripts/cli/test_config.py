@@ -1,13 +1,10 @@
 """The settings of a run, each declared once; what follows from a text; and how numbers and tables are printed."""
 
-import random
-
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from tests.calls import call
-from tests.runs import typed
 from tril import train
 from tril.data.settings import plain
 from tril.scripts import sample  # noqa: F401  which declares its settings
@@ -60,9 +57,7 @@ def test_settings_that_compute_the_same_are_equal():
 
 
 def test_texts_are_as_typed_in_a_run_and_in_a_command():
-    draw = random.Random(0)
-    drawn = ["".join(draw.choice("\\'\"${}a \n,[]=") for _ in range(8)) + "." for _ in range(5)]
-    for text in ("def print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}", "5", "\\'", "a\tb\n", "", "é", *drawn):
+    for text in ("def print(x", "a, b", "it's ${HOME} \\", " ", "{a: 1}", "5", "\\'", "a\tb\n", "", '="[$é\\\\.'):
         keys = ("ckpt", "prompt", "stop")
         settings = compose_values("sample", Typed.of([f"{key}={text}" for key in keys])).settings
         of_a_run = compose_values("train", Typed.of([f"callbacks.samples.prompt={text}"])).settings["callbacks"]
@@ -92,14 +87,3 @@ def test_the_text_decides_the_vocabulary():
     assert checked("model.vocab_size=320").fitted(300).model.vocab_size == 320
     with pytest.raises(UserError, match="model.vocab_size=256"):
         checked("model.vocab_size=256").fitted(300)
-
-
-def test_the_steps_cost_as_many_flops_as_were_typed(text):
-    settings = ("trainer.max_flops=9e9", "trainer.max_steps=400", "trainer.val_check_interval=100", "model.dim=64")
-    line = typed(f"data.path={text}", *settings, "trainer.accumulate_grad_batches=2")
-    config, vocabulary, dim = RunConfig.of(compose("train", line).settings, line).fitted(300), 300, 64
-    flops = 6 * (2 * (12 * dim**2 + 2 * dim + dim) + dim + vocabulary * dim) + 12 * 2 * dim * 33 // 2
-    assert config.steps * flops * 2 * 4 * 32 == pytest.approx(9e9, rel=0.02)
-    assert -(-config.steps // config.trainer.val_check_interval) == 4
-    with pytest.raises(UserError, match="trainer.max_flops=1e\\+05 leave "):
-        checked("trainer.max_flops=1e5", "model.dim=64").fitted(300)

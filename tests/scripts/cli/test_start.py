@@ -12,16 +12,8 @@ from tests.runs import TINY, in_process
 from tril.model.checkpoint import Checkpoint, read_state, write_state
 
 SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=2", "~callbacks.causality", "~callbacks.samples")
-EDITS = {  # each changes the result of a resumed run; one of each group, and those that FREE groups must not cover
-    "trainer.precision": "bf16-mixed",
-    "model.backend": "explicit",
-    "optim.schedule.warmup_steps": 1,
-    "data.batch_size": 2,
-    "data.document_mask": True,
-    "callbacks.early_stop": {"patience": 1, "min_passes": 0.0},
-    "causality.allow_leak": True,
-    "seed": 1,
-}
+EDITS = {"data.batch_size": 2, "data.document_mask": True}  # they change the result; the contract has others
+EDITS |= {"trainer.precision": "bf16-mixed", "callbacks.early_stop": {"patience": 1, "min_passes": 0.0}}
 FREE = {"checkpoint.every_n_steps": 1, "trainer.log_every_n_steps": 1, "data.val_batch_size": 2}
 FREE |= {"callbacks.samples": {"prompt": "line"}, "callbacks.heads": {}}
 
@@ -73,20 +65,18 @@ def test_edits_that_change_the_result_are_refused_unless_typed_others_are_taken_
 
 def test_a_folder_that_has_a_run_is_not_started_over_and_a_finished_run_is_unchanged(copied):
     before = (copied / "run" / "summary.json").read_bytes()
+    (copied / "killed").mkdir()
+    (copied / "killed" / "config.yaml").touch()  # before its first checkpoint
     new = (*TINY, *SHORT, "data.path=text.txt")
     for arguments, message in (
         ((*new, "hydra.run.dir=run"), "hydra.run.dir=run has a run; continue it with resume=run"),
+        ((*new, "hydra.run.dir=killed"), "has a run; it has no checkpoint, so remove it, or choose another folder"),
         ((*new, "hydra.run.dir="), "hydra.run.dir='' is no folder; name one, or leave it out"),
         (("resume=run", "optim.lr=0.5"), "finished its 2 steps without optim.lr"),
         (("resume=run", "+optim.x=1"), "there is no setting optim.x"),
-        (("resume=",), "an empty path names nothing"),
         (("resume=run", "trainer.max_steps=3", "hydra.run.dir=more"), "hydra.run.dir=more cannot be combined with"),
     ):
         assert_refused(in_process(*arguments, cwd=copied), message)
-    (copied / "killed").mkdir()
-    (copied / "killed" / "config.yaml").touch()  # before its first checkpoint
-    done = in_process(*new, "hydra.run.dir=killed", cwd=copied)
-    assert_refused(done, "hydra.run.dir=killed has a run; it has no checkpoint, so remove it, or choose another folder")
     done = in_process("resume=run", cwd=copied)
     assert done.returncode == 0 and "has finished its 2 steps; it is unchanged" in done.stdout
     assert (copied / "run" / "summary.json").read_bytes() == before
