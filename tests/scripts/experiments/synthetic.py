@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import yaml
@@ -107,8 +108,12 @@ def change(path: Path, **entries) -> None:
 
 
 def command(cwd: Path, *settings: str):
-    """`train.py -m` in this process, on the text of the fixture `here`."""
-    return call(train.main, "-m", *TINY, "data.path=text.txt", *settings, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
+    """`train.py -m` in this process, on the text of the fixture `here`. Hydra composes no configuration twice."""
+    with (
+        mock.patch("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None),
+        mock.patch("hydra.plugins.sweeper.Sweeper.validate_batch_is_legal", lambda *_: None),
+    ):
+        return call(train.main, "-m", *TINY, "data.path=text.txt", *settings, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
 
 
 def index_of(cwd: Path) -> dict:
