@@ -1,7 +1,6 @@
 """The losses that a sweep is compared on: their documents, their unit, and the level of the last launch."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,14 +26,18 @@ def documents_of(folder, sizes=SIZES) -> np.ndarray:
 
 
 def test_losses_are_those_of_documents_and_compared_at_the_level_of_the_first_launch(tmp_path):
-    expected = documents_of(tmp_path)[..., SIZES > 0]
+    expected, sizes = documents_of(tmp_path)[..., SIZES > 0], SIZES[SIZES > 0]
     found = losses_of(sweep := read_sweep(tmp_path))
-    assert found.losses == pytest.approx(expected) and found.sizes.tolist() == SIZES[SIZES > 0].tolist()
+    assert found.losses == pytest.approx(expected) and found.sizes.tolist() == sizes.tolist()
     assert (found.unit, found.documents) == ("nats per token", "11 documents")
     [comparison] = compare_sweep(found, sweep, margin=0.1).values()
     assert comparison == compare(found.losses, found.sizes, 0.04, 0.1)[0]
     change(tmp_path / "sweep.json", tune={})  # every fourth document chose settings
-    assert losses_of(read_sweep(tmp_path)).sizes.tolist() == SIZES[SIZES > 0][~is_tuning(11)].tolist()
+    chooses = is_tuning(11)
+    assert chooses.tolist() == [i in (0, 4, 8) for i in range(11)]
+    assert losses_of(sweep := read_sweep(tmp_path)).sizes.tolist() == sizes[~chooses].tolist()
+    chosen_by = np.average(expected[0, 0, chooses], weights=sizes[chooses])
+    assert tuning_loss(sweep.baseline.runs[0]) == pytest.approx(chosen_by)
     change(tmp_path / "model.n_heads=1,seed=0/summary.json", data_fingerprint="another")
     found = losses_of(sweep := read_sweep(tmp_path))
     assert (found.unit, found.documents, found.losses.shape) == ("bits per byte", "the whole text", (2, 3, 1))
@@ -46,13 +49,11 @@ def test_few_documents_or_documents_that_differ_give_blocks_of_windows(tmp_path)
     documents_of(tmp_path / "other")
     finish_run(tmp_path / "other/model.n_heads=1,seed=1", np.arange(40.0), documents=(CHANCE[0, 0], SIZES[::-1]))
     for name in ("few", "other"):
-        found = losses_of(read_sweep(tmp_path / name))
+        found = losses_of(sweep := read_sweep(tmp_path / name))
         assert found.documents == "20 blocks of windows" and found.sizes.tolist() == [64] * 20
         assert found.losses[0, 0].tolist() == [2 * i + 0.5 for i in range(20)]
-
-
-def test_windows_of_different_lengths_are_merged(tmp_path):
-    short, long = np.arange(8.0), np.array([1.0, 2.0, 5.0, 9.0])
+        assert name == "other" or tuning_loss(sweep.runs[0]) == np.mean([2 * i + 0.5 for i in range(0, 20, 4)])
+    short, long = np.arange(8.0), np.array([1.0, 2.0, 5.0, 9.0])  # windows of different lengths are merged
     found = losses_of(sweep_of(tmp_path, {(4,): {0: short}, (1,): {0: long}}, length={(4,): 32, (1,): 64}))
     assert found.sizes.tolist() == [64] * 4 and found.losses[1, 0].tolist() == long.tolist()
     assert found.losses[0, 0].tolist() == [0.5, 2.5, 4.5, 6.5]
@@ -81,15 +82,3 @@ def test_each_launch_has_its_level_and_an_unfinished_one_no_verdict(tmp_path):
     half = 1 / math.tan(math.pi * 0.005 / 2) * 0.005  # Student's t with one degree of freedom, at 0.5 %
     assert found.verdict == "worse" and found.difference.half_width == pytest.approx(half)
     assert sum(map(launch_alpha, range(1, 40))) < 0.05
-
-
-def test_a_setting_is_tuned_on_every_fourth_document_or_block():
-    documents = {"document_nll": np.arange(1.0, 13) * 10, "document_targets": np.array([10, *[5] * 11])}
-    blocks = {"nll": np.repeat(np.arange(20.0), 2), "targets": np.ones(40), "context_length": np.array(1)}  # 20 of two
-
-    def loss(**arrays):
-        return tuning_loss(SimpleNamespace(state="finished", windows=lambda which: blocks | arrays))
-
-    few = {"document_nll": np.full(9, 1e6), "document_targets": np.full(9, 10)}
-    assert loss(**documents) == (10 + 50 + 90) / (10 + 5 + 5)
-    assert loss() == loss(**few) == np.mean([0, 4, 8, 12, 16])

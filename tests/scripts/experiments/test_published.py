@@ -15,7 +15,6 @@ import yaml
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.scripts.experiments.synthetic import HEADS, change, write_sweep
-from tests.scripts.experiments.test_emergence import write_records
 from tril.scripts.experiments import published
 from tril.scripts.experiments.published import ARCHIVE, pack
 from tril.scripts.experiments.sweep import read_sweep
@@ -24,68 +23,62 @@ from tril.scripts.report import main
 COMMAND = "python train.py -m 'data.path=/home/jane/mytext.txt' seed=0,1,2"
 FILES = ("config.yaml", "csv/version_0/metrics.csv", "summary.json", "windows_best.npz", "windows_last.npz")
 DOCS = sorted((Path(__file__).resolve().parents[3] / "docs").glob(f"*/{ARCHIVE}"))
-MANY = [pytest.param(path, marks=[pytest.mark.slow] * (i > 0), id=path.parent.name) for i, path in enumerate(DOCS)]
+EVERYDAY = ("ablation_heads", "emergence")
+OF_DOCS = [pytest.param(x.parent, marks=[pytest.mark.slow] * (x.parent.name not in EVERYDAY)) for x in DOCS]
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    """A sweep with a failed and an unfinished run, in whose files are paths of this machine."""
+def assert_same_report(again: Path, folder: Path):
+    assert (again / "report.md").read_text() == (folder / "report.md").read_text()
+    tables = [list(csv.DictReader((each / "results.csv").open())) for each in (again, folder)]
+    for one, other in zip(*tables, strict=True):
+        for name, x in one.items():  # the last digits depend on the processor
+            assert x == other[name] or float(x) == pytest.approx(float(other[name]), rel=1e-9), name
+
+
+@pytest.mark.parametrize("folder", OF_DOCS, ids=lambda path: path.name)
+def test_the_reports_of_docs_can_be_computed_again(folder, tmp_path, drawn):
+    """If the text of reports changes, `python scripts/report.py dir=FOLDER publish=FOLDER` publishes it again."""
+    done = call(main, f"dir={folder / ARCHIVE}", "out=again", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_report(tmp_path / "again", folder)
+
+
+def test_a_sweep_is_published_without_paths_of_this_machine_and_the_same_for_the_same_files(tmp_path, drawn):
+    """Also with a failed, an unfinished and a missing run."""
     runs = HEADS | {(1,): HEADS[1,] | {3: "failed", 4: "not started"}, (4,): HEADS[4,] | {3: "unfinished"}}
-    folder = write_sweep(tmp_path / "machine/sweep", runs)
+    folder, out, first = write_sweep(tmp_path / "machine/sweep", runs), tmp_path / "out", "model.n_heads=1,seed=0"
     for path in folder.rglob("config.yaml"):
         config = yaml.safe_load(path.read_text()) | {"data": {"path": "/home/jane/my text.txt", "cache_dir": "~/cache"}}
         path.write_text(yaml.safe_dump(config | {"logger": {"save_dir": str(path.parent)}}, sort_keys=False))
     for path in folder.rglob("summary.json"):
         change(path, sample_with=f"sample.py ckpt={path.parent}", folder=str(path.parent))
+    for path in folder.glob("model.n_heads=4*/windows_best.npz"):
+        np.savez(path, **dict(np.load(path)) | {"nll": np.full(8, 2.0 * 32)})
     message = f"FileNotFoundError: {tmp_path}/text.txt and /home/jane/mytext.txt"
     change(folder / "model.n_heads=1,seed=3/failed.json", message=message)
-    (folder / "model.n_heads=1,seed=0/checkpoints").mkdir()
-    (folder / "model.n_heads=1,seed=0/checkpoints/last.ckpt").write_bytes(b"weights")
-    write_records(folder / "model.n_heads=1,seed=0")
-    log = folder / "model.n_heads=1,seed=0/csv/version_0/metrics.csv"
+    (folder / first / "checkpoints").mkdir()
+    (folder / first / "checkpoints/last.ckpt").write_bytes(b"weights")
+    log = folder / first / "csv/version_0/metrics.csv"
     log.write_text("heads/entropy/L0H0,step,val/loss,lr/muon\n1.5,10,3.25,\n,20,,0.1\n1.4,30,3.")
     change(folder / "sweep.json", launches=[{"seeds": [0, 1, 2, 3, 4], "date": "2026-11-22", "command": COMMAND}])
-    return folder
 
+    asked = ("which=best", "baseline=n_heads=1")
+    assert call(main, f"dir={folder}", *asked, "publish=out", cwd=tmp_path).returncode == 0
+    assert call(main, "dir=out", "out=again", cwd=tmp_path).returncode == 0
+    assert_same_report(tmp_path / "again", out)
+    _, four = csv.DictReader((out / "results.csv").open())  # the best losses, and one head is the baseline
+    assert float(four["difference"]) == pytest.approx(2 - (3.10 + 3.16 + 3.12) / 3 + 0.01)
+    assert "\n## Compared with n_heads=1: best validation loss\n" in (out / "report.md").read_text()
 
-def contents(archive: Path) -> dict[str, bytes]:
-    with tarfile.open(archive, "r:xz") as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}
-
-
-@pytest.mark.parametrize("archive", [None, *MANY])
-def test_a_published_report_can_be_computed_again(archive, sweep, tmp_path, drawn):
-    """If the text of reports changes, `python scripts/report.py dir=FOLDER publish=FOLDER` publishes it again."""
-    folder = tmp_path / "published" if archive is None else archive.parent
-    if archive is None:
-        for path in sweep.glob("model.n_heads=4*/windows_best.npz"):
-            np.savez(path, **dict(np.load(path)) | {"nll": np.full(8, 2.0 * 32)})
-        done = call(main, f"dir={sweep}", "which=best", "baseline=n_heads=1", f"publish={folder}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    done = call(main, f"dir={archive or folder}", "out=again", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "again/report.md").read_text() == (folder / "report.md").read_text()
-    tables = [list(csv.DictReader((each / "results.csv").open())) for each in (tmp_path / "again", folder)]
-    for one, other in zip(*tables, strict=True):
-        for name, x in one.items():  # the last digits depend on the processor
-            assert x == other[name] or float(x) == pytest.approx(float(other[name]), rel=1e-9), name
-    if archive is None:  # the best losses, and one heads is the baseline
-        assert float(tables[0][1]["difference"]) == pytest.approx(2 - (3.10 + 3.16 + 3.12) / 3 + 0.01)
-        text = (folder / "report.md").read_text()
-        assert "\n## Compared with n_heads=1: best validation loss\n" in text and "\n## When heads appear\n" in text
-
-
-def test_an_archive_holds_what_reports_read_and_is_the_same_for_the_same_files(sweep, tmp_path):
-    pack(read_sweep(sweep), tmp_path / "one.tar.xz", {"which": "final"})
-    copy = shutil.copytree(sweep, tmp_path / "another/machine")
+    copy = shutil.copytree(folder, tmp_path / "another/machine")
     for path in copy.rglob("*"):
         os.utime(path, (1, 1))
-    pack(read_sweep(copy), tmp_path / "two.tar.xz", {"which": "final"})
-    assert (tmp_path / "one.tar.xz").read_bytes() == (tmp_path / "two.tar.xz").read_bytes()
-    files = contents(tmp_path / "two.tar.xz")
+    assert call(main, f"dir={copy}", *asked, "publish=two", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "two" / ARCHIVE).read_bytes() == (out / ARCHIVE).read_bytes()
+    with tarfile.open(out / ARCHIVE, "r:xz") as tar:
+        files = {member.name: tar.extractfile(member).read() for member in tar}
     finished = [f"model.n_heads={heads},seed={seed}" for heads in (1, 4) for seed in (0, 1, 2)]
     expected = {f"{name}/{file}" for name in finished for file in FILES} | {"report.json", "sweep.json"}
-    expected |= {"model.n_heads=1,seed=0/heads.csv"}
     failed, unfinished = "model.n_heads=1,seed=3", "model.n_heads=4,seed=3"
     expected |= {f"{failed}/failed.json", *(f"{run}/{file}" for run in (failed, unfinished) for file in FILES[:2])}
     assert list(files) == sorted(expected)
@@ -93,8 +86,8 @@ def test_an_archive_holds_what_reports_read_and_is_the_same_for_the_same_files(s
     for machine in (tmp_path, Path.home(), "/home", "sample_with"):
         assert str(machine).encode() not in every, machine
     assert json.loads(files["sweep.json"])["launches"][0]["command"] == COMMAND.replace("/home/jane/", "")
-    log = files["model.n_heads=1,seed=0/csv/version_0/metrics.csv"]
-    assert log == b"step,val/loss,lr/muon\n10,3.25,\n20,,0.1\n"  # without the columns of single heads
+    columns = files[f"{first}/csv/version_0/metrics.csv"]  # without those of single heads
+    assert columns == b"step,val/loss,lr/muon\n10,3.25,\n20,,0.1\n"
 
 
 def add(archive, **attributes):
@@ -107,29 +100,22 @@ def add(archive, **attributes):
         tar.addfile(entry, io.BytesIO(b"\0" * entry.size))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:-40]), "is not a readable runs.tar.xz of a published report"),
-        (lambda path: tarfile.open(path, "w:xz").close(), "contains no report.json"),
-        (lambda path: add(path, name="x", size=10**6), "its content exceeds 200,000 bytes"),
-        (lambda path: add(path, name="../evil", size=3), "outside the destination"),
-        (lambda path: add(path, name="x", type=tarfile.SYMTYPE, linkname="/etc"), "(x is neither a file nor a folder)"),
-    ],
-    ids=["truncated", "other", "large", "outside", "link"],
-)
-def test_damaged_and_dangerous_archives_are_refused(change, message, tmp_path, monkeypatch):
+def test_damaged_and_dangerous_archives_and_swept_paths_of_this_machine_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(published, "MAX_BYTES", 200_000)
-    pack(read_sweep(write_sweep(tmp_path / "sweep", {(4,): {0: 3.0}})), tmp_path / ARCHIVE, {})
-    change(tmp_path / ARCHIVE)
-    before = set(tmp_path.rglob("*"))
-    assert_refused(call(main, f"dir={tmp_path / ARCHIVE}", cwd=tmp_path), message)
-    assert set(tmp_path.rglob("*")) == before and not (tmp_path.parent / "evil").exists()
-
-
-def test_a_swept_path_of_this_machine_is_not_published(tmp_path):
+    pack(read_sweep(write_sweep(tmp_path / "sweep", {(4,): {0: 3.0}})), path := tmp_path / ARCHIVE, {})
+    for change_archive, message in (
+        (lambda: path.write_bytes(path.read_bytes()[:-40]), "is not a readable runs.tar.xz of a published report"),
+        (lambda: tarfile.open(path, "w:xz").close(), "contains no report.json"),
+        (lambda: add(path, name="x", size=10**6), "its content exceeds 200,000 bytes"),
+        (lambda: add(path, name="../evil", size=3), "outside the destination"),
+        (lambda: add(path, name="x", type=tarfile.SYMTYPE, linkname="/etc"), "(x is neither a file nor a folder)"),
+    ):
+        change_archive()
+        before = set(tmp_path.rglob("*"))
+        assert_refused(call(main, f"dir={path}", cwd=tmp_path), message)
+        assert set(tmp_path.rglob("*")) == before and not (tmp_path.parent / "evil").exists()
     losses = {("/home/jane/a",): {0: 3.0}, ("/home/jane/b",): {0: 3.0}}
-    folder = write_sweep(tmp_path / "sweep", losses, ["data.path"], baseline=("",))
+    folder = write_sweep(tmp_path / "paths", losses, ["data.path"], baseline=("",))
     done = call(main, f"dir={folder}", "publish=out", cwd=tmp_path)
     assert_refused(done, "data.path=/home/jane/a is a path of this machine, which is not published; sweep relative")
     assert list((tmp_path / "out").iterdir()) == []

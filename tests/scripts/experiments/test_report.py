@@ -1,6 +1,6 @@
-"""scripts/report.py: a recorded report, that no text of a sweep becomes markup in it, its pictures, what it refuses.
+"""scripts/report.py: recorded reports, that no text of a sweep becomes markup in them, and their pictures.
 
-TRIL_GOLDEN=write in the environment records the report again.
+TRIL_GOLDEN=write in the environment records the reports again. `test_published` has those of docs.
 """
 
 import html
@@ -26,10 +26,12 @@ LOSSES = {
     (8, "relu2"): {0: 2.0, 1: "not started", 2: "unfinished"},
 }
 DOUBTFUL = {"device": "cuda", "causality": "LEAKS at 1"}
+SAMPLE = "--- sample at step 50 ---\nold\n--- sample at step 100 ---\n<b>\n```\n# it\x1b"
+HEADS = "head,change,low,high,verdict\nL0H0,0.25,0.2,0.3,worse\nL1H0,0.5,0.4,0.6,worse\nuniform,,,,\n"
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of matplotlib
-def test_a_report_is_the_recorded_one_and_no_text_becomes_markup(tmp_path):
+def test_reports_are_the_recorded_ones_and_no_text_becomes_markup(tmp_path):
     folder, keys = tmp_path / "multirun/day/new", ["model.n_heads", "model.mlp"]
     usual = {"device": "cpu", "causality": "certified"}
     summary = {values: usual | (DOUBTFUL if values[0] == 8 else {}) for values in LOSSES}
@@ -44,55 +46,76 @@ def test_a_report_is_the_recorded_one_and_no_text_becomes_markup(tmp_path):
     assert {path.name for path in folder.iterdir() if path.is_file()} == files | {"sweep.json"}
     last = done.stdout.splitlines()[-1]
     assert last.startswith("multirun/day/new: ") and set(last.partition(": ")[2].split(", ")) == files
-    text = (folder / "report.md").read_text("utf-8")
+
+    single = write_run(tmp_path / "day/time", 3.0, {"model.dim": 8}, seed=1)  # a sweep of one
+    (single / "samples.txt").write_text(SAMPLE)
+    (single / "causality.json").write_text(json.dumps({"verdict": "model: causal: 9 checks"}))
+    (single / "heads").mkdir()
+    (single / "heads/heads.csv").write_text(HEADS)
+    done = call(main, f"dir={single}", cwd=tmp_path)
+    assert done.stdout.startswith("Best validation loss 2.9900 nats per token at step 75 of 100; at the end 3.0000.")
+
+    text = "\n".join((each / "report.md").read_text("utf-8") for each in (folder, single))
     if os.environ.get("TRIL_GOLDEN") == "write":
         GOLDEN.write_text(text, "utf-8")
     assert text == GOLDEN.read_text("utf-8")
-    assert "\x1b" not in text and not re.search(r"(?<!\\)<", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    page = (folder / "report.html").read_text("utf-8")
-    assert not {"script", "link", "iframe", "b", "a"} & {*re.findall(r"<(\w+)", page)} and not re.search(
-        "https?:", page
-    )
-    loaded = re.findall(r'(?:src|href)="(.{27})', page)
-    assert loaded == ["data:image/png;base64,iVBOR"] * 3
+    assert "\x1b" not in text and not re.search(r"(?<!\\)<", re.sub(r"```.*?```|    <b>", "", text, flags=re.DOTALL))
+    page, of_single = ((each / "report.html").read_text("utf-8") for each in (folder, single))
+    tags = {*re.findall(r"<(\w+)", page + of_single)}
+    assert not {"script", "link", "iframe", "b", "a"} & tags and not re.search("https?:", page)
+    loaded = [re.findall(r'(?:src|href)="(.{27})', each) for each in (page, of_single)]
+    assert loaded == [["data:image/png;base64,iVBOR"] * 3, ["data:image/png;base64,iVBOR"]]
     shown = html.unescape(re.sub("<.*?>", "", page))
-    assert NASTY in shown and "</td></script><scr" in shown
+    assert NASTY in shown and "</td></script><scr" in shown and "&lt;b&gt;\n```\n# it\ufffd" in of_single
 
 
 def report_of(sweep, **request):
     return Report(sweep, losses_of(sweep), Request(**request))
 
 
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [
-        ({(4,): {0: "unfinished"}, (1,): {0: 3.0}}, "No run of the baseline n_heads=4 has finished, so there is noth"),
-        ({(4,): {0: 3.0, 1: 3.0}}, "There is one variant, n_heads=4: final validation loss 3.0000 ± 0.0000 nats per t"),
-        ({(4,): {0: 3.0}, (1,): {0: 3.1}}, "n_heads=1: not compared, because fewer than two seeds are common to both"),
+def test_the_answer_is_one_sentence(tmp_path):
+    for number, (losses, expected) in enumerate(
         (
-            {(4,): {0: 3.0, 1: 3.1}, (1,): {0: 1.0, 1: 1.1001}, (2,): {0: 3.0, 1: 3.1}},
-            "n_heads=1: better by 2.0000 ± 0.0005 nats per token; n_heads=2: equal within the margin",
-        ),
-    ],
-)
-def test_the_answer_is_one_sentence(tmp_path, losses, expected):
-    assert expected in report_of(sweep_of(tmp_path, losses), margin=0.01).answer()
+            (
+                {(4,): {0: "unfinished"}, (1,): {0: 3.0}},
+                "No run of the baseline n_heads=4 has finished, so there is noth",
+            ),
+            (
+                {(4,): {0: 3.0, 1: 3.0}},
+                "There is one variant, n_heads=4: final validation loss 3.0000 ± 0.0000 nats per t",
+            ),
+            (
+                {(4,): {0: 3.0}, (1,): {0: 3.1}},
+                "n_heads=1: not compared, because fewer than two seeds are common to both",
+            ),
+            (
+                {(4,): {0: 3.0, 1: 3.1}, (1,): {0: 1.0, 1: 1.1001}, (2,): {0: 3.0, 1: 3.1}},
+                "n_heads=1: better by 2.0000 ± 0.0005 nats per token; n_heads=2: equal within the margin",
+            ),
+        )
+    ):
+        assert expected in report_of(sweep_of(tmp_path / str(number), losses), margin=0.01).answer()
 
 
-@pytest.mark.parametrize(
-    ("entries", "warning"),
-    [
-        ({"data_fingerprint": "another"}, "The finished runs differ in their text or tokenizer, so they are compared"),
-        ({"data_fingerprint": "x", "val_bytes_per_token": 4.0}, "runs have different validation texts, of 768 and 1,0"),
-        ({"val_windows": {"scored": 4, "of": 8}}, "The losses are those of 4 of 8 windows of the validation part"),
-        ({}, ""),
-    ],
-)
-def test_what_makes_the_losses_doubtful_is_a_warning(tmp_path, drawn, entries, warning):
-    both = entries if "val_windows" in entries else {}
-    report_of(sweep_of(tmp_path, summary={(1,): entries, (4,): both})).write(tmp_path, published=True)
-    text = (tmp_path / "report.md").read_text()
-    assert warning in text and ("**Warning.**" in text) == bool(warning)
+def test_what_makes_the_losses_doubtful_is_a_warning(tmp_path):
+    for number, (entries, warning) in enumerate(
+        (
+            (
+                {"data_fingerprint": "another"},
+                "The finished runs differ in their text or tokenizer, so they are compared",
+            ),
+            (
+                {"data_fingerprint": "x", "val_bytes_per_token": 4.0},
+                "runs have different validation texts, of 768 and 1,0",
+            ),
+            ({"val_windows": {"scored": 4, "of": 8}}, "The losses are those of 4 of 8 windows of the validation part"),
+            ({}, ""),
+        )
+    ):
+        both = entries if "val_windows" in entries else {}
+        report = report_of(sweep_of(tmp_path / str(number), summary={(1,): entries, (4,): both}))
+        text = report.text({}, law="", published=True)
+        assert warning in text and ("**Warning.**" in text) == bool(warning)
 
 
 def test_pictures_have_the_differences_and_the_curves(tmp_path, drawn):
@@ -106,21 +129,3 @@ def test_pictures_have_the_differences_and_the_curves(tmp_path, drawn):
     above, below = drawn["curves.png"].axes
     lines = [line.get_xydata().tolist() for line in above.lines if len(line.get_xydata()) and line.get_ls() != "None"]
     assert lines == [run.curves["val"].tolist() for run in report.sweep.runs] and below.get_xlim()[0] == 3200
-
-
-def test_a_single_run_is_a_sweep_of_one(tmp_path):
-    folder = write_run(tmp_path / "day/time", 3.0, {"model.dim": 8}, seed=1)
-    sample = "--- sample at step 50 ---\nold\n--- sample at step 100 ---\n<b>\n```\n# it\x1b"
-    (folder / "samples.txt").write_text(sample)
-    (folder / "causality.json").write_text(json.dumps({"verdict": "model: causal: 9 checks"}))
-    (folder / "heads").mkdir()
-    rows = "head,change,low,high,verdict\nL0H0,0.25,0.2,0.3,worse\nL1H0,0.5,0.4,0.6,worse\nuniform,,,,\n"
-    (folder / "heads/heads.csv").write_text(rows)
-    done = call(main, f"dir={folder}", cwd=tmp_path)
-    assert done.stdout.startswith("Best validation loss 2.9900 nats per token at step 75 of 100; at the end 3.0000.")
-    text = (folder / "report.md").read_text()
-    assert text.startswith("# Run day/time\n") and "What was swept" not in text and "Compared with" not in text
-    assert "## Sample\n\n    <b>\n    ```\n    # it\ufffd\n" in text and "model: causal: 9 checks" in text
-    assert re.search(r"\| L1H0 \| +\+0.5000 ± 0.1000 \| worse +\|\n\| L0H0 \| +\+0.2500 ± 0.0500 \|", text)
-    page = (folder / "report.html").read_text()
-    assert "&lt;b&gt;\n```\n# it\ufffd" in page and page.count("data:image/png;base64,iVBOR") == 1

@@ -32,14 +32,19 @@ def test_a_sweep_in_every_state(tmp_path):
 
 
 def test_settings_that_differ_are_the_swept_keys_of_a_folder_of_runs(tmp_path):
-    def run(name, loss, seed, **config):
+    def run(name, loss, seed, age=0, **config):
         usual = {"model.n_heads": 4, "optim.betas": [0.9, 0.95], "optim.lr": 0.1, "logger.save_dir": name}
-        return write_run(tmp_path / "2026-01-01" / name, loss, usual | config, seed=seed)
+        folder = write_run(tmp_path / "2026-01-01" / name, loss, usual | config, seed=seed)
+        for file in folder.glob("*.*"):
+            os.utime(file, (1e9 - age, 1e9 - age))
+        return folder
 
-    run("a", 3.0, 0, **{"model.n_heads": 16}), run("b", 3.0, 0)
+    run("a", 3.0, 0, **{"model.n_heads": 16}), run("b", 3.0, 0, age=200)
     last = run("c", 3.0, 1)
     run("d", "unfinished", 0, **{"model.n_heads": 16, "optim.lr": 1e-3, "model.added_later": True})
     run("e", 3.0, 0, **{"optim.betas": [0.8, 0.95]})
+    # Of the runs of one variant and seed, the newest finished one counts.
+    newest = run("f", 3.0, 0, age=100), run("g", 3.0, 0, age=300), run("h", "unfinished", 0)
     (last / "wandb/files").mkdir(parents=True)  # a logger's, and a file of something else
     (last / "wandb/files/config.yaml").write_text("seed: 7\nmodel: {n_heads: 3}\n")
     (tmp_path / "config.yaml").write_text("theme: dark\n")
@@ -52,25 +57,9 @@ def test_settings_that_differ_are_the_swept_keys_of_a_folder_of_runs(tmp_path):
         "n_heads=16, betas=[0.9,0.95], lr=0.1",
     ]
     assert [[run.seed for run in variant.runs] for variant in sweep.variants] == [[0], [0, 1], [0], [0]]
+    assert [run.folder for run in sweep.variants[1].runs] == [newest[0], last]
     assert sweep.baseline is sweep.variants[0]
     assert read_sweep(tmp_path, "betas=[0.9,0.95],n_heads=4").baseline is not sweep.baseline
-
-
-def test_of_two_runs_of_one_variant_and_seed_the_newest_finished_one_counts(tmp_path):
-    runs = [("a", 3.0, 300), ("b", 2.0, 100), ("c", 1.0, 200), ("d", "unfinished", 0)]
-    for name, loss, age in runs:
-        write_run(tmp_path / name, loss)
-        for file in (tmp_path / name).glob("*.*"):
-            os.utime(file, (1e9 - age, 1e9 - age))
-    [chosen] = read_sweep(tmp_path).variants[0].runs
-    assert chosen.folder == tmp_path / "b"
-
-
-def test_labels_name_keys_by_their_last_component_if_it_is_unique(tmp_path):
-    keys, losses = ["model.window", "model.kind", "optim.kind"], {(None, True, 2): {0: 3.0}}
-    assert labels(sweep_of(tmp_path, losses, keys=keys, baseline=(8, 0, 0))) == [
-        "window=null, model.kind=true, optim.kind=2"
-    ]
 
 
 def test_the_baseline_is_chosen_by_values_or_label_or_is_the_variant_that_agrees_most_with_the_defaults(tmp_path):
@@ -89,20 +78,19 @@ def test_the_baseline_is_chosen_by_values_or_label_or_is_the_variant_that_agrees
         read_sweep(four, "n_heads=2")
     with pytest.raises(ValueError, match="n_heads=1 matches several variants; .*: n_heads=1, window=8; n_heads=1, wi"):
         read_sweep(two / "..", "n_heads=1")
+    keys = ["model.window", "model.kind", "optim.kind"]  # a label names a key by its last component if that is unique
+    sweep = sweep_of(tmp_path / "kinds", {(None, True, 2): {0: 3.0}}, keys=keys, baseline=(8, 0, 0))
+    assert labels(sweep) == ["window=null, model.kind=true, optim.kind=2"]
 
 
-@pytest.mark.parametrize("text", ["{", '{"swept": ["a"], "runs": [{"folder": "x", "values": {}}]}'])
-def test_a_damaged_sweep_is_named(tmp_path, text):
-    (tmp_path / "sweep.json").write_text(text)
-    with pytest.raises(ValueError, match="sweep.json is not (valid JSON|a list of runs)"):
-        read_sweep(tmp_path)
+def test_damaged_files_are_named(tmp_path):
+    for text in ("{", '{"swept": ["a"], "runs": [{"folder": "x", "values": {}}]}'):
+        (tmp_path / "sweep.json").write_text(text)
+        with pytest.raises(ValueError, match="sweep.json is not (valid JSON|a list of runs)"):
+            read_sweep(tmp_path)
     (tmp_path / "sweep.json").write_text(json.dumps({"swept": [], "runs": []}))
     with pytest.raises(FileNotFoundError, match="holds neither a sweep.json with runs nor a run with config.yaml"):
         read_sweep(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["summary.json", "windows_last.npz"])
-def test_a_damaged_file_of_a_run_is_named(tmp_path, name):
-    (write_run(tmp_path / "a", 3.0) / name).write_text("seed: [")
-    with pytest.raises(ValueError, match=name):
-        losses_of(read_sweep(tmp_path))
+    (write_run(tmp_path / "runs/a", 3.0) / "windows_last.npz").write_text("seed: [")
+    with pytest.raises(ValueError, match="windows_last.npz is damaged"):
+        losses_of(read_sweep(tmp_path / "runs"))
