@@ -87,6 +87,8 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
     random, weights = "passed before training, with random weights", "to these weights, config and code"
     between, validated = f"{random}; does not belong {weights}", f"passed at step {{}}; belongs {weights}"
     assert verdicts == {3: between, 4: validated.format(4), 6: between, 8: validated.format(8)}
+    assert certify("ckpt=run", cwd=tmp_path).returncode == 0
+    assert written(tmp_path / "run")["stored_certificate"] == validated.format(8)
 
 
 def test_the_step_of_a_run_passes_unless_the_targets_separate_documents(monkeypatch):

@@ -67,6 +67,7 @@ def test_the_text_is_that_of_the_run_or_another_one_on_which_tokenizers_differ(e
     report, stdout = evaluated(f"ckpt={trained}")
     final = json.loads((trained / "summary.json").read_text())["final_val_loss"]
     assert report["figures"]["loss"]["mean"] == pytest.approx(final, abs=5e-6)
+    assert [row["last"] for row in report["positions"]] == [1, 2, 4, 8, 16, 32]
     assert f"{report['figures']['bits_per_byte']['mean']:.4f} [" in stdout and "validation part of the run" in stdout
     arguments = ("data=files", f"data.path={texts}", "part=all")
     report, stdout = evaluated(f"ckpt={trained}", "other=uniform.ckpt", *arguments)

@@ -94,7 +94,9 @@ def test_the_heads_of_one_run(folder):
     assert content["windows"] == {"of": "the validation part", "length": T, "numbers": numbers}
     checkpoint = str(Path(RUN, "checkpoints/best.ckpt"))
     assert (content["document_mask"], content["steps"], content["checkpoint"]) == (True, 10, checkpoint)
-    assert content["loss"] == pytest.approx(loss_of(run.checkpoint.language_model(), tokens, numbers), abs=1e-5)
+    lm = run.checkpoint.language_model()
+    assert content["loss"] == pytest.approx(loss_of(lm, tokens, numbers), abs=1e-5)
+    assert "".join(content["shown_tokens"]) == lm.tokenizer.decode(tokens[:T].tolist(), skip_special_tokens=False)
     assert [row["head"] for row in content["heads"]] == NAMES
     ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: -row["change"])]
     assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")] == ranked

@@ -79,6 +79,8 @@ def test_compiled_code_is_kept_next_to_the_data_and_needs_a_compiler(folder, mon
         refused = call(main, f"ckpt={BEST}", "compile=true", "device=cpu", cwd=folder)
         assert_refused(refused, "compiling for cpu needs a compiler")
         assert refused.environment["TORCHINDUCTOR_CACHE_DIR"] == expected
+    refused = call(certify.main, "compile=true", "hf=folder", cwd=folder)
+    assert_refused(refused, "compile=true needs one of Tril's own models")
 
 
 @pytest.mark.slow

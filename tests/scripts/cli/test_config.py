@@ -7,6 +7,7 @@ from hydra.errors import HydraException
 from tests.calls import call
 from tril import train
 from tril.data.settings import plain
+from tril.model.gpt import GPT
 from tril.scripts import sample  # noqa: F401  which declares its settings
 from tril.scripts.cli.command_line import PROGRAMS, Typed
 from tril.scripts.cli.compose import compose, compose_values, read_value
@@ -82,8 +83,13 @@ def test_a_value_of_a_command_without_groups_is_read_as_hydra_reads_it(is_text):
         assert (type(found), found) == (type(expected), expected) or value == "[[a],b]" and found is UserError, value
 
 
-def test_the_text_decides_the_vocabulary():
+def test_the_text_decides_the_vocabulary_and_the_steps_of_some_flops():
     assert checked().fitted(300).model.vocab_size == 300
     assert checked("model.vocab_size=320").fitted(300).model.vocab_size == 320
     with pytest.raises(UserError, match="model.vocab_size=256"):
         checked("model.vocab_size=256").fitted(300)
+    settings = ("trainer.max_flops=9e9", "trainer.max_steps=400", "trainer.val_check_interval=100")
+    found = checked(*settings, "model.dim=64", "model.context_length=32", "data.batch_size=4").fitted(300)
+    flops = GPT(found.model).flops_per_token() * found.tokens_per_step()
+    assert found.steps * flops == pytest.approx(9e9, rel=0.02)
+    assert -(-found.steps // found.trainer.val_check_interval) == 4

@@ -56,6 +56,7 @@ def test_a_sweep_is_published_without_paths_of_this_machine_and_the_same_for_the
         np.savez(path, **dict(np.load(path)) | {"nll": np.full(8, 2.0 * 32)})
     message = f"FileNotFoundError: {tmp_path}/text.txt and /home/jane/mytext.txt"
     change(folder / "model.n_heads=1,seed=3/failed.json", message=message)
+    (folder / "model.n_heads=1,seed=3/heads.csv").write_text("step,head\n")
     (folder / first / "checkpoints").mkdir()
     (folder / first / "checkpoints/last.ckpt").write_bytes(b"weights")
     log = folder / first / "csv/version_0/metrics.csv"
@@ -80,7 +81,8 @@ def test_a_sweep_is_published_without_paths_of_this_machine_and_the_same_for_the
     finished = [f"model.n_heads={heads},seed={seed}" for heads in (1, 4) for seed in (0, 1, 2)]
     expected = {f"{name}/{file}" for name in finished for file in FILES} | {"report.json", "sweep.json"}
     failed, unfinished = "model.n_heads=1,seed=3", "model.n_heads=4,seed=3"
-    expected |= {f"{failed}/failed.json", *(f"{run}/{file}" for run in (failed, unfinished) for file in FILES[:2])}
+    expected |= {f"{failed}/failed.json", f"{failed}/heads.csv"}
+    expected |= {*(f"{run}/{file}" for run in (failed, unfinished) for file in FILES[:2])}
     assert list(files) == sorted(expected)
     every = b"".join(files.values())
     for machine in (tmp_path, Path.home(), "/home", "sample_with"):
