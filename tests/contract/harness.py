@@ -3,16 +3,19 @@
 The only module of this folder that names modules of Tril which are not public; `test_imports.py` checks the others.
 """
 
+import contextlib
 import csv
 import gc
 import importlib
+import io
 import json
 import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -103,6 +106,29 @@ def run(*arguments, **options) -> Done:
     return Command(*arguments, **options).done()
 
 
+def run_each(name: str, rows: Sequence[Sequence[str]], *, cwd: Path) -> list[Done]:
+    """The command with each of these arguments, one after another in one process."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "done.json"
+        run(name, cwd=cwd, before=partial(execute_each, name, rows, file)).succeeded()
+        return [Done(*done) for done in json.loads(file.read_text("utf-8"))]
+
+
+def execute_each(name: str, rows: Sequence[Sequence[str]], file: Path) -> None:
+    """What its process does."""
+    ended = []
+    for arguments in rows:
+        sys.argv, status = [f"{name}.py", *arguments], 0
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            try:
+                importlib.import_module(MODULES[name]).main()
+            except SystemExit as end:
+                status = end.code
+        ended.append((status, out.getvalue(), err.getvalue()))
+    file.write_text(json.dumps(ended), "utf-8")
+    sys.exit()
+
+
 def train_run(*settings: object, cwd: Path, base: Sequence = BARE, **options) -> Path:
     """Trains in the folder `cwd`, which may be new, with settings that replace those of `base`; returns the run's."""
     cwd.mkdir(parents=True, exist_ok=True)
@@ -152,18 +178,16 @@ def copy_project(folder: Path) -> Path:
     return shutil.copytree(ROOT, folder, ignore=skipped)
 
 
-def assert_refused(*command: object, cwd: Path, parts: Sequence, watched: Sequence[Path] = (), **options) -> None:
-    """The command is refused with a line that contains the parts, and changes no file of `cwd` and `watched`."""
+@contextlib.contextmanager
+def unchanged(*folders: Path) -> Iterator[None]:
+    """The block changes no file of these folders, but for those of the cache."""
 
     def files() -> dict[Path, bytes]:
-        paths = {path for folder in (cwd, *watched) for path in folder.rglob("*")}
-        return {
-            path: path.read_bytes() if path.is_file() else b"" for path in paths if cwd / "cache" not in path.parents
-        }
+        paths = {path for folder in folders for path in folder.rglob("*") if "cache" not in path.parts}
+        return {path: path.read_bytes() if path.is_file() else b"" for path in paths}
 
-    (cwd / "cache").mkdir(exist_ok=True)  # may change
     before = files()
-    assert not run(*command, cwd=cwd, **options).refused(*parts).out
+    yield
     assert files() == before
 
 

@@ -17,10 +17,11 @@ import yaml
 from filelock import FileLock
 from omegaconf import OmegaConf
 
-from tests.contract.harness import COMMANDS, ROOT, assert_refused, run, summary, table
+from tests.contract.harness import COMMANDS, ROOT, run, run_each, summary, table, unchanged
 
 ROWS = dict(table("bad_input.txt", columns=2))
-FIRST = {row.split()[0]: row for row in reversed(ROWS)}  # of each command
+OF = {name: [row for row in ROWS if row.split()[0] == name] for name in COMMANDS}
+PARTS = {f"{name} {i}": OF[name][i : i + 16] for name in COMMANDS for i in range(0, len(OF[name]), 16)}
 BOMB = "\n".join(["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 25)])
 CONTENT = {  # of files; those with a folder replace a file of a run
     "text.txt": b"some text\n" * 200,
@@ -55,6 +56,7 @@ def names(once, run_of):
                 shutil.copytree(source, (folder / name).parent)
             (folder / name).write_bytes(content)
         torch.save([1, 2], folder / "list.ckpt")
+        shutil.copyfile(source / "checkpoints" / "last.ckpt", folder / "alone.ckpt")
         (folder / "half.ckpt").write_bytes((source / "checkpoints" / "last.ckpt").read_bytes()[:9000])
 
     folders = {"files": once("wrong", write), "run": source, "gpt2": gpt2}
@@ -62,18 +64,26 @@ def names(once, run_of):
         yield folders | {"port": server.getsockname()[1]}
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_it_is_refused(row, names, tmp_path):
-    parts = [part.strip().format(**names) for part in ROWS[row].split(";")]
-    folders = [names["files"], names["run"]]
-    assert_refused(*shlex.split(row.format(**names)), cwd=tmp_path, parts=parts, watched=folders)
+@pytest.mark.parametrize("part", PARTS)
+def test_it_is_refused(part, names, tmp_path):
+    arguments = [shlex.split(row.format(**names))[1:] for row in PARTS[part]]
+    with unchanged(tmp_path, names["files"], names["run"]):
+        ended = run_each(part.split()[0], arguments, cwd=tmp_path)
+    for row, done in zip(PARTS[part], ended, strict=True):
+        assert not done.refused(*(part.strip().format(**names) for part in ROWS[row].split(";"))).out
+
+
+def test_an_error_is_one_line_whatever_was_typed(names, tmp_path):
+    typed = "ckpt=a\nb\u2028c\x1b[31m", f"ckpt={names['run']} prompt=[a,'\udcff']"  # the last is no UTF-8
+    ended = run_each("sample", [typed[:1], typed[1].split()], cwd=tmp_path)
+    assert all(len(done.refused().err.splitlines()) == 1 and done.err[:-1].isprintable() for done in ended)
+    assert "a b c\\x1b[31m" in ended[0].err and "surrogates not allowed" in ended[1].err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_process_refuses_it_in_five_seconds(name, names, tmp_path):
-    assert len(ROWS) >= 80
-    _, *arguments = shlex.split(FIRST[name].format(**names))
+    _, *arguments = shlex.split(OF[name][0].format(**names))
     script = ROOT / ("train.py" if name == "train" else f"scripts/{name}.py")
     before = sum(os.times()[2:4])  # seconds of processors for processes that have ended
     assert subprocess.run([sys.executable, script, *arguments], cwd=tmp_path).returncode == 2
@@ -103,8 +113,9 @@ def test_a_saved_setting_that_could_send_or_write_elsewhere_is_not_used(folder, 
         for name, meant in (("RUN", folder), ("OUT", folder.parent / "outside"), ("URL", url)):
             value = value.replace(name, str(meant))
         edit(folder, place, yaml.safe_load(value))
-        parts = [f"the saved {place}", "; "]
-        assert_refused(command, *words, cwd=folder.parent, parts=parts, WANDB_API_KEY="a" * 40)
+        with unchanged(folder.parent):
+            done = run(command, *words, cwd=folder.parent, WANDB_API_KEY="a" * 40)
+        assert not done.refused(f"the saved {place}", "; ").out
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
@@ -117,15 +128,16 @@ def test_a_folder_with_links_to_places_outside_of_it_is_refused(folder, name):
         link.rename(place)
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(place)
-    parts = [f"{link} is a link to {place}", "remove it"]
-    assert_refused("train", f"resume={folder}", *STEPS, cwd=folder.parent, parts=parts)
+    with unchanged(folder.parent):
+        done = run("train", f"resume={folder}", *STEPS, cwd=folder.parent)
+    assert not done.refused(f"{link} is a link to {place}", "remove it").out
 
 
 def test_a_run_goes_on_with_its_own_settings_and_with_what_is_typed_again(folder):
     cache, command = folder.parent / "outside" / "my cache", ("train", f"resume={folder}", *STEPS)
     (folder / "latest").symlink_to("checkpoints/last.ckpt")
     with FileLock(folder / ".run.lock"):
-        assert_refused(*command, cwd=folder.parent, parts=["another process", folder])
+        run(*command, cwd=folder.parent).refused("another process", folder)
     edit(folder, "data.cache_dir", str(cache))
     (typed,) = shlex.split(run(*command, cwd=folder.parent).err.partition("if you trust it, type ")[2])
     assert not cache.exists()
