@@ -83,6 +83,10 @@ def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
             again = prepared(settings, **BYTE)
             assert "is damaged (" in caplog.text, (name, position)
             assert (again.tokens("train") == text.tokens("train")).all()
+    meta = before["meta.json"].decode().replace('"targets": ', '"targets": 1', 1)
+    (text.folder / "meta.json").write_text(meta)  # only its checksum tells
+    caplog.clear()
+    assert prepared(settings, **BYTE).meta == text.meta and "is damaged (" in caplog.text
     (text.folder / "tokens.bin").unlink()
     assert prepared(settings, **BYTE).tokens("val").tolist() == text.tokens("val").tolist()
 
