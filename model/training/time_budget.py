@@ -1,7 +1,7 @@
 """`python train.py minutes=5`: the model, its dropout and the steps of a run that ends in time.
 
-The size of the model follows from the losses of small runs (`MEASURED`; docs/notes/speed.md says how they were made), the
-steps from a few timed ones. After a fifth of them they are planned once more, from the time that they took.
+The size of the model follows from the losses of small runs (`MEASURED`; made as docs/notes/speed.md says), the steps
+from a few timed ones. After a fifth of them they are planned once more, from the time that they took.
 """
 
 import math
