@@ -183,7 +183,8 @@ def unchanged(*folders: Path) -> Iterator[None]:
     """The block changes no file of these folders, but for those of the cache."""
 
     def files() -> dict[Path, bytes]:
-        paths = {path for folder in folders for path in folder.rglob("*") if "cache" not in path.parts}
+        inside = [(folder, path) for folder in folders for path in folder.rglob("*")]
+        paths = {path for folder, path in inside if "cache" not in path.relative_to(folder).parts}
         return {path: path.read_bytes() if path.is_file() else b"" for path in paths}
 
     before = files()
