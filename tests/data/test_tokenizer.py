@@ -90,12 +90,13 @@ def with_id(i, model=BPE):
     [
         ("", "the tokenizer cannot be read (JSONDecodeError"),
         ("[" * 100_000, "the tokenizer cannot be read (RecursionError"),
-        (state({}), "the tokenizer cannot be read (KeyError: 'vocab')"),
         ("1" * 10_000, "Exceeds the limit"),  # more digits than Python converts
+        (state({}), "the tokenizer cannot be read (KeyError: 'vocab')"),
         (state({**BPE, "merges": [["a", "z"]]}), "out of vocabulary"),
         (state(BPE, normalizer={"type": "Precompiled", "precompiled_charsmap": "/////wAAAAAA"}), "charsmap"),
         (with_id(4_000_000_000), f"4000000001 tokens exceed the model's vocab_size={MAX_IDS}; use the tokenizer"),
         (with_id(-1), "the tokenizer has the id -1, which must be an integer from 0 on"),
+        (state(BPE, added_tokens=[{**EOT, "id": 4_000_000_000}]), "4000000001 tokens exceed"),
         (state({**BPE, "vocab": {}, "merges": []}, added_tokens=[]), "cannot encode a letter"),
         (state({**BPE, "dropout": 0.1}), "has model.dropout=0.1, so its ids are random; set it to null"),
         (state(BPE, normalizer={"type": "Sequence", "normalizers": [LONGER] * 4}), "more than 64 characters of one"),
@@ -130,6 +131,11 @@ UNUSED = {**BYTES["model"], "vocab": without(BYTES["model"]["vocab"], "\xff", "\
 def test_files_that_keep_all_text_are_accepted(content):
     content.setdefault("decoder", None)
     assert load_tokenizer(json.dumps(content)).encode("a\u6f22", add_special_tokens=False).ids != []
+
+
+def test_ids_must_be_rows_of_the_model():
+    with pytest.raises(ValueError, match="the tokenizer's 5 tokens exceed the model's vocab_size=4; use the tokenizer"):
+        load_tokenizer(json.dumps(state(BPE)), 4)
 
 
 COMMITS = {"main": "ab" * 20, "v1": "cd" * 20}  # of a repository of the hub

@@ -38,7 +38,7 @@ PARTS = {
     "tie_embeddings": [True, False],
     "n_kv_heads": [None, 2],
 }
-N_DAMAGED = 60
+N_DAMAGED = 120
 
 
 def language_model(**parts) -> LanguageModel:
@@ -95,7 +95,7 @@ def same(a, b) -> bool:
     return type(a) is type(b) and a == b
 
 
-@settings(deadline=None, max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in PARTS.items()}))
 def test_what_is_loaded_computes_the_same(tmp_path, parts):
     lm, ids, path = language_model(**parts), torch.randint(257, (2, 12)), tmp_path / "a.ckpt"

@@ -32,7 +32,7 @@ from tril.model.comparison import (
     looks_half_width,
 )
 from tril.model.gpt import IGNORE
-from tril.model.intervals import BLOCKS, block_starts, clustered_mean
+from tril.model.intervals import BLOCKS, block_starts, clustered_mean, mean_interval
 from tril.model.text_clusters import TextClusters
 
 REPETITIONS = 20_000
@@ -41,6 +41,14 @@ SIZES = np.array([5, 10, 15, 20, 25, 30, 40, 60, 75, 100, 120, 140])  # targets 
 
 
 # --- means over clusters
+
+
+def test_an_interval_is_that_of_students_t():
+    values = [3.1, 2.9, 3.3, 3.05]
+    for confidence in (0.5, 0.95, 0.999):
+        low, high = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+        found = mean_interval(values, confidence)
+        assert [found.low, found.high] == pytest.approx([low, high], rel=1e-12)
 
 
 @pytest.mark.filterwarnings("error")
@@ -60,6 +68,13 @@ def cr2(means, sizes):
     residual_maker = np.eye(len(share)) - np.sqrt(np.outer(share, share))
     form = np.sqrt(share / np.diag(residual_maker))[:, None] * residual_maker
     return np.sum((np.sqrt(share) * means @ form.T) ** 2, -1), np.sum(form**2) ** 2 / np.sum((form @ form.T) ** 2)
+
+
+def test_a_clustered_mean_is_that_of_the_matrices():
+    losses = np.random.default_rng(0).normal(size=12)
+    found, (variance, df) = clustered_mean(losses * SIZES, SIZES), cr2(losses, SIZES)
+    assert (found.se, found.df) == (pytest.approx(variance**0.5, rel=1e-9), pytest.approx(df, rel=1e-9))
+    assert found.mean == pytest.approx(np.average(losses, weights=SIZES))
 
 
 def test_a_document_in_several_windows_is_one_cluster():
@@ -155,6 +170,7 @@ def test_trained_models_are_compared_over_documents():
     for found, row in zip(compare(losses, SIZES, bound=Bound.MODELS), losses[1:], strict=True):
         variance, df = cr2(row[0] - losses[0, 0], SIZES)
         assert found.difference.half_width == pytest.approx(stats.t.isf(0.025 / 3, df) * variance**0.5)
+        assert (found.seeds, found.df) == (1, pytest.approx(df))
     assert compare(losses[:, :, :1], SIZES[:1], bound=Bound.MODELS)[0].verdict == ONE_DOCUMENT
     losses[1] = np.inf
     assert compare(losses, SIZES, bound=Bound.MODELS)[0].verdict == DIVERGED
@@ -233,9 +249,9 @@ def sweeps(chance, n_variants, n_seeds, sds=None, of_text=0.0, of_rest=0.0):
     return losses + text + rest, SIZES
 
 
-EVEN = [{"n_variants": v, "n_seeds": s} for v, s in ((2, 2), (6, 5))]
+EVEN = [{"n_variants": v, "n_seeds": s} for v, s in ((2, 2), (2, 5), (3, 3), (6, 2), (6, 5))]
 EVEN += [{"n_variants": 3, "n_seeds": s, "of_text": t, "of_rest": 1.0} for s, t in ((3, 0.3), (3, 3.0), (8, 1.0))]
-SPREADS = (2, [3, 1, 1]), (3, [1, 1, 1, 1, 1, 3]), (8, [3, 1, 1])
+SPREADS = (2, [3, 1, 1]), (2, [3, 1, 1, 1, 1, 1]), (3, [1, 1, 1, 1, 1, 3]), (5, [2, 1, 1, 1, 1, 1]), (8, [3, 1, 1])
 UNEVEN = [{"n_variants": len(sds), "n_seeds": s, "sds": sds} for s, sds in SPREADS]
 
 
@@ -245,7 +261,9 @@ def test_equal_configurations_are_seldom_called_different(case, most):
     """And the intervals of a family hold all true differences, here 0, in at least 94 % of sweeps."""
     losses, sizes = sweeps(np.random.default_rng(0), **case)
     mean, half = intervals(losses, sizes, 0.05)
-    assert (np.abs(mean) > half).any(1).mean() <= most
+    rate = (np.abs(mean) > half).any(1).mean()
+    print(f"{case}: {rate:.2%}")
+    assert rate <= most
 
 
 @pytest.mark.parametrize(
@@ -262,4 +280,6 @@ def test_the_smallest_detectable_difference_is_found_with_the_stated_power(case)
     stated = float(np.median([compare(each, sizes, LEVEL)[-1].detectable for each in losses[:400]]))
     losses[:, -1] += stated
     mean, half = intervals(losses, sizes, LEVEL)
-    assert abs((mean[:, -1] > half[:, -1]).mean() - POWER) < 0.12
+    rate = (mean[:, -1] > half[:, -1]).mean()
+    print(f"{case}: {stated:.2f}, found {rate:.1%}")
+    assert abs(rate - POWER) < 0.12

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tests.conftest import MODEL_CHOICES, randomize
 from tril.data.settings import explain
 from tril.model.attention import BACKENDS
-from tril.model.config import GPTConfig
+from tril.model.config import GPTConfig, check_memory
 from tril.model.gpt import GPT
 from tril.model.layers import ACTIVATIONS, NORMS
 from tril.model.positions import POSITIONS
@@ -75,7 +75,7 @@ def test_canonical_forms_are_equal_exactly_where_models_are_equal():
     draw, models, n_configs = random.Random(0), {}, 0
     choices, names = dataclasses.asdict(NANO), [name for name in VALUES if name not in OFTEN]
     singles = [choices | {name: value} for name, values in VALUES.items() for value in values]
-    for number in range(len(singles) + 250):
+    for number in range(len(singles) + 400):
         walked = choices | {name: draw.choice(VALUES[name]) for name in draw.sample(names, 2)}
         other = singles[number] if number < len(singles) else walked
         if other["backend"] == "flex":  # a slow one on a CPU
@@ -87,7 +87,7 @@ def test_canonical_forms_are_equal_exactly_where_models_are_equal():
         choices, n_configs = choices if number < len(singles) else other, n_configs + 1
         assert config.canonical().canonical() == config.canonical()
         models.setdefault(config.canonical(), set()).add(traits(config))
-    assert n_configs > 100 and len(models) < 0.9 * n_configs  # many configurations of the same model
+    assert n_configs > 150 and len(models) < 0.9 * n_configs  # many configurations of the same model
     assert all(len(found) == 1 for found in models.values())
     assert len(set.union(*models.values())) == len(models)
 
@@ -126,6 +126,13 @@ def test_wrong_values_and_combinations_are_refused_by_name():
         ({"backend": "flex", "attn_dropout": 0.1}, "model.attn_dropout=0.1"),
     ):
         assert re.search(message, refusal(**choices))
+
+
+def test_what_exceeds_the_memory_is_refused_before_it_is_allocated():
+    for name, value in {"dim": 12 * 10**6, "vocab_size": 2**40, "context_length": 2**40}.items():
+        with pytest.raises(ValueError, match=f"model.{name}={value}"):
+            check_memory(GPTConfig(**{"vocab_size": 50, name: value}))
+    check_memory(GPTConfig(50))
 
 
 def test_settings_need_no_torch():
