@@ -18,7 +18,7 @@ from tril.model.gpt import IGNORE
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
-V, T, NEW, EOT = 31, 12, 14, 7
+V, T, NEW, EOT = 31, 12, 14, 7  # the new tokens go beyond the context
 PARTS = [
     {"n_kv_heads": 2, "window": 4, "qk_norm": "rmsnorm", "mlp": "swiglu", "logit_softcap": 9.0},
     {"pos": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu", "tie_embeddings": True},
@@ -26,7 +26,9 @@ PARTS = [
     {"backend": "stacked", "pos": "none", "qk_norm": "layernorm"},
     {"n_heads": 0},
 ]
-ONE, UNEQUAL = [[1, 2, 3]], [[1, 2], [3] * 9, [4] * 20]
+UNEQUAL = [[1, 2], [3] * 9, [4] * 20]
+FILTERS = {"top_k": None, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}
+SAMPLED = [([[1, 2, 3]], False, {}), (UNEQUAL, False, {"temperature": 0.0}), (UNEQUAL, True, FILTERS)]
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)
@@ -57,29 +59,14 @@ class HostGenerator(torch.Generator):
         return super().__new__(cls)
 
 
-@pytest.fixture
-def sampled(monkeypatch):
-    """The shapes of all steps; `step` replaces the compiled one."""
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+def test_sampling_neither_mixes_devices_nor_reads_a_value(parts, monkeypatch):
     monkeypatch.setattr(generate.torch, "Generator", HostGenerator)
     monkeypatch.setattr(generate, "to_host", lambda ids: lambda: torch.zeros(ids.shape, dtype=ids.dtype))  # no values
-
-    def sampled(parts, prompts, step=None, **sampling):
-        monkeypatch.setattr(generate, "compiled_step", lambda device_type: step)
-        gate = torch.ones(2, 4, device="meta") if parts.get("n_heads") != 0 else None
-        options = {"eot_id": EOT, "head_gate": gate, "compile": step is not None}
-        settings, model = SamplingConfig(max_new_tokens=NEW, **sampling), tiny_gpt(**parts).to("meta")
-        return [tuple(ids.shape) for ids in generate.generate_ids(model, prompts, settings, **options)]
-
-    return sampled
-
-
-@pytest.mark.parametrize("parts", PARTS, ids=str)
-def test_sampling_neither_mixes_devices_nor_reads_a_value(sampled, parts):
-    """Beyond the context length as well."""
-    filters = {"top_k": None, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}
-    for prompts, step, sampling in (
-        (ONE, None, {}),
-        (UNEQUAL, None, {"temperature": 0.0}),
-        (UNEQUAL, generate.decode_step, filters),
-    ):
-        assert sampled(parts, prompts, step, **sampling) == [(len(prompts),)] * NEW
+    monkeypatch.setattr(generate, "compiled_step", lambda device_type: generate.decode_step)
+    gate = torch.ones(2, 4, device="meta") if parts.get("n_heads") != 0 else None
+    model = tiny_gpt(**parts).to("meta")
+    for prompts, compile, sampling in SAMPLED[PARTS.index(parts) % 2 :]:
+        settings = SamplingConfig(max_new_tokens=NEW, **sampling)
+        found = generate.generate_ids(model, prompts, settings, eot_id=EOT, head_gate=gate, compile=compile)
+        assert [tuple(ids.shape) for ids in found] == [(len(prompts),)] * NEW
