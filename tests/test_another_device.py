@@ -18,7 +18,8 @@ from tril.model.gpt import IGNORE
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
-V, T, NEW, EOT = 31, 12, 14, 7  # the new tokens go beyond the context
+V, T, NEW, EOT = 31, 6, 7, 7  # the new tokens go beyond the context
+SHAPE = {"n_layers": 1, "context_length": T}
 PARTS = [
     {"n_kv_heads": 2, "window": 4, "qk_norm": "rmsnorm", "mlp": "swiglu", "logit_softcap": 9.0},
     {"pos": "learned", "norm": "layernorm", "bias": True, "mlp": "gelu", "tie_embeddings": True},
@@ -26,7 +27,7 @@ PARTS = [
     {"backend": "stacked", "pos": "none", "qk_norm": "layernorm"},
     {"n_heads": 0},
 ]
-UNEQUAL = [[1, 2], [3] * 9, [4] * 20]
+UNEQUAL = [[1, 2], [3] * 5, [4] * 9]
 FILTERS = {"top_k": None, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}
 SAMPLED = [([[1, 2, 3]], False, {}), (UNEQUAL, False, {"temperature": 0.0}), (UNEQUAL, True, FILTERS)]
 
@@ -34,7 +35,7 @@ SAMPLED = [([[1, 2, 3]], False, {}), (UNEQUAL, False, {"temperature": 0.0}), (UN
 @pytest.mark.parametrize("parts", PARTS, ids=str)
 def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts):
     for kind, document_eot in (("muon", EOT), ("adamw", None)):
-        model = tiny_gpt(**parts).to("meta")
+        model = tiny_gpt(**SHAPE, **parts).to("meta")
         content = Checkpoint(model.config, {}, Tokenizer(models.BPE({}, [])).to_str(), "A", data={"fingerprint": ""})
         run = {"total_steps": 40, "val_bytes": {"": float}, "payload": content.entry(), "document_eot": document_eot}
         module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
@@ -64,8 +65,8 @@ def test_sampling_neither_mixes_devices_nor_reads_a_value(parts, monkeypatch):
     monkeypatch.setattr(generate.torch, "Generator", HostGenerator)
     monkeypatch.setattr(generate, "to_host", lambda ids: lambda: torch.zeros(ids.shape, dtype=ids.dtype))  # no values
     monkeypatch.setattr(generate, "compiled_step", lambda device_type: generate.decode_step)
-    gate = torch.ones(2, 4, device="meta") if parts.get("n_heads") != 0 else None
-    model = tiny_gpt(**parts).to("meta")
+    gate = torch.ones(1, 4, device="meta") if parts.get("n_heads") != 0 else None
+    model = tiny_gpt(**SHAPE, **parts).to("meta")
     for prompts, compile, sampling in SAMPLED[PARTS.index(parts) % 2 :]:
         settings = SamplingConfig(max_new_tokens=NEW, **sampling)
         found = generate.generate_ids(model, prompts, settings, eot_id=EOT, head_gate=gate, compile=compile)
