@@ -62,13 +62,11 @@ def call(
 @contextlib.contextmanager
 def unchanged_logging() -> Iterator[None]:
     """Hydra configures logging for a whole process."""
-    root, level, handlers = logging.root, logging.root.level, logging.root.handlers[:]
-    loggers = [logger for logger in root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
-    disabled = [logger.disabled for logger in loggers]
+    loggers = [logging.root, *(each for each in logging.root.manager.loggerDict.values() if hasattr(each, "handlers"))]
+    before = [(logger, logger.level, logger.handlers[:], logger.disabled) for logger in loggers]
     try:
         yield
     finally:
-        root.setLevel(level)
-        root.handlers[:] = handlers
-        for logger, value in zip(loggers, disabled, strict=True):
-            logger.disabled = value
+        for logger, level, handlers, disabled in before:
+            logger.setLevel(level)
+            logger.handlers[:], logger.disabled = handlers, disabled

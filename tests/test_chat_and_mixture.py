@@ -34,12 +34,40 @@ def run_on(cwd, script, *arguments):
     return call(script.main, *arguments, "device=cpu", cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
 
 
-def nats_of(lm, ids) -> np.ndarray:
-    """The loss of each token but the first, in windows that follow each other."""
-    windows = torch.nn.functional.pad(torch.tensor(ids), (0, -len(ids) % T)).view(-1, T)
+def scored(lm, text, limit):
+    """The losses of the targets in the first windows of a text, and the bytes, the window and the document of each."""
+    ids, targets = text.tokens("val").astype(int), text.targets("val")
+    windows = torch.nn.functional.pad(torch.from_numpy(ids), (0, -len(ids) % T)).view(-1, T)
     with torch.no_grad():
         log_p = lm.model(windows).double().log_softmax(-1).flatten(0, 1)
-    return np.array([-log_p[i, token].item() for i, token in enumerate(ids[1:])])
+    at = [i for i in range(min(len(ids) - 1, limit * T)) if targets is None or targets[i + 1]]  # inputs of targets
+    owners = text.documents("val")[at if targets is None else np.add(at, 1)]
+    nats = np.array([-log_p[i, ids[i + 1]].item() for i in at])
+    return nats, ids[np.add(at, 1)] != lm.eot_id, np.array(at) // T, owners
+
+
+def in_units(nats, n_bytes):
+    return pytest.approx([nats.mean(), nats.sum() / math.log(2) / n_bytes.sum()], rel=1e-5)
+
+
+def validated(run, limit):
+    """What the last validation of a run scored of each text, after a comparison with its losses and its windows."""
+    lm, result, windows = load(run / "checkpoints/last.ckpt"), summary(run), np.load(run / "windows_last.npz")
+    texts = parse(yaml.safe_load((run / "config.yaml").read_text())["data"]).prepare().texts
+    parts = {name: scored(lm, text, limit) for name, text in texts.items()}
+    nats, n_bytes, *_ = map(np.concatenate, zip(*parts.values(), strict=True))
+    assert [result["final_val_loss"], result["final_val_bpb"]] == in_units(nats, n_bytes)
+    assert windows["targets"].tolist() == [n for part in parts.values() for n in np.bincount(part[2]) if n]
+    for name, weighted in (("document_targets", False), ("document_nll", True)):
+        sums = [np.bincount(owners, nats if weighted else None) for nats, _, _, owners in parts.values()]
+        assert windows[name].tolist() == pytest.approx(np.concatenate(sums).tolist(), rel=1e-4)
+    return parts
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -56,26 +84,12 @@ def conversations(tmp_path):
 
 
 def test_a_run_on_conversations_is_scored_on_their_answers(tmp_path, conversations):
-    """The validation ends within the last conversation."""
-    limit = 16
-    train(tmp_path, *CHAT, f"data.val_batch_size={limit}", "+trainer.limit_val_batches=1")
-    run, ids, targets = tmp_path / "run", [], []
-    lm = load(run / "checkpoints/last.ckpt")
-    for number, messages in enumerate(conversations):
-        for i in (0, 2):
-            ids += lm.tokenizer.encode(f"User: {messages[i]['content']}\n\nAssistant:").ids
-            reply = [*lm.tokenizer.encode(f" {messages[i + 1]['content']}").ids, lm.eot_id]
-            targets += [(len(ids) + at - 1, number, token != lm.eot_id) for at, token in enumerate(reply)]
-            ids += reply
-    inputs, owners, is_byte = np.array([target for target in targets if target[0] < limit * T]).T
-    assert set(owners) == {*range(5)} and len(inputs) < len(targets)
-    nats, windows, result = nats_of(lm, ids)[inputs], np.load(run / "windows_last.npz"), summary(run)
-    assert result["final_val_loss"] == pytest.approx(np.mean(nats), rel=1e-5)
-    assert result["final_val_bpb"] == pytest.approx(nats.sum() / math.log(2) / is_byte.sum(), rel=1e-5)
-    assert windows["document_targets"].tolist() == np.bincount(owners).tolist()
-    assert windows["document_nll"].tolist() == pytest.approx(np.bincount(owners, nats).tolist(), rel=1e-4)
-    counts = np.bincount(inputs // T)
-    assert windows["targets"].tolist() == counts[counts > 0].tolist() and not counts.all()  # windows without targets
+    """The validation ends within the last conversation, and has windows without targets."""
+    train(tmp_path, *CHAT, "data.val_batch_size=16", "+trainer.limit_val_batches=1")
+    [(_, n_bytes, windows, owners)] = validated(tmp_path / "run", limit=16).values()
+    answers = [message["content"] for messages in conversations for message in messages[1::2]]
+    assert n_bytes.sum() == sum(len(f" {answer}".encode()) for answer in answers[:-1])
+    assert len({*windows}) < 16 and {*owners} == {*range(5)}
     for script in (evaluate, heads):
         assert_refused(run_on(tmp_path, script, "ckpt=run"), "was trained on the answers of conversations")
 
@@ -108,39 +122,28 @@ def test_the_chat_template_of_the_source_is_taken_over_unless_another_is_typed(t
     assert data_of("third", "init_from=run", "data.chat_template=mine.jinja")[1].startswith("{% for m in messages %}[")
 
 
-def test_a_run_on_a_mixture_has_the_losses_of_each_source_and_goes_on_with_the_same_shares_only(tmp_path, monkeypatch):
+def test_a_run_on_a_mixture_has_the_losses_of_each_source_and_goes_on_with_the_same_shares_only(tmp_path):
     """Of 40 documents all validation windows are scored, of the other text 12."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "docs").mkdir()
     for d in range(40):
         lines = (f"café {d}: line {i}, product {d * i}, sum {d + i}.\n" for i in range(4))
         (tmp_path / "docs" / f"{d}.txt").write_text("".join(lines), encoding="utf-8")
     (tmp_path / "other.txt").write_text("".join(f"{i}! The square of {i} is {i * i}\n" for i in range(600)))
-    settings = ("data=mixture", "data.sources={docs: 0.75, other.txt: 0.25}")
+    settings = ("data=mixture", "data.sources={docs: 0.75, other.txt: 0.25}", "data.val_batch_size=4")
     settings += ("data.batch_size=2", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=3")
-    printed = train(tmp_path, *settings, "data.val_batch_size=4", "+trainer.limit_val_batches=3").stdout
-    run, total, sizes, targets, documents = tmp_path / "run", [], [], [], []
-    lm, result, windows = load(run / "checkpoints/last.ckpt"), summary(run), np.load(run / "windows_last.npz")
-    texts = parse(yaml.safe_load((run / "config.yaml").read_text())["data"]).prepare().texts
+    printed = train(tmp_path, *settings, "+trainer.limit_val_batches=3").stdout
+    run, result = tmp_path / "run", summary(tmp_path / "run")
+    parts = validated(run, limit=12)
     for name, share in (("docs", 0.75), ("other.txt", 0.25)):
-        ids, n_train = texts[name].tokens("val").tolist(), texts[name].meta["counts"]["train"]["tokens"]
-        nats = nats_of(lm, ids)[: 12 * T]
-        n_bytes = sum(token != lm.eot_id for token in ids[1 : len(nats) + 1])
-        found, key = result["sources"][name], f"val/{name}"
+        found = result["sources"][name]
         losses = [found["final_val_loss"], found["final_val_bpb"]]
-        assert losses == [metrics(run, f"{key}/loss")[8], metrics(run, f"{key}/bpb")[8]]
-        assert losses == pytest.approx([np.mean(nats), nats.sum() / math.log(2) / n_bytes], rel=1e-5)
-        assert [found["share"], found["epochs"]] == pytest.approx([share, 8 * 6 * T * share / n_train])
-        total, targets = [*total, *nats], [*targets, *np.bincount(np.arange(len(nats)) // T)]
-        documents += np.bincount(np.equal(ids[:-1], lm.eot_id).cumsum()[: len(nats)], nats).tolist()
-        sizes.append(n_bytes)
-    assert result["final_val_loss"] == metrics(run, "val/loss")[8] == pytest.approx(np.mean(total), rel=1e-5)
-    assert result["final_val_bpb"] == pytest.approx(np.sum(total) / math.log(2) / sum(sizes), rel=1e-5)
-    assert windows["targets"].tolist() == targets and T * 24 > sum(targets) > T * 12
-    assert windows["document_nll"].tolist() == pytest.approx(documents, rel=1e-4) and len(documents) > 2
-    scored = f"on {len(targets)} of {result['val_windows']['of']} windows, not comparable with other runs"
-    assert scored in printed and len(targets) < result["val_windows"]["of"]
+        assert losses == [metrics(run, f"val/{name}/{key}")[8] for key in ("loss", "bpb")]
+        assert losses == in_units(*parts[name][:2])
+        epochs = 8 * 6 * T * share / found["training_tokens"]
+        assert [found["share"], found["epochs"]] == pytest.approx([share, epochs])
+    assert max(parts["docs"][2]) < 11 == max(parts["other.txt"][2]) and max(parts["docs"][3]) > 0
+    windows = result["val_windows"]
+    assert f"on {windows['scored']} of {windows['of']} windows, not comparable with other runs" in printed
 
     refused = run_on(tmp_path, evaluate, "ckpt=run")
     assert_refused(refused, "a mixture has several texts; evaluate one of its sources, such as data=stdlib")
