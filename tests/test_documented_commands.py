@@ -7,22 +7,20 @@ other pages slow ones.
 import importlib
 import importlib.util
 import json
-import os
 import re
 import shutil
 import sys
 import tomllib
-from pathlib import Path
-from unittest import mock
 
 import pytest
 
 from tests.calls import call
+from tests.contract.harness import BARE, TINY, merged
 from tests.documented import COMPUTED, EDITED, PAGES, QUOTED, ROOT, Command, blocks, commands
 from tests.model.interop.folders import folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
 from tests.model.tokenizers import byte_tokenizer
-from tests.runs import TINY, train_typed, typed
+from tests.runs import in_process
 from tril.model.causality import assert_causal
 from tril.scripts.experiments.published import opened
 
@@ -48,20 +46,14 @@ STANDS_FOR |= {f"hydra.run.dir={name}": "hydra.run.dir=new" for name in ("output
 CANNOT_START = {"init_from=hf:HuggingFaceTB/SmolLM2-135M"}  # it needs the network
 OTHER_PROGRAMS = ("pip", "pytest", "git", "(cd", "cat", "python", "torchrun")
 GLOB = re.compile(r"[][*?{}~^]")  # zsh refuses an unquoted pattern that matches no file
-EXAMPLES = [
-    pytest.param(page, marks=[pytest.mark.slow] * (page.name != "README.md"), id=page.name)
-    for page in PAGES
-    if page.name not in (COMPUTED, EDITED) and blocks(page, ("python",))
-]
 TINY_MODELS = {'"model=nano", "trainer.max_steps=100"': ", ".join(map(repr, (*TINY, "data.path=text.txt")))}
 LINK = re.compile(r"\]\((?!https?:)([^)#\s{}]*)(?:#([^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 TOUR = ROOT / "docs" / "tour.ipynb"
 
-RUN = Path("outputs/2026-11-20/12-00-00")  # of model=llama, which all scripts accept; it is the newest one
+RUN = "outputs/2026-11-20/12-00-00"  # of model=llama, which all scripts accept; it is the newest one
 COPIES = ("outputs/2026-11-23/12-00-00", "outputs/0", "outputs/1", "base", "RUN", "checkpoint")
-SIZES = ("model=llama", "model.n_layers=3", "model.dim=32", "model.n_heads=4", "model.n_kv_heads=2")
-SHORT = ("data.val_fraction=0.5", "trainer.val_check_interval=8", "~callbacks.causality", "~callbacks.heads")
+SMALL = ("model=llama", "model.n_layers=3", "model.n_heads=4", "model.n_kv_heads=2", "data.val_fraction=0.5")
 TEXTS = "text.txt my.txt before.txt code.txt input.txt FILE repeats.txt a.txt notes/a.md posts/b.txt".split()
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
 FUNCTION = "import torch\n\n\ndef function(ids):\n    return torch.nn.functional.one_hot(ids, 65).float().cumsum(1)\n"
@@ -104,10 +96,10 @@ def folder(tmp_path_factory):
         (folder / name).write_text(content, encoding="utf-8")
     with opened(ROOT / "docs" / "ablation_heads") as (sweep, _):
         shutil.copytree(sweep, folder / "multirun/DATE/TIME")  # older than the runs: `latest` is one of those
-    for name, extra in ((RUN, []), (Path("RUN_WITHOUT_MASK"), ["experiment=control_no_mask"])):
-        paths = [f"data.path={folder / 'text.txt'}", f"hydra.run.dir={folder / name}", "~callbacks.samples"]
-        with mock.patch.dict(os.environ, {"TRIL_CACHE": str(folder / "cache")}):
-            train_typed(typed(*TINY[:-1], *SIZES, *SHORT, *paths, *extra, base=[]))
+    for name, extra in ((RUN, ()), ("RUN_WITHOUT_MASK", ("experiment=control_no_mask",))):
+        settings = (*SMALL, "data.path=text.txt", "trainer.max_steps=4", f"hydra.run.dir={name}", *extra)
+        done = in_process(*merged(BARE, *settings), cwd=folder)
+        assert done.returncode == 0, done.stderr
     for name in COPIES:
         shutil.copytree(folder / RUN, folder / name)
     folder_of("SmolLM", folder / "FOLDER")
@@ -133,14 +125,15 @@ def check(command: Command, folder, monkeypatch):
     return call(main, *arguments, cwd=folder, TRIL_CACHE=str(folder / "cache"), HF_HUB_OFFLINE="1")
 
 
-def cases():
-    for command in OF_TRIL:
-        if not CANNOT_START & set(command.words):
-            marks = [pytest.mark.slow] * (command.page != "README.md")
-            yield pytest.param(command, marks=marks, id=ascii(f"{command.page}: {command.text}")[1:-1][:90])
+def slow_unless_of_readme(value, name: str):
+    return pytest.param(value, id=ascii(name)[1:-1][:90], marks=[pytest.mark.slow] * (not name.startswith("README.md")))
 
 
-@pytest.mark.parametrize("command", [*cases()])
+STARTED = [command for command in OF_TRIL if not CANNOT_START & {*command.words}]
+WITH_EXAMPLES = [page for page in PAGES if page.name not in (COMPUTED, EDITED) and blocks(page, ("python",))]
+
+
+@pytest.mark.parametrize("command", [slow_unless_of_readme(each, f"{each.page}: {each.text}") for each in STARTED])
 def test_a_documented_command_is_accepted(command, folder, monkeypatch):
     if any(word.startswith("--help") for word in command.words):
         assert check(command, folder, monkeypatch).returncode == 0
@@ -159,6 +152,8 @@ def test_no_shell_expands_a_command_and_other_programs_get_what_exists():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project = settings["project"]
     markers = [marker.partition(":")[0] for marker in settings["tool"]["pytest"]["ini_options"]["markers"]]
+    [hook] = blocks(ROOT / "docs/certify_your_model.md", ("yaml",))  # of pre-commit
+    assert re.findall(r"entry: (.*)", hook)[0] in [command.text for command in OF_TRIL]
     for command in COMMANDS:
         program, *words = command.words
         if command.script:
@@ -174,7 +169,7 @@ def test_no_shell_expands_a_command_and_other_programs_get_what_exists():
             assert words[words.index("-m") + 1] in markers
 
 
-@pytest.mark.parametrize("page", EXAMPLES)
+@pytest.mark.parametrize("page", [slow_unless_of_readme(page, page.name) for page in WITH_EXAMPLES])
 def test_the_python_examples_of_a_page_run(page, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
@@ -188,12 +183,6 @@ def test_the_python_examples_of_a_page_run(page, folder, monkeypatch):
         if name.startswith("test_"):
             test(assert_causal)  # the fixture, see tests/test_package.py
     sys.modules.pop("model", None)  # of certify_your_model.md
-
-
-def test_the_hook_of_pre_commit_is_a_documented_command():
-    [hook] = blocks(ROOT / "docs/certify_your_model.md", ("yaml",))
-    [entry] = re.findall(r"entry: (.*)", hook)
-    assert entry in [command.text for command in OF_TRIL]
 
 
 def slugs(page) -> set[str]:

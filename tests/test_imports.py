@@ -26,38 +26,34 @@ POSIX = ("fcntl", "grp", "pwd", "resource", "termios")  # which other operating 
 QUICK = ("tril.data.config", "tril.model.causality.pytest_plugin")  # needed before a run starts, and by any pytest
 
 
-def imports(path: Path) -> list[tuple[str, bool]]:
+def imports(path: Path):
     """The modules that a file imports, without the prefix tril, and whether at its top level."""
-    tree, found = ast.parse(path.read_text("utf-8")), []
+    tree = ast.parse(path.read_text("utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, node in tree.body) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{path}: imports are absolute"
-            found += [(f"{node.module}.{alias.name}", node in tree.body) for alias in node.names]
-    return [(name.removeprefix("tril."), at_top) for name, at_top in found]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                yield f"{module}{alias.name}".removeprefix("tril."), node in tree.body
 
 
-def within(name: str, package: str) -> bool:
-    return f"{name}.".startswith(f"{package}.")
-
-
-def room(name: str) -> int:
-    """The number of the smallest room that has the module."""
-    return ROOMS.index(max((room for room in ROOMS if within(name, room)), key=len))
+def within(name: str, packages: tuple[str, ...]) -> list[str]:
+    """The packages that have the module, the smallest one last."""
+    return sorted((package for package in packages if f"{name}.".startswith(f"{package}.")), key=len)
 
 
 def test_imports_go_one_way():
     for path in FILES:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for name, at_top in imports(path):
-            library = name.partition(".")[0]
+            library, message = name.partition(".")[0], f"{module} imports {name}"
             if library in ("data", "model", "scripts", "train", "load"):
-                lower = room(name) <= room(module)
-                assert lower or module in ("model.checkpoint", "model.runs"), f"{module} imports {name}"
-            assert any(within(module, owner) for owner in ONLY_IN.get(library, (module,))), f"{module} imports {name}"
-            assert library not in (*LAZY, *POSIX) or not at_top, f"{module} imports {name} at its top level"
-            assert library != "tests", f"{module} imports {name}"
+                lower, higher = (ROOMS.index(within(each, ROOMS)[-1]) for each in (name, module))
+                assert lower <= higher or module in ("model.checkpoint", "model.runs"), message
+            assert within(module, ONLY_IN.get(library, (module,))), message
+            assert library not in (*LAZY, *POSIX) or not at_top, f"{message} at its top level"
+            assert library != "tests", message
         if module != "scripts.certify":  # call= imports from the user's working directory
             assert "sys.path." not in path.read_text("utf-8"), path
 
