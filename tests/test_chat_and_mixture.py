@@ -88,8 +88,10 @@ def test_a_run_on_conversations_is_scored_on_their_answers(tmp_path, conversatio
     train(tmp_path, *CHAT, "data.val_batch_size=16", "+trainer.limit_val_batches=1")
     [(_, n_bytes, windows, owners)] = validated(tmp_path / "run", limit=16).values()
     answers = [message["content"] for messages in conversations for message in messages[1::2]]
-    assert n_bytes.sum() == sum(len(f" {answer}".encode()) for answer in answers[:-1])
-    assert len({*windows}) < 16 and {*owners} == {*range(5)}
+    sizes = [len(f" {answer}".encode()) for answer in answers]
+    assert n_bytes.sum() == sum(sizes[:-1]) and len({*windows}) < 16 and {*owners} == {*range(5)}
+    per_token = sum(sizes) / (sum(sizes) + len(sizes))  # with the tokens that end the answers
+    assert summary(tmp_path / "run")["val_bytes_per_token"] == pytest.approx(per_token)
     for script in (evaluate, heads):
         assert_refused(run_on(tmp_path, script, "ckpt=run"), "was trained on the answers of conversations")
 
