@@ -51,6 +51,10 @@ def before_next(monkeypatch):
     return before_next
 
 
+def step_of(run):
+    return read_state(run / "checkpoints" / "last.ckpt")["global_step"]
+
+
 def test_a_wrong_setting_shows_no_frames_and_after_a_bug_its_cause_and_the_random_numbers_are_kept(folder, before_next):
     before = set(folder.rglob("*"))
     for setting, message in (
@@ -75,7 +79,7 @@ def test_a_wrong_setting_shows_no_frames_and_after_a_bug_its_cause_and_the_rando
     assert (random.getstate(), np.random.get_state()[1].tolist()) == randoms
 
 
-def test_a_signal_stops_train_with_a_checkpoint_unless_a_second_one_comes(folder, before_next, capsys, monkeypatch):
+def test_a_signal_stops_train_with_a_checkpoint_unless_a_second_one_comes(folder, before_next, capsys):
     """SIGTERM then goes to the handler of the process."""
     interrupt, received = partial(signal.raise_signal, signal.SIGINT), []
     before_next(TrainingModule, "training_step", interrupt, interrupt)
@@ -88,7 +92,7 @@ def test_a_signal_stops_train_with_a_checkpoint_unless_a_second_one_comes(folder
     line = "the run stops after this step; Ctrl-C again stops it at once\n"
     assert capsys.readouterr().err.count(line) == 2
 
-    handler = lambda signum, frame: received.append(read_state(folder / "run/checkpoints/last.ckpt")["global_step"])  # noqa: E731
+    handler = lambda *_: received.append(step_of(folder / "run"))  # noqa: E731
     before = signal.signal(TERM, handler)
     try:
         before_next(TrainingModule, "training_step", partial(signal.raise_signal, TERM))
@@ -110,4 +114,4 @@ def test_a_signal_ends_the_step_writes_a_checkpoint_and_gives_the_status(
     errors = re.sub(r"\Avalidation is .+\n", "", done.stderr)  # which the first start on a text prints
     assert (done.returncode, errors) == (128 + signum, f"stopped by {signum.name} at step {step}; {remedy}\n")
     assert not (folder / "run" / "summary.json").exists()
-    assert not step or read_state(folder / "run" / "checkpoints" / "last.ckpt")["global_step"] == step
+    assert not step or step_of(folder / "run") == step
