@@ -56,23 +56,8 @@ COPIES = ("outputs/2026-11-23/12-00-00", "outputs/0", "outputs/1", "base", "RUN"
 SMALL = ("model=llama", "model.n_layers=3", "model.n_heads=4", "model.n_kv_heads=2", "data.val_fraction=0.5")
 TEXTS = "text.txt my.txt before.txt code.txt input.txt FILE repeats.txt a.txt notes/a.md posts/b.txt".split()
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
-FUNCTION = "import torch\n\n\ndef function(ids):\n    return torch.nn.functional.one_hot(ids, 65).float().cumsum(1)\n"
-LSTM = """import torch
-
-
-class LSTM(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(65, 16)
-        self.lstm = torch.nn.LSTM(16, 16, batch_first=True)
-        self.head = torch.nn.Linear(16, 65)
-
-    def forward(self, ids):
-        return self.head(self.lstm(self.embedding(ids))[0])
-
-
-logits = LSTM()
-"""
+# A model that is quick to certify, in place of the reader's
+MODEL = "import functools, torch\n\nLSTM = functools.partial(torch.nn.Embedding, 65, 65)\nfunction = logits = LSTM()\n"
 
 
 class Accepted(BaseException):
@@ -88,9 +73,9 @@ def folder(tmp_path_factory):
         "chat.jsonl": [{"prompt": f"What is {i} plus 4?", "response": str(i + 4)} for i in range(200)],
         "FILE.jsonl": [{"good": "line 3", "bad": "enil 3"}],
     }
-    files = {name: f"{name}\n{TEXT}" for name in TEXTS} | {"start.txt": "line 3", "model.py": LSTM}
+    files = {name: f"{name}\n{TEXT}" for name in TEXTS} | {"start.txt": "line 3", "model.py": MODEL}
     files |= {name: "".join(f"{json.dumps(row)}\n" for row in table) for name, table in rows.items()}
-    files |= {"package/module.py": FUNCTION, "tokenizer.json": byte_tokenizer().to_str()}
+    files |= {"package/module.py": MODEL, "tokenizer.json": byte_tokenizer().to_str()}
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
