@@ -16,6 +16,7 @@ from tests.model.interop.folders import change_json, folder_of
 from tests.model.tokenizers import byte_tokenizer
 from tests.runs import in_process, rolled_back
 from tril.data.config import parse
+from tril.data.datamodule import TextDataModule
 from tril.model.checkpoint import load, read_state
 from tril.scripts import evaluate, heads
 
@@ -144,6 +145,9 @@ def test_a_run_on_a_mixture_has_the_losses_of_each_source_and_goes_on_with_the_s
         epochs = 8 * 6 * T * share / found["training_tokens"]
         assert [found["share"], found["epochs"]] == pytest.approx([share, epochs])
     assert max(parts["docs"][2]) < 11 == max(parts["other.txt"][2]) and max(parts["docs"][3]) > 0
+    data = TextDataModule(parse(yaml.safe_load((run / "config.yaml").read_text())["data"]), context_length=T)
+    first = [text.tokens("val")[: 2 * T] for text in data.texts.values()]  # of each the same number of windows
+    assert data.first_val_windows(4)[0].flatten().tolist() == np.concatenate(first).tolist()
     windows = result["val_windows"]
     assert f"on {windows['scored']} of {windows['of']} windows, not comparable with other runs" in printed
 
