@@ -11,10 +11,8 @@ from tests.calls import call
 from tests.conftest import tiny_gpt
 from tests.runs import in_process, interrupted, train_typed
 from tril.model import masks
-from tril.model.causality.gpt import windows_of
 from tril.model.causality.step import check_stored_step
 from tril.model.checkpoint import Checkpoint, verdict
-from tril.model.config import GPTConfig
 from tril.model.training import checkpoints
 from tril.scripts.certify import main
 
@@ -35,10 +33,11 @@ def last_two(ids):
 
 
 def test_a_fresh_model_is_certified_and_a_leak_or_a_wrong_receptive_field_is_named(tmp_path):
-    done = certify(*SMALL, "model.window=3", "out=here", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    # Three keys, of which the first holds half of the key before it.
-    assert done.stdout.startswith("nano: causal: ") and "; uses at most the last 4 tokens\n" in done.stdout
+    for heads, n_tokens in ((2, 4), (8, 3)):  # large heads have offset keys: the first holds half of the key before it
+        done = certify(*SMALL, "model.window=3", f"model.n_heads={heads}", "out=here", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        uses = f"; uses at most the last {n_tokens} tokens\n"
+        assert done.stdout.startswith("nano: causal: ") and uses in done.stdout
     lengths = {result["length"] for result in written(tmp_path / "here")["results"]}
     assert written(tmp_path / "here")["passed"] and {9} <= lengths <= set(range(1, 10))
     done = certify(*SMALL, "model.causal=false", cwd=tmp_path)
@@ -49,12 +48,6 @@ def test_a_fresh_model_is_certified_and_a_leak_or_a_wrong_receptive_field_is_nam
     assert certify(*sizes, "receptive_field=1", cwd=tmp_path).returncode == 0
     done = certify(*sizes, "receptive_field=2", cwd=tmp_path)
     assert done.returncode == 1 and "receptive field: output 11 does not depend on input 9" in done.stdout
-
-
-def test_a_layer_sees_its_window_and_one_position_more_where_heads_are_large_enough_for_offset_keys():
-    for heads, offset, expected in ((4, True, 4), (4, False, 3), (8, True, 3)):  # heads of size 4 and 2
-        config = GPTConfig(31, n_layers=1, dim=16, n_heads=heads, window=3, key_offset=offset)
-        assert windows_of(config) == [expected]
 
 
 @pytest.mark.slow
