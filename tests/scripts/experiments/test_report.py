@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.calls import call
-from tests.scripts.experiments.synthetic import change, sweep_of, write_run, write_sweep
+from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_run, write_sweep
 from tril.scripts.experiments.losses import losses_of
 from tril.scripts.experiments.report import Report, Request
 from tril.scripts.report import main
@@ -27,7 +27,7 @@ LOSSES = {
 }
 DOUBTFUL = {"device": "cuda", "causality": "LEAKS at 1"}
 SAMPLE = "--- sample at step 50 ---\nold\n--- sample at step 100 ---\n<b>\n```\n# it\x1b"
-HEADS = "head,change,low,high,verdict\nL0H0,0.25,0.2,0.3,worse\nL1H0,0.5,0.4,0.6,worse\nuniform,,,,\n"
+HEADS_CSV = "head,change,low,high,verdict\nL0H0,0.25,0.2,0.3,worse\nL1H0,0.5,0.4,0.6,worse\nuniform,,,,\n"
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of matplotlib
@@ -51,7 +51,7 @@ def test_reports_are_the_recorded_ones_and_no_text_becomes_markup(tmp_path):
     (single / "samples.txt").write_text(SAMPLE)
     (single / "causality.json").write_text(json.dumps({"verdict": "model: causal: 9 checks"}))
     (single / "heads").mkdir()
-    (single / "heads/heads.csv").write_text(HEADS)
+    (single / "heads/heads.csv").write_text(HEADS_CSV)
     done = call(main, f"dir={single}", cwd=tmp_path)
     assert done.stdout.startswith("Best validation loss 2.9900 nats per token at step 75 of 100; at the end 3.0000.")
 
@@ -73,45 +73,27 @@ def report_of(sweep, **request):
     return Report(sweep, losses_of(sweep), Request(**request))
 
 
-def test_the_answer_is_one_sentence(tmp_path):
-    for number, (losses, expected) in enumerate(
-        (
-            (
-                {(4,): {0: "unfinished"}, (1,): {0: 3.0}},
-                "No run of the baseline n_heads=4 has finished, so there is noth",
-            ),
-            (
-                {(4,): {0: 3.0, 1: 3.0}},
-                "There is one variant, n_heads=4: final validation loss 3.0000 ± 0.0000 nats per t",
-            ),
-            (
-                {(4,): {0: 3.0}, (1,): {0: 3.1}},
-                "n_heads=1: not compared, because fewer than two seeds are common to both",
-            ),
-            (
-                {(4,): {0: 3.0, 1: 3.1}, (1,): {0: 1.0, 1: 1.1001}, (2,): {0: 3.0, 1: 3.1}},
-                "n_heads=1: better by 2.0000 ± 0.0005 nats per token; n_heads=2: equal within the margin",
-            ),
-        )
-    ):
+ANSWERS = {
+    "No run of the baseline n_heads=4 has finished, so there is noth": {(4,): {0: "unfinished"}, (1,): {0: 3.0}},
+    "There is one variant, n_heads=4: final validation loss 3.0000 ± 0.0000 nats per t": {(4,): {0: 3.0, 1: 3.0}},
+    "n_heads=1: not compared, because fewer than two seeds are common to both": {(4,): {0: 3.0}, (1,): {0: 3.1}},
+    "Against n_heads=4, n_heads=2: equal within the margin; n_heads=1: better by 2.0000 ± 0.0005 nats": {
+        **dict.fromkeys([(4,), (2,)], {0: 3.0, 1: 3.1}),
+        (1,): {0: 1.0, 1: 1.1001},
+    },
+}
+WARNINGS = {
+    "The finished runs differ in their text or tokenizer, so they are compared": {"data_fingerprint": "another"},
+    "have different validation texts, of 768 and 1,0": {"data_fingerprint": "x", "val_bytes_per_token": 4.0},
+    "The losses are those of 4 of 8 windows of the validation part": {"val_windows": {"scored": 4, "of": 8}},
+    "": {},
+}
+
+
+def test_the_answer_is_one_sentence_and_what_makes_the_losses_doubtful_is_a_warning(tmp_path):
+    for number, (expected, losses) in enumerate(ANSWERS.items()):
         assert expected in report_of(sweep_of(tmp_path / str(number), losses), margin=0.01).answer()
-
-
-def test_what_makes_the_losses_doubtful_is_a_warning(tmp_path):
-    for number, (entries, warning) in enumerate(
-        (
-            (
-                {"data_fingerprint": "another"},
-                "The finished runs differ in their text or tokenizer, so they are compared",
-            ),
-            (
-                {"data_fingerprint": "x", "val_bytes_per_token": 4.0},
-                "runs have different validation texts, of 768 and 1,0",
-            ),
-            ({"val_windows": {"scored": 4, "of": 8}}, "The losses are those of 4 of 8 windows of the validation part"),
-            ({}, ""),
-        )
-    ):
+    for number, (warning, entries) in enumerate(WARNINGS.items(), start=len(ANSWERS)):
         both = entries if "val_windows" in entries else {}
         report = report_of(sweep_of(tmp_path / str(number), summary={(1,): entries, (4,): both}))
         text = report.text({}, law="", published=True)
@@ -128,4 +110,5 @@ def test_pictures_have_the_differences_and_the_curves(tmp_path, drawn):
     assert ends.tolist() == [pytest.approx([x, 0]) for x in (each.difference.low, each.difference.high)]
     above, below = drawn["curves.png"].axes
     lines = [line.get_xydata().tolist() for line in above.lines if len(line.get_xydata()) and line.get_ls() != "None"]
-    assert lines == [run.curves["val"].tolist() for run in report.sweep.runs] and below.get_xlim()[0] == 3200
+    assert lines[0] == [[1600, 4.1], [3200, 3.1 + 0.3], [4800, 3.1 - 0.01], [6400, 3.1]] and below.get_xlim()[0] == 3200
+    assert [line[-1] for line in lines] == [[6400, loss] for seeds in HEADS.values() for loss in seeds.values()]

@@ -16,21 +16,6 @@ def labels(sweep) -> list[str]:
     return [variant.label for variant in sweep.variants]
 
 
-def test_a_sweep_in_every_state(tmp_path):
-    losses = {(4,): {1: 3.5, 0: 3.0}, (1,): {0: "failed", 1: "unfinished", 2: "not started"}}
-    sweep = sweep_of(tmp_path, losses, length={(4,): 32, (1,): 64})
-    assert sweep.keys == ("model.n_heads",) and labels(sweep) == ["n_heads=4", "n_heads=1"]
-    four, one = sweep.variants
-    assert [run.seed for run in four.runs] == [0, 1] and four.finished == four.runs and one.finished == ()
-    run, (failed, unfinished, waiting) = four.runs[1], one.runs
-    assert [each.state for each in one.runs] == ["failed", "unfinished", "not started"]
-    assert run.summary["final_val_loss"] == 3.5 and run.figure("training_flops") == 6000 * 6400
-    assert run.curves["val"].tolist() == [[1600, 4.5], [3200, 3.8], [4800, 3.49], [6400, 3.5]]
-    assert (failed.message, failed.summary, failed.windows("final")) == ("RuntimeError: out of memory", {}, None)
-    assert failed.curves["val"].tolist() == unfinished.curves["val"].tolist() == [[1600, 5]]
-    assert waiting.planned["seed"] == 2 and waiting.figure("parameters") == 1000 and len(waiting.curves["train"]) == 0
-
-
 def test_settings_that_differ_are_the_swept_keys_of_a_folder_of_runs(tmp_path):
     def run(name, loss, seed, age=0, **config):
         usual = {"model.n_heads": 4, "optim.betas": [0.9, 0.95], "optim.lr": 0.1, "logger.save_dir": name}
