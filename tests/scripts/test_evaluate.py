@@ -142,11 +142,10 @@ def test_the_bits_of_each_token_are_those_of_windows_that_do_not_overlap(evaluat
 
 
 TASK = {"task": "my_choice", "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_choice": "choices"}
-TASK |= {"doc_to_target": "answer", "target_delimiter": "", "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
-CHOICES = [
+TASK |= {"doc_to_target": "answer", "target_delimiter": "", "metric_list": [{"metric": "acc"}]}
+CHOICES = [  # each byte costs the same: the shortest choice wins
     {"q": "2 + 2 = ", "choices": ["five", "4", "a text w"], "answer": 1},
-    {"q": "", "choices": ["N\u00e9", "Yes"], "answer": 1},
-    {"q": "A question that is longer than the context of the model:", "choices": [" Bee", " A"], "answer": 1},
+    {"q": "A question that is longer than the context of the model:", "choices": [" Bee", " A"], "answer": 0},
 ]
 
 
@@ -163,10 +162,7 @@ def test_the_metrics_of_a_task(folder, run, evaluated, monkeypatch):
     monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_path: of_folder)
     monkeypatch.setattr(sys.modules["datasets"].config, "HF_DATASETS_CACHE", folder / "datasets")
     report, stdout = evaluated("ckpt=uniform.ckpt", "tasks=my_choice", "include_path=tasks")
-    results = report["results"]["my_choice"]
-    # Each byte costs the same: the shortest choice wins, and per character the one with the fewest bytes, or the first.
-    assert (results["acc,none"], results["acc_norm,none"]) == (2 / 3, 1 / 3)
-    assert "|my_choice" in stdout.replace(" ", "")
+    assert report["results"]["my_choice"]["acc,none"] == 1 / 2 and "|my_choice" in stdout.replace(" ", "")
     assert_refused(run("ckpt=uniform.ckpt", "tasks=my_choise", "include_path=tasks"), "there is no task 'my_choise'; ")
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     assert_refused(run("ckpt=uniform.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install -e ".[eval]"')

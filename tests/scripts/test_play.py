@@ -19,7 +19,6 @@ from tests.conftest import byte_model
 from tril.model.checkpoint import save
 from tril.model.heads.live import live_tokens
 from tril.scripts.play import main
-from tril.scripts.playground import server as server_module
 from tril.scripts.playground.server import FILES, LOOPBACK, PlayModel, create_server, listen
 
 SAMPLING = {"max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None, "seed": 3}
@@ -91,16 +90,12 @@ def server(lms):
 
 def test_the_browser_opens_only_when_asked(tmp_path, lms, monkeypatch):
     save(tmp_path / "outputs/run/checkpoints/best.ckpt", lms[0])
-    opened, served = [], []
-
-    class Server:
-        def run(self, sockets):
-            served.append(f"http://127.0.0.1:{sockets[0].getsockname()[1]}/")
-
+    opened, ports = [], []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr(server_module, "create_server", lambda models, prompt: Server())
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: ports.append(sockets[0].getsockname()[1]))
     closed, shown = (call(main, "port=0", f"open={value}", "device=cpu", cwd=tmp_path) for value in ("false", "true"))
-    assert [closed.stdout, shown.stdout] == [f"{url}\n" for url in served] and opened == served[1:]
+    assert [closed.stdout, shown.stdout] == [f"http://127.0.0.1:{port}/\n" for port in ports]
+    assert opened == [shown.stdout.strip()]
 
 
 def test_the_models_and_the_files_of_the_page_are_served_with_a_policy_and_what_is_wrong_is_refused(server, lms):

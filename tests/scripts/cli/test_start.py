@@ -1,10 +1,7 @@
 """A run that goes on: what may not differ from its checkpoint, what may, and that its folder stays its own."""
 
-import shutil
 from functools import reduce
-from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.conftest import assert_refused
@@ -19,21 +16,6 @@ FREE = {"checkpoint.every_n_steps": 1, "trainer.log_every_n_steps": 1, "data.val
 FREE |= {"callbacks.samples": {"prompt": "line"}, "callbacks.heads": {}}
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """A folder with a run of two steps in run/."""
-    folder = tmp_path_factory.mktemp("source")
-    (folder / "text.txt").write_text("".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400)), "utf-8")
-    done = in_process(*TINY, *SHORT, "~callbacks.heads", "data.path=text.txt", "hydra.run.dir=run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture
-def copied(source, tmp_path):
-    return Path(shutil.copytree(source, tmp_path / "source"))
-
-
 def edit(folder, key, value):
     path = folder / "run" / "config.yaml"
     content = yaml.safe_load(path.read_text("utf-8"))
@@ -42,33 +24,13 @@ def edit(folder, key, value):
     path.write_text(yaml.safe_dump(content), "utf-8")
 
 
-def test_edits_that_change_the_result_are_refused_unless_typed_others_are_taken_and_other_code_is_a_warning(copied):
-    for key, value in FREE.items():
-        edit(copied, key, value)
-    config, before = copied / "run" / "config.yaml", sorted((copied / "run").rglob("*"))
-    saved = config.read_text()
-    for key, value in EDITS.items():
-        edit(copied, key, value)
-        assert_refused(in_process("resume=run", "trainer.max_steps=3", cwd=copied), key, "to change it, type")
-        config.write_text(saved)
-    assert sorted((copied / "run").rglob("*")) == before
-    edit(copied, "optim.lr", 0.5)
-    path = copied / "run" / "checkpoints" / "last.ckpt"
-    state = read_state(path)
-    state["tril"] |= {"code": "0" * 64, "torch_version": "1.0.0"}
-    write_state(path, state)
-    done = in_process("resume=run", "trainer.max_steps=3", "optim.lr=0.25", cwd=copied)
+def test_a_run_goes_on_in_its_folder_with_what_is_typed_and_is_not_started_over(text):
+    folder, new = text.parent, (*TINY, *SHORT, "~callbacks.heads", "data.path=text.txt")
+    done = in_process(*new, "hydra.run.dir=run", cwd=folder)
     assert done.returncode == 0, done.stderr
-    checkpoint = Checkpoint.read(path)
-    assert (checkpoint.step, checkpoint.settings["optim.lr"], checkpoint.settings["trainer.max_steps"]) == (3, 0.25, 3)
-    assert "torch is 2" in done.stderr and "was 1.0" in done.stderr and "0" * 12 in done.stderr
-
-
-def test_a_folder_that_has_a_run_is_not_started_over_and_a_finished_run_is_unchanged(copied):
-    before = (copied / "run" / "summary.json").read_bytes()
-    (copied / "killed").mkdir()
-    (copied / "killed" / "config.yaml").touch()  # before its first checkpoint
-    new = (*TINY, *SHORT, "data.path=text.txt")
+    (folder / "killed").mkdir()
+    (folder / "killed" / "config.yaml").touch()  # before its first checkpoint
+    config, before = folder / "run" / "config.yaml", (folder / "run" / "summary.json").read_bytes()
     for arguments, message in (
         ((*new, "hydra.run.dir=run"), "hydra.run.dir=run has a run; continue it with resume=run"),
         ((*new, "hydra.run.dir=killed"), "has a run; it has no checkpoint, so remove it, or choose another folder"),
@@ -77,7 +39,26 @@ def test_a_folder_that_has_a_run_is_not_started_over_and_a_finished_run_is_uncha
         (("resume=run", "+optim.x=1"), "there is no setting optim.x"),
         (("resume=run", "trainer.max_steps=3", "hydra.run.dir=more"), "hydra.run.dir=more cannot be combined with"),
     ):
-        assert_refused(in_process(*arguments, cwd=copied), message)
-    done = in_process("resume=run", cwd=copied)
+        assert_refused(in_process(*arguments, cwd=folder), message)
+    done = in_process("resume=run", cwd=folder)
     assert done.returncode == 0 and "has finished its 2 steps; it is unchanged" in done.stdout
-    assert (copied / "run" / "summary.json").read_bytes() == before
+    assert (folder / "run" / "summary.json").read_bytes() == before
+
+    for key, value in FREE.items():
+        edit(folder, key, value)
+    saved, files = config.read_text(), sorted((folder / "run").rglob("*"))
+    for key, value in EDITS.items():
+        edit(folder, key, value)
+        assert_refused(in_process("resume=run", "trainer.max_steps=3", cwd=folder), key, "to change it, type")
+        config.write_text(saved)
+    assert sorted((folder / "run").rglob("*")) == files
+    edit(folder, "optim.lr", 0.5)
+    path = folder / "run" / "checkpoints" / "last.ckpt"
+    state = read_state(path)
+    state["tril"] |= {"code": "0" * 64, "torch_version": "1.0.0"}
+    write_state(path, state)
+    done = in_process("resume=run", "trainer.max_steps=3", "optim.lr=0.25", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    checkpoint = Checkpoint.read(path)
+    assert (checkpoint.step, checkpoint.settings["optim.lr"], checkpoint.settings["trainer.max_steps"]) == (3, 0.25, 3)
+    assert "torch is 2" in done.stderr and "was 1.0" in done.stderr and "0" * 12 in done.stderr

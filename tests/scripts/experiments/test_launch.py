@@ -1,6 +1,7 @@
 """`train.py -m` around its runs: what it refuses, lists and writes. The runs themselves are not trained here."""
 
 import re
+import signal
 
 import pytest
 
@@ -11,16 +12,22 @@ from tril.scripts.experiments.grid import folder_name
 from tril.scripts.experiments.launch import read_index
 
 TUNE = "sweep.tune="
+OUTCOMES = {  # multiplier of the rate -> how the run ends
+    "3": (128 + signal.SIGTERM, "stopped by SIGTERM at step 3"),
+    "4": (128 + signal.SIGINT, ""),
+    "5": (-signal.SIGTERM, ""),
+    "1e+30": (2, "error: the loss is nan\n \n"),
+    "9": {"loss": 1.5, "final_val_loss": None, "final_val_bpb": None},  # JSON has no NaN
+}
 
 
 @pytest.fixture(autouse=True)
 def trained(processes):
-    """Each run finishes with the loss of its heads, or fails with a rate of 1e30."""
+    """Each run finishes with the loss of its heads, unless its rate has another outcome."""
 
     def outcome(settings):
-        if settings.get("optim.lr_scale") == "1e+30":
-            return 2, "error: the loss is nan"
-        return {"loss": float(settings["model.n_heads"]), "seconds": 61.0}
+        finished = {"loss": float(settings["model.n_heads"]), "seconds": 61.0}
+        return OUTCOMES.get(settings.get("optim.lr_scale"), finished)
 
     return processes(outcome)
 
@@ -90,16 +97,23 @@ def test_the_estimated_time_of_a_run_counts_the_validated_windows_alone(here, mo
     assert index_of(here)["runs"][0]["estimated_seconds"] - OVERHEAD_SECONDS == 5 * 2 * 3
 
 
-def test_a_failed_run_does_not_end_the_others_and_is_trained_again_but_ctrl_c_ends_a_grid(here, processes):
+def test_a_failed_stopped_or_diverged_run_does_not_end_the_others_but_ctrl_c_ends_a_grid(here, processes):
+    """The failed and the stopped ones are trained again."""
+
     def interrupt(settings):
         raise KeyboardInterrupt
 
-    done = command(here, "optim.lr_scale=1,1e30,0.5")
-    assert done.returncode == 1 and "2 of 3 runs are finished" in done.stdout
-    assert "FAILED  optim.lr_scale=1e+30,seed=0: error: the loss is nan (status 2" in done.stdout
-    assert "NOT finished: optim.lr_scale=1e+30,seed=0 (failed); start the same command again to continue" in done.stdout
-    again = command(here, "optim.lr_scale=1,1e30,0.5")
-    assert "1 of 3 runs to train" in again.stdout and again.stdout.count("start   ") == 1
+    rates = "optim.lr_scale=1,1e30,3,4,5,9,0.5"
+    done = command(here, rates)
+    assert done.returncode == 1 and "3 of 7 runs are finished" in done.stdout
+    names = [f"optim.lr_scale={rate},seed=0" for rate in ("1e+30", "3", "4", "5")]
+    assert f"FAILED  {names[0]}: error: the loss is nan (status 2, " in done.stdout
+    assert f"stopped {names[1]} by a signal; start the same command again" in done.stdout
+    assert "done    optim.lr_scale=9,seed=0 finished: nan nats per token, nan bits per byte" in done.stdout
+    left = "; ".join([f"{names[0]} (failed)", *(f"{name} (unfinished)" for name in names[1:])])
+    assert f"NOT finished: {left}; start the same command again to continue" in done.stdout
+    again = command(here, rates)
+    assert "4 of 7 runs to train" in again.stdout and re.findall("(?m)^start +(.*)", again.stdout) == names
     processes(interrupt)
     done = command(here, "seed=0,1")
     assert done.returncode == 130 and "Traceback" not in done.stderr

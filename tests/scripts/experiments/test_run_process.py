@@ -1,7 +1,5 @@
 """The process of a run: who ends it, who waits for it, and what its exit status says."""
 
-import json
-import math
 import os
 import signal
 import subprocess
@@ -11,7 +9,6 @@ import time
 
 import pytest
 
-from tril.model.runs import state_of
 from tril.scripts.experiments import run_process
 from tril.scripts.experiments.run_process import locked, train
 
@@ -76,19 +73,3 @@ def test_a_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, 
     (folder / "checkpoints/last.ckpt").unlink()
     train(folder, words, "a")  # without a checkpoint, nothing of it is of use
     assert commands[2] == commands[0] and not (folder / "checkpoints").exists()
-
-
-def test_a_stopped_run_is_unfinished_a_failed_one_keeps_its_last_line_and_a_diverged_one_is_finished(
-    tmp_path, processes, capsys
-):
-    for status in (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM):
-        processes(lambda _, status=status: (status, "stopped by SIGTERM at step 3"))
-        assert math.isnan(train(tmp_path / "run", [], "run")) and state_of(tmp_path / "run") == "unfinished"
-        assert "stopped run by a signal; start the same command again" in capsys.readouterr().out
-    processes(lambda _: (1, "error: x\n \n"))
-    assert math.isnan(train(tmp_path / "run", [], "run")) and state_of(tmp_path / "run") == "failed"
-    assert json.loads((tmp_path / "run/failed.json").read_text()) == {"status": 1, "message": "error: x"}
-    assert "FAILED  run: error: x (status 1, " in capsys.readouterr().out
-    processes(lambda _: {"loss": 1.5, "final_val_loss": None, "final_val_bpb": None})  # JSON has no NaN
-    assert math.isnan(train(tmp_path / "run", [], "run")) and not (tmp_path / "run/failed.json").exists()
-    assert "done    run finished: nan nats per token, nan bits per byte" in capsys.readouterr().out
