@@ -164,5 +164,6 @@ def test_the_metrics_of_a_task(folder, run, evaluated, monkeypatch):
     report, stdout = evaluated("ckpt=uniform.ckpt", "tasks=my_choice", "include_path=tasks")
     assert report["results"]["my_choice"]["acc,none"] == 1 / 2 and "|my_choice" in stdout.replace(" ", "")
     assert_refused(run("ckpt=uniform.ckpt", "tasks=my_choise", "include_path=tasks"), "there is no task 'my_choise'; ")
+    assert_refused(run("ckpt=uniform.ckpt", "tasks=a", "include_path=no"), "include_path=no is not a folder")
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     assert_refused(run("ckpt=uniform.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install -e ".[eval]"')
