@@ -78,8 +78,8 @@ def test_the_parts_are_the_tensors_of_the_model_and_rows_of_gpus_follow_the_form
 def test_the_command_prints_the_plan_and_trains_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tril.model.training.run_estimate.measure", lambda *_: Speed(train=0.5, val=0.1, step=1.0))
     monkeypatch.setattr("tril.model.training.hardware.keep_freed_memory", lambda: None)  # of the whole process
-    done = call(train.main, *TINY, "plan=true", cwd=tmp_path)
+    done = call(train.main, *TINY, "trainer.accumulate_grad_batches=2", "plan=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"{PARAMETERS:,} parameters" in done.stdout and "10 steps of 1 x 4 windows of 64 tokens" in done.stdout
-    assert "about 00:00:38 on" in done.stdout  # 10 steps of 4 windows and an update, and 8 s besides
+    assert f"{PARAMETERS:,} parameters" in done.stdout and "10 steps of 2 x 4 windows of 64 tokens" in done.stdout
+    assert "about 00:00:58 on" in done.stdout  # 10 steps of 8 windows and an update, and 8 s besides
     assert list(tmp_path.iterdir()) == []
