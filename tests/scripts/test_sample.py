@@ -50,6 +50,8 @@ def test_samples_come_from_latest_under_numbered_lines_and_import_no_other_libra
     expected = "".join(f"--- {i}/4 ---\n{prompt}{text}\n" for i, prompt, text in parts)
     assert (result.returncode, result.stdout) == (0, f"{expected}imported: torch\n"), result.stderr
     assert result.stderr == f"{BEST} on cpu\n" and sorted(folder.rglob("*")) == before
+    result = run_python("-c", WATCHED, "ckpt=nowhere", cwd=folder)  # said before torch is imported
+    assert (result.returncode, result.stdout) == (2, "imported:\n") and "nowhere" in result.stderr
 
 
 def test_pieces_are_written_one_by_one_until_control_c(folder, monkeypatch):
