@@ -13,7 +13,7 @@ from tests.conftest import tiny_gpt
 from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import IGNORE
 from tril.model.training.errors import RunRefused
-from tril.model.training.module import NO_TARGET, TrainingModule, in_order
+from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 from tril.model.training.schedule import ScheduleConfig
 
@@ -47,28 +47,24 @@ def module(compile=None, steps=6, document_eot=None, **choices):
 
 def test_every_target_has_the_same_weight_over_micro_batches():
     """The sum over three micro-batches, one without targets, is the gradient of all targets in one batch."""
-    data = batches(3, share=0.3)
-    whole = tuple(torch.cat(parts) for parts in zip(*data, strict=True))
-    gradients = []
-    for parts in (data, [whole]):
-        lm = module()
-        for part in parts:
-            (lm.training_step(part, 0) / len(parts)).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in lm.model.parameters()]))
-    lm, counted = module(), whole[1] != IGNORE
+    data, lm = batches(3, share=0.3), module()
+    for part in data:
+        (lm.training_step(part, 0) / len(data)).backward()
+    inputs, targets = (torch.cat(parts) for parts in zip(*data, strict=True))
+    counted, gradient = targets != IGNORE, torch.cat([p.grad.flatten() for p in lm.model.parameters()])
     assert 10 < counted.sum() < 60
-    log_p = lm.model(whole[0]).log_softmax(-1)[counted]
-    (-log_p.gather(1, whole[1][counted][:, None]).sum() / counted.numel()).backward()
+    lm.zero_grad()
+    log_p = lm.model(inputs).log_softmax(-1)[counted]
+    (-log_p.gather(1, targets[counted][:, None]).sum() / counted.numel()).backward()
     expected = torch.cat([p.grad.flatten() for p in lm.model.parameters()])
-    torch.testing.assert_close(gradients, [expected, expected], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_validation_keeps_the_losses_of_all_processes_in_the_order_of_the_text(monkeypatch):
     """Two processes alternate; a window that is all IGNORE fills up a batch."""
     lm, other = module(), module()
-    [(inputs, targets)] = batches(1)
-    targets = targets.clone()
-    targets[2, 5:], targets[3] = IGNORE, IGNORE
+    [(inputs, targets)] = batches(1, share=0.4)
+    targets[1] = IGNORE
     for process, rows in ((lm, [0, 2]), (other, [1, 3])):
         with torch.no_grad():
             process.validation_step((inputs[rows], targets[rows]), 0)
@@ -76,18 +72,10 @@ def test_validation_keeps_the_losses_of_all_processes_in_the_order_of_the_text(m
     monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
     monkeypatch.setattr(lm, "all_gather", lambda rows: torch.stack([rows, other_rows]))
     lm.on_validation_epoch_end()
-    every = lm.model.nll(inputs[:3], targets[:3]).detach()  # (3, T)
-    assert lm.val_windows.tolist() == [pytest.approx(every.sum(1).tolist(), rel=1e-5), [T, T, 5]]
-    torch.testing.assert_close(lm.val_nll, torch.cat([every[0], every[1], every[2, :5]]))
-
-
-def test_validation_losses_of_targets_anywhere_in_a_window():
-    nll, counts = torch.arange(36.0).view(1, 3, 12), torch.rand(1, 3, 12) < 0.4
-    counts[0, 1] = False  # a window without targets
-    windows, every = in_order(nll.masked_fill(~counts, NO_TARGET))
-    assert every.tolist() == nll[counts].tolist()
-    expected = (nll * counts).sum(-1)[0, [0, 2]], counts.sum(-1)[0, [0, 2]]
-    assert torch.equal(windows, torch.stack(expected).double())
+    every, counts = lm.model.nll(inputs, targets).detach(), targets != IGNORE  # (4, T)
+    expected = torch.stack([(every * counts).sum(1), counts.sum(1)])[:, [0, 2, 3]]
+    torch.testing.assert_close(lm.val_windows, expected.double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(lm.val_nll, every[counts])
 
 
 def test_validation_without_targets_is_refused(monkeypatch):
