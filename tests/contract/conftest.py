@@ -3,14 +3,17 @@
 import hashlib
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from filelock import FileLock
 
-from tests.contract.harness import BARE, TINY, newest_run, train_run
+from tests.contract.harness import BARE, TINY, copy_project, newest_run, train_run
 
 WORDS = "a the red old small dog cat bird tree house sees finds likes near under and then when it sings runs".split()
 
@@ -39,6 +42,14 @@ def once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
         return folder
 
     return once
+
+
+def install_wheel(folder: Path) -> None:
+    """Builds the wheel and installs it, without what it requires, in the folder: `once("site", install_wheel)`."""
+    with TemporaryDirectory() as temporary:
+        source = copy_project(Path(temporary) / "source")
+        pip = (sys.executable, "-m", "pip", "-q", "install", "--no-deps", "--no-build-isolation", "--no-index")
+        subprocess.run([*pip, "--target", folder, source], check=True, timeout=240)
 
 
 @pytest.fixture(scope="session")

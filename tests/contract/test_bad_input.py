@@ -91,10 +91,10 @@ def test_a_process_refuses_it_in_five_seconds(name, names, tmp_path):
 
 
 @pytest.fixture
-def folder(trained, tmp_path):
-    """A copy of a run, beside the folder `outside`."""
+def copies(trained, tmp_path):
+    """A function: folders with a copy of a run each, beside the folder `outside`."""
     (tmp_path / "outside").mkdir()
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+    return lambda n: [Path(shutil.copytree(trained, tmp_path / str(number) / "run")) for number in range(n)]
 
 
 def edit(folder, place, value):
@@ -104,42 +104,47 @@ def edit(folder, place, value):
     OmegaConf.save(config, folder / "config.yaml")
 
 
-@pytest.mark.parametrize("at", ["heads data", "evaluate data", *(f"train {key}" for key in FOREIGN)])
-def test_a_saved_setting_that_could_send_or_write_elsewhere_is_not_used(folder, at):
-    command, place = at.split()
-    words = [f"resume={folder}", *STEPS] if command == "train" else [f"ckpt={folder}"]
+@pytest.mark.parametrize(("command", "keys"), [("heads", ["data"]), ("evaluate", ["data"]), ("train", [*FOREIGN])])
+def test_a_saved_setting_that_could_send_or_write_elsewhere_is_not_used(command, keys, copies, tmp_path):
+    folders = copies(len(keys))
+    words = [[f"resume={folder}", *STEPS] if command == "train" else [f"ckpt={folder}"] for folder in folders]
     with socket.create_server(("127.0.0.1", 0)) as server:
-        value, url = FOREIGN[place], f"http://127.0.0.1:{server.getsockname()[1]}"
-        for name, meant in (("RUN", folder), ("OUT", folder.parent / "outside"), ("URL", url)):
-            value = value.replace(name, str(meant))
-        edit(folder, place, yaml.safe_load(value))
-        with unchanged(folder.parent):
-            done = run(command, *words, cwd=folder.parent, WANDB_API_KEY="a" * 40)
-        assert not done.refused(f"the saved {place}", "; ").out
+        for folder, key in zip(folders, keys, strict=True):
+            value, url = FOREIGN[key], f"http://127.0.0.1:{server.getsockname()[1]}"
+            for name, meant in (("RUN", folder), ("OUT", tmp_path / "outside"), ("URL", url)):
+                value = value.replace(name, str(meant))
+            edit(folder, key, yaml.safe_load(value))
+        with unchanged(tmp_path):
+            ended = run_each(command, words, cwd=tmp_path, WANDB_API_KEY="a" * 40)
+        assert not any(done.refused(f"the saved {key}", "; ").out for key, done in zip(keys, ended, strict=True))
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
 
 
-@pytest.mark.parametrize("name", ["samples.txt", ".run.lock", "loss.png", "csv", "checkpoints", "config.yaml", "new/x"])
-def test_a_folder_with_links_to_places_outside_of_it_is_refused(folder, name):
-    link, place = folder / name, folder.parent / "outside" / "place"
-    if link.exists():
-        link.rename(place)
-    link.parent.mkdir(exist_ok=True)
-    link.symlink_to(place)
-    with unchanged(folder.parent):
-        done = run("train", f"resume={folder}", *STEPS, cwd=folder.parent)
-    assert not done.refused(f"{link} is a link to {place}", "remove it").out
+def test_a_folder_with_links_to_places_outside_of_it_is_refused(copies, tmp_path):
+    names = "samples.txt .run.lock loss.png csv checkpoints config.yaml new/x".split()
+    links = [folder / name for folder, name in zip(copies(len(names)), names, strict=True)]
+    places = [tmp_path / "outside" / str(number) for number in range(len(names))]
+    for link, place in zip(links, places, strict=True):
+        if link.exists():
+            link.rename(place)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(place)
+    with unchanged(tmp_path):
+        ended = run_each("train", [[f"resume={tmp_path}/{i}/run", *STEPS] for i in range(len(names))], cwd=tmp_path)
+    for link, place, done in zip(links, places, ended, strict=True):
+        assert not done.refused(f"{link} is a link to {place}", "remove it").out
 
 
-def test_a_run_goes_on_with_its_own_settings_and_with_what_is_typed_again(folder):
-    cache, command = folder.parent / "outside" / "my cache", ("train", f"resume={folder}", *STEPS)
+def test_a_run_goes_on_with_its_own_settings_and_with_what_is_typed_again(copies, tmp_path):
+    [folder] = copies(1)
+    cache, command = tmp_path / "outside" / "my cache", ("train", f"resume={folder}", *STEPS)
     (folder / "latest").symlink_to("checkpoints/last.ckpt")
     with FileLock(folder / ".run.lock"):
-        run(*command, cwd=folder.parent).refused("another process", folder)
+        run(*command, cwd=tmp_path).refused("another process", folder)
     edit(folder, "data.cache_dir", str(cache))
-    (typed,) = shlex.split(run(*command, cwd=folder.parent).err.partition("if you trust it, type ")[2])
+    (typed,) = shlex.split(run(*command, cwd=tmp_path).err.partition("if you trust it, type ")[2])
     assert not cache.exists()
-    run(*command, typed, cwd=folder.parent).succeeded()
+    run(*command, typed, cwd=tmp_path).succeeded()
     assert summary(folder)["steps"] == 10 and any(cache.iterdir())

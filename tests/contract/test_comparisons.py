@@ -13,7 +13,7 @@ from scipy.stats import t
 
 from tests.contract.harness import BARE, merged, run, summary
 
-LEVELS = (0.04, 0.005, 0.0025)  # of the first three launches of a sweep
+LEVELS = 0.04, 0.005  # of the first two launches of a sweep
 SIZES = np.array([5, 10, 15, 20, 25, 30, 40, 60, 75, 100, 120, 140])  # targets of 12 documents
 
 
@@ -40,7 +40,7 @@ def over_documents(means, sizes):
 
 
 def interval(differences, sizes, level):
-    """Mean difference and half width from differences (..., S, G) between mean losses of documents.
+    """Mean difference and half width from differences (S, G) between mean losses of documents.
 
     The variances between seeds and over documents, the second less what single runs contribute to it, have a quantile
     of Student's t each.
@@ -87,32 +87,17 @@ def test_a_difference_is_paired_by_seed_and_document(trained, tmp_path, n_seeds,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("of_seeds", "of_text", "of_rest"), [(1, 0, 0), (0, 1, 0), (1, 1, 1), (0.3, 1, 3)])
-def test_identical_variants_are_called_different_as_often_as_the_levels_say(of_seeds, of_text, of_rest):
-    chance, looks = np.random.default_rng(0), []
-    for _ in range(10):
-        seed, text, rest = (chance.normal(size=(4000, *shape)) for shape in ((8, 1), (1, 12), (8, 12)))
-        differences = of_seeds * seed + (of_text * text + of_rest * rest) / np.sqrt(SIZES / SIZES.mean())
-        intervals = [interval(differences[:, :n], SIZES, level) for n, level in zip((3, 5, 8), LEVELS, strict=True)]
-        looks.append([abs(mean) > half for mean, half in intervals])
-    exact = (of_seeds == 0) != (of_text == 0)  # with both, the interval is wider than it must be
-    for rate, level in zip(np.mean(looks, axis=(0, 2)), LEVELS, strict=True):
-        assert (level - 0.006) * exact <= rate <= level + 0.006
-    assert np.any(looks, axis=1).mean() <= sum(LEVELS) + 0.006  # more seeds after each look
-
-
-@pytest.mark.slow
 def test_the_same_command_trains_what_is_missing_and_the_tables_follow_from_the_files(texts, tmp_path):
     command = "train", "-m", *BARE, f"data.path={texts}", "model.n_heads=2,4"
-    run(*command, "seed=0,1", cwd=tmp_path).succeeded()
-    first, began, killed = windows(tmp_path, 2)[0], time.time(), runs(tmp_path)[2, 0]
+    run(*command, "seed=0", cwd=tmp_path).succeeded()
+    first, began, killed = windows(tmp_path, 1)[0], time.time(), runs(tmp_path)[2, 0]
     (killed / "summary.json").unlink()  # as after the first validation
     (killed / "checkpoints" / "previous.ckpt").replace(killed / "checkpoints" / "last.ckpt")
-    run(*command, "seed=0,1,2", cwd=tmp_path).succeeded()
+    run(*command, "seed=0,1", cwd=tmp_path).succeeded()
     ends = {key: (folder / "summary.json").stat().st_mtime for key, folder in runs(tmp_path).items()}
-    assert {key for key in ends if ends[key] > began} == {(2, 0), (2, 2), (4, 2)}
-    losses, targets = windows(tmp_path, 3)  # 20 windows take the place of fewer than 10 documents
-    assert np.array_equal(losses[:, :2], first)
+    assert {key for key in ends if ends[key] > began} == {(2, 0), (2, 1), (4, 1)}
+    losses, targets = windows(tmp_path, 2)  # 20 windows take the place of fewer than 10 documents
+    assert np.array_equal(losses[:, :1], first)
     expected = interval(losses[1] - losses[0], targets, LEVELS[1])  # of a second launch
     rows = assert_reported(killed.parent, tmp_path, *expected, "not distinguishable")
     summaries = {key: summary(folder) for key, folder in runs(tmp_path).items()}
@@ -121,9 +106,9 @@ def test_the_same_command_trains_what_is_missing_and_the_tables_follow_from_the_
         names = [name for name in row.dropna().index if isinstance(values.get(name), int | float)]
         assert [row[name] for name in names] == pytest.approx([values[name] for name in names], rel=1e-14)
     for heads, means in zip((2, 4), losses @ targets / targets.sum(), strict=True):
-        row, half = rows.loc[heads], t.isf(0.025, 2) * np.std(means, ddof=1) / 3**0.5
+        row, half = rows.loc[heads], t.isf(0.025, 1) * np.std(means, ddof=1) / 2**0.5
         for name in {"final_val_loss", "final_val_bpb", "parameters"} | {*row.index} & {*names}:
-            assert row[name] == pytest.approx(np.mean([summaries[heads, seed][name] for seed in range(3)])), name
+            assert row[name] == pytest.approx(np.mean([summaries[heads, seed][name] for seed in range(2)])), name
         columns = row[["final_val_loss", "final_val_loss_low", "final_val_loss_high"]]
         assert [*columns] == pytest.approx([means.mean(), means.mean() - half, means.mean() + half])
 

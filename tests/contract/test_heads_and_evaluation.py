@@ -1,20 +1,14 @@
-"""What evaluate, heads, sample and the pages say of a trained model, computed again from its logits and weights."""
+"""What evaluate, heads and sample say of a trained model, computed again from its logits and weights."""
 
 import csv
 import json
-import os
-import shutil
-import signal
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import t
-from selenium.webdriver import ActionChains, Chrome, ChromeOptions
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.contract.harness import Command, run
+from tests.contract.harness import run
 from tests.contract.test_comparisons import over_documents
 from tril import load
 from tril.model import MultiHeadAttention
@@ -125,64 +119,3 @@ def test_a_text_without_a_head_is_that_of_full_passes_with_its_gate_at_zero(mode
         assert texts[-1] == lm.tokenizer.decode(ids).rstrip("\n")
         gate[0, 2] = 0
     assert texts[0] != texts[1]
-
-
-@pytest.fixture
-def browser():
-    """Chromium. In the end, the pages have written no message and asked no other computer."""
-    driver, options = shutil.which("chromedriver"), ChromeOptions()
-    if driver is None and os.environ.get("TRIL_REQUIRE_BROWSER") != "1":
-        pytest.skip("no chromedriver")
-    options.binary_location = shutil.which("chromium")
-    for option in ("headless=new", "no-sandbox", "disable-gpu", "disable-background-networking"):
-        options.add_argument(f"--{option}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    with Chrome(options=options, service=Service(driver)) as chrome:
-        yield chrome
-        assert chrome.get_log("browser") == []
-        events = [json.loads(event["message"])["message"] for event in chrome.get_log("performance")]
-    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert urls and all(url.startswith(("data:", "file:", "http://127.0.0.1:")) for url in urls), urls
-
-
-@pytest.mark.slow
-def test_the_pages_show_the_weights_of_each_head_and_the_texts_of_sample(model, lm, tmp_path, browser):
-    def shown_weights(token):  # while the mouse points at it
-        ActionChains(browser).move_to_element(token).perform()
-        titles = [each.get_attribute("title") for each in find(".token")]
-        return [float(title.removeprefix("weight ")) for title in titles if title]
-
-    def find(selector):
-        return browser.find_elements("css selector", selector)
-
-    def text(button):
-        find(button)[0].click()
-        WebDriverWait(browser, 30).until(lambda _: " tokens, " in find(".status")[0].text)
-        shown = find(".text")[0].get_property("textContent")
-        return shown.removesuffix("<|endoftext|>").replace("↵", "").rstrip("\n")
-
-    ended("heads", f"ckpt={model}", f"out={tmp_path}", "windows=9", f"prompt={PROMPT}", cwd=tmp_path)
-    browser.get((tmp_path / "attention.html").as_uri())
-    maps = attention_maps(lm, [lm.encode(PROMPT)])
-    for layer, head in ((0, 3), (1, 0)):
-        find(f"button[title=L{layer}H{head}]")[0].click()
-        for query, token in enumerate(find(".token")):
-            shown = shown_weights(token)  # three digits of float16
-            assert np.allclose(shown, maps[layer, 0, head, query], atol=5e-4 + 2**-11)
-    server = Command("play", f"ckpt={model}", "port=0", cwd=tmp_path)
-    try:
-        browser.get(WebDriverWait(server, 60).until(lambda _: server.files[0].read_text()))
-        for name, value in (("#prompt", PROMPT), ("#max_new_tokens", "60")):
-            find(name)[0].clear()
-            find(name)[0].send_keys(value)
-        texts = [text("#generate")]
-        find(".strip[title=L1H2]")[0].click()
-        weights = shown_weights(find(".token[role=button]")[5])
-        assert len(weights) == len(lm.encode(PROMPT)) + 5 and sum(weights) == pytest.approx(1, abs=0.006)
-        texts.append(text(".switch[title=L0H0]"))
-    finally:
-        os.kill(server.process.pid, signal.SIGINT)
-        server.done(20).succeeded()
-    options = f"ckpt={model}", f"prompt={PROMPT}", "max_new_tokens=60"
-    assert texts[0] != texts[1]
-    assert texts == [ended("sample", *options, f"remove_heads={heads}", cwd=tmp_path) for heads in ("null", "[L0H0]")]

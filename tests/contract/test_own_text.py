@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from pandas import DataFrame
 from tokenizers import Tokenizer
 
-from tests.contract.harness import BARE, assert_golden, merged, newest_run, run, summary
+from tests.contract.harness import BARE, assert_golden, merged, run_each, summary
 
 RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder", f"allow_targets=[{__name__}.Recorder]")
 EOT = "<|endoftext|>"
@@ -25,24 +25,36 @@ KINDS = [*".md .jsonl .jsonl.gz .json .csv .parquet".split(), "data.format=chat 
 
 
 class Recorder(Callback):
-    """Saves the inputs and targets of each batch in the current folder."""
+    """Saves the inputs and targets of each batch in the folder of the run."""
 
     def on_train_batch_start(self, trainer, module, batch, index):
-        np.save(f"train.{trainer.global_rank}.{trainer.global_step:03}", np.stack(batch[:2]))
+        self.save(trainer, f"train.{trainer.global_rank}.{trainer.global_step:03}", batch)
 
     def on_validation_batch_start(self, trainer, module, batch, index, dataloader_idx=0):
-        np.save(f"val.{trainer.global_rank}.{index:03}", np.stack(batch[:2]))
+        self.save(trainer, f"val.{trainer.global_rank}.{index:03}", batch)
+
+    def save(self, trainer, name, batch):
+        np.save(f"{trainer.default_root_dir}/{name}", np.stack(batch[:2]))
 
 
-def train(cwd, *settings, steps=2):
-    """Trains; returns the tokens, their encoder, inputs and targets of the windows, (2, n, T), and what was printed."""
-    always = f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"
-    done = run("train", *merged(BARE, *RECORDED, *always, *settings), cwd=cwd).succeeded()
-    parts = ([np.load(path) for path in sorted(cwd.glob(f"{part}.*.npy"))] for part in ("train", "val"))
-    path, *_ = cwd.rglob("tokens.bin")
+def train(cwd, *rows, steps=2):
+    """Trains with the settings of each row, in one process; returns the folder and the printed lines of each run."""
+    cwd.mkdir(exist_ok=True)
+    always = *BARE, *RECORDED, f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"
+    folders = [cwd / f"run{number}" for number in range(len(rows))]
+    own = [(f"hydra.run.dir={folder}", f"data.cache_dir={folder}/cache") for folder in folders]
+    commands = [merged(always, *places, *row) for places, row in zip(own, rows, strict=True)]
+    ended = [done.succeeded() for done in run_each("train", commands, cwd=cwd)]
+    return [(folder, done.out + done.err) for folder, done in zip(folders, ended, strict=True)]
+
+
+def read(folder):
+    """The tokens of a run, their encoder, and the inputs and targets of its windows, (2, n, T) of each part."""
+    parts = ([np.load(path) for path in sorted(folder.glob(f"{part}.*.npy"))] for part in ("train", "val"))
+    path, *_ = folder.rglob("tokens.bin")
     encode = partial(Tokenizer.from_file(str(path.with_name("tokenizer.json"))).encode, add_special_tokens=False)
     windows = [np.concatenate(part, axis=1) for part in parts]
-    return np.fromfile(path, np.uint16), lambda text: tuple(encode(text).ids), windows, done.out + done.err
+    return np.fromfile(path, np.uint16), lambda text: tuple(encode(text).ids), windows
 
 
 def split(ids, encode, windows):
@@ -78,28 +90,29 @@ def folder(once):
     return once("documents", write)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_only(kind, folder, tmp_path):
-    *typed, suffix = kind.split()
+def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_only(folder, tmp_path):
     sizes = "data.val_fraction=0.2", "data.tokenizer.vocab_size=700", "data.batch_size=200"
-    ids, encode, windows, _ = train(tmp_path, f"data.path={folder}/**/*{suffix}", *typed, *sizes)
-    prompt, space = (encode("User: ?\n\nAssistant:"), " ") if "data.format=chat" in typed else ((), "")
-    documents = {text: prompt + encode(space + text + EOT) for text in DOCUMENTS}
-    parts = split(ids, encode, windows)
-    assert Counter(sum(parts, [])) == Counter(documents[text] for text in DOCUMENTS)
-    assert not set(parts[0]) & set(parts[1])
-    is_token = {text: len(encode(f" {word}")) == 1 for word, text in zip(WORDS, TEXTS, strict=True)}
-    assert is_token == {text: documents[text] in parts[0] for text in TEXTS}
-    for part, found in zip(parts, windows, strict=True):
-        tokens = [(token, i >= len(prompt)) for document in part for i, token in enumerate(document)]
-        pairs = Counter((x, y) for (x, _), (y, is_target) in pairwise(tokens) if is_target)
-        assert predicted(found[:, : -(-(len(tokens) - 1) // 32)]) == pairs  # of one epoch
+    rows = [(f"data.path={folder}/**/*{kind.split()[-1]}", *kind.split()[:-1], *sizes) for kind in KINDS]
+    for kind, (run, _) in zip(KINDS, train(tmp_path, *rows), strict=True):
+        ids, encode, windows = read(run)
+        prompt, space = (encode("User: ?\n\nAssistant:"), " ") if "format=chat" in kind else ((), "")
+        documents = {text: prompt + encode(space + text + EOT) for text in DOCUMENTS}
+        parts = split(ids, encode, windows)
+        assert Counter(sum(parts, [])) == Counter(documents[text] for text in DOCUMENTS), kind
+        assert not set(parts[0]) & set(parts[1]), kind
+        is_token = {text: len(encode(f" {word}")) == 1 for word, text in zip(WORDS, TEXTS, strict=True)}
+        assert is_token == {text: documents[text] in parts[0] for text in TEXTS}, kind
+        for part, found in zip(parts, windows, strict=True):
+            tokens = [(token, i >= len(prompt)) for document in part for i, token in enumerate(document)]
+            pairs = Counter((x, y) for (x, _), (y, is_target) in pairwise(tokens) if is_target)
+            assert predicted(found[:, : -(-(len(tokens) - 1) // 32)]) == pairs, kind  # of one epoch
 
 
 def test_a_text_of_one_line_is_split_near_its_end(tmp_path):
     text = " ".join(random.Random(0).choices(WORDS, k=1000))
     (tmp_path / "line.txt").write_text(text)
-    ids, encode, windows, _ = train(tmp_path, f"data.path={tmp_path}/line.txt")
+    [(run, _)] = train(tmp_path, [f"data.path={tmp_path}/line.txt"])
+    ids, encode, windows = read(run)
     (trained,), (val,) = split(ids, encode, windows)
     cuts = [i for i in range(int(0.94 * len(text)), int(0.96 * len(text))) if encode(text[:i] + EOT) == trained]
     assert [encode(text[cut:] + EOT) for cut in cuts] == [val]
@@ -113,11 +126,12 @@ def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed
     (tmp_path / "b.txt").write_text(val)
     settings = "data.tokenizer.kind=byte", f"data.path={tmp_path}/*.txt", f"data.val_path={tmp_path}/b.txt"
     ranks = ("trainer=ddp", "trainer.devices=2") if devices == 2 else ()
-    orders, sizes = [], (f"data.batch_size={20 // devices}", *ranks)
-    for seed in range(3 - devices):
-        ids, encode, windows, printed = train(tmp_path, f"seed={seed}", *settings, *sizes, steps=8)
+    rows = [(*settings, f"seed={seed}", f"data.batch_size={20 // devices}", *ranks) for seed in range(3 - devices)]
+    orders = []
+    for run, printed in train(tmp_path, *rows, steps=8):
+        ids, encode, windows = read(run)
         assert ids.tolist() == [*encode(text + EOT), *encode(val + EOT)]
-        assert seed or any(29.9 < float(share) < 30.1 for share in re.findall(r"(\d+\.\d+) ?%", printed)), printed
+        assert any(29.9 < float(share) < 30.1 for share in re.findall(r"(\d+\.\d+) ?%", printed)), printed
         for epoch in np.split(windows[0].reshape(2, devices, -1, 32), 2, axis=2):
             assert predicted(epoch) == Counter(pairwise(encode(text + EOT)))
             orders.append(hashlib.sha256(epoch.tobytes()).hexdigest())
@@ -127,12 +141,17 @@ def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed
 
 
 def test_a_text_is_prepared_once_and_again_when_it_changes(folder, tmp_path):
-    fingerprints, files, copy = [], [], shutil.copytree(folder, tmp_path / "copy")
-    for text, cache in ((folder, "cache"), (folder, "cache"), (copy, "other"), (copy, "cache")):
-        train(tmp_path, f"data.path={text}/*.md", f"data.cache_dir={tmp_path}/{cache}")
-        fingerprints.append(summary(newest_run(tmp_path))["data_fingerprint"])
-        files.append({path.read_bytes(): path.stat().st_mtime_ns for path in (tmp_path / cache).rglob("tokens.bin")})
-        if text == copy:
-            (copy / "00.md").write_text("a new text")
+    def files(cache):
+        return {path.read_bytes(): path.stat().st_mtime_ns for path in (tmp_path / cache).rglob("tokens.bin")}
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    texts = (folder, "cache"), (folder, "cache"), (copy, "other"), (copy, "cache")
+    rows = [(f"data.path={text}/*.md", f"data.cache_dir={tmp_path}/{cache}") for text, cache in texts]
+    runs, before = train(tmp_path / "first", *rows[:3]), files("cache")
+    assert before.keys() == files("other").keys()
+    assert max(before.values()) < (runs[0][0] / "summary.json").stat().st_mtime_ns  # the second run has written none
+    (copy / "00.md").write_text("a new text")
+    runs += train(tmp_path / "second", rows[3])
+    fingerprints = [summary(run)["data_fingerprint"] for run, _ in runs]
     assert fingerprints[0] == fingerprints[1] == fingerprints[2] != fingerprints[3]
-    assert files[0] == files[1] and files[0].keys() == files[2].keys() < files[3].keys()
+    assert before.items() < files("cache").items()

@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,8 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from tests.contract.harness import BARE, ROOT, copy_project, merged, metrics, run, summary
+from tests.contract.conftest import install_wheel
+from tests.contract.harness import BARE, ROOT, merged, metrics, run, run_each, summary
 from tril import load, train
 
 
@@ -56,12 +56,13 @@ def test_train_is_the_command_and_leaves_the_process_as_it_was(texts, tmp_path, 
     assert "".join(models[0].stream("The dog", max_new_tokens=20, seed=1)) == text
 
 
-@pytest.mark.parametrize("setting", ["model.n_heads=3", "modle=nano", "data.path=nowhere.txt"])
-def test_a_wrong_setting_is_a_value_error_with_the_line_of_the_command(setting, tmp_path, monkeypatch):
+def test_a_wrong_setting_is_a_value_error_with_the_line_of_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=setting.split("=")[0]) as raised:
-        train(*BARE, setting)
-    assert run("train", *BARE, setting, cwd=tmp_path).err == f"error: {raised.value}\n"
+    rows = [[*BARE, setting] for setting in ("model.n_heads=3", "modle=nano", "data.path=nowhere.txt")]
+    for row, done in zip(rows, run_each("train", rows, cwd=tmp_path), strict=True):
+        with pytest.raises(ValueError, match=row[-1].split("=")[0]) as raised:
+            train(*row)
+        assert done.err == f"error: {raised.value}\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -87,11 +88,8 @@ def test_the_notebook_runs_from_the_start(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_installed_wheel_trains_and_samples_beside_a_foreign_model(texts, tmp_path):
-    source, site = copy_project(tmp_path / "source"), tmp_path / "site"
-    pip = (sys.executable, "-m", "pip", "-q", "install", "--no-deps", "--no-build-isolation", "--no-index")
-    subprocess.run([*pip, "--target", site, source], check=True, timeout=240)  # builds a wheel
-    shutil.rmtree(source)
+def test_the_installed_wheel_trains_and_samples_beside_a_foreign_model(once, texts, tmp_path):
+    site = once("site", install_wheel)
     (tmp_path / "model.py").write_text("raise RuntimeError('another module')", "utf-8")
     training = ("train", *merged(BARE, f"data.path={texts}", "trainer.max_steps=4"))
     sampling = ("sample", "ckpt=latest", "prompt=A red", "max_new_tokens=4")
