@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from tests.contract.harness import BARE, SETTINGS, assert_golden, merged, metrics, newest_run, run, summary, table
+from tests.contract.harness import BARE, SETTINGS, assert_golden, merged, metrics, run, run_each, summary, table
 from tril import load
 
 BASE = merged(BARE, *SETTINGS["golden"])
@@ -45,9 +45,8 @@ def test_every_option_and_choice_of_model_and_optimizer_is_in_a_run(tmp_path):
             assert f"{key}={choice}" in used or choice in (default, "flex"), (key, choice)  # flex trains on GPUs only
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "alibi", "no attention", "embeddings"])
-def test_parameters_and_flops_are_those_of_the_formulas(name, run_of, texts, tmp_path):
-    c = yaml.safe_load((run_of(name) / "config.yaml").read_text("utf-8"))["model"]
+def formulas(c):
+    """What summary.json says of a model with these settings, for a vocabulary of 257."""
     vocab, dim, layers, length, heads = 257, c["dim"], c["n_layers"], c["context_length"], c["n_heads"]
     groups, size, bias = c["n_kv_heads"] or heads, c["head_dim"] or dim // max(1, heads), c["bias"]
     hidden, matrices = c["mlp_hidden"] or round(dim * c["mlp_ratio"]), 3 if c["mlp"] == "swiglu" else 2
@@ -60,10 +59,17 @@ def test_parameters_and_flops_are_those_of_the_formulas(name, run_of, texts, tmp
     tables = dim * vocab * (1 if c["tie_embeddings"] else 2) + dim * length * (c["pos"] == "learned") + vocab * values
     keys = sum(min(query + 1, c["window"] or length) for query in range(length)) / length  # of a query, on average
     flops = 6 * (body + vocab * dim) + 12 * layers * heads * size * keys  # forward and backward (PaLM, appendix B)
-    expected = {"parameters": body + tables, "parameters_without_embeddings": body, "flops_per_token": flops}
-    assert {key: summary(run_of(name))[key] for key in expected} == pytest.approx(expected, abs=0.5)
-    plan = run("train", "plan=true", *merged(BASE, f"data.path={texts}", *RUNS[name].split()), cwd=tmp_path).succeeded()
-    assert plan.out.startswith(f"{expected['parameters']:,.0f} parameters") and not (tmp_path / "outputs").exists()
+    return {"parameters": body + tables, "parameters_without_embeddings": body, "flops_per_token": flops}
+
+
+def test_parameters_and_flops_are_those_of_the_formulas(run_of, texts, tmp_path):
+    names = "gpt2", "llama", "alibi", "no attention", "embeddings"
+    rows = [["plan=true", *merged(BASE, f"data.path={texts}", *RUNS[name].split())] for name in names]
+    for name, plan in zip(names, run_each("train", rows, cwd=tmp_path), strict=True):
+        expected = formulas(yaml.safe_load((run_of(name) / "config.yaml").read_text("utf-8"))["model"])
+        assert {key: summary(run_of(name))[key] for key in expected} == pytest.approx(expected, abs=0.5), name
+        assert plan.succeeded().out.startswith(f"{expected['parameters']:,.0f} parameters"), name
+    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.parametrize(("name", "limit"), [("gpt2", 10**9), ("part of the validation", 5 * 3)])
@@ -113,11 +119,11 @@ def test_a_certified_run_of_two_windows_in_bf16_stays_near_one_in_float32(run_of
 
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_update(texts, tmp_path):
     huge = merged(BASE, f"data.path={texts}", "optim.lr_scale=1e30", "trainer.val_check_interval=1")
-    done = run("train", *huge, cwd=tmp_path)
-    content, line = summary(newest_run(tmp_path)), done.err.splitlines()[-1]
+    done, folder = run("train", *huge, "hydra.run.dir=run", cwd=tmp_path), tmp_path / "run"
+    content, line = summary(folder), done.err.splitlines()[-1]
     assert done.status == 2 and line == f"error: {content['diverged']}" and "Traceback" not in done.err
     assert "step 2 " in line and content["steps"] == 1 and content["final_val_loss"] is None
-    assert all(tensor.isfinite().all() for tensor in weights_of(newest_run(tmp_path)).values())
+    assert all(tensor.isfinite().all() for tensor in weights_of(folder).values())
 
 
 def test_a_run_stops_after_its_time_and_has_the_steps_of_its_flops(run_of):
