@@ -182,7 +182,8 @@ def edit(name):
 
         def fit_edited(trainer, module, *others, **options):
             function = getattr(module, step)
-            setattr(module, step, lambda batch, i: function(fed(*batch) if is_fed(module, i) else batch, i))
+            given = lambda batch, i: fed(*batch) if is_fed(module, i) else batch  # noqa: E731
+            setattr(module, step, lambda batch, i, *rest: function(given(batch, i), i, *rest))
             fit(trainer, module, *others, **options)
 
         Trainer.fit = fit_edited

@@ -11,6 +11,7 @@ import torch
 from lightning import Trainer
 
 from tests.conftest import assert_close
+from tril.model.causality.model import randomize
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks.metrics import Metrics, norms_of, save_windows
 from tril.model.training.errors import NonFiniteError
@@ -32,7 +33,7 @@ def batches(n: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def new_module(**choices) -> TrainingModule:
     torch.manual_seed(0)
     shape = {"context_length": T, "n_layers": 2, "dim": 16, "n_heads": 2, "tie_embeddings": False}
-    model = GPT(GPTConfig(V, **{**shape, **choices}))
+    model = randomize(GPT(GPTConfig(V, **{**shape, **choices})))
     return TrainingModule(model, OPTIM, total_steps=STEPS, val_bytes={"": float}, payload={})
 
 
