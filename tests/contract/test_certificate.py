@@ -147,11 +147,11 @@ REPLACED = {  # after the semicolon, settings of the run: arguments of a functio
 ADDED = {name: row.keywords["mix"] for name, row in (SHOWN | HIDDEN).items() if "mix" in row.keywords}
 del ADDED["behind a gate of 0"]
 ADDED["in bf16; trainer.precision=bf16-mixed"] = ADDED.pop("only under autocast")
-FED = {  # a step, and when it gets its targets as inputs
+FED = {  # a step, and when it gets its targets as inputs, or written into them
     "a leak after one batch": ("training_step", lambda module, i: i == 1 and edit("norm over time")),
     "targets": ("training_step", lambda module, i: True),
-    "targets written into the inputs of validation": ("validation_step", lambda module, i: True),
-    "targets written into the inputs after two batches": ("training_step", lambda module, i: i > 1),
+    "written-in-validation": ("validation_step", lambda module, i: True),
+    "written-after-two-batches": ("training_step", lambda module, i: i > 1),
     "targets after an epoch; data.batch_size=64 trainer.max_steps=14": ("training_step", lambda m, i: m.current_epoch),
 }
 CORRECT_RUNS = "; model.window=4 data.document_mask=true", "; trainer.precision=bf16-mixed"
