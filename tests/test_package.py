@@ -5,12 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
-import zipfile
 from contextlib import nullcontext
 
 import pytest
 
-from tests.contract.harness import ROOT, copy_project
+from tests.contract.conftest import install_wheel
+from tests.contract.harness import ROOT
 from tril.scripts.cli import console
 
 PAGES = (".html", ".css", ".js", ".jinja")
@@ -32,22 +32,17 @@ import importlib.metadata as metadata, os, sys, pytest
 metadata.distributions = lambda: metadata.Distribution.discover(path=[os.environ["PYTHONPATH"]])
 sys.exit(pytest.main())
 """
-BUILD = "from setuptools import build_meta; build_meta.build_wheel('dist')"  # as pip does, which takes longer
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_everything_and_gives_pytest_the_fixture_in_a_project_of_others(tmp_path):
-    source, site, project = copy_project(tmp_path / "source"), tmp_path / "site", tmp_path / "project"
-    subprocess.run([sys.executable, "-c", BUILD], cwd=source, check=True, stdout=subprocess.DEVNULL)
-    [wheel] = (source / "dist").glob("*.whl")
-    with zipfile.ZipFile(wheel) as packed:
-        names = set(packed.namelist())
-        packed.extractall(site)
+def test_the_wheel_holds_everything_and_gives_pytest_the_fixture_in_a_project_of_others(once, tmp_path):
+    site, project = once("site", install_wheel), tmp_path / "project"
+    names = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     files = [path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*")]
     files = [path for path in files if path.suffix in (".py", *PAGES) and "maintenance" not in path.parts]
     files += [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / name for name in ("train.py", "load.py", "py.typed"))]
     assert {f"tril/{path.relative_to(ROOT).as_posix()}" for path in files} <= names
-    assert all(name.startswith(("tril/", "tril-")) for name in names)
+    assert all(name.startswith(("tril/", "tril-", "bin/tril")) for name in names)
 
     project.mkdir()
     (project / "model.py").write_text(MODEL)
