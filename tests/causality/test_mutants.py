@@ -24,7 +24,7 @@ def no_compilation(monkeypatch):
 def certify(config: GPTConfig) -> Certificate:
     torch.manual_seed(0)
     model = with_ways(as_model(GPT(config).eval()))
-    return certify_model(model, gpt_variants(config, backends=[config.backend], compile=True))
+    return certify_model(model, gpt_variants(config, backends=[config.backend], compile=True), 1.0)
 
 
 def outputs(config: GPTConfig, precision: str) -> list[torch.Tensor]:

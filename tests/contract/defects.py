@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from tests.contract.harness import LIBRARIES, copy_project
 
-MORE_LIBRARIES = "hypothesis gguf pydantic safetensors.torch selenium.webdriver tokenizers transformers".split()
+MORE_LIBRARIES = "gguf pydantic safetensors.torch selenium.webdriver tokenizers transformers".split()
 Defect = namedtuple("Defect", "name file test old new")
 
 

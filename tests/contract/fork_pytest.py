@@ -14,6 +14,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
+import hypothesis
+
 
 def start_by_fork(path: str, arguments: list[str], inherited: list[int]) -> int:
     """Replaces multiprocessing.util.spawnv_passfds, which starts `python -c CODE` with some open files."""
@@ -53,6 +55,8 @@ if __name__ == "__main__":
     for library in sys.argv[1:]:
         importlib.import_module(library)
     assert not {"tril", "tests"} & sys.modules.keys()
+    hypothesis.settings.register_profile("first", phases=[hypothesis.Phase.generate])  # no search for a smaller example
+    hypothesis.settings.load_profile("first")
     for line in sys.stdin:
         if process := os.fork():
             print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
