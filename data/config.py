@@ -125,7 +125,7 @@ def parse(mapping: Mapping[str, Any], presets: Presets | None = None) -> DataCon
         OSError: a file or folder that does not exist.
     """
     common, known = {field.name for field in fields(DataConfig)}, set()
-    if (group := SOURCES.get(mapping.get("source", ""))) is not None:
+    if (group := SOURCES.get(str(mapping.get("source")))) is not None:
         known = {field.name for field in fields(group)}
         for key in mapping:
             if key not in common and key not in known:
@@ -144,7 +144,7 @@ def parse(mapping: Mapping[str, Any], presets: Presets | None = None) -> DataCon
 
 def build_source(kinds: Mapping[str, type], values: dict[str, Any]) -> Any:
     """The source of some settings, of which "source" is the kind."""
-    kind = values.pop("source", None)
+    kind = str(values.pop("source", None))  # a list has no hash
     if kind not in kinds:
         raise ValueError(f"data.source={kind} must be one of {', '.join(kinds)}")
     return build(kinds[kind], values, "data")

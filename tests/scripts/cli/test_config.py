@@ -1,5 +1,9 @@
 """The settings of a run, each declared once; what follows from a text; and how numbers and tables are printed."""
 
+import copy
+from functools import reduce
+from operator import getitem
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -37,6 +41,17 @@ def test_the_defaults_and_the_help_of_a_run_are_those_of_the_fields(tmp_path):
     assert text == call(train.main, "--help=all", "seed=0", cwd=tmp_path).stdout  # the latter composes with Hydra
     short = call(train.main, *on, "--help", cwd=tmp_path).stdout
     assert "  model.n_heads=2 " in short and "model.norm_eps" not in short and "--help=all lists all" in short
+
+
+def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_setting():
+    settings = compose("train", Typed.of(["logger=[wandb,tensorboard]"])).settings
+    for key in flatten(settings):
+        changed = copy.deepcopy(settings)
+        *groups, name = key.split(".")
+        reduce(getitem, groups, changed)[name] = [{"a": 1}]  # which none is
+        with pytest.raises((ValueError, UserError)) as refused:
+            RunConfig.of(changed)
+        assert key in str(refused.value)
 
 
 def test_what_was_typed_without_an_effect_is_refused():
