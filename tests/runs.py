@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -50,14 +49,6 @@ def rows(folder: Path) -> list[dict]:
     """The rows of all metrics.csv of a run."""
     files = sorted(folder.glob("csv/version_*/metrics.csv"))
     return [row for file in files for row in csv.DictReader(file.open())]
-
-
-def rolled_back(run: Path, folder: Path) -> Path:
-    """A copy of a finished run as it was after its checkpoint before the last one."""
-    shutil.copytree(run, folder)
-    (folder / "summary.json").unlink()
-    (folder / "checkpoints" / "previous.ckpt").replace(folder / "checkpoints" / "last.ckpt")
-    return folder
 
 
 class Interrupted(Exception):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -10,11 +11,11 @@ import yaml
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.contract.harness import BARE, merged, metrics, summary
+from tests.contract.harness import BARE, merged, metrics, roll_back, summary
 from tests.data.chats import CHATML, MARKS
 from tests.model.interop.folders import change_json, folder_of
 from tests.model.tokenizers import byte_tokenizer
-from tests.runs import in_process, rolled_back
+from tests.runs import in_process
 from tril.data.config import parse
 from tril.data.datamodule import TextDataModule
 from tril.model.checkpoint import load, read_state
@@ -159,7 +160,7 @@ def test_a_run_on_a_mixture_has_the_losses_of_each_source_and_goes_on_with_the_s
     loss = json.loads((tmp_path / "out/evaluation.json").read_text())["figures"]["loss"]["mean"]
     assert loss == pytest.approx(result["sources"]["docs"]["final_val_loss"], rel=1e-5)
 
-    rolled_back(run, tmp_path / "half")
+    roll_back(shutil.copytree(run, tmp_path / "half"))
     saved = tmp_path / "half/config.yaml"
     original = saved.read_text()
     shares = "data.sources={'docs': 0.667, 'other.txt': 0.333} must be {'docs': 0.75, 'other.txt': 0.25}, as in "

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import torch
 
 from tests.calls import call
 from tests.conftest import assert_refused
-from tests.contract.harness import BARE, ROOT, TINY, merged, metrics, newest_run, run
-from tests.runs import rolled_back, rows
+from tests.contract.harness import BARE, ROOT, TINY, merged, metrics, newest_run, roll_back, run
+from tests.runs import rows
 from tril import train
 from tril.model.checkpoint import read_state
 
@@ -79,7 +80,7 @@ def test_two_nodes_of_torchrun_are_one_run_with_one_folder_and_one_log_and_it_go
     assert "Warning" not in err and "INFO" not in out + err
 
     whole = tmp_path / "outputs/one/folder"
-    half = rolled_back(whole, tmp_path / "half")
+    half = roll_back(shutil.copytree(whole, tmp_path / "half"))
     run("train", "resume=half", "trainer.num_nodes=1", "trainer.devices=2", cwd=tmp_path).succeeded()
     assert_same_run(half, whole)
 

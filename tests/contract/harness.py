@@ -20,8 +20,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.image import imsave
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes of `Command`
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +97,9 @@ def execute(name, arguments, cwd, files, before, variables) -> None:
     for stream, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY), stream)
     if name == "train":  # loss.png takes a third of the time of a tiny run
+        from matplotlib.figure import Figure
+        from matplotlib.image import imsave
+
         Figure.savefig = lambda figure, path, **options: imsave(path, [[0.0]])
     if before is not None:
         before()
@@ -174,6 +175,13 @@ def metrics(folder: Path, name: str) -> dict[int, float]:
     (path,) = folder.rglob("metrics.csv")
     with path.open(encoding="utf-8", newline="") as file:
         return {int(row["step"]): float(row[name]) for row in csv.DictReader(file) if row[name]}
+
+
+def roll_back(run: Path) -> Path:
+    """Takes a finished run, and returns it, to its checkpoint before the last one."""
+    (run / "summary.json").unlink()
+    (run / "checkpoints" / "previous.ckpt").replace(run / "checkpoints" / "last.ckpt")
+    return run
 
 
 def copy_project(folder: Path) -> Path:
