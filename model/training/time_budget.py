@@ -22,7 +22,7 @@ from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 from tril.model.training.run_estimate import measure
 from tril.model.training.schedule import lr_factor
-from tril.model.training.settings import OptimConfig, ScheduleConfig
+from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
 
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
@@ -38,7 +38,7 @@ TIME_BY_FLOPS = 0.76  # exponent of the time of a step, of the same models
 # With more passes over a text, or with more parameters, models memorize it: their validation loss rises. But short runs
 # need some steps, whatever the passes.
 MAX_PASSES, MIN_REPEATED_STEPS, MAX_PARAMETERS = 4, 200, 2_000_000
-DROPOUT_PASSES, DROPOUT = 2, 0.1  # dropout of a text that is read more often
+DROPOUT = 0.1  # of a text that is read more often
 VALIDATION_SHARE, MIN_VALIDATIONS, MAX_VALIDATIONS = 0.1, 3, 10  # of the time, and how many
 BEFORE, AFTER = 1.5, 2.0  # seconds from the plan to the first step (the certificate), and after the last validation
 MIN_STEPS = 20
@@ -108,6 +108,7 @@ class Candidate(NamedTuple):
 def plan_time(
     model: GPTConfig,
     optim: OptimConfig,
+    trainer: TrainerConfig,
     hardware: "Hardware",
     *,
     end: float,
@@ -121,6 +122,7 @@ def plan_time(
 
     Args:
         model: as configured, with its vocabulary.
+        trainer: as configured: how often is validated, and on how many batches.
         end: time.perf_counter() at the end of the run.
         windows: of an optimizer step.
         train_tokens, val_tokens: of the two parts of the text.
@@ -142,25 +144,32 @@ def plan_time(
             val_seconds = slower * speed.val * val_batch_size
             candidates.append(Candidate(shape, parameters, min(steps, most), step_seconds, val_seconds))
     best = min(candidates, key=lambda each: predict_loss(each.parameters, each.steps * step_tokens))
+    whole, affordable = -(-val_tokens // (length * val_batch_size)), VALIDATION_SHARE * seconds / best.val_batch_seconds
+    if keeps("trainer.val_check_interval"):
+        interval, validations = trainer.val_check_interval, math.ceil(best.steps / trainer.val_check_interval)
+    else:
+        validations = min(max(int(affordable / whole), MIN_VALIDATIONS), MAX_VALIDATIONS)
+        interval = math.ceil(best.steps / (validations - 0.3))  # so that more steps, up to a tenth, add no validation
+    if keeps("trainer.limit_val_batches"):
+        val_batches = min(whole, trainer.limit_val_batches or whole)
+    else:
+        val_batches = min(whole, max(1, int(affordable / max(1, validations))))
+    val_seconds = validations * val_batches * best.val_batch_seconds
+    best = best._replace(steps=min(best.steps, int((seconds - val_seconds) / best.step_seconds)))
     if best.steps < MIN_STEPS:
         raise ValueError(
             f"minutes leave time for {plural(max(0, best.steps), 'step')} of at least {MIN_STEPS}; give more"
         )
     passes = best.steps * step_tokens / train_tokens
-    if passes > DROPOUT_PASSES and not keeps("model.resid_dropout"):
+    if passes > MAX_PASSES and not keeps("model.resid_dropout"):
         best = best._replace(shape=replace(best.shape, resid_dropout=DROPOUT))
-    val_batches = -(-val_tokens // (length * val_batch_size))
-    affordable = VALIDATION_SHARE * seconds / best.val_batch_seconds
-    validations = min(max(int(affordable / val_batches), MIN_VALIDATIONS), MAX_VALIDATIONS)
-    val_batches = min(val_batches, max(1, int(affordable / validations)))
-    interval = math.ceil(best.steps / (validations - 0.3))  # so that more steps, up to a tenth, add no validation
     return TimePlan(
         best.shape,
         best.steps,
         interval,
         val_batches,
         best.step_seconds,
-        validations * val_batches * best.val_batch_seconds,
+        val_seconds,
         end,
         most,
         explain(best, seconds, step_tokens, train_tokens, at_most=best.steps == most),

@@ -185,6 +185,7 @@ def plan_minutes(
     plan = plan_time(
         config.model,
         config.optim,
+        config.trainer,
         config.hardware,
         end=started + 60 * line.own.minutes,
         windows=config.data.batch_size * config.accumulate,
@@ -193,9 +194,8 @@ def plan_minutes(
         val_tokens=counts["val"]["tokens"],
         keeps=keeps,
     )
-    chosen = {"val_check_interval": plan.val_check_interval, "limit_val_batches": plan.val_batches}
-    chosen = {name: value for name, value in chosen.items() if not keeps(f"trainer.{name}")}
-    trainer = replace(config.trainer, max_steps=plan.steps, **chosen)
+    intervals = {"val_check_interval": plan.val_check_interval, "limit_val_batches": plan.val_batches}
+    trainer = replace(config.trainer, max_steps=plan.steps, **intervals)
     print(plan.reasons, flush=True)
     planner = PlanSteps(plan, config.optim.schedule, functools.partial(record_steps, run))
     return replace(config, model=plan.model, trainer=trainer), planner

@@ -13,7 +13,7 @@ from tril.model.config import GPTConfig
 from tril.model.runs import Run
 from tril.model.training import time_budget
 from tril.model.training.run_estimate import Speed
-from tril.model.training.settings import OptimConfig, ScheduleConfig
+from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
 from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, plan_time
 
 SPEED = Speed(train=0.03, val=0.01, step=0.02)  # seconds of a window and of a step of the default model
@@ -21,11 +21,18 @@ MODEL = GPTConfig(vocab_size=4096)
 TIMED = [setting for setting in TINY if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
 
 
-def plan(seconds: float, model: GPTConfig = MODEL, kept: tuple[str, ...] = (), train_tokens: int = 10**9) -> TimePlan:
+def plan(
+    seconds: float,
+    model: GPTConfig = MODEL,
+    kept: tuple[str, ...] = (),
+    train_tokens: int = 10**9,
+    trainer: TrainerConfig = TrainerConfig(),  # noqa: B008
+) -> TimePlan:
     with mock.patch.object(time_budget, "measure", lambda *_: SPEED):
         return plan_time(
             model,
             OptimConfig(),
+            trainer,
             None,  # the hardware, for `measure`
             end=time.perf_counter() + seconds,
             windows=8,
@@ -59,11 +66,23 @@ def test_what_is_kept_stays_and_the_rest_is_fitted_around_it():
 
 def test_a_small_text_is_not_read_too_often_and_gets_dropout():
     large, small, tiny = (plan(3600, train_tokens=n) for n in (10**9, 400_000, 34_000))
-    assert large.model.resid_dropout == 0 and small.model.resid_dropout == tiny.model.resid_dropout == 0.1
+    assert [each.model.resid_dropout for each in (large, small, tiny)] == [0, 0, 0.1]
     assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
     assert "so the run ends before the time" in tiny.reasons and "ends before" not in large.reasons
     typed = plan(3600, GPTConfig(vocab_size=4096, resid_dropout=0.3), ("model.resid_dropout",), train_tokens=34_000)
     assert typed.model.resid_dropout == 0.3
+
+
+def test_a_kept_number_of_validations_or_of_their_batches_is_part_of_the_time():
+    every, some = "trainer.val_check_interval", "trainer.limit_val_batches"
+    often = plan(600, kept=(every,), trainer=TrainerConfig(val_check_interval=50))
+    assert often.val_check_interval == 50 and often.val_batches < plan(600).val_batches
+    whole = plan(600, kept=(every, some), trainer=TrainerConfig(val_check_interval=50))
+    assert (whole.val_batches, whole.steps < often.steps) == (-(-300_000 // 2048), True)
+    few = plan(600, kept=(some,), trainer=TrainerConfig(limit_val_batches=2))
+    assert few.val_batches == 2
+    for each in (often, whole, few):
+        assert each.steps * each.step_seconds + each.val_seconds < 600 - 3
 
 
 def test_a_time_that_is_too_short_is_refused():
