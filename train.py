@@ -59,7 +59,7 @@ def main(line: CommandLine[TrainCommand]) -> None:
             train(line, stop)
     except StoppedError as stopped:
         if process_rank() == 0:
-            print(stopped.describe(f"{command('train')} resume={stopped.folder}"), file=sys.stderr, flush=True)
+            print(stopped.describe(command("train", f"resume={stopped.folder}")), file=sys.stderr, flush=True)
         sys.exit(stopped.status)
 
 
@@ -101,7 +101,7 @@ def train(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bo
                 sweep=sweep_of(run.folder),
                 step=None if start.checkpoint is None else start.step,
                 started=started,
-                resume=f"{command('train')} resume={run.folder}",
+                resume=command("train", f"resume={run.folder}"),
                 planner=planner,
                 added=added,
             )

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,7 +121,7 @@ def summarize(
         "init_from_step": lineage.get("step"),
         "code": code_version(),
         "folder": str(folder),
-        "sample_with": f"{sample} ckpt={folder}",
+        "sample_with": f"{sample} {shlex.quote(f'ckpt={folder}')}",
     }
     shape = f"({model.config.n_layers} layers, dim {model.config.dim}), {meta['kind']}"
     title = f"{model.n_parameters():,} parameters {shape}\nrun {'/'.join(folder.absolute().parts[-2:])}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -84,11 +85,17 @@ def fail(message: object, status: int = 2) -> None:
     sys.exit(status)
 
 
-def command(script: str) -> str:
-    """How the user starts a script: `tril report` from the console command, else `python scripts/report.py`."""
+def command(script: str, *settings: str) -> str:
+    """How the user starts a script: `tril report` from the console command, else `python scripts/report.py`.
+
+    Args:
+        settings: key=value; those with spaces or other characters of the shell are quoted.
+    """
     if sys.argv[0].startswith("tril "):
-        return f"tril {script}"
-    return "python train.py" if script == "train" else f"python scripts/{script}.py"
+        program = f"tril {script}"
+    else:
+        program = "python train.py" if script == "train" else f"python scripts/{script}.py"
+    return " ".join([program, *map(shlex.quote, settings)])
 
 
 def check_writable(folder: Path, key: str) -> None:

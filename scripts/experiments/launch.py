@@ -5,7 +5,6 @@ The same command finds its folder again and continues there; so does a command w
 
 import json
 import math
-import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -55,7 +54,7 @@ class Sweep(Callback):
         missing = [f"{folder} ({state})" for folder, state in states.items() if state != "finished"]
         print(f"\n{compared(self.folder)}\n", flush=True)
         finished = f"{len(entries) - len(missing)} of {len(entries)} runs are finished"
-        print(f"{finished}; {command('report')} dir={self.folder}", flush=True)
+        print(f"{finished}; {command('report', f'dir={self.folder}')}", flush=True)
         if missing:
             print(f"NOT finished: {'; '.join(missing)}; start the same command again to continue", flush=True)
             sys.exit(1)
@@ -216,7 +215,7 @@ def with_launch(index: dict, runs: Sequence[dict], trials: Sequence[dict] = (), 
     seeds = sorted({run["seed"] for run in runs} - {run["seed"] for run in index["runs"]})
     more_variants = any(run["values"] not in [each["values"] for each in index["runs"]] for run in runs)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    launch = {"seeds": seeds, "date": now, "command": f"{command(script)} {shlex.join(sys.argv[1:])}"}
+    launch = {"seeds": seeds, "date": now, "command": command(script, *sys.argv[1:])}
     lists = {"runs": merged(runs, index["runs"]), "trials": merged(trials, index["trials"])}
     return index | lists | {"launches": [*index["launches"], *[launch] * bool(seeds or more_variants)]}
 

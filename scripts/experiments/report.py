@@ -357,7 +357,7 @@ def run_page(run: Run) -> dict[str, str]:
     text = samples.read_text(encoding="utf-8", errors="replace") if samples.is_file() else ""
     verdict = read_json(certificate)["verdict"] if certificate.is_file() else run.summary.get("causality", "")
     sample = text.rpartition("--- sample at step ")[2].partition("---\n")[2][:MAX_SAMPLE]
-    command_line = f"{command('heads')} ckpt={run.folder}"
+    command_line = command("heads", f"ckpt={run.folder}")
     return {"sample": sample, "certificate": verdict, "heads": head_table(run.folder), "command": command_line}
 
 

@@ -1,6 +1,7 @@
 """The settings of a run, each declared once; what follows from a text; and how numbers and tables are printed."""
 
 import copy
+import shlex
 from functools import reduce
 from operator import getitem
 
@@ -16,7 +17,7 @@ from tril.scripts import sample  # noqa: F401  which declares its settings
 from tril.scripts.cli.command_line import PROGRAMS, Typed
 from tril.scripts.cli.compose import compose, compose_values, read_value
 from tril.scripts.cli.config import RunConfig, flatten, known_settings
-from tril.scripts.cli.errors import UserError
+from tril.scripts.cli.errors import UserError, command
 from tril.scripts.cli.hydra_config import quoted
 
 OF_A_TEXT = {key for key in known_settings() if key.startswith("data.")}
@@ -78,6 +79,13 @@ def test_texts_are_as_typed_in_a_run_and_in_a_command():
         settings = compose_values("sample", Typed.of([f"{key}={text}" for key in keys])).settings
         of_a_run = compose_values("train", Typed.of([f"callbacks.samples.prompt={text}"])).settings["callbacks"]
         assert [*map(settings.get, keys), of_a_run["samples"]["prompt"]] == [text] * 4
+
+
+def test_a_printed_command_can_be_typed_in_a_shell_whatever_the_folder_is_called():
+    for folder in ("outputs/2026-01-01/00-00-00", "/home/a b/it's", "$HOME/{a: 1}", "x;y"):
+        words = shlex.split(command("train", f"resume={folder}"))
+        assert words == ["python", "train.py", f"resume={folder}"]
+        assert compose("train", Typed.of(words[2:])).own.resume == folder
 
 
 @pytest.mark.parametrize("is_text", [False, True])
