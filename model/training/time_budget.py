@@ -35,9 +35,8 @@ MEASURED = {
 }
 UNIT_TOKENS = 125 * 2048
 TIME_BY_FLOPS = 0.76  # exponent of the time of a step, of the same models
-# With more passes over a text, or with more parameters, models memorize it: their validation loss rises. But short runs
-# need some steps, whatever the passes.
-MAX_PASSES, MIN_REPEATED_STEPS, MAX_PARAMETERS = 4, 200, 2_000_000
+# With more passes over a text, models memorize it: their validation loss rises. But short runs need some steps.
+MAX_PASSES, MIN_REPEATED_STEPS = 4, 200
 DROPOUT = 0.1  # of a text that is read more often
 VALIDATION_SHARE, MIN_VALIDATIONS, MAX_VALIDATIONS = 0.1, 3, 10  # of the time, and how many
 BEFORE, AFTER = 1.5, 2.0  # seconds from the plan to the first step (the certificate), and after the last validation
@@ -140,21 +139,11 @@ def plan_time(
         slower = (flops_of_shape / flops) ** TIME_BY_FLOPS
         step_seconds = slower * (windows * speed.train + speed.step)
         steps = int(seconds * (1 - VALIDATION_SHARE) / step_seconds)
-        if steps <= most or parameters <= MAX_PARAMETERS or not candidates:
-            val_seconds = slower * speed.val * val_batch_size
-            candidates.append(Candidate(shape, parameters, min(steps, most), step_seconds, val_seconds))
+        val_batch_seconds = slower * speed.val * val_batch_size
+        candidates.append(Candidate(shape, parameters, min(steps, most), step_seconds, val_batch_seconds))
     best = min(candidates, key=lambda each: predict_loss(each.parameters, each.steps * step_tokens))
-    whole, affordable = -(-val_tokens // (length * val_batch_size)), VALIDATION_SHARE * seconds / best.val_batch_seconds
-    if keeps("trainer.val_check_interval"):
-        interval, validations = trainer.val_check_interval, math.ceil(best.steps / trainer.val_check_interval)
-    else:
-        validations = min(max(int(affordable / whole), MIN_VALIDATIONS), MAX_VALIDATIONS)
-        interval = math.ceil(best.steps / (validations - 0.3))  # so that more steps, up to a tenth, add no validation
-    if keeps("trainer.limit_val_batches"):
-        val_batches = min(whole, trainer.limit_val_batches or whole)
-    else:
-        val_batches = min(whole, max(1, int(affordable / max(1, validations))))
-    val_seconds = validations * val_batches * best.val_batch_seconds
+    whole = -(-val_tokens // (length * val_batch_size))
+    interval, val_batches, val_seconds = plan_validations(best, seconds, whole, trainer, keeps)
     best = best._replace(steps=min(best.steps, int((seconds - val_seconds) / best.step_seconds)))
     if best.steps < MIN_STEPS:
         raise ValueError(
@@ -174,6 +163,28 @@ def plan_time(
         most,
         explain(best, seconds, step_tokens, train_tokens, at_most=best.steps == most),
     )
+
+
+def plan_validations(
+    best: Candidate, seconds: float, whole: int, trainer: TrainerConfig, keeps: Callable[[str], bool]
+) -> tuple[int, int, float]:
+    """Steps between two validations, batches of each, and the seconds of all of them.
+
+    Args:
+        seconds: of the run.
+        whole: batches of the whole validation part.
+    """
+    affordable = VALIDATION_SHARE * seconds / best.val_batch_seconds
+    if keeps("trainer.val_check_interval"):
+        interval, validations = trainer.val_check_interval, math.ceil(best.steps / trainer.val_check_interval)
+    else:
+        validations = min(max(int(affordable / whole), MIN_VALIDATIONS), MAX_VALIDATIONS)
+        interval = math.ceil(best.steps / (validations - 0.3))  # so that more steps, up to a tenth, add no validation
+    if keeps("trainer.limit_val_batches"):
+        val_batches = min(whole, trainer.limit_val_batches or whole)
+    else:
+        val_batches = min(whole, max(1, int(affordable / max(1, validations))))
+    return interval, val_batches, validations * val_batches * best.val_batch_seconds
 
 
 def explain(best: Candidate, seconds: float, step_tokens: int, train_tokens: int, *, at_most: bool) -> str:
