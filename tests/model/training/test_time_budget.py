@@ -1,5 +1,6 @@
 """minutes=: the size and the steps of a run that ends in time."""
 
+import shlex
 import time
 from unittest import mock
 
@@ -99,17 +100,19 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
     monkeypatch.setattr(time_budget, "plan_time", planned)
     options = [f"data.path={text}", "optim.schedule.decay_fraction=0.5", "model.resid_dropout=0.1"]
     options += ["~callbacks.samples", "~callbacks.heads", "~callbacks.causality"]
-    done = in_process(*TIMED, *options, "minutes=1", "hydra.run.dir=timed", cwd=tmp_path)
+    done = in_process(*TIMED, *options, "minutes=1", "hydra.run.dir=timed run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    settings = Run(tmp_path / "timed").settings["trainer"]
+    settings = Run(tmp_path / "timed run").settings["trainer"]
     assert (settings["max_steps"], settings["val_check_interval"], settings["limit_val_batches"]) == (16, 15, 3)
+    sample_with = Run(tmp_path / "timed run").summary["sample_with"]
+    assert shlex.split(sample_with)[2:] == [f"ckpt={tmp_path / 'timed run'}"]
     recorded = [f"trainer.{key}={settings[key]}" for key in ("max_steps", "val_check_interval", "limit_val_batches")]
     assert in_process(*TIMED, *options, *recorded, "hydra.run.dir=whole", cwd=tmp_path).returncode == 0
-    timed, whole = (read_state(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("timed", "whole"))
+    timed, whole = (read_state(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("timed run", "whole"))
     assert timed["tril"]["settings"] == whole["tril"]["settings"] and timed["global_step"] == 16
     for name, weight in whole["state_dict"].items():
         assert torch.equal(timed["state_dict"][name], weight), name
-    assert in_process("resume=timed", cwd=tmp_path).stdout.endswith("finished its 16 steps; it is unchanged\n")
+    assert in_process("resume=timed run", cwd=tmp_path).stdout.endswith("finished its 16 steps; it is unchanged\n")
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(10, 20 + 838), (25, 20 + 1000 - 120 - 2 - 4 * 3)])
