@@ -26,15 +26,15 @@ def main(line: CommandLine[SampleConfig]) -> None:
         from tril.model.training.hardware import choose_compile, use_device
 
         device = use_device(settings.device)
-        compiled = bool(choose_compile(settings.compile, device))
+        choose_compile(settings.compile, device)
         lm = load(path, device)
         lm.check_finite(path)
         gate = None if settings.remove_heads is None else head_gate(lm.config, settings.remove_heads)
         options = {name: getattr(settings, name) for name in SamplingConfig.__dataclass_fields__}
-        options |= {"n": settings.n, "compile": compiled, "head_gate": gate}
+        options |= {"n": settings.n, "compile": settings.compile, "head_gate": gate}
         asks = "prompt" not in line.typed and sys.stdin.isatty() and sys.stdout.isatty()
         pieces = iter(()) if asks else lm.samples(settings.prompt, **options)
-    note = ", compiled (the second token takes a while the first time)" if compiled else ""
+    note = ", compiled (the second token takes a while the first time)" if settings.compile else ""
     print(f"{path} on {device}{note}", file=sys.stderr, flush=True)
     try:
         show(pieces)

@@ -1,6 +1,6 @@
 """The settings of sampling, without torch, so that a command can check them before it loads anything."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -66,7 +66,5 @@ class SampleConfig(SamplingConfig):
     remove_heads: Annotated[list[str], Field(min_length=1), AS_LIST] | None = setting(
         None, 'heads to remove: "[L0H1, L2H3]", layer 0 head 1 and layer 2 head 3; null: none'
     )
-    compile: Literal["auto", True, False] = setting(
-        "auto", "true: compile the step after the prompt (up to a minute, then faster); auto: on CUDA; false"
-    )
+    compile: bool = setting(False, "compile the step after the prompt: up to a minute, then faster; for long texts")
     device: str = DEVICE

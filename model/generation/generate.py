@@ -11,6 +11,7 @@ recompute the whole context at every step.
 import collections
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -223,6 +224,7 @@ def compiled_step(device_type: str) -> Callable[..., Tensor]:
     run; on a CPU it becomes one C++ function, because calling them from Python would take as long.
     """
     raise_recompile_limit()
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # advice to compute less exactly
     return torch.compile(decode_step, **COMPILE_OPTIONS.get(device_type, {}), fullgraph=True, dynamic=False)
 
 
