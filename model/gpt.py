@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,8 +16,9 @@ from tril.model.config import GPTConfig
 from tril.model.initialization import init_weights, rng_state
 from tril.model.kv_cache import KVCache
 from tril.model.layers import MLP, make_norm
-from tril.model.loss import cross_entropy
 from tril.model.positions import POSITIONS
+
+IGNORE = -100  # a target that is left out of the loss, torch's default in cross_entropy
 
 
 def block_norm(config: GPTConfig) -> nn.Module:
@@ -231,7 +233,9 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Negative log-likelihood of each target in nats, float32 (B, T); 0 where the target is IGNORE."""
         hidden = self.hidden(ids, mask=mask, positions=positions, run_block=run_block)  # (B, T, C)
-        return cross_entropy(self.logits(hidden).flatten(0, 1), targets.flatten()).view_as(targets)
+        logits = self.logits(hidden).float()  # (B, T, V); bf16 would round the loss to 3 digits
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")
+        return loss.view_as(targets)
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> KVCache:
         """An empty cache for this model, for `context_length` positions by default."""

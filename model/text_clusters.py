@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tril.model.gpt import IGNORE
 from tril.model.intervals import MIN_DOCUMENTS, ClusteredMean, block_starts, clustered_mean
-from tril.model.loss import IGNORE
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tests.conftest import tiny_gpt
 from tril.model.checkpoint import Checkpoint
 from tril.model.generation import generate
 from tril.model.generation.sampling import SamplingConfig
-from tril.model.loss import IGNORE
+from tril.model.gpt import IGNORE
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 

@@ -13,8 +13,8 @@ import torch
 
 from tril.model.evaluation.scores import score_windows
 from tril.model.generation.language_model import LanguageModel
+from tril.model.gpt import IGNORE
 from tril.model.intervals import ClusteredMean, Interval, clustered_mean
-from tril.model.loss import IGNORE
 from tril.model.text_clusters import TextClusters
 
 N_BINS = 15  # of the confidence, as in Guo et al. (2017), "On calibration of modern neural networks"

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from tril.model.generation.generate import TOKENS_PER_BATCH, inference
-from tril.model.gpt import GPT
-from tril.model.loss import IGNORE
+from tril.model.gpt import GPT, IGNORE
 from tril.model.masks import document_options
 
 Ids = Sequence[int] | np.ndarray

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
 from tril.model.comparison import Bound, Comparison, compare
 from tril.model.generation.generate import inference
-from tril.model.gpt import GPT
+from tril.model.gpt import GPT, IGNORE
 from tril.model.heads.attention_maps import TokenWindows
 from tril.model.heads.gate import Head, all_heads, head_name
-from tril.model.loss import cross_entropy
 from tril.model.text_clusters import TextClusters
 
 
@@ -154,8 +154,9 @@ def losses_without(
 
 def _losses(model: GPT, x: Tensor, targets: Tensor) -> Tensor:
     """The loss of each target from the input of the final norm, x (B, T, C): (B, T), 0 where it is IGNORE."""
-    logits = model.logits(model.norm(x))  # (B, T, V)
-    return cross_entropy(logits.flatten(0, 1), targets.flatten()).view_as(targets)
+    logits = model.logits(model.norm(x)).float()  # (B, T, V)
+    nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="none")  # (B*T,)
+    return nll.view_as(targets)
 
 
 def _block_inputs(model: GPT, ids: Tensor, options: dict) -> tuple[list[Tensor], dict]:

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from tril.model.compilation import raise_recompile_limit
-from tril.model.gpt import GPT, call_block
-from tril.model.loss import IGNORE
+from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
 from tril.model.training.hardware import REGIONAL

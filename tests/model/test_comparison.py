@@ -31,8 +31,8 @@ from tril.model.comparison import (
     compare,
     looks_half_width,
 )
+from tril.model.gpt import IGNORE
 from tril.model.intervals import BLOCKS, block_starts, clustered_mean, mean_interval
-from tril.model.loss import IGNORE
 from tril.model.text_clusters import TextClusters
 
 REPETITIONS = 20_000

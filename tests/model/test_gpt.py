@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.conftest import MODEL_CHOICES, TRAINABLE, assert_close, randomize, tiny_gpt
-from tril.model.gpt import GPT, GPTConfig
-from tril.model.loss import IGNORE
+from tril.model.gpt import GPT, IGNORE, GPTConfig
 from tril.model.masks import document_options
 
 B, T, V, H, L = 2, 9, 31, 4, 2  # V, H and L are those of tiny_gpt

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from tests.conftest import tiny_gpt
 from tril.model.checkpoint import Checkpoint
-from tril.model.loss import IGNORE
+from tril.model.gpt import IGNORE
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
