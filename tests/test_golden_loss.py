@@ -54,7 +54,7 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
     shape = {"vocab_size": V, "context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4}
     plain = dict.fromkeys(("tie_embeddings", "key_offset", "embed_skip", "value_embed"), False)
     config = GPTConfig(**shape, **plain, backend=backend)
-    rates = OptimConfig(kind=optim, lr=0.01, schedule=ScheduleConfig(warmup_steps=3))
+    rates = OptimConfig(kind=optim, lr=0.01, betas=(0.9, 0.95), schedule=ScheduleConfig(warmup_steps=3))
     tokenizer = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
     options = {"val_bytes": {"": float}, "payload": Checkpoint(config, {}, tokenizer.to_str(), "A", data={}).entry()}
     torch.manual_seed(0)

@@ -81,7 +81,7 @@ class OptimConfig:
         1.0, "multiplies the learning rates; sweep.tune can choose it for each variant", common=True, gt=0
     )
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = setting(  # not strict: yaml has lists
-        (0.9, 0.95), "AdamW: decay rates of the averages of the gradient and of its square"
+        (0.8, 0.99), "AdamW: decay rates of the averages of the gradient and of its square"
     )
     eps: Finite = setting(1e-8, "AdamW: in the denominator, for stability", gt=0)
     weight_decay: Finite = setting(0.0, "AdamW, matrices only; norms and biases never decay", common=True, ge=0)
