@@ -27,7 +27,8 @@ FILTERS = [
 def lm(request, run_of):
     """A model with random matrices, because after a short training it predicts the same after every text."""
     settings = getattr(request, "param", MODELS[0]).split()
-    lm = load(run_of(*settings, "trainer.max_steps=2", "trainer.val_check_interval=2"), device="cpu")
+    settings += ["trainer.max_steps=2", "trainer.val_check_interval=2", "optim.betas=[0.9,0.95]"]
+    lm = load(run_of(*settings), device="cpu")
     torch.manual_seed(16)
     for matrix in (parameter for parameter in lm.model.parameters() if parameter.dim() > 1):
         matrix.data.normal_(0, 0.5)
@@ -61,7 +62,7 @@ def greedy(lm, prompt, n, **options):
 @pytest.mark.parametrize("lm", MODELS, indirect=True)
 def test_texts_past_the_context_are_those_of_a_loop_of_full_passes(lm):
     texts, lengths = zip(*(greedy(lm, prompt, 70, repetition_penalty=1.6) for prompt in PROMPTS), strict=True)
-    assert min(lengths) < 70 and max(lengths) == 70, "a text ends, and one goes far beyond the context of 32 tokens"
+    assert min(lengths) < 50 and max(lengths) == 70, "a text ends, and one goes far beyond the context of 32 tokens"
     options = {"max_new_tokens": 70, "temperature": 0.0, "repetition_penalty": 1.6}
     assert [lm.generate(prompt, **options) for prompt in PROMPTS] == list(texts)
     assert lm.generate(PROMPTS, **options) == list(texts), "as a batch, padded on the left"

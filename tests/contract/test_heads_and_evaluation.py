@@ -22,7 +22,8 @@ PROMPT = "The old cat"
 def model(run_of, texts):
     """The folder of a run that was validated on ten of the files."""
     paths = f"data.path={texts.parent}/[0-2]*.txt", f"data.val_path={texts.parent}/3*.txt"
-    return run_of(*MODEL, "trainer.max_steps=120", "trainer.val_check_interval=60", *paths)
+    steps = "trainer.max_steps=120", "trainer.val_check_interval=60", "optim.betas=[0.9,0.95]"
+    return run_of(*MODEL, *steps, *paths)
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +111,12 @@ def test_the_losses_without_a_head_and_its_scores_follow_from_gate_and_weights(m
 
 def test_a_text_without_a_head_is_that_of_full_passes_with_its_gate_at_zero(model, lm):
     texts, gate, given = [], torch.ones(2, 4), lm.encode(PROMPT)
-    for removed in ("null", "[L0H2, L1H1]"):
+    for removed in ("null", "[L0H2]"):
         ids = given[:]
         while len(ids) < 31:
             ids.append(int(log_probabilities(lm, [*ids, EOT], gate)[-1].argmax()))
         options = "temperature=0", f"max_new_tokens={31 - len(given)}", f"remove_heads={removed}"
         texts.append(ended("sample", f"ckpt={model}", f"prompt={PROMPT}", *options, cwd=model))
         assert texts[-1] == lm.tokenizer.decode(ids).rstrip("\n")
-        gate[0, 2] = gate[1, 1] = 0
+        gate[0, 2] = 0
     assert texts[0] != texts[1]
