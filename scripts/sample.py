@@ -26,7 +26,7 @@ def main(line: CommandLine[SampleConfig]) -> None:
         from tril.model.training.hardware import choose_compile, use_device
 
         device = use_device(settings.device)
-        choose_compile(settings.compile, device)
+        choose_compile(settings.compile, device)  # raises an error without a compiler
         lm = load(path, device)
         lm.check_finite(path)
         gate = None if settings.remove_heads is None else head_gate(lm.config, settings.remove_heads)
