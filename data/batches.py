@@ -5,7 +5,7 @@ N windows in a block, W ranks.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from tril.data.sources.base import BLOCK
 
 IGNORE = -100  # targets that do not count; the default of torch's cross entropy
 MAX_PASSES = 10  # through the text in one batch
+MIN_LENGTH = 128  # tokens, below which windows are not halved: short texts teach nothing about a long one
 COPY_TOKENS = 1 << 26  # tokens per copy, so that the host never holds all of them
 
 Tokens = np.ndarray | Tensor  # ids on the host, of any integer type; on a device as from `on_device`
@@ -64,6 +65,22 @@ def gather(
     if is_target is not None:
         ignored |= ~torch.as_tensor(is_target)[positions + 1]
     return inputs, targets.masked_fill(ignored, IGNORE)
+
+
+def window_lengths(context_length: int, doublings: Sequence[float]) -> dict[int, float]:
+    """The lengths of the training windows, in the order of training, each with the fraction of the run where it ends.
+
+    Args:
+        doublings: fractions of the run where the length doubles, up to T. The first ones are left out where the length
+            before them would not be whole, or below MIN_LENGTH.
+    """
+    lengths, end = {context_length: 1.0}, 1.0
+    for end in reversed(doublings):
+        length = min(lengths)
+        if length % 2 or length < 2 * MIN_LENGTH:
+            break
+        lengths[length // 2] = end
+    return dict(sorted(lengths.items()))
 
 
 def check_batch_size(batch_size: int, n_windows: int) -> None:
@@ -133,6 +150,8 @@ class TrainWindows:
         accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
         counts: windows of each text in a block, at least 1; their sum is N.
         is_target: of each text, see `gather`.
+        length_at: optimizer step -> length of its windows, a divisor of T: each window is cut into such, which are
+            rows of the same batch. None: T.
 
     Raises:
         ValueError: a text has fewer than context_length + 1 tokens.
@@ -150,11 +169,12 @@ class TrainWindows:
         *,
         counts: Sequence[int] = (BLOCK,),
         is_target: Sequence[Tokens | None] | None = None,
+        length_at: Callable[[int], int] | None = None,
     ) -> None:
         self.texts = [as_tensor(text) for text in ([texts] if isinstance(texts, Tokens) else texts)]
         self.counts, self.context_length, self.batch_size, self.seed = counts, context_length, batch_size, seed
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
-        self.is_target = is_target or [None] * len(self.texts)
+        self.is_target, self.length_at = is_target or [None] * len(self.texts), length_at
         self._orders = [WindowOrder(len(text), context_length, seed) for text in self.texts]
         self.n_windows = sum(order.n_windows for order in self._orders)
         self.block_size = sum(counts)  # N
@@ -163,15 +183,21 @@ class TrainWindows:
 
     def __len__(self) -> int:
         """The batches of the complete optimizer steps in one pass, at least of one step."""
-        step = self.batch_size * self.world_size * self.accumulate  # windows
-        return max(1, self.n_windows // step) * self.accumulate
+        return max(1, self.n_windows // self.step_size) * self.accumulate
+
+    @property
+    def step_size(self) -> int:
+        """Windows of an optimizer step."""
+        return self.batch_size * self.world_size * self.accumulate
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(len(self)):
             start = self.consumed
             # Counted before the yield: a checkpoint written during the batch resumes with the next one.
             self.consumed += self.batch_size * self.world_size
-            yield self._batch(range(start + self.rank, self.consumed, self.world_size))
+            inputs, targets = self._batch(range(start + self.rank, self.consumed, self.world_size))
+            length = self.length_at(start // self.step_size) if self.length_at else self.context_length
+            yield inputs.view(-1, length), targets.view(-1, length)
 
     def state_dict(self) -> dict[str, int]:
         return {"consumed": self.consumed}

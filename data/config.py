@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 EXAMPLE = "data.sources={stdlib: 0.7, notes/*.md: 0.3}"
 BUDGETS: dict[Split, str] = {"train": "token_budget", "val": "val_token_budget"}
 Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
 Presets = Mapping[str, Mapping[str, Any]]  # by name the settings of a data group
 
 
@@ -78,7 +79,10 @@ class DataConfig:
 
     source: Any = setting(..., "the text, an object of one of SOURCES; set by data=NAME")
     tokenizer: TokenizerConfig = group(TokenizerConfig, "text <-> token ids")
-    batch_size: int = setting(8, "windows per device and step", common=True, ge=1)
+    batch_size: int = setting(4, "windows of context_length tokens per device and step", common=True, ge=1)
+    double_length_at: Annotated[tuple[Fraction, ...], Field(strict=False)] = setting(  # not strict: yaml has lists
+        (0.3, 0.7), "fractions of the run where windows double in length, up to context_length; []: never", common=True
+    )
     val_batch_size: Count | None = setting(None, "windows per device in validation; null: batch_size")
     cache_dir: str | None = setting(
         None, "null: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril", typed_only=True
@@ -88,6 +92,13 @@ class DataConfig:
     document_mask: bool = setting(
         False, "true: documents in a window do not attend to each other; positions restart in each", common=True
     )
+
+    @field_validator("double_length_at")
+    @classmethod
+    def _check_order(cls, fractions: tuple[float, ...]) -> tuple[float, ...]:
+        if list(fractions) != sorted(set(fractions)):
+            raise ValueError(f"data.double_length_at={[*fractions]} must rise, such as [0.3,0.7]")
+        return fractions
 
     @field_validator("cache_dir")
     @classmethod
@@ -105,6 +116,12 @@ class DataConfig:
             name: replace(member, budgets={split: typed[split] or member.budgets.get(split) for split in typed})
             for name, member in members.items()
         }
+
+    def window_lengths(self, context_length: int) -> dict[int, float]:
+        """See `batches.window_lengths`."""
+        from tril.data.batches import window_lengths
+
+        return window_lengths(context_length, self.double_length_at)
 
     def prepare(self) -> "PreparedTexts":
         """See `prepare.prepare`."""

@@ -31,11 +31,15 @@ class TextDataModule(LightningDataModule):
         config: the text, its tokenizer and the batches.
         context_length: tokens per window T.
         seed: of the order of the training windows.
+
+    Attributes:
+        lengths: see `window_lengths`.
     """
 
     def __init__(self, config: DataConfig, *, context_length: int, seed: int = 0) -> None:
         super().__init__()
         self.config, self.context_length, self.seed = config, context_length, seed
+        self.lengths = config.window_lengths(context_length)
         self.batch_size, self.val_batch_size = config.batch_size, config.val_batch_size or config.batch_size
         self._loaded: dict[tuple[Split, torch.device], tuple[list[Tokens], list[Tokens | None]]] = {}
 
@@ -104,9 +108,14 @@ class TextDataModule(LightningDataModule):
 
     def train_dataloader(self) -> TrainWindows:
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        windows = self._train_windows(*self._tokens("train"), accumulate)
+        windows = self._train_windows(*self._tokens("train"), accumulate, length_at=self.length_at)
         check_batch_size(self.batch_size, windows.n_windows)
         return windows
+
+    def length_at(self, step: int) -> int:
+        """Tokens in a training window at an optimizer step."""
+        steps = self.trainer.max_steps if self.trainer else 0
+        return next((length for length, end in self.lengths.items() if step < end * steps), self.context_length)
 
     def val_dataloader(self) -> ValWindows | list[ValWindows]:
         shape = (self.context_length, self.val_batch_size, *self._ranks())
@@ -115,10 +124,13 @@ class TextDataModule(LightningDataModule):
         return loaders if len(loaders) > 1 else loaders[0]
 
     def windows_of(self, tokens: torch.Tensor) -> dict[str, Iterable[Batch]]:
-        """Training and validation windows of another text (N,), as those of this process; for tests of both."""
-        ids, length, ranks = tokens.numpy(), self.context_length, self._ranks()
-        train = self._train_windows([ids] * len(self.texts))
-        return {"train": train, "val": ValWindows(ids, length, self.val_batch_size, *ranks)}
+        """Training windows of each length and validation windows of another text (N,), as those of this process; for
+        tests of both."""
+        ids, parts = tokens.numpy(), dict[str, Iterable[Batch]]()
+        for length in self.lengths:
+            name = "train" if length == self.context_length else f"train of {length} tokens"
+            parts[name] = self._train_windows([ids] * len(self.texts), length_at=lambda _, length=length: length)
+        return parts | {"val": ValWindows(ids, self.context_length, self.val_batch_size, *self._ranks())}
 
     def contains(self, split: Split, passage: torch.Tensor) -> bool:
         """Whether a text of this part contains a passage (N,)."""
@@ -144,10 +156,15 @@ class TextDataModule(LightningDataModule):
         return inputs, targets
 
     def _train_windows(
-        self, texts: list[Tokens], is_target: list[Tokens | None] | None = None, accumulate: int = 1
+        self,
+        texts: list[Tokens],
+        is_target: list[Tokens | None] | None = None,
+        accumulate: int = 1,
+        *,
+        length_at: Callable[[int], int],
     ) -> TrainWindows:
         shape = (self.context_length, self.batch_size, self.seed, *self._ranks(), accumulate)
-        return TrainWindows(texts, *shape, counts=self.prepared.counts, is_target=is_target)
+        return TrainWindows(texts, *shape, counts=self.prepared.counts, is_target=is_target, length_at=length_at)
 
     def _tokens(self, split: Split) -> tuple[list[Tokens], list[Tokens | None]]:
         """The tokens of each text, and which are targets of a chat; None: all.

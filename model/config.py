@@ -33,7 +33,7 @@ class GPTConfig:
     """
 
     vocab_size: SizeOrNone = setting(None, "rows of the embedding; null: the tokenizer's; a larger one pads them")
-    context_length: Size = setting(256, "tokens that the model reads at a time", common=True)
+    context_length: Size = setting(512, "tokens that the model reads at a time", common=True)
     n_layers: Size = setting(4, "blocks", common=True, le=10_000)
     dim: Size = setting(192, "width of the model", common=True)
     n_heads: int = setting(2, "heads; 0: blocks without attention", common=True, ge=0)

@@ -4,7 +4,7 @@ B batch, T queries, S keys, H heads, D head size, C width, V vocabulary, L layer
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -255,27 +255,34 @@ class GPT(nn.Module):
         tables = {p for module in modules if module is not None for p in module.parameters()}  # a tied head counts once
         return total - sum(p.numel() for p in tables)
 
-    def flops_per_token(self, *, masked: bool = False) -> int:
-        """FLOPs of one training token, forward and backward, in sequences of `context_length`.
+    def flops_per_token(self, lengths: Mapping[int, float] | None = None, *, masked: bool = False) -> int:
+        """FLOPs of one training token, forward and backward, on average over the training.
 
         6 N + 12 L (H D) S (PaLM, Chowdhery et al. 2022, appendix B). N are the weights that are multiplied: all but the
         look-up tables, with a tied head. S are the keys that a query sees on average; with `masked` PaLM's, for MFU.
+
+        Args:
+            lengths: of the sequences, each with the fraction of the tokens where it ends; None: `context_length`.
         """
-        config = self.config
-        length = config.context_length
-        keys = window = min(config.window or length, length)
-        if config.causal and not masked:  # the first `window` positions see 1, 2, ..., window keys
-            keys = (window * (window + 1) / 2 + (length - window) * window) / length
+        config, keys, start = self.config, 0.0, 0.0
+        for length, end in (lengths or {config.context_length: 1.0}).items():
+            seen = window = min(config.window or length, length)
+            if config.causal and not masked:  # the first `window` positions see 1, 2, ..., window keys
+                seen = (window * (window + 1) / 2 + (length - window) * window) / length
+            keys, start = keys + (end - start) * seen, end
         multiplied = self.n_parameters(embeddings=False) + self.head.weight.numel()
         return round(6 * multiplied + 12 * config.n_layers * config.n_heads * config.head_size * keys)
 
 
-def sizes(model: GPT) -> dict[str, int]:
-    """Parameters and FLOPs. Active parameters are those multiplied for every token: all but look-up tables."""
+def sizes(model: GPT, lengths: Mapping[int, float] | None = None) -> dict[str, int]:
+    """Parameters and FLOPs; the lengths are those of `GPT.flops_per_token`.
+
+    Active parameters are those multiplied for every token: all but look-up tables.
+    """
     body = model.n_parameters(embeddings=False)
     return {
         "parameters": model.n_parameters(),
         "parameters_without_embeddings": body,
         "active_parameters": body + model.head.weight.numel(),
-        "flops_per_token": model.flops_per_token(),
+        "flops_per_token": model.flops_per_token(lengths),
     }

@@ -6,7 +6,7 @@ B batch, T context length, N tokens of a text, V vocabulary.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,8 @@ class Step:
     Attributes:
         losses: inputs and targets (B, T) -> the losses (B, T) as training computes them, such as compiled.
         precision: of the trainer.
+        lengths: of the windows of a batch, in the course of training; each has as many tokens as `batch_size` windows
+            of the context length.
         document_eot: id of the token that opens a document, which attention does not cross; None: it crosses all.
     """
 
@@ -45,6 +47,7 @@ class Step:
     losses: Losses
     precision: str
     batch_size: int
+    lengths: Collection[int]
     document_eot: int | None
 
     @property
@@ -89,13 +92,15 @@ def check_weights(step: Step, rows: int, seed: int) -> Iterator[Result | str]:
     if (gradient := checker.gradient(length, QUERIES)) is not None:
         yield gradient[0]
     step.gpt.train()
-    shape, generator = (step.batch_size, length), torch.Generator().manual_seed(0)
-    targets = torch.randint(model.vocab_size, shape, generator=generator).to(model.device)
     visible = model.visible if step.document_eot is None else causal  # an end of text changes the positions
-    of_inputs = replace(model_of_inputs(model, step.losses, targets), visible=visible)
-    checker, text = step.begin(of_inputs, f"loss precision={step.precision}", seed)
-    yield from checker.repeatable(text)
-    yield from checker.future(length, max(rows, step.batch_size), text)
+    for length in step.lengths:
+        windows = step.batch_size * step.gpt.config.context_length // length
+        shape, generator = (windows, length), torch.Generator().manual_seed(0)
+        targets = torch.randint(model.vocab_size, shape, generator=generator).to(model.device)
+        of_inputs = replace(model_of_inputs(model, step.losses, targets), visible=visible, context_length=length)
+        checker, text = step.begin(of_inputs, f"loss precision={step.precision}", seed)
+        yield from checker.repeatable(text)
+        yield from checker.future(length, max(rows, windows), text)
 
 
 def check_float32(step: Step, *, with_ways: bool) -> Iterator[Result | str]:
@@ -144,7 +149,7 @@ def check_stored_step(gpt: GPT, checkpoint: Checkpoint) -> Iterator[Result | str
     Documents are separated as in the run; the precision is float32.
     """
     document_eot = checkpoint.data.get("eot_id") if checkpoint.settings.get("data.document_mask") else None
-    step = Step(gpt, lambda x, y: step.plain_losses(x, y), "32-true", 2, document_eot)
+    step = Step(gpt, lambda x, y: step.plain_losses(x, y), "32-true", 2, [gpt.config.context_length], document_eot)
     yield from check_step(step)
     randomize(gpt, torch.Generator(gpt.embed.weight.device).manual_seed(0))
     yield from check_step(step)

@@ -36,7 +36,7 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
     compiled = ", compiled (the first step takes a while)" if hardware.compile else ""
     lines = [
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
-        f"{model.flops_per_token() / 1e6:,.1f} MFLOP per token",
+        f"{model.flops_per_token(data.lengths) / 1e6:,.1f} MFLOP per token",
         f"data    {meta['kind']}: {train:,} training tokens, {val:,} validation tokens{answers}, "
         f"vocabulary {meta['vocab_size']:,}",
     ]
@@ -107,7 +107,7 @@ def summarize(
         "device": f"{hardware.device_name} ({hardware.accelerator})",
         "precision": hardware.precision,
         "threads": torch.get_num_threads() if hardware.accelerator == "cpu" else None,
-        **sizes(model),
+        **sizes(model, data.lengths),
         "context_length": model.config.context_length,
         "training_text_tokens": meta["counts"]["train"]["tokens"],
         "val_bytes_per_token": data.val_bytes_per_token,

@@ -206,7 +206,7 @@ class RunConfig(TrainingConfig):
                 from tril.model.training.schedule import steps_for_flops
 
                 with torch.device("meta"):
-                    flops = GPT(model).flops_per_token() * self.tokens_per_step() * self.devices
+                    flops = GPT(model).flops_per_token(self.window_lengths) * self.tokens_per_step() * self.devices
                 limits = {"max_steps": trainer.max_steps, "val_check_interval": trainer.val_check_interval}
                 steps, interval = steps_for_flops(trainer.max_flops, flops, **limits)
                 trainer = replace(trainer, max_steps=steps, val_check_interval=interval, max_flops=None)
@@ -235,6 +235,11 @@ class RunConfig(TrainingConfig):
     def tokens_per_step(self) -> int:
         """Training tokens per step and device."""
         return self.data.batch_size * self.model.context_length * self.accumulate
+
+    @property
+    def window_lengths(self) -> dict[int, float]:
+        """Of training, see `data.batches.window_lengths`."""
+        return self.data.window_lengths(self.model.context_length)
 
     def seed_for(self, purpose: str) -> int:
         """A separate seed for each purpose, so that a change of one (such as dropout) does not affect the others."""

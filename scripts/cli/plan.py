@@ -101,13 +101,14 @@ def print_plan(config: RunConfig) -> None:
     tokens = config.tokens_per_step()
     memory = step_memory(config, size, hardware.precision)
     window = (sum(step_memory(config, 2 * size, hardware.precision).values()) - sum(memory.values())) / size
-    flops = f"{engineering(model.flops_per_token())}FLOP per token"
-    print(f"{model.n_parameters():,} parameters, vocabulary {config.model.vocab_size:,}, {flops}")
+    flops = model.flops_per_token(config.window_lengths)
+    cost = f"{engineering(flops)}FLOP per token"
+    print(f"{model.n_parameters():,} parameters, vocabulary {config.model.vocab_size:,}, {cost}")
     print(f"{plural(steps, 'step')} of {config.accumulate} x {size} windows of {config.model.context_length:,} tokens")
     parts = ", ".join(f"{name} {engineering(value)}B" for name, value in memory.items())
     total, more = (f"{engineering(size)}B" for size in (sum(memory.values()), window))
     print(f"memory of a step: {total} ({parts}); {more} for each further window")
-    print(f"{engineering(tokens * steps)} tokens, {tokens * steps * model.flops_per_token():.3g} FLOPs; ", end="")
+    print(f"{engineering(tokens * steps)} tokens, {tokens * steps * flops:.3g} FLOPs; ", end="")
     print(f"about {clock(seconds_here(config, model))} on {hardware.device_name}, without validations\n")
     assumed = f"{GPU_NAME}, {GPU_PRECISION}, {MFU:.0%} of its peak, {LINK / 1e9:g} GB/s sent, nothing overlaps"
     header = ["GPUs", "memory", "tokens per step", "sent per step", "step", "run"]
@@ -144,7 +145,7 @@ def gpu_rows(config: RunConfig, model: GPT, memory: dict[str, int]) -> list[list
         else:
             needed = held + memory["activations"] + (gradients if gpus > 1 else 0)
             sent = 2 * ring * gradients
-        step = tokens * model.flops_per_token(masked=True) / (peak * MFU) + sent / LINK
+        step = tokens * model.flops_per_token(config.window_lengths, masked=True) / (peak * MFU) + sent / LINK
         sizes = [f"{engineering(needed)}B", f"{tokens * gpus:,}", f"{engineering(sent)}B"]
         rows.append([str(gpus), *sizes, f"{1000 * step:.3g} ms", clock(step * config.steps)])
     return rows

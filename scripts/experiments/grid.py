@@ -233,7 +233,7 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
             rejected.append(Rejected(run.overrides, message_of(error)))
             continue
         with torch.device("meta"):
-            run.sizes |= sizes(GPT(model))
+            run.sizes |= sizes(GPT(model), config.window_lengths)
         key = repr((model, config.optim, data.batch_size, config.hardware))
         if key not in speeds:
             speeds[key] = measure(model, config.optim, data.batch_size, config.hardware)

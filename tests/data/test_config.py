@@ -40,7 +40,7 @@ def test_shipped_yamls_have_every_key_and_give_these_sources():
     parsed = {name: parse(YAMLS[name]) for name in YAMLS.keys() - {"files", "mixture"}}
     assert {name: parsed[name].source for name in HUBS} == HUBS
     assert parsed["stdlib"].tokenizer == TokenizerConfig(kind="bpe", vocab_size=None)
-    assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (8, 12)
+    assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (4, 4)
     assert parsed["fineweb_edu"].token_budget == 2_500_000_000
     assert parsed["fineweb_edu"].tokenizer.path == "openai-community/gpt2"
     line = compose("train", Typed.of(["data=hub", "data.repo=owner/name"]))  # a source without a yaml file

@@ -30,7 +30,7 @@ def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, 
     """The GPU has `free` times the memory of the training part. The meta device replaces it."""
     data, moved = make_data(), []
     host, strategy = data.texts[""].tokens("train"), SimpleNamespace(root_device=torch.device("cuda:0"))
-    data.trainer = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1, accumulate_grad_batches=1)
+    data.trainer = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1, accumulate_grad_batches=1, max_steps=9)
     copy = lambda tokens, device: (moved.append(device), on_device(tokens, "meta"))[1]  # noqa: E731
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * host.nbytes, 1 << 40))
     monkeypatch.setattr(datamodule, "on_device", copy)

@@ -165,8 +165,9 @@ def is_unchanged(tensor: torch.Tensor, contents: int | torch.Tensor) -> bool:
 
 
 def step_of(losses: Loss, trainer: Trainer) -> Step:
-    batch_size = trainer.datamodule.batch_size  # pyright: ignore[reportAttributeAccessIssue] set by fit
-    return Step(losses.model, lambda x, y: losses((x, y)), str(trainer.precision), batch_size, losses.document_eot)
+    data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
+    windows, precision = (data.batch_size, data.lengths), str(trainer.precision)
+    return Step(losses.model, lambda x, y: losses((x, y)), precision, *windows, losses.document_eot)
 
 
 def certify(losses: Loss, trainer: Trainer, sweep: Path | None = None) -> Certificate:
@@ -197,6 +198,7 @@ def identity(step: Step, compile: str | None) -> str:
 
     Code that a user adds to a run can change a model besides these, so such a run does not share its certificate.
     """
-    training = step.precision, step.batch_size, compile, step.document_eot, step.gpt.embed.weight.device.type
+    training = step.precision, step.batch_size, [*step.lengths], compile, step.document_eot
+    device = step.gpt.embed.weight.device.type
     machine = platform.machine(), platform.python_version(), torch.__version__
-    return hashlib.sha256(repr((step.gpt.config, *training, code_sha256(), *machine)).encode()).hexdigest()
+    return hashlib.sha256(repr((step.gpt.config, *training, device, code_sha256(), *machine)).encode()).hexdigest()

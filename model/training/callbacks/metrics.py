@@ -204,7 +204,8 @@ class Metrics(Callback):
         if self.hardware.peak_flops is None:
             return None
         module: Any = trainer.lightning_module
-        flops = tokens_per_second * module.model.flops_per_token(masked=True)
+        lengths = trainer.datamodule.lengths  # pyright: ignore[reportAttributeAccessIssue] set by fit
+        flops = tokens_per_second * module.model.flops_per_token(lengths, masked=True)
         return flops / (self.hardware.peak_flops * trainer.world_size)
 
     def state_dict(self) -> dict[str, Any]:

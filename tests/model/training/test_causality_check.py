@@ -34,9 +34,9 @@ def windows_of(tokens):
     return {"train": TrainWindows(ids, T, 4, seed=0), "val": ValWindows(ids, T, 4)}
 
 
-def trainer_of(precision="32-true", batch_size=4, windows_of=windows_of, **values):
+def trainer_of(precision="32-true", batch_size=4, windows_of=windows_of, lengths=(T,), **values):
     """The part of a Trainer that the callback uses."""
-    data = SimpleNamespace(batch_size=batch_size, windows_of=windows_of)
+    data = SimpleNamespace(batch_size=batch_size, lengths=lengths, windows_of=windows_of)
     return SimpleNamespace(precision=precision, datamodule=data, is_global_zero=True, **values)
 
 
@@ -141,7 +141,7 @@ def certified(sweep, change=lambda model: None, **choices) -> bool | None:
     """Whether the certificate is that of an earlier run; None if it does not pass. Initial weights do not matter."""
     module = module_of(**{"context_length": 20, "n_layers": 1, "dim": 16, "n_heads": 2} | choices)
     change(module.model)
-    trainer = trainer_of(windows_of=lambda tokens: {"val": ValWindows(tokens.numpy(), 20, 4)})
+    trainer = trainer_of(lengths=[20], windows_of=lambda tokens: {"val": ValWindows(tokens.numpy(), 20, 4)})
     certificate = certify(module.losses, trainer, sweep)
     return "another run" in " ".join(certificate.notes) if certificate.passed else None
 

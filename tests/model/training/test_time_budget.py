@@ -18,7 +18,7 @@ from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerCon
 from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, plan_time
 
 SPEED = Speed(train=0.03, val=0.01, step=0.02)  # seconds of a window and of a step of the default model
-MODEL = GPTConfig(vocab_size=4096)
+MODEL = GPTConfig(vocab_size=4096, context_length=256)
 TIMED = [setting for setting in TINY if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
 
 
