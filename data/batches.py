@@ -15,7 +15,7 @@ from tril.data.sources.base import BLOCK
 
 IGNORE = -100  # targets that do not count; the default of torch's cross entropy
 MAX_PASSES = 10  # through the text in one batch
-MIN_LENGTH = 128  # tokens, below which windows are not halved: short texts teach nothing about a long one
+MIN_LENGTH = 128  # of windows that double; shorter ones at first gave a higher loss (docs/notes/speed.md)
 COPY_TOKENS = 1 << 26  # tokens per copy, so that the host never holds all of them
 
 Tokens = np.ndarray | Tensor  # ids on the host, of any integer type; on a device as from `on_device`

@@ -6,7 +6,7 @@ from a few timed ones. After a fifth of them they are planned once more, from th
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +27,8 @@ from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerCon
 if TYPE_CHECKING:
     from tril.model.training.hardware import Hardware
 
-# Bits per byte on the default text after 1, 2, 4, 8 and, but for the largest, 16 UNIT_TOKENS, by n_layers and dim.
+# Bits per byte on the default text after 1, 2, 4, 8 and, but for the largest, 16 UNIT_TOKENS, by n_layers and dim; of
+# windows of 256 tokens throughout. Only their order decides.
 MEASURED = {
     (2, 128): (1.7904, 1.5810, 1.4434, 1.3418, 1.2817),
     (3, 160): (1.7585, 1.5446, 1.3893, 1.2704, 1.2006),
@@ -72,7 +73,7 @@ class TimePlan:
         model: the config with the chosen shape and dropout.
         steps: optimizer steps.
         val_check_interval, val_batches: steps between two validations, and batches of each.
-        step_seconds, val_seconds: of an optimizer step, and of all validations.
+        step_seconds, val_seconds: of an optimizer step on average, and of all validations.
         end: time.perf_counter() at the end of the run.
         most: steps after which the text would be read too often.
         reasons: what was chosen and why, in lines.
@@ -115,6 +116,7 @@ def plan_time(
     val_batch_size: int,
     train_tokens: int,
     val_tokens: int,
+    lengths: Mapping[int, float],
     keeps: Callable[[str], bool],
 ) -> TimePlan:
     """Chooses the shape with the lowest predicted loss, the steps that end in time, and dropout.
@@ -125,19 +127,22 @@ def plan_time(
         end: time.perf_counter() at the end of the run.
         windows: of an optimizer step.
         train_tokens, val_tokens: of the two parts of the text.
+        lengths: of the training windows, as for `GPT.flops_per_token`, with which the time of a forward and backward
+            pass is assumed to grow.
         keeps: whether a setting, such as "model.dim", keeps its configured value.
 
     Raises:
         ValueError: the time does not suffice for MIN_STEPS steps.
     """
     speed, length, flops = measure(model, optim, windows, hardware), model.context_length, count(model)[1]
+    train_seconds = windows * speed.train * count(model, lengths)[1] / flops
     seconds, step_tokens = end - time.perf_counter() - BEFORE - AFTER, windows * length
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
     candidates = []
     for shape in list_shapes(model, keeps):
         parameters, flops_of_shape = count(shape)
         slower = (flops_of_shape / flops) ** TIME_BY_FLOPS
-        step_seconds = slower * (windows * speed.train + speed.step)
+        step_seconds = slower * (train_seconds + speed.step)
         steps = int(seconds * (1 - VALIDATION_SHARE) / step_seconds)
         val_batch_seconds = slower * speed.val * val_batch_size
         candidates.append(Candidate(shape, parameters, min(steps, most), step_seconds, val_batch_seconds))
@@ -215,30 +220,42 @@ def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfi
     return [*shapes.values()] or [model]
 
 
-def count(config: GPTConfig) -> tuple[int, int]:
-    """Parameters of the blocks, and FLOPs of a training token."""
+def count(config: GPTConfig, lengths: Mapping[int, float] | None = None) -> tuple[int, int]:
+    """Parameters of the blocks, and FLOPs of a training token, see `GPT.flops_per_token`."""
     with torch.device("meta"):
         model = GPT(config)
-    return model.n_parameters(embeddings=False), model.flops_per_token()
+    return model.n_parameters(embeddings=False), model.flops_per_token(lengths)
+
+
+def part(lengths: Mapping[int, float], start: float, end: float) -> dict[int, float]:
+    """The lengths between two fractions of a training, with the fractions of this part where they end."""
+    return {length: min(max((stop - start) / (end - start), 0.0), 1.0) for length, stop in lengths.items()}
 
 
 class PlanSteps(Callback):
-    """Plans the steps once more after a fifth of them, from the time that they took.
+    """Plans the steps once more after a fifth of them, from the time that they took and the later length of windows.
 
-    The learning rate is constant up to there and somewhat longer, so the run equals one that had the new number of
-    steps from the start.
+    Learning rate and length of the windows are constant up to there and somewhat longer, so the run equals one that had
+    the new number of steps from the start.
 
     Args:
         plan: the first one.
         schedule: of the learning rate.
+        lengths: of the training windows.
         record: keeps the new number of steps in the settings of the run.
     """
 
-    def __init__(self, plan: TimePlan, schedule: ScheduleConfig, record: Callable[[int], None]) -> None:
-        self.plan, self.schedule, self._record = plan, schedule, record
+    def __init__(
+        self, plan: TimePlan, schedule: ScheduleConfig, lengths: Mapping[int, float], record: Callable[[int], None]
+    ) -> None:
+        self.plan, self.schedule, self.lengths, self._record = plan, schedule, lengths, record
         self._first, self._at = max(1, int(START * plan.steps)), int(REPLAN * plan.steps)
         self._since: tuple[float, float] | None = None  # at the end of step `_first`: seconds of training, and the time
-        self._is_done = lr_factor(self._at, plan.steps, schedule) < 1  # the rate already depends on the steps
+        self._is_done = not self._begins(self._at, plan.steps)
+
+    def _begins(self, step: int, steps: int) -> bool:
+        """Whether `step` is after the warm-up and before the learning rate and the windows of so many steps change."""
+        return lr_factor(step, steps, self.schedule) == 1 and step <= min(self.lengths.values()) * steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         step, seconds, now = trainer.global_step, Metrics.of(trainer).seconds(), time.perf_counter()
@@ -256,8 +273,11 @@ class PlanSteps(Callback):
         else:
             validation = plan.val_seconds / plan.validations * step_seconds / plan.step_seconds
         left = plan.end - now - AFTER - (plan.validations - done) * validation
-        least = next(n for n in range(step + 1, plan.steps + 1) if lr_factor(step, n, self.schedule) == 1)
-        steps = max(least, min(step + int(left / step_seconds), plan.most))
+        start, end = self._first / plan.steps, step / plan.steps
+        parts = part(self.lengths, start, end), part(self.lengths, end, 1.0)
+        so_far, later = map(pl_module.model.flops_per_token, parts)
+        least = next(n for n in range(step + 1, plan.steps + 1) if self._begins(step, n))
+        steps = max(least, min(step + int(left / (step_seconds * later / so_far)), plan.most))
         trainer.fit_loop.epoch_loop.max_steps = steps
         pl_module.set_total_steps(steps)
         self._record(steps)

@@ -17,10 +17,10 @@ from tril.data.tokenizer import TokenizerConfig
 def make_data(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(40)))
 
-    def make(batch_size=4):
+    def make(batch_size=4, context_length=16):
         source = Files(path=str(tmp_path / "text.txt"), val_fraction=0.1)
         config = DataConfig(source, TokenizerConfig(kind="byte"), batch_size, cache_dir=str(tmp_path / "cache"))
-        return TextDataModule(config, context_length=16, seed=1)
+        return TextDataModule(config, context_length=context_length, seed=1)
 
     return make
 
@@ -30,7 +30,8 @@ def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, 
     """The GPU has `free` times the memory of the training part. The meta device replaces it."""
     data, moved = make_data(), []
     host, strategy = data.texts[""].tokens("train"), SimpleNamespace(root_device=torch.device("cuda:0"))
-    data.trainer = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1, accumulate_grad_batches=1, max_steps=9)
+    values = {"global_rank": 0, "world_size": 1, "accumulate_grad_batches": 1, "max_steps": 9}
+    data.trainer = SimpleNamespace(strategy=strategy, **values)
     copy = lambda tokens, device: (moved.append(device), on_device(tokens, "meta"))[1]  # noqa: E731
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * host.nbytes, 1 << 40))
     monkeypatch.setattr(datamodule, "on_device", copy)
@@ -54,3 +55,15 @@ def test_a_batch_of_many_times_the_text_is_refused_and_one_of_a_short_test_text_
     data.batch_size += 1
     with pytest.raises(ValueError, match=rf"is more than 10 times the {n_windows} windows of the training part; use"):
         data.train_dataloader()
+
+
+def test_windows_double_in_length_at_fractions_of_the_steps_which_may_change(make_data):
+    data = make_data(batch_size=1, context_length=256)
+    assert data.length_at(0) == 256  # without a trainer
+    data.trainer = SimpleNamespace(max_steps=10)
+    assert [data.length_at(step) for step in range(10)] == [128] * 7 + [256] * 3
+    data.trainer.max_steps = 20
+    assert [data.length_at(step) for step in (13, 14, 30)] == [128, 256, 256]
+    data.trainer = None
+    shapes = {name: next(iter(part))[0].shape for name, part in data.windows_of(torch.arange(258)).items()}
+    assert shapes == {"train of 128 tokens": (2, 128), "train": (1, 256), "val": (1, 256)}

@@ -52,6 +52,20 @@ def test_a_leak_of_the_loss_only_is_found():
     assert failed(module) == {"future loss precision=32-true"}
 
 
+def test_the_loss_is_certified_at_each_length_of_the_training_windows():
+    module, shapes = module_of(), set()
+    nll = module.losses.compiled
+
+    def leaking(ids, y, **more):
+        shapes.add(ids.shape)
+        return nll(ids, y, **more) + 0.01 * (ids.shape[1] == 20) * ids.float().mean(1, keepdim=True)
+
+    module.losses.compiled = leaking
+    assert not failed(module) and shapes == {(4, T)}
+    assert failed(module, lengths=(10, 20, T)) == {"future loss precision=32-true"}
+    assert shapes == {(16, 10), (8, 20), (4, T)}
+
+
 @pytest.mark.parametrize("how", ["default", "regional"])
 def test_the_compiled_loss_is_certified_in_the_graph_of_a_training_step(monkeypatch, how):
     graphs, compiler = [], torch.compile

@@ -15,7 +15,7 @@ from tril.model.runs import Run
 from tril.model.training import time_budget
 from tril.model.training.run_estimate import Speed
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
-from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, plan_time
+from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, count, plan_time
 
 SPEED = Speed(train=0.03, val=0.01, step=0.02)  # seconds of a window and of a step of the default model
 MODEL = GPTConfig(vocab_size=4096, context_length=256)
@@ -28,6 +28,7 @@ def plan(
     kept: tuple[str, ...] = (),
     train_tokens: int = 10**9,
     trainer: TrainerConfig = TrainerConfig(),  # noqa: B008
+    lengths: dict[int, float] | None = None,
 ) -> TimePlan:
     with mock.patch.object(time_budget, "measure", lambda *_: SPEED):
         return plan_time(
@@ -40,6 +41,7 @@ def plan(
             val_batch_size=8,
             train_tokens=train_tokens,
             val_tokens=300_000,
+            lengths=lengths or {model.context_length: 1.0},
             keeps=kept.__contains__,
         )
 
@@ -115,12 +117,21 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
     assert in_process("resume=timed run", cwd=tmp_path).stdout.endswith("finished its 16 steps; it is unchanged\n")
 
 
-@pytest.mark.parametrize(("interval", "steps"), [(10, 20 + 838), (25, 20 + 1000 - 120 - 2 - 4 * 3)])
-def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, steps):
+@pytest.mark.parametrize(
+    ("interval", "lengths", "steps"),
+    [
+        (10, {256: 1.0}, 20 + 838),
+        (25, {256: 1.0}, 20 + 1000 - 120 - 2 - 4 * 3),
+        (10, {128: 0.6, 256: 1.0}, 20 + int(838 / 1.5)),  # half of the later steps take twice as long
+        (10, {128: 0.1, 256: 1.0}, None),  # longer windows came before the second plan
+    ],
+)
+def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, lengths, steps):
     """A second for each step, 4 s for the validation after step 10; without one, the 3 s of the first plan."""
     first = TimePlan(MODEL, 100, interval, 1, 1.0, 3.0 * 100 / interval, 1000.0, 10_000, "")
     recorded, module = [], mock.Mock()
-    planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), recorded.append)
+    module.model.flops_per_token = mean_length
+    planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), lengths, recorded.append)
     for step in range(1, 30):
         trainer = mock.Mock(global_step=step)
         now = 100.0 + step + (4.0 if step > interval else 0.0)
@@ -129,8 +140,22 @@ def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, s
             mock.patch.object(time_budget.time, "perf_counter", lambda now=now: now),
         ):
             planner.on_train_batch_end(trainer, module, None, None, 0)
-    assert recorded == [steps]
-    module.set_total_steps.assert_called_once_with(steps)
+    assert recorded == ([] if steps is None else [steps])
+    assert module.set_total_steps.mock_calls == [mock.call(n) for n in recorded]
+
+
+def mean_length(lengths):
+    ends = [0.0, *lengths.values()]
+    return sum(length * (end - start) for length, start, end in zip(lengths, ends, ends[1:], strict=False))
+
+
+def test_shorter_windows_take_less_time_and_leave_it_for_more_steps():
+    keep = ("model.n_layers", "model.dim")
+    short, long = (plan(600, kept=keep, lengths=lengths) for lengths in ({128: 0.5, 256: 1.0}, None))
+    assert short.step_seconds < long.step_seconds and short.steps > long.steps
+    at_128, at_256 = (count(MODEL, {length: 1.0})[1] for length in (128, 256))
+    expected = 8 * 0.03 * (at_128 + at_256) / 2 / at_256 + 0.02
+    assert short.step_seconds == pytest.approx(expected, rel=1e-6)
 
 
 def test_settings_that_minutes_exclude_are_refused(tmp_path, text):
