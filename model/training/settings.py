@@ -116,7 +116,7 @@ class TrainerConfig:
     )
     max_time: Any = setting(None, "DD:HH:MM:SS; stops a run early", common=True)
     val_check_interval: Count = setting(
-        200, "optimizer steps between two complete validations; the last step has one", common=True
+        250, "optimizer steps between two complete validations; the last step has one", common=True
     )
     accumulate_grad_batches: Count = setting(1, "micro-batches per optimizer step", common=True)
     log_every_n_steps: Count = setting(10, "optimizer steps between two lines of metrics.csv")
