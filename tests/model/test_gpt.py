@@ -144,3 +144,11 @@ def test_checkpointed_activations_give_the_same_gradients_from_less_memory():
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(kept.parameters(), again.parameters(), strict=True))
     n_bytes, n_fewer = n_bytes - step(False, 3)[2], n_fewer - step(True, 3)[2]  # of one block
     assert n_fewer == 3 * 16 * 32 * 4 < n_bytes / 10  # its input, B T C float32 numbers
+
+
+@pytest.mark.parametrize("parts", [{}, {"window": 6}, {"causal": False}])
+def test_flops_of_several_lengths_are_their_mean_over_the_tokens(parts):
+    model = tiny_gpt(context_length=16, **parts)
+    four, eight = (tiny_gpt(context_length=length, **parts).flops_per_token() for length in (4, 8))
+    mean = 0.25 * four + 0.5 * eight + 0.25 * model.flops_per_token()
+    assert model.flops_per_token({4: 0.25, 8: 0.75, 16: 1.0}) == pytest.approx(mean, abs=1) and four < eight
