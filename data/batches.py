@@ -70,11 +70,13 @@ def gather(
 def window_lengths(context_length: int, doublings: Sequence[float]) -> dict[int, float]:
     """The lengths of the training windows, in the order of training, each with the fraction of the run where it ends.
 
+    Short sequences first: Press, Smith and Lewis, 2021, https://arxiv.org/abs/2012.15832.
+
     Args:
         doublings: fractions of the run where the length doubles, up to T. The first ones are left out where the length
             before them would not be whole, or below MIN_LENGTH.
     """
-    lengths, end = {context_length: 1.0}, 1.0
+    lengths = {context_length: 1.0}
     for end in reversed(doublings):
         length = min(lengths)
         if length % 2 or length < 2 * MIN_LENGTH:
