@@ -65,6 +65,9 @@ def predict_loss(parameters: int, tokens: int) -> float:
     return float(np.interp(math.log(parameters), sizes, losses))
 
 
+Stages = tuple[tuple[float, float], ...]
+
+
 @dataclass(frozen=True)
 class TimePlan:
     """What a time decides of a run.
@@ -73,7 +76,8 @@ class TimePlan:
         model: the config with the chosen shape and dropout.
         steps: optimizer steps.
         val_check_interval, val_batches: steps between two validations, and batches of each.
-        step_seconds, val_seconds: of an optimizer step on average, and of all validations.
+        stages: of each length of windows, in order, the fraction of the run where it ends and the seconds of a step.
+        val_seconds: of all validations.
         end: time.perf_counter() at the end of the run.
         most: steps after which the text would be read too often.
         reasons: what was chosen and why, in lines.
@@ -83,7 +87,7 @@ class TimePlan:
     steps: int
     val_check_interval: int
     val_batches: int
-    step_seconds: float
+    stages: Stages
     val_seconds: float
     end: float
     most: int
@@ -96,12 +100,12 @@ class TimePlan:
 
 
 class Candidate(NamedTuple):
-    """A shape, the parameters of its blocks, and what it costs in seconds."""
+    """A shape, the parameters of its blocks, and what it costs in seconds; `stages` as in `TimePlan`."""
 
     shape: GPTConfig
     parameters: int
     steps: int
-    step_seconds: float
+    stages: Stages
     val_batch_seconds: float
 
 
@@ -127,29 +131,31 @@ def plan_time(
         end: time.perf_counter() at the end of the run.
         windows: of an optimizer step.
         train_tokens, val_tokens: of the two parts of the text.
-        lengths: of the training windows, as for `GPT.flops_per_token`, with which the time of a forward and backward
-            pass is assumed to grow.
+        lengths: of the training windows, each with the fraction of the run where it ends.
         keeps: whether a setting, such as "model.dim", keeps its configured value.
 
     Raises:
         ValueError: the time does not suffice for MIN_STEPS steps.
     """
-    speed, length, flops = measure(model, optim, windows, hardware), model.context_length, count(model)[1]
-    train_seconds = windows * speed.train * count(model, lengths)[1] / flops
+    length, flops, timed = model.context_length, count(model)[1], []
+    for short, stop in lengths.items():
+        n = windows * length // short
+        speed = measure(replace(model, context_length=short), optim, n, hardware)
+        timed.append((stop, n * speed.train + speed.step))
     seconds, step_tokens = end - time.perf_counter() - BEFORE - AFTER, windows * length
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
     candidates = []
     for shape in list_shapes(model, keeps):
         parameters, flops_of_shape = count(shape)
         slower = (flops_of_shape / flops) ** TIME_BY_FLOPS
-        step_seconds = slower * (train_seconds + speed.step)
-        steps = int(seconds * (1 - VALIDATION_SHARE) / step_seconds)
+        stages = tuple((stop, slower * step) for stop, step in timed)
+        steps = int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(stages))
         val_batch_seconds = slower * speed.val * val_batch_size
-        candidates.append(Candidate(shape, parameters, min(steps, most), step_seconds, val_batch_seconds))
+        candidates.append(Candidate(shape, parameters, min(steps, most), stages, val_batch_seconds))
     best = min(candidates, key=lambda each: predict_loss(each.parameters, each.steps * step_tokens))
     whole = -(-val_tokens // (length * val_batch_size))
     interval, val_batches, val_seconds = plan_validations(best, seconds, whole, trainer, keeps)
-    best = best._replace(steps=min(best.steps, int((seconds - val_seconds) / best.step_seconds)))
+    best = best._replace(steps=min(best.steps, int((seconds - val_seconds) / mean_seconds(best.stages))))
     if best.steps < MIN_STEPS:
         raise ValueError(
             f"minutes leave time for {plural(max(0, best.steps), 'step')} of at least {MIN_STEPS}; give more"
@@ -162,7 +168,7 @@ def plan_time(
         best.steps,
         interval,
         val_batches,
-        best.step_seconds,
+        best.stages,
         val_seconds,
         end,
         most,
@@ -194,13 +200,13 @@ def plan_validations(
 
 def explain(best: Candidate, seconds: float, step_tokens: int, train_tokens: int, *, at_most: bool) -> str:
     """What was chosen and why, in three lines."""
-    shape, tokens = best.shape, best.steps * step_tokens
+    shape, tokens, speed = best.shape, best.steps * step_tokens, step_tokens / mean_seconds(best.stages)
     passes = f"read {tokens / train_tokens:.1f} times"
     if at_most:
         passes += "; the model would memorize it if it read it more often, so the run ends before the time"
     return "\n".join(
         [
-            f"time    {clock(seconds)} to train and validate, at {step_tokens / best.step_seconds:,.0f} tokens/s",
+            f"time    {clock(seconds)} to train and validate, at {speed:,.0f} tokens/s",
             f"size    {shape.n_layers} layers of {shape.dim}, probably the best for {engineering(tokens)} tokens",
             f"text    {passes}; dropout {shape.resid_dropout:g}",
         ]
@@ -220,16 +226,20 @@ def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfi
     return [*shapes.values()] or [model]
 
 
-def count(config: GPTConfig, lengths: Mapping[int, float] | None = None) -> tuple[int, int]:
-    """Parameters of the blocks, and FLOPs of a training token, see `GPT.flops_per_token`."""
+def count(config: GPTConfig) -> tuple[int, int]:
+    """Parameters of the blocks, and FLOPs of a training token."""
     with torch.device("meta"):
         model = GPT(config)
-    return model.n_parameters(embeddings=False), model.flops_per_token(lengths)
+    return model.n_parameters(embeddings=False), model.flops_per_token()
 
 
-def part(lengths: Mapping[int, float], start: float, end: float) -> dict[int, float]:
-    """The lengths between two fractions of a training, with the fractions of this part where they end."""
-    return {length: min(max((stop - start) / (end - start), 0.0), 1.0) for length, stop in lengths.items()}
+def mean_seconds(stages: Stages, start: float = 0.0, end: float = 1.0) -> float:
+    """Of the steps between two fractions of the run; `stages` as in `TimePlan`."""
+    total, before = 0.0, start
+    for stop, seconds in stages:
+        after = min(max(stop, start), end)
+        total, before = total + (after - before) * seconds, after
+    return total / (end - start)
 
 
 class PlanSteps(Callback):
@@ -241,21 +251,18 @@ class PlanSteps(Callback):
     Args:
         plan: the first one.
         schedule: of the learning rate.
-        lengths: of the training windows.
         record: keeps the new number of steps in the settings of the run.
     """
 
-    def __init__(
-        self, plan: TimePlan, schedule: ScheduleConfig, lengths: Mapping[int, float], record: Callable[[int], None]
-    ) -> None:
-        self.plan, self.schedule, self.lengths, self._record = plan, schedule, lengths, record
+    def __init__(self, plan: TimePlan, schedule: ScheduleConfig, record: Callable[[int], None]) -> None:
+        self.plan, self.schedule, self._record = plan, schedule, record
         self._first, self._at = max(1, int(START * plan.steps)), int(REPLAN * plan.steps)
         self._since: tuple[float, float] | None = None  # at the end of step `_first`: seconds of training, and the time
         self._is_done = not self._begins(self._at, plan.steps)
 
     def _begins(self, step: int, steps: int) -> bool:
         """Whether `step` is after the warm-up and before the learning rate and the windows of so many steps change."""
-        return lr_factor(step, steps, self.schedule) == 1 and step <= min(self.lengths.values()) * steps
+        return lr_factor(step, steps, self.schedule) == 1 and step <= self.plan.stages[0][0] * steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         step, seconds, now = trainer.global_step, Metrics.of(trainer).seconds(), time.perf_counter()
@@ -265,19 +272,17 @@ class PlanSteps(Callback):
             return
         self._is_done, plan = True, self.plan
         trained = seconds - self._since[0]
-        step_seconds = trained / (step - self._first)
+        step_seconds, end = trained / (step - self._first), step / plan.steps
+        slower = step_seconds / mean_seconds(plan.stages, self._first / plan.steps, end)  # than planned
         # a step ends before its validation
         before, done = ((each - 1) // plan.val_check_interval for each in (self._first, step))
         if done > before:  # a validation takes longer than its forward passes: it has a checkpoint and a sample, too
             validation = (now - self._since[1] - trained) / (done - before)
         else:
-            validation = plan.val_seconds / plan.validations * step_seconds / plan.step_seconds
+            validation = plan.val_seconds / plan.validations * slower
         left = plan.end - now - AFTER - (plan.validations - done) * validation
-        start, end = self._first / plan.steps, step / plan.steps
-        parts = part(self.lengths, start, end), part(self.lengths, end, 1.0)
-        so_far, later = map(pl_module.model.flops_per_token, parts)
         least = next(n for n in range(step + 1, plan.steps + 1) if self._begins(step, n))
-        steps = max(least, min(step + int(left / (step_seconds * later / so_far)), plan.most))
+        steps = max(least, min(step + int(left / (slower * mean_seconds(plan.stages, end))), plan.most))
         trainer.fit_loop.epoch_loop.max_steps = steps
         pl_module.set_total_steps(steps)
         self._record(steps)

@@ -198,7 +198,7 @@ def plan_minutes(
     intervals = {"val_check_interval": plan.val_check_interval, "limit_val_batches": plan.val_batches}
     trainer = replace(config.trainer, max_steps=plan.steps, **intervals)
     print(plan.reasons, flush=True)
-    planner = PlanSteps(plan, config.optim.schedule, config.window_lengths, functools.partial(record_steps, run))
+    planner = PlanSteps(plan, config.optim.schedule, functools.partial(record_steps, run))
     return replace(config, model=plan.model, trainer=trainer), planner
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -15,9 +16,10 @@ from tril.model.runs import Run
 from tril.model.training import time_budget
 from tril.model.training.run_estimate import Speed
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
-from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, count, plan_time
+from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, mean_seconds, plan_time
 
-SPEED = Speed(train=0.03, val=0.01, step=0.02)  # seconds of a window and of a step of the default model
+# Seconds of a window of so many tokens and of an optimizer step
+SPEED = {256: Speed(train=0.03, val=0.01, step=0.02), 128: Speed(train=0.012, val=0.005, step=0.02)}
 MODEL = GPTConfig(vocab_size=4096, context_length=256)
 TIMED = [setting for setting in TINY if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
 
@@ -30,7 +32,7 @@ def plan(
     trainer: TrainerConfig = TrainerConfig(),  # noqa: B008
     lengths: dict[int, float] | None = None,
 ) -> TimePlan:
-    with mock.patch.object(time_budget, "measure", lambda *_: SPEED):
+    with mock.patch.object(time_budget, "measure", lambda model, *_: SPEED[model.context_length]):
         return plan_time(
             model,
             OptimConfig(),
@@ -52,18 +54,18 @@ def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
     for seconds, each in zip((60, 180, 600, 3600, 36_000), plans, strict=True):
         assert (each.model.n_layers, each.model.dim) in MEASURED
-        used = each.steps * each.step_seconds + each.val_seconds
+        used = each.steps * mean_seconds(each.stages) + each.val_seconds
         assert 0.85 * seconds - 4 < used < seconds - 3
     default = plan(600, kept=("model.n_layers", "model.dim"))
-    assert default.model == MODEL and default.step_seconds == pytest.approx(8 * 0.03 + 0.02)
+    assert default.model == MODEL and mean_seconds(default.stages) == pytest.approx(8 * 0.03 + 0.02)
 
 
 def test_what_is_kept_stays_and_the_rest_is_fitted_around_it():
     assert plan(600, kept=("model.n_layers",)).model.n_layers == MODEL.n_layers
-    wide = GPTConfig(vocab_size=4096, dim=512)
+    wide = replace(MODEL, dim=512)
     chosen = plan(60, wide, kept=("model.dim",))
     assert chosen.model.dim == 512 and chosen.model.n_layers < 4
-    three_heads = plan(600, GPTConfig(vocab_size=4096, n_heads=3), kept=()).model
+    three_heads = plan(600, replace(MODEL, n_heads=3), kept=()).model
     assert three_heads.n_heads == 3 and three_heads.dim % 3 == 0  # 128, 160, 256 and 320 are left out
 
 
@@ -72,7 +74,12 @@ def test_a_small_text_is_not_read_too_often_and_gets_dropout():
     assert [each.model.resid_dropout for each in (large, small, tiny)] == [0, 0, 0.1]
     assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
     assert "so the run ends before the time" in tiny.reasons and "ends before" not in large.reasons
-    typed = plan(3600, GPTConfig(vocab_size=4096, resid_dropout=0.3), ("model.resid_dropout",), train_tokens=34_000)
+    typed = plan(
+        3600,
+        GPTConfig(vocab_size=4096, context_length=256, resid_dropout=0.3),
+        ("model.resid_dropout",),
+        train_tokens=34_000,
+    )
     assert typed.model.resid_dropout == 0.3
 
 
@@ -85,7 +92,7 @@ def test_a_kept_number_of_validations_or_of_their_batches_is_part_of_the_time():
     few = plan(600, kept=(some,), trainer=TrainerConfig(limit_val_batches=2))
     assert few.val_batches == 2
     for each in (often, whole, few):
-        assert each.steps * each.step_seconds + each.val_seconds < 600 - 3
+        assert each.steps * mean_seconds(each.stages) + each.val_seconds < 600 - 3
 
 
 def test_a_time_that_is_too_short_is_refused():
@@ -97,7 +104,7 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
     """A fifth of its 40 steps is 8, and the rate decays over the last half, so at least 16 steps are left of them."""
 
     def planned(model, *_, **__):
-        return TimePlan(model, 40, 15, 3, 1.0, 0.1, time.perf_counter(), 100, "time    over")
+        return TimePlan(model, 40, 15, 3, ((1.0, 1.0),), 0.1, time.perf_counter(), 100, "time    over")
 
     monkeypatch.setattr(time_budget, "plan_time", planned)
     options = [f"data.path={text}", "optim.schedule.decay_fraction=0.5", "model.resid_dropout=0.1"]
@@ -118,20 +125,20 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
 
 
 @pytest.mark.parametrize(
-    ("interval", "lengths", "steps"),
+    ("interval", "stages", "steps"),
     [
-        (10, {256: 1.0}, 20 + 838),
-        (25, {256: 1.0}, 20 + 1000 - 120 - 2 - 4 * 3),
-        (10, {128: 0.6, 256: 1.0}, 20 + int(838 / 1.5)),  # half of the later steps take twice as long
-        (10, {128: 0.1, 256: 1.0}, None),  # longer windows came before the second plan
+        (10, ((1.0, 1.0),), 20 + 838),
+        (25, ((1.0, 1.0),), 20 + 1000 - 120 - 2 - 4 * 3),
+        (25, ((1.0, 0.5),), 20 + 1000 - 120 - 2 - 4 * 6),  # twice as slow as planned, in validation, too
+        (10, ((0.6, 1.0), (1.0, 2.0)), 20 + int(838 / 1.5)),  # half of the later steps take twice as long
+        (10, ((0.1, 1.0), (1.0, 2.0)), None),  # longer windows came before the second plan
     ],
 )
-def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, lengths, steps):
+def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, stages, steps):
     """A second for each step, 4 s for the validation after step 10; without one, the 3 s of the first plan."""
-    first = TimePlan(MODEL, 100, interval, 1, 1.0, 3.0 * 100 / interval, 1000.0, 10_000, "")
+    first = TimePlan(MODEL, 100, interval, 1, stages, 3.0 * 100 / interval, 1000.0, 10_000, "")
     recorded, module = [], mock.Mock()
-    module.model.flops_per_token = mean_length
-    planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), lengths, recorded.append)
+    planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), recorded.append)
     for step in range(1, 30):
         trainer = mock.Mock(global_step=step)
         now = 100.0 + step + (4.0 if step > interval else 0.0)
@@ -144,18 +151,11 @@ def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, l
     assert module.set_total_steps.mock_calls == [mock.call(n) for n in recorded]
 
 
-def mean_length(lengths):
-    ends = [0.0, *lengths.values()]
-    return sum(length * (end - start) for length, start, end in zip(lengths, ends, ends[1:], strict=False))
-
-
-def test_shorter_windows_take_less_time_and_leave_it_for_more_steps():
-    keep = ("model.n_layers", "model.dim")
-    short, long = (plan(600, kept=keep, lengths=lengths) for lengths in ({128: 0.5, 256: 1.0}, None))
-    assert short.step_seconds < long.step_seconds and short.steps > long.steps
-    at_128, at_256 = (count(MODEL, {length: 1.0})[1] for length in (128, 256))
-    expected = 8 * 0.03 * (at_128 + at_256) / 2 / at_256 + 0.02
-    assert short.step_seconds == pytest.approx(expected, rel=1e-6)
+def test_steps_of_each_length_of_windows_are_timed():
+    plans = [plan(600, kept=("model.n_layers", "model.dim"), lengths=each) for each in ({128: 0.5, 256: 1.0}, None)]
+    short, long = 16 * SPEED[128].train + SPEED[128].step, 8 * SPEED[256].train + SPEED[256].step
+    assert [each.stages for each in plans] == [((0.5, short), (1.0, long)), ((1.0, long),)]
+    assert short < long and plans[0].steps == pytest.approx(plans[1].steps * 2 * long / (short + long), rel=0.02)
 
 
 def test_settings_that_minutes_exclude_are_refused(tmp_path, text):
