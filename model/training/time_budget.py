@@ -138,10 +138,12 @@ def plan_time(
         ValueError: the time does not suffice for MIN_STEPS steps.
     """
     length, flops, timed = model.context_length, count(model)[1], []
+    measure(model, optim, windows, hardware)  # the first steps of a process take longer
     for short, stop in lengths.items():
         n = windows * length // short
         speed = measure(replace(model, context_length=short), optim, n, hardware)
-        timed.append((stop, n * speed.train + speed.step))
+        longest = max((step for _, step in timed), default=0.0)  # what is shorter for longer windows is noise
+        timed.append((stop, max(longest, n * speed.train + speed.step)))
     seconds, step_tokens = end - time.perf_counter() - BEFORE - AFTER, windows * length
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
     candidates = []
