@@ -15,7 +15,6 @@ from tril.data.sources.base import BLOCK
 
 IGNORE = -100  # targets that do not count; the default of torch's cross entropy
 MAX_PASSES = 10  # through the text in one batch
-MIN_LENGTH = 128  # of windows that double; shorter ones at first gave a higher loss (docs/notes/speed.md)
 COPY_TOKENS = 1 << 26  # tokens per copy, so that the host never holds all of them
 
 Tokens = np.ndarray | Tensor  # ids on the host, of any integer type; on a device as from `on_device`
@@ -65,24 +64,6 @@ def gather(
     if is_target is not None:
         ignored |= ~torch.as_tensor(is_target)[positions + 1]
     return inputs, targets.masked_fill(ignored, IGNORE)
-
-
-def window_lengths(context_length: int, doublings: Sequence[float]) -> dict[int, float]:
-    """The lengths of the training windows, in the order of training, each with the fraction of the run where it ends.
-
-    Short sequences first: Press, Smith and Lewis, 2021, https://arxiv.org/abs/2012.15832.
-
-    Args:
-        doublings: fractions of the run where the length doubles, up to T. The first ones are left out where the length
-            before them would not be whole, or below MIN_LENGTH.
-    """
-    lengths = {context_length: 1.0}
-    for end in reversed(doublings):
-        length = min(lengths)
-        if length % 2 or length < 2 * MIN_LENGTH:
-            break
-        lengths[length // 2] = end
-    return dict(sorted(lengths.items()))
 
 
 def check_batch_size(batch_size: int, n_windows: int) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "data.sources={stdlib: 0.7, notes/*.md: 0.3}"
 BUDGETS: dict[Split, str] = {"train": "token_budget", "val": "val_token_budget"}
+MIN_LENGTH = 128  # of windows that double; shorter ones at first gave a higher loss (docs/notes/speed.md)
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Presets = Mapping[str, Mapping[str, Any]]  # by name the settings of a data group
@@ -118,10 +119,18 @@ class DataConfig:
         }
 
     def window_lengths(self, context_length: int) -> dict[int, float]:
-        """See `batches.window_lengths`."""
-        from tril.data.batches import window_lengths
+        """The lengths of training windows, in the order of training, each with the fraction of the run where it ends.
 
-        return window_lengths(context_length, self.double_length_at)
+        Short sequences first: Press, Smith and Lewis, 2021, https://arxiv.org/abs/2012.15832. The first doublings are
+        left out where the length before them would not be whole, or below MIN_LENGTH.
+        """
+        lengths = {context_length: 1.0}
+        for end in reversed(self.double_length_at):
+            length = min(lengths)
+            if length % 2 or length < 2 * MIN_LENGTH:
+                break
+            lengths[length // 2] = end
+        return dict(sorted(lengths.items()))
 
     def prepare(self) -> "PreparedTexts":
         """See `prepare.prepare`."""

@@ -33,7 +33,7 @@ class TextDataModule(LightningDataModule):
         seed: of the order of the training windows.
 
     Attributes:
-        lengths: see `window_lengths`.
+        lengths: see `DataConfig.window_lengths`.
     """
 
     def __init__(self, config: DataConfig, *, context_length: int, seed: int = 0) -> None:

@@ -238,7 +238,7 @@ class RunConfig(TrainingConfig):
 
     @property
     def window_lengths(self) -> dict[int, float]:
-        """Of training, see `data.batches.window_lengths`."""
+        """Of training, see `DataConfig.window_lengths`."""
         return self.data.window_lengths(self.model.context_length)
 
     def seed_for(self, purpose: str) -> int:

@@ -65,3 +65,21 @@ def test_mistakes_are_refused_in_one_line(mapping, message):
         parse(mapping)
     line = message_of(error.value)
     assert message in line and "\n" not in line and "Value error" not in line  # which pydantic adds
+
+
+@pytest.mark.parametrize(
+    ("context_length", "doublings", "lengths"),
+    [
+        (512, (0.3, 0.7), {128: 0.3, 256: 0.7, 512: 1}),
+        (512, (), {512: 1}),
+        (1024, (0.3, 0.7), {256: 0.3, 512: 0.7, 1024: 1}),
+        (256, (0.3, 0.7), {128: 0.7, 256: 1}),
+        (255, (0.3, 0.7), {255: 1}),  # half of it is not whole
+        (254, (0.3, 0.7), {254: 1}),  # half of it is too short
+        (300, (0.3, 0.7), {150: 0.7, 300: 1}),
+    ],
+)
+def test_the_length_of_windows_doubles_where_halves_are_whole_and_long_enough(context_length, doublings, lengths):
+    config = parse({"source": "stdlib", "double_length_at": doublings})
+    found = config.window_lengths(context_length)
+    assert found == lengths and [*found] == sorted(found)

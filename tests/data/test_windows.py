@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tril.data import batches as module
-from tril.data.batches import IGNORE, TrainWindows, ValWindows, on_device, window_lengths
+from tril.data.batches import IGNORE, TrainWindows, ValWindows, on_device
 
 SEEDS = range(8)
 
@@ -84,23 +84,6 @@ def test_too_little_text():
         TrainWindows([np.zeros(99), np.zeros(8)], 8, 1, 0, counts=[1, 1])
     with pytest.raises(ValueError, match=r"has 1 tokens, at least 2 are needed; raise data.val_fraction"):
         ValWindows(np.zeros(1), 8, 1)
-
-
-@pytest.mark.parametrize(
-    ("context_length", "doublings", "lengths"),
-    [
-        (512, (0.3, 0.7), {128: 0.3, 256: 0.7, 512: 1}),
-        (512, (), {512: 1}),
-        (1024, (0.3, 0.7), {256: 0.3, 512: 0.7, 1024: 1}),
-        (256, (0.3, 0.7), {128: 0.7, 256: 1}),
-        (255, (0.3, 0.7), {255: 1}),  # half of it is not whole
-        (254, (0.3, 0.7), {254: 1}),  # half of it is too short
-        (300, (0.3, 0.7), {150: 0.7, 300: 1}),
-    ],
-)
-def test_the_length_of_windows_doubles_where_halves_are_whole_and_long_enough(context_length, doublings, lengths):
-    found = window_lengths(context_length, doublings)
-    assert found == lengths and [*found] == sorted(found)
 
 
 def test_shorter_windows_are_the_long_ones_cut_and_the_loader_continues_at_their_step():

@@ -74,12 +74,8 @@ def test_a_small_text_is_not_read_too_often_and_gets_dropout():
     assert [each.model.resid_dropout for each in (large, small, tiny)] == [0, 0, 0.1]
     assert small.steps == small.most == 4 * 400_000 // 2048 and tiny.steps == 200
     assert "so the run ends before the time" in tiny.reasons and "ends before" not in large.reasons
-    typed = plan(
-        3600,
-        GPTConfig(vocab_size=4096, context_length=256, resid_dropout=0.3),
-        ("model.resid_dropout",),
-        train_tokens=34_000,
-    )
+    own = replace(MODEL, resid_dropout=0.3)
+    typed = plan(3600, own, ("model.resid_dropout",), train_tokens=34_000)
     assert typed.model.resid_dropout == 0.3
 
 
@@ -156,6 +152,12 @@ def test_steps_of_each_length_of_windows_are_timed():
     short, long = 16 * SPEED[128].train + SPEED[128].step, 8 * SPEED[256].train + SPEED[256].step
     assert [each.stages for each in plans] == [((0.5, short), (1.0, long)), ((1.0, long),)]
     assert short < long and plans[0].steps == pytest.approx(plans[1].steps * 2 * long / (short + long), rel=0.02)
+
+
+def test_longer_windows_are_never_planned_to_take_less_time():
+    with mock.patch.dict(SPEED, {128: Speed(train=0.02, val=0.005, step=0.02)}):
+        found = plan(600, kept=("model.n_layers", "model.dim"), lengths={128: 0.5, 256: 1.0}).stages
+    assert found == ((0.5, 16 * 0.02 + 0.02), (1.0, 16 * 0.02 + 0.02))
 
 
 def test_settings_that_minutes_exclude_are_refused(tmp_path, text):
