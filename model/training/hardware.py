@@ -18,6 +18,7 @@ from tril.model.training.settings import Accelerator, Compile, Precision
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 MAX_KEPT_BYTES = 1 << 30
 REGIONAL = "regional"  # one block is compiled and used for all blocks
+GRAPHS = "reduce-overhead"  # the whole loss is compiled, and its kernels are started as one CUDA graph
 
 # Dense bf16 peaks in TFLOP/s, of NVIDIA's data sheets, which print twice these for 2:4 sparsity. The first row whose
 # words appear in the device name is used; None marks cards that are slower than the one whose name they contain.
@@ -36,8 +37,8 @@ class Hardware:
     """What a run uses, in Lightning's names.
 
     Args:
-        compile: "default": the whole loss is compiled; "regional": one block, for training only, which takes a fraction
-            of the time; None: nothing.
+        compile: "default" and "reduce-overhead": the whole loss is compiled, in this mode of torch.compile; "regional":
+            one block, for training only, which takes a fraction of the time; None: nothing.
         peak_flops: dense 16-bit FLOP/s of one device; None: unknown.
     """
 
@@ -148,7 +149,9 @@ def select_hardware(
     if precision == "16-mixed" and device != "cuda":  # its loss scaling is implemented for CUDA
         needs = f"needs trainer.accelerator=cuda, not {device}"
         raise ValueError(f"trainer.precision=16-mixed {needs}; use auto or 32-true")
+    if compile == GRAPHS and device != "cuda":
+        raise ValueError(f"compile={GRAPHS} needs trainer.accelerator=cuda, not {device}; use compile=true or regional")
     compile = choose_compile(compile, device)
-    mode = REGIONAL if compile == REGIONAL else "default" if compile else None
+    mode = compile if isinstance(compile, str) else "default" if compile else None
     name = torch.cuda.get_device_name() if device == "cuda" else cpu_name()
     return Hardware(device, precision, mode, name, peak_flops(name) if device == "cuda" else None)

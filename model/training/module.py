@@ -19,7 +19,7 @@ from tril.model.compilation import raise_recompile_limit
 from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_options
 from tril.model.training.errors import RunRefused
-from tril.model.training.hardware import REGIONAL
+from tril.model.training.hardware import GRAPHS, REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig
@@ -54,13 +54,16 @@ class Loss:
         if compile == REGIONAL:
             self.compiled = functools.partial(model.nll, run_block=torch.compile(call_block, dynamic=False))
         elif compile:
-            self.compiled = torch.compile(model.nll, dynamic=False)
+            self.compiled = torch.compile(model.nll, dynamic=False, mode=compile)
 
     def __call__(self, batch: Batch) -> Tensor:
         self.batch = batch
         inputs, targets = batch
+        if self.compile == GRAPHS:
+            torch.compiler.cudagraph_mark_step_begin()
         nll = self.model.nll if self.compile == REGIONAL and not torch.is_grad_enabled() else self.compiled
-        return nll(inputs, targets, **document_options(inputs, self.document_eot))
+        losses = nll(inputs, targets, **document_options(inputs, self.document_eot))
+        return losses.clone() if self.compile == GRAPHS else losses  # the next call overwrites what a graph returns
 
 
 class TrainingModule(LightningModule):
@@ -210,7 +213,8 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         """The optimizer with its schedule, per optimizer step."""
-        optimizer = build_optimizer(self.model, self.optim, str(self.trainer.precision))
+        precision, graphs = str(self.trainer.precision), self.losses.compile == GRAPHS
+        optimizer = build_optimizer(self.model, self.optim, precision, graphs=graphs)
         schedule = LambdaLR(optimizer, lambda step: lr_factor(step, self.total_steps, self.optim.schedule))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -9,9 +9,11 @@ Muon: Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/   AdamW: h
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are the functions of torch.optim for many tensors at once.
 
+import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +60,43 @@ def lr_ratio(adjust_lr: str, rows: float, columns: float) -> float:
     return math.sqrt(max(1, rows / columns))
 
 
+def capture(work: Callable[[], object]) -> Callable[[], object]:
+    """A CUDA graph of the kernels that `work` launches, which starts all of them at once."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+class GraphedUpdate:
+    """An update of all parameters as a CUDA graph: a GPU updates a small model faster than the host launches kernels.
+
+    A graph reads and writes fixed addresses. So the first update with gradients at other addresses than before is not
+    captured, and the second one is. Gradients whose addresses change at every step are never captured.
+
+    Args:
+        update: of a learning rate for each group, 0-dim tensors on the device of the gradients.
+    """
+
+    def __init__(self, update: Callable[[Sequence[Tensor]], None]) -> None:
+        self._update = update
+        self._rates: Tensor | None = None
+        self._addresses: list[int] = []
+        self._replay: Callable[[], object] | None = None
+
+    def __call__(self, rates: Sequence[float], gradients: Sequence[Tensor]) -> None:
+        if self._rates is None:
+            self._rates = torch.empty(len(rates), device=gradients[0].device)
+        self._rates.copy_(torch.tensor(rates))
+        work, addresses = functools.partial(self._update, self._rates.unbind()), [x.data_ptr() for x in gradients]
+        if addresses != self._addresses:
+            self._addresses, self._replay = addresses, None
+            work()
+            return
+        self._replay = self._replay or capture(work)
+        self._replay()
+
+
 class MuonAdamW(torch.optim.Optimizer):
     """Updates parameter groups of kind="muon" (2-D parameters only) and kind="adamw", each by its rule, in one `step`.
 
@@ -67,11 +106,18 @@ class MuonAdamW(torch.optim.Optimizer):
     Args:
         groups: as `param_groups` makes them; there are no defaults.
         products: the dtype of Muon's matrix products. A checkpoint does not hold it.
+        graphs: update through a CUDA graph, see `GraphedUpdate`.
     """
 
-    def __init__(self, groups: Iterable[dict], products: torch.dtype = torch.float32) -> None:
+    def __init__(self, groups: Iterable[dict], products: torch.dtype = torch.float32, graphs: bool = False) -> None:
         super().__init__(groups, defaults={})
         self.products = products
+        self._graphed = GraphedUpdate(self._update) if graphs else None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replaces the state, and with it the addresses that a CUDA graph has."""
+        super().load_state_dict(state_dict)
+        self._graphed = self._graphed and GraphedUpdate(self._update)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -80,19 +126,27 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():  # Lightning runs forward and backward inside the closure
                 loss = closure()
-        for group in self.param_groups:
+        rates = [group["lr"] for group in self.param_groups]
+        if self._graphed is None:
+            self._update(rates)
+        else:
+            self._graphed(rates, [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None])
+        return loss
+
+    def _update(self, rates: Sequence[float | Tensor]) -> None:
+        """Updates the parameters of each group with its learning rate."""
+        for group, rate in zip(self.param_groups, rates, strict=True):
             params = [p for p in group["params"] if p.grad is not None]
             if group["kind"] == "adamw":
-                self._adamw(params, group)
+                self._adamw(params, group, rate)
                 continue
             by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for p in params:
                 by_shape[p.shape].append(p)
             for same in by_shape.values():
-                self._muon(same, group)
-        return loss
+                self._muon(same, group, rate)
 
-    def _muon(self, params: list[Tensor], group: dict) -> None:
+    def _muon(self, params: list[Tensor], group: dict, rate: float | Tensor) -> None:
         """One Muon step for parameters of one shape. Matrices that are sharded over ranks are gathered one by one."""
         grads = [local(p.grad) for p in params if p.grad is not None]
         for p in params:
@@ -104,13 +158,14 @@ class MuonAdamW(torch.optim.Optimizer):
         matrices = [gather(update, p) for update, p in zip(updates, params, strict=True)]
         directions = orthogonalize(torch.stack(matrices).to(self.products), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
-        directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format).unbind()
-        steps = [shard_of(direction, p) for direction, p in zip(directions, params, strict=True)]
+        directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format)
+        directions *= rate * lr_ratio(group["adjust_lr"], *params[0].shape)
+        steps = [shard_of(direction, p) for direction, p in zip(directions.unbind(), params, strict=True)]
         weights = [local(p) for p in params]
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(weights, steps, alpha=-group["lr"] * lr_ratio(group["adjust_lr"], *params[0].shape))
+        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+        torch._foreach_sub_(weights, steps)
 
-    def _adamw(self, params: list[Tensor], group: dict) -> None:
+    def _adamw(self, params: list[Tensor], group: dict, rate: float | Tensor) -> None:
         for p in params:
             if "step" not in self.state[p]:  # the fused kernel reads the step on the device
                 step = torch.zeros((), dtype=torch.float32, device=p.device)
@@ -120,9 +175,9 @@ class MuonAdamW(torch.optim.Optimizer):
         )
         weights, grads = [local(p) for p in params], [local(p.grad) for p in params if p.grad is not None]
         beta1, beta2 = group["betas"]
-        options = {key: group[key] for key in ("lr", "weight_decay", "eps", "fused")}
+        options = {key: group[key] for key in ("weight_decay", "eps", "fused")}
         max_squares = []  # amsgrad only
-        options |= {"beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
+        options |= {"lr": rate, "beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
         adamw(weights, grads, averages, squares, max_squares, steps, **options)
 
 
@@ -155,14 +210,14 @@ def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
     return [group for parts in groups.values() for group in parts.values()]
 
 
-def build_optimizer(model: GPT, config: OptimConfig, precision: str = "32-true") -> MuonAdamW:
+def build_optimizer(model: GPT, config: OptimConfig, precision: str = "32-true", *, graphs: bool = False) -> MuonAdamW:
     """The optimizer of a model in a run of this precision; LambdaLR applies `lr_factor` to it.
 
     Muon multiplies matrices in bf16 in a run with bf16, on every processor, and in float32 in any other: float16 has
     no room for small gradients, of 1e-8 nothing is left.
     """
     products = torch.bfloat16 if precision.startswith("bf16") else torch.float32
-    return MuonAdamW(param_groups(model, config), products)
+    return MuonAdamW(param_groups(model, config), products, graphs)
 
 
 # Parameters that are sharded over processes are torch's DTensors. Plain tensors pass through the next functions

@@ -18,7 +18,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Accelerator = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
-Compile = Literal["auto", True, False, "regional"]
+Compile = Literal["auto", True, False, "regional", "reduce-overhead"]
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -28,7 +28,9 @@ class TopLevelConfig:
     seed: int = setting(
         0, "initialization, data order, dropout and sampling have streams of their own", common=True, ge=0, lt=2**64
     )
-    compile: Compile = setting("auto", "torch.compile; auto: on CUDA; regional: one block", common=True)
+    compile: Compile = setting(
+        "auto", "torch.compile; auto: on CUDA; regional: one block; reduce-overhead: CUDA graphs", common=True
+    )
 
 
 @dataclass(frozen=True, config=strict_settings("causality"))

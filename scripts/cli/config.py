@@ -258,6 +258,12 @@ def _check_combinations(config: RunConfig) -> None:
     if model.backend == "flex" and 0 < model.head_size < MIN_FLEX_HEAD:
         size = f"a head size of at least {MIN_FLEX_HEAD}, not {model.head_size} (model.head_dim, or dim / n_heads)"
         raise ValueError(f"model.backend=flex needs {size}; use model.backend=fused")
+    trainer = config.trainer
+    if config.top.compile == "reduce-overhead" and (trainer.is_distributed or trainer.accumulate_grad_batches > 1):
+        needs = (
+            "one process and trainer.accumulate_grad_batches=1"  # a graph overwrites the gradients of the one before
+        )
+        raise ValueError(f"compile=reduce-overhead needs {needs}; use compile=true")
 
 
 def refuse_without_effect(groups: Iterable[tuple[str, Any]], typed: "Typed") -> None:

@@ -59,6 +59,7 @@ def test_auto_follows_the_machine(machine, given, expected):
         ({"mps": True}, {"precision": "16-mixed"}, "16-mixed needs trainer.accelerator=cuda, not mps; use auto"),
         ({"cuda": "A10", "cc": "none"}, {"compile": True}, "needs a compiler; .* name one in CC, or use"),
         ({"cuda": "A10", "triton": False}, {"compile": True}, "for cuda needs Triton; .* or use compile=false"),
+        ({}, {"compile": "reduce-overhead"}, "needs trainer.accelerator=cuda, not cpu; use compile=true"),
         ({}, {"compile": "regional"}, "needs a compiler; install g.. or name one in CXX, or use compile=false"),
     ],
 )
