@@ -121,7 +121,7 @@ def test_the_runs_of_an_ablation_differ_in_its_question_alone_and_have_the_sizes
         # The last point of the curve is the end of the run, and there are as many in every run.
         points = config.steps / config.trainer.val_check_interval
         assert config.steps == first.steps and points == first.steps / first.trainer.val_check_interval
-        assert (points >= 10 and config.callbacks.heads) if name == "emergence" else math.ceil(points) == 4
+        assert (points >= 10 and config.callbacks.heads) if name == "emergence" else math.ceil(points) == 3
     assert seen == differ
     for measure, shares in sizes.items():
         found = [MEASURES[measure](model(config)) for config in runs.values()]

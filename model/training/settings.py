@@ -112,13 +112,13 @@ class TrainerConfig:
     precision: Precision = setting(
         "auto", "bf16-mixed if the hardware has bf16, else 32-true (16-mixed on older GPUs)", common=True
     )
-    max_steps: Count = setting(1000, "optimizer steps", common=True)
+    max_steps: Count = setting(1050, "optimizer steps", common=True)
     max_flops: Finite | None = setting(
         None, "FLOPs of the whole training: they decide the steps, in place of max_steps", gt=0
     )
     max_time: Any = setting(None, "DD:HH:MM:SS; stops a run early", common=True)
     val_check_interval: Count = setting(
-        250, "optimizer steps between two complete validations; the last step has one", common=True
+        350, "optimizer steps between two complete validations; the last step has one", common=True
     )
     accumulate_grad_batches: Count = setting(1, "micro-batches per optimizer step", common=True)
     log_every_n_steps: Count = setting(10, "optimizer steps between two lines of metrics.csv")
