@@ -11,6 +11,7 @@ from PIL import Image
 from tests.conftest import assert_refused
 from tests.contract.harness import BARE, merged, metrics, summary
 from tests.runs import DRAWN_BY, in_process, rows, train_typed
+from tril import load
 from tril.data.sources.files import Files
 from tril.model.checkpoint import read_state
 from tril.model.runs import find_checkpoint
@@ -53,6 +54,20 @@ def test_a_sample_begins_as_suits_the_text_if_the_tokenizer_knows_it(kind, given
         with pytest.raises(UserError, match="callbacks.samples: the prompt has 'é'"):
             train_typed(configure(*settings, "callbacks.samples.prompt=é", folder="refused"))
         assert not (folder.parent / "refused" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "penalty"),
+    [(["kind=bpe", "vocab_size=300"], 1.1), (["kind=byte"], 1.0), (["kind=char"], 1.0), (["kind=byte"], 1.7)],
+)
+def test_a_sample_repeats_tokens_less_unless_they_are_characters(settings, penalty, configure):
+    typed = [f"data.tokenizer.{each}" for each in settings]
+    typed += ["callbacks.samples.repetition_penalty=1.7"] if penalty == 1.7 else []
+    folder = train_typed(configure("callbacks.heads=null", "callbacks.causality=null", *typed)).folder
+    sample = (folder / "samples.txt").read_text(encoding="utf-8").split(SAMPLE)[1]
+    lm = load(folder / "checkpoints" / "last.ckpt", device="cpu")
+    texts = {each: lm.generate("", 8, seed=0, repetition_penalty=each) for each in (1.0, 1.1, 1.7)}
+    assert sample == f"{texts[penalty]}\n" and len({*texts.values()}) > 1
 
 
 def test_validations_change_no_training_step_and_the_last_step_is_validated(configure, tmp_path):

@@ -18,6 +18,7 @@ from tril.model.training.module import TrainingModule
 from tril.model.training.settings import ProgressConfig, SamplesConfig
 
 PRINTED = 3  # samples at the end of a run
+PENALTY = 1.1  # of repeated tokens: samples of small models else often end in a loop
 
 
 class Progress(Callback):
@@ -95,7 +96,11 @@ class Samples(Callback):
         if lm is None or not trainer.is_global_zero:
             return
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
+        data, penalty = trainer.datamodule, self.config.repetition_penalty  # pyright: ignore[reportAttributeAccessIssue]
+        if penalty is None:
+            penalty = 1.0 if data.config.tokenizer.kind in ("char", "byte") else PENALTY
         options = {"max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
+        options["repetition_penalty"] = penalty
         for i in range(PRINTED if is_last else 1):
             text = lm.generate(self.prompt, seed=(self.seed + i) % 2**64, **options)
             assert isinstance(text, str)  # of one prompt
