@@ -20,7 +20,7 @@ from tril.model.formats import clock, engineering, plural
 from tril.model.gpt import GPT
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
-from tril.model.training.run_estimate import measure
+from tril.model.training.run_estimate import Speed, measure
 from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
 
@@ -35,12 +35,13 @@ MEASURED = {
     (4, 192): (1.7131, 1.5081, 1.3561, 1.2338),
 }
 UNIT_TOKENS = 125 * 2048
-TIME_BY_FLOPS = 0.76  # exponent of the time of a step, of the same models
 # With more passes over a text, models memorize it: their validation loss rises. But short runs need some steps.
 MAX_PASSES, MIN_REPEATED_STEPS = 4, 200
 DROPOUT = 0.1  # of a text that is read more often
 VALIDATION_SHARE, MIN_VALIDATIONS, MAX_VALIDATIONS = 0.1, 3, 10  # of the time, and how many
 BEFORE, AFTER = 1.5, 2.0  # seconds from the plan to the first step (the certificate), and after the last validation
+STARTUP = 2.0  # seconds of the program before its clock starts: Python, imports and settings
+BESIDES = 0.5  # seconds of a validation besides those of its windows: heads, weights, checkpoint and sample
 MIN_STEPS = 20
 REPLAN = 1 / 5  # of the steps, after which they are planned once more
 START = 1 / 20  # of the steps, after which they are timed: the first ones are slower
@@ -99,14 +100,12 @@ class TimePlan:
         return math.ceil(self.steps / self.val_check_interval)
 
 
-class Candidate(NamedTuple):
-    """A shape, the parameters of its blocks, and what it costs in seconds; `stages` as in `TimePlan`."""
+class Timed(NamedTuple):
+    """A shape, the parameters of its blocks, and the seconds of its windows and steps."""
 
     shape: GPTConfig
     parameters: int
-    steps: int
-    stages: Stages
-    val_batch_seconds: float
+    speed: Speed
 
 
 def plan_time(
@@ -137,82 +136,81 @@ def plan_time(
     Raises:
         ValueError: the time does not suffice for MIN_STEPS steps.
     """
-    length, flops, timed = model.context_length, count(model)[1], []
-    measure(model, optim, windows, hardware)  # the first steps of a process take longer
-    for short, stop in lengths.items():
-        n = windows * length // short
-        speed = measure(replace(model, context_length=short), optim, n, hardware)
-        longest = max((step for _, step in timed), default=0.0)  # what is shorter for longer windows is noise
-        timed.append((stop, max(longest, n * speed.train + speed.step)))
-    seconds, step_tokens = end - time.perf_counter() - BEFORE - AFTER, windows * length
+    length, step_tokens = model.context_length, windows * model.context_length
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
-    candidates = []
-    for shape in list_shapes(model, keeps):
-        parameters, flops_of_shape = count(shape)
-        slower = (flops_of_shape / flops) ** TIME_BY_FLOPS
-        stages = tuple((stop, slower * step) for stop, step in timed)
-        steps = int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(stages))
-        val_batch_seconds = slower * speed.val * val_batch_size
-        candidates.append(Candidate(shape, parameters, min(steps, most), stages, val_batch_seconds))
-    best = min(candidates, key=lambda each: predict_loss(each.parameters, each.steps * step_tokens))
+    measure(model, optim, windows, hardware)  # the first steps of a process take longer
+    timed = [
+        Timed(shape, count(shape), measure(shape, optim, windows, hardware)) for shape in list_shapes(model, keeps)
+    ]
+    seconds = end - time.perf_counter() - BEFORE - AFTER
+
+    def expected_loss(each: Timed) -> float:
+        steps = int(seconds * (1 - VALIDATION_SHARE) / (windows * each.speed.train + each.speed.step))
+        return predict_loss(each.parameters, min(steps, most) * step_tokens)
+
+    shape, _, speed = min(timed, key=expected_loss)
+    stages = time_stages(shape, optim, windows, hardware, lengths, speed)
+    seconds = end - time.perf_counter() - BEFORE - AFTER
+    steps = min(int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(stages)), most)
     whole = -(-val_tokens // (length * val_batch_size))
-    interval, val_batches, val_seconds = plan_validations(best, seconds, whole, trainer, keeps)
-    best = best._replace(steps=min(best.steps, int((seconds - val_seconds) / mean_seconds(best.stages))))
-    if best.steps < MIN_STEPS:
-        raise ValueError(
-            f"minutes leave time for {plural(max(0, best.steps), 'step')} of at least {MIN_STEPS}; give more"
-        )
-    passes = best.steps * step_tokens / train_tokens
+    batch_seconds = speed.val * val_batch_size
+    interval, val_batches, val_seconds = plan_validations(steps, seconds, batch_seconds, whole, trainer, keeps)
+    steps = min(steps, int((seconds - val_seconds) / mean_seconds(stages)))
+    if steps < MIN_STEPS:
+        raise ValueError(f"minutes leave time for {plural(max(0, steps), 'step')} of at least {MIN_STEPS}; give more")
+    passes = steps * step_tokens / train_tokens
     if passes > MAX_PASSES and not keeps("model.resid_dropout"):
-        best = best._replace(shape=replace(best.shape, resid_dropout=DROPOUT))
-    return TimePlan(
-        best.shape,
-        best.steps,
-        interval,
-        val_batches,
-        best.stages,
-        val_seconds,
-        end,
-        most,
-        explain(best, seconds, step_tokens, train_tokens, at_most=best.steps == most),
-    )
+        shape = replace(shape, resid_dropout=DROPOUT)
+    tokens, per_second = engineering(steps * step_tokens), step_tokens / mean_seconds(stages)
+    read = f"read {passes:.1f} times"
+    if steps == most:
+        read += "; the model would memorize it if it read it more often, so the run ends before the time"
+    reasons = [
+        f"time    {clock(seconds)} to train and validate, at {per_second:,.0f} tokens/s",
+        f"size    {shape.n_layers} layers of {shape.dim}, probably the best for {tokens} tokens",
+        f"text    {read}; dropout {shape.resid_dropout:g}",
+    ]
+    return TimePlan(shape, steps, interval, val_batches, stages, val_seconds, end, most, "\n".join(reasons))
+
+
+def time_stages(
+    shape: GPTConfig, optim: OptimConfig, windows: int, hardware: "Hardware", lengths: Mapping[int, float], speed: Speed
+) -> Stages:
+    """The stages of a run, see `TimePlan`; `speed` is that of windows of the context length."""
+    stages, longest = [], 0.0
+    for length, stop in lengths.items():
+        if length < shape.context_length:
+            measured = measure(replace(shape, context_length=length), optim, windows, hardware)
+        else:
+            measured = speed
+        n = windows * shape.context_length // length
+        longest = max(longest, n * measured.train + measured.step)  # what is shorter for longer windows is noise
+        stages.append((stop, longest))
+    return tuple(stages)
 
 
 def plan_validations(
-    best: Candidate, seconds: float, whole: int, trainer: TrainerConfig, keeps: Callable[[str], bool]
+    steps: int, seconds: float, batch_seconds: float, whole: int, trainer: TrainerConfig, keeps: Callable[[str], bool]
 ) -> tuple[int, int, float]:
     """Steps between two validations, batches of each, and the seconds of all of them.
 
     Args:
-        seconds: of the run.
+        steps, seconds: of the run.
+        batch_seconds: of a batch.
         whole: batches of the whole validation part.
     """
-    affordable = VALIDATION_SHARE * seconds / best.val_batch_seconds
+    share = VALIDATION_SHARE * seconds
     if keeps("trainer.val_check_interval"):
-        interval, validations = trainer.val_check_interval, math.ceil(best.steps / trainer.val_check_interval)
+        interval, validations = trainer.val_check_interval, math.ceil(steps / trainer.val_check_interval)
     else:
-        validations = min(max(int(affordable / whole), MIN_VALIDATIONS), MAX_VALIDATIONS)
-        interval = math.ceil(best.steps / (validations - 0.3))  # so that more steps, up to a tenth, add no validation
+        affordable = int(share / (whole * batch_seconds + BESIDES))
+        validations = min(max(affordable, MIN_VALIDATIONS), MAX_VALIDATIONS)
+        interval = math.ceil(steps / (validations - 0.3))  # so that more steps, up to a tenth, add no validation
     if keeps("trainer.limit_val_batches"):
         val_batches = min(whole, trainer.limit_val_batches or whole)
     else:
-        val_batches = min(whole, max(1, int(affordable / max(1, validations))))
-    return interval, val_batches, validations * val_batches * best.val_batch_seconds
-
-
-def explain(best: Candidate, seconds: float, step_tokens: int, train_tokens: int, *, at_most: bool) -> str:
-    """What was chosen and why, in three lines."""
-    shape, tokens, speed = best.shape, best.steps * step_tokens, step_tokens / mean_seconds(best.stages)
-    passes = f"read {tokens / train_tokens:.1f} times"
-    if at_most:
-        passes += "; the model would memorize it if it read it more often, so the run ends before the time"
-    return "\n".join(
-        [
-            f"time    {clock(seconds)} to train and validate, at {speed:,.0f} tokens/s",
-            f"size    {shape.n_layers} layers of {shape.dim}, probably the best for {engineering(tokens)} tokens",
-            f"text    {passes}; dropout {shape.resid_dropout:g}",
-        ]
-    )
+        val_batches = min(whole, max(1, int((share / max(1, validations) - BESIDES) / batch_seconds)))
+    return interval, val_batches, validations * (val_batches * batch_seconds + BESIDES)
 
 
 def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfig]:
@@ -228,11 +226,10 @@ def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfi
     return [*shapes.values()] or [model]
 
 
-def count(config: GPTConfig) -> tuple[int, int]:
-    """Parameters of the blocks, and FLOPs of a training token."""
+def count(config: GPTConfig) -> int:
+    """Parameters of the blocks."""
     with torch.device("meta"):
-        model = GPT(config)
-    return model.n_parameters(embeddings=False), model.flops_per_token()
+        return GPT(config).n_parameters(embeddings=False)
 
 
 def mean_seconds(stages: Stages, start: float = 0.0, end: float = 1.0) -> float:

@@ -173,7 +173,7 @@ def plan_minutes(
     """
     if line.own.minutes is None:
         return config, None
-    from tril.model.training.time_budget import PlanSteps, plan_time
+    from tril.model.training.time_budget import STARTUP, PlanSteps, plan_time
 
     assert config.hardware is not None
 
@@ -187,7 +187,7 @@ def plan_minutes(
         config.optim,
         config.trainer,
         config.hardware,
-        end=started + 60 * line.own.minutes,
+        end=started + 60 * line.own.minutes - STARTUP,
         windows=config.data.batch_size * config.accumulate,
         val_batch_size=data.val_batch_size,
         train_tokens=counts["train"]["tokens"],

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from dataclasses import replace
+from dataclasses import astuple, replace
 from unittest import mock
 
 import pytest
@@ -18,10 +18,16 @@ from tril.model.training.run_estimate import Speed
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
 from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, mean_seconds, plan_time
 
-# Seconds of a window of so many tokens and of an optimizer step
+# Seconds of a window of so many tokens and of an optimizer step, of the default model
 SPEED = {256: Speed(train=0.03, val=0.01, step=0.02), 128: Speed(train=0.012, val=0.005, step=0.02)}
 MODEL = GPTConfig(vocab_size=4096, context_length=256)
 TIMED = [setting for setting in TINY if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
+
+
+def measured(model: GPTConfig, *_) -> Speed:
+    """Instead of `measure`; in proportion to layers and width."""
+    relative = model.n_layers * model.dim / (4 * 192)
+    return Speed(*(relative * x for x in astuple(SPEED[model.context_length])))
 
 
 def plan(
@@ -31,8 +37,9 @@ def plan(
     train_tokens: int = 10**9,
     trainer: TrainerConfig = TrainerConfig(),  # noqa: B008
     lengths: dict[int, float] | None = None,
+    measure=measured,
 ) -> TimePlan:
-    with mock.patch.object(time_budget, "measure", lambda model, *_: SPEED[model.context_length]):
+    with mock.patch.object(time_budget, "measure", measure):
         return plan_time(
             model,
             OptimConfig(),
@@ -58,6 +65,17 @@ def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
         assert 0.85 * seconds - 4 < used < seconds - 3
     default = plan(600, kept=("model.n_layers", "model.dim"))
     assert default.model == MODEL and mean_seconds(default.stages) == pytest.approx(8 * 0.03 + 0.02)
+
+
+def test_the_time_of_each_size_decides_and_a_validation_takes_time_besides_its_windows():
+    """600 s are best for the largest size, unless its steps take ten times as long as in proportion to the others."""
+    assert plan(600).model.dim == 192
+    chosen = plan(
+        600, measure=lambda model, *_: Speed(*(x * 10 ** (model.dim == 192) for x in astuple(measured(model))))
+    )
+    assert chosen.model.dim == 160
+    seconds = chosen.val_batches * 8 * measured(chosen.model).val
+    assert chosen.val_seconds == pytest.approx(chosen.validations * (seconds + time_budget.BESIDES))
 
 
 def test_what_is_kept_stays_and_the_rest_is_fitted_around_it():
