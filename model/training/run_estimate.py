@@ -12,7 +12,7 @@ from tril.model.training.hardware import Hardware, configure_torch
 from tril.model.training.optim import build_optimizer
 from tril.model.training.settings import OptimConfig
 
-MAX_BATCH = 8  # windows in a timed step; larger batches are assumed to take as long per window
+MAX_TOKENS = 2048  # in a timed step; larger batches are assumed to take as long per window
 REPEATS = 2  # timed repetitions, after one for warm-up
 OVERHEAD_SECONDS = 8.0  # of a run besides its steps: imports, causality check, checkpoints, plot
 
@@ -34,7 +34,8 @@ class Speed:
 def measure(config: GPTConfig, optim: OptimConfig, batch_size: int, hardware: Hardware) -> Speed:
     """Times a few steps without compilation, with the options of torch that a run sets."""
     configure_torch(hardware.accelerator)
-    device, batch_size = torch.device(hardware.accelerator), min(batch_size, MAX_BATCH)
+    device = torch.device(hardware.accelerator)
+    batch_size = min(batch_size, max(1, MAX_TOKENS // config.context_length))
     with torch.random.fork_rng(), device:
         model = GPT(config)
         ids = torch.randint(config.vocab_size, (batch_size, config.context_length))
