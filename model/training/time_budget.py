@@ -38,7 +38,7 @@ UNIT_TOKENS = 125 * 2048
 # With more passes over a text, models memorize it: their validation loss rises. But short runs need some steps.
 MAX_PASSES, MIN_REPEATED_STEPS = 4, 200
 DROPOUT = 0.1  # of a text that is read more often
-VALIDATION_SHARE, MIN_VALIDATIONS, MAX_VALIDATIONS = 0.1, 3, 10  # of the time, and how many
+VALIDATION_SHARE, MIN_VALIDATIONS, MAX_VALIDATIONS = 0.1, 2, 10  # of the time, and how many
 BEFORE, AFTER = 1.5, 2.0  # seconds from the plan to the first step (the certificate), and after the last validation
 STARTUP = 2.0  # seconds of the program before its clock starts: Python, imports and settings
 BESIDES = 1.2  # seconds of a validation besides those of its windows: trained weights certified, sample, heads
