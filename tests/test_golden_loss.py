@@ -34,7 +34,7 @@ PATHS = [  # optimizer, options of `run`
     ("muon", {}),
     ("adamw", {"backend": "stacked"}),
     ("muon", {"backend": "fused", "compile": "regional"}),
-    pytest.param("adamw", {"backend": "fused", "resident": True, "compile": "reduce-overhead"}, marks=pytest.mark.slow),
+    pytest.param("adamw", {"backend": "fused", "resident": True, "compile": "default"}, marks=pytest.mark.slow),
     ("muon", {"backend": "fused", **MIXED}),
     ("muon", {"backend": "explicit", **MIXED}),
 ]

@@ -260,9 +260,8 @@ def _check_combinations(config: RunConfig) -> None:
         raise ValueError(f"model.backend=flex needs {size}; use model.backend=fused")
     trainer = config.trainer
     if config.top.compile == "reduce-overhead" and (trainer.is_distributed or trainer.accumulate_grad_batches > 1):
-        needs = (
-            "one process and trainer.accumulate_grad_batches=1"  # a graph overwrites the gradients of the one before
-        )
+        # a graph overwrites the gradients of the one before
+        needs = "one process and trainer.accumulate_grad_batches=1"
         raise ValueError(f"compile=reduce-overhead needs {needs}; use compile=true")
 
 

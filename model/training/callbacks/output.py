@@ -71,13 +71,17 @@ class Samples(Callback):
     """Appends a short text to `folder`/samples.txt after every validation, and prints three at the end of the run."""
 
     def __init__(self, config: SamplesConfig, folder: str | Path, seed: int) -> None:
-        self.path, self.config, self.prompt, self.seed = Path(folder) / "samples.txt", config, "", seed
+        self.path, self.config, self.seed = Path(folder) / "samples.txt", config, seed
+        self.prompt, self.penalty = "", 1.0
         self._size = 0  # bytes of the file up to the checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         chosen = self.config.prompt
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
         self.prompt = data.prompt if chosen is None else chosen
+        self.penalty = self.config.repetition_penalty
+        if self.penalty is None:
+            self.penalty = 1.0 if data.config.tokenizer.kind in ("char", "byte") else PENALTY
         try:
             encode_prompt(Tokenizer.from_str(pl_module.payload["tokenizer"]), self.prompt)
         except ValueError as error:
@@ -96,11 +100,8 @@ class Samples(Callback):
         if lm is None or not trainer.is_global_zero:
             return
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
-        data, penalty = trainer.datamodule, self.config.repetition_penalty  # pyright: ignore[reportAttributeAccessIssue]
-        if penalty is None:
-            penalty = 1.0 if data.config.tokenizer.kind in ("char", "byte") else PENALTY
         options = {"max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
-        options["repetition_penalty"] = penalty
+        options["repetition_penalty"] = self.penalty
         for i in range(PRINTED if is_last else 1):
             text = lm.generate(self.prompt, seed=(self.seed + i) % 2**64, **options)
             assert isinstance(text, str)  # of one prompt

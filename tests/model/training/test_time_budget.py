@@ -12,8 +12,10 @@ from tests.conftest import assert_refused
 from tests.runs import TINY, in_process
 from tril.model.checkpoint import read_state
 from tril.model.config import GPTConfig
+from tril.model.gpt import GPT
 from tril.model.runs import Run
-from tril.model.training import time_budget
+from tril.model.training import run_estimate, time_budget
+from tril.model.training.hardware import Hardware
 from tril.model.training.run_estimate import Speed
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
 from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, mean_seconds, plan_time
@@ -117,7 +119,8 @@ def test_a_time_that_is_too_short_is_refused():
 def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, text, monkeypatch):
     """A fifth of its 40 steps is 8, and the rate decays over the last half, so at least 16 steps are left of them."""
 
-    def planned(model, *_, **__):
+    def planned(model, *_, end, **__):
+        assert end < time.perf_counter() + 60 - time_budget.STARTUP
         return TimePlan(model, 40, 15, 3, ((1.0, 1.0),), 0.1, time.perf_counter(), 100, "time    over")
 
     monkeypatch.setattr(time_budget, "plan_time", planned)
@@ -176,6 +179,15 @@ def test_longer_windows_are_never_planned_to_take_less_time():
     with mock.patch.dict(SPEED, {128: Speed(train=0.02, val=0.005, step=0.02)}):
         found = plan(600, kept=("model.n_layers", "model.dim"), lengths={128: 0.5, 256: 1.0}).stages
     assert found == ((0.5, 16 * 0.02 + 0.02), (1.0, 16 * 0.02 + 0.02))
+
+
+def test_a_timed_step_has_as_many_tokens_in_short_windows_as_in_long_ones(monkeypatch):
+    shapes, nll = set(), GPT.nll
+    monkeypatch.setattr(GPT, "nll", lambda model, ids, *rest: shapes.add((*ids.shape,)) or nll(model, ids, *rest))
+    for length in (128, 512, 4096):
+        tiny = GPTConfig(vocab_size=11, context_length=length, n_layers=1, dim=8, n_heads=1)
+        run_estimate.measure(tiny, OptimConfig(), 20, Hardware("cpu", "32-true", None, "", None))
+    assert shapes == {(16, 128), (4, 512), (1, 4096)}
 
 
 def test_settings_that_minutes_exclude_are_refused(tmp_path, text):
