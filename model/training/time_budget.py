@@ -20,7 +20,7 @@ from tril.model.formats import clock, engineering, plural
 from tril.model.gpt import GPT
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
-from tril.model.training.run_estimate import Speed, measure
+from tril.model.training.run_estimate import Speed, Stages, mean_seconds, measure
 from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
 
@@ -66,9 +66,6 @@ def predict_loss(parameters: int, tokens: int) -> float:
     return float(np.interp(math.log(parameters), sizes, losses))
 
 
-Stages = tuple[tuple[float, float], ...]
-
-
 @dataclass(frozen=True)
 class TimePlan:
     """What a time decides of a run.
@@ -77,8 +74,8 @@ class TimePlan:
         model: the config with the chosen shape and dropout.
         steps: optimizer steps.
         val_check_interval, val_batches: steps between two validations, and batches of each.
-        stages: of each length of windows, in order, the fraction of the run where it ends and the seconds of a step.
-        val_seconds: of all validations.
+        stages: seconds of a step.
+        val_seconds: of a validation.
         end: time.perf_counter() at the end of the run.
         most: steps after which the text would be read too often.
         reasons: what was chosen and why, in lines.
@@ -94,14 +91,9 @@ class TimePlan:
     most: int
     reasons: str
 
-    @property
-    def validations(self) -> int:
-        """Their planned number."""
-        return math.ceil(self.steps / self.val_check_interval)
-
 
 class Timed(NamedTuple):
-    """A shape, the parameters of its blocks, and the seconds of its windows and steps."""
+    """A shape, the parameters of its blocks, and its speed with windows of the context length."""
 
     shape: GPTConfig
     parameters: int
@@ -138,24 +130,26 @@ def plan_time(
     """
     length, step_tokens = model.context_length, windows * model.context_length
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
-    measure(model, optim, windows, hardware)  # the first steps of a process take longer
+    full = {length: 1.0}
     timed = [
-        Timed(shape, count(shape), measure(shape, optim, windows, hardware)) for shape in list_shapes(model, keeps)
+        Timed(shape, count(shape), measure(shape, full, optim, step_tokens, hardware))
+        for shape in list_shapes(model, keeps)
     ]
     seconds = end - time.perf_counter() - BEFORE - AFTER
 
     def expected_loss(each: Timed) -> float:
-        steps = int(seconds * (1 - VALIDATION_SHARE) / (windows * each.speed.train + each.speed.step))
+        steps = int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(each.speed.stages(step_tokens)))
         return predict_loss(each.parameters, min(steps, most) * step_tokens)
 
-    shape, _, speed = min(timed, key=expected_loss)
-    stages = time_stages(shape, optim, windows, hardware, lengths, speed)
+    shape = min(timed, key=expected_loss).shape
+    speed = measure(shape, lengths, optim, step_tokens, hardware)
+    stages = speed.stages(step_tokens)
     seconds = end - time.perf_counter() - BEFORE - AFTER
     steps = min(int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(stages)), most)
     whole = -(-val_tokens // (length * val_batch_size))
-    batch_seconds = speed.val * val_batch_size
+    batch_seconds = speed.val * val_batch_size * length
     interval, val_batches, val_seconds = plan_validations(steps, seconds, batch_seconds, whole, trainer, keeps)
-    steps = min(steps, int((seconds - val_seconds) / mean_seconds(stages)))
+    steps = min(steps, fit_steps(seconds, mean_seconds(stages), val_seconds, interval))
     if steps < MIN_STEPS:
         raise ValueError(f"minutes leave time for {plural(max(0, steps), 'step')} of at least {MIN_STEPS}; give more")
     passes = steps * step_tokens / train_tokens
@@ -173,26 +167,10 @@ def plan_time(
     return TimePlan(shape, steps, interval, val_batches, stages, val_seconds, end, most, "\n".join(reasons))
 
 
-def time_stages(
-    shape: GPTConfig, optim: OptimConfig, windows: int, hardware: "Hardware", lengths: Mapping[int, float], speed: Speed
-) -> Stages:
-    """The stages of a run, see `TimePlan`; `speed` is that of windows of the context length."""
-    stages, longest = [], 0.0
-    for length, stop in lengths.items():
-        if length < shape.context_length:
-            measured = measure(replace(shape, context_length=length), optim, windows, hardware)
-        else:
-            measured = speed
-        n = windows * shape.context_length // length
-        longest = max(longest, n * measured.train + measured.step)  # what is shorter for longer windows is noise
-        stages.append((stop, longest))
-    return tuple(stages)
-
-
 def plan_validations(
     steps: int, seconds: float, batch_seconds: float, whole: int, trainer: TrainerConfig, keeps: Callable[[str], bool]
 ) -> tuple[int, int, float]:
-    """Steps between two validations, batches of each, and the seconds of all of them.
+    """Steps between two validations, batches of each, and its seconds.
 
     Args:
         steps, seconds: of the run.
@@ -210,7 +188,7 @@ def plan_validations(
         val_batches = min(whole, trainer.limit_val_batches or whole)
     else:
         val_batches = min(whole, max(1, int((share / max(1, validations) - BESIDES) / batch_seconds)))
-    return interval, val_batches, validations * (val_batches * batch_seconds + BESIDES)
+    return interval, val_batches, val_batches * batch_seconds + BESIDES
 
 
 def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfig]:
@@ -232,13 +210,19 @@ def count(config: GPTConfig) -> int:
         return GPT(config).n_parameters(embeddings=False)
 
 
-def mean_seconds(stages: Stages, start: float = 0.0, end: float = 1.0) -> float:
-    """Of the steps between two fractions of the run; `stages` as in `TimePlan`."""
-    total, before = 0.0, start
-    for stop, seconds in stages:
-        after = min(max(stop, start), end)
-        total, before = total + (after - before) * seconds, after
-    return total / (end - start)
+def fit_steps(seconds: float, step_seconds: float, val_seconds: float, interval: int, done: int = 0) -> int:
+    """The most steps that fit into a time with their validations, one for each interval that has begun.
+
+    Args:
+        step_seconds, val_seconds: of a step, and of a validation.
+        done: steps before this time.
+    """
+    before, n = max(0, done - 1) // interval, 1  # validations; one at the end of the last step is still to come
+    while True:
+        steps, limit = int((seconds - n * val_seconds) / step_seconds), (before + n) * interval - done
+        if steps <= limit:
+            return max(steps, limit - interval)
+        n += 1
 
 
 class PlanSteps(Callback):
@@ -278,10 +262,11 @@ class PlanSteps(Callback):
         if done > before:  # a validation takes longer than its forward passes: it has a checkpoint and a sample, too
             validation = (now - self._since[1] - trained) / (done - before)
         else:
-            validation = plan.val_seconds / plan.validations * slower
-        left = plan.end - now - AFTER - (plan.validations - done) * validation
+            validation = plan.val_seconds * slower
+        later = slower * mean_seconds(plan.stages, end)
+        more = fit_steps(plan.end - now - AFTER, later, validation, plan.val_check_interval, step)
         least = next(n for n in range(step + 1, plan.steps + 1) if self._begins(step, n))
-        steps = max(least, min(step + int(left / (slower * mean_seconds(plan.stages, end))), plan.most))
+        steps = max(least, min(step + more, plan.most))
         trainer.fit_loop.epoch_loop.max_steps = steps
         pl_module.set_total_steps(steps)
         self._record(steps)

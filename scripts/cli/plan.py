@@ -122,9 +122,9 @@ def seconds_here(config: RunConfig, model: GPT) -> float:
     size = config.data.batch_size
     if config.hardware.accelerator == "cpu":
         size = max(1, min(size, int(TIMED_FLOPS / model.flops_per_token() / config.model.context_length)))
-    speed = run_estimate.measure(config.model, config.optim, size, config.hardware)
-    windows = config.data.batch_size * config.accumulate
-    return speed.run(steps=config.steps, windows_per_step=windows, val_windows=0, validations=0)
+    timed = size * config.model.context_length
+    speed = run_estimate.measure(config.model, config.window_lengths, config.optim, timed, config.hardware)
+    return speed.run(steps=config.steps, tokens_per_step=config.tokens_per_step(), val_tokens=0, validations=0)
 
 
 def gpu_rows(config: RunConfig, model: GPT, memory: dict[str, int]) -> list[list[str]]:

@@ -234,13 +234,13 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
             continue
         with torch.device("meta"):
             run.sizes |= sizes(GPT(model), config.window_lengths)
-        key = repr((model, config.optim, data.batch_size, config.hardware))
-        if key not in speeds:
-            speeds[key] = measure(model, config.optim, data.batch_size, config.hardware)
-        run.sizes["estimated_seconds"] = speeds[key].run(
+        key = (model, config.window_lengths, config.optim, data.batch_size * length, config.hardware)
+        if repr(key) not in speeds:
+            speeds[repr(key)] = measure(*key)
+        run.sizes["estimated_seconds"] = speeds[repr(key)].run(
             steps=config.steps,
-            windows_per_step=data.batch_size * config.accumulate,
-            val_windows=val_windows,
+            tokens_per_step=config.tokens_per_step(),
+            val_tokens=val_windows * length,
             validations=-(-config.steps // config.trainer.val_check_interval),
         )
         estimated.append(run)

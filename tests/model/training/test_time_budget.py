@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from dataclasses import astuple, replace
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -16,20 +16,25 @@ from tril.model.gpt import GPT
 from tril.model.runs import Run
 from tril.model.training import run_estimate, time_budget
 from tril.model.training.hardware import Hardware
-from tril.model.training.run_estimate import Speed
+from tril.model.training.run_estimate import Speed, mean_seconds
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
-from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, mean_seconds, plan_time
+from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, fit_steps, plan_time
 
-# Seconds of a window of so many tokens and of an optimizer step, of the default model
-SPEED = {256: Speed(train=0.03, val=0.01, step=0.02), 128: Speed(train=0.012, val=0.005, step=0.02)}
+# Seconds of a token in training windows of so many, and in validation, and of an optimizer step, of the default model
+TRAIN, VAL, STEP = {128: 0.1e-3, 256: 0.12e-3}, 0.04e-3, 0.02
 MODEL = GPTConfig(vocab_size=4096, context_length=256)
 TIMED = [setting for setting in TINY if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
 
 
-def measured(model: GPTConfig, *_) -> Speed:
+def measured(model: GPTConfig, lengths: dict[int, float], *_) -> Speed:
     """Instead of `measure`; in proportion to layers and width."""
     relative = model.n_layers * model.dim / (4 * 192)
-    return Speed(*(relative * x for x in astuple(SPEED[model.context_length])))
+    train = tuple((stop, relative * TRAIN[length]) for length, stop in lengths.items())
+    return Speed(train, relative * VAL, relative * STEP)
+
+
+def seconds_of(plan: TimePlan) -> float:
+    return plan.steps * mean_seconds(plan.stages) + -(-plan.steps // plan.val_check_interval) * plan.val_seconds
 
 
 def plan(
@@ -63,21 +68,23 @@ def test_more_time_gives_more_tokens_and_larger_models_and_all_of_it_is_used():
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
     for seconds, each in zip((60, 180, 600, 3600, 36_000), plans, strict=True):
         assert (each.model.n_layers, each.model.dim) in MEASURED
-        used = each.steps * mean_seconds(each.stages) + each.val_seconds
-        assert 0.85 * seconds - 4 < used < seconds - 3
+        assert 0.85 * seconds - 4 < seconds_of(each) < seconds - 3
     default = plan(600, kept=("model.n_layers", "model.dim"))
-    assert default.model == MODEL and mean_seconds(default.stages) == pytest.approx(8 * 0.03 + 0.02)
+    assert default.model == MODEL and mean_seconds(default.stages) == pytest.approx(2048 * TRAIN[256] + STEP)
 
 
 def test_the_time_of_each_size_decides_and_a_validation_takes_time_besides_its_windows():
     """600 s are best for the largest size, unless its steps take ten times as long as in proportion to the others."""
     assert plan(600).model.dim == 192
-    chosen = plan(
-        600, measure=lambda model, *_: Speed(*(x * 10 ** (model.dim == 192) for x in astuple(measured(model))))
-    )
+
+    def slow(model, lengths, *_):
+        speed = measured(model, lengths)
+        return speed if model.dim < 192 else replace(speed, train=tuple((stop, 10 * s) for stop, s in speed.train))
+
+    chosen = plan(600, measure=slow)
     assert chosen.model.dim == 160
-    seconds = chosen.val_batches * 8 * measured(chosen.model).val
-    assert chosen.val_seconds == pytest.approx(chosen.validations * (seconds + time_budget.BESIDES))
+    speed = measured(chosen.model, {256: 1.0})
+    assert chosen.val_seconds == pytest.approx(chosen.val_batches * 2048 * speed.val + time_budget.BESIDES)
 
 
 def test_what_is_kept_stays_and_the_rest_is_fitted_around_it():
@@ -108,7 +115,7 @@ def test_a_kept_number_of_validations_or_of_their_batches_is_part_of_the_time():
     few = plan(600, kept=(some,), trainer=TrainerConfig(limit_val_batches=2))
     assert few.val_batches == 2
     for each in (often, whole, few):
-        assert each.steps * mean_seconds(each.stages) + each.val_seconds < 600 - 3
+        assert 0.85 * 600 < seconds_of(each) < 600 - 3
 
 
 def test_a_time_that_is_too_short_is_refused():
@@ -142,18 +149,21 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
 
 
 @pytest.mark.parametrize(
-    ("interval", "stages", "steps"),
+    ("interval", "stages", "more"),
     [
-        (10, ((1.0, 1.0),), 20 + 838),
-        (25, ((1.0, 1.0),), 20 + 1000 - 120 - 2 - 4 * 3),
-        (25, ((1.0, 0.5),), 20 + 1000 - 120 - 2 - 4 * 6),  # twice as slow as planned, in validation, too
-        (10, ((0.6, 1.0), (1.0, 2.0)), 20 + int(838 / 1.5)),  # half of the later steps take twice as long
+        (10, ((1.0, 1.0),), 620),  # 63 validations fill 10 steps each; the 64th leaves no time for a step
+        (25, ((1.0, 1.0),), 780),  # until the 32nd validation, of 3 s as planned; 2 s are left
+        (25, ((1.0, 0.5),), 704),  # twice as slow as planned, in validation, too: 29 of 6 s
+        (10, ((0.6, 1.0), (1.0, 2.0)), 457),  # half of the later steps take twice as long; 47 validations of 4 s
         (10, ((0.1, 1.0), (1.0, 2.0)), None),  # longer windows came before the second plan
     ],
 )
-def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, stages, steps):
-    """A second for each step, 4 s for the validation after step 10; without one, the 3 s of the first plan."""
-    first = TimePlan(MODEL, 100, interval, 1, stages, 3.0 * 100 / interval, 1000.0, 10_000, "")
+def test_the_second_plan_reads_the_time_of_steps_and_counts_the_validations_of_its_own_steps(interval, stages, more):
+    """A second for each step, 4 s for the validation after step 10; without one, the 3 s of the first plan.
+
+    Of 1,000 s, 874 or 878 are left after step 20.
+    """
+    first = TimePlan(MODEL, 100, interval, 1, stages, 3.0, 1000.0, 10_000, "")
     recorded, module = [], mock.Mock()
     planner = PlanSteps(first, ScheduleConfig(kind="constant", warmup_steps=0), recorded.append)
     for step in range(1, 30):
@@ -164,30 +174,39 @@ def test_the_second_plan_reads_the_time_of_steps_and_of_a_validation(interval, s
             mock.patch.object(time_budget.time, "perf_counter", lambda now=now: now),
         ):
             planner.on_train_batch_end(trainer, module, None, None, 0)
-    assert recorded == ([] if steps is None else [steps])
+    assert recorded == ([] if more is None else [20 + more])
     assert module.set_total_steps.mock_calls == [mock.call(n) for n in recorded]
+
+
+@pytest.mark.parametrize("interval", [1, 3, 10, 200])
+@pytest.mark.parametrize("done", [0, 1, 9, 10, 11])
+@pytest.mark.parametrize("seconds", [2.0, 5.0, 37.0, 100.0])
+def test_the_most_steps_that_fit_with_their_validations_are_found(interval, done, seconds):
+    """Each in 0.5 s and 2 s; the validation of step `done` is still to come."""
+
+    def takes(steps: int) -> float:
+        return 0.5 * steps + 2 * (-(-(done + steps) // interval) - max(0, done - 1) // interval)
+
+    fitting = [steps for steps in range(1, 300) if takes(steps) <= seconds]
+    assert max(0, fit_steps(seconds, 0.5, 2.0, interval, done)) == max(fitting, default=0)
 
 
 def test_steps_of_each_length_of_windows_are_timed():
     plans = [plan(600, kept=("model.n_layers", "model.dim"), lengths=each) for each in ({128: 0.5, 256: 1.0}, None)]
-    short, long = 16 * SPEED[128].train + SPEED[128].step, 8 * SPEED[256].train + SPEED[256].step
+    short, long = (2048 * TRAIN[length] + STEP for length in (128, 256))
     assert [each.stages for each in plans] == [((0.5, short), (1.0, long)), ((1.0, long),)]
-    assert short < long and plans[0].steps == pytest.approx(plans[1].steps * 2 * long / (short + long), rel=0.02)
-
-
-def test_longer_windows_are_never_planned_to_take_less_time():
-    with mock.patch.dict(SPEED, {128: Speed(train=0.02, val=0.005, step=0.02)}):
-        found = plan(600, kept=("model.n_layers", "model.dim"), lengths={128: 0.5, 256: 1.0}).stages
-    assert found == ((0.5, 16 * 0.02 + 0.02), (1.0, 16 * 0.02 + 0.02))
+    assert plans[0].steps == pytest.approx(plans[1].steps * 2 * long / (short + long), rel=0.02)
 
 
 def test_a_timed_step_has_as_many_tokens_in_short_windows_as_in_long_ones(monkeypatch):
     shapes, nll = set(), GPT.nll
     monkeypatch.setattr(GPT, "nll", lambda model, ids, *rest: shapes.add((*ids.shape,)) or nll(model, ids, *rest))
-    for length in (128, 512, 4096):
-        tiny = GPTConfig(vocab_size=11, context_length=length, n_layers=1, dim=8, n_heads=1)
-        run_estimate.measure(tiny, OptimConfig(), 20, Hardware("cpu", "32-true", None, "", None))
+    tiny = GPTConfig(vocab_size=11, context_length=4096, n_layers=1, dim=8, n_heads=1)
+    lengths = {128: 0.3, 512: 0.7, 4096: 1.0}
+    speed = run_estimate.measure(tiny, lengths, OptimConfig(), 10_000, Hardware("cpu", "32-true", None, "", None))
     assert shapes == {(16, 128), (4, 512), (1, 4096)}
+    assert [stop for stop, _ in speed.train] == [0.3, 0.7, 1.0]
+    assert min(speed.val, speed.step, *(seconds for _, seconds in speed.train)) > 0
 
 
 def test_settings_that_minutes_exclude_are_refused(tmp_path, text):
