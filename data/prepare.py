@@ -5,6 +5,7 @@ never reads stale tokens; a damaged folder is prepared again.
 """
 
 import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -114,9 +115,18 @@ def prepare(
     folder = resolve_cache_dir(cache_dir) / f"{kind}-{fingerprint[:16]}"
     read = partial(PreparedTexts.read, fingerprint=fingerprint, counts=counts)
     prepared, is_new = read_or_write(folder, "prepares", write, read)
+    if is_new:
+        return_freed_memory()
     for name, text in prepared.texts.items() if is_new and progress else ():
         print(f"{name}: " * bool(name) + describe_split(text), file=sys.stderr)
     return prepared
+
+
+def return_freed_memory() -> None:
+    """Makes glibc return what the preparation has freed, about 100 MB, to the kernel. Other C libraries do nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def training_texts(member: Member, config: TokenizerConfig) -> Iterator[str]:
