@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from tril.model.training.optim import build_optimizer
 from tril.model.training.settings import OptimConfig
 
 MAX_TOKENS = 2048  # in a timed step; larger batches are assumed to take as long per token
-MIN_ROUNDS, MIN_SECONDS = 2, 0.5  # of timed steps, after one round for warm-up
+MIN_ROUNDS, MIN_SECONDS = 2, 1.0  # of timed steps, after one round for warm-up
 OVERHEAD_SECONDS = 8.0  # of a run besides its steps: imports, causality check, checkpoints, plot
 
 # Of each length of training windows, in order: the fraction of the run where it ends, and seconds.
@@ -50,24 +50,54 @@ def mean_seconds(stages: Stages, start: float = 0.0, end: float = 1.0) -> float:
 
 
 def measure(
-    config: GPTConfig, lengths: Mapping[int, float], optim: OptimConfig, tokens: int, hardware: Hardware
-) -> Speed:
-    """Times a few steps without compilation, with the options of torch that a run sets.
+    configs: Sequence[GPTConfig], lengths: Mapping[int, float], optim: OptimConfig, tokens: int, hardware: Hardware
+) -> list[Speed]:
+    """Times a few steps of each model, without compilation, with the options of torch that a run sets.
 
-    The lengths take turns: the speed of a machine changes within seconds, and their ratio should not follow it.
+    Models and lengths take turns: the speed of a machine changes within seconds, and their ratios should not follow it.
 
     Args:
         lengths: of the training windows, each with the fraction of the run where it ends.
         tokens: of a batch.
     """
     configure_torch(hardware.accelerator)
+    sizes = {length: max(1, min(tokens, MAX_TOKENS) // length) for length in lengths}  # windows of a batch
+    work = [tasks(config, sizes, optim, hardware) for config in configs]
+    times: list[dict[int | str, list[float]]] = [{name: [] for name in each} for each in work]
+    rounds, total = 0, 0.0
+    while rounds <= MIN_ROUNDS or total < MIN_SECONDS:
+        for named, kept in zip(work, times, strict=True):
+            for name, task in named.items():
+                start = time.perf_counter()
+                task()
+                if hardware.accelerator != "cpu":
+                    torch.get_device_module(hardware.accelerator).synchronize()
+                if rounds:
+                    kept[name].append(time.perf_counter() - start)
+                    total += kept[name][-1]
+        rounds += 1
+    longest, speeds = max(lengths), []
+    for kept in times:
+        seconds = {name: statistics.median(each) for name, each in kept.items()}
+        train = tuple((stop, seconds[length] / (sizes[length] * length)) for length, stop in lengths.items())
+        speeds.append(Speed(train, seconds["val"] / (sizes[longest] * longest), seconds["step"]))
+    return speeds
+
+
+def tasks(
+    config: GPTConfig, sizes: Mapping[int, int], optim: OptimConfig, hardware: Hardware
+) -> dict[int | str, Callable[[], object]]:
+    """What is timed: forward and backward pass of a batch of each length, "val", and "step"; see `Speed`.
+
+    Args:
+        sizes: windows of a batch, by their length.
+    """
     device = torch.device(hardware.accelerator)
     with torch.random.fork_rng(), device:
         model = GPT(config)
-        batches = {n: torch.randint(config.vocab_size, (max(1, min(tokens, MAX_TOKENS) // n), n)) for n in lengths}
+        batches = {length: torch.randint(config.vocab_size, (n, length)) for length, n in sizes.items()}
     model.to(torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32)
     optimizer = build_optimizer(model, optim, hardware.precision)
-    longest = batches[max(batches)]
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
         with autocast(device, hardware.precision):
@@ -77,19 +107,5 @@ def measure(
         optimizer.zero_grad()
         loss(ids).backward()
 
-    work: dict[int | str, Callable[[], object]] = {n: partial(train, ids) for n, ids in batches.items()}
-    work |= {"val": partial(torch.no_grad()(loss), longest), "step": optimizer.step}
-    times: dict[int | str, list[float]] = {name: [] for name in work}
-    rounds = 0
-    while rounds <= MIN_ROUNDS or sum(map(sum, times.values())) < MIN_SECONDS:
-        for name, task in work.items():
-            start = time.perf_counter()
-            task()
-            if device.type != "cpu":
-                torch.get_device_module(device.type).synchronize()
-            if rounds:
-                times[name].append(time.perf_counter() - start)
-        rounds += 1
-    seconds = {name: statistics.median(each) for name, each in times.items()}
-    per_token = tuple((stop, seconds[n] / batches[n].numel()) for n, stop in lengths.items())
-    return Speed(per_token, seconds["val"] / longest.numel(), seconds["step"])
+    work: dict[int | str, Callable[[], object]] = {length: partial(train, ids) for length, ids in batches.items()}
+    return work | {"val": partial(torch.no_grad()(loss), batches[max(batches)]), "step": optimizer.step}

@@ -39,9 +39,9 @@ UNIT_TOKENS = 125 * 2048
 MAX_PASSES, MIN_REPEATED_STEPS = 4, 200
 DROPOUT = 0.1  # of a text that is read more often
 VALIDATION_SHARE, MIN_VALIDATIONS, MAX_VALIDATIONS = 0.1, 2, 10  # of the time, and how many
-BEFORE, AFTER = 1.5, 2.0  # seconds from the plan to the first step (the certificate), and after the last validation
+BEFORE, AFTER = 1.5, 0.8  # seconds from the plan to the first step (the certificate), and after the last validation
 STARTUP = 2.0  # seconds of the program before its clock starts: Python, imports and settings
-BESIDES = 1.2  # seconds of a validation besides those of its windows: trained weights certified, sample, heads
+BESIDES = 0.8  # seconds of a validation besides those of its windows: trained weights certified, sample, heads
 MIN_STEPS = 20
 REPLAN = 1 / 5  # of the steps, after which they are planned once more
 START = 1 / 20  # of the steps, after which they are timed: the first ones are slower
@@ -130,11 +130,9 @@ def plan_time(
     """
     length, step_tokens = model.context_length, windows * model.context_length
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
-    full = {length: 1.0}
-    timed = [
-        Timed(shape, count(shape), measure(shape, full, optim, step_tokens, hardware))
-        for shape in list_shapes(model, keeps)
-    ]
+    shapes = list_shapes(model, keeps)
+    speeds = measure(shapes, {length: 1.0}, optim, step_tokens, hardware)
+    timed = [Timed(shape, count(shape), speed) for shape, speed in zip(shapes, speeds, strict=True)]
     seconds = end - time.perf_counter() - BEFORE - AFTER
 
     def expected_loss(each: Timed) -> float:
@@ -142,7 +140,7 @@ def plan_time(
         return predict_loss(each.parameters, min(steps, most) * step_tokens)
 
     shape = min(timed, key=expected_loss).shape
-    speed = measure(shape, lengths, optim, step_tokens, hardware)
+    [speed] = measure([shape], lengths, optim, step_tokens, hardware)
     stages = speed.stages(step_tokens)
     seconds = end - time.perf_counter() - BEFORE - AFTER
     steps = min(int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(stages)), most)

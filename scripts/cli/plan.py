@@ -123,7 +123,7 @@ def seconds_here(config: RunConfig, model: GPT) -> float:
     if config.hardware.accelerator == "cpu":
         size = max(1, min(size, int(TIMED_FLOPS / model.flops_per_token() / config.model.context_length)))
     timed = size * config.model.context_length
-    speed = run_estimate.measure(config.model, config.window_lengths, config.optim, timed, config.hardware)
+    [speed] = run_estimate.measure([config.model], config.window_lengths, config.optim, timed, config.hardware)
     return speed.run(steps=config.steps, tokens_per_step=config.tokens_per_step(), val_tokens=0, validations=0)
 
 

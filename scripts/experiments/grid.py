@@ -234,10 +234,10 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
             continue
         with torch.device("meta"):
             run.sizes |= sizes(GPT(model), config.window_lengths)
-        key = (model, config.window_lengths, config.optim, data.batch_size * length, config.hardware)
-        if repr(key) not in speeds:
-            speeds[repr(key)] = measure(*key)
-        run.sizes["estimated_seconds"] = speeds[repr(key)].run(
+        what = ([model], config.window_lengths, config.optim, data.batch_size * length, config.hardware)
+        if (key := repr(what)) not in speeds:
+            [speeds[key]] = measure(*what)
+        run.sizes["estimated_seconds"] = speeds[key].run(
             steps=config.steps,
             tokens_per_step=config.tokens_per_step(),
             val_tokens=val_windows * length,

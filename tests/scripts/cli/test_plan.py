@@ -76,7 +76,9 @@ def test_the_parts_are_the_tensors_of_the_model_and_rows_of_gpus_follow_the_form
 
 
 def test_the_command_prints_the_plan_and_trains_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("tril.model.training.run_estimate.measure", lambda *_: Speed(((1.0, 0.5 / 64),), 0.1, step=1.0))
+    monkeypatch.setattr(
+        "tril.model.training.run_estimate.measure", lambda *_: [Speed(((1.0, 0.5 / 64),), 0.1, step=1.0)]
+    )
     monkeypatch.setattr("tril.model.training.hardware.keep_freed_memory", lambda: None)  # of the whole process
     done = call(train.main, *TINY, "trainer.accumulate_grad_batches=2", "plan=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
