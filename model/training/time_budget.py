@@ -74,7 +74,7 @@ class TimePlan:
         model: the config with the chosen shape and dropout.
         steps: optimizer steps.
         val_check_interval, val_batches: steps between two validations, and batches of each.
-        stages: seconds of a step.
+        stages: seconds of a step, by the length of its windows.
         val_seconds: of a validation.
         end: time.perf_counter() at the end of the run.
         most: steps after which the text would be read too often.
