@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -92,14 +92,6 @@ class TimePlan:
     reasons: str
 
 
-class Timed(NamedTuple):
-    """A shape, the parameters of its blocks, and its speed with windows of the context length."""
-
-    shape: GPTConfig
-    parameters: int
-    speed: Speed
-
-
 def plan_time(
     model: GPTConfig,
     optim: OptimConfig,
@@ -132,14 +124,13 @@ def plan_time(
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
     shapes = list_shapes(model, keeps)
     speeds = measure(shapes, {length: 1.0}, optim, step_tokens, hardware)
-    timed = [Timed(shape, count(shape), speed) for shape, speed in zip(shapes, speeds, strict=True)]
     seconds = end - time.perf_counter() - BEFORE - AFTER
 
-    def expected_loss(each: Timed) -> float:
-        steps = int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(each.speed.stages(step_tokens)))
-        return predict_loss(each.parameters, min(steps, most) * step_tokens)
+    def expected_loss(shape: GPTConfig, speed: Speed) -> float:
+        steps = int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(speed.stages(step_tokens)))
+        return predict_loss(count(shape), min(steps, most) * step_tokens)
 
-    shape = min(timed, key=expected_loss).shape
+    shape, _ = min(zip(shapes, speeds, strict=True), key=lambda each: expected_loss(*each))
     [speed] = measure([shape], lengths, optim, step_tokens, hardware)
     stages = speed.stages(step_tokens)
     seconds = end - time.perf_counter() - BEFORE - AFTER
