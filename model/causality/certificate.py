@@ -28,7 +28,6 @@ CHECKS = {
     "receptive field": "an output does not depend on all that it sees",
     "targets": "a loss depends on a target that it may not see",
     "shift": "a target is among its inputs",
-    "canary": "a loss on random tokens is below that of any causal model",
     "overlap": "the validation text is in the training text",
 }
 ODD_LENGTH = 37  # not a multiple of any block size

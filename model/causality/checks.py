@@ -38,7 +38,7 @@ class Result:
     """Result of one check of one variant at one length.
 
     Attributes:
-        check: "future", "equal", "gradient", "receptive field"; of a loss also "targets", "shift", "canary", "overlap".
+        check: "future", "equal", "gradient", "receptive field"; of a loss also "targets", "shift", "overlap".
         variant: of the model, in words.
         worst: the largest value that should be 0, or the smallest that should not be.
         tested: number of compared outputs or pairs of positions.

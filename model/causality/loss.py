@@ -3,13 +3,11 @@
     report = certify_loss(losses, batches, model=model, vocab_size=V)    # the loss and its batches
     report = certify_loss(train=tokens, validation=other_tokens)         # two texts
 
-B batch, T positions, N tokens of a text, V vocabulary, K kinds of random tokens.
+B batch, T positions, N tokens of a text, V vocabulary.
 """
 
 import contextlib
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -44,9 +42,6 @@ ROUNDING = 1e-5  # of the largest loss, for functions that round differently whe
 SUM_ROUNDING, LOW_PRECISION_ROUNDING = 1e-4, 0.05  # of a sum of probabilities, of losses in float32 and in bf16
 MAX_SUMMED = 512  # tokens of the vocabulary, each of which takes a pass; their probabilities add up to at most 1, too
 REDRAWS = 16  # of a batch
-TRAINING_SECONDS, LR, WARMUP = 20.0, 3e-3, 10  # of the canary
-KINDS, FRESH_TOKENS = 4, 4096  # few kinds, so that a model which copies them learns it in a few steps
-Z = 5.0  # standard errors below ln K that count as a leak; chance reaches that once in 3.5 million tests
 
 
 def certify_loss(
@@ -57,29 +52,26 @@ def certify_loss(
     vocab_size: int | None = None,
     train: Tensor | None = None,
     validation: Tensor | None = None,
-    steps: int = 200,
 ) -> Certificate:
     """Checks that no loss depends on what it predicts, and that no target stands in its own past.
 
     "targets": a loss depends on no other target, and the probabilities exp(-loss) of all tokens as the target of a
     position add up to at most 1, so it is -ln of a distribution that does not know the target. (A sum below 1, as with
     label smoothing, cannot make a loss too low.) "future": it depends on no later input. "shift": no target is an input
-    at its position or before. "canary": trained on random tokens, it does not predict fresh ones. "overlap": the
-    validation text is not in the training text.
+    at its position or before. "overlap": the validation text is not in the training text.
 
     Args:
-        losses: inputs and targets (B, T) -> nats of each target (B, T); for the canary, differentiable. Autocast is off
-            around it, since its rounding would hide a leak.
+        losses: inputs and targets (B, T) -> nats of each target (B, T). Autocast is off around it, since its rounding
+            would hide a leak.
         batches: a function of tokens (N,) and a generator that gives the pairs of inputs and targets, int64 (B, T)
             each, of one epoch; or these pairs themselves, such as `[(inputs, targets)]` or a loader, of which at most
             64 are read. A negative target is ignored. Only a function shows every wrong shift: it is called with
             distinct ids, in and outside of the vocabulary, and with random tokens.
-        model: the module that `losses` calls. It is checked in both modes, with its own and with random weights, and
-            trained. Its parameters, buffers, gradients and modes are restored afterwards, and so is the random state of
-            torch; other attributes are not. None: the current mode only, and no canary.
+        model: the module that `losses` calls. It is checked in both modes, with its own and with random weights.
+            Its parameters, buffers, gradients and modes are restored afterwards, and so is the random state of torch;
+            other attributes are not. None: the current mode only.
         vocab_size: None: that of `model.config`.
         train, validation: token ids (N,) of both texts.
-        steps: of the canary, which stops after 20 seconds of processor time.
 
     Raises:
         ValueError: no loss per target; no batches; a wrong type, shape or token; or nothing to check.
@@ -90,25 +82,24 @@ def certify_loss(
             certificate.add([check_overlap(train, validation)])
         if losses is not None:
             with restored(model):
-                certificate.add(results_of_loss(losses, batches, model, vocab_size, steps))
+                certificate.add(results_of_loss(losses, batches, model, vocab_size))
     if not certificate.results:
         raise ValueError("certify_loss has nothing to check; give losses and batches, or train and validation")
     return certificate
 
 
 def results_of_loss(
-    losses: Losses, batches: Iterable[Batch] | Batches, model: nn.Module | None, vocab_size: int | None, steps: int
+    losses: Losses, batches: Iterable[Batch] | Batches, model: nn.Module | None, vocab_size: int | None
 ) -> Iterator[Result | str]:
     vocab_size = vocab_size or getattr(getattr(model, "config", None), "vocab_size", None)
     if vocab_size is None:
         raise ValueError("vocab_size is unknown; give vocab_size=")
     if callable(batches):
         yield from check_shift(batches, vocab_size)
-        make, real = batches, batches_of(batches, lambda size: torch.randint(vocab_size, (size,)))
+        real = batches_of(batches, lambda size: torch.randint(vocab_size, (size,)))
     else:
         real = checked_batches(batches)
         yield check_shift_of_rows(real)
-        make = windows_like(real[0])
     with_targets = [pair for pair in real if (pair[1] >= 0).any()]
     if not with_targets:
         raise ValueError("there is no batch with targets; give at least one pair (inputs, targets), not all negative")
@@ -120,13 +111,6 @@ def results_of_loss(
     losses = checked_losses(losses, device)
     for variant in modes(model):
         yield from check_loss(subject, losses, inputs, targets, variant)
-    if model is None or not any(p.requires_grad for p in model.parameters()):
-        yield "no canary, which needs a model with parameters; give model="
-        return
-    try:
-        yield from check_canary(subject, losses, make, steps)
-    except RuntimeError as error:  # losses without gradient
-        yield f"no canary: {one_line(error)}"
 
 
 def checked_losses(losses: Losses, device: torch.device) -> Losses:
@@ -275,57 +259,6 @@ def restored(model: nn.Module | None) -> Iterator[None]:
                 p.grad = gradient
 
 
-def check_canary(subject: Model, losses: Losses, batches: Batches, steps: int) -> Iterator[Result]:
-    """Trains the model on uniformly random tokens of K kinds; its loss on fresh ones may not be below ln K.
-
-    By Gibbs' inequality, the expected loss of any causal model is at least ln K. Targets that the pipeline inserts are
-    left out. The weights are those of the training afterwards; see `restored`.
-
-    Raises:
-        RuntimeError: the losses have no gradient, or no batch has a random token as a target.
-    """
-    model, device, vocab_size = subject.module, subject.device, subject.vocab_size
-    assert model is not None
-    generator = torch.Generator().manual_seed(0)
-    usual = torch.arange(4, vocab_size - 4) if vocab_size >= 16 else torch.arange(vocab_size)
-    kinds = usual[torch.randperm(len(usual), generator=generator)[:KINDS]]  # ids at the ends have a meaning
-    pairs = random_batches(batches, kinds, generator)
-
-    def random_losses() -> Tensor:
-        for inputs, targets in itertools.islice(pairs, MAX_BATCHES):
-            inputs, targets = inputs.to(device), targets.to(device)
-            chosen = torch.isin(targets, kinds.to(device))
-            if chosen.any():
-                return losses(inputs, targets)[chosen].float()
-        raise RuntimeError(f"no target of {MAX_BATCHES} batches is a token of the text")
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0)
-    end = time.thread_time() + TRAINING_SECONDS
-    with same_random_numbers(device), torch.enable_grad():
-        randomize(model, torch.Generator(device).manual_seed(0)).train()
-        for step in range(steps):
-            optimizer.param_groups[0]["lr"] = LR * min(1.0, (step + 1) / WARMUP)
-            random_losses().mean().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            if time.thread_time() > end:
-                break
-        for training in (False, True):
-            model.train(training)
-            parts: list[Tensor] = []
-            with torch.set_grad_enabled(training):
-                while sum(map(len, parts)) < FRESH_TOKENS:
-                    parts.append(random_losses().detach())
-            fresh = torch.cat(parts).double()
-            loss, error, bound = fresh.mean().item(), fresh.std().item() / len(fresh) ** 0.5, math.log(len(kinds))
-            below = max(0.0, bound - loss) / error if loss < bound else 0.0
-            words = f"loss {loss:.4f} ± {error:.4f} nats on random tokens of {len(kinds)} kinds"
-            where = "" if below <= Z else f"{words}, but without a leak it is at least {bound:.4f}"
-            variant = f"weights=trained mode={'training' if training else 'evaluation'}"
-            yield Result("canary", variant, subject.context_length, below, Z, len(fresh), where)
-
-
 def checked_batches(batches: Iterable[Batch]) -> list[Batch]:
     """The first batches. Raises ValueError if an item is not a pair of int64 tensors of one shape (B, T)."""
     pairs = list(itertools.islice(batches, MAX_BATCHES))
@@ -344,31 +277,6 @@ def batches_of(batches: Batches, text: Callable[[int], Tensor]) -> list[Batch]:
         if pairs := checked_batches(batches(text(size), torch.Generator().manual_seed(0))):
             return pairs
     raise ValueError("batches(tokens, generator) yields nothing; yield (inputs, targets), or give a longer text")
-
-
-def random_batches(batches: Batches, kinds: Tensor, generator: torch.Generator) -> Iterator[Batch]:
-    """Batches without end, of random tokens of these kinds (K,): each epoch has a new text."""
-    for size in TEXT_SIZES:
-        n_batches = 1
-        while n_batches:
-            n_batches, text = 0, kinds[torch.randint(len(kinds), (size,), generator=generator)]
-            for batch in batches(text, generator):
-                n_batches += 1
-                yield batch
-
-
-def windows_like(batch: Batch) -> Batches:
-    """Windows of a text in the shape of a batch, whose targets are the next tokens, ignored where those are."""
-    targets = batch[1].cpu()
-    n_rows, length = targets.shape
-
-    def batches(tokens: Tensor, generator: torch.Generator) -> Iterator[Batch]:
-        for rows in tokens.split(n_rows * (length + 1)):
-            if len(rows) == n_rows * (length + 1):
-                rows = rows.view(n_rows, length + 1)
-                yield rows[:, :-1], torch.where(targets < 0, targets, rows[:, 1:])
-
-    return batches
 
 
 def check_shift(batches: Batches, vocab_size: int) -> Iterator[Result | str]:

@@ -164,7 +164,7 @@ def leak_at_the_full_context_only(patch):
 
 @mutant()
 def leak_at_multiples_of_32_only(patch):
-    """As a fast path could have it. No length of the grid is such a multiple, but that of the canary is."""
+    """As a fast path could have it."""
     causal_if(patch, lambda q, k, dropout_p: q.shape[2] % 32 > 0)
 
 

@@ -25,8 +25,7 @@ def test_leaks_fail_and_correct_models_pass(entry, seconds):
     if entry.interface == "data":
         certificate = certify_loss(train=built[0], validation=built[1])
     elif entry.interface == "pipeline":
-        losses = {"model": built.model, "vocab_size": 61, "steps": 60}
-        certificate = certify_loss(built.losses, built.batches, **losses)
+        certificate = certify_loss(built.losses, built.batches, model=built.model, vocab_size=61)
     else:
         sizes = {"vocab_size": 61, "context_length": entry.context_length}
         certificate = certify(built, **sizes, expected=entry.expected, budget_seconds=seconds)
