@@ -9,7 +9,6 @@ python train.py -m model.n_heads=1,2,4 seed=0,1    a grid; the same command cont
 python train.py -m +ablation=heads seed=0,1,2      a ready grid
 python train.py resume=latest                      continue the last run
 python train.py debug=true                         20 steps of everything, on little text
-python train.py plan=true trainer=fsdp             what the run costs, here and on many GPUs; nothing is trained
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
@@ -49,11 +48,6 @@ def run_job(cfg: Any) -> float:
 @entry(PROGRAMS["train"], grid=run_job)
 def main(line: CommandLine[TrainCommand]) -> None:
     quiet_ranks()
-    if line.own.plan:
-        config = RunConfig.of(line.settings, line.typed)
-        from tril.scripts.cli.plan import print_plan
-
-        return print_plan(config)
     try:
         with stop_on_signals() as stop:
             train(line, stop)

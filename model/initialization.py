@@ -1,6 +1,5 @@
 """Initial weights of a GPT."""
 
-import ctypes
 import hashlib
 
 import torch
@@ -78,6 +77,5 @@ def stream(seed: bytes, name: str, parameter: Tensor) -> torch.Generator | None:
 
 
 def rng_state() -> bytes:
-    """The state of torch's global CPU generator, read without operations on tensors, which FakeTensorMode refuses."""
-    state = torch.get_rng_state()  # uint8
-    return ctypes.string_at(state.data_ptr(), state.numel())
+    """The state of torch's global CPU generator."""
+    return torch.get_rng_state().numpy().tobytes()

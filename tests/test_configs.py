@@ -11,6 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from tests.runs import train_typed, typed
 from tril.data.config import SOURCES
+from tril.data.tokenizer import AUTO_VOCAB_SIZE
 from tril.model.gpt import GPT
 from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.compose import compose
@@ -49,7 +50,7 @@ def checked(*settings: str) -> RunConfig:
 
 def model(config: RunConfig) -> GPT:
     with torch.device("meta"):
-        return GPT(config.fitted(config.likely_vocabulary()).model)
+        return GPT(config.fitted(config.model.vocab_size or AUTO_VOCAB_SIZE).model)
 
 
 def test_every_option_of_a_group_is_valid(text):

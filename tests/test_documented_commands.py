@@ -28,7 +28,7 @@ COMMANDS = commands(page for page in PAGES if page.name != EDITED)
 OF_TRIL = list({command.words: command for command in reversed(COMMANDS) if command.script}.values())
 GRIDS = ("scripts.experiments.grid.estimate_runs", "scripts.experiments.launch.known_sweep")  # the second on clusters
 ACCEPTED = {  # what each script calls when it has accepted its settings
-    "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS, "scripts.cli.plan.print_plan"),
+    "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS),
     "certify": ("model.causality.certificate.certify_model",),
     "evaluate": (
         *("scripts.evaluate.evaluated_texts", "model.evaluation.token_costs.token_costs"),

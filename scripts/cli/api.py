@@ -37,7 +37,7 @@ def make_api(name: str, task: Callable[..., Run]) -> None:
         from tril.scripts.cli.compose import compose
 
         for setting in settings:
-            if not isinstance(setting, str) or setting.startswith(("-", "plan=")):
+            if not isinstance(setting, str) or setting.startswith("-"):
                 remedy = 'settings are strings, such as "trainer.max_steps=100"; use grids and options in a terminal'
                 raise UserError(f"{setting!r} is no setting of a run; {remedy}")
         try:

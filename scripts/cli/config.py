@@ -43,7 +43,6 @@ GROUPS = {
     "sweep": SweepConfig,
 }
 OPEN = ("callbacks", "logger")  # groups in which the command line may add a _target_ under a name of its own
-CHARACTERS = 65 + 2  # of tiny shakespeare, and the tokens for end-of-text and unknown characters
 MIN_FLEX_HEAD = 16  # head size that the kernels of FlexAttention need
 
 
@@ -60,7 +59,6 @@ class TrainCommand:
     minutes: float | None = setting(
         None, "time of the run: chooses the size of the model and the steps, if they are not typed", gt=0, lt=1e5
     )
-    plan: bool = setting(False, "true: print what the run costs, here and on many GPUs, and exit")
     allow_targets: list[str] | None = setting(
         None, "on the command line only: [package.module.Class, ...] may be a _target_ besides Lightning's"
     )
@@ -163,25 +161,6 @@ class RunConfig(TrainingConfig):
 
                 check_processes(trainer, config.devices)
         return config
-
-    def likely_vocabulary(self) -> int:
-        """The vocabulary that the tokenizer will probably have, for commands that do not prepare the text.
-
-        Raises:
-            UserError: it cannot be told.
-        """
-        from tril.data.tokenizer import AUTO_VOCAB_SIZE, n_ids
-        from tril.data.tokenizer import build as build_tokenizer
-
-        tokenizer = self.data.tokenizer
-        sizes = {"bpe": tokenizer.vocab_size or AUTO_VOCAB_SIZE, "char": CHARACTERS}
-        if known := self.model.vocab_size or sizes.get(tokenizer.kind):
-            return known
-        with user_errors():
-            if tokenizer.kind == "hub":
-                remedy = "set it, as in model.vocab_size=50304"
-                raise ValueError(f"model.vocab_size=null needs a local tokenizer; {remedy}")
-            return n_ids(build_tokenizer(tokenizer, ()))
 
     def fitted(self, vocab_size: int) -> "RunConfig":
         """The settings with what the text decides: the vocabulary, and with it the steps of trainer.max_flops.

@@ -113,8 +113,6 @@ def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRu
     Raises:
         UserError: a run or setting is invalid.
     """
-    if config.plan:
-        raise UserError(f"plan={config.plan} is for a single run, and a grid prints its plan anyway; leave it out")
     if config.resume is not None:
         raise UserError(
             f"resume={config.resume} continues a single run; to continue a sweep, start the same command again"

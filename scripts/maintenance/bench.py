@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         line = compose("train", Typed.of(options.settings))
         config = RunConfig.of(line.settings, line.typed)
-        config = config.fitted(config.likely_vocabulary()).on_this_machine()
+        config = config.fitted(config.data.prepare().meta["vocab_size"]).on_this_machine()
         about = machine(config)
         unit, tasks = PARTS[options.part](config, options)
         values = interleave(tasks, options.repeats)

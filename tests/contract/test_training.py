@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from tests.contract.harness import BARE, SETTINGS, assert_golden, merged, metrics, run, run_each, summary, table
+from tests.contract.harness import BARE, SETTINGS, assert_golden, merged, metrics, run, summary, table
 from tril import load
 
 BASE = merged(BARE, *SETTINGS["golden"])
@@ -62,14 +62,10 @@ def formulas(c):
     return {"parameters": body + tables, "parameters_without_embeddings": body, "flops_per_token": flops}
 
 
-def test_parameters_and_flops_are_those_of_the_formulas(run_of, texts, tmp_path):
-    names = "gpt2", "llama", "alibi", "no attention", "embeddings"
-    rows = [["plan=true", *merged(BASE, f"data.path={texts}", *RUNS[name].split())] for name in names]
-    for name, plan in zip(names, run_each("train", rows, cwd=tmp_path), strict=True):
+def test_parameters_and_flops_are_those_of_the_formulas(run_of):
+    for name in ("gpt2", "llama", "alibi", "no attention", "embeddings"):
         expected = formulas(yaml.safe_load((run_of(name) / "config.yaml").read_text("utf-8"))["model"])
         assert {key: summary(run_of(name))[key] for key in expected} == pytest.approx(expected, abs=0.5), name
-        assert plan.succeeded().out.startswith(f"{expected['parameters']:,.0f} parameters"), name
-    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.parametrize(("name", "limit"), [("gpt2", 10**9), ("part of the validation", 5 * 3)])
