@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "data.sources={stdlib: 0.7, notes/*.md: 0.3}"
 BUDGETS: dict[Split, str] = {"train": "token_budget", "val": "val_token_budget"}
-MIN_LENGTH = 128  # of windows that double; shorter ones at first gave a higher loss (docs/notes/speed.md)
+MIN_LENGTH = 128  # of windows that double; shorter ones at first gave a higher loss (docs/log.md)
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Presets = Mapping[str, Mapping[str, Any]]  # by name the settings of a data group

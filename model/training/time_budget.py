@@ -1,6 +1,6 @@
 """`python train.py minutes=5`: the model, its dropout and the steps of a run that ends in time.
 
-The size of the model follows from the losses of small runs (`MEASURED`; made as docs/notes/speed.md says), the steps
+The size of the model follows from the losses of small runs (`MEASURED`; docs/log.md has the runs), the steps
 from a few timed ones. After a fifth of them they are planned once more, from the time that they took.
 """
 
