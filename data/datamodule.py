@@ -132,17 +132,6 @@ class TextDataModule(LightningDataModule):
             parts[name] = self._train_windows([ids] * len(self.texts), length_at=lambda _, length=length: length)
         return parts | {"val": ValWindows(ids, self.context_length, self.val_batch_size, *self._ranks())}
 
-    def contains(self, split: Split, passage: torch.Tensor) -> bool:
-        """Whether a text of this part contains a passage (N,)."""
-        for text in self.texts.values():
-            tokens, n = text.tokens(split), len(passage)
-            starts = np.flatnonzero(tokens[: max(0, len(tokens) - n + 1)] == passage[0].item())
-            for offset, token in enumerate(passage.tolist()):
-                starts = starts[tokens[starts + offset] == token]
-            if len(starts):
-                return True
-        return False
-
     def first_val_windows(self, n_windows: int) -> Batch:
         """Inputs and targets (n, T) of the first validation windows, the same in every process.
 

@@ -39,12 +39,7 @@ class Loss:
         compile: `Hardware.compile`: what is compiled.
         document_eot: id of the token that opens a document; attention and positions do not cross documents. None: a
             window is one text.
-
-    Attributes:
-        batch: of the last call, so that the causality check sees what a step passes to the model; None before.
     """
-
-    batch: Batch | None = None
 
     def __init__(self, model: GPT, compile: str | None = None, document_eot: int | None = None) -> None:
         self.model, self.compile, self.document_eot = model, compile, document_eot
@@ -57,7 +52,6 @@ class Loss:
             self.compiled = torch.compile(model.nll, dynamic=False, mode=compile)
 
     def __call__(self, batch: Batch) -> Tensor:
-        self.batch = batch
         inputs, targets = batch
         if self.compile == GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()

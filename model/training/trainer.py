@@ -96,9 +96,7 @@ def build_trainer(
         planner,
         EarlyStop(early.patience) if early is not None and stops_early else None,
         Timer(settings.max_time, verbose=False) if settings.max_time else None,
-        CausalityCheck(folder, config.causality.allow_leak, None if any(added) else sweep)
-        if chosen.causality
-        else None,
+        CausalityCheck(folder, config.causality.allow_leak) if chosen.causality else None,
         HeadRecorder(folder) if chosen.heads else None,
         Progress(chosen.progress) if chosen.progress else None,
         Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.contract.harness import TINY, merged, newest_run, run, run_each, summary, table
+from tril import load
 from tril.model import GPT, GPTConfig, MultiHeadAttention  # noqa: F401
 from tril.model.causality import assert_causal, certify, certify_loss
 
@@ -147,13 +148,7 @@ REPLACED = {  # after the semicolon, settings of the run: arguments of a functio
 ADDED = {name: row.keywords["mix"] for name, row in (SHOWN | HIDDEN).items() if "mix" in row.keywords}
 del ADDED["behind a gate of 0"]
 ADDED["in bf16; trainer.precision=bf16-mixed"] = ADDED.pop("only under autocast")
-FED = {  # a step, and when it gets its targets as inputs, or written into them
-    "a leak after one batch": ("training_step", lambda module, i: i == 1 and edit("norm over time")),
-    "targets": ("training_step", lambda module, i: True),
-    "written-in-validation": ("validation_step", lambda module, i: True),
-    "written-after-two-batches": ("training_step", lambda module, i: i > 1),
-    "targets after an epoch; data.batch_size=64 trainer.max_steps=14": ("training_step", lambda m, i: m.current_epoch),
-}
+LATER = "norm over time, after one batch"
 CORRECT_RUNS = (
     "; model.window=4 data.document_mask=true model.attn_dropout=0.2 model.embd_dropout=0.1",
     "; trainer.precision=bf16-mixed",
@@ -176,23 +171,24 @@ def edit(name):
             return out if isinstance(out, tuple) else out + leak.train(module.training).mixed(x)[:, -out.shape[1] :]
 
         MultiHeadAttention.forward = leaking
-    elif name in FED:
-        fit, (step, is_fed) = Trainer.fit, FED[name]
-
-        def fed(inputs, targets):
-            answers = targets.clamp(min=0)
-            return inputs.copy_(answers) if "written" in name else answers, targets
+    elif name == LATER:
+        fit = Trainer.fit
 
         def fit_edited(trainer, module, *others, **options):
-            function = getattr(module, step)
-            given = lambda batch, i: fed(*batch) if is_fed(module, i) else batch  # noqa: E731
-            setattr(module, step, lambda batch, i, *rest: function(given(batch, i), i, *rest))
+            step = module.training_step
+
+            def step_edited(batch, i, *rest):
+                if i == 1:
+                    edit("norm over time")
+                return step(batch, i, *rest)
+
+            module.training_step = step_edited
             fit(trainer, module, *others, **options)
 
         Trainer.fit = fit_edited
 
 
-@pytest.mark.parametrize("name", [*some(REPLACED, 2), *some(ADDED, 4), *some(FED, 1), *CORRECT_RUNS])
+@pytest.mark.parametrize("name", [*some(REPLACED, 2), *some(ADDED, 4), LATER, *CORRECT_RUNS])
 def test_a_run_with_a_defect_is_refused_and_one_without_is_not(name, texts, trained, tmp_path):
     settings = merged(SMALL, f"data.path={texts}", *name.partition(";")[2].split())
     cache = f"{trained.parents[2]}/cache"  # with the prepared text, so that nothing is said about its split
@@ -202,7 +198,36 @@ def test_a_run_with_a_defect_is_refused_and_one_without_is_not(name, texts, trai
     else:
         done.refused("causality.allow_leak=true")
         assert not verdict(newest_run(tmp_path)) and not [*tmp_path.rglob("summary.json")]
-        assert name in FED or not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("metrics.csv")]
+        assert name == LATER or not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("metrics.csv")]
+
+
+def record(file):
+    """Keeps the mode, the inputs and the targets of each call of the model's loss in this process."""
+    nll, calls = GPT.nll, []
+
+    def recording(model, ids, targets, **options):
+        calls.append((model.training, ids.clone(), targets.clone()))
+        torch.save(calls, file)
+        return nll(model, ids, targets, **options)
+
+    GPT.nll = recording
+
+
+def test_each_step_passes_windows_of_its_text_to_the_model_unchanged(texts, tmp_path):
+    files = {True: texts.parent / "00.txt", False: texts.parent / "39.txt"}  # of training, and of validation
+    paths = f"data.path={files[True]}", f"data.val_path={files[False]}"
+    settings = merged(SMALL, *paths, "data.tokenizer.kind=byte", "~callbacks.causality")
+    run("train", *settings, cwd=tmp_path, before=partial(record, tmp_path / "calls.pt")).succeeded()
+    encode = load(newest_run(tmp_path)).tokenizer.encode
+    ids = {mode: torch.tensor(encode(file.read_text("utf-8")).ids) for mode, file in files.items()}
+    calls = torch.load(tmp_path / "calls.pt")
+    assert [mode for mode, *_ in calls].count(True) == 4 and len(calls) > 8
+    for mode, inputs, targets in calls:
+        for row, answers in zip(inputs, targets, strict=True):
+            if (answers >= 0).all():  # the end of the validation text fills a part of its window
+                window = torch.cat([row, answers[-1:]])
+                assert torch.equal(row[1:], answers[:-1])
+                assert (ids[mode].unfold(0, len(window), 1) == window).all(1).any()
 
 
 def test_allow_leak_trains_and_marks_the_run(run_of, trained):

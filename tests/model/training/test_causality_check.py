@@ -3,19 +3,15 @@
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from lightning import Trainer
 
 from tril.data.batches import TrainWindows, ValWindows
-from tril.data.datamodule import TextDataModule
-from tril.model.causality.certificate import Certificate
-from tril.model.causality.checks import Result
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks import causality_check
-from tril.model.training.callbacks.causality_check import SHARED, CausalityCheck, CausalityError, certify
+from tril.model.training.callbacks.causality_check import CausalityCheck, certify
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
 
@@ -146,40 +142,3 @@ def test_weights_modes_and_random_numbers_are_restored_at_the_start_and_after_va
     assert torch.equal(torch.rand(3), expected) and [part.training for part in module.modules()] == modes
     assert all(torch.equal(p, before[name]) for name, p in module.model.state_dict().items())
     assert all(p.grad is None for p in module.parameters())
-
-
-# --- a sweep, which certifies each model once; training windows in validation
-
-
-def certified(sweep, change=lambda model: None, **choices) -> bool | None:
-    """Whether the certificate is that of an earlier run; None if it does not pass. Initial weights do not matter."""
-    module = module_of(**{"context_length": 20, "n_layers": 1, "dim": 16, "n_heads": 2} | choices)
-    change(module.model)
-    trainer = trainer_of(lengths=[20], windows_of=lambda tokens: {"val": ValWindows(tokens.numpy(), 20, 4)})
-    certificate = certify(module.losses, trainer, sweep)
-    return "another run" in " ".join(certificate.notes) if certificate.passed else None
-
-
-def test_a_sweep_certifies_each_model_once(tmp_path, monkeypatch):
-    def open_mask(model):
-        model.blocks[0].attn.causal = False
-
-    assert certified(tmp_path, open_mask) is None  # a failure is not kept
-    assert certified(tmp_path) is False and certified(tmp_path) is True and certified(tmp_path, window=5) is False
-    monkeypatch.setattr(causality_check, "code_sha256", lambda: "other code")
-    assert certified(tmp_path) is False and len(list((tmp_path / SHARED).iterdir())) == 3
-
-
-def test_a_window_of_the_training_text_ends_the_run_in_validation(tmp_path):
-    texts = {part: np.random.default_rng(seed).integers(V, size=200) for seed, part in enumerate(("train", "val"))}
-    texts["val"][100:160] = texts["train"][20:80]  # a passage that both have is one of validation
-    data = SimpleNamespace(texts={"": SimpleNamespace(tokens=texts.get)})
-    data.contains = lambda part, window: TextDataModule.contains(data, part, window)
-    module = SimpleNamespace(losses=SimpleNamespace(batch=None), set_certificate=lambda summary: None)
-    trainer, callback = SimpleNamespace(datamodule=data, is_global_zero=True, global_step=3), CausalityCheck(tmp_path)
-    callback.certificate = Certificate("", [Result("future", "", 1, 0.0, 0.0, 1)])
-    batches = {part: list(ValWindows(tokens, 20, 1)) for part, tokens in texts.items()}
-    for i, batch in (*enumerate(batches["val"]), (1, batches["train"][1]), (3, batches["train"][7])):
-        callback.on_validation_batch_start(trainer, module, batch, i)  # 3: not looked up
-    with pytest.raises(CausalityError, match="overlap: the loader of validation yields a window of the training text"):
-        callback.on_validation_batch_start(trainer, module, batches["train"][7], 8)
