@@ -21,8 +21,8 @@ from tests.model.interop.folders import folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
 from tests.model.tokenizers import byte_tokenizer
 from tests.runs import in_process
+from tests.scripts.experiments.synthetic import write_sweep
 from tril.model.causality import assert_causal
-from tril.scripts.experiments.published import opened
 
 COMMANDS = commands(page for page in PAGES if page.name != EDITED)
 OF_TRIL = list({command.words: command for command in reversed(COMMANDS) if command.script}.values())
@@ -79,8 +79,8 @@ def folder(tmp_path_factory):
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
-    with opened(ROOT / "docs" / "ablation_heads") as (sweep, _):
-        shutil.copytree(sweep, folder / "multirun/DATE/TIME")  # older than the runs: `latest` is one of those
+    # older than the runs: `latest` is one of those
+    write_sweep(folder / "multirun/DATE/TIME", {(heads,): {0: 3.0} for heads in (1, 2, 4, 8)}, baseline=(2,))
     for name, extra in ((RUN, ()), ("RUN_WITHOUT_MASK", ("experiment=control_no_mask",))):
         settings = (*SMALL, "data.path=text.txt", "trainer.max_steps=4", f"hydra.run.dir={name}", *extra)
         done = in_process(*merged(BARE, *settings), cwd=folder)

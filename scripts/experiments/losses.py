@@ -70,28 +70,21 @@ def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> 
     return {variant.label: each for variant, each in zip(sweep.others, compared, strict=True)}
 
 
-def losses_of(sweep: Sweep, which: str = "final") -> Losses:
+def losses_of(sweep: Sweep) -> Losses:
     """The losses of the finished runs on documents that all of them have in common, else on the whole text.
 
     In a tuned sweep, the documents that chose settings are left out.
-
-    Args:
-        which: "final" or "best" validation.
     """
     variants = [sweep.baseline, *sweep.others]
     seeds = sorted({run.seed for run in sweep.runs})
     places = {(v, seeds.index(run.seed)): run for v, variant in enumerate(variants) for run in variant.finished}
-    finite = {
-        place: run
-        for place, run in places.items()
-        if math.isfinite(run.summary[f"{which}_val_loss"]) and not (which == "final" and run.diverged)
-    }
+    finite = {place: run for place, run in places.items() if not run.diverged}
     one_text = len({run.summary.get("data_fingerprint") for run in places.values()}) < 2
-    windows = [run.windows(which) for run in finite.values()]
+    windows = [run.windows() for run in finite.values()]
     kept = [each for each in windows if each is not None]
     nll, sizes, kind = document_sums(kept) if one_text and len(kept) == len(windows) > 0 else WHOLE
     if nll is None:
-        name = f"{which}_val_{'loss' if one_text else 'bpb'}"
+        name = "final_val_loss" if one_text else "final_val_bpb"
         nll = np.array([[run.summary[name]] for run in finite.values()]).reshape(-1, 1)
     elif "tune" in sweep.index and len(sizes) > 1:
         nll, sizes = nll[:, ~is_tuning(len(sizes))], sizes[~is_tuning(len(sizes))]
@@ -133,7 +126,7 @@ def is_tuning(n_documents: int) -> np.ndarray:
 
 def tuning_loss(run: Run) -> float:
     """Nats per token on the documents that choose settings; infinite for a run that failed or diverged."""
-    windows = run.windows("final")
+    windows = run.windows()
     if run.state != "finished" or windows is None:
         return math.inf
     nll, sizes, _ = document_sums([windows])
@@ -150,7 +143,7 @@ def different_texts(runs: Iterable[Run]) -> str | None:
     """
     sizes = []
     for run in runs:
-        windows, per_token = run.windows("final"), run.summary.get("val_bytes_per_token")
+        windows, per_token = run.windows(), run.summary.get("val_bytes_per_token")
         if windows is not None and per_token is not None:
             sizes.append(float(windows["targets"].sum()) * per_token)
     if not sizes or math.isclose(min(sizes), max(sizes), rel_tol=SAME_BYTES):

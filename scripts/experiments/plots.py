@@ -40,7 +40,6 @@ class Picture:
 
 def draw(
     sweep: Sweep,
-    which: str,
     unit: str,
     folder: Path,
     comparisons: Mapping[str, Comparison],
@@ -49,14 +48,12 @@ def draw(
     """Writes every picture for which the sweep has data: the section of the report that shows it -> picture.
 
     Args:
-        which: "final" or "best" loss.
         unit: of the differences.
-        comparisons: label -> comparison with the baseline of the `which` losses.
+        comparisons: label -> comparison with the baseline.
         more: section -> figure, title and caption of further pictures.
     """
-    drawn = {"differences": plot_differences(sweep, comparisons, unit), "curves": plot_curves(sweep), **more}
-    if len(sweep.runs) > 1:
-        drawn["losses"] = plot_losses(sweep, which)
+    differences = plot_differences(sweep, comparisons, unit)
+    drawn = {"differences": differences, "curves": plot_curves(sweep), **more, "losses": plot_losses(sweep)}
     pictures = {}
     for name, (figure, title, caption) in ((name, each) for name, each in drawn.items() if each is not None):
         figure.savefig(folder / f"{name}.png", dpi=DPI)
@@ -85,40 +82,38 @@ def plot_differences(sweep: Sweep, comparisons: Mapping[str, Comparison], unit: 
     return axes.figure, f"Differences from {sweep.baseline.label}", caption
 
 
-def plot_losses(sweep: Sweep, which: str) -> tuple[Any, str, str] | None:
+def plot_losses(sweep: Sweep) -> tuple[Any, str, str] | None:
     """The loss of each seed and the mean of each variant."""
-    means = {variant.label: variant.estimate(f"{which}_val_loss").mean for variant in sweep.variants}
+    means = {variant.label: variant.estimate("final_val_loss").mean for variant in sweep.variants}
     if not any(map(math.isfinite, means.values())):
         return None
     axes, styles, seeds = new_axes(0.9 + row_heights(means)), line_styles(sweep), {}
     for row, variant in enumerate(sweep.variants):
         axes.plot(means[variant.label], -row, **(styles[variant.label] | {"ls": "none", "ms": 9}))
         for run in variant.finished:
-            seeds.setdefault(run.seed, []).append((run.summary[f"{which}_val_loss"], -row))
+            seeds.setdefault(run.seed, []).append((run.summary["final_val_loss"], -row))
     for points in seeds.values():
         x, y = zip(*points, strict=True)
         axes.plot(x, y, lw=0.7, color="0.7", marker="o", ms=3.5, mfc="0.8", mec="0.2", mew=0.5, zorder=3)
     axes.axvline(means[sweep.baseline.label], color="0.5", ls="--", lw=0.9, zorder=0)
     name_rows(axes, means)
-    axes.set_xlabel(f"{which} validation loss, nats per token", loc="right")  # may be wider than the axes
+    axes.set_xlabel("final validation loss, nats per token", loc="right")  # may be wider than the axes
     caption = (
         "A large point is the mean over finished seeds, a small gray dot is one seed, and the dashed line is the "
         "baseline's mean. A thin gray line connects the runs of one seed: the verdict is about the differences along "
         "these lines, not about the spread of the seeds."
     )
-    return axes.figure, f"{which.capitalize()} loss of each seed, and the mean over seeds", caption
+    return axes.figure, "Final loss of each seed, and the mean over seeds", caption
 
 
 def plot_curves(sweep: Sweep) -> tuple[Any, str, str] | None:
     """The losses against training tokens: whole runs above, below their later halves.
 
-    A line is the validation loss; where no run was validated twice, it is the training loss, noisy but a curve. A
-    single run has both.
+    A line is the validation loss; where no run was validated twice, it is the training loss, noisy but a curve.
     """
     runs = [(variant.label, run) for variant in sweep.variants for run in variant.runs]
-    lines = [name for name in ("train", "val") if any(len(run.curves[name]) > 1 for _, run in runs)]
-    shown = lines if len(runs) == 1 else lines[-1:]
-    points = [run.curves[name] for _, run in runs for name in {*shown, "val"}]
+    shown = "val" if any(len(run.curves["val"]) > 1 for _, run in runs) else "train"
+    points = [run.curves[name] for _, run in runs for name in {shown, "val"}]
     points = [each[np.isfinite(each[:, 1])] for each in points if np.isfinite(each[:, 1]).any()]
     if not points:
         return None
@@ -129,10 +124,9 @@ def plot_curves(sweep: Sweep) -> tuple[Any, str, str] | None:
     last = max(each[-1, 0] for each in points)
     for axes, first, title in zip(figure.subplots(2, 1), (0, last / 2), ("whole runs", "later halves"), strict=True):
         for label, run in runs:
-            color, dots = styles[label]["color"], styles[label]["marker"] if "val" not in shown else ""
+            color, dots = styles[label]["color"], styles[label]["marker"] if shown == "train" else ""
             dashes = styles[label]["ls"] if run.state == "finished" else ":"
-            for name in shown:
-                axes.plot(*run.curves[name].T, ls=dashes, lw=1.1, color=color if name == shown[-1] else "0.7")
+            axes.plot(*run.curves[shown].T, ls=dashes, lw=1.1, color=color)
             axes.plot(*run.curves["val"].T, ls="none", marker=dots, ms=4, color=color)
         values = np.concatenate([each[each[:, 0] >= first, 1] for each in points])
         low, high = values.min(), min(values.max(), MAX_LOSS_RATIO * np.median(values))
@@ -141,10 +135,8 @@ def plot_curves(sweep: Sweep) -> tuple[Any, str, str] | None:
         axes.set(ylim=(low - margin, high + margin), xlim=(first, 1.02 * last), ylabel="loss, nats per token")
         axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.set_xlabel("training tokens")
-    if len(runs) == 1:
-        return figure, "Loss against training tokens", "Blue is the validation loss, gray the training loss."
     add_legend(figure, styles)
-    kind = "the validation loss" if "val" in shown else "the training loss, points are validations"
+    kind = "the validation loss" if shown == "val" else "the training loss, points are validations"
     caption = f"A line is one run: {kind}; the baseline is dashed, an unfinished run dotted, as far as it got."
     return figure, "Loss against training tokens", caption
 

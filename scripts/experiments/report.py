@@ -1,11 +1,8 @@
-"""The report of a sweep or a run: report.md, report.html (one file with its pictures), results.csv and runs.csv."""
+"""The report of a sweep: report.md with its pictures, results.csv and runs.csv."""
 
-import base64
-import csv
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +12,6 @@ import pandas as pd
 from tril.model.atomic_files import write_text
 from tril.model.comparison import BETTER, DIVERGED, LOOKS_ALPHA, ONE_SEED, POWER, WORSE
 from tril.model.formats import markdown_table, plural
-from tril.scripts.cli.errors import command
 from tril.scripts.experiments.emergence import (
     MIN_DROP,
     MIN_SCORE,
@@ -38,7 +34,7 @@ from tril.scripts.experiments.losses import (
 from tril.scripts.experiments.nuisance import read_tuning
 from tril.scripts.experiments.plots import Picture, draw
 from tril.scripts.experiments.scaling import points_of, scaling_section
-from tril.scripts.experiments.sweep import LOSSES, Run, Sweep, Variant, read_json, read_sweep, scored_part, text_of
+from tril.scripts.experiments.sweep import LOSSES, Sweep, Variant, read_sweep, scored_part, text_of
 
 FIGURES = {  # of a run -> heading and format
     "parameters": ("parameters", ",.0f"),
@@ -56,8 +52,6 @@ SETTINGS = (  # of a run that a reader asks for first
     "trainer.accumulate_grad_batches"
 ).split()
 MAX_MESSAGE = 200  # characters of the error of a failed run
-MAX_SAMPLE = 2000  # characters of a sample
-MOST_HEADS = 12  # in the page of a single run
 NOT_COMPARED = {  # verdict -> why there is none
     UNFINISHED: "runs are missing",
     ONE_SEED: "fewer than two seeds are common to both",
@@ -65,55 +59,35 @@ NOT_COMPARED = {  # verdict -> why there is none
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is compared: the settings of a report that are published with it.
-
-    Attributes:
-        baseline: a variant, see `read_sweep`.
-        which: validation whose losses are compared.
-        margin: nats per token, a difference below it counts as none; None: that of a referee, else none.
-        fit: "scaling": with a law of the loss by size and tokens.
-    """
-
-    baseline: str | None = None
-    which: Literal["final", "best"] = "final"
-    margin: float | None = None
-    fit: Literal["scaling"] | None = None
-
-
 class Report:
     """What there is to say of a sweep.
 
     Args:
-        losses: of the sweep, for `request.which`.
+        losses: of the sweep.
+        margin: nats per token, a difference below it counts as none; None: that of a referee, else none.
+        fit: "scaling": with a law of the loss by size and tokens.
     """
 
-    def __init__(self, sweep: Sweep, losses: Losses, request: Request = Request()) -> None:  # noqa: B008 it is frozen
-        self.sweep, self.losses, self.request = sweep, losses, request
-        self.margin = request.margin or sweep.index.get("referee", {}).get("margin")
+    def __init__(
+        self, sweep: Sweep, losses: Losses, margin: float | None = None, fit: Literal["scaling"] | None = None
+    ) -> None:
+        self.sweep, self.losses, self.fit = sweep, losses, fit
+        self.margin = margin or sweep.index.get("referee", {}).get("margin")
         self.comparisons = compare_sweep(losses, sweep, self.margin)
         self.tunings, self.steps = read_tuning(sweep), read_steps(sweep)
 
-    def write(self, folder: Path, *, published: bool = False) -> list[str]:
-        """Writes the report and its pictures, and returns the names of the files.
-
-        Args:
-            published: without report.html, which would hold the pictures once more, and with the archive's description.
-        """
+    def write(self, folder: Path) -> list[str]:
+        """Writes the report and its pictures, and returns the names of the files."""
         more = {"appearance": plot_steps(self.sweep, self.steps)} if self.steps else {}
-        pictures = draw(self.sweep, self.request.which, self.losses.unit, folder, self.comparisons, more)
+        pictures = draw(self.sweep, self.losses.unit, folder, self.comparisons, more)
         law = ""
-        if self.request.fit == "scaling":
+        if self.fit == "scaling":
             law, pictures["scaling"] = scaling_section(points_of(self.sweep), folder)
-        text = self.text(pictures, law=law, published=published)
         files = {
-            "report.md": text,
+            "report.md": self.text(pictures, law=law),
             "results.csv": pd.DataFrame(self.result_rows()).to_csv(index=False),
             "runs.csv": pd.DataFrame(run_rows(self.sweep, self.steps)).to_csv(index=False),
         }
-        if not published:
-            files["report.html"] = page(text, folder)
         for name, content in files.items():
             write_text(folder / name, content)
         return [*files, *(picture.file for picture in pictures.values())]
@@ -122,18 +96,17 @@ class Report:
         """What to print: the answer and the comparisons, or the losses of one variant."""
         return f"{printable(self.answer())}\n\n{self.compared_table() or loss_table(self.sweep)}"
 
-    def text(self, pictures: Mapping[str, Picture], *, law: str, published: bool) -> str:
+    def text(self, pictures: Mapping[str, Picture], *, law: str) -> str:
         """The content of report.md, from its template."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
         loader = FileSystemLoader(Path(__file__).parent)
         environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        environment.filters |= {"text": escape, "code": printable, "sample": indented}
+        environment.filters |= {"text": escape, "code": printable}
         sweep, launch = self.sweep, launch_count(self.sweep)
         text = environment.get_template("report.md.jinja").render(
             report=self,
             sweep=sweep,
-            run=run_page(run) if (run := single_run(sweep)) else None,
             warnings=warnings(sweep),
             launch={"number": launch, "percent": f"{100 * launch_alpha(launch):g}"},
             levels={"power": f"{POWER:.0%}", "looks": f"{LOOKS_ALPHA:.0%}"},
@@ -150,14 +123,11 @@ class Report:
             seeds=", ".join(str(seed) for seed in sorted({run.seed for run in sweep.runs})),
             pictures=pictures,
             law=law,
-            published=published,
         )
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"  # of nested blocks
 
     @property
     def title(self) -> str:
-        if run := single_run(self.sweep):
-            return f"Run {'/'.join(run.folder.absolute().parts[-2:])}"
         kind = "Referee" if self.sweep.of_referee else "Sweep"
         return f"{kind} over {', '.join(self.sweep.keys)}" if self.sweep.keys else "Runs of one configuration"
 
@@ -169,14 +139,10 @@ class Report:
         if not base.finished:
             subject = "No run" if left == total else f"No run of the baseline {base.label}"
             return f"{subject} has finished, so there is nothing to compare yet.{missing}"
-        if run := single_run(self.sweep):
-            best, final = (run.summary.get(f"{which}_val_loss", math.nan) for which in ("best", "final"))
-            at = f"{best:.4f} nats per token at step {run.summary.get('best_step', 0):,}"
-            return f"Best validation loss {at} of {run.summary.get('steps', 0):,}; at the end {final:.4f}."
         if not self.comparisons:
-            loss = f"{spread(base.estimate(f'{self.request.which}_val_loss'))} nats per token"
+            loss = f"{spread(base.estimate('final_val_loss'))} nats per token"
             return (
-                f"There is one variant, {base.label}: {self.request.which} validation loss {loss} over "
+                f"There is one variant, {base.label}: final validation loss {loss} over "
                 f"{plural(len(base.finished), 'seed')}.{missing}"
             )
         groups: dict[str, list[str]] = {}
@@ -234,16 +200,18 @@ class Report:
             yield row
 
 
-def read_report(folder: Path, request: Request = Request()) -> Report:  # noqa: B008 it is frozen
-    """The report of the folder of a sweep, of a run, or of several runs.
+def read_report(
+    folder: Path, baseline: str | None = None, margin: float | None = None, fit: Literal["scaling"] | None = None
+) -> Report:
+    """The report of the folder of a sweep, or of several runs; for the other arguments see `read_sweep` and `Report`.
 
     Raises:
         ValueError: as `read_sweep`, or the runs do not determine what is asked.
     """
-    sweep = read_sweep(folder, request.baseline)
-    if request.fit is not None:
+    sweep = read_sweep(folder, baseline)
+    if fit is not None:
         points_of(sweep)  # whether there are enough
-    return Report(sweep, losses_of(sweep, request.which), request)
+    return Report(sweep, losses_of(sweep), margin, fit)
 
 
 def ends(name: str, interval) -> dict[str, float | None]:
@@ -346,52 +314,6 @@ def appearance_tables(sweep: Sweep, steps: Steps) -> list[str]:
     return [table(each, range(len(each[0])), kept=len(each[0])) for each in rows if each]
 
 
-def single_run(sweep: Sweep) -> Run | None:
-    """The run of a sweep of one."""
-    return sweep.runs[0] if len(sweep.runs) == 1 else None
-
-
-def run_page(run: Run) -> dict[str, str]:
-    """What the page of a single run shows besides losses: its last sample, certificate and heads; "" without one."""
-    samples, certificate = run.folder / "samples.txt", run.folder / "causality.json"
-    text = samples.read_text(encoding="utf-8", errors="replace") if samples.is_file() else ""
-    verdict = read_json(certificate)["verdict"] if certificate.is_file() else run.summary.get("causality", "")
-    sample = text.rpartition("--- sample at step ")[2].partition("---\n")[2][:MAX_SAMPLE]
-    command_line = command("heads", f"ckpt={run.folder}")
-    return {"sample": sample, "certificate": verdict, "heads": head_table(run.folder), "command": command_line}
-
-
-def head_table(folder: Path) -> str:
-    """The heads whose removal raises the loss of a run the most, if heads.py has measured it."""
-    path = folder / "heads" / "heads.csv"
-    if not path.is_file():
-        return ""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["change"]]
-    rows.sort(key=lambda row: -float(row["change"]))
-    lines = [["head", "change of the loss without it", "the model is then"]]
-    for row in rows[:MOST_HEADS]:
-        half = (float(row["high"]) - float(row["low"])) / 2
-        lines.append([row["head"], f"{float(row['change']):+.4f} ± {half:.4f}", row["verdict"]])
-    return table(lines, (0, 2), kept=3)
-
-
-def page(text: str, folder: Path) -> str:
-    """The report as one HTML file: its Markdown, with the pictures of the folder inside."""
-    from jinja2 import Environment, FileSystemLoader
-    from markdown_it import MarkdownIt
-    from markupsafe import Markup
-
-    def inline(match: re.Match) -> str:
-        return f'<img src="data:image/png;base64,{base64.b64encode((folder / match[1]).read_bytes()).decode()}"'
-
-    body = MarkdownIt("js-default").render(text)  # it escapes HTML
-    body = re.sub(r'<img src="([\w.]+)"', inline, body)
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    title = text.partition("\n")[0].removeprefix("# ")
-    return environment.get_template("page.html").render(title=title, body=Markup(body))  # noqa: S704
-
-
 def table(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,), kept: int = 1) -> str:
     """Rows of plain text, the first one the header, as a Markdown table.
 
@@ -421,9 +343,3 @@ def escape(text: str) -> str:
 def printable(text: str) -> str:
     """Text in one line without control characters for a terminal."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-
-
-def indented(text: str) -> str:
-    """Text of several lines as a block of code, which no text in it can end."""
-    lines = ("".join(letter if letter.isprintable() else "\ufffd" for letter in line) for line in text.splitlines())
-    return "\n".join(f"    {line}" for line in lines)

@@ -23,7 +23,7 @@ from tril.scripts.cli.config import flatten
 
 NO_VARIANT = ("seed", "output_dir", "resume", "sweep", "callbacks", "logger")  # settings that do not define a variant
 LOSSES = ("final_val_loss", "final_val_bpb", "best_val_loss", "best_val_bpb")
-WINDOWS = {"final": "windows_last.npz", "best": "windows_best.npz"}  # which validation -> its losses
+WINDOWS = "windows_last.npz"
 RUNNING = ("unfinished", "not started")
 
 
@@ -89,14 +89,14 @@ class Run:
         }
         return {name: np.array(each, float).reshape(-1, 2) for name, each in points.items()}
 
-    def windows(self, which: str) -> dict[str, np.ndarray] | None:
-        """Losses of the last or best validation; None if they were not kept, or the run diverged after it.
+    def windows(self) -> dict[str, np.ndarray] | None:
+        """Losses of the last validation; None if they were not kept, or the run diverged after it.
 
         For each of N windows, and of D documents in the order of the text: "nll", "targets", (N,), the sum of its
         losses in nats and its number of targets; "document_nll", "document_targets", (D,); "context_length".
         """
-        path = self.folder / WINDOWS[which]
-        if not path.is_file() or (which == "final" and self.summary and self.diverged):
+        path = self.folder / WINDOWS
+        if not path.is_file() or (self.summary and self.diverged):
             return None
         try:
             with np.load(path) as arrays:

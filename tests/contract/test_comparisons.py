@@ -60,7 +60,7 @@ def assert_reported(folder, out, mean, half, verdict, *options):
     table = read_csv(out / "results.csv").set_index("model.n_heads")
     columns = table.loc[4, ["difference", "difference_low", "difference_high"]]
     assert [*columns] == pytest.approx([mean, mean - half, mean + half]) and table.verdict[4].startswith(verdict)
-    assert all(f"{mean:+.4f} ± {half:.4f}" in (out / f"report.{end}").read_text("utf-8") for end in ("md", "html"))
+    assert f"{mean:+.4f} ± {half:.4f}" in (out / "report.md").read_text("utf-8")
     return table
 
 

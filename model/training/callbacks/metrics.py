@@ -76,9 +76,9 @@ class Metrics(Callback):
 
     Throughput counts training only: validation, what follows it, and its checkpoints stop the clock.
 
-    windows_last.npz and windows_best.npz hold `step`, `context_length`, and for each window of the last or the best
-    validation, in the order of the text, `nll` (nats, summed over its targets) and `targets` (their number);
-    `document_nll` and `document_targets` are the same for each document. A target belongs to the document of its input.
+    windows_last.npz holds `step`, `context_length`, and for each window of the last validation, in the order of the
+    text, `nll` (nats, summed over its targets) and `targets` (their number); `document_nll` and `document_targets` are
+    the same for each document. A target belongs to the document of its input.
     Of several sources, the windows and documents of each follow those of the one before, in the order of their names.
 
     Args:
@@ -161,8 +161,7 @@ class Metrics(Callback):
         self.val_windows = validated_windows(trainer)
         self.write(trainer, values | self.spent())
         if trainer.is_global_zero:
-            for name in ("last", "best") if self.best()["step"] == step else ("last",):
-                save_windows(self.folder / f"windows_{name}.npz", pl_module, step)
+            save_windows(self.folder / "windows_last.npz", pl_module, step)
 
     @staticmethod
     def write(trainer: Trainer, values: Row) -> None:

@@ -28,7 +28,7 @@ def bpb(loss: float) -> float:
 
 
 def finish_run(folder: Path, loss, *, length: int = 32, documents: tuple | None = None, **summary) -> None:
-    """Writes the losses of the validation windows, and summary.json. The best validation is 0.01 lower.
+    """Writes the losses of the last validation, and summary.json. The best loss is 0.01 lower.
 
     Args:
         loss: nats per token of all eight windows, or of each.
@@ -37,11 +37,10 @@ def finish_run(folder: Path, loss, *, length: int = 32, documents: tuple | None 
         summary: further entries of summary.json.
     """
     each = np.broadcast_to(np.asarray(loss, float), np.shape(loss) or (8,))
-    for name, step, less in (("last", STEPS, 0.0), ("best", STEPS - EVERY, 0.01)):
-        arrays = {"nll": (each - less) * length, "targets": np.full(len(each), length)}
-        if documents is not None:
-            arrays |= {"document_nll": np.multiply(*documents), "document_targets": documents[1]}
-        np.savez(folder / f"windows_{name}.npz", step=step, context_length=length, **arrays)
+    arrays = {"nll": each * length, "targets": np.full(len(each), length)}
+    if documents is not None:
+        arrays |= {"document_nll": np.multiply(*documents), "document_targets": documents[1]}
+    np.savez(folder / "windows_last.npz", step=STEPS, context_length=length, **arrays)
     final = float(each.mean())
     figures = {"final_val_loss": final, "final_val_bpb": bpb(final), "best_step": STEPS - EVERY, "steps": STEPS}
     figures |= {"best_val_loss": final - 0.01, "best_val_bpb": bpb(final - 0.01), "tokens": STEPS * TOKENS}

@@ -1,10 +1,8 @@
-"""scripts/report.py: recorded reports, that no text of a sweep becomes markup in them, and their pictures.
+"""scripts/report.py: a recorded report, that no text of a sweep becomes markup in it, and its pictures.
 
-TRIL_GOLDEN=write in the environment records the reports again. `test_published` has those of docs.
+TRIL_GOLDEN=write in the environment records the report again.
 """
 
-import html
-import json
 import os
 import re
 from pathlib import Path
@@ -12,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.calls import call
+from tests.conftest import assert_refused
 from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_run, write_sweep
 from tril.scripts.experiments.losses import losses_of
-from tril.scripts.experiments.report import Report, Request
+from tril.scripts.experiments.report import Report
 from tril.scripts.report import main
 
 GOLDEN = Path(__file__).with_name("report.md")
@@ -26,12 +25,10 @@ LOSSES = {
     (8, "relu2"): {0: 2.0, 1: "not started", 2: "unfinished"},
 }
 DOUBTFUL = {"device": "cuda", "causality": "LEAKS at 1"}
-SAMPLE = "--- sample at step 50 ---\nold\n--- sample at step 100 ---\n<b>\n```\n# it\x1b"
-HEADS_CSV = "head,change,low,high,verdict\nL0H0,0.25,0.2,0.3,worse\nL1H0,0.5,0.4,0.6,worse\nuniform,,,,\n"
 
 
 @pytest.mark.filterwarnings("error::UserWarning")  # of matplotlib
-def test_reports_are_the_recorded_ones_and_no_text_becomes_markup(tmp_path):
+def test_a_report_is_the_recorded_one_and_no_text_becomes_markup(tmp_path):
     folder, keys = tmp_path / "multirun/day/new", ["model.n_heads", "model.mlp"]
     usual = {"device": "cpu", "causality": "certified"}
     summary = {values: usual | (DOUBTFUL if values[0] == 8 else {}) for values in LOSSES}
@@ -42,35 +39,25 @@ def test_reports_are_the_recorded_ones_and_no_text_becomes_markup(tmp_path):
     done = call(main, "dir=latest", "baseline=mlp=relu2", "margin=0.5", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "\x1b" not in done.stdout
     pictures = {"differences.png", "losses.png", "curves.png"}
-    files = {"report.md", "report.html", "results.csv", "runs.csv"} | pictures
+    files = {"report.md", "results.csv", "runs.csv"} | pictures
     assert {path.name for path in folder.iterdir() if path.is_file()} == files | {"sweep.json"}
     last = done.stdout.splitlines()[-1]
     assert last.startswith("multirun/day/new: ") and set(last.partition(": ")[2].split(", ")) == files
 
-    single = write_run(tmp_path / "day/time", 3.0, {"model.dim": 8}, seed=1)  # a sweep of one
-    (single / "samples.txt").write_text(SAMPLE)
-    (single / "causality.json").write_text(json.dumps({"verdict": "model: causal: 9 checks"}))
-    (single / "heads").mkdir()
-    (single / "heads/heads.csv").write_text(HEADS_CSV)
-    done = call(main, f"dir={single}", cwd=tmp_path)
-    assert done.stdout.startswith("Best validation loss 2.9900 nats per token at step 75 of 100; at the end 3.0000.")
-
-    text = "\n".join((each / "report.md").read_text("utf-8") for each in (folder, single))
+    text = (folder / "report.md").read_text("utf-8")
     if os.environ.get("TRIL_GOLDEN") == "write":
         GOLDEN.write_text(text, "utf-8")
     assert text == GOLDEN.read_text("utf-8")
-    assert "\x1b" not in text and not re.search(r"(?<!\\)<", re.sub(r"```.*?```|    <b>", "", text, flags=re.DOTALL))
-    page, of_single = ((each / "report.html").read_text("utf-8") for each in (folder, single))
-    tags = {*re.findall(r"<(\w+)", page + of_single)}
-    assert not {"script", "link", "iframe", "b", "a"} & tags and not re.search("https?:", page)
-    loaded = [re.findall(r'(?:src|href)="(.{27})', each) for each in (page, of_single)]
-    assert loaded == [["data:image/png;base64,iVBOR"] * 3, ["data:image/png;base64,iVBOR"]]
-    shown = html.unescape(re.sub("<.*?>", "", page))
-    assert NASTY in shown and "</td></script><scr" in shown and "&lt;b&gt;\n```\n# it\ufffd" in of_single
+    assert "\x1b" not in text and not re.search(r"(?<!\\)<", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
 
 
-def report_of(sweep, **request):
-    return Report(sweep, losses_of(sweep), Request(**request))
+def test_a_single_run_has_no_report(tmp_path):
+    run = write_run(tmp_path / "day/time", 3.0)
+    assert_refused(call(main, f"dir={run}", cwd=tmp_path), f"dir={run} is a single run; name a sweep")
+
+
+def report_of(sweep, **options):
+    return Report(sweep, losses_of(sweep), **options)
 
 
 ANSWERS = {
@@ -96,13 +83,13 @@ def test_the_answer_is_one_sentence_and_what_makes_the_losses_doubtful_is_a_warn
     for number, (warning, entries) in enumerate(WARNINGS.items(), start=len(ANSWERS)):
         both = entries if "val_windows" in entries else {}
         report = report_of(sweep_of(tmp_path / str(number), summary={(1,): entries, (4,): both}))
-        text = report.text({}, law="", published=True)
+        text = report.text({}, law="")
         assert warning in text and ("**Warning.**" in text) == bool(warning)
 
 
 def test_pictures_have_the_differences_and_the_curves(tmp_path, drawn):
     report = report_of(sweep_of(tmp_path))
-    report.write(tmp_path, published=True)
+    report.write(tmp_path)
     [each] = report.comparisons.values()
     [bar] = drawn["differences.png"].axes[0].containers
     assert bar.lines[0].get_xdata() == each.difference.mean

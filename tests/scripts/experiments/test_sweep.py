@@ -79,3 +79,6 @@ def test_damaged_files_are_named(tmp_path):
     (write_run(tmp_path / "runs/a", 3.0) / "windows_last.npz").write_text("seed: [")
     with pytest.raises(ValueError, match="windows_last.npz is damaged"):
         losses_of(read_sweep(tmp_path / "runs"))
+    (tmp_path / "runs/a/config.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match=r"config\.yaml"):
+        read_sweep(tmp_path / "runs")
