@@ -85,9 +85,7 @@ class DataConfig:
         (0.3, 0.7), "fractions of the run where windows double in length, up to context_length; []: never", common=True
     )
     val_batch_size: Count | None = setting(None, "windows per device in validation; null: batch_size")
-    cache_dir: str | None = setting(
-        None, "null: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril", typed_only=True
-    )
+    cache_dir: str | None = setting(None, "null: $TRIL_CACHE, else $XDG_CACHE_HOME/tril, else ~/.cache/tril")
     token_budget: Count | None = setting(None, "training tokens to prepare, of a mixture from each source; null: all")
     val_token_budget: Count | None = setting(None, "validation tokens to prepare, likewise")
     document_mask: bool = setting(

@@ -25,9 +25,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 REQUIRED = PydanticUndefined  # the default of a setting that has none
 
 
-def setting(
-    default: Any, help: str, *, common: bool = False, needs: str | None = None, typed_only: bool = False, **limits: Any
-) -> Any:
+def setting(default: Any, help: str, *, common: bool = False, needs: str | None = None, **limits: Any) -> Any:
     """A field of a group of settings.
 
     Args:
@@ -37,10 +35,9 @@ def setting(
         needs: the value of another setting of the group without which this one has no effect: "kind=muon",
             "kind=file|hub", or "clip" alone, which must not be null, false or 0. Several, all of which are needed,
             are separated by spaces.
-        typed_only: never taken from the settings of a saved run, such as a URL.
         limits: of pydantic's `Field`, such as ge=1.
     """
-    extra = {"common": common, "needs": needs, "typed_only": typed_only}
+    extra = {"common": common, "needs": needs}
     return Field(default, description=help, json_schema_extra=extra, **limits)  # pyright: ignore
 
 
@@ -66,7 +63,7 @@ class Setting:
         key: dotted, as on the command line.
         default: a plain value; REQUIRED: it has none.
         choices: the valid values, if they are listed.
-        common, needs, typed_only: see `setting`.
+        common, needs: see `setting`.
         is_text: a value is taken as it was typed, without quotes.
     """
 
@@ -76,7 +73,6 @@ class Setting:
     choices: tuple = ()
     common: bool = False
     needs: str | None = None
-    typed_only: bool = False
     is_text: bool = False
 
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tril.model.backends import Backend, by_head, flex, fused, repeat_heads
-from tril.model.callable_module import make_callable
 from tril.model.kv_cache import LayerCache
 from tril.model.layers import make_norm
 from tril.model.masks import (
@@ -360,7 +359,3 @@ class MultiHeadAttention(nn.Module):
         out = out.transpose(1, 2).flatten(2)  # (B, H, T, D_v) -> (B, T, H*D_v)
         out = self.resid_dropout(self.o_proj(out))  # (B, T, out_dim)
         return out if weights is None else (out, weights)
-
-
-# `from tril.model import attention` gives this module, which has the name of its function
-make_callable(__name__, attention)

@@ -99,19 +99,10 @@ class Run:
         return load(self.folder, device)
 
 
-class _Loader(yaml.SafeLoader):
-    """Without aliases, which Tril never writes: a few lines of them can stand for terabytes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias")
-        return super().compose_node(parent, index)
-
-
 def read_settings(path: Path) -> dict[str, Any]:
     """The content of a config.yaml as plain values. Raises ValueError for a damaged one."""
     with _reading(path):
-        return dict(yaml.load(path.read_text(encoding="utf-8"), _Loader))
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 @contextlib.contextmanager

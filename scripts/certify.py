@@ -21,8 +21,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.cache import keep_compiled_code
 from tril.data.settings import build, setting, strict_settings
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.cli.command_line import CommandLine, Program
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import fail, user_errors, writable
 
 if TYPE_CHECKING:
@@ -72,12 +71,12 @@ class CertifyCommand:
         return self
 
 
-@entry(Program("certify", CertifyCommand, {"model": "nano"}))
+@entry("certify", CertifyCommand, {"model": "nano"})
 def main(line: CommandLine[CertifyCommand]) -> None:
     settings = line.own
     with user_errors():
         models = [f"{kind}={getattr(settings, kind)}" for kind in KINDS if getattr(settings, kind) is not None]
-        models += [f"{each.key}={each.value}" for each in line.typed if models and each.key.startswith("model")]
+        models += [f"{key}={value}" for key, value in line.given.items() if models and key.startswith("model")]
         if len(models) > 1:
             raise ValueError(f"{' and '.join(models)} name several models; keep one")
         checkpoint = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None

@@ -13,15 +13,14 @@ from tril.model.atomic_files import write_json, write_text
 from tril.model.evaluation.config import EvaluateConfig
 from tril.model.formats import read_utf8
 from tril.model.runs import find_checkpoint, run_folder
-from tril.scripts.cli.command_line import CommandLine, Program
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import check_writable, user_errors
 from tril.scripts.cli.finished_run import evaluated_texts, single_text
 
 UNUSED = ("data.tokenizer", "data.batch_size", "data.val_batch_size", "data.document_mask", "data.format")
 
 
-@entry(Program("evaluate", EvaluateConfig, {"data": None}, unused=UNUSED))
+@entry("evaluate", EvaluateConfig, {"data": None}, unused=UNUSED)
 def main(line: CommandLine[EvaluateConfig]) -> None:
     settings, data = line.own, line.settings.get("data")
     with user_errors():  # before torch, which takes a second to import

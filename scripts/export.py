@@ -12,8 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.runs import CKPT, find_checkpoint
-from tril.scripts.cli.command_line import CommandLine, Program
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors
 
 
@@ -34,7 +33,7 @@ class ExportCommand:
             raise ValueError(f"out={self.out} exists; name a new one")
 
 
-@entry(Program("export", ExportCommand))
+@entry("export", ExportCommand)
 def main(line: CommandLine[ExportCommand]) -> None:
     settings = line.own
     with user_errors():

@@ -13,8 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.runs import CKPT, DEVICE, find_checkpoint, find_sweep
-from tril.scripts.cli.command_line import CommandLine, Program
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors
 
 
@@ -37,12 +36,12 @@ class HeadsCommand:
     seed: int = setting(0, "with ckpt: seed of the repeated random sequences", ge=0, lt=2**63)
 
 
-@entry(Program("heads", HeadsCommand))
+@entry("heads", HeadsCommand)
 def main(line: CommandLine[HeadsCommand]) -> None:
     settings = line.own
     with user_errors():  # before torch, which takes a second to import
-        if settings.dir is not None and (of_one := [key for key in ("ckpt", "prompt") if key in line.typed]):
-            given = f"{of_one[0]}={line.typed.get(of_one[0])}"
+        if settings.dir is not None and (of_one := [key for key in ("ckpt", "prompt") if key in line.given]):
+            given = f"{of_one[0]}={line.given[of_one[0]]}"
             raise ValueError(f"{given} is for one model, dir={settings.dir} for all of a sweep; give one of them")
         path = find_checkpoint(settings.ckpt) if settings.dir is None else find_sweep(settings.dir)
     warnings.filterwarnings("ignore", "flex_attention called without torch.compile")

@@ -14,8 +14,7 @@ from pydantic.dataclasses import dataclass
 from tril.data.settings import setting, strict_settings
 from tril.model.generation.config import Prompt
 from tril.model.runs import CKPT, DEVICE, find_checkpoint
-from tril.scripts.cli.command_line import CommandLine, Program
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.playground.server import PlayModel, listen, serve
 
@@ -34,7 +33,7 @@ class PlayCommand:
     device: str = DEVICE
 
 
-@entry(Program("play", PlayCommand))
+@entry("play", PlayCommand)
 def main(line: CommandLine[PlayCommand]) -> None:
     settings = line.own
     with user_errors():  # before torch, which takes a second to import

@@ -13,8 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.formats import Seconds
-from tril.scripts.cli.command_line import CommandLine, Program
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors
 
 STATUS = {"better": 0, "worse": 1, "equal": 1, "undecided": 3}
@@ -38,7 +37,7 @@ class RefereeCommand:
     )
 
 
-@entry(Program("referee", RefereeCommand))
+@entry("referee", RefereeCommand)
 def main(line: CommandLine[RefereeCommand]) -> None:
     settings = line.own
     with user_errors():

@@ -10,8 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.runs import SETTINGS, find_sweep
-from tril.scripts.cli.command_line import CommandLine, Program
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors, writable
 
 
@@ -34,7 +33,7 @@ class ReportCommand:
     out: str | None = setting(None, "folder for the report, its tables and pictures; null: the sweep's folder")
 
 
-@entry(Program("report", ReportCommand))
+@entry("report", ReportCommand)
 def main(line: CommandLine[ReportCommand]) -> None:
     settings = line.own
     with user_errors():

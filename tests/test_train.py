@@ -11,8 +11,8 @@ from PIL import Image
 from tests.conftest import assert_refused
 from tests.contract.harness import BARE, merged, metrics, summary
 from tests.runs import DRAWN_BY, in_process, rows, train_typed
-from tril import load
 from tril.data.sources.files import Files
+from tril.model import load
 from tril.model.checkpoint import read_state
 from tril.model.runs import find_checkpoint
 from tril.model.training.summary import plot_losses

@@ -1,4 +1,4 @@
-"""Lightning's loggers for Weights & Biases and TensorBoard, in addition to metrics.csv."""
+"""Lightning's loggers, in addition to metrics.csv: configs/logger/ names them, and Hydra makes them."""
 
 import json
 import os
@@ -7,50 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from lightning import Trainer
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import WandbLogger
 
-from tril.model.runs import BEST, CHECKPOINTS, SUMMARY
+from tril.model.runs import BEST, CHECKPOINTS, SUMMARY, SWEEP
 from tril.model.training.errors import RunRefused
-from tril.model.training.settings import LoggerConfig, WandbConfig
 
 
-def make_loggers(config: LoggerConfig, folder: Path, *, step: int | None, sweep: Path | None = None) -> list[Logger]:
-    """The loggers that the settings choose. Without an account wandb's run stays on disk, for `wandb sync`.
+def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbLogger:
+    """A `WandbLogger` that continues the wandb run of a resumed run. Without an account it writes to disk only.
+
+    The id of a run is in the names of wandb's folders, such as run-20261125_120000-a1b2c3d4. Runs of a sweep are a
+    group at wandb.
 
     Args:
-        step: of the checkpoint that the run continues; None: a new run.
-        sweep: the folder of the run's sweep, which groups its runs at wandb; None: a single run.
-
-    Raises:
-        ValueError: a package is missing.
+        save_dir: the folder of the run.
+        options: of `WandbLogger`, such as log_model.
     """
-    loggers: list[Logger] = []
-    tracker = "wandb"
-    try:
-        if config.wandb is not None:
-            loggers.append(_wandb_logger(config.wandb, folder, sweep))
-        tracker = "tensorboard"
-        if config.tensorboard is not None:
-            # what was logged after the checkpoint is hidden
-            purge: dict[str, Any] = {} if step is None else {"purge_step": step + 1}
-            loggers.append(TensorBoardLogger(folder, "tensorboard", "", default_hp_metric=False, **purge))
-    except ModuleNotFoundError as error:
-        raise ValueError(f'logger={tracker} needs a package; pip install -e ".[{tracker}]"') from error
-    return loggers
-
-
-def _wandb_logger(config: WandbConfig, folder: Path, sweep: Path | None) -> WandbLogger:
-    """A resumed run has the id that is in the names of wandb's folders, such as run-20261125_120000-a1b2c3d4."""
+    folder = Path(save_dir)
     ids = [path.name.rpartition("-")[2] for path in sorted((folder / "wandb").glob("*run-*-*"))]
-    options: dict[str, Any] = {"id": ids[-1] if ids else secrets.token_hex(4), "name": folder.name}
-    if sweep is not None:
-        options |= {"name": str(folder.relative_to(sweep)), "group": "/".join(sweep.parts[-2:])}  # DATE/TIME
+    chosen: dict[str, Any] = {"id": ids[-1] if ids else secrets.token_hex(4), "name": folder.name}
+    if (folder.parent / SWEEP).is_file():
+        chosen["group"] = "/".join(folder.parent.parts[-2:])  # DATE/TIME
     if "WANDB_MODE" not in os.environ:
         import wandb
 
         if not wandb.login(prompt=False):
-            options["mode"] = "offline"
-    return WandbLogger(project=config.project, log_model=config.log_model, save_dir=folder, **options)
+            chosen["mode"] = "offline"
+    return WandbLogger(save_dir=folder, project=project, **chosen | options)
 
 
 def start_loggers(trainer: Trainer, settings: dict[str, Any]) -> None:
@@ -68,13 +51,11 @@ def start_loggers(trainer: Trainer, settings: dict[str, Any]) -> None:
 
 
 def log_sample(trainer: Trainer, prompt: str, text: str) -> None:
-    """Gives a sample to the trackers."""
+    """Gives a sample to wandb."""
     step = trainer.global_step
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
             logger.log_text("samples", ["step", "prompt", "text"], [[step, prompt, text]], step=step)  # pyright: ignore[reportArgumentType] any values
-        elif isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_text("sample", f"```\n{prompt}{text}\n```", step)
 
 
 def finish_loggers(trainer: Trainer, *, failed: bool) -> None:

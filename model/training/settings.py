@@ -198,27 +198,6 @@ class CallbacksConfig:
     early_stop: EarlyStopConfig | None = group(EarlyStopConfig)
 
 
-@dataclass(frozen=True, config=strict_settings("logger.wandb"))
-class WandbConfig:
-    """Weights & Biases, in addition to metrics.csv. Without an account the run stays on disk."""
-
-    project: str = setting("tril", "at wandb")
-    log_model: bool = setting(False, "the best checkpoint as an artifact, at the end of the run")
-
-
-@dataclass(frozen=True, config=strict_settings("logger.tensorboard"))
-class TensorBoardConfig:
-    """TensorBoard, in addition to metrics.csv; `tensorboard --logdir outputs` shows all runs."""
-
-
-@dataclass(frozen=True, config=strict_settings("logger"))
-class LoggerConfig:
-    """Trackers, in addition to metrics.csv, which every run writes."""
-
-    wandb: WandbConfig | None = None
-    tensorboard: TensorBoardConfig | None = None
-
-
 @plain_dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """What the Trainer reads of the settings of a run.
@@ -231,7 +210,6 @@ class TrainingConfig:
     optim: OptimConfig
     trainer: TrainerConfig
     callbacks: CallbacksConfig
-    logger: LoggerConfig
     checkpoint: CheckpointConfig
     causality: CausalityConfig
     hardware: "Hardware | None" = None

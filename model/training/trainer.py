@@ -21,7 +21,7 @@ from tril.model.training.callbacks.output import Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints, Stop
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import configure_torch
-from tril.model.training.loggers import finish_loggers, make_loggers, start_loggers
+from tril.model.training.loggers import finish_loggers, start_loggers
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import TrainingConfig
 from tril.model.training.summary import summarize
@@ -55,7 +55,6 @@ def build_trainer(
     *,
     passes: float = 0.0,
     sweep: Path | None = None,
-    step: int | None = None,
     started: float = 0.0,
     resume: str = "",
     planner: Callback | None = None,
@@ -69,14 +68,10 @@ def build_trainer(
         passes: of the run over its text, which decide whether it may stop early.
         sweep: the folder of the run's sweep, whose runs are compared at equal lengths: one that would read its text
             often does not stop early, unless `min_passes` is 0; None: a single run.
-        step: of the checkpoint that the run continues; None: a new run.
         started: time.perf_counter() at the start of the process.
         resume: the command that continues the run.
         planner: plans the steps of a run that ends at a time.
         added: further callbacks and loggers.
-
-    Raises:
-        ValueError: a tracker's package is missing.
     """
     quiet_lightning()
     chosen, settings, hardware = config.callbacks, config.trainer, config.hardware
@@ -115,7 +110,7 @@ def build_trainer(
         default_root_dir=folder,
         plugins=[files],
         use_distributed_sampler=False,  # the data module gives each process its windows
-        logger=[metrics.run_log, *make_loggers(config.logger, folder.absolute(), step=step, sweep=sweep), *added[1]],
+        logger=[metrics.run_log, *added[1]],
         callbacks=[callback for callback in callbacks if callback is not None],
         **{name: getattr(settings, name) for name in PASSED_ON},
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -19,7 +19,6 @@ from tril.model.training.settings import (
     CallbacksConfig,
     CausalityConfig,
     CheckpointConfig,
-    LoggerConfig,
     OptimConfig,
     SweepConfig,
     TopLevelConfig,
@@ -28,21 +27,18 @@ from tril.model.training.settings import (
 )
 from tril.scripts.cli.errors import user_errors
 
-if TYPE_CHECKING:
-    from tril.scripts.cli.command_line import Typed
-
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = {
     "model": GPTConfig,
     "optim": OptimConfig,
     "trainer": TrainerConfig,
     "callbacks": CallbacksConfig,
-    "logger": LoggerConfig,
     "checkpoint": CheckpointConfig,
     "causality": CausalityConfig,
     "sweep": SweepConfig,
 }
-OPEN = ("callbacks", "logger")  # groups in which the command line may add a _target_ under a name of its own
+FOLDER = "hydra.run.dir"  # of a run
+OPEN = ("callbacks", "logger")  # groups in which configs/ and the command line add a _target_ under a name
 MIN_FLEX_HEAD = 16  # head size that the kernels of FlexAttention need
 
 
@@ -59,9 +55,6 @@ class TrainCommand:
     minutes: float | None = setting(
         None, "time of the run: chooses the size of the model and the steps, if they are not typed", gt=0, lt=1e5
     )
-    allow_targets: list[str] | None = setting(
-        None, "on the command line only: [package.module.Class, ...] may be a _target_ besides Lightning's"
-    )
 
 
 @plain_dataclass(frozen=True, kw_only=True)
@@ -69,7 +62,7 @@ class RunConfig(TrainingConfig):
     """The settings of a run. `of` checks them, `on_this_machine` and `fitted` complete them.
 
     Attributes:
-        targets: callbacks and loggers with a `_target_`, which the command line adds: dotted key -> arguments.
+        targets: callbacks and loggers with a `_target_`: dotted key -> `_target_` and arguments.
     """
 
     model: GPTConfig
@@ -78,29 +71,27 @@ class RunConfig(TrainingConfig):
     targets: Mapping[str, dict] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], typed: "Typed | None" = None) -> "RunConfig":
+    def of(cls, settings: Mapping[str, Any], given: Mapping[str, str] | None = None) -> "RunConfig":
         """Checks nested plain values. Imports no torch, and reads no text.
 
         Args:
             settings: other keys than those of a run are left out.
-            typed: a setting of the command line that has no effect is refused. None: none is; in a sweep it may have
-                one in other runs.
+            given: settings of the command line; one that has no effect is an error. None: none is; in a sweep it may
+                have an effect in other runs.
 
         Raises:
             UserError: names the wrong settings in one line.
         """
         with user_errors():
-            for name in (*GROUPS, "data"):
+            for name in (*GROUPS, "data", "logger"):
                 if not isinstance(settings.get(name, {}), Mapping):
                     remedy = f"change one, such as {name}.KEY=VALUE"
                     raise ValueError(f"{name}={as_typed(settings[name])} must be a group of settings; {remedy}")
-            groups, targets = {name: dict(settings.get(name, {})) for name in GROUPS}, {}
-            for name in OPEN:
-                added = [
-                    key for key, value in groups[name].items() if isinstance(value, Mapping) and "_target_" in value
-                ]
-                targets |= {f"{name}.{key}": dict(groups[name].pop(key)) for key in added}
-                groups[name] = dict.fromkeys(GROUPS[name].__pydantic_fields__) | groups[name]  # ~callbacks.NAME: off
+            groups = {name: dict(settings.get(name, {})) for name in GROUPS}
+            targets = targets_of(settings)
+            groups["callbacks"] = dict.fromkeys(CallbacksConfig.__pydantic_fields__) | {  # ~callbacks.NAME: off
+                name: value for name, value in groups["callbacks"].items() if f"callbacks.{name}" not in targets
+            }
             top = {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}
             config = cls(
                 top=build(TopLevelConfig, top),
@@ -109,9 +100,9 @@ class RunConfig(TrainingConfig):
                 **{name: build(GROUPS[name], values, name) for name, values in groups.items()},
             )
             _check_combinations(config)
-            if typed is not None:
+            if given is not None:
                 parts = [("", config.top), *((name, getattr(config, name)) for name in (*GROUPS, "data"))]
-                refuse_without_effect([*parts, ("data", config.data.source)], typed)
+                refuse_without_effect([*parts, ("data", config.data.source)], given)
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,9 +112,10 @@ class RunConfig(TrainingConfig):
 
     def canonical(self) -> dict[str, Any]:
         """What a run computes, as nested plain values: equal for two runs whose results are necessarily equal."""
-        values = self.to_dict() | {"targets": plain(self.targets)}
+        callbacks = {key: node for key, node in self.targets.items() if key.startswith("callbacks.")}
+        values = self.to_dict() | {"targets": plain(callbacks)}
         same = {"model": plain(self.model.canonical()), "optim": plain(self.optim.canonical())}
-        return {key: value for key, value in (values | same).items() if key not in ("logger", "checkpoint")}
+        return {key: value for key, value in (values | same).items() if key != "checkpoint"}
 
     def on_this_machine(self, *, one_process: bool = False) -> "RunConfig":
         """The settings with the hardware that they choose; imports torch.
@@ -244,8 +236,29 @@ def _check_combinations(config: RunConfig) -> None:
         raise ValueError(f"compile=reduce-overhead needs {needs}; use compile=true")
 
 
-def refuse_without_effect(groups: Iterable[tuple[str, Any]], typed: "Typed") -> None:
-    """Raises ValueError for a typed setting that has no effect with the others of its group, unless it is the default.
+def targets_of(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The callbacks and loggers with a `_target_`: dotted key -> `_target_` and arguments.
+
+    Raises:
+        ValueError: a logger without one.
+    """
+    targets = {}
+    for group in OPEN:
+        for name, node in settings.get(group, {}).items():
+            if isinstance(node, Mapping) and "_target_" in node:
+                targets[f"{group}.{name}"] = dict(node)
+            elif group == "logger" and node is not None:
+                raise ValueError(f"logger.{name} is no logger; add logger={name}, or logger.{name}._target_=CLASS")
+    return targets
+
+
+def is_given(given: Iterable[str], key: str) -> bool:
+    """Whether a setting is among those on the command line, alone or with its group."""
+    return any(f"{key}.".startswith(f"{each}.") for each in given)
+
+
+def refuse_without_effect(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -> None:
+    """Raises ValueError for a given setting that has no effect with the others of its group, unless it is the default.
 
     Args:
         groups: settings with the prefix of their keys.
@@ -255,9 +268,9 @@ def refuse_without_effect(groups: Iterable[tuple[str, Any]], typed: "Typed") -> 
             flatten({prefix: tree} if prefix else tree) for tree in (plain(group), defaults(type(group)))
         )
         for key, need in without_effect(group, prefix).items():
-            if key in typed and values[key] != default.get(key):
+            if key in given and values[key] != default.get(key):
                 need = f"{key.rpartition('.')[0]}.{need}".lstrip(".")
-                raise ValueError(f"{key}={typed.get(key)} has no effect without {need}; leave it out, or set that")
+                raise ValueError(f"{key}={given[key]} has no effect without {need}; leave it out, or set that")
 
 
 @cache

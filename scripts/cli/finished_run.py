@@ -1,14 +1,12 @@
 """A finished run and its validation tokens, for the scripts that measure a trained model again."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.config import data_presets
-from tril.scripts.cli.start import read_saved, refuse_foreign
+from tril.scripts.cli.start import read_saved
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,15 +43,13 @@ def prepared_text(run: TrainedRun) -> "PreparedTexts":
     """The text of a run, or those of its mixture.
 
     Raises:
-        ValueError: it has changed since, or the saved settings name another cache folder or server.
+        ValueError: it has changed since.
     """
     from tril.data.config import parse
 
     if run.checkpoint.data.get("chat"):
         cause = "was trained on the answers of conversations (data.format=chat), and this command scores whole texts"
         raise ValueError(f"{run.checkpoint.path} {cause}; its val/loss and val/bpb are in summary.json")
-    chosen = [f"data.cache_dir={cache}"] if (cache := os.environ.get("TRIL_CACHE")) else []
-    refuse_foreign({"data": run.data}, Typed.of(chosen))
     prepared = parse(run.data, data_presets()).prepare()
     now, before = prepared.meta["fingerprint"][:12], run.checkpoint.data["fingerprint"][:12]
     if now != before:

@@ -10,7 +10,6 @@ from tril.data.settings import build, defaults
 from tril.data.settings import typed as as_typed
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.command_line import Typed
 from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.start import FOR_TRAINING, Start
 
@@ -28,7 +27,7 @@ HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and 
 ROWS = ("embed.weight", "head.weight", "value_embed.weight")
 
 
-def take_over(source: str, settings: dict[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
+def take_over(source: str, settings: dict[str, Any], given: Mapping[str, str]) -> tuple[dict[str, Any], Start]:
     """The settings of a new run with the model and the tokenizer of `source`, and its start.
 
     Args:
@@ -47,10 +46,10 @@ def take_over(source: str, settings: dict[str, Any], typed: Typed) -> tuple[dict
     if settings["optim"].get("scale_with_width"):
         cause = "scales initial values, and the weights of the source are trained"
         raise ValueError(f"optim.scale_with_width=true {cause}; set it to false with init_from")
-    chosen = next((each for each in typed if f"{each.key}.".startswith("data.tokenizer.")), None)
+    chosen = next((key for key in given if f"{key}.".startswith("data.tokenizer.")), None)
     if chosen and not source.startswith(NANOGPT):
         contradicts = f"contradicts init_from={source}, whose tokenizer the run takes over"
-        raise ValueError(f"{chosen.key}={chosen.value} {contradicts}; leave it out")
+        raise ValueError(f"{chosen}={given[chosen]} {contradicts}; leave it out")
     checkpoint, origin = read_source(source, settings if chosen else None)
     lm, data = checkpoint.language_model(), dict(settings["data"])
     data["tokenizer"] = {"kind": "file", "path": str(keep_file(lm.tokenizer.to_str(), "json")), "eot": lm.eot}
@@ -59,7 +58,7 @@ def take_over(source: str, settings: dict[str, Any], typed: Typed) -> tuple[dict
     from tril.model.checkpoint import digest
 
     lineage = {"source": origin, "weights": digest(dict(lm.model.state_dict())), "step": checkpoint.step}
-    model = model_settings(settings["model"], lm.config, typed, source)
+    model = model_settings(settings["model"], lm.config, given, source)
     return settings | {"model": model, "data": data}, Start(lm=lm, lineage=lineage)
 
 
@@ -123,17 +122,19 @@ def keep_file(text: str, suffix: str) -> Path:
     return path
 
 
-def model_settings(chosen: Mapping[str, Any], config: "GPTConfig", typed: Typed, source: str) -> dict[str, Any]:
+def model_settings(
+    chosen: Mapping[str, Any], config: "GPTConfig", given: Mapping[str, str], source: str
+) -> dict[str, Any]:
     """The config of the source, with what may change: dropout, backends and a larger vocabulary.
 
     Args:
-        chosen: the settings below `model:`. Those that differ from the defaults, or are typed, were chosen.
+        chosen: the settings below `model:`. Those that differ from the defaults, or are given, were chosen.
 
     Raises:
         ValueError: names the chosen settings with which it would be another model.
     """
     own, default, wrong = config.to_dict(), defaults(type(config)), []
-    changes = {name: x for name, x in chosen.items() if x != default.get(name) or f"model.{name}" in typed}
+    changes = {name: x for name, x in chosen.items() if x != default.get(name) or f"model.{name}" in given}
     vocabulary = changes.pop("vocab_size", None) or config.vocab_size
     if vocabulary < config.vocab_size:
         wrong.append(f"model.vocab_size={vocabulary} must be at least {config.vocab_size}")

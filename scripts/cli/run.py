@@ -2,9 +2,8 @@
 
 import contextlib
 import functools
-import importlib
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +25,15 @@ from tril.model.runs import (
     remove_if_empty,
     run_folder,
 )
-from tril.scripts.cli.command_line import FOLDER, CommandLine, Typed
-from tril.scripts.cli.config import RunConfig, TrainCommand, known_settings
+from tril.scripts.cli.app import CommandLine
+from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, is_given, known_settings
 from tril.scripts.cli.errors import UserError, check_writable, command, message_of, user_errors
 from tril.scripts.cli.process import StoppedError, is_started_with_others, process_rank, shared_folder
 from tril.scripts.cli.start import Start, resolved_settings, tell
 
 if TYPE_CHECKING:
-    from lightning import Trainer
+    from lightning import Callback, Trainer
+    from lightning.pytorch.loggers import Logger
 
     from tril.data.datamodule import TextDataModule
     from tril.model.gpt import GPT
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from tril.model.training.time_budget import PlanSteps
 
 OF_A_RUN = (SETTINGS, SUMMARY, CHECKPOINTS, METRICS)
-OF_LIGHTNING = ("lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
 
 
 @contextlib.contextmanager
@@ -96,38 +95,34 @@ def sweep_of(folder: str | Path) -> Path | None:
     return next((parent for parent in Path(folder).absolute().parents[:3] if (parent / SWEEP).is_file()), None)
 
 
-def build_targets(targets: Mapping[str, Mapping[str, Any]], allowed: Collection[str]) -> tuple[list, list]:
-    """The callbacks and the loggers that the command line adds by a `_target_`, which runs the code that it names.
+def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "tuple[list[Callback], list[Logger]]":
+    """The callbacks and the loggers that the command line or configs/ name by a `_target_`.
 
     Args:
         targets: dotted key -> `_target_` and arguments.
-        allowed: targets besides those of Lightning.
+        folder: of the run, in which loggers save.
 
     Raises:
-        ValueError: one that is neither, that is not allowed, or that refuses its arguments.
+        ValueError: one that cannot be imported, that is no callback or logger, or that raises an error.
     """
     if not targets:
         return [], []
+    import hydra
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers import Logger
 
-    built: dict[type, list] = {Callback: [], Logger: []}
-    for key, arguments in targets.items():
-        kind, name = Callback if key.startswith("callbacks.") else Logger, str(arguments["_target_"])
-        module, _, attribute = name.rpartition(".")
-        if name not in allowed and not f"{module}.".startswith(OF_LIGHTNING):  # before the import, which runs it
-            remedy = f"if you trust it, add allow_targets=[{name}] to the command line"
-            raise ValueError(f"{key}._target_={name} is not a callback or logger of Lightning; {remedy}")
+    callbacks, loggers = [], []
+    for key, node in targets.items():
+        kind, made = (Callback, callbacks) if key.startswith("callbacks.") else (Logger, loggers)
         try:
-            made = getattr(importlib.import_module(module), attribute)(
-                **{argument: value for argument, value in arguments.items() if argument != "_target_"}
-            )
+            built = hydra.utils.instantiate(({"save_dir": str(folder)} if kind is Logger else {}) | dict(node))
         except Exception as error:  # whatever the constructor raises is about its arguments
-            raise ValueError(f"{key}._target_={name}: {message_of(error)}") from error
-        if not isinstance(made, kind):
-            raise ValueError(f"{key}._target_={name} is no {kind.__name__.lower()} of Lightning; correct it")
-        built[kind].append(made)
-    return built[Callback], built[Logger]
+            raise ValueError(f"{key}: {message_of(error)}") from error
+        if not isinstance(built, kind):
+            wrong = f"{key}._target_={node['_target_']} is no {kind.__name__.lower()} of Lightning"
+            raise ValueError(f"{wrong}; correct it")
+        made.append(built)
+    return callbacks, loggers
 
 
 def prepare_text(config: RunConfig) -> "TextDataModule":
@@ -151,8 +146,8 @@ def check_minutes(config: RunConfig, line: CommandLine[TrainCommand]) -> None:
     if line.own.minutes is None:
         return
     for key in ("trainer.max_steps", "trainer.max_flops", "trainer.max_time", "debug"):
-        if key in line.typed:
-            raise UserError(f"{key}={line.typed.get(key)} excludes minutes, which decide the steps; leave one out")
+        if key in line.given:
+            raise UserError(f"{key}={line.given[key]} excludes minutes, which decide the steps; leave one out")
     if config.trainer.is_distributed:
         raise UserError("minutes need a single process, whose steps are timed; leave them out, or use trainer=default")
 
@@ -163,7 +158,7 @@ def plan_minutes(
     """The settings of a run that ends in time, and the callback that plans its steps once more; without `minutes`, the
     same settings.
 
-    What was typed, the settings of an experiment, and the model of other weights stay.
+    Settings that are given, the settings of an experiment, and the model of other weights are kept.
 
     Args:
         started: time.perf_counter() at the start of the run.
@@ -179,7 +174,7 @@ def plan_minutes(
 
     def keeps(key: str) -> bool:
         from_weights = start.lm is not None and key.startswith("model.")
-        return from_weights or line.typed.covers("experiment") or line.typed.covers(key)
+        return from_weights or "experiment" in line.given or is_given(line.given, key)
 
     counts = data.meta["counts"]
     plan = plan_time(
@@ -268,21 +263,21 @@ def record_steps(run: Run, steps: int) -> None:
     write_text(run.folder / SETTINGS, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
-def is_finished(start: Start, config: RunConfig, run: Run, typed: Typed) -> bool:
+def is_finished(start: Start, config: RunConfig, run: Run, given: Mapping[str, str]) -> bool:
     """Whether a resumed run has a summary and no step left; says so.
 
     Raises:
-        ValueError: no step is left, and a setting was typed that would need one.
+        ValueError: no step is left, and a setting is given that would need one.
     """
     if start.checkpoint is None or not (run.folder / SUMMARY).is_file() or run.summary.get("diverged"):
         return False
     end, limit = f"finished its {start.step:,} steps", "trainer.max_steps"
     if start.step < config.steps:
         limit = str(run.summary.get("stopped_early")).rpartition(" by ")[2]  # a setting, or "a callback"
-        if limit not in known_settings() or typed.covers(limit):
+        if limit not in known_settings() or is_given(given, limit):
             return False
         end = f"stopped at step {start.step:,} by {limit}"
-    if changed := [each.key for each in typed.without("resume", "allow_targets")]:
+    if changed := [key for key in given if key != "resume"]:
         remedy = f"raise {limit} to continue it, or start a new run"
         raise ValueError(f"{run.folder} has {end} without {changed[0]}; {remedy}")
     print(f"{run.folder} has {end}; it is unchanged", flush=True)

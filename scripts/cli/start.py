@@ -1,11 +1,10 @@
 """What a run starts from: random weights, the checkpoint of a run that it continues, or another model (`init_from`).
 
-The folder of a run can come from somebody else, so its settings are data: plain values of known settings. What could
-write elsewhere, load a class or connect to a server is never taken from it, and has to be typed.
+The folder of a run can come from somebody else, so its settings are data: plain values of known settings. A `_target_`,
+which names code, counts only on the command line and in configs/.
 """
 
 import os
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tril.data.settings import typed as as_typed
 from tril.model.runs import LAST, PREVIOUS, SETTINGS, Run, find_checkpoint, newest, run_folder
-from tril.scripts.cli.command_line import FOLDER, CommandLine, Typed
-from tril.scripts.cli.config import RunConfig, TrainCommand, flatten, known_settings
+from tril.scripts.cli.app import CommandLine
+from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, flatten, is_given
 from tril.scripts.cli.errors import user_errors
 from tril.scripts.cli.process import RUN_FOLDER, process_rank
 
@@ -23,16 +22,15 @@ if TYPE_CHECKING:
     from tril.model.checkpoint import Checkpoint
     from tril.model.generation.language_model import LanguageModel
 
-# A resumed run may differ from its checkpoint in these without a word; in others only if they are typed.
+# A resumed run may differ from its checkpoint in these without a word; in others only if they are given.
 FREE = (
-    *("logger.", "checkpoint.", "data.", "callbacks.progress", "callbacks.samples", "callbacks.heads"),
+    *("checkpoint.", "data.", "callbacks.progress", "callbacks.samples", "callbacks.heads"),
     *("trainer.accelerator", "trainer.log_every_n_steps"),
 )
 OF_THE_WINDOWS = ("data.batch_size", "data.document_mask", "data.sources")  # these are compared too
 # They make other weights or another order of the text, so they cannot change at all; a model's others neither.
 FIXED = ("model.", "optim.kind", "optim.scale_with_width", "optim.base_", "data.sources")
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
-LINK_OF_WANDB = "wandb/*/logs/debug-core.log"  # to ~/.cache/wandb; wandb only creates it
 
 
 @dataclass(frozen=True)
@@ -68,16 +66,16 @@ def find_start(line: CommandLine[TrainCommand]) -> tuple[dict[str, Any], Start]:
     """
     with user_errors():
         if line.own.resume is not None:
-            return resume(line.own.resume, line.settings, line.typed)
+            return resume(line.own.resume, line.settings, line.given)
         if line.own.init_from is not None:
             from tril.scripts.cli.init_from import take_over
 
-            return take_over(line.own.init_from, line.settings, line.typed)  # pyright: ignore[reportReturnType] one class, found under two names
+            return take_over(line.own.init_from, line.settings, line.given)
         return line.settings, Start()
 
 
-def resume(source: str, composed: Mapping[str, Any], typed: Typed) -> tuple[dict[str, Any], Start]:
-    """The settings of a run that goes on, with what was typed in their place, and its checkpoint.
+def resume(source: str, composed: Mapping[str, Any], given: Mapping[str, str]) -> tuple[dict[str, Any], Start]:
+    """The settings of a run that goes on, with those that are given in their place, and its checkpoint.
 
     Raises:
         ValueError: a setting that a run cannot change, or a damaged config.yaml or checkpoint.
@@ -85,19 +83,22 @@ def resume(source: str, composed: Mapping[str, Any], typed: Typed) -> tuple[dict
     """
     from tril.model.checkpoint import Checkpoint, DamagedCheckpoint, read_state
 
-    changes = typed.without("resume", "allow_targets")
-    for each in changes.without("seed", "compile"):
-        if "." not in each.key or each.key == FOLDER:
+    changes = {key: value for key, value in given.items() if key != "resume"}
+    for key, value in changes.items():
+        if key not in ("seed", "compile", "logger") and ("." not in key or key == FOLDER):
             cause = "a run goes on in its folder with its own settings"
             remedy = "change single ones, such as trainer.max_steps=2000"
-            raise ValueError(f"{each.key}={each.value} cannot be combined with resume: {cause}; {remedy}")
+            raise ValueError(f"{key}={value} cannot be combined with resume: {cause}; {remedy}")
     if process_rank() > 0:
         source = os.environ.get(RUN_FOLDER, source)
     path = find_checkpoint(newest("run", SETTINGS).parent if source == "latest" else source, prefer=("last",))
     settings = read_saved(path)
-    refuse_foreign(settings, typed)
-    for each in changes:
-        copy_setting(each.key, composed, settings)
+    values = {key: value for key, value in flatten(settings).items() if value is not None}
+    if code := [key for key in values if key.endswith("_target_") or key.startswith("logger.")]:
+        remedy = f"remove it from {run_folder(path) / SETTINGS}, and give it on the command line if you trust it"
+        raise ValueError(f"the saved {code[0]} is not taken from a saved run; {remedy}")
+    for key in changes:
+        copy_setting(key, composed, settings)
     try:
         state = read_state(path)
     except DamagedCheckpoint as error:
@@ -132,62 +133,44 @@ def read_saved(checkpoint: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no config.yaml.
-        ValueError: it is damaged, or the folder has a link to another place.
+        ValueError: it is damaged.
     """
     folder = run_folder(checkpoint)
-    path, root = folder / SETTINGS, folder.resolve()
+    path = folder / SETTINGS
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist, so the data of {checkpoint} are unknown; name a run's folder")
-    for file in folder.rglob("*"):
-        if file.is_symlink() and not file.resolve().is_relative_to(root) and not file.match(LINK_OF_WANDB):
-            raise ValueError(f"{file} is a link to {file.resolve()}, outside of the run's folder; remove it")
     saved = Run(folder).settings
     if not isinstance(saved.get("data"), dict):
         raise ValueError(f"{path} does not have the settings of a run; restore it, or start a new run")
     return saved
 
 
-def refuse_foreign(saved: Mapping[str, Any], typed: Typed) -> None:
-    """Raises ValueError for saved settings that are used only if they are typed, or that do not exist."""
-    known = known_settings()
-    foreign = {
-        key: value
-        for key, value in flatten(saved).items()
-        if not typed.covers(key) and not key.startswith("data.sources.")
-        if (known[key].typed_only and value != known[key].default if key in known else value not in ({}, None))
-    }
-    if foreign:
-        key, value = next(iter(foreign.items()))
-        texts = " ".join(shlex.quote(f"{'' if key in known else '+'}{key}={value}") for key, value in foreign.items())
-        raise ValueError(f"the saved {key}={value} is not taken from a saved run; if you trust it, type {texts}")
-
-
-def check_resumed(checkpoint: "Checkpoint", config: RunConfig, fingerprint: str, typed: Typed) -> None:
+def check_resumed(checkpoint: "Checkpoint", config: RunConfig, fingerprint: str, given: Mapping[str, str]) -> None:
     """Compares a run that goes on with its checkpoint. Other code or another torch is a warning.
 
     Args:
         fingerprint: of the prepared text.
 
     Raises:
-        ValueError: the model, the text or a setting differs, and may not, or was not typed.
+        ValueError: the model, the text or a setting differs, and may not, or is not given on the command line.
     """
     import torch
 
     from tril.model.checkpoint import code_sha256
 
     if fingerprint != (before := checkpoint.data["fingerprint"]):
-        given = f"the data (fingerprint {fingerprint[:12]}) must be those of {checkpoint.path} ({before[:12]})"
-        raise ValueError(f"{given}: the text, its split or its tokenizer changed; restore them, or start a new run")
+        differs = f"the data (fingerprint {fingerprint[:12]}) must be those of {checkpoint.path} ({before[:12]})"
+        raise ValueError(f"{differs}: the text, its split or its tokenizer changed; restore them, or start a new run")
     new, old, written = resolved_settings(config), checkpoint.settings, flatten(config.to_dict())
     for key in dict.fromkeys([*old, *new]):
         before, now = old.get(key), new.get(key)
         if now == before or key.startswith(FREE) and key not in OF_THE_WINDOWS:
             continue
-        given = f"{key}={as_typed(now)} must be {as_typed(before)}, as in {checkpoint.path}"
+        differs = f"{key}={as_typed(now)} must be {as_typed(before)}, as in {checkpoint.path}"
         if key.startswith(FIXED) and key.removeprefix("model.") not in FOR_TRAINING:
-            raise ValueError(f"{given}; leave it out, or start a new run")
-        if not typed.covers(key):
-            raise ValueError(f"{given}; to change it, type {key}={as_typed(written.get(key, now))}")
+            raise ValueError(f"{differs}; leave it out, or start a new run")
+        if not is_given(given, key):
+            raise ValueError(f"{differs}; to change it, add {key}={as_typed(written.get(key, now))}")
     before, now = (version.rpartition(".")[0] for version in (checkpoint.torch_version, torch.__version__))
     code_before, code = (checkpoint.code or "")[:12], code_sha256()[:12]
     for name, old, new in (("torch", before, now), ("the code of Tril", code_before, code)):

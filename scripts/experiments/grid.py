@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tril.model.formats import clock, plain_table
+from tril.scripts.cli.app import explain, plain_settings
 from tril.scripts.cli.config import CONFIGS, RunConfig
 from tril.scripts.cli.errors import UserError, message_of
-from tril.scripts.cli.hydra_config import explain, plain_settings
 from tril.scripts.experiments.sweep import label_of, text_of
 
 VALUE = re.compile(r"(seed|(\+\+)?\w+(\.\w+)+)=")  # an override that sets a value, not the choice of a group

@@ -21,8 +21,8 @@ from omegaconf import DictConfig, open_dict, read_write
 from tril.model.atomic_files import write_json
 from tril.model.formats import clock, plural
 from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
+from tril.scripts.cli.app import plain_settings, quoted
 from tril.scripts.cli.errors import UserError, command, fail, user_errors
-from tril.scripts.cli.hydra_config import plain_settings, quoted
 from tril.scripts.experiments import grid, nuisance, run_process
 from tril.scripts.experiments.sweep import Run, read_json
 

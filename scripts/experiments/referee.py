@@ -14,8 +14,7 @@ from tril.model.atomic_files import write_json
 from tril.model.comparison import BETTER, DIVERGED, EQUAL, LOOKS_ALPHA, MAX_PAIRS, MIN_PAIRS, WORSE, Comparison
 from tril.model.formats import clock, plural
 from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
-from tril.scripts.cli.command_line import Typed
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.app import compose, key_of
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, check_writable, message_of, user_errors
 from tril.scripts.cli.process import StoppedError, stop_on_signals
@@ -96,20 +95,20 @@ def plan_arms(texts: Sequence[str], common: str, seed: int) -> list[grid.Planned
     runs, choices = [], []
     for name, text in zip(ARMS, texts, strict=True):
         try:
-            typed = Typed.of([*split_overrides(common, text), f"seed={seed}"])
-            line = compose("train", typed)
-            config = RunConfig.of(line.settings, typed).on_this_machine()
+            words = [*split_overrides(common, text), f"seed={seed}"]
+            line = compose("train", words)
+            config = RunConfig.of(line.settings, line.given).on_this_machine()
         except (ValueError, OSError) as error:
             raise ValueError(f"{name}: {message_of(error)}") from error
         if config.causality.allow_leak:
             raise ValueError(f"{name}: causality.allow_leak=true allows false losses; {CERTIFIED}")
         if config.callbacks.causality is None:
             raise ValueError(f"{name}: callbacks.causality=null leaves out the certificate; {CERTIFIED}")
-        runs.append(grid.PlannedRun([each.typed for each in typed], line.settings, config))
+        runs.append(grid.PlannedRun(words, line.settings, config))
         choices.append(line.choices)
     if runs[0].identity == runs[1].identity:
         raise ValueError("baseline and candidate have the same settings; set what the candidate changes")
-    for key in dict.fromkeys(each.key for run in runs for each in Typed.of(run.overrides)):
+    for key in dict.fromkeys(key_of(each) for run in runs for each in run.overrides):
         values = [grid.value_of(run.settings, key, of_run.get(key)) for run, of_run in zip(runs, choices, strict=True)]
         if values[0] != values[1]:
             for run, value in zip(runs, values, strict=True):
@@ -160,7 +159,7 @@ def judge(arms: Sequence[grid.PlannedRun], rules: Rules, out: str | None) -> tup
     with user_errors():
         if out is not None:
             check_writable(Path(out), "out")
-        shared = compose("train", Typed.of(arms[0].overrides).without("seed", *swept)).settings
+        shared = compose("train", [word for word in arms[0].overrides if key_of(word) not in ("seed", *swept)]).settings
         folder, index = known_sweep(out, swept, shared, {"referee": {"seed": rules.seed}})
         if not index["runs"]:
             check_budget(arms, rules)

@@ -23,7 +23,7 @@ from tril.scripts.experiments.sweep import Run
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM)  # exit status of a run that a signal stopped
 ENDED = ("finished", "failed")
 LOCK_POLL_SECONDS = 0.5
-TYPED = re.compile(r"[+~]*(allow_targets=|(callbacks|logger|data)\.)")  # may not come from a run's folder alone
+GIVEN = re.compile(r"[+~]*(logger=|(callbacks|logger)\.)")  # a `_target_` is not saved with a run
 # -P: modules in the working directory do not shadow installed ones
 PROGRAM = (sys.executable, "-P", "-m", "tril.train")
 
@@ -52,7 +52,7 @@ def train_locked(folder: Path, overrides: Sequence[str], name: str, lock: TextIO
         return report_finished(folder, name, "was finished before")
     (folder / FAILURE).unlink(missing_ok=True)
     if is_resumable(folder):
-        arguments = [f"resume={folder}", *(text for text in overrides if TYPED.match(text))]
+        arguments = [f"resume={folder}", *(text for text in overrides if GIVEN.match(text))]
     else:  # without a checkpoint, nothing in the folder is of use
         for path in folder.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -36,8 +36,7 @@ from tril.model.atomic_files import write_json
 from tril.model.formats import markdown_table
 from tril.model.training.hardware import configure_torch
 from tril.model.training.summary import code_version
-from tril.scripts.cli.command_line import Typed
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, fail
 
@@ -63,8 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", help="a file for the values of all repetitions")
     options = parser.parse_intermixed_args(arguments)
     try:
-        line = compose("train", Typed.of(options.settings))
-        config = RunConfig.of(line.settings, line.typed)
+        line = compose("train", options.settings)
+        config = RunConfig.of(line.settings, line.given)
         config = config.fitted(config.data.prepare().meta["vocab_size"]).on_this_machine()
         about = machine(config)
         unit, tasks = PARTS[options.part](config, options)

@@ -12,7 +12,8 @@ from torch.nn.functional import layer_norm, rms_norm
 from torch.testing import assert_close
 
 from tests.contract.harness import GOLDEN, table
-from tril.model import MultiHeadAttention, attention, attention_weights, causal_mask
+from tril.model import MultiHeadAttention, causal_mask
+from tril.model.attention import attention, attention_weights
 
 PRINTED = json.loads((GOLDEN / "printed_tables.json").read_text("utf-8"))
 NORMS = {"none": lambda x, size: x, "rmsnorm": rms_norm, "layernorm": layer_norm}

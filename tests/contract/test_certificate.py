@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.contract.harness import TINY, merged, newest_run, run, run_each, summary, table
-from tril import load
-from tril.model import GPT, GPTConfig, MultiHeadAttention  # noqa: F401
+from tril.model import GPT, GPTConfig, MultiHeadAttention, load  # noqa: F401
 from tril.model.causality import assert_causal, certify, certify_loss
 
 V, T, C = 13, 16, 8

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.contract.harness import assert_golden, run
-from tril import load
+from tril.model import load
 
 PROMPTS = ["The dog", "A", "", "Under the old tree it sings and then the red cat finds a small bird near the house"]
 MODELS = [

@@ -10,8 +10,7 @@ from scipy.stats import t
 
 from tests.contract.harness import run
 from tests.contract.test_comparisons import over_documents
-from tril import load
-from tril.model import MultiHeadAttention
+from tril.model import MultiHeadAttention, load
 
 MODEL = "model.init=gpt2", "model.mlp=none", "model.n_heads=4", "model.n_kv_heads=2"
 EOT = 0  # the token that ends a text

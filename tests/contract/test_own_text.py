@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from tests.contract.harness import BARE, assert_golden, merged, run_each, summary
 
-RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder", f"allow_targets=[{__name__}.Recorder]")
+RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder",)
 EOT = "<|endoftext|>"
 WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=8)) for i in range(20)]
 TEXTS = [f'Über {word}: "日本", 🙂\r\n\r\n' + f" {word} {word}" * 20 + "\n" for word in WORDS]

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from tests.contract.harness import BARE, SETTINGS, assert_golden, merged, metrics, run, summary, table
-from tril import load
+from tril.model import load
 
 BASE = merged(BARE, *SETTINGS["golden"])
 RUNS = dict(table("training_runs.txt", columns=2))

@@ -8,7 +8,7 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 
 from tests.contract.harness import BARE, SETTINGS, run, summary
-from tril import load
+from tril.model import load
 
 T, IDS = 24, {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}  # the tokenizer has 290 ids
 MODERN = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, **IDS}

@@ -7,8 +7,7 @@ import pytest
 from tril.data.config import SOURCES, DataConfig, parse
 from tril.data.sources.hub import Hub
 from tril.data.tokenizer import TokenizerConfig
-from tril.scripts.cli.command_line import Typed
-from tril.scripts.cli.compose import compose
+from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.errors import message_of
 
@@ -33,7 +32,7 @@ def changed(name="stdlib", tokenizer=None, **values):
 def test_shipped_yamls_have_every_key_and_give_these_sources():
     """Without a key, Hydra would refuse an override of it."""
     for name, values in YAMLS.items():
-        assert compose("train", Typed.of([f"data={name}"])).settings["data"] == values
+        assert compose("train", [f"data={name}"]).settings["data"] == values
         settings = fields(DataConfig) + fields(SOURCES[values["source"]])
         assert set(values) == {field.name for field in settings}
         assert set(values["tokenizer"]) == {field.name for field in fields(TokenizerConfig)}
@@ -43,7 +42,7 @@ def test_shipped_yamls_have_every_key_and_give_these_sources():
     assert (parsed["stdlib"].batch_size, parsed["shakespeare"].batch_size) == (4, 4)
     assert parsed["fineweb_edu"].token_budget == 2_500_000_000
     assert parsed["fineweb_edu"].tokenizer.path == "openai-community/gpt2"
-    line = compose("train", Typed.of(["data=hub", "data.repo=owner/name"]))  # a source without a yaml file
+    line = compose("train", ["data=hub", "data.repo=owner/name"])  # a source without a yaml file
     assert (line.settings["data"]["source"], line.settings["data"]["repo"]) == ("hub", "owner/name")
 
 

@@ -61,14 +61,14 @@ def test_a_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, 
 
 def test_a_run_is_started_as_a_module_and_resumed_from_its_checkpoint(tmp_path, processes):
     commands, folder = processes(lambda _: {"loss": 1.5}).commands, tmp_path / "a,b=1"
-    words = ["model.dim=8", "allow_targets=[a.B]"]
+    words = ["model.dim=8", "logger=wandb"]
     assert train(folder, words, "a") == 1.5
     assert commands == [[sys.executable, "-P", "-m", "tril.train", *words, f"hydra.run.dir={folder}"]]
     (folder / "summary.json").unlink()
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/last.ckpt").touch()
     train(folder, words, "a")
-    assert commands[1][3:] == ["tril.train", f"resume={folder}", "allow_targets=[a.B]"]
+    assert commands[1][3:] == ["tril.train", f"resume={folder}", "logger=wandb"]
     (folder / "summary.json").unlink()
     (folder / "checkpoints/last.ckpt").unlink()
     train(folder, words, "a")  # without a checkpoint, nothing of it is of use

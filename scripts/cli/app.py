@@ -1,0 +1,340 @@
+"""How a command starts: Hydra composes its settings, pydantic checks them, and a mistake is one line with status 2.
+
+A script declares its settings as fields of a class, and its main function gets them:
+
+@entry("sample", SampleConfig)
+def main(line: CommandLine[SampleConfig]) -> None:
+    print(line.own.temperature)
+"""
+
+import contextlib
+import functools
+import gc
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from tril.data.config import SOURCES
+from tril.data.settings import Setting, build, declared, defaults, nearest
+from tril.model.training.settings import CallbacksConfig, TopLevelConfig
+from tril.scripts.cli.config import (
+    CONFIGS,
+    FOLDER,
+    GROUPS,
+    OPEN,
+    TrainCommand,
+    data_defaults,
+    known_settings,
+    refuse_without_effect,
+)
+from tril.scripts.cli.errors import MEANT, UserError, fail, unknown_setting, user_errors
+from tril.scripts.cli.help import print_help
+
+VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the working directory
+# Objects before a collection: Python's 700 lengthen imports by a fifth, 100,000 let memory grow while a model trains.
+COLLECTION_THRESHOLD = 10_000
+HELP, GRID = ("-h", "--help", "--help=all"), ("-m", "--multirun")
+QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
+Own = TypeVar("Own")
+
+
+@dataclass(frozen=True)
+class CommandLine(Generic[Own]):
+    """The settings of a command, composed.
+
+    Attributes:
+        own: the settings that the command declares, checked.
+        settings: all others, those of its config groups and of a run, as nested plain values.
+        given: dotted key -> text of the settings on the command line; of a key the last one.
+        choices: the option of each config group; None: none.
+        grid: the values of an ablation, by key.
+    """
+
+    own: Own
+    settings: dict[str, Any]
+    given: dict[str, str]
+    choices: dict[str, str | None]
+    grid: dict[str, str]
+
+    def check_single(self) -> None:
+        """Raises UserError if a single run has settings of a grid, such as an ablation without -m."""
+        if self.grid and not any(key in self.given for key in self.grid):
+            remedy = f"add -m to train the grid, or choose a value, such as {next(iter(self.grid))}=..."
+            raise UserError(f"the ablation is a grid over {', '.join(self.grid)}; {remedy}")
+        for key, value in self.given.items():
+            if key.partition(".")[0] == "sweep":
+                raise UserError(f"{key}={value} has no effect on a single run; leave it out, or add -m")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The settings that a command has.
+
+    Attributes:
+        own: the class that declares the command's own settings.
+        groups: its config groups, and the option of each; None: none is chosen.
+        of_a_run: it has all settings and groups of train.py too.
+        unused: settings of its groups that have no effect: how their keys start.
+    """
+
+    name: str
+    own: type
+    groups: Mapping[str, str | None] = field(default_factory=dict)
+    of_a_run: bool = False
+    unused: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Setting]:
+        """The settings by dotted key."""
+        shared = {
+            key: setting
+            for key, setting in known_settings().items()
+            if self.of_a_run or key.partition(".")[0] in self.groups
+            if not key.startswith(self.unused)
+        }
+        return {each.key: each for each in declared(self.own)} | shared
+
+    def check(self, arguments: Sequence[str]) -> None:
+        """Raises UserError for a key that does not exist, or that cannot be removed."""
+        groups = [path.name for path in CONFIGS.iterdir() if path.is_dir()] if self.of_a_run else [*self.groups]
+        own_callbacks = CallbacksConfig.__pydantic_fields__
+        names = [*self.settings, *groups, *([FOLDER] if self.of_a_run else [])]
+        names += [f"callbacks.{name}" for name in own_callbacks] if self.of_a_run else []
+        parents = {key[: dot.start()] for key in self.settings for dot in re.finditer(r"\.", key)}
+        names += sorted(parents.difference(names))
+        given = {key: argument for argument in arguments for key in [key_of(argument)]}
+        for key, argument in given.items():
+            if self.unused and key.startswith(self.unused):
+                raise UserError(f"{argument} has no effect on {self.name}; leave it out")
+            first, _, rest = key.partition(".")
+            is_open = self.of_a_run and first in OPEN and bool(rest)  # callbacks.mine._target_ adds one
+            is_added = is_open and not (first == "callbacks" and rest.partition(".")[0] in own_callbacks)
+            is_of_hydra = self.of_a_run and re.match(r"hydra[./]", key)
+            is_of_ablation = "ablation" in given and not rest  # its yaml file may add settings
+            if not (key in names or is_of_hydra or is_added or is_of_ablation):
+                raise UserError(unknown_setting(key, names))
+            if argument.startswith("~") and not (is_of_hydra or is_open):
+                remedy = f"leave out ~{key}, or set {key}=VALUE"
+                raise UserError(f"{key} is required, only single callbacks and loggers can be removed; {remedy}")
+
+
+DECLARED = {"train": Declaration("train", TrainCommand, of_a_run=True)}
+
+
+def entry(
+    name: str,
+    own: type = TrainCommand,
+    groups: Mapping[str, str | None] | None = None,
+    *,
+    unused: tuple[str, ...] = (),
+    grid: Callable | None = None,
+) -> Callable[[Callable[[CommandLine], object]], Callable[[], object]]:
+    """Decorator of `main(line)`, which becomes a function without arguments that reads sys.argv.
+
+    A user's mistake ends the process with one line and status 2.
+
+    Args:
+        own, groups, unused: see `Declaration`.
+        grid: the task of Hydra's multirun; None: the command has no -m.
+    """
+    declaration = DECLARED.setdefault(name, Declaration(name, own, groups or {}, unused=unused))
+
+    def decorate(task: Callable[[CommandLine], object]) -> Callable[[], object]:
+        @functools.wraps(task)
+        def main() -> object:
+            gc.set_threshold(COLLECTION_THRESHOLD)
+            if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is not an error
+                sys.stdout.reconfigure(errors="replace")
+            try:
+                try:
+                    return run(declaration, task, grid, sys.argv[1:])
+                finally:
+                    sys.stdout.flush()  # here, and not at exit: the reader of a pipe may be gone, also after --help
+            except UserError as error:
+                fail(error)
+            except BrokenPipeError:  # `--help | head`
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's flush at exit fails
+                sys.exit(141)  # 128 + SIGPIPE
+
+        return main
+
+    return decorate
+
+
+def run(
+    declaration: Declaration, task: Callable[[CommandLine], object], grid: Callable | None, arguments: list[str]
+) -> object:
+    """Runs a command line: the task, a grid, or the help."""
+    words = [word for word in arguments if word not in HELP + GRID]
+    if asked := [word for word in arguments if word in HELP]:
+        line = compose_unchecked(declaration.name, [word for word in words if key_of(word) != "resume"])
+        text = sys.modules[task.__module__].__doc__ or ""
+        own = declaration.own.__pydantic_fields__
+        return print_help(text, declaration.settings, own, line.settings, line.choices, every=HELP[-1] in asked)
+    for word in words:
+        key, _, value = word.lstrip("-").partition("=")
+        if word.startswith("-"):
+            key = key.replace("-", "_")
+            raise UserError(f"{word}: settings have no dashes; write {MEANT.get(key, key)}={value or 'VALUE'}")
+        if "=" not in word and not word.startswith("~"):
+            recipe = ", and a recipe is experiment=NAME" if word.endswith((".py", ".yaml")) else ""
+            raise UserError(f"cannot read {word!r}; settings are written key=value{recipe}")
+    if not any(word in GRID for word in arguments):
+        return task(compose(declaration.name, words))
+    if grid is None:
+        raise UserError(f"-m starts a grid of training runs, which {declaration.name} cannot; leave it out")
+    return run_grid(declaration, words, grid)
+
+
+def compose(name: str, arguments: Sequence[str]) -> CommandLine[Any]:
+    """The settings of a command with those that are given.
+
+    Raises:
+        UserError: a wrong setting, in one line.
+    """
+    line, kind = compose_unchecked(name, arguments), DECLARED[name].own
+    with user_errors():
+        own = build(kind, {key: line.settings.pop(key) for key in kind.__pydantic_fields__})
+        refuse_without_effect([("", own)], line.given)
+    return replace(line, own=own)
+
+
+def compose_unchecked(name: str, arguments: Sequence[str]) -> CommandLine[None]:
+    """The same, without checking values; `settings` has all of them."""
+    declaration = DECLARED[name]
+    declaration.check(arguments)
+    with hydra_of(declaration):
+        try:
+            cfg = hydra.compose(name, overrides(declaration, arguments), return_hydra_config=True)
+        except ValueError as error:  # of a config group, such as model=null
+            raise HydraException(str(error)) from error
+        choices, grid = dict(cfg.hydra.runtime.choices), dict(cfg.hydra.sweeper.get("params") or {})
+        given = {key_of(argument): argument.partition("=")[2] for argument in arguments}
+        return CommandLine(None, plain_settings(cfg), given, choices, grid)
+
+
+def run_grid(declaration: Declaration, arguments: Sequence[str], task: Callable) -> object:
+    """Runs `task` for each combination of the values that are given for the settings, with Hydra's multirun."""
+    declaration.check(arguments)
+    try:
+        with hydra_of(declaration) as composer:
+            return composer.multirun(declaration.name, task, overrides(declaration, arguments, is_grid=True))
+    except KeyboardInterrupt:  # in a run, or where a launcher waits for its workers
+        print("\ninterrupted; start the same command again to continue", flush=True)
+        sys.exit(128 + signal.SIGINT)
+
+
+@contextlib.contextmanager
+def hydra_of(declaration: Declaration) -> Iterator[Any]:
+    """Hydra with the settings of a command, in place of another command's, which called this one.
+
+    Raises:
+        UserError: an error of Hydra in the block, in one line.
+    """
+    register_defaults(declaration)
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(CONFIGS), job_name=declaration.name, version_base=VERSION_BASE):
+            yield GlobalHydra.instance().hydra
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error, declaration.name)) from error
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def register_defaults(declaration: Declaration) -> None:
+    """Puts the declared defaults where the yaml files of configs/ name them.
+
+    `settings` of a group has its defaults, `run_settings` those that belong to no config group, and `source_NAME` of
+    the group `data` those of a text, which is `NAME` too if it has no yaml file. Other commands have none.
+    """
+    store = ConfigStore.instance()
+    single = {name: defaults(group) for name, group in GROUPS.items() if not (CONFIGS / name).is_dir()}
+    store.store("run_settings", defaults(TopLevelConfig) | single | defaults(TrainCommand))
+    for name in GROUPS.keys() - single.keys():
+        store.store("settings", defaults(GROUPS[name]), group=name)
+    for name in SOURCES:
+        store.store(f"source_{name}", data_defaults(name), group="data")
+        if not (CONFIGS / "data" / f"{name}.yaml").is_file():  # data=NAME is the source with its defaults
+            store.store(name, data_defaults(name), group="data")
+    if not declaration.of_a_run:
+        options = [{group: option} for group, option in declaration.groups.items()]
+        store.store(declaration.name, {"defaults": ["_self_", *options], **defaults(declaration.own)})
+
+
+def overrides(declaration: Declaration, arguments: Sequence[str], *, is_grid: bool = False) -> list[str]:
+    """The arguments for Hydra's parser. A text is not parsed, apart from the values of a grid, which commas separate.
+
+    data.path=FILE means data=files, unless something else chooses a text that has a path.
+    """
+    texts = {key for key, setting in declaration.settings.items() if setting.is_text} | {"debug", FOLDER}
+    parsed, values = [], {key_of(argument): argument.partition("=")[2] for argument in arguments}
+    for argument in arguments:
+        key, value = key_of(argument), argument.partition("=")[2]
+        sign = argument[: argument.index(key)] if key else ""
+        # A setting is set whether or not a config file has it, since `check` knows all of them.
+        is_set = key in declaration.settings or "." in key and not key.startswith("hydra.")
+        if sign != "~":
+            sign = "++" if is_set and (sign or not is_grid) else sign[:1]
+            argument = f"{sign}{key}={quoted(value) if key in texts and not is_grid else value}"
+        parsed.append(argument)
+    if "data.path" in values and "data" not in values:
+        experiment = [f"experiment={name}" for name in [values.get("experiment")] if name]
+        if not experiment or "path" not in hydra.compose(declaration.name, experiment).data:
+            return ["data=files", *parsed]
+    return parsed
+
+
+def key_of(argument: str) -> str:
+    """The dotted key of key=value, without Hydra's signs."""
+    return argument.partition("=")[0].lstrip("+~")
+
+
+def quoted(text: str) -> str:
+    """The text for Hydra's grammar, which would strip the space of `prompt=def ` and reject `prompt=print(x`.
+
+    A value that needs the grammar (null, a list, a quoted text) is unchanged.
+    """
+    if text == "null" or re.fullmatch(rf"\[.*\]|{QUOTED}", text, re.DOTALL):
+        return text
+    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
+    text = re.sub(r"(\\*)('|\Z)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text)  # the quotes go on
+    return f"'{text}'"
+
+
+def plain_settings(cfg: DictConfig) -> dict[str, Any]:
+    """A composed configuration as nested plain values, without Hydra's own."""
+    settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    return OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType]
+
+
+def explain(error: Exception, name: str) -> str:
+    """An error of Hydra or OmegaConf in one line that names the nearest valid choice or a remedy."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # of a search path, there is none
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        options = error.options or [path.stem for path in (CONFIGS / group).glob("*.yaml")]
+        options = [option for option in options if not option.startswith(("settings", "source_"))]
+        return f"there is no {group}={option}{nearest(option, options)}"
+    if isinstance(error, OverrideParseException):
+        key, _, value = error.override.lstrip("+").partition("=")
+        remedy = f"put quotes within quotes, \"{key}='...'\"" if value else "settings are written key=value"
+        return f"cannot read {error.override.lstrip('+')!r}; {remedy}"
+    if several := re.match(r"Ambiguous value for argument '\+*(.*?)=(.*)'", str(error)):
+        key, value = several.groups()
+        remedy = "add -m for a grid of runs" if name == "train" else "give one"
+        return f"{key}={value} has several values; {remedy}, or write a list as {key}=[{value}]"
+    lines = [line.strip() for line in str(error).replace("++", "").splitlines() if line.strip()]
+    return ": ".join(lines[:2])

@@ -1,0 +1,86 @@
+"""The text of --help: what a command does, its settings with their values, and the options of its config groups."""
+
+import itertools
+import json
+import re
+import textwrap
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from tril.data.settings import Setting
+from tril.scripts.cli.config import CONFIGS, flatten
+
+WIDTH = 120  # columns
+KEY_WIDTH = 44  # of "key=value"
+COMMENT = re.compile(r"# \S")  # an indented one is an example
+ADDED = "ablation"  # a group that a grid adds, as +ablation=heads
+
+
+def print_help(
+    description: str,
+    settings: Mapping[str, Setting],
+    own: Collection[str],
+    values: Mapping[str, Any],
+    options: Mapping[str, str | None],
+    *,
+    every: bool = False,
+) -> None:
+    """Prints the help of a command.
+
+    Args:
+        settings: that the command has, by dotted key.
+        own: names of those that belong to the command alone, which are listed always.
+        values: nested plain values of the settings.
+        options: of each config group the chosen one; Hydra's own groups are left out.
+        every: list all settings, and not only the command's own and the common ones of a run.
+    """
+    flat = flatten(values)
+    # another kind of text has others below data.
+    known = {key: each for key, each in settings.items() if key in flat or not key.startswith("data.")}
+    shown = {key: each for key, each in known.items() if every or each.common or key in own}
+    more = f"; --help=all lists all {len(known)}" if len(shown) < len(known) else ""
+    lines = [description.strip(), "", f"Settings (key=value){more}", ""]
+    for key, setting in shown.items():
+        lines += entry_lines(f"{key}={as_typed(flat.get(key, setting.default))}", help_of(setting))
+    groups = [group for group in reversed(options) if not group.startswith("hydra/")]  # as in the yaml file
+    if "experiment" in groups:
+        groups += [ADDED] * (ADDED not in groups)
+    lines += ["", "Groups (group=choice); * is chosen"] if groups else []
+    for group in groups:
+        lines.append("")
+        for path in sorted((CONFIGS / group).glob("*.yaml")):
+            mark = "* " if path.stem == options.get(group) else "  "
+            sign = "+" if group == ADDED else ""
+            lines += entry_lines(f"{mark}{sign}{group}={path.stem}", first_comment(path))
+    print("\n".join(lines), flush=True)
+
+
+def help_of(setting: Setting) -> str:
+    """The help of a setting, with its choices and what it needs."""
+    choices = " | ".join(as_typed(choice) for choice in setting.choices)
+    listed = any(isinstance(choice, str) for choice in setting.choices) and "set by" not in setting.help
+    needs = f"with {setting.needs}" if setting.needs and setting.needs not in setting.help else ""
+    return "; ".join(filter(None, [choices if listed and choices not in setting.help else "", setting.help, needs]))
+
+
+def first_comment(path: Path) -> str:
+    """The first sentence of the comment at the head of a yaml file."""
+    text = path.read_text(encoding="utf-8").removeprefix("# @package _global_\n")
+    comment = " ".join(line.removeprefix("# ") for line in itertools.takewhile(COMMENT.match, text.splitlines()))
+    return re.split(r"(?<=[.:])(?<!et al\.) ", comment)[0].rstrip(":.")
+
+
+def as_typed(value: object) -> str:
+    """The value as on the command line."""
+    text = value if isinstance(value, str) and value else json.dumps(value)
+    return json.dumps(text)[1:-1] if "\n" in text else text
+
+
+def entry_lines(name: str, comment: str) -> list[str]:
+    """A line, and more where the comment is long."""
+    space = " " * (KEY_WIDTH + 3)
+    wrapped = textwrap.wrap(comment, WIDTH, initial_indent=space, subsequent_indent=space)
+    if wrapped and len(name) <= KEY_WIDTH:
+        return [f"  {name:<{KEY_WIDTH}} {wrapped[0].strip()}", *wrapped[1:]]
+    return [f"  {name}", *wrapped]
