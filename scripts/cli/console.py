@@ -10,7 +10,7 @@ COMMANDS = {
     "train": "train a model, or a grid of them with -m",
     "sample": "continue a prompt",
     "play": "try a model in the browser: tokens, attention, heads",
-    "export": "write a model for Hugging Face transformers or llama.cpp",
+    "export": "write a model for Hugging Face transformers",
     "evaluate": "loss, bits per byte, accuracy and calibration of a checkpoint on a text",
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",

@@ -1,4 +1,4 @@
-"""Weights in and out: folders of transformers, checkpoints of nanoGPT, GGUF files. transformers computes in float64."""
+"""Weights in and out: folders of transformers, and checkpoints of nanoGPT. transformers computes in float64."""
 
 import pickle
 from pathlib import Path
@@ -94,26 +94,6 @@ def test_weights_that_are_not_finite_are_refused_in_one_line(imported, start, tm
     folder = start(f"init_from=hf:{tmp_path / 'hf'}")
     for command in ("sample", "evaluate", "heads"):
         run(command, f"ckpt={folder}", cwd=tmp_path).refused("weights that are not finite")
-
-
-def test_a_gguf_file_has_the_tensors_under_the_names_of_llama_cpp(imported, tmp_path):
-    import gguf
-
-    (model, tokenizer, folder), path = imported, tmp_path / "model.gguf"
-    done, kind = run("export", f"ckpt={folder}", "to=gguf", f"out={path}", cwd=tmp_path), model.config.model_type
-    if kind == "gpt2":
-        done.refused("model.pos=learned")
-        return
-    done.succeeded()
-    values = {key: field.contents() for key, field in gguf.GGUFReader(path).fields.items()}
-    stored = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in gguf.GGUFReader(path).tensors}
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind.upper()), 2)
-    for key, value in model.named_parameters():
-        if kind == "llama" and ("q_proj" in key or "k_proj" in key):  # llama.cpp rotates neighbors of a head
-            value = value.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2)
-        assert torch.equal(stored.pop(names.get_name(key, (".weight",))), value.float()), key
-    assert not stored and [values["general.architecture"], values[f"{kind}.rope.freq_base"]] == [kind, 50.0]
-    assert values["tokenizer.ggml.tokens"][:290] == tokenizer.convert_ids_to_tokens(list(range(290)))
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -1,11 +1,7 @@
-"""Models of `transformers`, in and out: one table of models, both ways, and what is refused in either direction.
-
-The tensors of GGUF files are in the contract; here are their tokens.
-"""
+"""Models of `transformers`, in and out: one table of models, both ways, and what is refused in either direction."""
 
 import json
 
-import gguf
 import pytest
 import torch
 from jinja2 import Environment
@@ -19,7 +15,6 @@ from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPTConfig
 from tril.model.interop import hf_export
 from tril.model.interop.architectures import write_config
-from tril.model.interop.gguf_file import write_gguf
 from tril.model.interop.hf import WEIGHTS, read_hf
 from tril.model.interop.hf_export import check_equal, write_hf
 
@@ -143,25 +138,6 @@ def test_an_export_with_another_tokenizer_or_a_damaged_config_is_refused(tmp_pat
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="cannot load the folder"):
         check_equal(tmp_path, lm)
-
-
-def test_a_gguf_file_has_the_tokens_and_what_it_cannot_express_leaves_none(tmp_path):
-    llama, tokenizer = LLAMA | {"n_kv_heads": 2}, byte_tokenizer()
-    write_gguf(tmp_path / "model.gguf", language_model(**llama))
-    values = {name: field.contents() for name, field in gguf.GGUFReader(tmp_path / "model.gguf").fields.items()}
-    tokens, types = (values[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
-    assert tokens[:257] == [tokenizer.id_to_token(i) for i in range(257)] and tokens[263] == "[unused263]"
-    assert types == [1] * 256 + [3] + [5] * 7  # normal, control, unused
-    expected = {"model": "gpt2", "pre": "gpt-2", "bos_token_id": 256, "eos_token_id": 256, "add_bos_token": True}
-    assert {name: values[f"tokenizer.ggml.{name}"] for name in expected} == expected
-    (tmp_path / "model.gguf").unlink()
-    for choices, message in (({"bias": True}, "model.bias=true false"), ({"mlp": "relu2"}, "LlamaForCausalLM cannot")):
-        with pytest.raises(ValueError, match=message):
-            write_gguf(tmp_path / "a.gguf", language_model(**llama | choices))
-    tokenizer.pre_tokenizer = None
-    with pytest.raises(ValueError, match="^GGUF needs a tokenizer that is byte-level BPE"):
-        write_gguf(tmp_path / "a.gguf", LanguageModel(language_model(**llama).model, tokenizer, EOT))
-    assert not list(tmp_path.iterdir())
 
 
 @torch.no_grad()
