@@ -39,16 +39,13 @@ def on_device(tokens: Tokens, device: torch.device | str) -> Tensor:
     return resident
 
 
-def gather(
-    tokens: Tokens, windows: Tokens, context_length: int, offset: int | Tensor = 0, is_target: Tokens | None = None
-) -> Batch:
+def gather(tokens: Tokens, windows: Tokens, context_length: int, offset: int | Tensor = 0) -> Batch:
     """The windows with the given numbers; window i has the inputs at offset + iT ... offset + iT + T - 1, modulo M.
 
     Args:
         tokens: (M + 1,) ids.
         windows: (B,) numbers. Targets of a window beyond the M-th, not counting the offset, are IGNORE.
         offset: one for all windows, or (B, 1).
-        is_target: (M + 1,) bool; targets where it is False are IGNORE. None: all are targets.
 
     Returns:
         inputs and targets, int64 (B, T), on the device of the tokens; a target is the token after its input, or IGNORE.
@@ -60,10 +57,7 @@ def gather(
     inputs, targets = tokens[positions].long(), tokens[positions + 1].long()
     if tokens.dtype == torch.int16:
         inputs, targets = inputs & 0xFFFF, targets & 0xFFFF
-    ignored = unshifted >= n_targets
-    if is_target is not None:
-        ignored |= ~torch.as_tensor(is_target)[positions + 1]
-    return inputs, targets.masked_fill(ignored, IGNORE)
+    return inputs, targets.masked_fill(unshifted >= n_targets, IGNORE)
 
 
 def check_batch_size(batch_size: int, n_windows: int) -> None:
@@ -132,7 +126,6 @@ class TrainWindows:
         batch_size: windows B per batch of a rank; rank r of W takes r, r + W, ... of each W * B.
         accumulate: batches per optimizer step. A pass has complete steps, since Lightning ends a step with the pass.
         counts: windows of each text in a block, at least 1; their sum is N.
-        is_target: of each text, see `gather`.
         length_at: optimizer step -> length of its windows, a divisor of T: each window is cut into such, which are
             rows of the same batch. None: T.
 
@@ -151,13 +144,12 @@ class TrainWindows:
         accumulate: int = 1,
         *,
         counts: Sequence[int] = (BLOCK,),
-        is_target: Sequence[Tokens | None] | None = None,
         length_at: Callable[[int], int] | None = None,
     ) -> None:
         self.texts = [as_tensor(text) for text in ([texts] if isinstance(texts, Tokens) else texts)]
         self.counts, self.context_length, self.batch_size, self.seed = counts, context_length, batch_size, seed
         self.rank, self.world_size, self.accumulate = rank, world_size, accumulate
-        self.is_target, self.length_at = is_target or [None] * len(self.texts), length_at
+        self.length_at = length_at
         self._orders = [WindowOrder(len(text), context_length, seed) for text in self.texts]
         self.n_windows = sum(order.n_windows for order in self._orders)
         self.block_size = sum(counts)  # N
@@ -194,10 +186,7 @@ class TrainWindows:
         blocks = [self._windows(block) for block in range(first, indices[-1] // self.block_size + 1)]
         table = torch.cat(blocks, 1)[:, indices.start - first * self.block_size :: indices.step]
         numbers, windows, offsets = table[:, : len(indices)]  # (B,) each
-        batches = [
-            gather(tokens, windows, self.context_length, offsets[:, None], flags)
-            for tokens, flags in zip(self.texts, self.is_target, strict=True)
-        ]
+        batches = [gather(tokens, windows, self.context_length, offsets[:, None]) for tokens in self.texts]
         # Every row is read from every text: to select rows on a GPU, the host would wait for it.
         inputs, targets = batches[0]
         for number, batch in enumerate(batches[1:], start=1):
@@ -229,20 +218,14 @@ class ValWindows:
     """
 
     def __init__(
-        self,
-        tokens: Tokens,
-        context_length: int,
-        batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-        is_target: Tokens | None = None,
+        self, tokens: Tokens, context_length: int, batch_size: int, rank: int = 0, world_size: int = 1
     ) -> None:
         if len(tokens) < 2:
             raise ValueError(
                 f"the validation part has {len(tokens)} tokens, at least 2 are needed; raise data.val_fraction"
             )
         self.tokens, self.context_length, self.batch_size = as_tensor(tokens), context_length, batch_size
-        self.rank, self.world_size, self.is_target = rank, world_size, is_target
+        self.rank, self.world_size = rank, world_size
         self.n_windows = -(-(len(tokens) - 1) // context_length)
 
     def __len__(self) -> int:
@@ -252,4 +235,4 @@ class ValWindows:
         end = len(self) * self.batch_size * self.world_size
         windows = torch.arange(self.rank, end, self.world_size, device=self.tokens.device)
         for part in windows.split(self.batch_size):
-            yield gather(self.tokens, part, self.context_length, is_target=self.is_target)
+            yield gather(self.tokens, part, self.context_length)

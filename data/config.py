@@ -159,10 +159,7 @@ def parse(mapping: Mapping[str, Any], presets: Presets | None = None) -> DataCon
         values["sources"] = expand(sources, presets or {})
     source = build_source(SOURCES, values)
     config = build(DataConfig, {key: mapping[key] for key in mapping if key in common} | {"source": source}, "data")
-    is_chat = any(member.source.is_chat for member in config.members.values())  # raises for a wrong mixture
-    if config.document_mask and is_chat:
-        cause = "separates documents at end-of-text tokens, which conversations contain"
-        raise ValueError(f"data.document_mask=true {cause}; set it to false with data.format=chat")
+    _ = config.members  # raises for a wrong mixture
     return config
 
 

@@ -41,7 +41,7 @@ class TextDataModule(LightningDataModule):
         self.config, self.context_length, self.seed = config, context_length, seed
         self.lengths = config.window_lengths(context_length)
         self.batch_size, self.val_batch_size = config.batch_size, config.val_batch_size or config.batch_size
-        self._loaded: dict[tuple[Split, torch.device], tuple[list[Tokens], list[Tokens | None]]] = {}
+        self._loaded: dict[tuple[Split, torch.device], list[Tokens]] = {}
 
     def prepare_data(self) -> None:
         """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
@@ -89,9 +89,7 @@ class TextDataModule(LightningDataModule):
         """
         parts, first = [], 0
         for text, n in zip(self.texts.values(), n_targets, strict=True):
-            documents, targets = text.documents("val"), text.targets("val")
-            documents = documents if targets is None else documents[:-1][targets[1:]]
-            parts.append(first + documents[:n])
+            parts.append(first + text.documents("val")[:n])
             first = parts[-1][-1] + 1
         return np.concatenate(parts)
 
@@ -108,7 +106,7 @@ class TextDataModule(LightningDataModule):
 
     def train_dataloader(self) -> TrainWindows:
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
-        windows = self._train_windows(*self._tokens("train"), accumulate, length_at=self.length_at)
+        windows = self._train_windows(self._tokens("train"), accumulate, length_at=self.length_at)
         check_batch_size(self.batch_size, windows.n_windows)
         return windows
 
@@ -119,8 +117,7 @@ class TextDataModule(LightningDataModule):
 
     def val_dataloader(self) -> ValWindows | list[ValWindows]:
         shape = (self.context_length, self.val_batch_size, *self._ranks())
-        texts = zip(*self._tokens("val"), strict=True)
-        loaders = [ValWindows(tokens, *shape, is_target=is_target) for tokens, is_target in texts]
+        loaders = [ValWindows(tokens, *shape) for tokens in self._tokens("val")]
         return loaders if len(loaders) > 1 else loaders[0]
 
     def windows_of(self, tokens: torch.Tensor) -> dict[str, Iterable[Batch]]:
@@ -135,40 +132,29 @@ class TextDataModule(LightningDataModule):
     def first_val_windows(self, n_windows: int) -> Batch:
         """Inputs and targets (n, T) of the first validation windows, the same in every process.
 
-        Of a mixture about the same number of each source, of the first ones in the order of their names; of a chat, all
-        tokens are targets.
+        Of a mixture about the same number of each source, of the first ones in the order of their names.
         """
-        texts, _ = self._tokens("val")
+        texts = self._tokens("val")
         each = -(-n_windows // len(texts))
         batches = [next(iter(ValWindows(tokens, self.context_length, each))) for tokens in texts]
         inputs, targets = (torch.cat(part)[:n_windows] for part in zip(*batches, strict=True))
         return inputs, targets
 
     def _train_windows(
-        self,
-        texts: list[Tokens],
-        is_target: list[Tokens | None] | None = None,
-        accumulate: int = 1,
-        *,
-        length_at: Callable[[int], int],
+        self, texts: list[Tokens], accumulate: int = 1, *, length_at: Callable[[int], int]
     ) -> TrainWindows:
         shape = (self.context_length, self.batch_size, self.seed, *self._ranks(), accumulate)
-        return TrainWindows(texts, *shape, counts=self.prepared.counts, is_target=is_target, length_at=length_at)
+        return TrainWindows(texts, *shape, counts=self.prepared.counts, length_at=length_at)
 
-    def _tokens(self, split: Split) -> tuple[list[Tokens], list[Tokens | None]]:
-        """The tokens of each text, and which are targets of a chat; None: all.
-
-        They are memory-mapped, or copied to the trainer's GPU, once, if all fit.
-        """
+    def _tokens(self, split: Split) -> list[Tokens]:
+        """The tokens of each text: memory-mapped, or copied to the trainer's GPU, once, if all fit."""
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if (split, device) not in self._loaded:
             tokens: list[Tokens] = [text.tokens(split) for text in self.texts.values()]
-            targets: list[Tokens | None] = [text.targets(split) for text in self.texts.values()]
             n_bytes = sum(ids.nbytes for ids in tokens)
             if device.type == "cuda" and n_bytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
                 tokens = [on_device(ids, device) for ids in tokens]
-                targets = [None if flags is None else torch.as_tensor(flags).to(device) for flags in targets]
-            self._loaded[split, device] = tokens, targets
+            self._loaded[split, device] = tokens
         return self._loaded[split, device]
 
     def _ranks(self) -> tuple[int, int]:

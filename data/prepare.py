@@ -4,7 +4,6 @@ The name of a prepared folder contains a fingerprint of sources, splits, tokeniz
 never reads stale tokens; a damaged folder is prepared again.
 """
 
-import contextlib
 import ctypes
 import logging
 import os
@@ -13,28 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tril.data.cache import read_or_write, resolve_cache_dir
 from tril.data.overlap import measure_overlap
-from tril.data.prepared import (
-    FLAGS,
-    OPENS,
-    TARGET,
-    TOKENIZER,
-    TOKENS,
-    PreparedText,
-    PreparedTexts,
-    sha256_of,
-    sha256_of_file,
-    write_meta,
-)
+from tril.data.prepared import TOKENIZER, TOKENS, PreparedText, PreparedTexts, sha256_of, sha256_of_file, write_meta
 from tril.data.sources.base import Member, Piece, Split
-from tril.data.tokenizer import TokenizerConfig, build, for_documents, guarded, n_ids
+from tril.data.tokenizer import TokenizerConfig, build, guarded, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
 MAX_UINT16_VOCAB = 1 << 16
@@ -48,9 +36,8 @@ class Counts:
     """The size of one part.
 
     Attributes:
-        targets: tokens that are predicted: all but the first; of a chat, those of the answers.
-        bytes: of a chat, those of the answers.
-        first_bytes: of them, those of the first token, which is not predicted.
+        targets: tokens that are predicted: all but the first.
+        first_bytes: of `bytes`, those of the first token, which is not predicted.
         unknown: tokens for characters that the tokenizer does not have.
     """
 
@@ -90,22 +77,20 @@ def prepare(
     def write(folder: Path) -> None:
         folder.mkdir()
         tokenizer = build(config, [training_texts(member, config) for member in members.values()])
-        vocab_size, is_chat = n_ids(tokenizer), any(member.source.is_chat for member in members.values())
+        vocab_size, names = n_ids(tokenizer), (TOKENIZER, TOKENS)
         dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
-        encoder, names = Encoder(tokenizer, config.eot, dtype), (TOKENIZER, TOKENS, *[FLAGS] * is_chat)
-        with contextlib.ExitStack() as stack:
-            files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
-            files[TOKENIZER].write(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises bare Exceptions
+        encoder = Encoder(tokenizer, config.eot, dtype)
+        (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
+        with (folder / TOKENS).open("wb") as file:
             for name, member in members.items():
-                start = {TOKENS: files[TOKENS].tell() // dtype.itemsize, FLAGS: None}
-                start |= {FLAGS: files[FLAGS].tell()} if member.source.is_chat else {}
-                sizes = {split: asdict(write_part(member, split, encoder, files, progress)) for split in member.budgets}
+                start = {TOKENS: file.tell() // dtype.itemsize}
+                sizes = {split: asdict(write_part(member, split, encoder, file, progress)) for split in member.budgets}
                 sources[name] |= {"start": start, "counts": sizes}
-        meta = {**settings, "fingerprint": fingerprint, "kind": kind, "chat": is_chat, "dtype": dtype.name}
+        meta = {**settings, "fingerprint": fingerprint, "kind": kind, "dtype": dtype.name}
         meta |= {"vocab_size": vocab_size, "eot_id": encoder.eot_id}
         meta |= {"files": {name: [(folder / name).stat().st_size, sha256_of_file(folder / name)] for name in names}}
         for name, text in PreparedTexts(folder, meta, tokenizer, counts).texts.items():
-            train, val = (text.predicted(split) for split in ("train", "val"))
+            train, val = (text.tokens(split) for split in ("train", "val"))
             sizes = {split: part["bytes"] for split, part in text.meta["counts"].items()}
             overlap = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
             split = {"rule": members[name].source.split_rule, "val_share": sizes["val"] / sum(sizes.values())}
@@ -139,10 +124,8 @@ def training_texts(member: Member, config: TokenizerConfig) -> Iterator[str]:
             return  # a character is a token: later ones are not encoded
 
 
-def write_part(
-    member: Member, split: Split, encoder: "Encoder", files: Mapping[str, BinaryIO], progress: bool
-) -> Counts:
-    """Writes ids and flags of the pieces until these end or the budget is reached. Terminals show a progress bar."""
+def write_part(member: Member, split: Split, encoder: "Encoder", file: BinaryIO, progress: bool) -> Counts:
+    """Writes the ids of the pieces until these end or the budget is reached. Terminals show a progress bar."""
     source, budget, counts, starts_document = member.source, member.budgets[split], Counts(), True
     shown = {
         "unit": "token" if budget else "B",
@@ -151,13 +134,10 @@ def write_part(
         "disable": None if progress else True,
     }
     with tqdm(desc=f"encoding the {split} part", total=budget, **shown) as bar:
-        for piece, ids, n_bytes, flags in encoder.encode(source.pieces(split)):
-            files[TOKENS].write(ids.tobytes())
-            if flags is not None:
-                flags[: counts.tokens == 0] &= OPENS  # the first token of a part is not predicted
-                files[FLAGS].write(flags.tobytes())
-                counts.targets += int((flags & TARGET > 0).sum())
-            elif counts.tokens == 0:
+        for piece, ids in encoder.encode(source.pieces(split)):
+            file.write(ids.tobytes())
+            n_bytes = len(piece.text.encode())
+            if counts.tokens == 0:
                 counts.first_bytes = first_token_bytes(encoder.tokenizer, piece.text)
             counts.unknown += int((ids == encoder.unknown_id).sum())
             counts.documents += starts_document
@@ -170,75 +150,32 @@ def write_part(
     if counts.tokens == 0:
         remedy = "give more text, or change data.val_fraction, data.val_path or data.val_split"
         raise ValueError(f"data: the {split} part of {source.name} is empty; {remedy}")
-    if not source.is_chat:
-        counts.targets = counts.tokens - 1
-    elif counts.bytes == 0:
-        remedy = "choose another data.chat_template"
-        raise ValueError(f"data: the {split} part of {source.name} has no answer to train on; {remedy}")
+    counts.targets = counts.tokens - 1
     if counts.unknown:
         message = "%d of %d tokens of the %s part are unknown to the tokenizer"
         logging.getLogger(__name__).warning(message, counts.unknown, counts.tokens, split)
     return counts
 
 
-class Encoded(NamedTuple):
-    """A piece with its ids, (n,), and `n_bytes`, those of its UTF-8 text; of a conversation, those of its answers.
-
-    `flags` are TARGET and OPENS of each token, uint8 (n,); None: a document, all of whose tokens are targets.
-    """
-
-    piece: Piece
-    ids: np.ndarray
-    n_bytes: int
-    flags: np.ndarray | None = None
-
-
 class Encoder:
-    """Encodes pieces, with the id of `eot` after each document.
-
-    Each turn of a conversation is encoded alone, as in generation, where the prompt is encoded without its answer. Its
-    special tokens are those of the template: `Piece.turns` refuses messages that contain one.
-    """
+    """Encodes pieces, with the id of `eot` after each document."""
 
     def __init__(self, tokenizer: Tokenizer, eot: str, dtype: np.dtype) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-        self.tokenizer, self.eot, self.dtype = tokenizer, eot, dtype
+        self.tokenizer, self.dtype = tokenizer, dtype
         self.eot_id = tokenizer.token_to_id(eot)
         self.unknown_id = tokenizer.token_to_id(
             getattr(tokenizer.model, "unk_token", None) or ""
         )  # None: no such token
-        self.of_turns = for_documents(Tokenizer.from_str(tokenizer.to_str()))
-        self.of_turns.encode_special_tokens = False
-        added = self.of_turns.get_added_tokens_decoder().values()
-        self.special = {token.content for token in added if token.special} | {eot}
 
-    def encode(self, pieces: Iterable[Piece]) -> Iterator[Encoded]:
-        """Every piece in order."""
+    def encode(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray]]:
+        """Every piece in order with its ids, (n,)."""
+        encode = self.tokenizer.encode_batch_fast
         for batch in batches_of(pieces):
-            encodings = iter(_encode(self.tokenizer, [piece.text for piece in batch if piece.turns is None]))
-            for piece in batch:
-                if piece.turns is not None:
-                    yield self._conversation(piece)
-                    continue
-                ids = np.array([*next(encodings).ids, *[self.eot_id] * piece.ends_document], self.dtype)
-                yield Encoded(piece, ids, len(piece.text.encode()))
-
-    def _conversation(self, piece: Piece) -> Encoded:
-        assert piece.turns is not None and piece.ends_document
-        turns = piece.turns(self.eot, self.special)
-        encodings = _encode(self.of_turns, [turn.text for turn in turns])
-        ids = np.array([token for encoding in encodings for token in encoding.ids], self.dtype)
-        sizes = [len(encoding.ids) for encoding in encodings]
-        flags = np.repeat(np.array([TARGET if turn.is_target else 0 for turn in turns], np.uint8), sizes)
-        flags[:1] |= OPENS
-        answers = "".join(turn.text for turn in turns if turn.is_target)
-        for token in self.special:
-            answers = answers.replace(token, "")
-        return Encoded(piece, ids, len(answers.encode()), flags)
-
-
-def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
-    return guarded("cannot encode the text", tokenizer.encode_batch_fast, texts, add_special_tokens=False)
+            texts = [piece.text for piece in batch]
+            encodings = guarded("cannot encode the text", encode, texts, add_special_tokens=False)
+            for piece, encoding in zip(batch, encodings, strict=True):
+                yield piece, np.array([*encoding.ids, *[self.eot_id] * piece.ends_document], self.dtype)
 
 
 def batches_of(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -1,8 +1,7 @@
-"""The prepared texts of a run: their tokens, documents and targets, and the bytes of their validation parts.
+"""The prepared texts of a run: their tokens and documents, and the bytes of their validation parts.
 
 A prepared folder holds tokens.bin (of each text the training part, then the validation part), tokenizer.json and
-meta.json, and of a chat flags.bin, which tells the tokens that are trained on. meta.json has the size and the sha256 of
-each file and of its own values. They detect damage, not forgery.
+meta.json, which has the size and the sha256 of each file and of its own values. They detect damage, not forgery.
 """
 
 import hashlib
@@ -19,8 +18,7 @@ from tokenizers import Tokenizer
 from tril.data.sources.base import HASH_LIMIT, Split
 from tril.data.tokenizer import for_documents, load_tokenizer
 
-TARGET, OPENS = 1, 2  # flags of a token of a chat: it is trained on; it is the first of its conversation
-TOKENS, FLAGS, TOKENIZER, META = "tokens.bin", "flags.bin", "tokenizer.json", "meta.json"
+TOKENS, TOKENIZER, META = "tokens.bin", "tokenizer.json", "meta.json"
 DECODED_TOKENS = 1 << 16  # tokens decoded at a time
 
 
@@ -73,34 +71,23 @@ class PreparedText:
     meta: dict[str, Any]
     tokenizer: Tokenizer
 
-    @property
-    def is_chat(self) -> bool:
-        return self.meta["start"][FLAGS] is not None
-
     def tokens(self, split: Split) -> np.ndarray:
         """Token ids of one part, (number of tokens,), memory-mapped and read-only, in the dtype of the file."""
-        return self._part(TOKENS, self.meta["dtype"], split)
-
-    def targets(self, split: Split) -> np.ndarray | None:
-        """Which tokens of one part of a chat are trained on, bool (number of tokens,); None: all."""
-        return self._part(FLAGS, "uint8", split) & TARGET > 0 if self.is_chat else None
-
-    def predicted(self, split: Split) -> np.ndarray:
-        """The tokens of one part that are trained on, (M,)."""
-        targets = self.targets(split)
-        return self.tokens(split) if targets is None else self.tokens(split)[targets]
+        n_train, n_val = (self.meta["counts"][part]["tokens"] for part in ("train", "val"))
+        first, count = self.meta["start"][TOKENS], n_train
+        if split == "val":
+            first, count = first + n_train, n_val
+        return np.memmap(self.folder / TOKENS, self.meta["dtype"], mode="r")[first : first + count]
 
     def documents(self, split: Split) -> np.ndarray:
         """The document of each token of one part, counted from 0: (number of tokens,) int64.
 
-        The end-of-text token belongs to the document that it starts. Of a chat, a conversation is a document.
+        The end-of-text token belongs to the document that it starts.
         """
-        if self.is_chat:
-            return np.cumsum(self._part(FLAGS, "uint8", split) & OPENS > 0) - 1
         return np.cumsum(self.tokens(split) == self.meta["eot_id"])
 
     def val_bytes(self, n_targets: int) -> int:
-        """UTF-8 bytes of the first `n_targets` predicted tokens of the validation part.
+        """UTF-8 bytes of the first `n_targets` targets of the validation part, which are all tokens but the first.
 
         All of them have the bytes of the text after its first token. Of fewer, as with trainer.limit_val_batches, the
         bytes of the decoded tokens are counted, without end-of-text: bytes per token differ between documents.
@@ -108,20 +95,12 @@ class PreparedText:
         counts = self.meta["counts"]["val"]
         if n_targets >= counts["targets"]:
             return max(counts["bytes"] - counts["first_bytes"], 1)
-        first = 0 if self.is_chat else 1  # of a document, the first token is not predicted
-        tokens, size = self.predicted("val")[first:], 0
+        tokens, size = self.tokens("val")[1:], 0
         for start in range(0, n_targets, DECODED_TOKENS):
             ids = tokens[start : min(start + DECODED_TOKENS, n_targets)]
             ids = ids[ids != self.meta["eot_id"]]
             size += len(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False).encode())
         return max(size, 1)
-
-    def _part(self, name: str, dtype: str, split: Split) -> np.ndarray:
-        n_train, n_val = (self.meta["counts"][part]["tokens"] for part in ("train", "val"))
-        first, count = self.meta["start"][name], n_train
-        if split == "val":
-            first, count = first + n_train, n_val
-        return np.memmap(self.folder / name, dtype, mode="r")[first : first + count]
 
 
 class PreparedTexts:

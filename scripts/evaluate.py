@@ -17,7 +17,7 @@ from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import check_writable, user_errors
 from tril.scripts.cli.finished_run import evaluated_texts, single_text
 
-UNUSED = ("data.tokenizer", "data.batch_size", "data.val_batch_size", "data.document_mask", "data.format")
+UNUSED = ("data.tokenizer", "data.batch_size", "data.val_batch_size", "data.document_mask")
 
 
 @entry("evaluate", EvaluateConfig, {"data": None}, unused=UNUSED)

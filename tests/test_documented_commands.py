@@ -70,7 +70,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documented")
     rows = {
         "posts.jsonl": [{"body": f"Post {i} is about {i * i}.\n" * 9} for i in range(60)],
-        "chat.jsonl": [{"prompt": f"What is {i} plus 4?", "response": str(i + 4)} for i in range(200)],
         "FILE.jsonl": [{"good": "line 3", "bad": "enil 3"}],
     }
     files = {name: f"{name}\n{TEXT}" for name in TEXTS} | {"start.txt": "line 3", "model.py": MODEL}

@@ -4,7 +4,7 @@ import codecs
 import gzip
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,40 +19,24 @@ BLOCK = 1000  # training windows in which the shares of a mixture are exact
 HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 
-class Turn(NamedTuple):
-    """A part of a conversation, with special tokens as text, and whether its tokens are targets."""
-
-    text: str
-    is_target: bool
-
-
-Turns = Callable[[str, Collection[str]], list[Turn]]  # (end-of-text token, all special tokens) -> turns
-
-
 class Document(NamedTuple):
     """A text that is in one part as a whole, if possible.
 
     Attributes:
         name: unique in its source; its hash decides the order in which documents are chosen for validation.
         key: of a row what is compared with other rows, and hashed where they are too many.
-        turns: of a conversation, which is never cut.
     """
 
     name: str
     text: str
     key: str | None = None
-    turns: Turns | None = None
 
 
 class Piece(NamedTuple):
-    """A document or a part of one, and whether its document ends with it.
-
-    A conversation is one piece with `turns`, which are encoded in place of the text.
-    """
+    """A document or a part of one, and whether its document ends with it."""
 
     text: str
     ends_document: bool
-    turns: Turns | None = None
 
 
 class Source:
@@ -66,7 +50,6 @@ class Source:
         separate_val: names the setting with separate documents for validation; None: they are `val_fraction` of all.
         by_content: rows are split by a hash of their content, without being compared first.
         ends_documents: the end-of-text token is put after each document.
-        is_chat: the documents are conversations.
         n_bytes: of all files; a text of very many is only searched for equal documents.
         prompt: what a sample of a model of this text begins with, unless the user chooses; "": a new document.
     """
@@ -77,7 +60,6 @@ class Source:
     separate_val: str | None = None
     by_content = False
     ends_documents = True
-    is_chat = False
     n_bytes = 0
     prompt = ""
 
@@ -97,11 +79,7 @@ class Source:
     def pieces(self, split: Split) -> Iterator[Piece]:
         """The text of one part, always in the same order, in pieces."""
         for document in self.documents(split):
-            text = self._part(document, split)
-            if document.turns is None:
-                yield from cut(text, self.ends_documents)
-            elif text:
-                yield Piece(text, True, document.turns)
+            yield from cut(self._part(document, split), self.ends_documents)
 
     def _part(self, document: Document, split: Split) -> str:
         """The text of a document that is in `split`."""
@@ -119,9 +97,7 @@ class Source:
     def _plan(self) -> Plan:
         if self.by_content:
             return Plan(None, True, BY_CONTENT)
-        compare = self.n_bytes <= MAX_BYTES
-        documents = self.documents("train")
-        return plan_split(documents, self.val_fraction, self.salt, compare=compare, whole=self.is_chat)
+        return plan_split(self.documents("train"), self.val_fraction, self.salt, compare=self.n_bytes <= MAX_BYTES)
 
 
 def cut(text: str, ends_document: bool) -> Iterator[Piece]:

@@ -4,14 +4,13 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
-from tril.data.settings import printable, setting, strict_settings
+from tril.data.settings import setting, strict_settings
 from tril.data.sources.base import Document, Source, Split, digest_files
-from tril.data.sources.chat import PLAIN, ChatTemplate, conversation
 from tril.data.sources.formats import find, has_rows, read_rows, read_text, reading, row_text
 
 
@@ -20,8 +19,6 @@ class Files(Source):
     """UTF-8 text files, and rows of .jsonl, .json, .csv (all also with .gz) and .parquet. A file of text is a document,
     and so is a row. The names of documents are relative to the common folder of all files, so that moving it does not
     change the split.
-
-    With `format="chat"` the rows are conversations, and the split compares their messages without system prompts.
     """
 
     path: str | list[str] | None = setting(
@@ -29,7 +26,7 @@ class Files(Source):
         "a file, a folder (searched to every depth), a glob in quotes, or a list: '[a.txt,notes/*.md]'",
         common=True,
     )
-    text_field: str = setting("text", "the key or column that holds the text of a row", needs="format=text")
+    text_field: str = setting("text", "the key or column that holds the text of a row")
     val_fraction: float = setting(
         0.05,
         "of the text: whole files and rows if possible, else the end of each",
@@ -41,30 +38,15 @@ class Files(Source):
     val_path: str | list[str] | None = setting(
         None, "files to validate on, excluded from `path`; null: a part of `path`", common=True
     )
-    format: Literal["text", "chat"] = setting(
-        "text", "chat: rows with messages, or prompt and response; trains on the answers", common=True
-    )
-    chat_template: str | None = setting(
-        None, "a file with a Jinja template; null: that of init_from, else a plain one", needs="format=chat"
-    )
     name = "files"
 
     @model_validator(mode="after")
     def _check(self) -> "Files":
         paths = {path for files in self.files.values() for _, path in files}
-        texts = {path for path in paths if not has_rows(path)}
-        if self.text_field != "text" and paths == texts:
+        if self.text_field != "text" and not any(map(has_rows, paths)):
             cause = "has no effect on text files, which have no rows"
             raise ValueError(f"data.text_field={self.text_field} {cause}; leave it out")
-        if self.is_chat and texts:
-            text = printable(min(texts))
-            raise ValueError(f"data.format=chat needs files of rows, such as .jsonl, and {text} is text; leave it out")
-        _ = self.template
         return self
-
-    @property
-    def is_chat(self) -> bool:
-        return self.format == "chat"
 
     @property
     def separate_val(self) -> str | None:
@@ -73,18 +55,6 @@ class Files(Source):
     @property
     def n_bytes(self) -> int:
         return sum(path.stat().st_size for _, path in self.files["train"])
-
-    @cached_property
-    def template(self) -> ChatTemplate | None:
-        """Of conversations."""
-        if not self.is_chat:
-            return None
-        if self.chat_template is None:
-            return ChatTemplate(PLAIN, "the plain chat template")
-        path, name = Path(self.chat_template).expanduser(), f"data.chat_template={printable(self.chat_template)}"
-        if not path.is_file():
-            raise FileNotFoundError(f"{name} does not exist; give a file with a Jinja template")
-        return ChatTemplate(read_text(path), name)
 
     @cached_property
     def files(self) -> dict[Split, list[tuple[str, Path]]]:
@@ -113,8 +83,6 @@ class Files(Source):
         splits: tuple[Split, ...] = ("train",) if self.val_path is None else ("train", "val")
         files = [(f"{split} {name}", path) for split in splits for name, path in self.files[split]]
         common = {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field}
-        if self.template is not None:  # the template itself, which a run that starts from this one takes over
-            common |= {"format": self.format, "chat_template": self.template.text}
         return common | ({"val_fraction": self.val_fraction} if self.val_path is None else {"val_path": True})
 
     def documents(self, split: Split) -> Iterator[Document]:
@@ -123,10 +91,6 @@ class Files(Source):
                 yield Document(name, read_text(path))
                 continue
             with reading(path):
-                rows = read_rows(path, None if self.is_chat else self.text_field)
-                for number, (where, row) in enumerate(rows, start=1):
-                    if self.template is not None:
-                        yield conversation(f"{name}:{number}", row, self.template, where)
-                    else:
-                        text = row_text(row, self.text_field, where)
-                        yield Document(f"{name}:{number}", text, key=text.strip())
+                for number, (where, row) in enumerate(read_rows(path, self.text_field), start=1):
+                    text = row_text(row, self.text_field, where)
+                    yield Document(f"{name}:{number}", text, key=text.strip())

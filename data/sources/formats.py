@@ -76,17 +76,17 @@ def has_rows(path: Path) -> bool:
     return path.name.removesuffix(".gz").endswith(ROWS)
 
 
-def read_rows(path: Path, text_field: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, text_field: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where it is, as in "a.csv, row 3", and the content of each row of a file, in order.
 
     Args:
-        text_field: the field that is needed; None: all. In a .json file, a text stands for an object with it.
+        text_field: the field that is needed. In a .json file, a text stands for an object with it.
     """
     kind = Path(path.name.removesuffix(".gz")).suffix
     where, number = f"{printable(path)}, {'line' if kind == '.jsonl' else 'row'}", 0
     try:
         for number, row in enumerate(_rows(path, kind, text_field), start=1):
-            if isinstance(row, str) and text_field:
+            if isinstance(row, str):
                 row = {text_field: row}
             if isinstance(row, dict):
                 yield f"{where} {number}", row
@@ -97,7 +97,7 @@ def read_rows(path: Path, text_field: str | None) -> Iterator[tuple[str, dict[st
         raise ValueError(f"{where} {number + 1} cannot be read ({printable(error)}); correct it") from error
 
 
-def _rows(path: Path, kind: str, text_field: str | None) -> Iterator[Any]:
+def _rows(path: Path, kind: str, text_field: str) -> Iterator[Any]:
     """The rows of a file as they stand in it; None: an empty line."""
     if kind == ".json":  # the elements of a list, or one object
         rows = json.loads(read_text(path))

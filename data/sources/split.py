@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 TOLERANCE = 1.5  # the share of the validation part is at most this factor from the wanted one
 MAX_DOCUMENTS = 10_000  # with more, memory and time to compare them become noticeable
@@ -47,22 +47,21 @@ class Content:
 
 
 def plan_split(
-    documents: Iterable[tuple[str, str, str | None, Any]], val_fraction: float, salt: str, *, compare: bool, whole: bool
+    documents: Iterable[tuple[str, str, str | None]], val_fraction: float, salt: str, *, compare: bool
 ) -> Plan:
     """Decides the split of documents, each with its name, text and key; reads all of them once.
 
     Args:
         salt: put before each name for its hash.
         compare: False: only equal documents are found.
-        whole: documents may not be cut.
 
     Raises:
-        ValueError: a document cannot be read, or whole ones do not give `val_fraction`.
+        ValueError: a document cannot be read.
     """
     texts: dict[str, Content] = {}
     rows: dict[str, Content] = {}
     n_rows = 0
-    for name, text, key, _ in documents:
+    for name, text, key in documents:
         if key is None:
             texts[name] = Content(text, compare)
         elif text:
@@ -74,10 +73,6 @@ def plan_split(
     n, val = len(compared), choose_val(compared, val_fraction, salt)
     if val is not None:
         rule = f"{len(val)} of {n} documents that share no passages with others"
-    elif whole and not by_content:
-        cause = f"data.val_fraction={val_fraction} cannot be met with {n} whole conversations"
-        remedy = "change it, give more, or give other files with data.val_path"
-        raise ValueError(f"{cause}, of which those that share text with others are for training; {remedy}")
     elif n > 1:
         rule = f"the end of each of {n} documents (whole ones would miss data.val_fraction by a factor of {TOLERANCE})"
     else:

@@ -18,12 +18,12 @@ from tril.model.checkpoint import Checkpoint, named, one_line
 from tril.model.interop.architectures import HUGGING_FACE, read_config, read_weights
 
 CONFIG, WEIGHTS, SHARDS = "config.json", "model.safetensors", "model-*-of-*.safetensors"
-TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 HUB_NAME = re.compile(r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[\w./-]+))?")
 
 
 def read_hf(folder: str | Path) -> Checkpoint:
-    """The model of a folder. `data` holds its chat template where a run's text has one, if it has one.
+    """The model of a folder.
 
     Raises:
         OSError: a file is missing or cannot be read.
@@ -43,9 +43,7 @@ def read_hf(folder: str | Path) -> Checkpoint:
         eot = tokenizer.id_to_token(eot) if type(eot) is int and eot >= 0 else _content(settings.get("eos_token"))
         if not isinstance(eot, str) or tokenizer.token_to_id(eot) is None:
             raise ValueError(f"no end-of-text token: set eos_token_id in {CONFIG}, or eos_token in {TOKENIZER_CONFIG}")
-        template = _chat_template(folder, settings)
-        data = {} if template is None else {"source": {"chat_template": template}}
-        return Checkpoint(config, read_weights(kind, config, read_tensors(folder)), text, eot, data=data, path=folder)
+        return Checkpoint(config, read_weights(kind, config, read_tensors(folder)), text, eot, data={}, path=folder)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -101,7 +99,7 @@ def download(name: str) -> tuple[Path, str]:
         disable_progress_bars()
     for client in ("httpx", "httpx2"):  # of huggingface_hub 1 and 2, which log a line for each request
         logging.getLogger(client).setLevel(logging.WARNING)
-    patterns = [CONFIG, WEIGHTS, SHARDS, TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE]
+    patterns = [CONFIG, WEIGHTS, SHARDS, TOKENIZER, TOKENIZER_CONFIG]
     try:
         folder = Path(snapshot_download(match["repository"], revision=match["revision"], allow_patterns=patterns))
     except Exception as error:  # network, server and library errors have no common base class
@@ -109,19 +107,6 @@ def download(name: str) -> tuple[Path, str]:
         reason = one_line(str(error))[:200] or type(error).__name__
         raise OSError(f"{name} is no folder, and cannot be read from the hub ({reason}); {remedy}") from error
     return folder, f"{match['repository']}@{folder.name}"  # the cache has a folder for each commit
-
-
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """The Jinja template of a folder, which begins with the special tokens that it names; None: the folder has none."""
-    has_file = (folder / CHAT_TEMPLATE).is_file()
-    template = _read_text(folder / CHAT_TEMPLATE) if has_file else settings.get("chat_template")
-    if template is None:
-        return None
-    if not isinstance(template, str):
-        raise ValueError(f"{TOKENIZER_CONFIG}: chat_template must be text; write the one to use into {CHAT_TEMPLATE}")
-    special = {name: _content(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    lines = (f"{{% set {k} = {json.dumps(v, ensure_ascii=False)} %}}" for k, v in special.items() if isinstance(v, str))
-    return "".join(lines) + template
 
 
 def _content(token: Any) -> Any:

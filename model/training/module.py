@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from tril.model.compilation import raise_recompile_limit
 from tril.model.gpt import GPT, IGNORE, call_block
 from tril.model.masks import document_options
-from tril.model.training.errors import RunRefused
 from tril.model.training.hardware import GRAPHS, REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.model.training.schedule import lr_factor
@@ -155,8 +154,8 @@ class TrainingModule(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a micro-batch, summed and divided by all its positions, ignored ones included.
 
-        Thus every target of an epoch has the same weight, micro-batches and ranks add up to one large batch, and a
-        batch without targets (of a chat) has the loss 0. What is logged is the mean over targets.
+        Thus every target of an epoch has the same weight, and micro-batches and ranks add up to one large batch. The
+        mean over targets is logged.
         """
         _, targets = batch
         nll = self.losses(batch).sum()
@@ -195,8 +194,6 @@ class TrainingModule(LightningModule):
         self.val_windows, self.val_nll = (torch.cat(each, -1) for each in zip(*kept, strict=True))
         sums = [windows.sum(1).tolist() for windows, _ in kept]  # nats and targets of each source
         self.val_targets = [int(targets) for _, targets in sums]
-        if not all(self.val_targets):
-            raise RunRefused("the validated batches have no targets; raise or leave out trainer.limit_val_batches")
         sizes = [count(n) for count, n in zip(self.val_bytes.values(), self.val_targets, strict=True)]
         rows = {"": (*self.val_windows.sum(1).tolist(), sum(sizes))}
         rows |= {name: (*sums[i], sizes[i]) for i, name in enumerate(self.sources)}

@@ -30,14 +30,12 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
     steps = trainer.max_steps
     tokens_per_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
     train, val, total = meta["counts"]["train"]["tokens"], meta["counts"]["val"]["tokens"], steps * tokens_per_step
-    targets = meta["counts"]["train"]["targets"] + meta["counts"]["val"]["targets"]
-    answers = f" ({targets:,} of them in answers)" if meta["chat"] else ""
     threads = f", {torch.get_num_threads()} threads" if hardware.accelerator == "cpu" else ""
     compiled = ", compiled (the first step takes a while)" if hardware.compile else ""
     lines = [
         f"model   {model.n_parameters():,} parameters, {model.n_parameters(embeddings=False):,} without embeddings; "
         f"{model.flops_per_token(data.lengths) / 1e6:,.1f} MFLOP per token",
-        f"data    {meta['kind']}: {train:,} training tokens, {val:,} validation tokens{answers}, "
+        f"data    {meta['kind']}: {train:,} training tokens, {val:,} validation tokens, "
         f"vocabulary {meta['vocab_size']:,}",
     ]
     for name, source in data.mixed_sources.items():

@@ -47,9 +47,6 @@ def prepared_text(run: TrainedRun) -> "PreparedTexts":
     """
     from tril.data.config import parse
 
-    if run.checkpoint.data.get("chat"):
-        cause = "was trained on the answers of conversations (data.format=chat), and this command scores whole texts"
-        raise ValueError(f"{run.checkpoint.path} {cause}; its val/loss and val/bpb are in summary.json")
     prepared = parse(run.data, data_presets()).prepare()
     now, before = prepared.meta["fingerprint"][:12], run.checkpoint.data["fingerprint"][:12]
     if now != before:

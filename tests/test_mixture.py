@@ -1,4 +1,4 @@
-"""Runs on conversations and on a mixture of texts: their losses against a loop over the targets, and how they go on."""
+"""A run on a mixture of texts: its losses against a loop over the targets, and how it goes on."""
 
 import json
 import math
@@ -12,18 +12,14 @@ import yaml
 from tests.calls import call
 from tests.conftest import assert_refused
 from tests.contract.harness import BARE, merged, metrics, roll_back, summary
-from tests.data.chats import CHATML, MARKS
-from tests.model.interop.folders import change_json, folder_of
-from tests.model.tokenizers import byte_tokenizer
 from tests.runs import in_process
 from tril.data.config import parse
 from tril.data.datamodule import TextDataModule
 from tril.model.checkpoint import load, read_state
-from tril.scripts import evaluate, heads
+from tril.scripts import evaluate
 
 T = 32  # tokens of a window
 BYTES = merged(BARE, "data.tokenizer.kind=byte", "hydra.run.dir=run")
-CHAT = ("data.format=chat", "data.path=train.jsonl", "data.val_path=val.jsonl")
 
 
 def train(cwd, *settings, base=BYTES):
@@ -38,12 +34,12 @@ def run_on(cwd, script, *arguments):
 
 def scored(lm, text, limit):
     """The losses of the targets in the first windows of a text, and the bytes, the window and the document of each."""
-    ids, targets = text.tokens("val").astype(int), text.targets("val")
+    ids = text.tokens("val").astype(int)
     windows = torch.nn.functional.pad(torch.from_numpy(ids), (0, -len(ids) % T)).view(-1, T)
     with torch.no_grad():
         log_p = lm.model(windows).double().log_softmax(-1).flatten(0, 1)
-    at = [i for i in range(min(len(ids) - 1, limit * T)) if targets is None or targets[i + 1]]  # inputs of targets
-    owners = text.documents("val")[at if targets is None else np.add(at, 1)]
+    at = range(min(len(ids) - 1, limit * T))  # inputs of targets
+    owners = text.documents("val")[at]
     nats = np.array([-log_p[i, ids[i + 1]].item() for i in at])
     return nats, ids[np.add(at, 1)] != lm.eot_id, np.array(at) // T, owners
 
@@ -70,60 +66,6 @@ def validated(run, limit):
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def conversations(tmp_path):
-    """Of the validation, with two answers each; an answer and a question are longer than two windows."""
-    found = []
-    for i, answer in enumerate(["yes", "no, é", "x" * 70, "more", "less"]):
-        texts = [f"question {i}" + "?" * (i == 3) * 70, answer, "and then", f"{answer}!"]
-        found.append([{"role": ("user", "assistant")[j % 2], "content": text} for j, text in enumerate(texts)])
-    (tmp_path / "val.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for messages in found))
-    rows = [{"prompt": f"{i} + {i}?", "response": f"{2 * i}"} for i in range(60)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return found
-
-
-def test_a_run_on_conversations_is_scored_on_their_answers(tmp_path, conversations):
-    """The validation ends within the last conversation, and has windows without targets."""
-    train(tmp_path, *CHAT, "data.val_batch_size=16", "+trainer.limit_val_batches=1")
-    [(_, n_bytes, windows, owners)] = validated(tmp_path / "run", limit=16).values()
-    answers = [message["content"] for messages in conversations for message in messages[1::2]]
-    sizes = [len(f" {answer}".encode()) for answer in answers]
-    assert n_bytes.sum() == sum(sizes[:-1]) and len({*windows}) < 16 and {*owners} == {*range(5)}
-    per_token = sum(sizes) / (sum(sizes) + len(sizes))  # with the tokens that end the answers
-    assert summary(tmp_path / "run")["val_bytes_per_token"] == pytest.approx(per_token)
-    for script in (evaluate, heads):
-        assert_refused(run_on(tmp_path, script, "ckpt=run"), "was trained on the answers of conversations")
-
-
-def test_the_chat_template_of_the_source_is_taken_over_unless_another_is_typed(tmp_path, conversations):
-    """The run keeps it, so does a run that starts from that one, and a resumed run needs no source."""
-    folder = folder_of("SmolLM", tmp_path / "hf")
-    (folder / "tokenizer.json").write_text(byte_tokenizer(*MARKS).to_str())
-    special = {"eos_token": "<|im_end|>", "bos_token": {"content": "<s>"}}
-    change_json(folder / "tokenizer_config.json", chat_template=CHATML, **special)
-    step = ("trainer.max_steps=1", "trainer.val_check_interval=1", "optim.schedule.warmup_steps=0")
-    base = [word for word in BARE if not word.startswith(("model.", "data.tokenizer"))]
-
-    def data_of(name, *settings):
-        train(tmp_path, *CHAT, *step, f"hydra.run.dir={name}", *settings, base=base)
-        data = read_state(tmp_path / name / "checkpoints/last.ckpt")["tril"]["data"]
-        return data["counts"]["val"]["targets"], data["sources"][""]["source"]["chat_template"]
-
-    targets, template = data_of("run", f"init_from=hf:{folder}")
-    [file] = (tmp_path / "cache/taken_over").glob("*.jinja")
-    expected = '{% set bos_token = "<s>" %}{% set eos_token = "<|im_end|>" %}' + CHATML
-    assert file.read_text() == template == expected
-    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["data"]["chat_template"] == str(file)
-    answers = [message["content"] for messages in conversations for message in messages[1::2]]
-    assert targets == sum(len(answer.encode()) + 1 for answer in answers)  # bytes, and the token that ends the answer
-    folder.rename(tmp_path / "gone")
-    train(tmp_path, "resume=run", "trainer.max_steps=2", base=())
-    (tmp_path / "mine.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
-    assert data_of("second", "init_from=run")[1] == expected
-    assert data_of("third", "init_from=run", "data.chat_template=mine.jinja")[1].startswith("{% for m in messages %}[")
 
 
 def test_a_run_on_a_mixture_has_the_losses_of_each_source_and_goes_on_with_the_same_shares_only(tmp_path):
