@@ -11,21 +11,18 @@ from tokenizers import Tokenizer
 
 from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, check_batch_size, on_device
 from tril.data.config import DataConfig
-from tril.data.prepared import PreparedText, PreparedTexts
+from tril.data.prepared import PreparedText
 from tril.data.sources.base import Split
 
 MAX_RESIDENT = 1 / 4  # share of a GPU's free memory that the tokens may take; the rest is for training
 
 
 class TextDataModule(LightningDataModule):
-    """Batches (inputs, targets) of a text or a mixture, int64 (B, T) each.
+    """Batches (inputs, targets) of a text, int64 (B, T) each.
 
     The state of the training loader is part of a checkpoint. Do not read `trainer.estimated_stepping_batches` in
     `configure_optimizers`: Lightning would create the loader before it reads the checkpoint and lose the state.
     On a GPU with enough memory, tokens are copied to it and batches are made there.
-
-    A mixture has a validation loader for each source, so that no window crosses two of them, and a limit of Lightning
-    on validation batches is one for each.
 
     Args:
         config: the text, its tokenizer and the batches.
@@ -41,21 +38,16 @@ class TextDataModule(LightningDataModule):
         self.config, self.context_length, self.seed = config, context_length, seed
         self.lengths = config.window_lengths(context_length)
         self.batch_size, self.val_batch_size = config.batch_size, config.val_batch_size or config.batch_size
-        self._loaded: dict[tuple[Split, torch.device], list[Tokens]] = {}
+        self._loaded: dict[tuple[Split, torch.device], Tokens] = {}
 
     def prepare_data(self) -> None:
         """Prepares the text. Lightning calls this in one process of each machine; the others use the cache."""
         _ = self.prepared
 
     @cached_property
-    def prepared(self) -> PreparedTexts:
+    def prepared(self) -> PreparedText:
         """Prepares the text on the first call."""
         return self.config.prepare()
-
-    @property
-    def texts(self) -> dict[str, PreparedText]:
-        """The prepared text of each source of a mixture; a single text has the name ""."""
-        return self.prepared.texts
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -63,14 +55,13 @@ class TextDataModule(LightningDataModule):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The content of meta.json."""
+        """See `PreparedText`."""
         return self.prepared.meta
 
     @property
     def prompt(self) -> str:
-        """What a sample begins with, see `Source.prompt`; of several sources, a new document."""
-        prompts = [member.source.prompt for member in self.config.members.values()]
-        return prompts[0] if len(prompts) == 1 else ""
+        """What a sample begins with, see `Source.prompt`."""
+        return self.config.source.prompt
 
     @property
     def document_eot(self) -> int | None:
@@ -78,25 +69,16 @@ class TextDataModule(LightningDataModule):
         return self.meta["eot_id"] if self.config.document_mask else None
 
     @cached_property
-    def val_bytes(self) -> dict[str, Callable[[int], int]]:
-        """For each source the UTF-8 bytes of its first n validation targets, given n, see `PreparedText.val_bytes`."""
-        return {name: cache(text.val_bytes) for name, text in self.texts.items()}
+    def val_bytes(self) -> Callable[[int], int]:
+        """The UTF-8 bytes of the first n validation targets, given n, see `PreparedText.val_bytes`."""
+        return cache(self.prepared.val_bytes)
 
-    def val_documents(self, *n_targets: int) -> np.ndarray:
-        """The document of each of the first validation targets, n of each source: (sum of n,), counted from 0.
+    def val_documents(self, n_targets: int) -> np.ndarray:
+        """The document of each of the first validation targets, (n_targets,), counted from 0.
 
         A target belongs to the document of its input, see `PreparedText.documents`.
         """
-        parts, first = [], 0
-        for text, n in zip(self.texts.values(), n_targets, strict=True):
-            parts.append(first + text.documents("val")[:n])
-            first = parts[-1][-1] + 1
-        return np.concatenate(parts)
-
-    @property
-    def mixed_sources(self) -> dict[str, Any]:
-        """The entries "sources" of meta.json if they are several."""
-        return self.meta["sources"] if len(self.texts) > 1 else {}
+        return self.prepared.documents("val")[:n_targets]
 
     @property
     def val_bytes_per_token(self) -> float:
@@ -115,10 +97,8 @@ class TextDataModule(LightningDataModule):
         steps = self.trainer.max_steps if self.trainer else 0
         return next((length for length, end in self.lengths.items() if step < end * steps), self.context_length)
 
-    def val_dataloader(self) -> ValWindows | list[ValWindows]:
-        shape = (self.context_length, self.val_batch_size, *self._ranks())
-        loaders = [ValWindows(tokens, *shape) for tokens in self._tokens("val")]
-        return loaders if len(loaders) > 1 else loaders[0]
+    def val_dataloader(self) -> ValWindows:
+        return ValWindows(self._tokens("val"), self.context_length, self.val_batch_size, *self._ranks())
 
     def windows_of(self, tokens: torch.Tensor) -> dict[str, Iterable[Batch]]:
         """Training windows of each length and validation windows of another text (N,), as those of this process; for
@@ -126,34 +106,24 @@ class TextDataModule(LightningDataModule):
         ids, parts = tokens.numpy(), dict[str, Iterable[Batch]]()
         for length in self.lengths:
             name = "train" if length == self.context_length else f"train of {length} tokens"
-            parts[name] = self._train_windows([ids] * len(self.texts), length_at=lambda _, length=length: length)
+            parts[name] = self._train_windows(ids, length_at=lambda _, length=length: length)
         return parts | {"val": ValWindows(ids, self.context_length, self.val_batch_size, *self._ranks())}
 
     def first_val_windows(self, n_windows: int) -> Batch:
-        """Inputs and targets (n, T) of the first validation windows, the same in every process.
+        """Inputs and targets (n, T) of the first validation windows, the same in every process."""
+        return next(iter(ValWindows(self._tokens("val"), self.context_length, n_windows)))
 
-        Of a mixture about the same number of each source, of the first ones in the order of their names.
-        """
-        texts = self._tokens("val")
-        each = -(-n_windows // len(texts))
-        batches = [next(iter(ValWindows(tokens, self.context_length, each))) for tokens in texts]
-        inputs, targets = (torch.cat(part)[:n_windows] for part in zip(*batches, strict=True))
-        return inputs, targets
-
-    def _train_windows(
-        self, texts: list[Tokens], accumulate: int = 1, *, length_at: Callable[[int], int]
-    ) -> TrainWindows:
+    def _train_windows(self, tokens: Tokens, accumulate: int = 1, *, length_at: Callable[[int], int]) -> TrainWindows:
         shape = (self.context_length, self.batch_size, self.seed, *self._ranks(), accumulate)
-        return TrainWindows(texts, *shape, counts=self.prepared.counts, length_at=length_at)
+        return TrainWindows(tokens, *shape, length_at=length_at)
 
-    def _tokens(self, split: Split) -> list[Tokens]:
-        """The tokens of each text: memory-mapped, or copied to the trainer's GPU, once, if all fit."""
+    def _tokens(self, split: Split) -> Tokens:
+        """The tokens of one part: memory-mapped, or copied to the trainer's GPU, once, if they fit."""
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if (split, device) not in self._loaded:
-            tokens: list[Tokens] = [text.tokens(split) for text in self.texts.values()]
-            n_bytes = sum(ids.nbytes for ids in tokens)
-            if device.type == "cuda" and n_bytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
-                tokens = [on_device(ids, device) for ids in tokens]
+            tokens: Tokens = self.prepared.tokens(split)
+            if device.type == "cuda" and tokens.nbytes <= MAX_RESIDENT * torch.cuda.mem_get_info(device)[0]:
+                tokens = on_device(tokens, device)
             self._loaded[split, device] = tokens
         return self._loaded[split, device]
 

@@ -1,6 +1,6 @@
-"""Texts -> a memory-mapped file of token ids, see `data.prepared`.
+"""A text -> a memory-mapped file of token ids, see `data.prepared`.
 
-The name of a prepared folder contains a fingerprint of sources, splits, tokenizer and budgets, so a changed setting
+The name of a prepared folder contains a fingerprint of source, split, tokenizer and budgets, so a changed setting
 never reads stale tokens; a damaged folder is prepared again.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from tril.data.cache import read_or_write, resolve_cache_dir
 from tril.data.overlap import measure_overlap
-from tril.data.prepared import TOKENIZER, TOKENS, PreparedText, PreparedTexts, sha256_of, sha256_of_file, write_meta
-from tril.data.sources.base import Member, Piece, Split
+from tril.data.prepared import TOKENIZER, TOKENS, PreparedText, on_one_level, sha256_of, sha256_of_file, write_meta
+from tril.data.sources.base import Piece, Source, Split
 from tril.data.tokenizer import TokenizerConfig, build, guarded, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
@@ -50,60 +50,60 @@ class Counts:
 
 
 def prepare(
-    members: Mapping[str, Member],
+    source: Source,
     config: TokenizerConfig,
+    budgets: Mapping[Split, int | None],
     cache_dir: str | Path | None = None,
     *,
     progress: bool = True,
-) -> PreparedTexts:
-    """Trains or loads the common tokenizer of some texts, and tokenizes them into a folder of the cache, or reuses the
-    folder of an earlier call.
+) -> PreparedText:
+    """Trains or loads the tokenizer of a text, and tokenizes it into a folder of the cache, or reuses the folder of an
+    earlier call.
 
-    A training part ends with the first piece that reaches the budget, so only a document longer than a piece is
-    truncated; likewise a validation part. The result does not depend on the shares of the texts, apart from `counts`.
+    The training part ends with the first piece that reaches its budget, so only a document longer than a piece is
+    truncated; likewise the validation part.
 
     Args:
+        budgets: tokens of the training and of the validation part to prepare; None: all.
         cache_dir: see `resolve_cache_dir`.
 
     Raises:
-        ValueError: a part of a text is empty, or a text is invalid.
+        ValueError: a part of the text is empty, or the text is invalid.
         OSError: text, tokenizer or cache folder cannot be read or written.
     """
-    sources = {name: {"source": each.source.fingerprint(), "budgets": each.budgets} for name, each in members.items()}
-    kind = next(iter(members.values())).source.name if len(members) == 1 else "mixture"
-    settings = {"format": FORMAT, "tokenizer": config.fingerprint(), "sources": sources}
-    fingerprint, counts = sha256_of(settings), [member.count for member in members.values()]
+    of_text: dict[str, Any] = {"source": source.fingerprint(), "budgets": budgets}
+    settings = {"format": FORMAT, "tokenizer": config.fingerprint(), "sources": {"": of_text}}
+    fingerprint = sha256_of(settings)
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        tokenizer = build(config, [training_texts(member, config) for member in members.values()])
+        tokenizer = build(config, training_texts(source, budgets["train"], config))
         vocab_size, names = n_ids(tokenizer), (TOKENIZER, TOKENS)
         dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
         encoder = Encoder(tokenizer, config.eot, dtype)
         (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
         with (folder / TOKENS).open("wb") as file:
-            for name, member in members.items():
-                start = {TOKENS: file.tell() // dtype.itemsize}
-                sizes = {split: asdict(write_part(member, split, encoder, file, progress)) for split in member.budgets}
-                sources[name] |= {"start": start, "counts": sizes}
-        meta = {**settings, "fingerprint": fingerprint, "kind": kind, "dtype": dtype.name}
+            parts = {
+                split: write_part(source, split, budget, encoder, file, progress) for split, budget in budgets.items()
+            }
+        of_text["counts"] = {split: asdict(counts) for split, counts in parts.items()}
+        meta = {**settings, "fingerprint": fingerprint, "kind": source.name, "dtype": dtype.name}
         meta |= {"vocab_size": vocab_size, "eot_id": encoder.eot_id}
         meta |= {"files": {name: [(folder / name).stat().st_size, sha256_of_file(folder / name)] for name in names}}
-        for name, text in PreparedTexts(folder, meta, tokenizer, counts).texts.items():
-            train, val = (text.tokens(split) for split in ("train", "val"))
-            sizes = {split: part["bytes"] for split, part in text.meta["counts"].items()}
-            overlap = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
-            split = {"rule": members[name].source.split_rule, "val_share": sizes["val"] / sum(sizes.values())}
-            sources[name] |= {"split": split, "overlap": overlap}
+        text = PreparedText(folder, on_one_level(meta), tokenizer)
+        train, val = (text.tokens(split) for split in ("train", "val"))
+        sizes = {split: counts.bytes for split, counts in parts.items()}
+        of_text["overlap"] = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
+        of_text["split"] = {"rule": source.split_rule, "val_share": sizes["val"] / sum(sizes.values())}
         write_meta(folder, meta)
 
-    folder = resolve_cache_dir(cache_dir) / f"{kind}-{fingerprint[:16]}"
-    read = partial(PreparedTexts.read, fingerprint=fingerprint, counts=counts)
+    folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
+    read = partial(PreparedText.read, fingerprint=fingerprint)
     prepared, is_new = read_or_write(folder, "prepares", write, read)
     if is_new:
         return_freed_memory()
-    for name, text in prepared.texts.items() if is_new and progress else ():
-        print(f"{name}: " * bool(name) + describe_split(text), file=sys.stderr)
+        if progress:
+            print(describe_split(prepared), file=sys.stderr)
     return prepared
 
 
@@ -114,9 +114,9 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def training_texts(member: Member, config: TokenizerConfig) -> Iterator[str]:
+def training_texts(source: Source, budget: int | None, config: TokenizerConfig) -> Iterator[str]:
     """The text to train a tokenizer on."""
-    source, budget, n_characters = member.source, member.budgets["train"], 0
+    n_characters = 0
     for piece in source.pieces("train"):
         yield piece.text
         n_characters += len(piece.text)
@@ -124,9 +124,11 @@ def training_texts(member: Member, config: TokenizerConfig) -> Iterator[str]:
             return  # a character is a token: later ones are not encoded
 
 
-def write_part(member: Member, split: Split, encoder: "Encoder", file: BinaryIO, progress: bool) -> Counts:
+def write_part(
+    source: Source, split: Split, budget: int | None, encoder: "Encoder", file: BinaryIO, progress: bool
+) -> Counts:
     """Writes the ids of the pieces until these end or the budget is reached. Terminals show a progress bar."""
-    source, budget, counts, starts_document = member.source, member.budgets[split], Counts(), True
+    counts, starts_document = Counts(), True
     shown = {
         "unit": "token" if budget else "B",
         "unit_scale": True,

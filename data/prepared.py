@@ -1,14 +1,12 @@
-"""The prepared texts of a run: their tokens and documents, and the bytes of their validation parts.
+"""The prepared text of a run: its tokens and documents, and the bytes of its validation part.
 
-A prepared folder holds tokens.bin (of each text the training part, then the validation part), tokenizer.json and
-meta.json, which has the size and the sha256 of each file and of its own values. They detect damage, not forgery.
+A prepared folder holds tokens.bin (the training part, then the validation part), tokenizer.json and meta.json, which
+has the size and the sha256 of each file and of its own values. They detect damage, not forgery.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +48,11 @@ def read_meta(folder: Path, fingerprint: str) -> dict[str, Any]:
     return meta
 
 
+def on_one_level(meta: dict[str, Any]) -> dict[str, Any]:
+    """The values of meta.json without its level "sources", which held several texts in earlier versions."""
+    return {key: value for key, value in meta.items() if key != "sources"} | meta["sources"][""]
+
+
 def sha256_of(values: Any) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -61,23 +64,28 @@ def sha256_of_file(path: Path) -> str:
 
 @dataclass(frozen=True)
 class PreparedText:
-    """One of the texts of a folder.
+    """The text of a folder.
 
     Attributes:
-        meta: the values of meta.json, with those of the text in place of those of all texts.
+        meta: the values of meta.json, see `on_one_level`.
     """
 
     folder: Path
     meta: dict[str, Any]
     tokenizer: Tokenizer
 
+    @classmethod
+    def read(cls, folder: Path, fingerprint: str) -> "PreparedText":
+        """Raises ValueError or OSError for a folder that is damaged or incomplete."""
+        meta = on_one_level(read_meta(folder, fingerprint))
+        content = (folder / TOKENIZER).read_text(encoding="utf-8")
+        return cls(folder, meta, for_documents(load_tokenizer(content)))
+
     def tokens(self, split: Split) -> np.ndarray:
         """Token ids of one part, (number of tokens,), memory-mapped and read-only, in the dtype of the file."""
-        n_train, n_val = (self.meta["counts"][part]["tokens"] for part in ("train", "val"))
-        first, count = self.meta["start"][TOKENS], n_train
-        if split == "val":
-            first, count = first + n_train, n_val
-        return np.memmap(self.folder / TOKENS, self.meta["dtype"], mode="r")[first : first + count]
+        tokens = np.memmap(self.folder / TOKENS, self.meta["dtype"], mode="r")
+        n_train = self.meta["counts"]["train"]["tokens"]
+        return tokens[:n_train] if split == "train" else tokens[n_train:]
 
     def documents(self, split: Split) -> np.ndarray:
         """The document of each token of one part, counted from 0: (number of tokens,) int64.
@@ -101,35 +109,3 @@ class PreparedText:
             ids = ids[ids != self.meta["eot_id"]]
             size += len(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False).encode())
         return max(size, 1)
-
-
-class PreparedTexts:
-    """The texts of a run by name; a single one has the name "".
-
-    Attributes:
-        counts: windows of each text in a BLOCK of training windows, see `data.batches`.
-        meta: the content of meta.json; also the sums of all "counts", and the "share" of each of the "sources".
-    """
-
-    def __init__(self, folder: Path, meta: dict[str, Any], tokenizer: Tokenizer, counts: Sequence[int]) -> None:
-        self.folder, self.tokenizer, self.counts = folder, tokenizer, [*counts]
-        shares = [{"share": count / sum(counts)} for count in counts]
-        sources = {name: source | share for (name, source), share in zip(meta["sources"].items(), shares, strict=True)}
-        parts = {split: [source["counts"][split] for source in sources.values()] for split in ("train", "val")}
-        sums = {split: {key: sum(part[key] for part in each) for key in each[0]} for split, each in parts.items()}
-        self.meta: dict[str, Any] = {**meta, "counts": sums, "sources": sources}
-
-    @classmethod
-    def read(cls, folder: Path, fingerprint: str, counts: Sequence[int]) -> "PreparedTexts":
-        """Raises ValueError or OSError for a folder that is damaged or incomplete."""
-        meta = read_meta(folder, fingerprint)
-        content = (folder / TOKENIZER).read_text(encoding="utf-8")
-        return cls(folder, meta, for_documents(load_tokenizer(content)), counts)
-
-    @cached_property
-    def texts(self) -> dict[str, PreparedText]:
-        common = {key: value for key, value in self.meta.items() if key != "sources"}
-        return {
-            name: PreparedText(self.folder, {**common, **source}, self.tokenizer)
-            for name, source in self.meta["sources"].items()
-        }

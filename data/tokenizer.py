@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -97,11 +97,11 @@ class TokenizerConfig:
             raise _unreadable(self, error) from error
 
 
-def build(config: TokenizerConfig, texts: Sequence[Iterable[str]] = ()) -> Tokenizer:
+def build(config: TokenizerConfig, texts: Iterable[str] = ()) -> Tokenizer:
     """Trains or loads the tokenizer.
 
     Args:
-        texts: the training parts; only kinds "bpe" and "char" read them. Each gives the same share of `train_bytes`.
+        texts: the training part; only kinds "bpe" and "char" read it.
 
     Raises:
         ValueError: a loaded tokenizer has no end-of-text token, or would lose text.
@@ -110,10 +110,8 @@ def build(config: TokenizerConfig, texts: Sequence[Iterable[str]] = ()) -> Token
     if config.kind in ("file", "hub"):
         return for_documents(_existing(config))
     if config.kind == "char":
-        return for_documents(_characters(config, chain.from_iterable(texts)))
-    limit = config.train_bytes // max(len(texts), 1)
-    first = chain.from_iterable(first_bytes(text, limit) for text in texts)
-    return for_documents(_byte_level(config, first if config.kind == "bpe" else ()))
+        return for_documents(_characters(config, texts))
+    return for_documents(_byte_level(config, first_bytes(texts, config.train_bytes) if config.kind == "bpe" else ()))
 
 
 def for_documents(tokenizer: Tokenizer) -> Tokenizer:

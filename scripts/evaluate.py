@@ -8,6 +8,7 @@ pairs=FILE.jsonl measures minimal pairs, and tasks=NAME[,NAME] runs tasks of lm-
 
 from pathlib import Path
 
+from tril.data.config import parse
 from tril.data.settings import without_effect
 from tril.model.atomic_files import write_json, write_text
 from tril.model.evaluation.config import EvaluateConfig
@@ -15,7 +16,7 @@ from tril.model.formats import read_utf8
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import check_writable, user_errors
-from tril.scripts.cli.finished_run import evaluated_texts, single_text
+from tril.scripts.cli.finished_run import evaluated_texts
 
 UNUSED = ("data.tokenizer", "data.batch_size", "data.val_batch_size", "data.document_mask")
 
@@ -29,7 +30,7 @@ def main(line: CommandLine[EvaluateConfig]) -> None:
         paths = [find_checkpoint(path) for path in (settings.ckpt, settings.other) if path is not None]
         folder = Path(settings.out or run_folder(paths[0]) / "evaluation")
         check_writable(folder, "out")
-        source = None if data is None else single_text(data)
+        source = None if data is None else parse(data)
     from tril.model.evaluation.pairs import score_pairs
     from tril.model.evaluation.subject import Subject, evaluate_texts
     from tril.model.evaluation.task_model import run_tasks

@@ -37,7 +37,7 @@ def test_a_training_step_neither_mixes_devices_nor_reads_a_value(parts):
     for kind, document_eot in (("muon", EOT), ("adamw", None)):
         model = tiny_gpt(**SHAPE, **parts).to("meta")
         content = Checkpoint(model.config, {}, Tokenizer(models.BPE({}, [])).to_str(), "A", data={"fingerprint": ""})
-        run = {"total_steps": 40, "val_bytes": {"": float}, "payload": content.entry(), "document_eot": document_eot}
+        run = {"total_steps": 40, "val_bytes": float, "payload": content.entry(), "document_eot": document_eot}
         module = TrainingModule(model, OptimConfig(kind=kind), **run).train()
         module._trainer = SimpleNamespace(precision="bf16-mixed", num_val_batches=[1])
         made = module.configure_optimizers()

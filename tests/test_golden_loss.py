@@ -56,7 +56,7 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
     config = GPTConfig(**shape, **plain, backend=backend)
     rates = OptimConfig(kind=optim, lr=0.01, betas=(0.9, 0.95), schedule=ScheduleConfig(warmup_steps=3))
     tokenizer = Tokenizer(models.BPE({chr(65 + i): i for i in range(V)}, []))
-    options = {"val_bytes": {"": float}, "payload": Checkpoint(config, {}, tokenizer.to_str(), "A", data={}).entry()}
+    options = {"val_bytes": float, "payload": Checkpoint(config, {}, tokenizer.to_str(), "A", data={}).entry()}
     torch.manual_seed(0)
     module = TrainingModule(GPT(config), rates, total_steps=STEPS, compile=compile, **options)
     losses, step = [], module.training_step

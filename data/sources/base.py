@@ -4,8 +4,7 @@ import codecs
 import gzip
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, cast
@@ -15,7 +14,6 @@ from tril.data.sources.split import BY_CONTENT, MAX_BYTES, Plan, in_validation, 
 Split = Literal["train", "val"]
 
 PIECE_SIZE = 1 << 18  # bytes; large enough to encode efficiently, small enough to give every core some pieces
-BLOCK = 1000  # training windows in which the shares of a mixture are exact
 HASH_LIMIT = 1 << 28  # bytes; larger files are identified by size and modification time, to keep later starts fast
 
 
@@ -126,17 +124,3 @@ def digest_files(files: Iterable[tuple[str, Path]]) -> str:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(os.fsencode(f"{name}\0{content}\0"))
     return total.hexdigest()
-
-
-@dataclass(frozen=True)
-class Member:
-    """A text of a run, perhaps one of several.
-
-    Attributes:
-        budgets: tokens of the training and of the validation part to prepare; None: all.
-        count: its windows in a block of BLOCK training windows.
-    """
-
-    source: Source
-    budgets: Mapping[Split, int | None]
-    count: int = BLOCK

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tril.data.config import DataConfig, Mixture
+from tril.data.config import DataConfig
 from tril.data.prepare import prepare
 from tril.data.prepared import PreparedText
-from tril.data.sources.base import Member
+from tril.data.sources.base import Split
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
 from tril.model.comparison import Bound, Comparison, compare
@@ -102,15 +102,14 @@ class Subject:
 
     def read_text(self, data: DataConfig, part: Part, name: str) -> EvaluatedText:
         """A text in the tokens of the checkpoint."""
-        assert not isinstance(data.source, Mixture), "a mixture is several texts"
         train = data.token_budget if part == "all" else 1  # the least that `prepare` encodes of the training part
-        member = Member(data.source, {"train": train, "val": data.val_token_budget})
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "tokenizer.json"
             path.write_text(self.checkpoint.tokenizer, encoding="utf-8")
             tokenizer = TokenizerConfig(kind="file", path=str(path), eot=self.checkpoint.eot)
-            prepared = prepare({"": member}, tokenizer, data.cache_dir, progress=False)
-        return EvaluatedText.of(prepared.texts[""], part, name)
+            budgets: dict[Split, int | None] = {"train": train, "val": data.val_token_budget}
+            prepared = prepare(data.source, tokenizer, budgets, data.cache_dir, progress=False)
+        return EvaluatedText.of(prepared, part, name)
 
     def score(self, text: EvaluatedText) -> ScoredText:
         return ScoredText.of(self.lm, text.tokens, text.n_bytes, document_eot=self.document_eot)

@@ -5,7 +5,7 @@ B batch, T context length, N windows, M targets, W ranks.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,10 +66,9 @@ class TrainingModule(LightningModule):
         model: the GPT.
         optim: optimizer and schedule.
         total_steps: optimizer steps of the run (Lightning's estimate of them would reset a resumed loader).
-        val_bytes: for each source, which has a validation loader of its own, the UTF-8 bytes of its first n validation
-            targets, given n; for bits per byte. A single source has the name "".
-        val_documents: the documents of the first n validation targets, counted from 0, (n,), given n of each source;
-            None: the losses of documents are not kept.
+        val_bytes: the UTF-8 bytes of the first n validation targets, given n; for bits per byte.
+        val_documents: the documents of the first n validation targets, counted from 0, (n,), given n; None: the losses
+            of documents are not kept.
         payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; the module adds the certificate.
         compile, document_eot: see `Loss`.
 
@@ -77,7 +76,6 @@ class TrainingModule(LightningModule):
         train_nats: the sum of the losses since the last `take_train_loss`, float32, on the device.
         val_windows: nats and number of targets of each window of the last validation, float64 (2, N).
         val_nll: nats of each target of the last validation, float32 (M,).
-        val_targets: targets of each source in the last validation.
     """
 
     def __init__(
@@ -86,8 +84,8 @@ class TrainingModule(LightningModule):
         optim: OptimConfig,
         *,
         total_steps: int,
-        val_bytes: Mapping[str, Callable[[int], float]],
-        val_documents: Callable[..., np.ndarray] | None = None,
+        val_bytes: Callable[[int], float],
+        val_documents: Callable[[int], np.ndarray] | None = None,
         payload: dict[str, Any],
         compile: str | None = None,
         document_eot: int | None = None,
@@ -97,8 +95,7 @@ class TrainingModule(LightningModule):
         self.losses = Loss(model, compile, document_eot)
         self.val_bytes, self.val_documents = val_bytes, val_documents
         self.val_windows, self.val_nll = torch.empty(2, 0), torch.empty(0)
-        self.val_targets: list[int] = []
-        self._val: dict[int, Tensor] = {}  # losses of each loader so far, (n_batches * B, T); on the device
+        self._val = torch.empty(0)  # losses of the validation so far, (n_batches * B, T); on the device
         self.payload = dict(payload)
         self.train_nats, self._train_targets = torch.zeros(()), torch.zeros((), dtype=torch.long)
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
@@ -173,34 +170,23 @@ class TrainingModule(LightningModule):
         self.train_nats, self._train_targets = torch.zeros_like(self.train_nats), torch.zeros_like(self._train_targets)
         return nats / targets.clamp(min=1)
 
-    @property
-    def sources(self) -> list[str]:
-        """The names of several sources, whose validation losses are logged too; of one source none."""
-        return list(self.val_bytes) if len(self.val_bytes) > 1 else []
-
-    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Keeps the loss of every target, in one tensor: small ones between the large ones of each batch would fragment
         gigabytes of a CPU's memory, and numbers would wait for a GPU."""
         nll = self.losses(batch).float().masked_fill(batch[1] == IGNORE, NO_TARGET)  # (B, T)
         if batch_idx == 0:
-            n_batches = int(self.trainer.num_val_batches[dataloader_idx])
-            self._val[dataloader_idx] = nll.new_full((n_batches * len(nll), nll.shape[1]), NO_TARGET)
-        self._val[dataloader_idx][batch_idx * len(nll) :][: len(nll)] = nll
+            n_batches = int(self.trainer.num_val_batches[0])
+            self._val = nll.new_full((n_batches * len(nll), nll.shape[1]), NO_TARGET)
+        self._val[batch_idx * len(nll) :][: len(nll)] = nll
 
     def on_validation_epoch_end(self) -> None:
-        """Logs val/loss and val/bpb over all windows of all processes, and those of each of several sources."""
-        kept = [in_order(torch.as_tensor(self.all_gather(nll)).view(-1, *nll.shape)) for nll in self._val.values()]
-        self._val = {}
-        self.val_windows, self.val_nll = (torch.cat(each, -1) for each in zip(*kept, strict=True))
-        sums = [windows.sum(1).tolist() for windows, _ in kept]  # nats and targets of each source
-        self.val_targets = [int(targets) for _, targets in sums]
-        sizes = [count(n) for count, n in zip(self.val_bytes.values(), self.val_targets, strict=True)]
-        rows = {"": (*self.val_windows.sum(1).tolist(), sum(sizes))}
-        rows |= {name: (*sums[i], sizes[i]) for i, name in enumerate(self.sources)}
-        for source, (nats, targets, size) in rows.items():
-            prefix = f"val/{source}/" if source else "val/"
-            values = {f"{prefix}loss": nats / targets, f"{prefix}bpb": nats / math.log(2) / size}
-            self.log_dict(values, logger=False)  # `Metrics` does: Lightning would log them under the step before
+        """Logs val/loss and val/bpb over all windows of all processes."""
+        nll = torch.as_tensor(self.all_gather(self._val)).view(-1, *self._val.shape)  # (W, N, T)
+        self.val_windows, self.val_nll = in_order(nll)
+        self._val = torch.empty(0)
+        nats, targets = self.val_windows.sum(1).tolist()
+        values = {"val/loss": nats / targets, "val/bpb": nats / math.log(2) / self.val_bytes(int(targets))}
+        self.log_dict(values, logger=False)  # `Metrics` does: Lightning would log them under the step before
 
     def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         """The optimizer with its schedule, per optimizer step."""

@@ -25,7 +25,7 @@ MANY_PASSES = 10  # over its text, after which a model memorizes it
 
 
 def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> str:
-    """The lines printed before a run: four, one for each source of a mixture, and a warning."""
+    """The lines printed before a run: four, and a warning."""
     model, meta, hardware = module.model, data.meta, Metrics.of(trainer).hardware
     steps = trainer.max_steps
     tokens_per_step = data.batch_size * data.context_length * trainer.accumulate_grad_batches * trainer.world_size
@@ -37,13 +37,6 @@ def describe(trainer: Trainer, module: TrainingModule, data: TextDataModule) -> 
         f"{model.flops_per_token(data.lengths) / 1e6:,.1f} MFLOP per token",
         f"data    {meta['kind']}: {train:,} training tokens, {val:,} validation tokens, "
         f"vocabulary {meta['vocab_size']:,}",
-    ]
-    for name, source in data.mixed_sources.items():
-        tokens, val = (source["counts"][split]["tokens"] for split in ("train", "val"))
-        epochs = f"{source['share'] * total / tokens:.2f} epochs"
-        share = f"{source['share']:.1%} of the tokens"
-        lines.append(f"        {name}: {share}, {tokens:,} training tokens ({epochs}), {val:,} validation tokens")
-    lines += [
         f"run     {steps:,} steps of {tokens_per_step:,} tokens = {total / 1e6:,.2f} M ({total / train:.2f} epochs) "
         f"on {hardware.device_name} ({hardware.accelerator}{threads}), {hardware.precision}{compiled}",
         f"folder  {trainer.default_root_dir}",
@@ -77,24 +70,12 @@ def summarize(
     train, hardware = metrics.last("train/loss"), metrics.hardware  # max_time can stop before the first row
     lineage, causality = module.payload.get("lineage") or {}, module.certificate
 
-    def losses(prefix: str = "val/") -> dict[str, float]:
-        """Of the last and of the best validation, under their names in summary.json."""
-        rows = {"final": last or {}, "best": best}
-        units = ("loss", "bpb")
-        return {f"{name}_val_{unit}": row.get(prefix + unit, math.nan) for name, row in rows.items() for unit in units}
-
-    sources = {
-        name: {"share": source["share"], "training_tokens": source["counts"]["train"]["tokens"]}
-        | {"epochs": source["share"] * metrics.tokens / source["counts"]["train"]["tokens"]}
-        | losses(f"val/{name}/")
-        for name, source in data.mixed_sources.items()
-    }
+    rows, units = {"final": last or {}, "best": best}, ("loss", "bpb")
     summary = {
-        **losses(),
+        **{f"{name}_val_{unit}": row.get(f"val/{unit}", math.nan) for name, row in rows.items() for unit in units},
         "best_step": best["step"],
         "val_windows": metrics.val_windows,
         "train_loss": train and train["train/loss"],
-        "sources": sources or None,
         "steps": trainer.global_step,
         "tokens": metrics.tokens,
         "tokens_per_second": metrics.tokens_per_second(),
@@ -146,10 +127,6 @@ def show(summary: Mapping[str, Any], sample: str) -> str:
     spent = f"{steps:,} steps, {summary['tokens']:,} tokens in {tqdm.format_interval(seconds)}{speed}"
     lines = [
         ("validation", losses),
-        *(
-            ("", f"{figures(each, 'final_val_')}; {each['epochs']:.2f} epochs: {name}")
-            for name, each in (summary["sources"] or {}).items()
-        ),
         ("training", f"{spent}; {tqdm.format_interval(summary['seconds'])} with validation and start"),
         ("causality", summary["causality"]),
         ("init from", summary["init_from"]),

@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from tril.data.config import SOURCES, DataConfig, parse
+from tril.data.config import DataConfig, parse
 from tril.data.settings import Setting, build, declared, defaults, plain, setting, strict_settings, without_effect
 from tril.data.settings import typed as as_typed
+from tril.data.sources import SOURCES
 from tril.model.config import GPTConfig, check_memory
 from tril.model.training.settings import (
     CallbacksConfig,
@@ -95,7 +96,7 @@ class RunConfig(TrainingConfig):
             top = {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}
             config = cls(
                 top=build(TopLevelConfig, top),
-                data=parse(settings.get("data", {}), data_presets()),
+                data=parse(settings.get("data", {})),
                 targets=targets,
                 **{name: build(GROUPS[name], values, name) for name, values in groups.items()},
             )
@@ -284,33 +285,6 @@ def known_settings() -> dict[str, Setting]:
 def data_defaults(source: str) -> dict[str, Any]:
     """The defaults below `data:` of a kind of text."""
     return defaults(DataConfig) | defaults(SOURCES[source]) | {"source": source}
-
-
-def option(group: str, name: str) -> dict[str, Any]:
-    """The settings of an option of a config group: its yaml file, over the options that it starts from."""
-    import yaml
-
-    if name == "settings":
-        return defaults(GROUPS[group])
-    if name.startswith("source_"):
-        return data_defaults(name.removeprefix("source_"))
-    own = yaml.safe_load((CONFIGS / group / f"{name}.yaml").read_text(encoding="utf-8")) or {}
-    settings: dict[str, Any] = {}
-    for base in own.pop("defaults", ()):
-        if base != "_self_":  # always the last one
-            settings = merged(settings, option(group, base))
-    return merged(settings, own)
-
-
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings with those of `second` in place of those of `first`."""
-    are_groups = {key: isinstance(x, Mapping) and isinstance(first.get(key), Mapping) for key, x in second.items()}
-    return {**first, **{key: merged(first[key], x) if are_groups[key] else x for key, x in second.items()}}
-
-
-def data_presets() -> dict[str, dict]:
-    """The settings of the data groups, which the sources of a mixture may name."""
-    return {path.stem: option("data", path.stem) for path in sorted((CONFIGS / "data").glob("*.yaml"))}
 
 
 def data_settings(data: DataConfig) -> dict[str, Any]:

@@ -1,18 +1,17 @@
 """A finished run and its validation tokens, for the scripts that measure a trained model again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.start import read_saved
 
 if TYPE_CHECKING:
     import numpy as np
 
     from tril.data.config import DataConfig
-    from tril.data.prepared import PreparedTexts
+    from tril.data.prepared import PreparedText
     from tril.model.checkpoint import Checkpoint
     from tril.model.evaluation.subject import EvaluatedText, Part, Subject
     from tril.model.heads.attention_maps import TokenWindows
@@ -39,15 +38,15 @@ def read_run(path: Path) -> TrainedRun:
     return TrainedRun(Checkpoint.read(path), data)
 
 
-def prepared_text(run: TrainedRun) -> "PreparedTexts":
-    """The text of a run, or those of its mixture.
+def prepared_text(run: TrainedRun) -> "PreparedText":
+    """The text of a run.
 
     Raises:
         ValueError: it has changed since.
     """
     from tril.data.config import parse
 
-    prepared = parse(run.data, data_presets()).prepare()
+    prepared = parse(run.data).prepare()
     now, before = prepared.meta["fingerprint"][:12], run.checkpoint.data["fingerprint"][:12]
     if now != before:
         changed = f"the text has changed since the run (fingerprint {now} instead of {before})"
@@ -62,14 +61,15 @@ def evaluated_texts(subjects: "Sequence[Subject]", source: "DataConfig | None", 
         source: the text; None: that of the run of the first checkpoint.
 
     Raises:
-        ValueError: it has changed since the run, consists of several texts, or is too short.
+        ValueError: it has changed since the run, or is too short.
     """
+    from tril.data.config import parse
     from tril.model.evaluation.subject import EvaluatedText
 
     first, prepared, of = subjects[0], None, "the run"
     if source is None:
         run = read_run(Path(str(first.checkpoint.path)))
-        [prepared, *_], source = prepared_text(run).texts.values(), single_text(run.data)
+        prepared, source = prepared_text(run), parse(run.data)
     else:
         of = f"data.source={source.source.name}"
     name = f"the {'validation part' if part == 'val' else 'whole text'} of {of}"
@@ -81,37 +81,24 @@ def evaluated_texts(subjects: "Sequence[Subject]", source: "DataConfig | None", 
     ]
 
 
-def single_text(data: Mapping[str, Any]) -> "DataConfig":
-    """The settings below data:, checked. Raises ValueError for an invalid setting, or for several texts."""
-    from tril.data.config import parse
-
-    config = parse(data, data_presets())
-    if config.source.name == "mixture":
-        remedy = "evaluate one of its sources, such as data=stdlib, or data=files data.path=PATH"
-        raise ValueError(f"a mixture has several texts; {remedy}")
-    return config
-
-
-def validation_tokens(run: TrainedRun) -> "list[np.ndarray]":
-    """Token ids of the validation part of each source, (number of tokens,); one without a mixture.
+def validation_tokens(run: TrainedRun) -> "np.ndarray":
+    """Token ids of the validation part, (number of tokens,).
 
     Raises:
         ValueError: the text has changed since the run.
     """
-    return [text.tokens("val") for text in prepared_text(run).texts.values()]
+    return prepared_text(run).tokens("val")
 
 
-def sample_windows(
-    run: TrainedRun, texts: "Sequence[np.ndarray]", n: int
-) -> "tuple[np.ndarray, TokenWindows, TextClusters]":
-    """Picks n whole windows, evenly spaced from the first one of the first text to the last one of the last text.
+def sample_windows(run: TrainedRun, tokens: "np.ndarray", n: int) -> "tuple[np.ndarray, TokenWindows, TextClusters]":
+    """Picks n whole windows, evenly spaced from the first one of a text to the last one.
 
     Args:
-        texts: (number of tokens,) ids of each.
+        tokens: (number of tokens,) ids of the text.
         n: number of windows N, at least 2.
 
     Returns:
-        The numbers of the windows (N,), counted through all texts; the windows; and the documents in them.
+        The numbers of the windows (N,); the windows; and the documents in them.
 
     Raises:
         ValueError: there are fewer than n whole windows.
@@ -123,18 +110,14 @@ def sample_windows(
     from tril.model.text_clusters import TextClusters
 
     length, eot = run.checkpoint.config.context_length, run.checkpoint.data["eot_id"]  # T
-    tokens = np.concatenate(texts)
-    first = np.cumsum([0, *map(len, texts)])[:-1]  # of each text
-    starts = [at + length * np.arange((len(text) - 1) // length) for at, text in zip(first, texts, strict=True)]
-    starts = np.concatenate(starts)  # of all whole windows
-    if n > len(starts):
-        limit = f"the {len(starts)} whole windows of {length} tokens in the validation part"
+    n_whole = (len(tokens) - 1) // length
+    if n > n_whole:
+        limit = f"the {n_whole} whole windows of {length} tokens in the validation part"
         raise ValueError(f"windows={n} exceeds {limit}; lower it")
-    opens = tokens == eot  # a document opens with the end-of-text token, and none is in two texts
-    opens[first] = True
-    numbers = np.arange(n) * (len(starts) - 1) // (n - 1)
-    positions = starts[numbers][:, None] + np.arange(length + 1)  # (N, T + 1)
+    numbers = np.arange(n) * (n_whole - 1) // (n - 1)
+    positions = length * numbers[:, None] + np.arange(length + 1)  # (N, T + 1)
     ids = torch.from_numpy(tokens[positions].astype(np.int64))
+    opens = tokens == eot  # a document opens with the end-of-text token
     documents = torch.from_numpy(np.cumsum(opens)[positions[:, :-1]])  # (N, T)
     windows = TokenWindows(ids[:, :-1], ids[:, 1:], eot if run.data.get("document_mask") else None)
     return numbers, windows, TextClusters.of(documents, windows.targets)

@@ -10,7 +10,6 @@ from tril.data.settings import build, defaults
 from tril.data.settings import typed as as_typed
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.config import data_presets
 from tril.scripts.cli.start import FOR_TRAINING, Start
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def chosen_tokenizer(settings: Mapping[str, Any], source: str) -> "tuple[Tokeniz
     from tril.data.config import parse
     from tril.data.tokenizer import build as build_tokenizer
 
-    config = parse(settings["data"], data_presets()).tokenizer
+    config = parse(settings["data"]).tokenizer
     if config.kind not in ("file", "hub"):
         valid = "leave it out for the characters of meta.pkl, or name the tokenizer of its tokens with kind=file or hub"
         raise ValueError(f"data.tokenizer.kind={config.kind} does not go with init_from={source}; {valid}")

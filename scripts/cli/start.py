@@ -27,9 +27,9 @@ FREE = (
     *("checkpoint.", "data.", "callbacks.progress", "callbacks.samples", "callbacks.heads"),
     *("trainer.accelerator", "trainer.log_every_n_steps"),
 )
-OF_THE_WINDOWS = ("data.batch_size", "data.document_mask", "data.sources")  # these are compared too
+OF_THE_WINDOWS = ("data.batch_size", "data.document_mask")  # these are compared too
 # They make other weights or another order of the text, so they cannot change at all; a model's others neither.
-FIXED = ("model.", "optim.kind", "optim.scale_with_width", "optim.base_", "data.sources")
+FIXED = ("model.", "optim.kind", "optim.scale_with_width", "optim.base_")
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 
 
@@ -181,9 +181,7 @@ def check_resumed(checkpoint: "Checkpoint", config: RunConfig, fingerprint: str,
 def resolved_settings(config: RunConfig) -> dict[str, Any]:
     """The settings as dotted keys and plain values, with what "auto" became."""
     assert config.hardware is not None
-    settings = {key: x for key, x in flatten(config.to_dict()).items() if not key.startswith("data.sources.")}
-    return settings | {
-        "data.sources": getattr(config.data.source, "shares", None),  # of a mixture, as its windows have them
+    return flatten(config.to_dict()) | {
         "compile": config.hardware.compile,
         "trainer.precision": config.hardware.precision,
         "trainer.accelerator": config.hardware.accelerator,

@@ -219,14 +219,13 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
     speeds, estimated, rejected = {}, [], []
     for run in runs:
         try:
-            data, length, val_windows = run.config.data, run.config.model.context_length, 0
-            limit = run.config.trainer.limit_val_batches  # of each text
+            data, length = run.config.data, run.config.model.context_length
+            limit = run.config.trainer.limit_val_batches
             most = math.inf if limit is None else limit * (data.val_batch_size or data.batch_size)
-            prepared = data.prepare()
-            for text in prepared.texts.values():
-                TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)
-                val_windows += min(ValWindows(text.tokens("val"), length, data.batch_size).n_windows, most)
-            run.config = run.config.fitted(prepared.meta["vocab_size"])
+            text = data.prepare()
+            TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)  # raises if the text is too short
+            val_windows = min(ValWindows(text.tokens("val"), length, data.batch_size).n_windows, most)
+            run.config = run.config.fitted(text.meta["vocab_size"])
             config, model = run.config, run.config.model
             assert config.hardware is not None  # only runs on this machine are estimated
         except (ValueError, OSError) as error:

@@ -54,9 +54,9 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         lm = run.checkpoint.language_model(device)
         if (problem := obstacle(lm.model)) is not None:
             raise ValueError(f"{path} {problem}; name another run")
-        texts = validation_tokens(run)
-        numbers, text, clusters = sample_windows(run, texts, windows)
-        shown = prompt_ids(lm, texts[0], prompt)
+        tokens = validation_tokens(run)
+        numbers, text, clusters = sample_windows(run, tokens, windows)
+        shown = prompt_ids(lm, tokens, prompt)
         records, (recorded, maps) = read_records(run_folder(path)), read_maps(run_folder(path))
         folder = writable(out or run_folder(path) / "heads", "out")
     log(f"{path} on {device}: {len(text.ids)} windows of {text.ids.shape[1]} tokens without each head")

@@ -29,7 +29,7 @@ def make_data(tmp_path):
 def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, resident):
     """The GPU has `free` times the memory of the training part. The meta device replaces it."""
     data, moved = make_data(), []
-    host, strategy = data.texts[""].tokens("train"), SimpleNamespace(root_device=torch.device("cuda:0"))
+    host, strategy = data.prepared.tokens("train"), SimpleNamespace(root_device=torch.device("cuda:0"))
     values = {"global_rank": 0, "world_size": 1, "accumulate_grad_batches": 1, "max_steps": 9}
     data.trainer = SimpleNamespace(strategy=strategy, **values)
     copy = lambda tokens, device: (moved.append(device), on_device(tokens, "meta"))[1]  # noqa: E731
@@ -38,7 +38,7 @@ def test_tokens_move_to_a_gpu_once_where_they_fit(make_data, monkeypatch, free, 
     loaders = [data.train_dataloader() for _ in range(2)]
     assert moved == resident * [torch.device("cuda:0")]
     for loader in loaders:
-        assert (loader.texts[0].device.type == "meta") == resident
+        assert (loader.tokens.device.type == "meta") == resident
         inputs, targets = next(iter(loader))
         assert inputs.shape == targets.shape == (4, 16) and inputs.device.type == ("meta" if resident else "cpu")
 

@@ -1,4 +1,4 @@
-"""Prepared texts: tokens, bytes and documents, damage, mixtures, overlap, and what is said about them."""
+"""Prepared texts: tokens, bytes and documents, damage, overlap, and what is said about them."""
 
 import math
 import random
@@ -12,13 +12,10 @@ import pytest
 from filelock import FileLock
 
 from tril.data import overlap
-from tril.data.config import block_counts, parse
+from tril.data.config import parse
 from tril.data.overlap import measure_overlap
 from tril.data.sources.files import Files
-from tril.data.sources.hub import Hub
-from tril.data.sources.stdlib import StandardLibrary
 from tril.data.tokenizer import _auto_vocab_size
-from tril.scripts.cli.errors import message_of
 
 TEXT = "".join(random.Random(0).choices("abcde fgh\u00e9\u6f22\U0001f469\n", k=6000))
 BYTE = {"tokenizer": {"kind": "byte"}}
@@ -26,21 +23,16 @@ BYTE = {"tokenizer": {"kind": "byte"}}
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    """Of text.txt in the working directory, beside the texts of mixtures."""
+    """Of text.txt in the working directory, next to another text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
     Path("text.txt").write_text(TEXT, "utf-8")
     Path("a.txt").write_text("".join(f"alpha {i} and alpha {i * i}\n" for i in range(300)))
-    Path("b.txt").write_text("".join(f"beta: {i + 7}; beta: {3 * i}\n" for i in range(200)))
     return {"source": "files", "path": "text.txt"}
 
 
 def prepared(settings, **changed):
-    return parse(settings | changed).prepare().texts[""]
-
-
-def mixed(sources, presets=None, **changed):
-    return parse({"source": "mixture", "sources": sources} | changed, presets)
+    return parse(settings | changed).prepare()
 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "byte"])
@@ -155,57 +147,3 @@ def test_documents_are_separated_by_their_first_tokens(settings):
     assert documents == [0] * 50 + [1] * 51 + [2]
     assert [i for i, (a, b) in enumerate(pairwise(documents)) if a != b] == [i - 1 for i in (50, 101)]
     assert ids == [*text.tokenizer.encode("a" * 50).ids, 0, *text.tokenizer.encode("b" * 50).ids, 0]
-
-
-@pytest.mark.parametrize("weights", [[0.7, 0.3], [1, 1, 1], [1, 2, 4], [0.9995, 0.0005], [1e308, 1e308]])
-def test_windows_in_a_block_by_largest_remainder(weights):
-    counts, total = block_counts(weights), max(weights) * sum(weight / max(weights) for weight in weights)
-    exact = [1000 * (weight / total if total < math.inf else 0.5) for weight in weights]
-    rests = [(x - int(x), count > x) for count, x in zip(counts, exact, strict=True)]
-    assert sum(counts) == 1000 and all(abs(count - x) < 1 for count, x in zip(counts, exact, strict=True))
-    raised, others = ([rest for rest, is_raised in rests if is_raised == wanted] for wanted in (True, False))
-    assert not raised or not others or min(raised) >= max(others) - 1e-9
-
-
-def test_a_source_is_a_group_with_its_settings_or_a_path(settings):
-    wikitext = {"repo": "Salesforce/wikitext", "config": "wikitext-103-raw-v1", "row_ends_document": False}
-    presets = {"wikitext103": {"source": "hub", "token_budget": 5000, "batch_size": 3, **wikitext}}
-    members = mixed({"wikitext103": 3, "a.txt": 2, "stdlib": 5}, presets).members
-    counts = {name: member.count for name, member in members.items()}
-    assert list(counts.items()) == [("a.txt", 200), ("stdlib", 500), ("wikitext103", 300)]
-    assert [member.source for member in members.values()] == [Files(path="a.txt"), StandardLibrary(), Hub(**wikitext)]
-    assert [member.budgets["train"] for member in members.values()] == [None, None, 5000]
-
-
-@pytest.mark.parametrize(
-    ("sources", "message"),
-    [
-        (None, "data.sources={} must have at least two sources, such as data.sources={stdlib: 0.7, notes/*.md: 0.3}"),
-        ({"a.txt": 1, "b.txt": float("inf")}, "data.sources={'a.txt': 1, 'b.txt': inf} must be numbers above 0"),
-        ({"a.txt": 1, "b.txt": 0.0001}, "'b.txt': 0.0001} must be numbers above 0, each at least 0.05% of their sum"),
-        ({"a.txt": 1, "stdlb": 1}, "data.sources: stdlb is no source and no path that exists; did you mean stdlib?"),
-        ({"./a.txt": 1, "a.txt": 1}, "data.sources: ./a.txt and a.txt both contain "),
-    ],
-)
-def test_mistakes_in_a_mixture_are_refused_in_one_line(settings, sources, message):
-    with pytest.raises((ValueError, OSError)) as error:
-        mixed(sources)
-    assert message in message_of(error.value) and "\n" not in message_of(error.value)
-
-
-@pytest.mark.parametrize("kind", ["bpe", "char"])
-def test_all_sources_have_one_tokenizer_that_knows_their_text(settings, kind, monkeypatch):
-    found = mixed({"a.txt": 3, "b.txt": 1}, tokenizer={"kind": kind}).prepare()
-    for name, text in found.texts.items():
-        ids = np.concatenate([text.tokens("train"), text.tokens("val")])
-        assert text.tokenizer.decode(ids[ids != text.meta["eot_id"]].tolist()) == Path(name).read_text()
-        assert (text.tokens("train").max(), text.documents("val")[-1]) < (text.meta["vocab_size"], 2)
-    if kind == "bpe":  # merges of both
-        assert {" alpha", " beta"} <= {token.replace("Ġ", " ") for token in found.tokenizer.get_vocab()}
-    for split in ("train", "val"):
-        parts = [text.meta["counts"][split] for text in found.texts.values()]
-        assert found.meta["counts"][split] == {key: sum(part[key] for part in parts) for key in parts[0]}
-    assert {name: source["share"] for name, source in found.meta["sources"].items()} == {"a.txt": 0.75, "b.txt": 0.25}
-    monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
-    other = mixed({"b.txt": 1, "a.txt": 1}, tokenizer={"kind": kind}).prepare()  # other weights, another order
-    assert other.meta["fingerprint"] == found.meta["fingerprint"] and other.counts == [500, 500]

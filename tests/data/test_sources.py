@@ -255,7 +255,7 @@ def test_what_a_table_is():
 @pytest.mark.slow
 def test_this_standard_library_has_the_documented_size_no_tables_and_a_clean_validation(tmp_path, capsys):
     config = parse({"source": "stdlib", "cache_dir": str(tmp_path), "tokenizer": {"kind": "byte"}})
-    text = config.prepare().texts[""]
+    text = config.prepare()
     train, val = (text.meta["counts"][split]["bytes"] for split in ("train", "val"))
     chosen = np.bincount(text.documents("val"))
     assert 7e6 < train + val < 30e6 and 0.099 < val / (train + val) < 0.102

@@ -20,14 +20,14 @@ def tokenizer(request, tmp_path_factory):
     config = TokenizerConfig(kind="bpe", vocab_size=300)
     if request.param == "file":
         path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-        saved = build(config, [CORPUS])
+        saved = build(config, CORPUS)
         saved.enable_truncation(3)  # as a foreign file may have
         saved.enable_padding(length=9)
         saved.save(str(path))
         config = TokenizerConfig(kind="file", path=str(path))
     elif request.param != "bpe":
         config = TokenizerConfig(kind=request.param)
-    return build(config, [CORPUS + HARD])
+    return build(config, CORPUS + HARD)
 
 
 @pytest.mark.parametrize("reloaded", [False, True])
@@ -144,7 +144,7 @@ COMMITS = {"main": "ab" * 20, "v1": "cd" * 20}  # of a repository of the hub
 @pytest.fixture
 def published(server, hub):
     """The tokenizers of the revisions, each with its commit."""
-    tokenizers = {"main": build(TokenizerConfig(kind="byte")), "v1": build(TokenizerConfig(vocab_size=260), [CORPUS])}
+    tokenizers = {"main": build(TokenizerConfig(kind="byte")), "v1": build(TokenizerConfig(vocab_size=260), CORPUS)}
     for revision, tokenizer in tokenizers.items():
         content, commit = tokenizer.to_str().encode(), COMMITS[revision]
         headers = {"X-Repo-Commit": commit, "ETag": f'"{revision}"'}

@@ -10,39 +10,32 @@ from tril.data.batches import IGNORE, TrainWindows, ValWindows, on_device
 SEEDS = range(8)
 
 
-def window(texts, length, seed, counts, index):
-    """Inputs and targets of one window of the endless sequence, and its text."""
-    block, place = divmod(index, sum(counts))
-    order = np.random.default_rng([seed, block, 1]).permutation(np.repeat(np.arange(len(counts)), counts))
-    number = order[place]
-    k = block * counts[number] + (order[:place] == number).sum()
-    ids = texts[number].tolist()
-    n_targets = len(ids) - 1
-    epoch, i = divmod(k, -(-n_targets // length))
+def window(text, length, seed, index):
+    """Inputs and targets of one window of the endless sequence."""
+    ids, n_targets = text.tolist(), len(text) - 1
+    epoch, i = divmod(index, -(-n_targets // length))
     random = np.random.default_rng([seed, epoch])
     offset, first = random.integers(n_targets), random.permutation(-(-n_targets // length))[i] * length
     at = [((first + t + offset) % n_targets, first + t < n_targets) for t in range(length)]
-    targets = [ids[p + 1] if inside else IGNORE for p, inside in at]
-    return [ids[p] for p, _ in at], targets, number
+    return [ids[p] for p, _ in at], [ids[p + 1] if inside else IGNORE for p, inside in at]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_batches_are_those_of_the_definition_for_any_start_rank_and_device(seed, monkeypatch):
     monkeypatch.setattr(module, "COPY_TOKENS", 30)
     random = np.random.default_rng(seed)
-    k, length, size, world = (int(random.integers(*limits)) for limits in ((1, 4), (2, 20), (1, 7), (1, 4)))
+    length, size, world = (int(random.integers(*limits)) for limits in ((2, 20), (1, 7), (1, 4)))
     dtype, largest = [(np.uint16, 1 << 16), (np.uint32, 1 << 20)][seed % 2]
-    texts = [random.integers(0, largest, int(random.integers(length + 1, 300))).astype(dtype) for _ in range(k)]
-    counts, start = [int(n) for n in random.integers(1, 9, k)], int(random.integers(200))
+    text = random.integers(0, largest, int(random.integers(length + 1, 300))).astype(dtype)
+    start = int(random.integers(200))
     for rank in range(world):
         arguments = length, size, seed, rank, world, int(random.integers(1, 4))
-        there = [on_device(text, "cpu") for text in texts]
-        loaders = [TrainWindows(x, *arguments, counts=counts) for x in (texts, there)]
+        loaders = [TrainWindows(x, *arguments) for x in (text, on_device(text, "cpu"))]
         for loader in loaders:
             loader.load_state_dict({"consumed": start})
         for i, batch, same in zip(range(30), *loaders, strict=False):
             assert all(map(torch.equal, batch, same))
-            rows = [window(texts, length, seed, counts, start + (i * size + j) * world + rank) for j in range(size)]
+            rows = [window(text, length, seed, start + (i * size + j) * world + rank) for j in range(size)]
             assert batch[0].tolist() == [row[0] for row in rows] and batch[1].tolist() == [row[1] for row in rows]
         assert loaders[0].state_dict()["consumed"] == start + (i + (len(loaders[0]) > 30)) * size * world or i < 30
 
@@ -65,20 +58,22 @@ def test_the_validation_of_all_ranks_has_each_window_once_in_batches_of_one_shap
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_pass_has_complete_steps_and_the_next_one_goes_on(accumulate):
     """So that Lightning, which ends a step with the pass, never makes a smaller one."""
-    texts = [np.arange(n, dtype=np.uint16) for n in (100, 50)]
-    loader = TrainWindows(texts, 4, 2, 0, 1, 2, accumulate, counts=[3, 1])
-    assert loader.n_windows == 25 + 13 and len(loader) == 38 // (2 * 2 * accumulate) * accumulate
+    text = np.arange(150, dtype=np.uint16)
+    loader = TrainWindows(text, 4, 2, 0, 1, 2, accumulate)
+    assert loader.n_windows == 38 and len(loader) == 38 // (2 * 2 * accumulate) * accumulate
     twice = [inputs for _ in range(2) for inputs, _ in loader]
     assert len(twice) == 2 * len(loader) and loader.consumed == len(twice) * 4
-    loader = TrainWindows(texts, 4, 2, 0, 1, 2, accumulate, counts=[3, 1])
-    loader.n_windows = 10**6
-    assert all(map(torch.equal, twice, (inputs for inputs, _ in loader)))
-    assert len(TrainWindows(texts[1], 16, 100, 0, accumulate=accumulate)) == accumulate  # more than a text has
+    loader = TrainWindows(text, 4, 2, 0, 1, 2, accumulate)
+    first = [inputs for inputs, _ in loader]
+    loader = TrainWindows(text, 4, 2, 0, 1, 2, accumulate)
+    loader.load_state_dict({"consumed": len(first) * 4})
+    assert all(map(torch.equal, twice, [*first, *(inputs for inputs, _ in loader)]))
+    assert len(TrainWindows(text[:50], 16, 100, 0, accumulate=accumulate)) == accumulate  # more than the text has
 
 
 def test_too_little_text():
     with pytest.raises(ValueError, match="has 8 tokens, a window needs context_length .* = 9; give more text"):
-        TrainWindows([np.zeros(99), np.zeros(8)], 8, 1, 0, counts=[1, 1])
+        TrainWindows(np.zeros(8), 8, 1, 0)
     with pytest.raises(ValueError, match=r"has 1 tokens, at least 2 are needed; raise data.val_fraction"):
         ValWindows(np.zeros(1), 8, 1)
 

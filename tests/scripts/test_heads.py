@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from tests.calls import call
 from tests.conftest import assert_refused, byte_model
 from tests.runs import train_typed, typed
 from tril.model.checkpoint import load, read_state, save, write_state
-from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
+from tril.scripts.cli.finished_run import read_run, validation_tokens
 from tril.scripts.heads import main
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
@@ -82,7 +81,7 @@ def test_the_heads_of_one_run_by_document_and_what_is_refused(folder, tmp_path):
     ranked = [row["head"] for row in sorted(content["heads"], key=lambda row: -row["change"])]
     assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("| L")] == ranked
 
-    [tokens] = validation_tokens(read_run(folder / RUN / "checkpoints/best.ckpt"))
+    tokens = validation_tokens(read_run(folder / RUN / "checkpoints/best.ckpt"))
     (data, maps), shown = page_of(out), tokens[:T].tolist()
     assert "".join(data["tokens"]) == lm.tokenizer.decode(shown, skip_special_tokens=False)
     assert data["steps"] == [0, 1, 2, 4, 8, 10]  # the run has recorded this text
@@ -111,17 +110,6 @@ def test_the_heads_of_one_run_by_document_and_what_is_refused(folder, tmp_path):
     ):
         assert_refused(heads(tmp_path, *settings), message)
     assert set(tmp_path.rglob("*")) == before
-
-
-def test_no_window_and_no_document_is_in_two_texts_of_a_mixture():
-    """The token 0 opens a document; the second text has no whole window."""
-    texts = [[1, 2, 0, 3, 4, 5, 6, 7, 8], [9, 10], [11, 12, 13, 14, 0, 15, 16]]
-    checkpoint = SimpleNamespace(config=SimpleNamespace(context_length=3), data={"eot_id": 0})
-    run, texts = TrainedRun(checkpoint, {"document_mask": True}), [np.array(text, np.uint16) for text in texts]
-    numbers, windows, clusters = sample_windows(run, texts, 3)
-    assert (numbers.tolist(), windows.document_eot, clusters.n_documents) == ([0, 1, 3], 0, 4)
-    assert windows.ids.tolist() == [[1, 2, 0], [3, 4, 5], [14, 0, 15]]
-    assert windows.targets.tolist() == [[2, 0, 3], [4, 5, 6], [0, 15, 16]]
 
 
 @pytest.mark.slow

@@ -79,7 +79,6 @@ class Metrics(Callback):
     windows_last.npz holds `step`, `context_length`, and for each window of the last validation, in the order of the
     text, `nll` (nats, summed over its targets) and `targets` (their number); `document_nll` and `document_targets` are
     the same for each document. A target belongs to the document of its input.
-    Of several sources, the windows and documents of each follow those of the one before, in the order of their names.
 
     Args:
         hardware: that the run uses.
@@ -228,14 +227,10 @@ def norms_of(gradients: tuple[Tensor, ...], is_sharded: bool = False) -> list[Te
 
 
 def validated_windows(trainer: Trainer) -> dict[str, int]:
-    """How many windows a validation has scored, of how many, over all sources and processes."""
-    found: Any = trainer.val_dataloaders
-    loaders = found if isinstance(found, list) else [found]
-    scored = [
-        min(loader.n_windows, int(n_batches) * loader.batch_size * loader.world_size)
-        for loader, n_batches in zip(loaders, trainer.num_val_batches, strict=True)
-    ]
-    return {"scored": sum(scored), "of": sum(loader.n_windows for loader in loaders)}
+    """How many windows a validation has scored, of how many, over all processes."""
+    loader: Any = trainer.val_dataloaders
+    scored = int(trainer.num_val_batches[0]) * loader.batch_size * loader.world_size
+    return {"scored": min(loader.n_windows, scored), "of": loader.n_windows}
 
 
 def save_windows(path: Path, module: TrainingModule, step: int) -> None:
@@ -243,7 +238,7 @@ def save_windows(path: Path, module: TrainingModule, step: int) -> None:
     nll, targets = module.val_windows.numpy()
     arrays: dict[str, Any] = {"nll": nll, "targets": targets.astype(int)}
     if module.val_documents is not None:
-        documents = module.val_documents(*module.val_targets)  # (M,)
+        documents = module.val_documents(len(module.val_nll))  # (M,)
         arrays["document_nll"] = np.bincount(documents, module.val_nll.numpy())
         arrays["document_targets"] = np.bincount(documents)
     with atomic_path(path) as part, part.open("wb") as file:

@@ -53,9 +53,7 @@ class Progress(Callback):
         metrics = Metrics.of(trainer)
         row, part = metrics.last("val/loss"), partial_validation(metrics.val_windows)
         if trainer.is_global_zero and row is not None:
-            lines = [f"step {row['step']:>6,}  validation: {figures(row, 'val/')}" + (f" ({part})" if part else "")]
-            lines += [f"{'':13}{figures(row, f'val/{name}/')}: {name}" for name in pl_module.sources]
-            tqdm.write("\n".join(lines))
+            tqdm.write(f"step {row['step']:>6,}  validation: {figures(row, 'val/')}" + (f" ({part})" if part else ""))
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if self._bar is not None:

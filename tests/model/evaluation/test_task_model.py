@@ -19,9 +19,7 @@ LONG = "the square of the line is the square of the word and the line"
 
 def lm_of(kind: str) -> LanguageModel:
     """A random model, whose vocabulary has more rows than its tokenizer has tokens."""
-    tokenizer = build(
-        TokenizerConfig(kind=kind, vocab_size=290 if kind == "bpe" else None), [[LONG, "?", "  \n", "0.1"]]
-    )
+    tokenizer = build(TokenizerConfig(kind=kind, vocab_size=290 if kind == "bpe" else None), [LONG, "?", "  \n", "0.1"])
     model = tiny_gpt(vocab_size=300, context_length=L)
     with torch.no_grad():
         model.head.weight[290:] = 3 * model.head.weight[:10]  # rows that no token has are often the largest

@@ -20,7 +20,7 @@ V, T = 31, 40
 
 def module_of(*, document_eot=None, compile=None, **choices):
     model = GPT(GPTConfig(V, **{"context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4} | choices))
-    settings = {"total_steps": 100, "val_bytes": {"": float}, "compile": compile, "document_eot": document_eot}
+    settings = {"total_steps": 100, "val_bytes": float, "compile": compile, "document_eot": document_eot}
     return TrainingModule(model, OptimConfig(), payload={}, **settings)
 
 

@@ -34,7 +34,7 @@ def new_module(**choices) -> TrainingModule:
     torch.manual_seed(0)
     shape = {"context_length": T, "n_layers": 2, "dim": 16, "n_heads": 2, "tie_embeddings": False}
     model = randomize(GPT(GPTConfig(V, **{**shape, **choices})))
-    return TrainingModule(model, OPTIM, total_steps=STEPS, val_bytes={"": float}, payload={})
+    return TrainingModule(model, OPTIM, total_steps=STEPS, val_bytes=float, payload={})
 
 
 class Remaining:
@@ -122,7 +122,6 @@ def test_losses_of_windows_and_documents(tmp_path):
         val_windows=torch.tensor([[6.0, 3], [4, 2]], dtype=torch.float64),
         val_nll=torch.tensor([1.0, 2, 3, 4, 5, 6]),
         val_documents=lambda n: np.array([0, 0, 0, 1, 1, 3])[:n],  # document 2 has no token
-        val_targets=[6],
         model=SimpleNamespace(config=SimpleNamespace(context_length=4)),
     )
     save_windows(tmp_path / "windows.npz", module, 30)

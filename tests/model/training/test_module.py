@@ -37,7 +37,7 @@ def module(compile=None, steps=6, document_eot=None, **choices):
     model = tiny_gpt(**{"tie_embeddings": False} | choices)
     optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=2))
     content = Checkpoint(model.config, {}, TOKENIZER.to_str(), "A", data={"fingerprint": "text"}).entry()
-    run = {"total_steps": steps, "val_bytes": {"": float}, "payload": content}
+    run = {"total_steps": steps, "val_bytes": float, "payload": content}
     lm = TrainingModule(model, optim, **run, compile=compile, document_eot=document_eot)
     strategy = SimpleNamespace(all_gather=lambda tensor, **_: tensor)
     lm._trainer = SimpleNamespace(num_val_batches=[2], strategy=strategy)  # until `fit`
@@ -67,7 +67,7 @@ def test_validation_keeps_the_losses_of_all_processes_in_the_order_of_the_text(m
     for process, rows in ((lm, [0, 2]), (other, [1, 3])):
         with torch.no_grad():
             process.validation_step((inputs[rows], targets[rows]), 0)
-    other_rows = other._val[0]
+    other_rows = other._val
     monkeypatch.setattr(lm, "log_dict", lambda *args, **kwargs: None)
     monkeypatch.setattr(lm, "all_gather", lambda rows: torch.stack([rows, other_rows]))
     lm.on_validation_epoch_end()
