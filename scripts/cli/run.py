@@ -114,13 +114,13 @@ def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "tupl
     callbacks, loggers = [], []
     for key, node in targets.items():
         kind, made = (Callback, callbacks) if key.startswith("callbacks.") else (Logger, loggers)
+        given = f"{key}._target_={node['_target_']}"
         try:
             built = hydra.utils.instantiate(({"save_dir": str(folder)} if kind is Logger else {}) | dict(node))
         except Exception as error:  # whatever the constructor raises is about its arguments
-            raise ValueError(f"{key}: {message_of(error)}") from error
+            raise ValueError(f"{given}: {message_of(error.__cause__ or error)}") from error
         if not isinstance(built, kind):
-            wrong = f"{key}._target_={node['_target_']} is no {kind.__name__.lower()} of Lightning"
-            raise ValueError(f"{wrong}; correct it")
+            raise ValueError(f"{given} is no {kind.__name__.lower()} of Lightning; correct it")
         made.append(built)
     return callbacks, loggers
 
