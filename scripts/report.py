@@ -4,8 +4,6 @@ The sweep may still be running. Prints the differences from the baseline; report
 results.csv has a row for each variant and runs.csv one for each run, both with all digits.
 """
 
-from typing import Literal
-
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
@@ -27,9 +25,6 @@ class ReportCommand:
     margin: float | None = setting(
         None, "nats per token: variants whose difference is smaller are equal; null: none is", gt=0, allow_inf_nan=False
     )
-    fit: Literal["scaling"] | None = setting(
-        None, "scaling: fit a law of the loss by parameters and tokens (train -m +ablation=scaling); null: none"
-    )
     out: str | None = setting(None, "folder for the report, its tables and pictures; null: the sweep's folder")
 
 
@@ -44,7 +39,7 @@ def main(line: CommandLine[ReportCommand]) -> None:
             raise ValueError(f"dir={folder} is a single run; name a sweep, dir=multirun/DATE/TIME or dir=latest")
         from tril.scripts.experiments.report import read_report  # numpy and pandas take a moment to import
 
-        report = read_report(folder, settings.baseline, settings.margin, settings.fit)
+        report = read_report(folder, settings.baseline, settings.margin)
         to = writable(settings.out or folder, "out")
         print(f"{report.shown()}\n\n{to}: {', '.join(report.write(to))}", flush=True)
 

@@ -9,27 +9,6 @@ import math
 from tril.model.training.settings import ScheduleConfig
 
 SHORT_WARMUP = 10  # a warm-up that is longer than the run becomes one step in so many
-FLOPS_TOLERANCE = 0.02  # of trainer.max_flops
-
-
-def steps_for_flops(
-    max_flops: float, flops_per_step: float, *, max_steps: int, val_check_interval: int
-) -> tuple[int, int]:
-    """The steps of a run with so many FLOPs, and the steps between two of its validations.
-
-    It has as many validations as a run of `max_steps` with one every `val_check_interval` steps.
-
-    Raises:
-        ValueError: no number of steps is within FLOPS_TOLERANCE.
-    """
-    exact = max_flops / flops_per_step
-    steps = max(1, round(exact))
-    if (error := abs(steps / exact - 1)) > FLOPS_TOLERANCE:
-        least = math.ceil(0.5 / FLOPS_TOLERANCE) * flops_per_step  # half a step is then within the tolerance
-        left = f"leave {exact:.1f} steps of {flops_per_step:.3g} FLOPs, and {steps} are {error:.1%} off"
-        raise ValueError(f"trainer.max_flops={max_flops:.3g} {left}; use at least {least:.3g}")
-    validations = math.ceil(max_steps / val_check_interval)  # the last one is at the end
-    return steps, math.ceil(steps / validations)
 
 
 def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:

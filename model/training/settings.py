@@ -113,9 +113,6 @@ class TrainerConfig:
         "auto", "bf16-mixed if the hardware has bf16, else 32-true (16-mixed on older GPUs)", common=True
     )
     max_steps: Count = setting(1050, "optimizer steps", common=True)
-    max_flops: Finite | None = setting(
-        None, "FLOPs of the whole training: they decide the steps, in place of max_steps", gt=0
-    )
     max_time: Any = setting(None, "DD:HH:MM:SS; stops a run early", common=True)
     val_check_interval: Count = setting(
         350, "optimizer steps between two complete validations; the last step has one", common=True

@@ -156,7 +156,7 @@ class RunConfig(TrainingConfig):
         return config
 
     def fitted(self, vocab_size: int) -> "RunConfig":
-        """The settings with what the text decides: the vocabulary, and with it the steps of trainer.max_flops.
+        """The settings with the vocabulary of the text.
 
         Args:
             vocab_size: of the tokenizer. A larger model.vocab_size stays.
@@ -164,25 +164,14 @@ class RunConfig(TrainingConfig):
         Raises:
             UserError: the settings do not fit the text.
         """
-        chosen, trainer = self.model.vocab_size or vocab_size, self.trainer
+        chosen = self.model.vocab_size or vocab_size
         with user_errors():
             if chosen < vocab_size:
                 needed = f"too small for the tokenizer's {vocab_size} tokens; raise it, or leave it null"
                 raise ValueError(f"model.vocab_size={chosen} is {needed}")
             model = replace(self.model, vocab_size=chosen)
             check_memory(model)
-            if trainer.max_flops is not None:
-                import torch
-
-                from tril.model.gpt import GPT
-                from tril.model.training.schedule import steps_for_flops
-
-                with torch.device("meta"):
-                    flops = GPT(model).flops_per_token(self.window_lengths) * self.tokens_per_step() * self.devices
-                limits = {"max_steps": trainer.max_steps, "val_check_interval": trainer.val_check_interval}
-                steps, interval = steps_for_flops(trainer.max_flops, flops, **limits)
-                trainer = replace(trainer, max_steps=steps, val_check_interval=interval, max_flops=None)
-        return replace(self, model=model, trainer=trainer)
+        return replace(self, model=model)
 
     @property
     def steps(self) -> int:

@@ -145,7 +145,7 @@ def check_minutes(config: RunConfig, line: CommandLine[TrainCommand]) -> None:
     """Raises UserError for settings that `minutes` excludes."""
     if line.own.minutes is None:
         return
-    for key in ("trainer.max_steps", "trainer.max_flops", "trainer.max_time", "debug"):
+    for key in ("trainer.max_steps", "trainer.max_time", "debug"):
         if key in line.given:
             raise UserError(f"{key}={line.given[key]} excludes minutes, which decide the steps; leave one out")
     if config.trainer.is_distributed:

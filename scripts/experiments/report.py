@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,6 @@ from tril.scripts.experiments.losses import (
 )
 from tril.scripts.experiments.nuisance import read_tuning
 from tril.scripts.experiments.plots import Picture, draw
-from tril.scripts.experiments.scaling import points_of, scaling_section
 from tril.scripts.experiments.sweep import LOSSES, Sweep, Variant, read_sweep, scored_part, text_of
 
 FIGURES = {  # of a run -> heading and format
@@ -65,13 +63,10 @@ class Report:
     Args:
         losses: of the sweep.
         margin: nats per token, a difference below it counts as none; None: that of a referee, else none.
-        fit: "scaling": with a law of the loss by size and tokens.
     """
 
-    def __init__(
-        self, sweep: Sweep, losses: Losses, margin: float | None = None, fit: Literal["scaling"] | None = None
-    ) -> None:
-        self.sweep, self.losses, self.fit = sweep, losses, fit
+    def __init__(self, sweep: Sweep, losses: Losses, margin: float | None = None) -> None:
+        self.sweep, self.losses = sweep, losses
         self.margin = margin or sweep.index.get("referee", {}).get("margin")
         self.comparisons = compare_sweep(losses, sweep, self.margin)
         self.tunings, self.steps = read_tuning(sweep), read_steps(sweep)
@@ -80,11 +75,8 @@ class Report:
         """Writes the report and its pictures, and returns the names of the files."""
         more = {"appearance": plot_steps(self.sweep, self.steps)} if self.steps else {}
         pictures = draw(self.sweep, self.losses.unit, folder, self.comparisons, more)
-        law = ""
-        if self.fit == "scaling":
-            law, pictures["scaling"] = scaling_section(points_of(self.sweep), folder)
         files = {
-            "report.md": self.text(pictures, law=law),
+            "report.md": self.text(pictures),
             "results.csv": pd.DataFrame(self.result_rows()).to_csv(index=False),
             "runs.csv": pd.DataFrame(run_rows(self.sweep, self.steps)).to_csv(index=False),
         }
@@ -96,7 +88,7 @@ class Report:
         """What to print: the answer and the comparisons, or the losses of one variant."""
         return f"{printable(self.answer())}\n\n{self.compared_table() or loss_table(self.sweep)}"
 
-    def text(self, pictures: Mapping[str, Picture], *, law: str) -> str:
+    def text(self, pictures: Mapping[str, Picture]) -> str:
         """The content of report.md, from its template."""
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -122,7 +114,6 @@ class Report:
             },
             seeds=", ".join(str(seed) for seed in sorted({run.seed for run in sweep.runs})),
             pictures=pictures,
-            law=law,
         )
         return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"  # of nested blocks
 
@@ -200,18 +191,14 @@ class Report:
             yield row
 
 
-def read_report(
-    folder: Path, baseline: str | None = None, margin: float | None = None, fit: Literal["scaling"] | None = None
-) -> Report:
+def read_report(folder: Path, baseline: str | None = None, margin: float | None = None) -> Report:
     """The report of the folder of a sweep, or of several runs; for the other arguments see `read_sweep` and `Report`.
 
     Raises:
-        ValueError: as `read_sweep`, or the runs do not determine what is asked.
+        ValueError: as `read_sweep`.
     """
     sweep = read_sweep(folder, baseline)
-    if fit is not None:
-        points_of(sweep)  # whether there are enough
-    return Report(sweep, losses_of(sweep), margin, fit)
+    return Report(sweep, losses_of(sweep), margin)
 
 
 def ends(name: str, interval) -> dict[str, float | None]:

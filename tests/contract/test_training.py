@@ -122,9 +122,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_update(texts, tmp
     assert all(tensor.isfinite().all() for tensor in weights_of(folder).values())
 
 
-def test_a_run_stops_after_its_time_and_has_the_steps_of_its_flops(run_of):
-    content = summary(run_of("trainer.max_flops=1e9"))
-    assert content["steps"] == 1e9 // (content["flops_per_token"] * content["tokens"] / content["steps"])
+def test_a_run_stops_after_its_time(run_of):
     limit = "trainer.max_time=00:00:00:01 trainer.max_steps=1000000 trainer.val_check_interval=1000000"
     content = summary(run_of(limit))
     assert content["steps"] < 1000000 and "trainer.max_time" in content["stopped_early"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
 from tril.model.training.optim import MuonAdamW, build_optimizer, param_groups
-from tril.model.training.schedule import ScheduleConfig, lr_factor, steps_for_flops
+from tril.model.training.schedule import ScheduleConfig, lr_factor
 from tril.model.training.settings import OptimConfig
 from tril.model.training.width_scaling import scale_initial_values
 
@@ -166,14 +166,6 @@ def test_the_factor_is_that_of_the_formula(kind, total, warmup, floor, share):
         expected = formula(kind, step, total, warmup, floor, share)
         assert lr_factor(step, total, config) == pytest.approx(expected, abs=1e-12), step
         assert expected > 0 or step >= total, "no step of the run is wasted"
-
-
-def test_the_steps_for_some_flops_cost_as_much_and_have_as_many_validations():
-    for scale in (0.31, 7.7):
-        steps, interval = steps_for_flops(900 * scale, 1.0, max_steps=900, val_check_interval=150)
-        assert steps == pytest.approx(900 * scale, rel=0.02) and -(-steps // interval) == 6
-    with pytest.raises(ValueError, match=r"leave 1\.5 steps .* use at least 25"):
-        steps_for_flops(1.5, 1.0, max_steps=900, val_check_interval=150)
 
 
 # --- optim.scale_with_width, for models of 256 with the base 64, whose heads have size 16

@@ -83,7 +83,7 @@ def test_the_answer_is_one_sentence_and_what_makes_the_losses_doubtful_is_a_warn
     for number, (warning, entries) in enumerate(WARNINGS.items(), start=len(ANSWERS)):
         both = entries if "val_windows" in entries else {}
         report = report_of(sweep_of(tmp_path / str(number), summary={(1,): entries, (4,): both}))
-        text = report.text({}, law="")
+        text = report.text({})
         assert warning in text and ("**Warning.**" in text) == bool(warning)
 
 
