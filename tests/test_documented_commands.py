@@ -42,7 +42,6 @@ ACCEPTED = {  # what each script calls when it has accepted its settings
     "sample": ("model.checkpoint.load",),
 }
 STANDS_FOR = {"hf=my-model": "hf=FOLDER", "hf=ORG/NAME": "hf=FOLDER"}  # words of commands: what they are here
-STANDS_FOR |= {f"hydra.run.dir={name}": "hydra.run.dir=new" for name in ("outputs/0", "outputs/1", "base")}  # trained
 CANNOT_START = {"init_from=hf:HuggingFaceTB/SmolLM2-135M"}  # it needs the network
 OTHER_PROGRAMS = ("pip", "pytest", "git", "(cd", "cat", "python", "torchrun")
 GLOB = re.compile(r"[][*?{}~^]")  # zsh refuses an unquoted pattern that matches no file
@@ -52,7 +51,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 TOUR = ROOT / "docs" / "tour.ipynb"
 
 RUN = "outputs/2026-11-20/12-00-00"  # of model=llama, which all scripts accept; it is the newest one
-COPIES = ("outputs/2026-11-23/12-00-00", "outputs/0", "outputs/1", "base", "RUN", "checkpoint")
+COPIES = ("outputs/2026-11-23/12-00-00", "RUN", "checkpoint")
 SMALL = ("model=llama", "model.n_layers=3", "model.n_heads=4", "model.n_kv_heads=2", "data.val_fraction=0.5")
 TEXTS = "text.txt my.txt before.txt code.txt input.txt FILE repeats.txt a.txt notes/a.md posts/b.txt".split()
 TEXT = "".join(f"line {i}: the square of {i} is {i * i}.\n" for i in range(400))
