@@ -64,6 +64,7 @@ class Setting:
         default: a plain value; REQUIRED: it has none.
         choices: the valid values, if they are listed.
         common, needs: see `setting`.
+        is_text: a value is taken as it was typed, without quotes.
     """
 
     key: str
@@ -72,6 +73,7 @@ class Setting:
     choices: tuple = ()
     common: bool = False
     needs: str | None = None
+    is_text: bool = False
 
 
 def declared(group: type, prefix: str = "") -> Iterator[Setting]:
@@ -85,7 +87,7 @@ def declared(group: type, prefix: str = "") -> Iterator[Setting]:
         default = field.get_default(call_default_factory=True)
         default = default if default is REQUIRED else plain(default)
         kind = field.annotation
-        yield Setting(key, default, field.description or "", choices_of(kind), **extra)
+        yield Setting(key, default, field.description or "", choices_of(kind), **extra, is_text=takes_text(kind))
 
 
 def defaults(group: type) -> dict[str, Any]:
@@ -169,6 +171,13 @@ def choices_of(annotation: Any) -> tuple:
     if typing.get_origin(annotation) is typing.Literal:
         return typing.get_args(annotation)
     return tuple(choice for kind in typing.get_args(annotation) for choice in choices_of(kind))
+
+
+def takes_text(annotation: Any) -> bool:
+    """Whether an annotation has a text or a list of texts among its alternatives."""
+    return annotation is str or any(
+        takes_text(kind) for kind in typing.get_args(annotation) if typing.get_origin(annotation) is not dict
+    )
 
 
 def plain(value: Any) -> Any:
