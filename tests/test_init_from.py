@@ -23,7 +23,8 @@ RUN = merged(RUN, "trainer.max_steps=2", "trainer.val_check_interval=2", "optim.
 NAME, COMMIT, OLD = "some-org/tiny.llama", "ab" * 20, "cd" * 20  # of a model on the hub, whose main is COMMIT
 NANOGPT = "init_from=nanogpt:words/ckpt.pt"
 REFUSED = {
-    "model.n_layers=4 model.pos=alibi": "another model: model.n_layers=4 must be 2; model.pos=alibi must be rope",
+    "model.n_layers=2 model.pos=alibi": "leave out model.n_layers=2, model.pos=alibi",
+    "model=gpt2": "leave out model=gpt2",
     "model.vocab_size=263": "model.vocab_size=263 must be at least 264",
     "data.tokenizer.vocab_size=300": "data.tokenizer.vocab_size=300 contradicts init_from=",
     "trainer=fsdp": "init_from needs whole weights in each process",
@@ -60,7 +61,7 @@ def entry_of(run):
 
 def test_a_run_takes_over_model_and_tokenizer_records_it_and_then_needs_no_source(tmp_path, train, source):
     before, weights, run = load(source), digest(Checkpoint.read(source).weights), tmp_path / "run"
-    changes = ("model.attn_dropout=0.25", "model.head_dim=8", "callbacks.causality={}")  # heads have that size already
+    changes = ("model.attn_dropout=0.25", "callbacks.causality={}")
     printed = train(f"init_from={source}", *changes).stdout
     lm, entry, result = load(run), entry_of(run), summary(run)
     assert lm.config.to_dict() == before.config.to_dict() | {"attn_dropout": 0.25}

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tril.data.cache import make_folder, resolve_cache_dir
-from tril.data.settings import build, defaults
-from tril.data.settings import typed as as_typed
+from tril.data.settings import defaults
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint
 from tril.scripts.cli.start import FOR_TRAINING, Start
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 WORDS_OF_NANOGPT = {"resume": "continue a run with resume=latest", "scratch": "leave it out"}
 HF, NANOGPT = "hf:", "nanogpt:"  # before a folder or name of Hugging Face, and before a ckpt.pt of nanoGPT
+MAY_CHANGE = ("model.vocab_size", *(f"model.{name}" for name in FOR_TRAINING))
 # Of the vocabulary; with tied embeddings, the first two are one tensor of two names.
 ROWS = ("embed.weight", "head.weight", "value_embed.weight")
 
@@ -115,33 +115,24 @@ def keep_tokenizer(text: str) -> Path:
 def model_settings(
     chosen: Mapping[str, Any], config: "GPTConfig", given: Mapping[str, str], source: str
 ) -> dict[str, Any]:
-    """The config of the source, with what may change: dropout, backends and a larger vocabulary.
+    """The config of the source, with dropout, backend and a larger vocabulary as they are chosen.
 
     Args:
-        chosen: the settings below `model:`. Those that differ from the defaults, or are given, were chosen.
+        chosen: the settings below `model:`.
 
     Raises:
-        ValueError: names the chosen settings with which it would be another model.
+        ValueError: other settings of the model are given, or a vocabulary that is too small.
     """
-    own, default, wrong = config.to_dict(), defaults(type(config)), []
-    changes = {name: x for name, x in chosen.items() if x != default.get(name) or f"model.{name}" in given}
-    vocabulary = changes.pop("vocab_size", None) or config.vocab_size
-    if vocabulary < config.vocab_size:
-        wrong.append(f"model.vocab_size={vocabulary} must be at least {config.vocab_size}")
-    for name, value in changes.items():
-        if name not in FOR_TRAINING and not _is_same(config, own | {name: value}):
-            wrong.append(f"model.{name}={as_typed(value)} must be {as_typed(own[name])}")
-    if wrong:
-        raise ValueError(f"init_from={source} has another model: {'; '.join(wrong)}; leave them out")
-    return own | {name: changes[name] for name in FOR_TRAINING if name in changes} | {"vocab_size": vocabulary}
-
-
-def _is_same(config: "GPTConfig", values: Mapping[str, Any]) -> bool:
-    """Whether the model with these values is that of `config`."""
-    try:
-        return build(type(config), values, "model").canonical() == config.canonical()
-    except ValueError:
-        return False
+    fixed = [key for key in given if key.partition(".")[0] == "model" and key not in MAY_CHANGE]
+    if fixed:
+        texts = ", ".join(f"{key}={given[key]}" for key in fixed)
+        raise ValueError(f"init_from={source} takes over the whole model; leave out {texts}")
+    vocab_size = chosen["vocab_size"] or config.vocab_size
+    if vocab_size < config.vocab_size:
+        raise ValueError(f"model.vocab_size={vocab_size} must be at least {config.vocab_size}, as in {source}")
+    default = defaults(type(config))
+    changed = {name: chosen[name] for name in FOR_TRAINING if chosen[name] != default[name] or f"model.{name}" in given}
+    return config.to_dict() | changed | {"vocab_size": vocab_size}
 
 
 def load_weights(lm: "LanguageModel", model: "GPT") -> str | None:
