@@ -2,11 +2,9 @@
 
 import csv
 import io
-import os
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -76,19 +74,3 @@ def csv_text(rows: Iterable[Mapping[str, object]]) -> str:
     table.writeheader()
     table.writerows(rows)
     return text.getvalue()
-
-
-def read_utf8(key: str, file: str) -> str:
-    """The content of the file that the setting `key` names, with its line ends; "~" is expanded.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not UTF-8.
-    """
-    try:
-        return Path(os.path.expanduser(file)).read_bytes().decode("utf-8")  # read_text would change line ends
-    except OSError as error:
-        raise OSError(f"{key}={file} cannot be read ({error.strerror}); name a text file") from error
-    except UnicodeDecodeError as error:
-        remedy = "convert it first, e.g. iconv -f latin1 -t utf-8"
-        raise ValueError(f"{key}={file} is not UTF-8 ({error.reason}); {remedy}") from error

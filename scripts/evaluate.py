@@ -1,8 +1,7 @@
 """Measures a checkpoint on a text:  python scripts/evaluate.py ckpt=latest [data=files data.path=FILE]
 
-Loss, perplexity, bits per byte, accuracy and calibration with their intervals over documents; by default on the
-validation part of the run. other=CHECKPOINT compares two checkpoints, text="..." gives the bits of each token,
-pairs=FILE.jsonl measures minimal pairs, and tasks=NAME[,NAME] runs tasks of lm-evaluation-harness
+Loss, perplexity, bits per byte and accuracy with their intervals over documents; by default on the validation part of
+the run. other=CHECKPOINT compares two checkpoints, and tasks=NAME[,NAME] runs tasks of lm-evaluation-harness
 (pip install -e ".[eval]"). Prints a table; writes a JSON file.
 """
 
@@ -10,9 +9,8 @@ from pathlib import Path
 
 from tril.data.config import parse
 from tril.data.settings import without_effect
-from tril.model.atomic_files import write_json, write_text
+from tril.model.atomic_files import write_json
 from tril.model.evaluation.config import EvaluateConfig
-from tril.model.formats import read_utf8
 from tril.model.runs import find_checkpoint, run_folder
 from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import check_writable, user_errors
@@ -31,29 +29,21 @@ def main(line: CommandLine[EvaluateConfig]) -> None:
         folder = Path(settings.out or run_folder(paths[0]) / "evaluation")
         check_writable(folder, "out")
         source = None if data is None else parse(data)
-    from tril.model.evaluation.pairs import score_pairs
     from tril.model.evaluation.subject import Subject, evaluate_texts
     from tril.model.evaluation.task_model import run_tasks
-    from tril.model.evaluation.token_costs import token_costs
     from tril.model.training.hardware import use_device
 
-    name, page = "evaluation", None
+    name = "evaluation"
     with user_errors():
         subjects = [Subject.of(path, use_device(settings.device)) for path in paths]
         first = subjects[0]
-        if settings.pairs is not None:
-            name, (report, text) = "pairs", score_pairs(first.lm, read_utf8("pairs", settings.pairs), settings.pairs)
-        elif settings.text is not None:
-            name, (report, text, page) = "tokens", token_costs(first.lm, settings.text, first.describe()["checkpoint"])
-        elif settings.tasks is not None:
+        if settings.tasks is not None:
             name, (report, text) = "tasks", run_tasks(first.lm, settings)
         else:
             report, text = evaluate_texts(subjects, evaluated_texts(subjects, source, settings.part))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{name}.json", first.describe() | report)
-    if page:
-        write_text(folder / f"{name}.html", page)
-    print(f"{text}\n{folder}: {name}.json{f', {name}.html' if page else ''}", flush=True)
+    print(f"{text}\n{folder}: {name}.json", flush=True)
 
 
 if __name__ == "__main__":

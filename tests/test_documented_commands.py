@@ -30,10 +30,7 @@ GRIDS = ("scripts.experiments.grid.estimate_runs", "scripts.experiments.launch.k
 ACCEPTED = {  # what each script calls when it has accepted its settings
     "train": ("data.datamodule.TextDataModule.prepare_data", *GRIDS),
     "certify": ("model.causality.certificate.certify_model",),
-    "evaluate": (
-        *("scripts.evaluate.evaluated_texts", "model.evaluation.token_costs.token_costs"),
-        *("model.evaluation.pairs.score_pairs", "model.evaluation.task_model.run_tasks"),
-    ),
+    "evaluate": (*("scripts.evaluate.evaluated_texts", "model.evaluation.task_model.run_tasks"),),
     "export": ("model.interop.hf_export.export_hf",),
     "heads": ("scripts.experiments.trained_heads.log", "scripts.experiments.trained_heads.describe_sweep"),
     "play": ("scripts.playground.server.create_server",),

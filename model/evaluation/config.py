@@ -8,26 +8,18 @@ from pydantic.dataclasses import dataclass
 from tril.data.settings import setting, strict_settings
 from tril.model.runs import CKPT, DEVICE
 
-OF_DATA = "text=null pairs=null tasks=null"
+OF_DATA = "tasks=null"
 
 
 @dataclass(frozen=True, config=strict_settings())
 class EvaluateConfig:
-    """What is measured of a checkpoint: a text of `data`, or instead `text`, `pairs` or `tasks`."""
+    """What is measured of a checkpoint: a text of `data`, or instead `tasks`."""
 
     ckpt: str = CKPT
     other: str | None = setting(None, "a second checkpoint, compared on the same text", needs=OF_DATA)
     part: Literal["val", "all"] = setting("val", "of the text: val, its validation part, or all", needs=OF_DATA)
-    text: Annotated[str, Field(min_length=1)] | None = setting(
-        None, "instead of data, a text: the bits of each of its tokens, and a page that shows them"
-    )
-    pairs: str | None = setting(
-        None, 'instead, a file of minimal pairs, {"good": "...", "bad": "..."} per line', needs="text=null"
-    )
     tasks: str | None = setting(
-        None,
-        "instead, tasks and groups of lm-evaluation-harness, separated by commas; * stands for any text",
-        needs="text=null pairs=null",
+        None, "instead, tasks and groups of lm-evaluation-harness, separated by commas; * stands for any text"
     )
     include_path: str | None = setting(
         None, "a folder with tasks of your own; a task can contain Python code, which runs", needs="tasks"

@@ -6,7 +6,7 @@ few documents).
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from tril.model.gpt import IGNORE
 from tril.model.intervals import ClusteredMean, Interval, clustered_mean
 from tril.model.text_clusters import TextClusters
 
-N_BINS = 15  # of the confidence, as in Guo et al. (2017), "On calibration of modern neural networks"
 NO_BYTES = 1e-9  # the size of a cluster without text, such as one end-of-text token, so that its bits count
 
 
@@ -27,14 +26,13 @@ class ScoredText:
 
     Attributes:
         length: T. Windows of T inputs do not overlap, as in validation.
-        nll, confidence, correct: see `Scores`.
+        nll, correct: see `Scores`.
         clusters: of the targets, in rows of T.
         bytes: (G,) float64, the UTF-8 bytes of each cluster's targets.
     """
 
     length: int
     nll: np.ndarray
-    confidence: np.ndarray
     correct: np.ndarray
     clusters: TextClusters
     bytes: np.ndarray
@@ -56,18 +54,17 @@ class ScoredText:
         clusters = find_clusters(tokens, lm.eot_id, length)
         sizes = count_bytes(lm, tokens[1:], clusters)
         sizes *= n_bytes / sizes.sum()  # the bytes of the first token count too
-        nll, confidence, correct = map(np.concatenate, zip(*scores, strict=True))
-        return cls(length, nll, confidence, correct, clusters, sizes)
+        nll, correct = map(np.concatenate, zip(*scores, strict=True))
+        return cls(length, nll, correct, clusters, sizes)
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sums values (M,) over each cluster: (G,)."""
         cluster = self.clusters.numbers.flatten().numpy()[: len(self.nll)]  # (M,)
         return np.bincount(cluster, values, len(self.bytes))
 
-    def mean(self, values: np.ndarray, chosen: np.ndarray | Literal[True] = True) -> Interval:
-        """Mean of values (M,) over all targets, or over the `chosen` ones, (M,) bool."""
-        weights = np.broadcast_to(chosen, values.shape).astype(float)
-        return clustered_mean(self.sums(values * weights), self.sums(weights)).interval()
+    def mean(self, values: np.ndarray) -> Interval:
+        """Mean of values (M,) over all targets."""
+        return clustered_mean(self.sums(values.astype(float)), self.sums(np.ones(len(values)))).interval()
 
     def bits_per_byte(self, nats: np.ndarray) -> ClusteredMean:
         """Bits per byte of losses, or of differences of losses, with the sums (G,) in nats."""
@@ -83,29 +80,7 @@ class ScoredText:
             "perplexity": perplexity,
             "bits_per_byte": self.bits_per_byte(self.sums(self.nll)).interval(),
             "accuracy": self.mean(self.correct).map(lambda end: min(1.0, max(0.0, end))),
-            "calibration_error": self.calibration_error(),
         }
-
-    def calibration_error(self) -> Interval:
-        """The expected calibration error: |accuracy - mean confidence| of each bin, averaged over the targets.
-
-        With the sign of each bin's difference it is a mean over targets, and the interval is that of this mean, for
-        the signs that were found. The bins of the confidence have equal width from 0 to 1.
-        """
-        confidence = self.confidence.astype(float)
-        bins, excess = np.minimum((confidence * N_BINS).astype(int), N_BINS - 1), self.correct - confidence  # (M,)
-        signs = np.sign(np.bincount(bins, excess, N_BINS))  # (N_BINS,)
-        return self.mean(signs[bins] * excess).map(lambda end: max(0.0, end))
-
-    def positions(self) -> list[dict[str, Any]]:
-        """The mean loss by the number of tokens of context: 1, 2, 3 to 4, 5 to 8 and so on."""
-        contexts, rows = np.arange(len(self.nll)) % self.length + 1, []  # (M,)
-        bins = np.ceil(np.log2(contexts)).astype(int)
-        for chosen in (bins == number for number in np.unique(bins)):
-            found = contexts[chosen]
-            counts = {"first": int(found.min()), "last": int(found.max()), "targets": len(found)}
-            rows.append(counts | {"loss": self.mean(self.nll, chosen)})
-        return rows
 
     def report(self) -> dict[str, Any]:
         """What evaluation.json says of it."""
@@ -116,7 +91,6 @@ class ScoredText:
             "targets": len(self.nll),
             "observations": unit | self.clusters.counts(),
             "figures": self.figures(),
-            "positions": self.positions(),
         }
 
 

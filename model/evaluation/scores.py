@@ -23,12 +23,10 @@ class Scores(NamedTuple):
 
     Attributes:
         nll: float32, the loss in nats.
-        confidence: float32, the probability of the most probable token.
         correct: bool, whether the target is the most probable token.
     """
 
     nll: np.ndarray
-    confidence: np.ndarray
     correct: np.ndarray
 
 
@@ -63,8 +61,7 @@ def score_windows(
             hidden = model.hidden(inputs, **document_options(inputs, document_eot))[scored]  # (M, C)
             logits, expected = model.logits(hidden).float(), expected[scored]  # (M, V), (M,)
             nll = F.cross_entropy(logits, expected, reduction="none")  # as in GPT.nll
-            confidence = (logits.amax(-1) - logits.logsumexp(-1)).exp()
-            found = nll, confidence, logits[:, :n_ids].argmax(-1) == expected
+            found = nll, logits[:, :n_ids].argmax(-1) == expected
         ends = np.cumsum((targets != IGNORE).sum(1))[:-1]
         scores |= zip(batch, map(Scores, *(np.split(values.cpu().numpy(), ends) for values in found)), strict=True)
         bar.update(len(batch))

@@ -11,7 +11,7 @@ COMMANDS = {
     "sample": "continue a prompt",
     "play": "try a model in the browser: tokens, attention, heads",
     "export": "write a model for Hugging Face transformers",
-    "evaluate": "loss, bits per byte, accuracy and calibration of a checkpoint on a text",
+    "evaluate": "loss, bits per byte and accuracy of a checkpoint on a text",
     "heads": "measure, remove and draw the attention heads of a model",
     "report": "compare the runs of a grid",
     "certify": "test that a model is causal",

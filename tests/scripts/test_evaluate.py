@@ -1,9 +1,7 @@
-"""scripts/evaluate.py: the run's own text, other tokenizers, minimal pairs, bits of tokens, and tasks of lm_eval."""
+"""scripts/evaluate.py: the run's own text, other tokenizers, and tasks of lm_eval."""
 
-import html
 import json
 import math
-import re
 import shutil
 import sys
 
@@ -14,7 +12,7 @@ import yaml
 from tests.calls import call
 from tests.conftest import assert_refused, tiny_gpt
 from tril.data.tokenizer import TokenizerConfig, build
-from tril.model.checkpoint import load, read_state, save, write_state
+from tril.model.checkpoint import read_state, save, write_state
 from tril.model.generation.language_model import LanguageModel
 from tril.scripts.evaluate import main
 
@@ -54,19 +52,11 @@ def evaluated(run, tmp_path):
     return evaluated
 
 
-@torch.no_grad()
-def nats(lm, ids):
-    """The losses of ids after the first, in one pass."""
-    log_p = lm.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
-    return [-row[token].item() for row, token in zip(log_p, ids[1:], strict=True)]
-
-
 def test_the_text_is_that_of_the_run_or_another_one_on_which_tokenizers_differ(evaluated, trained, texts):
     """On whole texts, each target of a uniform model costs ln V."""
     report, stdout = evaluated(f"ckpt={trained}")
     final = json.loads((trained / "summary.json").read_text())["final_val_loss"]
     assert report["figures"]["loss"]["mean"] == pytest.approx(final, abs=5e-6)
-    assert [row["last"] for row in report["positions"]] == [1, 2, 4, 8, 16, 32]
     assert f"{report['figures']['bits_per_byte']['mean']:.4f} [" in stdout and "validation part of the run" in stdout
     arguments = ("data=files", f"data.path={texts}", "part=all")
     report, stdout = evaluated(f"ckpt={trained}", "other=uniform.ckpt", *arguments)
@@ -78,32 +68,6 @@ def test_the_text_is_that_of_the_run_or_another_one_on_which_tokenizers_differ(e
     [(unit, row)] = report["other_minus_checkpoint"].items()
     assert row["difference"]["mean"] == pytest.approx(bits - report["figures"]["bits_per_byte"]["mean"], abs=1e-5)
     assert unit == "bits per byte" and row["verdict"] == "worse" and "\nother: uniform.ckpt, " in stdout
-
-
-def pair(good, bad, **others):
-    return json.dumps({"good": good, "bad": bad} | others)
-
-
-def test_minimal_pairs_are_scored_whole_after_end_of_text_and_ties_are_wrong(run, evaluated, folder):
-    def write(*lines):
-        (folder / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")
-
-    write(pair("ab", "abc", field="syntax"), "", pair("abc", "ab"), pair("ab", "ba"), pair("x", "\u00e9"), "")
-    found, stdout = evaluated("ckpt=uniform.ckpt", "pairs=pairs.jsonl")  # it prefers shorter texts
-    assert (found["pairs"], found["right"], found["ties"], found["accuracy"]["mean"]) == (4, 2, 1, 0.5)
-    assert "accuracy 0.5000 [0.1500, 0.8500] (95 %, Wilson)" in stdout  # by the formula for 2 of 4
-    texts, lm = [("one", "two"), ("a" * T, "b" * T), ("x<", "\u6f22")], load(folder / "random.ckpt")
-    write(*(pair(*each) for each in texts))
-    found, _ = evaluated("ckpt=random.ckpt", "pairs=pairs.jsonl")
-    expected = [[sum(nats(lm, [lm.eot_id, *lm.encode(text)])) for text in each] for each in texts]
-    assert [row[key] for row in found["nats"] for key in ("good", "bad")] == pytest.approx(sum(expected, []), abs=1e-3)
-    for lines, message in (
-        ([pair("a", "b"), "", '{"good": "a"}'], "pairs=pairs.jsonl: line 3 must be {"),
-        (["[" * 100_000], "line 1 must be {"),
-        ([pair("a", "b"), pair("a" * (T + 1), "b")], "line 2 has a text of 13 tokens, more than the"),
-    ):
-        write(*lines)
-        assert_refused(run("ckpt=random.ckpt", "pairs=pairs.jsonl"), message)
 
 
 def test_a_loss_that_would_be_false_is_refused_and_leaves_nothing(run, folder, trained, texts):
@@ -121,24 +85,6 @@ def test_a_loss_that_would_be_false_is_refused_and_leaves_nothing(run, folder, t
     ):
         assert_refused(run(*arguments, "out=none"), message)
     assert set(folder.iterdir()) == before
-
-
-def test_the_bits_of_each_token_are_those_of_windows_that_do_not_overlap(evaluated, folder, tmp_path):
-    text = "def caf\u00e9(x):\r\n\t<script>alert('\u6f22')</script> &lt; \x00<|endoftext|>"
-    report, stdout = evaluated("ckpt=random.ckpt", f"text={text}")
-    lm, n = load(folder / "random.ckpt"), len(text.encode())
-    # Bytes one by one: <|endoftext|> in the text is text, and not the token.
-    tokens = [lm.eot_id, *(i for char in text for i in lm.tokenizer.encode(char).ids)]
-    bits = [x / math.log(2) for i in range(0, n, T) for x in nats(lm, tokens[i : i + T + 1])]
-    rows, total = report["tokens"], sum(bits)
-    assert [row["bits"] for row in rows] == pytest.approx(bits, abs=1e-4)
-    assert "".join(row["text"] for row in rows) == text
-    assert (report["bits"], report["bits_per_byte"]) == pytest.approx((total, total / n), rel=1e-5)
-    assert f"{total:,.1f} bits for {n} bytes and {n} tokens: {total / n:.4f} bits per byte" in stdout
-    page = (tmp_path / "tokens.html").read_text(encoding="utf-8")
-    assert re.findall(r'title="(.*?)"', page) == [f"{row['bits']:.2f} bits" for row in rows] and "<script" not in page
-    shown = "\\r\u21b5\n\u2192\t<script>alert('\u6f22\u25e6\u25e6')</script> &lt; \\x00<|endoftext|>"
-    assert shown in html.unescape(re.sub("</?span.*?>", "", page))
 
 
 TASK = {"task": "my_choice", "output_type": "multiple_choice", "doc_to_text": "{{q}}", "doc_to_choice": "choices"}
