@@ -22,7 +22,7 @@ from tril.data.cache import read_or_write, resolve_cache_dir
 from tril.data.overlap import measure_overlap
 from tril.data.prepared import TOKENIZER, TOKENS, PreparedText, on_one_level, sha256_of, sha256_of_file, write_meta
 from tril.data.sources.base import Piece, Source, Split
-from tril.data.tokenizer import TokenizerConfig, build, guarded, n_ids
+from tril.data.tokenizer import TokenizerConfig, build, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
 MAX_UINT16_VOCAB = 1 << 16
@@ -172,10 +172,8 @@ class Encoder:
 
     def encode(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray]]:
         """Every piece in order with its ids, (n,)."""
-        encode = self.tokenizer.encode_batch_fast
         for batch in batches_of(pieces):
-            texts = [piece.text for piece in batch]
-            encodings = guarded("cannot encode the text", encode, texts, add_special_tokens=False)
+            encodings = self.tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
             for piece, encoding in zip(batch, encodings, strict=True):
                 yield piece, np.array([*encoding.ids, *[self.eot_id] * piece.ends_document], self.dtype)
 

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tril.data.tokenizer import encode_prompt, load_tokenizer
+from tril.data.tokenizer import check_ids, encode_prompt, load_tokenizer, n_ids
 from tril.model.generation.generate import generate_ids
 from tril.model.generation.sampling import SamplingConfig
 from tril.model.gpt import GPT, GPTConfig
@@ -27,7 +27,7 @@ class LanguageModel:
     Attributes:
         model: may have more embeddings than the tokenizer has tokens.
         eot_id: the id of `eot`.
-        tokenizer: a copy of the argument, without truncation and padding; or the checked one of its JSON.
+        tokenizer: a copy of the argument, which may be its JSON, without truncation and padding.
         n_ids: one more than the largest token id. A third-party tokenizer may leave gaps below it: an id without a
             token was never trained on and decodes to "".
 
@@ -37,16 +37,9 @@ class LanguageModel:
 
     def __init__(self, model: GPT, tokenizer: Tokenizer | str, eot: str = EOT):
         self.model, self.eot = model, eot
-        if isinstance(tokenizer, str):
-            self.tokenizer = load_tokenizer(tokenizer, model.embed.num_embeddings)
-        else:
-            self.tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.n_ids = max(self.tokenizer.get_vocab().values()) + 1
-        if self.n_ids > self.config.vocab_size:
-            limit = f"the model's vocab_size={self.config.vocab_size}; use the tokenizer of the model's run"
-            raise ValueError(f"the tokenizer's {self.n_ids} tokens exceed {limit}")
+        self.tokenizer = load_tokenizer(tokenizer if isinstance(tokenizer, str) else tokenizer.to_str())
+        check_ids(self.tokenizer, self.config.vocab_size)
+        self.n_ids = n_ids(self.tokenizer)
         eot_id = self.tokenizer.token_to_id(eot)
         if eot_id is None:
             raise ValueError(f"the tokenizer has no token {eot!r}; set eot to the token that ends its texts")

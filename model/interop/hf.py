@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from tril.data.settings import typed
-from tril.data.tokenizer import load_tokenizer
+from tril.data.tokenizer import check_ids, load_tokenizer
 from tril.model.checkpoint import Checkpoint, named, one_line
 from tril.model.interop.architectures import HUGGING_FACE, read_config, read_weights
 
@@ -37,7 +37,8 @@ def read_hf(folder: str | Path) -> Checkpoint:
         config = read_config(kind, values)
         settings = _read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
         text = _read_text(folder / TOKENIZER)
-        tokenizer = load_tokenizer(text, config.vocab_size or 0)
+        tokenizer = load_tokenizer(text)
+        check_ids(tokenizer, config.vocab_size or 0)
         eot = values.get("eos_token_id")
         eot = eot[0] if isinstance(eot, list) and eot else eot
         eot = tokenizer.id_to_token(eot) if type(eot) is int and eot >= 0 else _content(settings.get("eos_token"))
