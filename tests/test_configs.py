@@ -20,7 +20,6 @@ GROUPS = ("model", "optim", "trainer", "data", "callbacks", "logger", "debug")
 EXPERIMENTS = sorted(path.stem for path in (CONFIGS / "experiment").glob("*.yaml"))
 # Ablation -> the values of its runs, the fields of the model that differ, and sizes in those of the default run
 GRIDS = {
-    "emergence": ("1 2 4 8", "n_heads", {}),
     "ffn": ("relu2 relu gelu swiglu", "mlp", {"parameters": [1] * 4, "flops": [1] * 4}),
     "head_dim": ("24 48 96 192", "head_dim", {}),
     "heads": ("1 2 4 8", "n_heads", {"parameters": [1] * 4, "flops": [1] * 4}),
@@ -111,7 +110,7 @@ def test_the_runs_of_an_ablation_differ_in_its_question_alone_and_have_the_sizes
     values, differ, sizes = GRIDS[name][0].split(), {*GRIDS[name][1].split()}, GRIDS[name][2]
     runs, seen = grid(name), set()
     assert list(runs) == values and len({config.model.canonical() for config in runs.values()}) == len(runs) > 2
-    first = runs[values[0]] if name == "emergence" else checked()  # which is longer and has its text
+    first = checked()
     for config in runs.values():
         keys = {each.name for each in fields(config.model)} - {"vocab_size"}
         seen |= {key for key in keys if getattr(config.model, key) != getattr(first.model, key)}
@@ -120,7 +119,7 @@ def test_the_runs_of_an_ablation_differ_in_its_question_alone_and_have_the_sizes
         # The last point of the curve is the end of the run, and there are as many in every run.
         points = config.steps / config.trainer.val_check_interval
         assert config.steps == first.steps and points == first.steps / first.trainer.val_check_interval
-        assert (points >= 10 and config.callbacks.heads) if name == "emergence" else math.ceil(points) == 3
+        assert math.ceil(points) == 3
     assert seen == differ
     for measure, shares in sizes.items():
         found = [MEASURES[measure](model(config)) for config in runs.values()]

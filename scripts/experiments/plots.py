@@ -38,22 +38,15 @@ class Picture:
     caption: str
 
 
-def draw(
-    sweep: Sweep,
-    unit: str,
-    folder: Path,
-    comparisons: Mapping[str, Comparison],
-    more: Mapping[str, tuple[Any, str, str]],
-) -> dict[str, Picture]:
+def draw(sweep: Sweep, unit: str, folder: Path, comparisons: Mapping[str, Comparison]) -> dict[str, Picture]:
     """Writes every picture for which the sweep has data: the section of the report that shows it -> picture.
 
     Args:
         unit: of the differences.
         comparisons: label -> comparison with the baseline.
-        more: section -> figure, title and caption of further pictures.
     """
     differences = plot_differences(sweep, comparisons, unit)
-    drawn = {"differences": differences, "curves": plot_curves(sweep), **more, "losses": plot_losses(sweep)}
+    drawn = {"differences": differences, "curves": plot_curves(sweep), "losses": plot_losses(sweep)}
     pictures = {}
     for name, (figure, title, caption) in ((name, each) for name, each in drawn.items() if each is not None):
         figure.savefig(folder / f"{name}.png", dpi=DPI)

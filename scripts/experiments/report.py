@@ -5,21 +5,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from tril.model.atomic_files import write_text
 from tril.model.comparison import BETTER, DIVERGED, LOOKS_ALPHA, ONE_SEED, POWER, WORSE
 from tril.model.formats import markdown_table, plural
-from tril.scripts.experiments.emergence import (
-    MIN_DROP,
-    MIN_SCORE,
-    Steps,
-    appearance_rows,
-    difference_rows,
-    plot_steps,
-    read_steps,
-)
 from tril.scripts.experiments.losses import (
     UNFINISHED,
     Losses,
@@ -69,16 +59,15 @@ class Report:
         self.sweep, self.losses = sweep, losses
         self.margin = margin or sweep.index.get("referee", {}).get("margin")
         self.comparisons = compare_sweep(losses, sweep, self.margin)
-        self.tunings, self.steps = read_tuning(sweep), read_steps(sweep)
+        self.tunings = read_tuning(sweep)
 
     def write(self, folder: Path) -> list[str]:
         """Writes the report and its pictures, and returns the names of the files."""
-        more = {"appearance": plot_steps(self.sweep, self.steps)} if self.steps else {}
-        pictures = draw(self.sweep, self.losses.unit, folder, self.comparisons, more)
+        pictures = draw(self.sweep, self.losses.unit, folder, self.comparisons)
         files = {
             "report.md": self.text(pictures),
             "results.csv": pd.DataFrame(self.result_rows()).to_csv(index=False),
-            "runs.csv": pd.DataFrame(run_rows(self.sweep, self.steps)).to_csv(index=False),
+            "runs.csv": pd.DataFrame(run_rows(self.sweep)).to_csv(index=False),
         }
         for name, content in files.items():
             write_text(folder / name, content)
@@ -106,8 +95,6 @@ class Report:
             cost_table=cost_table(sweep),
             setting_table=setting_table(sweep),
             left_out=left_out_table(sweep),
-            appearance=appearance_tables(sweep, self.steps),
-            least={"score": MIN_SCORE, "drop": MIN_DROP},
             swept={
                 key: ", ".join(dict.fromkeys(text_of(each.values[key]) for each in sweep.variants))
                 for key in sweep.keys
@@ -205,17 +192,14 @@ def ends(name: str, interval) -> dict[str, float | None]:
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def run_rows(sweep: Sweep, steps: Steps) -> Iterator[dict[str, object]]:
-    """One row for each run: its state, the content of its summary, and the steps at which its heads appear."""
-    variants, seeds = [sweep.baseline, *sweep.others], sorted({run.seed for run in sweep.runs})
+def run_rows(sweep: Sweep) -> Iterator[dict[str, object]]:
+    """One row for each run: its state and the content of its summary."""
     for variant in sweep.variants:
         for run in variant.runs:
             row: dict[str, object] = {"variant": variant.label, **variant.values, "seed": run.seed, "state": run.state}
             summary = {name: value for name, value in run.summary.items() if name != "sample_with"}  # a path
-            index = variants.index(variant), seeds.index(run.seed)
-            appearance = {f"step of {kind}": at[index] for kind, at in steps.items() if np.isfinite(at[index])}
             folder = run.folder.relative_to(sweep.folder).as_posix()
-            yield row | {"message": run.message} | summary | appearance | {"folder": folder}
+            yield row | {"message": run.message} | summary | {"folder": folder}
 
 
 def warnings(sweep: Sweep) -> Iterator[str]:
@@ -293,12 +277,6 @@ def left_out_table(sweep: Sweep) -> str:
                 state = "diverged" if run.state == "finished" else run.state
                 rows.append([variant.label, str(run.seed), state, run.message[:MAX_MESSAGE]])
     return table(rows, (0, 2, 3), kept=4) if len(rows) > 1 else ""
-
-
-def appearance_tables(sweep: Sweep, steps: Steps) -> list[str]:
-    """When heads appear, and the differences between variants if there are several; [] without records."""
-    rows = [appearance_rows(sweep, steps), difference_rows(sweep, steps)] if steps else []
-    return [table(each, range(len(each[0])), kept=len(each[0])) for each in rows if each]
 
 
 def table(rows: Sequence[Sequence[str]], text_columns: Sequence[int] = (0,), kept: int = 1) -> str:
