@@ -103,7 +103,7 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise ValueError("model.vocab_size=null is known only with a tokenizer; set it")
         self.config = config
-        self.init_seed = rng_state()  # before the modules, whose shapes decide what they draw
+        seed = rng_state()  # before the modules, whose shapes decide what they draw
         self.embed = nn.Embedding(config.vocab_size, config.dim)
         self.pos_embed = POSITIONS[config.pos](config)
         self.embd_dropout = nn.Dropout(config.embd_dropout)
@@ -114,7 +114,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         self.tie_head()
         self.make_tables()
-        init_weights(self, config, self.init_seed)
+        init_weights(self, config, seed)
 
     def tie_head(self) -> None:
         """Makes the weight of the head that of the embedding, where the config says so."""

@@ -4,7 +4,6 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from tril.model.config import GPTConfig
 
@@ -31,41 +30,25 @@ def init_weights(model: nn.Module, config: GPTConfig, seed: bytes) -> None:
 
     N is the number of branches that add to the residual stream: 2 L, or L where blocks have no attention or no FFN.
     """
-    for name, p in model.named_parameters():
-        init_parameter(p, name, config, seed)
-
-
-@torch.no_grad()
-def init_parameter(p: Tensor, name: str, config: GPTConfig, seed: bytes) -> None:
-    """Draws one parameter of a GPT as `init_weights` does; no other parameter is needed for it."""
     branches = config.n_layers * ((config.n_heads > 0) + (config.mlp != "none"))
-    zero_out, generator = config.init == "zero_out", stream(seed, name, p)
-    part = name.split(".")[-2]
-    if p.ndim < 2:
-        nn.init.constant_(p, 0.1 if name.endswith("embed_factor") else 1.0 if name.endswith("weight") else 0.0)
-    elif part in ("q_proj", "k_proj", "v_proj", "up", "gate") and zero_out:
-        bound = 0.5 * (3 / config.dim) ** 0.5  # a uniform on +-b has std b / sqrt(3)
-        nn.init.uniform_(p, -bound, bound, generator=generator)
-    else:
-        std = {
-            "embed": 1.0 if zero_out and not config.tie_embeddings else 0.02,
-            "head": 0.0 if zero_out else 0.02,
-            "pos_embed": 0.02,
-            "value_embed": 0.5,
-            **dict.fromkeys(("q_proj", "k_proj", "v_proj", "up", "gate"), 0.02),
-            **dict.fromkeys(("o_proj", "down"), 0.0 if zero_out else 0.02 / branches**0.5),
-        }
-        nn.init.normal_(p, std=std[part], generator=generator)  # KeyError: a parameter that the table does not list
-
-
-class SkipInit(TorchFunctionMode):
-    """Skips torch.nn.init, where other weights follow: torch's global generator stays unchanged."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return func(*args, **kwargs)
+    zero_out = config.init == "zero_out"
+    for name, p in model.named_parameters():
+        part, generator = name.split(".")[-2], stream(seed, name, p)
+        if p.ndim < 2:
+            nn.init.constant_(p, 0.1 if name.endswith("embed_factor") else 1.0 if name.endswith("weight") else 0.0)
+        elif part in ("q_proj", "k_proj", "v_proj", "up", "gate") and zero_out:
+            bound = 0.5 * (3 / config.dim) ** 0.5  # a uniform on +-b has std b / sqrt(3)
+            nn.init.uniform_(p, -bound, bound, generator=generator)
+        else:
+            std = {
+                "embed": 1.0 if zero_out and not config.tie_embeddings else 0.02,
+                "head": 0.0 if zero_out else 0.02,
+                "pos_embed": 0.02,
+                "value_embed": 0.5,
+                **dict.fromkeys(("q_proj", "k_proj", "v_proj", "up", "gate"), 0.02),
+                **dict.fromkeys(("o_proj", "down"), 0.0 if zero_out else 0.02 / branches**0.5),
+            }
+            nn.init.normal_(p, std=std[part], generator=generator)  # KeyError: a parameter that the table does not list
 
 
 def stream(seed: bytes, name: str, parameter: Tensor) -> torch.Generator | None:

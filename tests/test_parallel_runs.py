@@ -1,4 +1,4 @@
-"""Runs of several processes (DDP, FSDP2, torchrun): they go on as each other, and have one folder and one log."""
+"""Runs of several processes (DDP, torchrun): they go on as each other, and have one folder and one log."""
 
 import os
 import re
@@ -24,7 +24,7 @@ LIMIT = 1e-5
 STEPS = ("optim.lr_scale=0.1", "optim.schedule.kind=constant", "data.tokenizer.kind=byte", "data.val_batch_size=5")
 STEPS += ("trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.5", "trainer.val_check_interval=4")
 ONE = ("trainer.strategy=auto", "trainer.devices=1", "data.batch_size=2")
-FSDP = ("trainer.strategy=model_parallel", "trainer.devices=2", "data.batch_size=1")  # as many windows in a step
+DDP = ("trainer.strategy=ddp", "trainer.devices=2", "data.batch_size=1")  # as many windows in a step
 ONCE = (r"^model   ", r"^folder  ", r"^step +8  validation", r"^  validation  ", r"^--- sample 1 of 3")
 
 
@@ -45,12 +45,12 @@ def assert_same_run(folder, expected):
 
 
 @pytest.mark.slow
-def test_a_run_of_one_process_goes_on_with_fsdp_and_then_with_one_again(texts, run_of, tmp_path):
+def test_a_run_of_one_process_goes_on_with_ddp_and_then_with_one_again(texts, run_of, tmp_path):
     settings = (*STEPS, f"data.val_path={texts.parent}/39.txt")
     words = merged(BARE, f"data.path={texts}", *settings, *ONE, "trainer.max_steps=4")
     run("train", *words, cwd=tmp_path).succeeded()
     folder = newest_run(tmp_path)
-    for way, steps in ((FSDP, 8), (ONE, 12)):
+    for way, steps in ((DDP, 8), (ONE, 12)):
         run("train", f"resume={folder}", *way, f"trainer.max_steps={steps}", cwd=tmp_path).succeeded()
     assert_same_run(folder, run_of(*settings, *ONE, "trainer.max_steps=12"))
 

@@ -101,32 +101,6 @@ class TrainingModule(LightningModule):
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether processes share the weights."""
-        return self._device_mesh is not None
-
-    def configure_model(self) -> None:
-        """Shards the model over the processes of trainer=fsdp, once."""
-        mesh = self._device_mesh
-        if mesh is not None and self.model.embed.weight.is_meta:
-            from tril.model.training.parallel import shard
-
-            shard(self.model, mesh["data_parallel"], self.trainer.strategy.root_device)
-            if self.optim.scale_with_width:
-                from tril.model.training.width_scaling import scale_initial_values
-
-                scale_initial_values(self.model, self.optim)
-            self.losses = Loss(self.model, self.losses.compile, self.losses.document_eot)
-
-    def whole_model(self) -> GPT | None:
-        """The model; of a sharded one, a copy on rank 0's CPU, and None on the other ranks. All ranks must call it."""
-        if not self.is_sharded:
-            return self.model
-        from tril.model.training.parallel import whole_copy
-
-        return whole_copy(self.model)
-
-    @property
     def certificate(self) -> dict[str, Any] | None:
         """Summary of the run's causality certificate; None before the causality check or without it."""
         return self.payload.get("certificate")
@@ -140,13 +114,11 @@ class TrainingModule(LightningModule):
         self.total_steps = steps
         self.payload["settings"] = self.payload["settings"] | {"trainer.max_steps": steps}
 
-    def language_model(self) -> "LanguageModel | None":
-        """The model with its tokenizer, for sampling; see `whole_model`."""
-        if (model := self.whole_model()) is None:
-            return None
+    def language_model(self) -> "LanguageModel":
+        """The model with its tokenizer, for sampling."""
         from tril.model.generation.language_model import LanguageModel
 
-        return LanguageModel(model, Tokenizer.from_str(self.payload["tokenizer"]), eot=self.payload["eot"])
+        return LanguageModel(self.model, Tokenizer.from_str(self.payload["tokenizer"]), eot=self.payload["eot"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a micro-batch, summed and divided by all its positions, ignored ones included.

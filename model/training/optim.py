@@ -147,38 +147,33 @@ class MuonAdamW(torch.optim.Optimizer):
                 self._muon(same, group, rate)
 
     def _muon(self, params: list[Tensor], group: dict, rate: float | Tensor) -> None:
-        """One Muon step for parameters of one shape. Matrices that are sharded over ranks are gathered one by one."""
-        grads = [local(p.grad) for p in params if p.grad is not None]
+        """One Muon step for parameters of one shape."""
+        grads = [p.grad for p in params if p.grad is not None]
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers = [local(self.state[p]["momentum_buffer"]) for p in params]
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
-        matrices = [gather(update, p) for update, p in zip(updates, params, strict=True)]
-        directions = orthogonalize(torch.stack(matrices).to(self.products), group["ns_steps"])
+        directions = orthogonalize(torch.stack(updates).to(self.products), group["ns_steps"])
         # Contiguous for the fast foreach kernel.
         directions = directions.to(params[0].dtype, memory_format=torch.contiguous_format)
         directions *= rate * lr_ratio(group["adjust_lr"], *params[0].shape)
-        steps = [shard_of(direction, p) for direction, p in zip(directions.unbind(), params, strict=True)]
-        weights = [local(p) for p in params]
-        torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
-        torch._foreach_sub_(weights, steps)
+        torch._foreach_mul_(params, 1 - rate * group["weight_decay"])
+        torch._foreach_sub_(params, directions.unbind())
 
     def _adamw(self, params: list[Tensor], group: dict, rate: float | Tensor) -> None:
         for p in params:
             if "step" not in self.state[p]:  # the fused kernel reads the step on the device
                 step = torch.zeros((), dtype=torch.float32, device=p.device)
                 self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        averages, squares, steps = (
-            [local(self.state[p][k]) for p in params] for k in ("exp_avg", "exp_avg_sq", "step")
-        )
-        weights, grads = [local(p) for p in params], [local(p.grad) for p in params if p.grad is not None]
+        averages, squares, steps = ([self.state[p][k] for p in params] for k in ("exp_avg", "exp_avg_sq", "step"))
+        grads = [p.grad for p in params if p.grad is not None]
         beta1, beta2 = group["betas"]
         options = {key: group[key] for key in ("weight_decay", "eps", "fused")}
         max_squares = []  # amsgrad only
         options |= {"lr": rate, "beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
-        adamw(weights, grads, averages, squares, max_squares, steps, **options)
+        adamw(params, grads, averages, squares, max_squares, steps, **options)
 
 
 def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
@@ -218,33 +213,3 @@ def build_optimizer(model: GPT, config: OptimConfig, precision: str = "32-true",
     """
     products = torch.bfloat16 if precision.startswith("bf16") else torch.float32
     return MuonAdamW(param_groups(model, config), products, graphs)
-
-
-# Parameters that are sharded over processes are torch's DTensors. Plain tensors pass through the next functions
-# unchanged; DTensor is imported late, since it takes most of a second, and a run of one process has none.
-
-
-def local(x: Tensor) -> Tensor:
-    """What this rank has of a tensor, in the same memory; call it without gradients."""
-    return x.to_local() if hasattr(x, "placements") else x  # pyright: ignore[reportAttributeAccessIssue] a DTensor
-
-
-def gather(shard: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor of which every rank has the shard that it has of `like`; all ranks must call it."""
-    if not hasattr(like, "placements"):
-        return shard
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(like, DTensor)
-    layout = {"shape": like.shape, "stride": like.stride()}
-    return DTensor.from_local(shard, like.device_mesh, like.placements, run_check=False, **layout).full_tensor()
-
-
-def shard_of(whole: Tensor, like: Tensor) -> Tensor:
-    """What this rank has of `whole` if that is sharded as `like` is. Nothing is sent."""
-    if not hasattr(like, "placements"):
-        return whole
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()

@@ -1,55 +1,25 @@
-"""How the processes of a run share its work: DDP, or FSDP2; and one end for all of them when one dies.
+"""How the processes of a run share its work, DDP, and one end for all of them when one dies."""
 
-DDP: every process has the whole model, and gradients are averaged. FSDP2
-(https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html): each parameter is sharded by rows over the
-processes, and the parameters of one block at a time are gathered. In both, every process has batches of its own.
-"""
-
-import logging
 import os
 import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 from lightning import Trainer
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
-from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.optim import Optimizer
 
-from tril.model.gpt import GPT
-from tril.model.initialization import SkipInit, init_parameter
-from tril.model.training.optim import local, shard_of
 from tril.model.training.settings import TrainerConfig
 
-FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)  # whole tensors, on rank 0 only
 POLL_SECONDS, GRACE_SECONDS = 0.5, 10.0
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
-
-
-def make_strategy(config: TrainerConfig) -> Strategy | str:
-    """The strategy of `lightning.Trainer` for a process group."""
-    sharded = config.strategy == "model_parallel"
-    return FSDP(tensor_parallel_size=1, save_distributed_checkpoint=False) if sharded else "ddp"
 
 
 def check_processes(config: TrainerConfig, total: int) -> None:
@@ -124,80 +94,3 @@ class Launcher(_SubprocessScriptLauncher):
                 by = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
                 print(f"error: rank {rank} {by}; continue with {self.resume}", file=sys.stderr, flush=True)
             os._exit(1)
-
-
-class FSDP(ModelParallelStrategy):
-    """Lightning's strategy, with checkpoints that any number of processes continues.
-
-    Lightning numbers the parameters of the optimizer in another way than torch does in a run of one process, and reads
-    a file without verifying it.
-    """
-
-    def setup_environment(self) -> None:
-        self._data_parallel_size = self.world_size
-        super().setup_environment()
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """The whole state on rank 0, numbered as torch numbers it in a run of one process."""
-        assert self.model is not None
-        optimizer = getattr(optimizer, "_optimizer", optimizer)
-        state: dict[str, Any] = dict(get_optimizer_state_dict(self.model, optimizer, options=FULL))
-        names = chain.from_iterable(group["params"] for group in state.get("param_groups", ()))
-        return rename(state, {name: number for number, name in enumerate(names)}) if state else state
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Every process reads the file and keeps its shards, so the number of processes may have changed."""
-        assert self.model is not None
-        checkpoint = self.checkpoint_io.load_checkpoint(self.broadcast(checkpoint_path))
-        set_model_state_dict(self.model, checkpoint["state_dict"], options=FULL)
-        names = {id(p): name for name, p in self.model.named_parameters()}
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
-            saved = chain.from_iterable(group["params"] for group in state["param_groups"])
-            now = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-            numbers = {number: names[id(p)] for number, p in zip(saved, now, strict=True)}
-            set_optimizer_state_dict(self.model, optimizer, rename(state, numbers), options=FULL)
-        return checkpoint
-
-    def teardown(self) -> None:
-        super().teardown()
-        self.checkpoint_io.teardown()  # Lightning leaves this to the strategies that it saves by
-
-
-def rename(state: dict[str, Any], keys: dict) -> dict[str, Any]:
-    """The state of an optimizer with other keys for its parameters."""
-    groups = [group | {"params": [keys[key] for key in group["params"]]} for group in state["param_groups"]]
-    return {"state": {keys[key]: value for key, value in state["state"].items()}, "param_groups": groups}
-
-
-def shard(model: GPT, mesh: DeviceMesh, device: torch.device) -> None:
-    """Shards a GPT on the meta device over the processes; its initial weights are those of a whole one, bit for bit.
-
-    Each parameter has a random stream of its own, so only one whole one is in memory at a time.
-    """
-    # About tensors that are sharded again, and about an output that nothing changes in place.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", ".*returned a view tensor")
-    if mesh.size() > 1:
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        register_fsdp_forward_method(model, "nll")
-    model.to_empty(device=device)
-    for name, p in model.named_parameters():
-        whole = torch.empty(p.shape, dtype=p.dtype)
-        init_parameter(whole, name, model.config, model.init_seed)
-        with torch.no_grad():
-            local(p).copy_(shard_of(whole.to(device), p))
-    with device:
-        model.make_tables()
-
-
-def whole_copy(model: GPT) -> GPT | None:
-    """The whole model on rank 0's CPU, in evaluation mode; None on other ranks. All ranks must call it."""
-    weights = get_model_state_dict(model, options=FULL)
-    if not weights:
-        return None
-    with SkipInit():
-        whole = GPT(model.config)
-    whole.load_state_dict(weights)
-    return whole.eval()

@@ -119,7 +119,7 @@ class TrainerConfig:
     )
     accumulate_grad_batches: Count = setting(1, "micro-batches per optimizer step", common=True)
     log_every_n_steps: Count = setting(10, "optimizer steps between two lines of metrics.csv")
-    strategy: Literal["auto", "ddp", "model_parallel"] = setting("auto", "auto: ddp if there are several devices")
+    strategy: Literal["auto", "ddp"] = setting("auto", "auto: ddp if there are several devices")
     num_nodes: Count = setting(1, "above 1 with torchrun or srun")
     limit_val_batches: Count | None = setting(None, "batches of a validation; null: all")
     devices: Any = setting(1, "number of devices of each node; auto: all", common=True)

@@ -78,11 +78,6 @@ def build_trainer(
     assert hardware is not None
     early = chosen.early_stop
     stops_early = early is not None and passes > early.min_passes and not (sweep and early.min_passes)
-    strategy, watch = "auto", None
-    if settings.is_distributed:
-        from tril.model.training.parallel import make_strategy, watch_processes
-
-        strategy, watch = make_strategy(settings), watch_processes
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may end
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
     metrics, files = Metrics(hardware, folder, started), CheckpointFiles()
@@ -101,7 +96,7 @@ def build_trainer(
     trainer = Trainer(
         accelerator=hardware.accelerator,
         precision=hardware.precision,  # pyright: ignore[reportArgumentType] one of Lightning's
-        strategy=strategy,
+        strategy="ddp" if settings.is_distributed else "auto",
         val_check_interval=settings.val_check_interval * settings.accumulate_grad_batches,  # in micro-batches
         check_val_every_n_epoch=None,  # by steps
         num_sanity_val_steps=0,
@@ -114,8 +109,10 @@ def build_trainer(
         callbacks=[callback for callback in callbacks if callback is not None],
         **{name: getattr(settings, name) for name in PASSED_ON},
     )
-    if watch is not None:
-        watch(trainer, resume)
+    if settings.is_distributed:
+        from tril.model.training.parallel import watch_processes
+
+        watch_processes(trainer, resume)
     return trainer
 
 

@@ -133,12 +133,9 @@ class RunConfig(TrainingConfig):
         from tril.model.training.hardware import select_hardware
 
         keep_compiled_code()  # before torch looks for a compiler
-        trainer, sharded = self.trainer, self.trainer.strategy == "model_parallel"  # which does not compile
-        compile = False if sharded and self.top.compile == "auto" else self.top.compile
+        trainer = self.trainer
         with user_errors():
-            if compile and sharded:
-                raise ValueError(f"compile={as_typed(compile)} does not go with trainer=fsdp; set compile=false")
-            hardware = select_hardware(trainer.accelerator, trainer.precision, compile)
+            hardware = select_hardware(trainer.accelerator, trainer.precision, self.top.compile)
             if self.model.backend == "flex" and hardware.accelerator != "cuda":
                 device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"
                 raise ValueError(f"model.backend=flex {device}; use model.backend=fused")

@@ -40,8 +40,6 @@ def take_over(source: str, settings: dict[str, Any], given: Mapping[str, str]) -
     if not source:  # as in experiment=finetune
         valid = f"must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
         raise ValueError(f"init_from={source} {valid}; add init_from=RUN")
-    if settings["trainer"].get("strategy") == "model_parallel":
-        raise ValueError("init_from needs whole weights in each process; use trainer=default or trainer=ddp")
     if settings["optim"].get("scale_with_width"):
         cause = "scales initial values, and the weights of the source are trained"
         raise ValueError(f"optim.scale_with_width=true {cause}; set it to false with init_from")

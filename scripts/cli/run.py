@@ -198,16 +198,14 @@ def plan_minutes(
 
 
 def build_model(config: RunConfig, start: Start) -> "GPT":
-    """The model with random weights, or with those of the source. A model that will be sharded has no weights yet."""
+    """The model with random weights, or with those of the source."""
     import torch
 
     from tril.model.gpt import GPT
 
     torch.manual_seed(config.seed_for("initialisation"))
-    sharded = config.trainer.strategy == "model_parallel"
-    with torch.device("meta" if sharded else "cpu"):
-        model = GPT(config.model)
-    if config.optim.scale_with_width and not sharded:
+    model = GPT(config.model)
+    if config.optim.scale_with_width:
         from tril.model.training.width_scaling import scale_initial_values
 
         scale_initial_values(model, config.optim)

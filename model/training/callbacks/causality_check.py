@@ -12,8 +12,6 @@ from tril.model.causality.checks import Result
 from tril.model.causality.loss import restored, restored_modes
 from tril.model.causality.model import randomize
 from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
-from tril.model.gpt import GPT
-from tril.model.initialization import SkipInit
 from tril.model.training.errors import RunRefused
 from tril.model.training.module import Loss, TrainingModule
 
@@ -29,7 +27,7 @@ class CausalityCheck(Callback):
     so do gradients, decoding and packed documents. The weights are random, since the zeros of an initial model hide
     every leak. They are restored exactly, and the run's random numbers are not consumed. At every validation the
     trained weights are tested with one batch of replaced tokens, and with more at the last one: a mask may come off
-    later. A sharded model is tested before training only, as a whole copy on rank 0.
+    later.
 
     Every checkpoint holds the summary and what it belongs to (`tril.model.checkpoint.verdict`); `folder`/causality.json
     holds all figures.
@@ -44,26 +42,13 @@ class CausalityCheck(Callback):
         self.certificate: Certificate | None = None
         self.before: list[Result] = []  # training
 
-    def setup(self, trainer: Trainer, pl_module: TrainingModule, stage: str) -> None:
-        """Certifies a whole copy of a model that is about to be sharded, on rank 0."""
-        losses, certificate = pl_module.losses, None
-        if stage != "fit" or not losses.model.embed.weight.is_meta:
-            return
-        if trainer.is_global_zero:
-            with pl_module.device, SkipInit():
-                whole = GPT(losses.model.config)
-            certificate = certify(Loss(whole, losses.compile, losses.document_eot), trainer)
-        certificate = trainer.strategy.broadcast(certificate)
-        assert certificate is not None
-        self._report(trainer, pl_module, certificate)
-
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if pl_module.certificate is None:
             self._report(trainer, pl_module, certify(pl_module.losses, trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         """Tests the trained weights."""
-        if trainer.sanity_checking or self.certificate is None or trainer.state.fn != "fit" or pl_module.is_sharded:
+        if trainer.sanity_checking or self.certificate is None or trainer.state.fn != "fit":
             return
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
         step, later = step_of(pl_module.losses, trainer), Certificate("")

@@ -30,8 +30,7 @@ class HeadRecorder(Callback):
     step. head_maps.npz has attention maps of the start of the validation text, see `tril.model.heads.records`.
 
     The state has the content of both files, so a resumed run has what its checkpoint had, and replaces the files with
-    its first record. Neither weights nor random states change. A sharded model is gathered, and rank 0 measures a copy
-    on its CPU.
+    its first record. Neither weights nor random states change.
 
     Args:
         folder: of the run.
@@ -56,12 +55,11 @@ class HeadRecorder(Callback):
         self._record(trainer, pl_module)
 
     def _record(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        step = trainer.global_step
-        if step == self._step or pl_module.model.config.n_heads == 0:
+        step, model = trainer.global_step, pl_module.model
+        if step == self._step or model.config.n_heads == 0:
             return
         self._step = step
-        model = pl_module.whole_model()  # gathers a sharded model
-        if model is None or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
         from tril.model.heads.attention_maps import attention_maps
         from tril.model.heads.scores import score_heads

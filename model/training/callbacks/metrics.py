@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from lightning import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
@@ -25,7 +24,6 @@ from tril.model.runs import METRICS
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
-from tril.model.training.optim import local
 
 Row = dict[str, float]
 
@@ -117,7 +115,7 @@ class Metrics(Callback):
         if trainer.world_size > 1:
             nats = trainer.strategy.reduce(nats, reduce_op="sum")  # in place
         # the one transfer from the device in a step
-        *norms, nats = torch.stack([*norms_of(gradients, pl_module.is_sharded), nats]).tolist()
+        *norms, nats = torch.stack([*norms_of(gradients), nats]).tolist()
         groups = defaultdict(list)
         for name, norm in zip(names, norms, strict=True):
             groups[name].append(norm)
@@ -216,14 +214,9 @@ class Metrics(Callback):
         self._started -= state["wall_seconds"]
 
 
-def norms_of(gradients: tuple[Tensor, ...], is_sharded: bool = False) -> list[Tensor]:
-    """The norm of each gradient, 0-dim float32; of sharded ones that of the whole, on all ranks."""
-    norms = list(torch._foreach_norm([local(each) for each in gradients], 2, torch.float32))
-    if is_sharded:
-        squares = torch.stack(norms).double().square()
-        dist.all_reduce(squares)
-        norms = list(squares.sqrt().float())
-    return norms
+def norms_of(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The norm of each gradient, 0-dim float32."""
+    return torch._foreach_norm(gradients, 2, torch.float32)
 
 
 def validated_windows(trainer: Trainer) -> dict[str, int]:

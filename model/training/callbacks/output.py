@@ -88,15 +88,15 @@ class Samples(Callback):
             self.prompt = ""  # another tokenizer than that of the text does not know its characters
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        """Not earlier: with model_parallel, Lightning reads the checkpoint after `on_fit_start`."""
+        """Removes the samples after the checkpoint, which come again."""
         if trainer.is_global_zero and self.path.is_file():
-            with self.path.open("r+b") as file:  # later samples come again
+            with self.path.open("r+b") as file:
                 file.truncate(self._size)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        lm = pl_module.language_model()  # gathers a sharded model
-        if lm is None or not trainer.is_global_zero:
+        if not trainer.is_global_zero:
             return
+        lm = pl_module.language_model()
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
         options = {"max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
         options["repetition_penalty"] = self.penalty

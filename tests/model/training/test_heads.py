@@ -26,7 +26,7 @@ def test_the_first_windows_are_scored_and_each_document_has_a_first_token(tmp_pa
     trainer = SimpleNamespace(is_global_zero=True, datamodule=data, global_step=0)
     payload = {"tokenizer": lm.tokenizer.to_str(), "eot": lm.eot}
     losses = SimpleNamespace(document_eot=lm.eot_id)
-    module = SimpleNamespace(model=model, whole_model=lambda: model, losses=losses, payload=payload)
+    module = SimpleNamespace(model=model, losses=losses, payload=payload)
     recorder, before = HeadRecorder(tmp_path), torch.get_rng_state()
     recorder.on_train_start(trainer, module)
     assert model.training and torch.equal(torch.get_rng_state(), before)
