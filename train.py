@@ -83,6 +83,8 @@ def main(line: CommandLine[TrainCommand]) -> None:
     except StoppedError as stopped:
         if process_rank() == 0:
             print(stopped.describe(command("train", f"resume={stopped.folder}")), file=sys.stderr, flush=True)
+        elif stopped.agreed:
+            sys.exit()  # Lightning kills rank 0 when another rank ends with another status
         sys.exit(stopped.status)
 
 
@@ -123,7 +125,6 @@ def run(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool
                 passes=passes_over(data, config),
                 sweep=sweep_of(run.folder),
                 started=started,
-                resume=command("train", f"resume={run.folder}"),
                 planner=planner,
                 added=added,
             )

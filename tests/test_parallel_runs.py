@@ -86,10 +86,10 @@ def test_two_nodes_of_torchrun_are_one_run_with_one_folder_and_one_log_and_it_go
 
 
 def test_processes_of_torchrun_must_be_those_of_the_settings_and_need_one_folder(tmp_path, text):
-    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TRIL_CACHE": str(tmp_path / "c")}
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}
+    environment |= {"TRIL_CACHE": str(tmp_path / "c")}
     done = call(train.main, *TINY, f"data.path={text}", cwd=tmp_path, **environment)
-    limit = "must be 2, the number of processes that were started; change one of them"
+    limit = "must be 2, the number of processes that torchrun or srun started; change one of them"
     assert_refused(done, f"trainer.devices=1 * trainer.num_nodes=1 {limit}")
-    settings, environment = ("trainer=ddp", "trainer.devices=2"), environment | {"TORCHELASTIC_RUN_ID": "x"}
-    done = call(train.main, *TINY, *settings, f"data.path={text}", cwd=tmp_path, **environment)
+    done = call(train.main, *TINY, "trainer=ddp", "trainer.devices=2", f"data.path={text}", cwd=tmp_path, **environment)
     assert_refused(done, "torchrun and srun start processes that need one folder; add hydra.run.dir=FOLDER")

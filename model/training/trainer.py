@@ -26,7 +26,14 @@ from tril.model.training.module import TrainingModule
 from tril.model.training.settings import TrainingConfig
 from tril.model.training.summary import summarize
 
-PASSED_ON = ("max_steps", "accumulate_grad_batches", "log_every_n_steps", "num_nodes", "devices")  # to the Trainer
+PASSED_ON = (
+    "max_steps",
+    "accumulate_grad_batches",
+    "log_every_n_steps",
+    "num_nodes",
+    "devices",
+    "strategy",
+)  # to the Trainer
 PASSED_ON += ("limit_val_batches", "gradient_clip_val")
 # torch's CPU allocator (Linux and macOS, then Windows) and MPS; on CUDA it has an exception of its own.
 MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|MPS backend out of memory")
@@ -56,7 +63,6 @@ def build_trainer(
     passes: float = 0.0,
     sweep: Path | None = None,
     started: float = 0.0,
-    resume: str = "",
     planner: Callback | None = None,
     added: tuple[Sequence[Callback], Sequence[Logger]] = ((), ()),
 ) -> Trainer:
@@ -69,7 +75,6 @@ def build_trainer(
         sweep: the folder of the run's sweep, whose runs are compared at equal lengths: one that would read its text
             often does not stop early, unless `min_passes` is 0; None: a single run.
         started: time.perf_counter() at the start of the process.
-        resume: the command that continues the run.
         planner: plans the steps of a run that ends at a time.
         added: further callbacks and loggers.
     """
@@ -93,10 +98,9 @@ def build_trainer(
         *added[0],
         Checkpoints(folder, config.checkpoint, stop, files),
     ]
-    trainer = Trainer(
+    return Trainer(
         accelerator=hardware.accelerator,
         precision=hardware.precision,  # pyright: ignore[reportArgumentType] one of Lightning's
-        strategy="ddp" if settings.is_distributed else "auto",
         val_check_interval=settings.val_check_interval * settings.accumulate_grad_batches,  # in micro-batches
         check_val_every_n_epoch=None,  # by steps
         num_sanity_val_steps=0,
@@ -109,11 +113,6 @@ def build_trainer(
         callbacks=[callback for callback in callbacks if callback is not None],
         **{name: getattr(settings, name) for name in PASSED_ON},
     )
-    if settings.is_distributed:
-        from tril.model.training.parallel import watch_processes
-
-        watch_processes(trainer, resume)
-    return trainer
 
 
 def quiet_lightning() -> None:

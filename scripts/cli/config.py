@@ -27,6 +27,7 @@ from tril.model.training.settings import (
     TrainingConfig,
 )
 from tril.scripts.cli.errors import user_errors
+from tril.scripts.cli.process import n_started
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = {
@@ -146,10 +147,11 @@ class RunConfig(TrainingConfig):
             if trainer.is_distributed and one_process:
                 chosen = f"trainer.strategy={trainer.strategy} with trainer.devices={trainer.devices}"
                 raise ValueError(f"{chosen} starts processes; use tril train in a terminal, or trainer=default")
-            if trainer.is_distributed or "RANK" in os.environ:
-                from tril.model.training.parallel import check_processes
-
-                check_processes(trainer, config.devices)
+            started, nodes = n_started(), trainer.num_nodes
+            if config.devices != started and (started > 1 or nodes > 1):
+                product = f"trainer.devices={config.devices // nodes} * trainer.num_nodes={nodes}"
+                number = "the number of processes that torchrun or srun started"
+                raise ValueError(f"{product} must be {started}, {number}; change one of them")
         return config
 
     def fitted(self, vocab_size: int) -> "RunConfig":

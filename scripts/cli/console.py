@@ -1,10 +1,12 @@
 """The command `tril NAME [key=value ...]`, a subcommand for each script."""
 
 import importlib
+import os
 import sys
 from importlib.metadata import version
 
 from tril.data.settings import nearest
+from tril.scripts.cli.errors import CONSOLE
 
 COMMANDS = {
     "train": "train a model, or a grid of them with -m",
@@ -29,8 +31,10 @@ def main() -> None:
     elif name == "--version":
         print(f"tril {version('tril')}")
     elif name in COMMANDS:
-        sys.argv = [f"tril {name}", *arguments]  # the name that help and errors show
-        importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}").main()
+        os.environ[CONSOLE] = "tril"
+        module = importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}")
+        sys.argv = [str(module.__file__), *arguments]  # with which Lightning starts the other processes of a run
+        module.main()
     else:
         print(f"error: there is no command tril {name}{nearest(name, COMMANDS)}", file=sys.stderr)
         sys.exit(2)

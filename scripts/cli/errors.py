@@ -42,6 +42,9 @@ REMARKS = {
 }
 
 
+CONSOLE = "TRIL_CONSOLE"  # the variable that is set where the `tril` command started the program
+
+
 class UserError(ValueError):
     """A mistake in what the user typed. Its message is one line: value, limit, remedy. Notes list parts of a grid."""
 
@@ -91,7 +94,7 @@ def command(script: str, *settings: str) -> str:
     Args:
         settings: key=value; those with spaces or other characters of the shell are quoted.
     """
-    if sys.argv[0].startswith("tril "):
+    if CONSOLE in os.environ:
         program = f"tril {script}"
     else:
         program = "python train.py" if script == "train" else f"python scripts/{script}.py"

@@ -27,10 +27,9 @@ def process_rank() -> int:
     return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
 
 
-def is_started_with_others() -> bool:
-    """Whether torchrun or srun started several processes, which know nothing of each other yet."""
-    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
-    return torchrun or int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
+def n_started() -> int:
+    """The number of processes that torchrun or srun started, which know nothing of each other yet; 1: neither did."""
+    return int(os.environ.get("WORLD_SIZE" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_STEP_NUM_TASKS", 1))
 
 
 def quiet_ranks() -> None:
@@ -62,10 +61,12 @@ class StoppedError(BaseException):
         status: of the process.
         step: optimizer steps of the run so far.
         folder: of the run; None: it has none yet.
+        agreed: every process of the run raises it, after the same step.
     """
 
-    def __init__(self, signum: int, folder: Path | None = None) -> None:
+    def __init__(self, signum: int, folder: Path | None = None, *, agreed: bool = False) -> None:
         super().__init__()
+        self.agreed = agreed
         self.name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
         self.status, self.step, self.folder = 128 + signum, 0, folder
 
@@ -106,7 +107,8 @@ class StopRequest:
 
     def finish(self) -> NoReturn:
         """Ends the run. If another rank received the signal, the run stops as for SIGTERM."""
-        raise StoppedError(signal.SIGTERM if self.signum is None else self.signum, self.folder)
+        signum = signal.SIGTERM if self.signum is None else self.signum
+        raise StoppedError(signum, self.folder, agreed=self._deferred)
 
     def install(self) -> dict[int, Any]:
         """Sets the handlers and returns those of before. Only the main thread may do that."""

@@ -28,7 +28,7 @@ from tril.model.runs import (
 from tril.scripts.cli.app import CommandLine
 from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, is_given, known_settings
 from tril.scripts.cli.errors import UserError, check_writable, command, message_of, user_errors
-from tril.scripts.cli.process import StoppedError, is_started_with_others, process_rank, shared_folder
+from tril.scripts.cli.process import StoppedError, n_started, process_rank, shared_folder
 from tril.scripts.cli.start import Start, resolved_settings, tell
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
     def create() -> Path:
         if start.path is not None:
             return run_folder(start.path)
-        if chosen is None and is_started_with_others():
+        if chosen is None and n_started() > 1:
             raise UserError(f"torchrun and srun start processes that need one folder; add {FOLDER}=FOLDER")
         if chosen is None:
             return new_folder(ROOTS[0])
@@ -316,6 +316,6 @@ def fit_run(
     except (RunRefused, MemoryError, NonFiniteError) as error:
         if isinstance(error, RunRefused) and before is not None:  # a resumed run keeps its settings
             write_text(path, before)
-        if isinstance(error, NonFiniteError) and not first:  # all processes raise it, and one says so
-            sys.exit(2)
+        if isinstance(error, NonFiniteError) and not first:  # all processes raise it, and rank 0 says so
+            sys.exit()  # Lightning kills rank 0 when another rank ends with another status
         raise UserError(str(error)) from error

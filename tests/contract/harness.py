@@ -93,7 +93,7 @@ def execute(name, arguments, cwd, files, before, variables) -> None:
     gc.freeze()  # a collection would look at everything that was imported before the fork
     os.environ |= variables
     os.chdir(cwd)
-    sys.argv = [f"{name}.py", *arguments]
+    sys.argv = [str(ROOT / f"{name}.py"), *arguments]  # Lightning starts a train.py for each other rank
     for stream, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY), stream)
     if name == "train":  # loss.png takes a third of the time of a tiny run
