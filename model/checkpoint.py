@@ -1,17 +1,15 @@
 """Self-contained checkpoints: one file of plain values and tensors that loads with `weights_only=True`.
 
-    {"state_dict": {"model.<parameter>": tensor, ...}, "global_step": optimizer steps, "sha256": see `digest`,
+    {"state_dict": {"model.<parameter>": tensor, ...}, "global_step": optimizer steps,
      "tril": {the other attributes of Checkpoint}, ...}
 
 Training writes it through Lightning, which adds the state for resuming: "optimizer_states", "loops" and so on. The file
-is a zip archive, which has a CRC-32 of each record. A resumed run verifies all of them; sampling verifies the record of
-the plain values, and the digest of config and weights.
+is a zip archive, which has a CRC-32 of each record. Reading verifies them, since `torch.load` does not.
 """
 
 import contextlib
 import functools
 import hashlib
-import zlib
 from collections.abc import Iterator
 from dataclasses import field, fields
 from pathlib import Path
@@ -35,10 +33,6 @@ if TYPE_CHECKING:
 PREFIX = "model."  # of parameter names: the GPT is the attribute `model` of the module that Lightning saves
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = ("train.py", "model/**/*.py", "data/**/*.py")  # the code that decides a run's results
-
-
-class DamagedCheckpoint(ValueError):
-    """A file is not what was written."""
 
 
 @dataclass(frozen=True, config=strict_settings() | {"arbitrary_types_allowed": True})
@@ -148,8 +142,7 @@ def load(path: str | Path = "latest", device: torch.device | str = "cpu") -> "La
 
     Raises:
         OSError: there is no checkpoint.
-        DamagedCheckpoint: the file is damaged.
-        ValueError: the file is not a checkpoint, or its parts do not match.
+        ValueError: the file is damaged or not a checkpoint, or its parts do not match.
     """
     return Checkpoint.read(find_checkpoint(path)).language_model(device)
 
@@ -160,25 +153,20 @@ def save(path: str | Path, lm: "LanguageModel", **data: Any) -> None:
 
 
 def write_state(path: str | Path, content: dict[str, Any]) -> None:
-    """Writes `content` with `torch.save`, atomically, with the digest of weights and config.
-
-    A certificate without "of" gets the digest, since it tested these weights.
+    """Writes `content` with `torch.save`, atomically.
 
     Args:
-        content: plain containers and values, and tensors. Nothing may change it meanwhile.
+        content: plain containers and values, and tensors.
 
     Raises:
         OSError: it cannot be written, with the reason and a remedy; an earlier file is unchanged.
         ValueError: the content has something that `read_state` would refuse.
     """
-    path, entry = Path(path), content["tril"]
-    sha256 = digest(content["state_dict"], entry["config"])
-    if entry.get("certificate"):
-        entry = entry | {"certificate": {"of": sha256} | entry["certificate"]}
+    path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as part:
-            torch.save(content | {"sha256": sha256, "tril": entry}, part)
+            torch.save(content, part)
             load_plain(part)
     except (OSError, RuntimeError) as error:  # RuntimeError: of torch's writer
         reason = f"cannot write {path} ({error.strerror if isinstance(error, OSError) else error})"
@@ -189,39 +177,34 @@ def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
     """The content of a checkpoint file, verified; tensors are on the CPU.
 
     Args:
-        training: verify the state of training too. Otherwise all tensors are mapped into memory, so the file must not
-            change while they are in use, and only the weights are read.
+        training: the state of training is needed too. Otherwise all tensors are mapped into memory, so the file must
+            not change while they are in use.
 
     Raises:
         OSError: the file cannot be read.
-        DamagedCheckpoint: it is not what was written.
-        ValueError: it is not a checkpoint of Tril.
+        ValueError: it is damaged, or is not a checkpoint of Tril.
     """
     content = load_plain(path, mmap=not training)
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("state_dict", "tril")):
         remedy = "use a .ckpt file that train.py wrote, or train on from one of nanoGPT with init_from=nanogpt:FILE"
         raise ValueError(f"{path} has no state_dict and tril entries; {remedy}")
-    with damage_named(path), ZipFile(path) as archive:
-        if training and archive.testzip() is not None:
-            raise BadZipFile("a CRC-32 differs")
-        archive.read(next(name for name in archive.namelist() if name.endswith("data.pkl")))
-        if digest(content["state_dict"], content["tril"].get("config")) != content.get("sha256"):
-            raise ValueError("weights or config differ from their digest")
     return content
 
 
 def load_plain(path: str | Path, *, mmap: bool = True) -> Any:
-    """What `torch.load` reads from a file that can run no code; its values are not verified. Raises as `read_state`."""
+    """What `torch.load` reads from a file that can run no code, with its CRC-32s verified. Raises as `read_state`."""
     with damage_named(path):
         with ZipFile(path) as archive:
             if sum(record.file_size for record in archive.infolist()) > Path(path).stat().st_size:
                 raise BadZipFile("its records are larger than the file")
+            if archive.testzip() is not None:
+                raise BadZipFile("a CRC-32 differs")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
 @contextlib.contextmanager
 def damage_named(path: str | Path) -> Iterator[None]:
-    """Turns errors of the block into DamagedCheckpoint: a file decides which of many kinds torch and zipfile raise."""
+    """Turns errors of the block into ValueError: a file decides which of many kinds torch and zipfile raise."""
     try:
         yield
     except Exception as error:
@@ -230,7 +213,7 @@ def damage_named(path: str | Path) -> Iterator[None]:
         ours = isinstance(error, BadZipFile | ValueError)  # torch's messages advise to allow code
         reason = str(error) if ours else type(error).__name__
         remedy = "use another checkpoint of its folder, restore it from a copy, or train again"
-        raise DamagedCheckpoint(one_line(f"{path} is damaged, or is not a checkpoint ({reason}); {remedy}")) from error
+        raise ValueError(one_line(f"{path} is damaged, or is not a checkpoint ({reason}); {remedy}")) from error
 
 
 @contextlib.contextmanager
@@ -243,25 +226,6 @@ def named(path: Path | None) -> Iterator[None]:
         raise ValueError(one_line(f"{path}: {message}" if path else message)) from error
 
 
-def digest(tensors: dict[str, Tensor], config: dict[str, Any] | None = None) -> str:
-    """sha256 of a config, and of the names of tensors, in any order, with their dtypes, shapes and the CRC-32 of each.
-
-    It shows changes, and prevents no forgery, since anyone can compute it.
-
-    Raises:
-        ValueError: they are not dense, so that a small file could stand for terabytes.
-    """
-    lines, sums = [repr(sorted((config or {}).items()))], {}
-    for name, x in sorted(tensors.items()):
-        if x.is_meta or x.nbytes > x.untyped_storage().nbytes():
-            raise ValueError(f"{name} is not dense")
-        memory = x.data_ptr(), x.dtype, x.shape, x.stride()
-        if memory not in sums:  # tied weights are read once
-            sums[memory] = zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        lines.append(f"{name.removeprefix(PREFIX)} {x.dtype} {tuple(x.shape)} {sums[memory]}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
 @functools.cache
 def code_sha256() -> str:
     """sha256 of the source files that decide a run's results, with their paths."""
@@ -272,7 +236,7 @@ def code_sha256() -> str:
 
 
 def verdict(checkpoint: Checkpoint) -> str:
-    """One line: whether the certificate passed, and whether it tested these weights and config with the code of today.
+    """One line: whether the certificate passed, and whether it tested the weights of this step with the code of today.
 
     It tested the weights of the step "certified_at_step", or random weights.
     """
@@ -281,10 +245,8 @@ def verdict(checkpoint: Checkpoint) -> str:
     if not isinstance(passed, bool):
         return "none"
     when = "before training, with random weights" if step is None else f"at step {step}"
-    tested = certificate.get("of"), step, checkpoint.code
-    belongs = tested == (digest(checkpoint.weights, checkpoint.config.to_dict()), checkpoint.step, code_sha256())
-    verb = "belongs" if belongs else "does not belong"
-    return one_line(f"{'passed' if passed else 'FAILED'} {when}; {verb} to these weights, config and code")
+    verb = "belongs" if (step, checkpoint.code) == (checkpoint.step, code_sha256()) else "does not belong"
+    return one_line(f"{'passed' if passed else 'FAILED'} {when}; {verb} to this step and code")
 
 
 def one_line(text: str) -> str:

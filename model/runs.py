@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 CKPT = setting("latest", "a checkpoint file, a run folder, or latest: the newest run below outputs/ and multirun/")
 DEVICE = setting("auto", "auto | cpu | cuda | mps")  # these two are settings of the commands that read a model
 ROOTS = ("outputs", "multirun")
-CHECKPOINTS = "checkpoints"  # the folder in that of a run, with the next three files
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+CHECKPOINTS = "checkpoints"  # the folder in that of a run, with the next two files
+LAST, BEST = "last.ckpt", "best.ckpt"
 SETTINGS = "config.yaml"  # written when a run starts
 SUMMARY = "summary.json"  # written last: a run with this file is finished
 FAILURE = "failed.json"  # how a run of a sweep failed

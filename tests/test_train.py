@@ -38,7 +38,7 @@ def test_a_run_draws_its_losses_prints_samples_and_keeps_its_certificate(configu
     assert [number for number, _ in printed] == ["1", "2", "3"] and len({text for _, text in printed}) > 1
     assert samples.endswith(f"{SAMPLE}{printed[0][1]}\n")
     certificate = state(folder, "best")["tril"]["certificate"]
-    assert certificate["passed"] and certificate["certified_at_step"] == 8 and len(certificate.pop("of")) == 64
+    assert certificate["passed"] and certificate["certified_at_step"] == 8
     assert certificate == {key: json.loads((folder / "causality.json").read_text())[key] for key in certificate}
 
 

@@ -12,7 +12,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from torch import Tensor
 
-from tril.model.checkpoint import Checkpoint, digest, load_plain, named
+from tril.model.checkpoint import Checkpoint, load_plain, named
 from tril.model.generation.language_model import EOT
 from tril.model.interop.architectures import EMBED, HEAD, read_config, read_weights
 
@@ -39,9 +39,9 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
     with named(path):
         config = read_config("nanogpt", arguments)
         tensors = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
-        if wrong := [name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)]:
-            raise ValueError(f"{wrong[0]} is no tensor; use another file")
-        digest(tensors)  # raises if they are not dense
+        for name, x in tensors.items():
+            if not isinstance(x, Tensor) or x.is_meta or x.nbytes > x.untyped_storage().nbytes():
+                raise ValueError(f"{name} is no dense tensor; use another file")
         state = read_weights("nanogpt", config, tensors)
         if tokenizer is None:
             meta = find_meta(path, content.get("config"))

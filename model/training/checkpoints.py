@@ -1,22 +1,16 @@
-"""The checkpoints of a run: when they are written, and how: atomically, in a thread, and the one before is kept."""
+"""The checkpoints of a run: when and how they are written."""
 
-import os
-import shutil
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning_utilities.core.apply_func import apply_to_collection
 
-from tril.model.atomic_files import atomic_path
 from tril.model.checkpoint import read_state, write_state
-from tril.model.runs import BEST, CHECKPOINTS, LAST, PREVIOUS
+from tril.model.runs import BEST, CHECKPOINTS, LAST
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import CheckpointConfig
@@ -40,49 +34,22 @@ class Stop(Protocol):
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Writes checkpoints in a thread, while training goes on; Lightning alone would write to /tmp and move the file.
-
-    Attributes:
-        is_best: the next last.ckpt has the lowest validation loss, so best.ckpt becomes a link to it.
-    """
-
-    def __init__(self) -> None:
-        self.is_best = False
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
+    """Writes checkpoints atomically and verifies them; Lightning alone would write to /tmp and move the file."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options=None) -> None:
-        """Copies the tensors and returns; waits for the checkpoint before.
-
-        Raises:
-            OSError: the checkpoint before could not be written.
-        """
-        copies: dict[tuple, torch.Tensor] = {}  # one of each memory, so that tied weights stay tied
-
-        def copy(x: torch.Tensor) -> torch.Tensor:
-            memory = x.data_ptr(), x.shape, x.stride(), x.dtype
-            if memory not in copies or not x.numel():
-                copies[memory] = x.detach().to("cpu", copy=True)
-            return copies[memory]
-
-        content = apply_to_collection(checkpoint, torch.Tensor, copy)
-        self.teardown()  # waits
-        self._pending = self._writer.submit(write_and_rotate, Path(path), content, self.is_best)
+        """Returns when the file is on the disk. Raises OSError if it cannot be written."""
+        write_state(path, checkpoint)
 
     def load_checkpoint(self, path: str | Path, map_location=None, weights_only: bool | None = True) -> dict[str, Any]:
         """Verified, and without unpickling code, whatever Lightning's default is."""
-        return read_state(path)  # mapped tensors would change with the file
-
-    def teardown(self) -> None:
-        """Returns when everything is written; also at the end of a run that fails. Raises OSError if it could not be
-        written."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        return read_state(path)
 
 
 class Checkpoints(Checkpoint):
     """Writes last.ckpt at the end of optimizer steps: after every validation, at intervals, and when the run stops.
+
+    After the validation with the lowest loss so far it writes best.ckpt first: if the run is killed between the two, it
+    goes on from the last.ckpt before, and writes both again.
 
     The last step is always validated. Where a validation follows a step, the checkpoint follows the validation, so that
     a resumed run has its results. Lightning calls this callback after all others, so the files hold their complete
@@ -92,11 +59,10 @@ class Checkpoints(Checkpoint):
         folder: of the run.
         config: the intervals.
         stop: it is asked after every step of all processes.
-        files: writes the checkpoints.
     """
 
-    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: Stop, files: CheckpointFiles) -> None:
-        self.path, self.config, self._stop, self._files = Path(folder) / CHECKPOINTS / LAST, config, stop, files
+    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: Stop) -> None:
+        self.folder, self.config, self._stop = Path(folder) / CHECKPOINTS, config, stop
         self._saved_at = 0.0  # time.monotonic()
         self._step = 0  # that ended last
         self._loops: dict[str, Any] | None = None  # Lightning's counters at its end
@@ -134,11 +100,12 @@ class Checkpoints(Checkpoint):
         self._stop.at_once()
 
     def _save_and_stop(self, trainer: Trainer) -> None:
-        """Writes last.ckpt, and ends the run if one of its processes is to stop."""
+        """Writes the checkpoints of this step, and ends the run if one of its processes is to stop."""
         self._saved_at = time.monotonic()
         metrics = Metrics.of(trainer)
-        self._files.is_best = metrics.last("val/loss") is not None and metrics.best()["step"] == trainer.global_step
-        trainer.save_checkpoint(self.path)
+        is_best = metrics.last("val/loss") is not None and metrics.best()["step"] == trainer.global_step
+        for name in (BEST, LAST) if is_best else (LAST,):
+            trainer.save_checkpoint(self.folder / name)
         if self._agreed(trainer, self._stop.requested):
             self._stop.finish()
 
@@ -152,27 +119,3 @@ class Checkpoints(Checkpoint):
         minutes, steps = self.config.every_minutes, self.config.every_n_steps
         by_time = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
         return by_time or (steps is not None and self._step % steps == 0)
-
-
-def write_and_rotate(path: Path, content: dict[str, Any], is_best: bool) -> None:
-    """Writes a checkpoint; a last.ckpt is complete before it replaces the one before, which becomes previous.ckpt.
-
-    There are two complete checkpoints at every moment.
-    """
-    if path.name != LAST:
-        return write_state(path, content)
-    with atomic_path(path) as new:
-        write_state(new, content)
-        if is_best:
-            link(new, path.with_name(BEST))
-        if path.is_file():
-            link(path, path.with_name(PREVIOUS))
-
-
-def link(source: Path, target: Path) -> None:
-    """Makes `target` the same file as `source`, atomically; a copy where the file system has no hard links."""
-    with atomic_path(target) as part:
-        try:
-            os.link(source, part)
-        except OSError:
-            shutil.copyfile(source, part)

@@ -96,7 +96,6 @@ def summarize(
         "stopped_early": stopped,
         "causality": "certified" if causality and causality["passed"] else "LEAKS" if causality else "not certified",
         "init_from": lineage.get("source"),
-        "init_from_weights": lineage.get("weights"),
         "init_from_step": lineage.get("step"),
         "code": code_version(),
         "folder": str(folder),

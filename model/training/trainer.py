@@ -26,15 +26,8 @@ from tril.model.training.module import TrainingModule
 from tril.model.training.settings import TrainingConfig
 from tril.model.training.summary import summarize
 
-PASSED_ON = (
-    "max_steps",
-    "accumulate_grad_batches",
-    "log_every_n_steps",
-    "num_nodes",
-    "devices",
-    "strategy",
-)  # to the Trainer
-PASSED_ON += ("limit_val_batches", "gradient_clip_val")
+PASSED_ON = ("max_steps", "accumulate_grad_batches", "log_every_n_steps", "strategy", "num_nodes", "devices")
+PASSED_ON += ("limit_val_batches", "gradient_clip_val")  # to the Trainer
 # torch's CPU allocator (Linux and macOS, then Windows) and MPS; on CUDA it has an exception of its own.
 MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|MPS backend out of memory")
 
@@ -85,7 +78,7 @@ def build_trainer(
     stops_early = early is not None and passes > early.min_passes and not (sweep and early.min_passes)
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may end
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
-    metrics, files = Metrics(hardware, folder, started), CheckpointFiles()
+    metrics = Metrics(hardware, folder, started)
     callbacks = [
         metrics,
         planner,
@@ -96,7 +89,7 @@ def build_trainer(
         Progress(chosen.progress) if chosen.progress else None,
         Samples(chosen.samples, folder, config.top.seed) if chosen.samples else None,
         *added[0],
-        Checkpoints(folder, config.checkpoint, stop, files),
+        Checkpoints(folder, config.checkpoint, stop),
     ]
     return Trainer(
         accelerator=hardware.accelerator,
@@ -107,7 +100,7 @@ def build_trainer(
         enable_model_summary=False,
         enable_progress_bar=False,
         default_root_dir=folder,
-        plugins=[files],
+        plugins=[CheckpointFiles()],
         use_distributed_sampler=False,  # the data module gives each process its windows
         logger=[metrics.run_log, *added[1]],
         callbacks=[callback for callback in callbacks if callback is not None],

@@ -50,9 +50,7 @@ def take_over(source: str, settings: dict[str, Any], given: Mapping[str, str]) -
     checkpoint, origin = read_source(source, settings if chosen else None)
     lm, data = checkpoint.language_model(), dict(settings["data"])
     data["tokenizer"] = {"kind": "file", "path": str(keep_tokenizer(lm.tokenizer.to_str())), "eot": lm.eot}
-    from tril.model.checkpoint import digest
-
-    lineage = {"source": origin, "weights": digest(dict(lm.model.state_dict())), "step": checkpoint.step}
+    lineage = {"source": origin, "step": checkpoint.step}
     model = model_settings(settings["model"], lm.config, given, source)
     return settings | {"model": model, "data": data}, Start(lm=lm, lineage=lineage)
 

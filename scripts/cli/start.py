@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tril.data.settings import typed as as_typed
-from tril.model.runs import LAST, PREVIOUS, SETTINGS, Run, find_checkpoint, newest, run_folder
+from tril.model.runs import SETTINGS, Run, find_checkpoint, newest, run_folder
 from tril.scripts.cli.app import CommandLine
 from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, flatten, is_given
 from tril.scripts.cli.errors import user_errors
@@ -40,7 +40,7 @@ class Start:
     Attributes:
         checkpoint: the run goes on from it.
         lm: the run takes over its weights and its tokenizer.
-        lineage: of the weights: "source", a path or name; "weights", their sha256; "step", optimizer steps or None.
+        lineage: of the weights: "source", a path or name; "step", optimizer steps or None.
     """
 
     checkpoint: "Checkpoint | None" = None
@@ -81,7 +81,7 @@ def resume(source: str, composed: Mapping[str, Any], given: Mapping[str, str]) -
         ValueError: a setting that a run cannot change, or a damaged config.yaml or checkpoint.
         OSError: no checkpoint or no config.yaml.
     """
-    from tril.model.checkpoint import Checkpoint, DamagedCheckpoint, read_state
+    from tril.model.checkpoint import Checkpoint, read_state
 
     changes = {key: value for key, value in given.items() if key != "resume"}
     for key, value in changes.items():
@@ -99,14 +99,7 @@ def resume(source: str, composed: Mapping[str, Any], given: Mapping[str, str]) -
         raise ValueError(f"the saved {code[0]} is not taken from a saved run; {remedy}")
     for key in changes:
         copy_setting(key, composed, settings)
-    try:
-        state = read_state(path)
-    except DamagedCheckpoint as error:
-        previous = path.with_name(PREVIOUS)
-        if source != "latest" or path.name != LAST or not previous.is_file():
-            raise
-        tell(f"warning: {error}; continuing from {previous}", sys.stderr)
-        path, state = previous, read_state(previous)
+    state = read_state(path)
     if "loops" not in state:
         cause = "holds a model without the state of its training"
         raise ValueError(f"{path} {cause}; name the checkpoint of a run")

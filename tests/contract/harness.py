@@ -177,13 +177,6 @@ def metrics(folder: Path, name: str) -> dict[int, float]:
         return {int(row["step"]): float(row[name]) for row in csv.DictReader(file) if row[name]}
 
 
-def roll_back(run: Path) -> Path:
-    """Takes a finished run, and returns it, to its checkpoint before the last one."""
-    (run / "summary.json").unlink()
-    (run / "checkpoints" / "previous.ckpt").replace(run / "checkpoints" / "last.ckpt")
-    return run
-
-
 def copy_project(folder: Path) -> Path:
     """Copies the project, without hidden and built files, to the new folder."""
     skipped = shutil.ignore_patterns(".*", "__pycache__", "outputs", "multirun", "build", "*.egg-info", "shared")

@@ -238,7 +238,7 @@ def test_allow_leak_trains_and_marks_the_run(run_of, trained):
 @pytest.mark.slow
 def test_the_command_certifies_a_checkpoint_and_fails_a_defect(trained, tmp_path):
     done = run("certify", f"ckpt={trained}", "device=cpu", f"out={tmp_path}", cwd=tmp_path).succeeded()
-    assert verdict(tmp_path) and "stored certificate: passed at step 8; belongs to these weights" in done.out
+    assert verdict(tmp_path) and "stored certificate: passed at step 8; belongs to this step and code" in done.out
     options = *MODEL, "device=cpu", f"out={tmp_path}"
     done = run("certify", *options, cwd=tmp_path, before=partial(edit, "kernel without a mask"))
     assert done.status == 1 and not verdict(tmp_path)

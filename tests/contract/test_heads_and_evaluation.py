@@ -53,7 +53,9 @@ def test_the_figures_of_an_evaluation_follow_from_the_logits(model, lm, texts, t
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("Ein Vögelchen. The cat sees a bird.\n" * (number + 1), "utf-8")
     paths = f"data.path={texts.parent}/1*.txt", f"data.val_path={tmp_path}/*.txt"
-    other = model / "checkpoints" / "previous.ckpt"
+    content, other = torch.load(model / "checkpoints" / "last.ckpt", weights_only=True), tmp_path / "other.ckpt"
+    content["state_dict"]["model.norm.weight"].mul_(torch.linspace(0.8, 1.2, 32))
+    torch.save(content, other)
     ended("evaluate", f"ckpt={model}", f"other={other}", f"out={tmp_path}", *paths, cwd=tmp_path)
     groups, ids = [], encode(lm, tmp_path, "*.txt")
     json.loads((tmp_path / "evaluation.json").read_text("utf-8"), object_hook=lambda x: groups.append(x) or x)

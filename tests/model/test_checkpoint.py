@@ -1,12 +1,10 @@
 """Checkpoints: what is loaded computes the same, and no file that is damaged or that lies is used."""
 
-import io
 import json
 import os
 import resource
 import zipfile
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -17,17 +15,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import tiny_gpt
 from tests.model.tokenizers import byte_tokenizer
-from tril.model.checkpoint import (
-    Checkpoint,
-    DamagedCheckpoint,
-    code_sha256,
-    digest,
-    load,
-    read_state,
-    save,
-    verdict,
-    write_state,
-)
+from tril.model.checkpoint import Checkpoint, code_sha256, load, read_state, save, verdict, write_state
 from tril.model.generation.language_model import LanguageModel
 
 PARTS = {
@@ -39,6 +27,7 @@ PARTS = {
     "n_kv_heads": [None, 2],
 }
 N_DAMAGED = 120
+RANDOM = "passed before training, with random weights"
 
 
 def language_model(**parts) -> LanguageModel:
@@ -116,13 +105,13 @@ def test_a_file_has_plain_values_only_and_can_be_written_again(whole, saved):
     content, stored = training_content(), Checkpoint.read(saved)
     for training in (True, False):
         write_state(saved, read_state(whole, training=training))
-        assert same({key: value for key, value in read_state(saved).items() if key != "sha256"}, content)
+        assert same(read_state(saved), content)
     assert json.loads(json.dumps(content["tril"])) == content["tril"] == stored.entry()
     assert (stored.data, stored.step, stored.path) == ({"name": "test"}, 4, saved)
     stored.write(saved)
-    assert torch.load(saved, weights_only=True).keys() == {"state_dict", "sha256", "global_step", "tril"}
+    assert torch.load(saved, weights_only=True).keys() == {"state_dict", "global_step", "tril"}
     before = saved.read_bytes()
-    with pytest.raises(DamagedCheckpoint, match="UnpicklingError"):  # what could not be read is not written
+    with pytest.raises(ValueError, match="UnpicklingError"):  # what could not be read is not written
         rewrite(saved, lambda content: content.update(score=torch.tensor(1.0).numpy()[()]))
     assert saved.read_bytes() == before and os.listdir(saved.parent) == [saved.name]
 
@@ -134,26 +123,21 @@ def test_weights_of_another_precision_are_converted(saved):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, expected[f"model.{name}"].float())
 
 
-def flip_the_last_bit(content) -> None:
-    content["state_dict"]["model.blocks.0.attn.q_proj.weight"].view(torch.int32)[0, 0] ^= 1
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         (lambda content: None, "passed at step 4; belongs"),
         (lambda content: content["tril"]["certificate"].update(passed=False), "FAILED at step 4; belongs"),
-        (flip_the_last_bit, "passed at step 4; does not belong"),
-        (lambda content: content["tril"]["config"].update(window=5), "passed at step 4; does not belong"),
         (lambda content: content["tril"].update(code="0"), "passed at step 4; does not belong"),
         (lambda content: content.update(global_step=5), "passed at step 4; does not belong"),
+        (lambda content: content["tril"]["certificate"].update(certified_at_step=None), f"{RANDOM}; does not belong"),
         (lambda content: content["tril"]["certificate"].update(passed="yes"), "none"),
     ],
 )
-def test_a_certificate_belongs_to_the_weights_the_config_and_the_code_that_it_tested(change, text, saved):
+def test_a_certificate_belongs_to_the_step_and_the_code_that_it_tested(change, text, saved):
     rewrite(saved, lambda c: c["tril"].update(certificate={"passed": True, "certified_at_step": 4}))
     rewrite(saved, change)
-    assert verdict(Checkpoint.read(saved)).removesuffix(" to these weights, config and code") == text
+    assert verdict(Checkpoint.read(saved)).removesuffix(" to this step and code") == text
 
 
 # --- damage
@@ -164,24 +148,12 @@ def flip_bit(data: bytes, start: int, end: int, random: Random) -> bytes:
     return data[:position] + bytes([data[position] ^ 1 << random.randrange(8)]) + data[position + 1 :]
 
 
-def edit(data: bytes, random: Random) -> bytes:
-    """Another weight or size in a whole archive with its CRCs, as another program would write it."""
-    content, file = torch.load(io.BytesIO(data), weights_only=True), io.BytesIO()
-    values = content[random.choice(["state_dict", "tril"])]
-    values = values.get("config", values)
-    key = random.choice([key for key, value in values.items() if not isinstance(value, str | None)])
-    values[key] = values[key] + 1
-    torch.save(content, file)
-    return file.getvalue()
-
-
 KINDS = [
     lambda data, random: flip_bit(data, 0, len(data), random),
     lambda data, random: flip_bit(data, data.index(b"data.pkl"), data.index(b"PK\x07\x08"), random),
     lambda data, random: flip_bit(data, data.index(b"PK\x01\x02"), len(data), random),  # names, sizes and positions
     lambda data, random: data[: random.randrange(len(data))],
     lambda data, random: data + data[-random.randrange(1, 8192) :],
-    edit,
 ]
 
 
@@ -216,7 +188,7 @@ def test_no_damaged_copy_is_used(function, whole, tmp_path):
     assert counts["refused"] > (0.9 if function is read_state else 0.5) * N_DAMAGED
 
 
-# --- files that lie, with the digest of what they hold, which anyone can compute
+# --- files that lie
 
 
 def config(**values):
@@ -237,7 +209,7 @@ LIES = [
     (config(**{"vocab\n_size": 1}), "vocab _size"),
     (lambda content: content["tril"]["config"].pop("key_offset"), "it has no model.key_offset, so another version"),
     (weight("norm.weight", torch.ones(32).long()), "norm.weight .* no floating-point tensor"),
-    (weight("norm.weight", torch.ones(1).expand(10**9, 10**9)), "norm.weight is not dense"),
+    (weight("norm.weight", torch.ones(1).expand(10**9, 10**9)), "its tensors have 1,000,000,000,000,0.* elements"),
     (entry(eot=3, certificate=True), "eot=3 must be .*; certificate=true must be"),
     (lambda content: content["tril"].pop("tokenizer"), "tokenizer is missing"),
     (entry(tokenizer=byte_tokenizer().to_str().replace('"a":', '"a":4000000', 1)), "exceed the model's vocab_size=257"),
@@ -256,8 +228,6 @@ def test_lies_are_refused_before_memory_is_taken(change, message, saved, tmp_pat
     else:
         content = torch.load(saved, weights_only=True)
         change(content)
-        with suppress(ValueError, AttributeError, RuntimeError, KeyError):
-            content["sha256"] = digest(content["state_dict"], content["tril"]["config"])
         torch.save(content, path)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 500 * 10**6, before[1]))

@@ -66,18 +66,18 @@ def test_models_of_transformers_are_certified(tmp_path):
 
 def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp_path, monkeypatch):
     """Also when the run goes on in a new process, with another backend."""
-    verdicts, original = {}, checkpoints.write_and_rotate
+    verdicts, original = {}, checkpoints.write_state
 
-    def recording(path, content, is_best):
-        original(path, content, is_best)
+    def recording(path, content):
+        original(path, content)
         verdicts[content["global_step"]] = verdict(Checkpoint.read(path))
 
-    monkeypatch.setattr(checkpoints, "write_and_rotate", recording)
+    monkeypatch.setattr(checkpoints, "write_state", recording)
     with interrupted():
         train_typed(configure("checkpoint.every_n_steps=3", "callbacks.samples=null", "callbacks.heads=null"))
     resumed = in_process("resume=run", "model.backend=explicit", f"data.cache_dir={tmp_path / 'cache'}", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    random, weights = "passed before training, with random weights", "to these weights, config and code"
+    random, weights = "passed before training, with random weights", "to this step and code"
     between, validated = f"{random}; does not belong {weights}", f"passed at step {{}}; belongs {weights}"
     assert verdicts == {3: between, 4: validated.format(4), 6: between, 8: validated.format(8)}
     assert certify("ckpt=run", cwd=tmp_path).returncode == 0

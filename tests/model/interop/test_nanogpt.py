@@ -89,8 +89,8 @@ REFUSED = [  # changes of a checkpoint of 36 characters, and a part of the messa
     (lambda content: content.update(model=None), "has no model and model_args"),
     (lambda content: content["model_args"].update(n_layer=10**9), "n_layers=1000000000"),
     (lambda content: content["model"].update({"lm_head.weight": content["model"][WTE] + 1}), "differs from the embed"),
-    (lambda content: content["model"].update({WTE: 1.0}), f"{WTE} is no tensor"),
-    (lambda content: content["model"].update({WTE: torch.zeros(1).expand(10**6, 32)}), "is not dense"),
+    (lambda content: content["model"].update({WTE: 1.0}), f"{WTE} is no dense tensor"),
+    (lambda content: content["model"].update({WTE: torch.zeros(1).expand(10**6, 32)}), f"{WTE} is no dense tensor"),
 ]
 
 
