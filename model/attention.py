@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tril.model.backends import Backend, by_head, flex, fused, repeat_heads
+from tril.model.backends import Backend, by_head, fused, repeat_heads
 from tril.model.kv_cache import LayerCache
 from tril.model.layers import make_norm
 from tril.model.masks import (
@@ -56,8 +56,7 @@ def attention(
         causal: mask the keys after the query's position.
         window: with `causal`: each query attends to its own position and the `window - 1` before it.
         dropout_p: probability of dropping a weight; applied whenever it is above 0, so pass 0 in evaluation.
-        backend: "explicit" (the equation), "stacked" (one head after another), "fused" (torch SDPA) or "flex"
-            (FlexAttention: CUDA, or CPU without gradients; no dropout).
+        backend: "explicit" (the equation), "stacked" (one head after another) or "fused" (torch SDPA).
         need_weights: also return the weights. Fused kernels do not, so the explicit backend runs.
 
     Returns:
@@ -117,7 +116,7 @@ def explicit(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float
 
 
 stacked = partial(by_head, explicit)
-BACKENDS: dict[str, Backend] = {"stacked": stacked, "explicit": explicit, "fused": fused, "flex": flex}
+BACKENDS: dict[str, Backend] = {"stacked": stacked, "explicit": explicit, "fused": fused}
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:

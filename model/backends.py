@@ -3,7 +3,6 @@
 B batch, T queries, S keys, H query heads, G key/value heads, D head size, D_v size of a value.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tril.model.compilation import raise_recompile_limit
-from tril.model.masks import Masking, causal_mask, visible_from_positions
+from tril.model.masks import Masking, causal_mask
 
 # q, k, v, masking and dropout_p to the output and the weights, which are None where a kernel does not return them
 Backend = Callable[[Tensor, Tensor, Tensor, Masking, float], tuple[Tensor, Any]]
@@ -21,7 +19,6 @@ Backend = Callable[[Tensor, Tensor, Tensor, Masking, float], tuple[Tensor, Any]]
 QUERY_BLOCK = 256  # queries per block in `blockwise`
 # Weights that `blockwise` may keep for the backward pass (64 MB); above, torch's flash kernel needs much less memory.
 MAX_WEIGHTS = 1 << 25
-MIN_HEAD_DIM = 16  # of flex on CUDA, of D and D_v: a Triton matmul has no smaller side
 
 
 def by_head(
@@ -106,67 +103,3 @@ def blockwise(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
         scores = torch.baddbmm(bias, queries, k[:, :n_visible].mT, alpha=1 / math.sqrt(q.shape[-1]))
         blocks.append(F.dropout(scores.softmax(-1), dropout_p) @ v[:, :n_visible])  # (B*H, block, D_v)
     return torch.cat(blocks, dim=1).unflatten(0, q.shape[:2])  # (B, H, T, D_v)
-
-
-def flex(q: Tensor, k: Tensor, v: Tensor, masking: Masking, dropout_p: float) -> tuple[Tensor, None]:
-    """FlexAttention, which skips the blocks of scores that the mask hides; on CUDA, or on a CPU without gradients.
-
-    Sizes for which it has no kernel are those of `fused`.
-
-    Raises:
-        ValueError: dropout, or gradients on another device than CUDA.
-    """
-    device = q.device.type
-    if dropout_p > 0:
-        raise ValueError(f"backend='flex' has no attention dropout ({dropout_p}); use backend='fused'")
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, masking.bias))
-    if device != "cuda" and (needs_grad or device != "cpu"):
-        raise ValueError(f"backend='flex' cannot train on {device} (its backward pass needs CUDA); use backend='fused'")
-    is_small = device == "cuda" and min(q.shape[-1], v.shape[-1]) < MIN_HEAD_DIM
-    if is_small or 0 in (q.shape[2], k.shape[2]):
-        return fused(q, k, v, masking, dropout_p)
-    if device == "cpu":  # torch refuses tensors with requires_grad=True in no_grad mode too
-        q, k, v = q.detach(), k.detach(), v.detach()
-    shape = (*q.shape[:3], k.shape[2])  # (B, H, T, S)
-    mask, bias, causal, window = masking
-    added = None if bias is None else bias.expand(shape)
-    options: dict[str, Any] = {
-        "score_mod": None if added is None else lambda score, b, h, i, j: score + added[b, h, i, j],
-        "block_mask": None,
-        "enable_gqa": k.shape[1] != q.shape[1],
-    }
-    if mask is not None:
-        full = mask.expand(shape)
-        options["block_mask"] = create_block_mask(lambda b, h, i, j: full[b, h, i, j], shape, q.device)
-    elif causal:
-        options["block_mask"] = causal_block_mask(q.shape[2], k.shape[2], window, q.device)
-    from torch.nn.attention.flex_attention import flex_attention
-
-    if torch.compiler.is_compiling():
-        return flex_attention(q, k, v, **options), None
-    if device == "cuda":  # uncompiled, it materializes all T x S scores
-        return compiled_flex()(q, k, v, **options), None
-    with torch.compiler.set_stance("force_eager"):  # its own torch.compile traces each new shape in up to 1 s
-        return flex_attention(q, k, v, **options), None
-
-
-@functools.cache
-def compiled_flex():
-    from torch.nn.attention.flex_attention import flex_attention
-
-    raise_recompile_limit()
-    return torch.compile(flex_attention)
-
-
-@functools.lru_cache(maxsize=16)  # training repeats the same few shapes
-def causal_block_mask(n_queries: int, n_keys: int, window: int | None, device: torch.device):
-    offset = n_keys - n_queries  # the last query is at the position of the last key
-    shape = None, None, n_queries, n_keys
-    return create_block_mask(lambda b, h, i, j: visible_from_positions(i + offset, j, window), shape, device)
-
-
-def create_block_mask(visible: Callable, shape: tuple, device: torch.device):
-    from torch.nn.attention import flex_attention
-
-    with torch.inference_mode(False):  # a mask that validation creates is used again in training
-        return flex_attention.create_block_mask(visible, *shape, device=device)

@@ -72,9 +72,7 @@ class GPTConfig:
     causal: bool = setting(True, "false: every position attends to all, for experiments", needs="n_heads")
     logit_softcap: Positive | None = setting(None, "c: logits become c * tanh(logits / c); null: off")
     init: Literal["zero_out", "gpt2"] = setting("zero_out", "initialization of the weights")
-    backend: Literal["stacked", "explicit", "fused", "flex"] = setting(
-        "fused", "how attention is computed", needs="n_heads"
-    )
+    backend: Literal["stacked", "explicit", "fused"] = setting("fused", "how attention is computed", needs="n_heads")
     checkpoint_activations: bool = setting(
         False, "compute each block again in the backward pass: less memory, more time"
     )
@@ -96,9 +94,6 @@ class GPTConfig:
             problems.append(f"model.n_kv_heads={self.n_kv_heads} must divide model.n_heads={self.n_heads}")
         if self.window is not None and not self.causal:
             problems.append(f"model.window={self.window} needs model.causal=true")
-        if self.backend == "flex" and self.attn_dropout > 0:
-            dropout = f"model.attn_dropout={self.attn_dropout}"
-            problems.append(f"model.backend=flex has no attention dropout ({dropout}); use model.backend=fused")
         if self.mlp != "none" and self.mlp_size < 1:
             ratio = f"model.mlp_ratio={self.mlp_ratio}"
             problems.append(f"{ratio} leaves the FFN without hidden units at model.dim={self.dim}; raise it")

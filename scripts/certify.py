@@ -10,7 +10,6 @@ a leak of the size of rounding, or beyond the tested length, would pass too.
 
 import pkgutil
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +80,6 @@ def main(line: CommandLine[CertifyCommand]) -> None:
             raise ValueError(f"{' and '.join(models)} name several models; keep one")
         checkpoint = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
     keep_compiled_code()
-    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")  # intended on a CPU
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.atomic_files import write_json
     from tril.model.causality.certificate import certify_model, check_call
@@ -106,7 +104,7 @@ def main(line: CommandLine[CertifyCommand]) -> None:
         gpt: Any = model.function
         variants = module_variants(model)
         if settings.hf is None and settings.call is None:
-            variants = gpt_variants(gpt.config, device=device, compile=settings.compile)
+            variants = gpt_variants(gpt.config, compile=settings.compile)
         origin = {} if stored is None else {"stored_certificate": verdict(stored)}
         if stored is not None:
             print(f"stored certificate: {origin['stored_certificate']}", flush=True)

@@ -7,8 +7,6 @@ All of that describes one trained model. For a configuration, name a sweep with 
 dir=multirun/DATE/TIME  removes the heads of each run and averages over seeds what is comparable.
 """
 
-import warnings
-
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
@@ -44,7 +42,6 @@ def main(line: CommandLine[HeadsCommand]) -> None:
             given = f"{of_one[0]}={line.given[of_one[0]]}"
             raise ValueError(f"{given} is for one model, dir={settings.dir} for all of a sweep; give one of them")
         path = find_checkpoint(settings.ckpt) if settings.dir is None else find_sweep(settings.dir)
-    warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
     from tril.scripts.experiments.trained_heads import describe_model, describe_sweep
 
     if settings.dir is not None:

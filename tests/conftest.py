@@ -28,8 +28,7 @@ from tril.model.causality.model import randomize
 from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, GPTConfig
 
-TRAINABLE = ("stacked", "explicit", "fused")  # flex has no backward pass on a CPU
-BACKENDS = (*TRAINABLE, "flex")
+BACKENDS = ("stacked", "explicit", "fused")
 
 # The valid values of each field of GPTConfig that has a fixed set of them
 MODEL_CHOICES = {
@@ -40,11 +39,7 @@ torch.set_num_threads(1)  # the tensors of the tests are too small to be split b
 
 
 def pytest_configure(config):
-    for expected in (
-        "flex_attention called without torch.compile",  # intended: these tests compare its result only
-        "Anomaly Detection has been enabled",
-    ):
-        config.addinivalue_line("filterwarnings", f"ignore:{expected}:UserWarning")
+    config.addinivalue_line("filterwarnings", "ignore:Anomaly Detection has been enabled:UserWarning")
 
 
 @pytest.hookimpl(tryfirst=True)

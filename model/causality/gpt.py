@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from tril.model.attention import BACKENDS, MultiHeadAttention
-from tril.model.backends import MIN_HEAD_DIM
 from tril.model.causality.model import Model, behind_padding, chunks, randomize, visible_by_windows
 from tril.model.causality.variants import Variant, random_weights
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 
 PRECISIONS = ("32-true", "bf16-mixed")
-FLEX_CPU_LENGTH = 130  # longest input of flex on a CPU: more than one of its blocks of 128
 SCORE_FACTOR = 100.0  # on queries and on keys
 STEPS = 16  # of one token
 DROPOUT = 0.2  # in the variants in training mode
@@ -106,27 +104,23 @@ def use_backend(gpt: Any, backend: str) -> Any:
 
 
 def gpt_variants(
-    config: GPTConfig, *, device: str = "cpu", compile: bool = False, backends: Sequence[str] = tuple(BACKENDS)
+    config: GPTConfig, *, compile: bool = False, backends: Sequence[str] = tuple(BACKENDS)
 ) -> Iterator[Variant]:
     """Random and large weights of a GPT in every backend and precision, in evaluation and in training mode."""
     yield Variant("weights=random", random_weights, thorough=True)
     if not config.n_heads:
         backends = [config.backend]  # all compute the same
-    elif device == "cuda" and config.head_size < MIN_HEAD_DIM:
-        backends = [backend for backend in backends if backend != "flex"]
     dropout = dict.fromkeys(("embd_dropout", "attn_dropout", "resid_dropout"), DROPOUT)
     for backend in backends:
-        slow = backend == "flex" and device == "cpu"  # no kernels there, and the same computation in every precision
-        for precision in PRECISIONS[:1] if slow else PRECISIONS:
-            change = functools.partial(rebuilt, precision=precision, backend=backend, slow=slow)
+        for precision in PRECISIONS:
+            change = functools.partial(rebuilt, precision=precision, backend=backend)
             name = f"backend={backend} precision={precision}"
             yield Variant(f"weights=random {name}", change, ways=True)
             if config.n_heads:
                 yield Variant(f"weights=large {name}", functools.partial(change, sharp=True), sharp=True)
-            rates = dropout | ({"attn_dropout": 0.0} if backend == "flex" or not config.n_heads else {})
-            if not slow:  # flex has no backward pass on a CPU, and refuses to train there
-                training = functools.partial(change, training=True, **rates)
-                yield Variant(f"mode=training dropout={DROPOUT} {name}", training)
+            rates = dropout | ({} if config.n_heads else {"attn_dropout": 0.0})
+            training = functools.partial(change, training=True, **rates)
+            yield Variant(f"mode=training dropout={DROPOUT} {name}", training)
     for precision in PRECISIONS if compile else ():
         name = f"weights=random compiled precision={precision}"
         yield Variant(name, functools.partial(rebuilt, precision=precision, compile=True))
@@ -148,7 +142,6 @@ def rebuilt(
     sharp: bool = False,
     training: bool = False,
     compile: bool = False,
-    slow: bool = False,
     **changes: object,
 ) -> Model:
     """A GPT with other settings and random weights."""
@@ -161,4 +154,4 @@ def rebuilt(
     if compile:
         run = torch.compile(gpt, dynamic=False)
         changed = replace(changed, call=lambda function, ids: run(ids), ways={}, twin=None)
-    return replace(changed, context_length=min(FLEX_CPU_LENGTH, model.context_length)) if slow else changed
+    return changed

@@ -41,7 +41,6 @@ GROUPS = {
 }
 FOLDER = "hydra.run.dir"  # of a run
 OPEN = ("callbacks", "logger")  # groups in which configs/ and the command line add a _target_ under a name
-MIN_FLEX_HEAD = 16  # head size that the kernels of FlexAttention need
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -137,9 +136,6 @@ class RunConfig(TrainingConfig):
         trainer = self.trainer
         with user_errors():
             hardware = select_hardware(trainer.accelerator, trainer.precision, self.top.compile)
-            if self.model.backend == "flex" and hardware.accelerator != "cuda":
-                device = f"needs trainer.accelerator=cuda to train, not {hardware.accelerator}"
-                raise ValueError(f"model.backend=flex {device}; use model.backend=fused")
             most = max(8, os.cpu_count() or 1)  # more processes than cores are for tests
             if hardware.accelerator == "cpu" and trainer.devices != "auto" and trainer.devices > most:
                 raise ValueError(f"trainer.devices={trainer.devices} must be at most {most} on this machine's CPU")
@@ -215,9 +211,6 @@ def _check_combinations(config: RunConfig) -> None:
     if (budget := config.data.token_budget) is not None and budget <= model.context_length:
         window = f"must be more than model.context_length={model.context_length}, the tokens of one window"
         raise ValueError(f"data.token_budget={budget} {window}; raise it, or leave it out for all tokens")
-    if model.backend == "flex" and 0 < model.head_size < MIN_FLEX_HEAD:
-        size = f"a head size of at least {MIN_FLEX_HEAD}, not {model.head_size} (model.head_dim, or dim / n_heads)"
-        raise ValueError(f"model.backend=flex needs {size}; use model.backend=fused")
     trainer = config.trainer
     if config.top.compile == "reduce-overhead" and (trainer.is_distributed or trainer.accumulate_grad_batches > 1):
         # a graph overwrites the gradients of the one before

@@ -256,8 +256,7 @@ def attention(config: RunConfig, options: argparse.Namespace) -> tuple[str, Task
         return lambda: 1000 * seconds(calls)
 
     lengths = itertools.takewhile(lambda n: n <= LENGTHS[device], (64 << 2 * i for i in itertools.count()))
-    backends = [name for name in BACKENDS if name != "flex" or device == "cuda"]  # which has no backward pass elsewhere
-    return "ms", {f"{name}, length {n}": task(name, n) for n in lengths for name in backends}
+    return "ms", {f"{name}, length {n}": task(name, n) for n in lengths for name in BACKENDS}
 
 
 PARTS = {"train": train, "start": start, "prepare": prepare, "decode": decode, "attention": attention}

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tril.model import attention, backends, masks
+from tril.model import attention, masks
 from tril.model.config import GPTConfig
 from tril.model.gpt import Block
 
@@ -47,10 +47,7 @@ def mutant(precision: str = "32-true", **choices):
 
 def rule(patch: Patch, visible: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Replaces `key <= query` and the window."""
-    for module in (masks, backends):
-        patch.setattr(module, "visible_from_positions", lambda query, key, window: visible(query, key))
-    # The cache of block masks may hold another mutant's mask.
-    patch.setattr(backends, "causal_block_mask", backends.causal_block_mask.__wrapped__)
+    patch.setattr(masks, "visible_from_positions", lambda query, key, window: visible(query, key))
 
 
 def kernel(patch: Patch, changed: Callable, name: str = "explicit") -> None:

@@ -72,14 +72,6 @@ def bias_of_the_first_head_for_all(patch):
     kernel(patch, changed, "stacked")
 
 
-@mutant(backend="flex", context_length=24, **ALIBI)
-def bias_ignored_by_flex(patch):
-    def changed(original, q, k, v, masking, dropout_p):
-        return original(q, k, v, masking._replace(bias=None), dropout_p)
-
-    kernel(patch, changed, "flex")
-
-
 def ignore_infinities(patch):
     original = attention.visible_keys
 

@@ -22,11 +22,6 @@ def mask_off_by_one_hides_itself(patch):
     rule(patch, lambda query, key: key < query)
 
 
-@mutant(backend="flex", context_length=24)
-def mask_off_by_one_in_flex(patch):
-    rule(patch, lambda query, key: key <= query + 1)
-
-
 @mutant(backend="fused")
 def no_mask(patch):
     kernel(patch, lambda original, q, k, v, masking, p: original(q, k, v, masking._replace(causal=False), p), "fused")

@@ -18,7 +18,7 @@ from tril.model.attention import attention, attention_weights
 PRINTED = json.loads((GOLDEN / "printed_tables.json").read_text("utf-8"))
 NORMS = {"none": lambda x, size: x, "rmsnorm": rms_norm, "layernorm": layer_norm}
 CHOICES = {  # hypothesis draws one of each
-    "backend": ["explicit", "stacked", "fused", "flex"],
+    "backend": ["explicit", "stacked", "fused"],
     "rule": [{"causal": False}, {"causal": True}, *({"causal": True, "window": n} for n in (1, 2, 4))],
     "mask": [None, None, "S", "TS", "11T1", "B11S", "BHTS"],  # its shape
     "mask_dtype": [torch.bool, torch.int64, torch.uint8],
@@ -75,16 +75,14 @@ def test_a_call_computes_what_a_loop_computes(case):
     else:
         inputs, bias = [*inputs, bias], bias.to(wide)
     options = {"mask": mask, "bias": bias, "backend": case.backend, **case.rule}
-    with torch.set_grad_enabled(case.backend != "flex"):  # which has no backward pass on a CPU
-        out, (_, actual) = attention(q, k, v, **options), attention(q, k, v, **options, need_weights=True)
+    out, (_, actual) = attention(q, k, v, **options), attention(q, k, v, **options, need_weights=True)
     assert (out.dtype, actual.dtype) == (dtype, wide) and ((weights > 0) | (actual == 0)).all()
     actual, expected = torch.cat([out, actual], -1).double(), torch.cat([expected, weights], -1)
     assert_close(actual, expected, rtol=0, atol=atol)
-    if case.backend != "flex":
-        gradient = torch.randn_like(expected)
-        choice = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        gradients = [torch.autograd.grad(y, inputs, gradient, **choice) for y in (actual, expected)]
-        assert_close(*gradients, rtol=0, atol=atol)
+    gradient = torch.randn_like(expected)
+    choice = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+    gradients = [torch.autograd.grad(y, inputs, gradient, **choice) for y in (actual, expected)]
+    assert_close(*gradients, rtol=0, atol=atol)
 
 
 @torch.no_grad()

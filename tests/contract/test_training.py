@@ -42,7 +42,7 @@ def test_every_option_and_choice_of_model_and_optimizer_is_in_a_run(tmp_path):
     assert len(listed) > 20 and {key for key, *_ in listed} <= {setting.partition("=")[0] for setting in used}
     for key, default, choices in listed:
         for choice in re.findall(r"\| (\w+)", choices):
-            assert f"{key}={choice}" in used or choice in (default, "flex"), (key, choice)  # flex trains on GPUs only
+            assert f"{key}={choice}" in used or choice == default, (key, choice)
 
 
 def formulas(c):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.conftest import MODEL_CHOICES, TRAINABLE, assert_close, randomize, tiny_gpt
+from tests.conftest import BACKENDS, MODEL_CHOICES, assert_close, randomize, tiny_gpt
 from tril.model.gpt import GPT, IGNORE, GPTConfig
 from tril.model.masks import document_options
 
@@ -25,7 +25,7 @@ PARTS |= {
     "window": st.sampled_from([None, 3]),
     "head_dim": st.sampled_from([None, 6]),
     "logit_softcap": st.sampled_from([None, 15.0]),
-    "backend": st.sampled_from(TRAINABLE),
+    "backend": st.sampled_from(BACKENDS),
 }
 WITHOUT = {"n_heads": 0, "n_kv_heads": None, "head_dim": None, "window": None}, {"mlp": "none"}
 MODELS = st.fixed_dictionaries(PARTS)

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from tests.conftest import TRAINABLE, assert_close, tiny_gpt
+from tests.conftest import BACKENDS, assert_close, tiny_gpt
 from tril.model.heads.attention_maps import TokenWindows, attention_maps, capture_attention
 from tril.model.heads.scores import N_REPEATS, SCORES, repeated_tokens, score_heads
 from tril.model.masks import document_options
 
 EOT = 30
-SHAPES = [*({"backend": name} for name in TRAINABLE), {"n_kv_heads": 2, "window": 5, "pos": "alibi"}, {"causal": False}]
+SHAPES = [*({"backend": name} for name in BACKENDS), {"n_kv_heads": 2, "window": 5, "pos": "alibi"}, {"causal": False}]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
