@@ -193,21 +193,14 @@ def read_state(path: str | Path, *, training: bool = True) -> dict[str, Any]:
 
 def load_plain(path: str | Path, *, mmap: bool = True) -> Any:
     """What `torch.load` reads from a file that can run no code, with its CRC-32s verified. Raises as `read_state`."""
-    with damage_named(path):
+    try:
         with ZipFile(path) as archive:
             if sum(record.file_size for record in archive.infolist()) > Path(path).stat().st_size:
                 raise BadZipFile("its records are larger than the file")
             if archive.testzip() is not None:
                 raise BadZipFile("a CRC-32 differs")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-
-
-@contextlib.contextmanager
-def damage_named(path: str | Path) -> Iterator[None]:
-    """Turns errors of the block into ValueError: a file decides which of many kinds torch and zipfile raise."""
-    try:
-        yield
-    except Exception as error:
+    except Exception as error:  # the file decides which of many kinds torch and zipfile raise
         if isinstance(error, OSError) and error.filename is not None:  # no such file, or no permission
             raise
         ours = isinstance(error, BadZipFile | ValueError)  # torch's messages advise to allow code
