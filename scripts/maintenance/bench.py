@@ -1,10 +1,7 @@
 """Measures Tril on this machine:  python -m tril.scripts.maintenance.bench PART [options] [key=value ...]
 
-  train      tokens per second of whole training runs with these settings, from metrics.csv, after a warm-up
-  start      seconds of a process until --help ends, until the first step of a run, until the first token of a sample
-  prepare    seconds to turn the text of these settings into tokens, in an empty cache
-  decode     tokens per second of sampling by a model with random weights, or by --ckpt
-  attention  milliseconds of each attention backend, forward and backward, at several lengths
+  train   tokens per second of whole training runs with these settings, from metrics.csv, after a warm-up
+  decode  tokens per second of sampling by a model with random weights, or by --ckpt
 
 --vs "COMMAND" measures another program in the same pairs: for train, one that prints the milliseconds of its steps as
 nanoGPT does; for decode, one that samples {n} tokens. What is compared runs in alternating order, A B, B A, ...; the
@@ -14,7 +11,6 @@ repetition. --json FILE keeps all values.
 
 import argparse
 import csv
-import itertools
 import os
 import platform
 import re
@@ -25,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,11 +35,10 @@ from tril.scripts.cli.app import compose
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, fail
 
-TRAIN, SAMPLE = ((sys.executable, "-m", f"tril.{module}") for module in ("train", "scripts.sample"))
+TRAIN = (sys.executable, "-m", "tril.train")
 STEP_TIME = r"time ([0-9.]+)ms"  # of a step, in the output of nanoGPT
 PROMPT, SHORT, LONG = 16, 64, 64 + 512  # tokens; sampling counts the difference of a long and a short sample
-HEADS, HEAD_SIZE, LENGTHS = 4, 64, {"cpu": 2048, "mps": 4096, "cuda": 16384}
-CALL_SECONDS = 0.05  # of all calls in a repetition of `attention`
+UNIT = "tokens/s"
 Tasks = dict[str, Callable[[], float]]  # row of the table: one repetition
 
 
@@ -66,14 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = RunConfig.of(line.settings, line.given)
         config = config.fitted(config.data.prepare().meta["vocab_size"]).on_this_machine()
         about = machine(config)
-        unit, tasks = PARTS[options.part](config, options)
-        values = interleave(tasks, options.repeats)
+        values = interleave(PARTS[options.part](config, options), options.repeats)
     except (UserError, OSError) as error:
         fail(error)
     print("\n".join(f"- {name}: {value}" for name, value in about.items()))
-    print(f"\n{table(unit, values)}")
+    print(f"\n{table(values)}")
     if options.json:
-        write_json(options.json, {"part": options.part, "unit": unit, "machine": about, "values": values})
+        write_json(options.json, {"part": options.part, "unit": UNIT, "machine": about, "values": values})
 
 
 def machine(config: RunConfig) -> dict[str, Any]:
@@ -81,7 +74,7 @@ def machine(config: RunConfig) -> dict[str, Any]:
     assert config.hardware is not None
     device = f"{config.hardware.device_name}, {torch.get_num_threads()} threads, {config.hardware.precision}"
     versions = f"torch {torch.__version__}, Python {platform.python_version()}, {platform.system()}"
-    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores" if hasattr(os, "getloadavg") else "unknown"
+    load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     now = f"{datetime.now():%Y-%m-%d %H:%M}"
     return {"device": device, "versions": versions, "code": code_version(), "date": now, "load before": load}
 
@@ -96,9 +89,9 @@ def interleave(tasks: Tasks, repeats: int) -> dict[str, list[float]]:
     return values
 
 
-def table(unit: str, values: dict[str, list[float]]) -> str:
+def table(values: dict[str, list[float]]) -> str:
     """Markdown with one row per task."""
-    first, rows = next(iter(values.values())), [["", unit, "smallest", "largest", "ratio to the first row"]]
+    first, rows = next(iter(values.values())), [["", UNIT, "smallest", "largest", "ratio to the first row"]]
     for name, series in values.items():
         ratio = statistics.median(x / y for x, y in zip(series, first, strict=True))
         figures = statistics.median(series), min(series), max(series), ratio
@@ -122,10 +115,9 @@ def other(options: argparse.Namespace) -> list[str]:
     return [sys.executable if program == "python" else program, *words]
 
 
-def train(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
+def train(config: RunConfig, options: argparse.Namespace) -> Tasks:
     """Whole runs, without validation between the steps; the other program in pairs with them."""
     warmup, steps, tokens = options.warmup, options.warmup + options.steps, config.tokens_per_step() * config.devices
-    config.data.prepare()  # before the first process starts
     limits = [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}", "trainer.log_every_n_steps=1"]
     limits.append(f"optim.schedule.warmup_steps={min(config.optim.schedule.warmup_steps, steps)}")
 
@@ -142,52 +134,10 @@ def train(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
             raise UserError(f"--vs prints no step {STEP_TIME!r} after the first {warmup}; lower --warmup")
         return (options.vs_tokens or tokens) / statistics.median(times) * 1000
 
-    return "tokens/s", {"tril": ours} | ({"other": theirs} if options.vs else {})
+    return {"tril": ours} | ({"other": theirs} if options.vs else {})
 
 
-def start(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
-    """Processes from their start; the text is prepared, and all files are in the page cache."""
-    folder = tempfile.TemporaryDirectory()  # deleted with the tasks
-    run([*TRAIN, *options.settings, "trainer.max_steps=1", f"hydra.run.dir={folder.name}/run"])
-
-    def seconds_until(command: Sequence[str], prefix: bytes) -> float:
-        started = time.perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            assert process.stdout is not None
-            found = any(line.startswith(prefix) for line in process.stdout) if prefix else process.stdout.read(1)
-            seconds = time.perf_counter() - started
-            process.kill()
-        if not found:
-            raise UserError(f"{shlex.join(command)} ended without output")
-        return seconds
-
-    def first_step() -> float:
-        typed = ["callbacks.progress.lines=1000000", "trainer.log_every_n_steps=1"]
-        with tempfile.TemporaryDirectory() as fresh:
-            return seconds_until([*TRAIN, *options.settings, *typed, f"hydra.run.dir={fresh}/run"], b"step ")
-
-    return "seconds", {
-        "python": lambda: run([sys.executable, "-c", "pass"])[0],
-        "import torch": lambda: run([sys.executable, "-c", "import torch"])[0],
-        "train.py --help": lambda: run([*TRAIN, "--help"])[0],
-        "train.py, first step": first_step,
-        "sample.py, first token": lambda: seconds_until([*SAMPLE, f"ckpt={folder.name}/run", "prompt=a"], b""),
-    }
-
-
-def prepare(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
-    """The text of the settings, with its tokenizer."""
-
-    def empty_cache() -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            started = time.perf_counter()
-            replace(config.data, cache_dir=folder).prepare()
-            return time.perf_counter() - started
-
-    return "seconds", {"prepare": empty_cache}
-
-
-def decode(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
+def decode(config: RunConfig, options: argparse.Namespace) -> Tasks:
     """Ids in, ids out, with the default sampling; a call of each before the first that counts."""
     from tril.model.checkpoint import load
     from tril.model.generation.generate import generate_ids
@@ -225,41 +175,10 @@ def decode(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
         modes["compiled"] = {"compile": True}
     names = {f"{batch} x, {name}": (batch, choices) for name, choices in modes.items() for batch in (1, 64)}
     tasks = {name: ours(*case) for name, case in names.items() if name != "64 x, no cache"}
-    return "tokens/s", tasks | ({"other": theirs} if options.vs else {})
+    return tasks | ({"other": theirs} if options.vs else {})
 
 
-def attention(config: RunConfig, options: argparse.Namespace) -> tuple[str, Tasks]:
-    """One causal sequence, without projections."""
-    from tril.model.attention import BACKENDS, attention
-    from tril.model.autocast import AUTOCAST
-
-    assert config.hardware is not None
-    device, dtype = config.hardware.accelerator, AUTOCAST.get(config.hardware.precision, torch.float32)
-    configure_torch(device)
-
-    def task(backend: str, length: int) -> Callable[[], float]:
-        shape = (1, HEADS, length, HEAD_SIZE)  # (B, H, T, D)
-        q, k, v = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
-
-        def seconds(calls: int) -> float:
-            started = time.perf_counter()
-            for _ in range(calls):
-                out = attention(q, k, v, causal=True, backend=backend)
-                assert isinstance(out, torch.Tensor)
-                out.sum().backward()
-            if device != "cpu":
-                torch.get_device_module(device).synchronize()
-            return (time.perf_counter() - started) / calls
-
-        seconds(1)
-        calls = max(1, round(CALL_SECONDS / seconds(1)))
-        return lambda: 1000 * seconds(calls)
-
-    lengths = itertools.takewhile(lambda n: n <= LENGTHS[device], (64 << 2 * i for i in itertools.count()))
-    return "ms", {f"{name}, length {n}": task(name, n) for n in lengths for name in BACKENDS}
-
-
-PARTS = {"train": train, "start": start, "prepare": prepare, "decode": decode, "attention": attention}
+PARTS = {"train": train, "decode": decode}
 
 
 if __name__ == "__main__":
