@@ -1,8 +1,7 @@
-"""The installed package: what the wheel holds, its pytest plugin, the console command, and the Dockerfiles."""
+"""The installed package: what the wheel holds, its pytest plugin, and the console command."""
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -53,18 +52,6 @@ def test_the_wheel_holds_everything_and_gives_pytest_the_fixture_in_a_project_of
     assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert re.search(r"output 0 depends on input 1\b", done.stdout) and "pytest_plugin.py" not in done.stdout
     assert {path.name for path in project.iterdir()} == {"model.py", "test_model.py"}  # nothing is written
-
-
-@pytest.mark.parametrize("name", ["cpu", "cuda"])
-def test_the_dockerfiles_name_files_requirements_and_commands_that_exist(name):
-    """They were never built, since no Docker daemon was at hand."""
-    lines = (ROOT / "docs" / "docker" / f"Dockerfile.{name}").read_text("utf-8").splitlines()
-    copied = {source for line in lines if line.startswith("COPY ") for source in shlex.split(line)[1:-1]}
-    assert {"model", "data", "scripts", "configs", "pyproject.toml"} <= copied
-    assert all((ROOT / source).exists() for source in copied)
-    torch = re.search(r'"(torch>=.*?)"', (ROOT / "pyproject.toml").read_text("utf-8"))[1]
-    assert any(line.startswith("RUN pip install") and torch in line for line in lines)
-    assert {*re.findall(r"tril (\w+)", lines[-1])} <= {*console.COMMANDS}
 
 
 @pytest.mark.parametrize(
