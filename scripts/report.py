@@ -25,6 +25,9 @@ class ReportCommand:
     margin: float | None = setting(
         None, "nats per token: variants whose difference is smaller are equal; null: none is", gt=0, allow_inf_nan=False
     )
+    tune: str | None = setting(
+        None, "a swept key whose value each variant chooses on every fourth document; the others are compared"
+    )
     out: str | None = setting(None, "folder for the report, its tables and pictures; null: the sweep's folder")
 
 
@@ -39,7 +42,7 @@ def main(line: CommandLine[ReportCommand]) -> None:
             raise ValueError(f"dir={folder} is a single run; name a sweep, dir=multirun/DATE/TIME or dir=latest")
         from tril.scripts.experiments.report import read_report  # numpy and pandas take a moment to import
 
-        report = read_report(folder, settings.baseline, settings.margin)
+        report = read_report(folder, settings.baseline, settings.margin, settings.tune)
         to = writable(settings.out or folder, "out")
         print(f"{report.shown()}\n\n{to}: {', '.join(report.write(to))}", flush=True)
 

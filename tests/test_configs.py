@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
@@ -115,7 +115,7 @@ def test_the_runs_of_an_ablation_differ_in_its_question_alone_and_have_the_sizes
         keys = {each.name for each in fields(config.model)} - {"vocab_size"}
         seen |= {key for key in keys if getattr(config.model, key) != getattr(first.model, key)}
         assert (config.data, config.causality, config.top) == (first.data, first.causality, first.top)
-        assert config.optim == replace(first.optim, scale_with_width=name == "width_depth")
+        assert config.optim == first.optim
         # The last point of the curve is the end of the run, and there are as many in every run.
         points = config.steps / config.trainer.val_check_interval
         assert config.steps == first.steps and points == first.steps / first.trainer.val_check_interval

@@ -27,7 +27,6 @@ REFUSED = {
     "model=gpt2": "leave out model=gpt2",
     "model.vocab_size=263": "model.vocab_size=263 must be at least 264",
     "data.tokenizer.vocab_size=300": "data.tokenizer.vocab_size=300 contradicts init_from=",
-    "optim.scale_with_width=true": "optim.scale_with_width=true scales initial values",
     NANOGPT: "has no meta.pkl, so its tokens are those of GPT-2; name its tokenizer with",
     f"{NANOGPT} data.tokenizer.kind=byte": "data.tokenizer.kind=byte does not go with",
 }

@@ -179,8 +179,7 @@ class MuonAdamW(torch.optim.Optimizer):
 def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
     """The groups for MuonAdamW: "muon" (matrices in `blocks.`), "decay" (other matrices), "no_decay" (norms, biases).
 
-    With `optim.scale_with_width`, each is divided by the factors of the learning rates of its parameters; the name of a
-    group has its factor, unless that is 1. Frozen parameters are left out; a tied weight counts once.
+    Frozen parameters are left out; a tied weight counts once.
     """
     muon = {key: getattr(config, key) for key in ("momentum", "nesterov", "ns_steps", "adjust_lr")}
     muon |= {"kind": "muon", "lr": config.lr_scale * config.muon_lr, "weight_decay": config.muon_weight_decay}
@@ -190,19 +189,14 @@ def param_groups(model: GPT, config: OptimConfig) -> list[dict]:
         "decay": adam | {"weight_decay": config.weight_decay},
         "no_decay": adam | {"weight_decay": 0.0},
     }
-    if config.scale_with_width:
-        from tril.model.training.width_scaling import rate_factor
-    groups: dict[str, dict[float, dict]] = {name: {} for name in options}  # by the factor of the rate
+    groups = {name: {"name": name, "params": []} | each for name, each in options.items()}
     for name, p in model.named_parameters():  # lists a tied weight once
         if not p.requires_grad:
             continue
         by_muon = config.kind == "muon" and "blocks." in name and p.ndim == 2
         chosen = "muon" if by_muon else "decay" if p.ndim >= 2 else "no_decay"
-        factor = rate_factor(name, p, model.config, config, by_muon) if config.scale_with_width else 1.0
-        label = chosen + ("" if factor == 1 else f"*{factor:.4g}")
-        new = {"name": label, "params": []} | options[chosen] | {"lr": options[chosen]["lr"] * factor}
-        groups[chosen].setdefault(factor, new)["params"].append(p)
-    return [group for parts in groups.values() for group in parts.values()]
+        groups[chosen]["params"].append(p)
+    return [group for group in groups.values() if group["params"]]
 
 
 def build_optimizer(model: GPT, config: OptimConfig, precision: str = "32-true", *, graphs: bool = False) -> MuonAdamW:

@@ -45,9 +45,6 @@ class SweepConfig:
     """Settings of `python train.py -m`."""
 
     skip_invalid: bool = setting(False, "leave out invalid runs of the grid, instead of refusing the grid")
-    tune: dict[str, Any] | None = setting(
-        None, "settings that each variant chooses by a run of each value, as {optim.lr_scale:[0.5,0.71,1,1.41,2]}"
-    )
 
 
 @dataclass(frozen=True, config=strict_settings("checkpoint"))
@@ -79,9 +76,7 @@ class OptimConfig:
     kind: Literal["muon", "adamw"] = setting("muon", "set by optim=NAME")
     lr: Finite = setting(0.02, "AdamW's peak learning rate", common=True, gt=0)
     muon_lr: Finite = setting(0.014, "Muon's, for updates of spectral norm 1", common=True, needs="kind=muon", gt=0)
-    lr_scale: Finite = setting(
-        1.0, "multiplies the learning rates; sweep.tune can choose it for each variant", common=True, gt=0
-    )
+    lr_scale: Finite = setting(1.0, "multiplies the learning rates", common=True, gt=0)
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = setting(  # not strict: yaml has lists
         (0.8, 0.99), "AdamW: decay rates of the averages of the gradient and of its square"
     )
@@ -94,9 +89,6 @@ class OptimConfig:
     adjust_lr: Literal["original", "match_rms_adamw"] = setting(
         "original", "Muon's rate by matrix shape; match_rms_adamw suits AdamW's lr and decay", needs="kind=muon"
     )
-    scale_with_width: bool = setting(False, "rates are those of the next two sizes, and follow the width (muP)")
-    base_width: Count = setting(192, "dim of the model whose rates these are", needs="scale_with_width")
-    base_head_dim: Count = setting(96, "its head size", needs="scale_with_width")
     schedule: ScheduleConfig = group(ScheduleConfig)
 
     def canonical(self) -> "OptimConfig":

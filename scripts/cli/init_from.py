@@ -40,9 +40,6 @@ def take_over(source: str, settings: dict[str, Any], given: Mapping[str, str]) -
     if not source:  # as in experiment=finetune
         valid = f"must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
         raise ValueError(f"init_from={source} {valid}; add init_from=RUN")
-    if settings["optim"].get("scale_with_width"):
-        cause = "scales initial values, and the weights of the source are trained"
-        raise ValueError(f"optim.scale_with_width=true {cause}; set it to false with init_from")
     chosen = next((key for key in given if f"{key}.".startswith("data.tokenizer.")), None)
     if chosen and not source.startswith(NANOGPT):
         contradicts = f"contradicts init_from={source}, whose tokenizer the run takes over"

@@ -91,8 +91,9 @@ def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
 
 
 def sweep_of(folder: str | Path) -> Path | None:
-    """The folder of the sweep that a run belongs to; trials are two folders deeper than its runs."""
-    return next((parent for parent in Path(folder).absolute().parents[:3] if (parent / SWEEP).is_file()), None)
+    """The folder of the sweep that a run belongs to."""
+    parent = Path(folder).absolute().parent
+    return parent if (parent / SWEEP).is_file() else None
 
 
 def instantiate(targets: Mapping[str, Mapping[str, Any]], folder: Path) -> "tuple[list[Callback], list[Logger]]":
@@ -205,10 +206,6 @@ def build_model(config: RunConfig, start: Start) -> "GPT":
 
     torch.manual_seed(config.seed_for("initialisation"))
     model = GPT(config.model)
-    if config.optim.scale_with_width:
-        from tril.model.training.width_scaling import scale_initial_values
-
-        scale_initial_values(model, config.optim)
     if start.lm is not None:
         from tril.scripts.cli.init_from import load_weights
 

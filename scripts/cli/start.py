@@ -29,7 +29,7 @@ FREE = (
 )
 OF_THE_WINDOWS = ("data.batch_size", "data.document_mask")  # these are compared too
 # They make other weights or another order of the text, so they cannot change at all; a model's others neither.
-FIXED = ("model.", "optim.kind", "optim.scale_with_width", "optim.base_")
+FIXED = ("model.", "optim.kind")
 FOR_TRAINING = ("backend", "checkpoint_activations", "embd_dropout", "attn_dropout", "resid_dropout")  # of a model
 
 

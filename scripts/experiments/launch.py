@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
@@ -19,15 +19,15 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
 from tril.model.atomic_files import write_json
-from tril.model.formats import clock, plural
-from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
+from tril.model.formats import clock
+from tril.model.runs import ROOTS, SWEEP, new_folder, state_of
 from tril.scripts.cli.app import plain_settings, quoted
 from tril.scripts.cli.errors import UserError, command, fail, user_errors
-from tril.scripts.experiments import grid, nuisance, run_process
+from tril.scripts.experiments import grid, run_process
 from tril.scripts.experiments.sweep import Run, read_json
 
 LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine
-LISTS = ("launches", "runs", "trials")  # of sweep.json
+LISTS = ("launches", "runs")  # of sweep.json
 
 
 class Sweep(Callback):
@@ -79,23 +79,16 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     Raises:
         UserError: a run is invalid.
     """
-    runs, swept, tune = plan_runs(config, config_name)
+    runs, swept = plan_runs(config, config_name)
     settings, choices = plain_settings(config), config.hydra.runtime.choices
     chosen = any(override.startswith("hydra.sweep.dir=") for override in config.hydra.overrides.hydra)
     with user_errors():
-        folder, index = known_sweep(
-            config.hydra.sweep.dir if chosen else None, swept, settings, {"tune": tune} if tune else {}
-        )
+        folder, index = known_sweep(config.hydra.sweep.dir if chosen else None, swept, settings, {})
         folder = folder or new_folder(ROOTS[1])
         folder.mkdir(parents=True, exist_ok=True)
     index["baseline"] = {key: grid.value_of(settings, key, choices.get(key)) for key in swept}
-    trials = []
-    for run in {run.variant: run for run in runs}.values() if tune else ():
-        trials += nuisance.trial_entries(run, tune)
-    entries = [run.entry() for run in runs]
-    write_json(folder / SWEEP, with_launch(index, entries, trials))
-    nuisance.retry_failed(folder, trials, entries)
-    print_plan(folder, runs, trials)
+    write_json(folder / SWEEP, with_launch(index, [run.entry() for run in runs]))
+    print_plan(folder, runs)
 
     with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
         config.hydra.sweep.dir, config.hydra.sweep.subdir = str(folder), "."
@@ -107,8 +100,8 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     return folder
 
 
-def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRun], list[str], dict]:
-    """The runs of the grid, the swept keys, and sweep.tune ({}: nothing is tuned).
+def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRun], list[str]]:
+    """The runs of the grid and the swept keys.
 
     Raises:
         UserError: a run or setting is invalid.
@@ -126,37 +119,26 @@ def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRu
     runs, rejected = grid.compose_grid(composer)
     grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
     swept = grid.name_runs(runs)
-    tune = plain_settings(config)["sweep"]["tune"]
-    if tune is not None:
-        with user_errors():
-            nuisance.check_tune(tune, swept, [run.seed for run in runs])
-        for values in nuisance.combinations(tune):
-            trial = composer.plan(nuisance.with_values(runs[0].overrides, values, nuisance.SEED))
-            if isinstance(trial, grid.Rejected):
-                raise UserError(f"sweep.tune: {trial.reason}")
     if not elsewhere:  # a login node prepares no text, and its speed tells nothing about the jobs
         runs, rejected = grid.estimate_runs(runs)
         grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
-    return runs, swept, tune or {}
+    return runs, swept
 
 
-def print_plan(folder: Path, runs: list[grid.PlannedRun], trials: list[dict]) -> None:
+def print_plan(folder: Path, runs: list[grid.PlannedRun]) -> None:
     """Prints the runs of this launch, what is left to train, and how long that takes.
 
     Args:
         folder: of the sweep.
         runs: of this launch.
-        trials: of their variants.
     """
     states = [state_of(folder / run.folder) for run in runs]
     print(f"{grid.grid_table(runs, states)}\n\nfolder  {folder}")
     left = [run.entry() for run, state in zip(runs, states, strict=True) if state != "finished"]
-    left_trials = [trial for trial in trials if state_of(folder / trial["folder"]) not in run_process.ENDED]
-    work = f"{len(left)} of {len(runs)} runs" + f" and {plural(len(left_trials), 'trial')}" * bool(left_trials)
-    seconds = [entry["estimated_seconds"] for entry in (*left, *left_trials)]
+    seconds = [entry["estimated_seconds"] for entry in left]
     known = bool(seconds) and None not in seconds
     estimate = f", about {clock(sum(seconds))} of computing, estimated from a few steps of each" if known else ""
-    print(f"{work} to train{estimate}\n", flush=True)
+    print(f"{len(left)} of {len(runs)} runs to train{estimate}\n", flush=True)
 
 
 def known_sweep(
@@ -191,7 +173,7 @@ def known_sweep(
 
 
 def read_index(path: Path) -> dict:
-    """A sweep.json with its family, launches, runs and trials."""
+    """A sweep.json with its family, launches and runs."""
     try:
         content = read_json(path)
         lists = {name: list(content[name]) for name in LISTS}
@@ -200,26 +182,22 @@ def read_index(path: Path) -> dict:
         raise ValueError(f"{path} is not a list of runs ({error}); restore it, or move its folder away") from error
 
 
-def with_launch(index: dict, runs: Sequence[dict], trials: Sequence[dict] = (), script: str = "train") -> dict:
-    """The content of sweep.json with the runs and trials of a launch.
+def with_launch(index: dict, runs: Sequence[dict], script: str = "train") -> dict:
+    """The content of sweep.json with the runs of a launch.
 
     A launch that adds seeds or variants is an entry of its own: a report tests its comparisons once for each.
     """
-
-    def merged(new: Sequence[dict], earlier: Iterable[dict]) -> list[dict]:
-        planned = {entry["folder"] for entry in new}
-        return [*new, *(entry for entry in earlier if entry["folder"] not in planned)]
-
+    planned = {run["folder"] for run in runs}
     seeds = sorted({run["seed"] for run in runs} - {run["seed"] for run in index["runs"]})
     more_variants = any(run["values"] not in [each["values"] for each in index["runs"]] for run in runs)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     launch = {"seeds": seeds, "date": now, "command": command(script, *sys.argv[1:])}
-    lists = {"runs": merged(runs, index["runs"]), "trials": merged(trials, index["trials"])}
-    return index | lists | {"launches": [*index["launches"], *[launch] * bool(seeds or more_variants)]}
+    merged = [*runs, *(run for run in index["runs"] if run["folder"] not in planned)]
+    return index | {"runs": merged, "launches": [*index["launches"], *[launch] * bool(seeds or more_variants)]}
 
 
 def run_job(cfg: DictConfig) -> float:
-    """A job of `train.py -m`: trains the run `cfg.run` of the sweep, after the trials of its variant if it is tuned.
+    """A job of `train.py -m`: trains the run `cfg.run` of the sweep.
 
     Every launcher (Hydra's own loop, joblib, Slurm) calls it once for each run. The run composes its settings in a
     process of its own.
@@ -230,32 +208,9 @@ def run_job(cfg: DictConfig) -> float:
     sweep = Path(HydraConfig.get().sweep.dir)
     index = read_json(sweep / SWEEP)
     entry = next(entry for entry in index["runs"] if entry["folder"] == cfg.run)
-    loss = train(sweep, entry, [trial for trial in index["trials"] if trial["values"] == entry["values"]])
+    loss = run_process.train(sweep / entry["folder"], entry["overrides"], entry["folder"])
     print(progress(sweep, index), flush=True)
     return loss
-
-
-def train(sweep: Path, entry: dict, trials: list[dict]) -> float:
-    """Trains a run, with the values that the trials of its variant choose.
-
-    Args:
-        entry: the run's, in sweep.json.
-        trials: entries of the trials of its variant; empty if nothing is tuned.
-    """
-    folder, name, overrides = sweep / entry["folder"], entry["folder"], entry["overrides"]
-    if trials and state_of(folder) != "finished":
-        try:
-            values = nuisance.tune_variant(sweep, trials)
-        except nuisance.TuningFailed as error:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / FAILURE, {"status": 1, "message": str(error)})
-            print(f"FAILED  {name}: {error}", flush=True)
-            return math.nan
-        if values is None:
-            return math.nan
-        overrides = nuisance.with_values(overrides, values)
-        print(f"tuned   {name}: {nuisance.name_of(values)}", flush=True)
-    return run_process.train(folder, overrides, name)
 
 
 def progress(sweep: Path, index: dict) -> str:
@@ -266,7 +221,7 @@ def progress(sweep: Path, index: dict) -> str:
     states = [state_of(sweep / entry["folder"]) for entry in index["runs"]]
     failed = f", {states.count('failed')} failed" if "failed" in states else ""
     estimated, actual, left = 0.0, 0.0, 0.0
-    for entry in index["runs"] + index["trials"]:
+    for entry in index["runs"]:
         seconds = entry["estimated_seconds"] or math.nan
         if state_of(sweep / entry["folder"]) == "finished":
             estimated += seconds

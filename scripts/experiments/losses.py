@@ -11,7 +11,6 @@ from tril.model.intervals import MIN_DOCUMENTS, Interval, block_starts
 from tril.scripts.experiments.sweep import RUNNING, Run, Sweep
 
 NATS, BITS = "nats per token", "bits per byte"
-TUNING_STRIDE = 4  # of four documents, one chooses settings in a tuned sweep, and is not compared
 UNFINISHED = "unfinished"  # the verdict while runs are missing: a verdict now would be another look
 WHOLE = None, np.ones(1), "the whole text"  # no losses of parts of the text, in the place of `document_sums`
 FIRST_ALPHA, LATER_ALPHA = 0.04, 0.01  # levels of the first launch and of all later ones together, 0.05
@@ -71,10 +70,7 @@ def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> 
 
 
 def losses_of(sweep: Sweep) -> Losses:
-    """The losses of the finished runs on documents that all of them have in common, else on the whole text.
-
-    In a tuned sweep, the documents that chose settings are left out.
-    """
+    """The losses of the finished runs on documents that all of them have in common, else on the whole text."""
     variants = [sweep.baseline, *sweep.others]
     seeds = sorted({run.seed for run in sweep.runs})
     places = {(v, seeds.index(run.seed)): run for v, variant in enumerate(variants) for run in variant.finished}
@@ -86,8 +82,6 @@ def losses_of(sweep: Sweep) -> Losses:
     if nll is None:
         name = "final_val_loss" if one_text else "final_val_bpb"
         nll = np.array([[run.summary[name]] for run in finite.values()]).reshape(-1, 1)
-    elif "tune" in sweep.index and len(sizes) > 1:
-        nll, sizes = nll[:, ~is_tuning(len(sizes))], sizes[~is_tuning(len(sizes))]
     losses = np.full((len(variants), len(seeds), len(sizes)), math.nan)
     for place in places:
         losses[place] = math.inf
@@ -117,23 +111,6 @@ def document_sums(windows: Sequence[dict[str, np.ndarray]]) -> tuple[np.ndarray 
     nll = [np.add.reduceat(each["nll"], at) for each, at in zip(windows, starts, strict=True)]
     blocks = block_starts(targets[0])
     return np.add.reduceat(nll, blocks, axis=1), np.add.reduceat(targets[0], blocks), "blocks of windows"
-
-
-def is_tuning(n_documents: int) -> np.ndarray:
-    """(n_documents,) bool: the documents that choose settings in a tuned sweep; a report compares the others."""
-    return np.arange(n_documents) % TUNING_STRIDE == 0
-
-
-def tuning_loss(run: Run) -> float:
-    """Nats per token on the documents that choose settings; infinite for a run that failed or diverged."""
-    windows = run.windows()
-    if run.state != "finished" or windows is None:
-        return math.inf
-    nll, sizes, _ = document_sums([windows])
-    assert nll is not None
-    chosen = is_tuning(len(sizes))
-    loss = float(nll[0, chosen].sum() / sizes[chosen].sum())
-    return loss if math.isfinite(loss) else math.inf
 
 
 def different_texts(runs: Iterable[Run]) -> str | None:

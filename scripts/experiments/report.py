@@ -20,9 +20,9 @@ from tril.scripts.experiments.losses import (
     losses_of,
     spread,
 )
-from tril.scripts.experiments.nuisance import read_tuning
 from tril.scripts.experiments.plots import Picture, draw
 from tril.scripts.experiments.sweep import LOSSES, Sweep, Variant, read_sweep, scored_part, text_of
+from tril.scripts.experiments.tuning import Tuning, tuned
 
 FIGURES = {  # of a run -> heading and format
     "parameters": ("parameters", ",.0f"),
@@ -53,13 +53,13 @@ class Report:
     Args:
         losses: of the sweep.
         margin: nats per token, a difference below it counts as none; None: that of a referee, else none.
+        tuning: how the variants were chosen; None: the sweep has all.
     """
 
-    def __init__(self, sweep: Sweep, losses: Losses, margin: float | None = None) -> None:
-        self.sweep, self.losses = sweep, losses
+    def __init__(self, sweep: Sweep, losses: Losses, margin: float | None = None, tuning: Tuning | None = None) -> None:
+        self.sweep, self.losses, self.tuning = sweep, losses, tuning
         self.margin = margin or sweep.index.get("referee", {}).get("margin")
         self.comparisons = compare_sweep(losses, sweep, self.margin)
-        self.tunings = read_tuning(sweep)
 
     def write(self, folder: Path) -> list[str]:
         """Writes the report and its pictures, and returns the names of the files."""
@@ -128,41 +128,34 @@ class Report:
             verdict = f"not compared, because {NOT_COMPARED[each.verdict]}" if each.verdict in NOT_COMPARED else ""
             if each.verdict in (BETTER, WORSE):
                 verdict = f"{each.verdict} by {spread(each.difference).lstrip('-')} {self.losses.unit}"
-            groups.setdefault((verdict or each.verdict) + self.edge_note(label), []).append(named(label))
+            groups.setdefault(verdict or each.verdict, []).append(named(label))
         parts = (f"{', '.join(labels)}: {verdict}" for verdict, labels in groups.items())
-        return f"Against {named(base.label)}, {'; '.join(parts)}.{missing}"
-
-    def edge_note(self, label: str) -> str:
-        """Tuned values of a variant and of the baseline that are ends of their range: a better one may be outside."""
-        notes = [f"its {edge}" for edge in self.edges(label)]
-        notes += [f"the baseline's {edge}" for edge in self.edges(self.sweep.baseline.label)]
-        is_are = "are ends of the tuned ranges" if len(notes) > 1 else "is an end of the tuned range"
-        return f" ({' and '.join(notes)} {is_are})" if notes else ""
-
-    def edges(self, label: str) -> tuple[str, ...]:
-        return self.tunings[label].edges if label in self.tunings else ()
+        return f"Against {named(base.label)}, {'; '.join(parts)}.{self.tuning_note()}{missing}"
 
     def compared_table(self) -> str:
         """Each variant compared with the baseline; "" without another variant."""
         rows = [["variant", "verdict", f"difference, {self.losses.unit}", "detectable difference", "seeds in common"]]
         for label, each in self.comparisons.items():
             detectable = "-" if each.detectable is None else f"{each.detectable:.2g}"
-            verdict = each.verdict + self.edge_note(label)
-            rows.append([label, verdict, spread(each.difference, "+"), detectable, str(each.seeds)])
+            rows.append([label, each.verdict, spread(each.difference, "+"), detectable, str(each.seeds)])
         return table(rows, (0, 1), kept=4) if len(rows) > 1 else ""
 
+    def tuning_note(self) -> str:
+        """Which variants have an end of the tuned range: a better value may be outside."""
+        if self.tuning is None or not self.tuning.ends:
+            return ""
+        ends = ", ".join(map(named, self.tuning.ends))
+        return f" A better {self.tuning.key} may be outside of the range, of which the lowest loss is an end: {ends}."
+
     def tuning_table(self) -> str:
-        """Loss on the tuning text of each variant and value; the chosen one is marked. "": nothing was tuned."""
-        values = list(dict.fromkeys(value for tuning in self.tunings.values() for value in tuning.losses))
+        """Loss of each variant and value on the documents that choose; "" unless a setting was tuned."""
+        found = {} if self.tuning is None else self.tuning.losses
+        values = list(dict.fromkeys(value for losses in found.values() for value in losses))
         rows = [["variant", *values]]
-        for label, tuning in self.tunings.items():
-            cells = []
-            for value in values:
-                loss = tuning.losses.get(value)
-                text = "-" if loss is None else f"{loss:.4f}" if math.isfinite(loss) else "failed or diverged"
-                cells.append(f"{text} (chosen)" if value == tuning.chosen else text)
-            rows.append([label, *cells])
-        return table(rows) if values else ""
+        for label, losses in found.items():
+            texts = {value: f"{loss:.4f}" if math.isfinite(loss) else "diverged" for value, loss in losses.items()}
+            rows.append([label, *(texts.get(value, "-") for value in values)])
+        return table(rows, kept=len(rows[0])) if found else ""
 
     def result_rows(self) -> Iterator[dict[str, object]]:
         """One row for each variant: the numbers of the report's tables with all digits."""
@@ -178,14 +171,19 @@ class Report:
             yield row
 
 
-def read_report(folder: Path, baseline: str | None = None, margin: float | None = None) -> Report:
+def read_report(
+    folder: Path, baseline: str | None = None, margin: float | None = None, tune: str | None = None
+) -> Report:
     """The report of the folder of a sweep, or of several runs; for the other arguments see `read_sweep` and `Report`.
 
     Raises:
-        ValueError: as `read_sweep`.
+        ValueError: as `read_sweep` and `tuned`.
     """
-    sweep = read_sweep(folder, baseline)
-    return Report(sweep, losses_of(sweep), margin)
+    sweep, tuning = read_sweep(folder, baseline), None
+    losses = losses_of(sweep)
+    if tune is not None:
+        sweep, losses, tuning = tuned(sweep, losses, tune)
+    return Report(sweep, losses, margin, tuning)
 
 
 def ends(name: str, interval) -> dict[str, float | None]:

@@ -1,6 +1,5 @@
-"""Muon and AdamW against those of torch, learning rates against formulas, and optim.scale_with_width."""
+"""Muon and AdamW against those of torch, and learning rates against formulas."""
 
-import copy
 import math
 
 import pytest
@@ -14,7 +13,6 @@ from tril.model.training import optim
 from tril.model.training.optim import MuonAdamW, build_optimizer, param_groups
 from tril.model.training.schedule import ScheduleConfig, lr_factor
 from tril.model.training.settings import OptimConfig
-from tril.model.training.width_scaling import scale_initial_values
 
 MUON = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "ns_steps": 5, "adjust_lr": "original"}
 ADAMW = {"lr": 3e-3, "weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "fused": True}
@@ -130,15 +128,11 @@ def test_each_parameter_is_in_one_group_and_frozen_ones_are_in_none(tied):
 
 
 def test_a_setting_without_effect_is_at_its_default_in_the_canonical_form():
-    """Muon's have no effect on AdamW, and those of the base model have one for scaled rates only."""
+    """Muon's have no effect on AdamW."""
     changes = {"muon_lr": 0.1, "muon_weight_decay": 0.1, "momentum": 0.1, "nesterov": False, "ns_steps": 1}
     for name, value in (changes | {"adjust_lr": "match_rms_adamw"}).items():
         assert OptimConfig(kind="adamw", **{name: value}).canonical() == OptimConfig(kind="adamw")
         assert OptimConfig(**{name: value}).canonical() == OptimConfig(**{name: value}) != OptimConfig()
-    for name in ("base_width", "base_head_dim"):
-        assert OptimConfig(**{name: 64}).canonical() == OptimConfig()
-        scaled = OptimConfig(scale_with_width=True, **{name: 64})
-        assert scaled.canonical() == scaled
 
 
 # --- schedule
@@ -166,77 +160,3 @@ def test_the_factor_is_that_of_the_formula(kind, total, warmup, floor, share):
         expected = formula(kind, step, total, warmup, floor, share)
         assert lr_factor(step, total, config) == pytest.approx(expected, abs=1e-12), step
         assert expected > 0 or step >= total, "no step of the run is wasted"
-
-
-# --- optim.scale_with_width, for models of 256 with the base 64, whose heads have size 16
-
-V = 97
-WIDE = {"dim": 256, "n_layers": 1, "n_heads": 4, "mlp": "swiglu", "context_length": 16, "pos": "learned", "bias": True}
-SCALED = {"scale_with_width": True, "base_width": 64, "base_head_dim": 16}
-
-
-def windows(seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, T) of texts that count."""
-    first = torch.randint(V, (8, 1), generator=torch.Generator().manual_seed(seed))
-    ids = (first + torch.arange(17)) % V
-    return ids[:, :-1], ids[:, 1:]
-
-
-def rates(model: GPT, config: OptimConfig) -> dict[str, float]:
-    """The learning rate of the group of each parameter of the first block and outside of the blocks."""
-    names = {id(p): name.removeprefix("blocks.0.") for name, p in model.named_parameters()}
-    return {names[id(p)]: group["lr"] for group in param_groups(model, config) for p in group["params"]}
-
-
-def test_rates_at_four_times_the_width():
-    """All sizes are four times those of the base, so heads are too: / 4, and sqrt(1 / 4) for the scores."""
-    found = rates(GPT(GPTConfig(V, **WIDE)), OptimConfig(kind="adamw", lr=0.5, **SCALED))
-    quarter = {f"{name}.weight" for name in MATRICES} | {"norm.weight"}
-    factors = {name: 0.25 if name in quarter else 0.5 if name == "attn.q_norm.weight" else 1.0 for name in found}
-    assert found == {name: 0.5 * factor for name, factor in factors.items()}
-    # With heads of constant size and number, q, k, v have 4 times the inputs, o 4 times the outputs.
-    model = GPT(GPTConfig(V, **WIDE | {"head_dim": 16}))
-    by_adamw = rates(model, OptimConfig(kind="adamw", lr=0.5, **SCALED))
-    assert by_adamw["attn.q_proj.weight"] == by_adamw["attn.v_proj.weight"] == 0.5 / 4
-    assert by_adamw["attn.o_proj.weight"] == by_adamw["attn.q_norm.weight"] == 0.5
-    by_muon = rates(model, OptimConfig(muon_lr=0.5, **SCALED))
-    # Spectral norm sqrt(m / n): half for q; twice for o, which `original` has given it already by sqrt(256 / 64).
-    assert (by_muon["attn.q_proj.weight"], by_muon["attn.o_proj.weight"]) == (0.25, 0.5)
-
-
-class Factor(nn.Module):
-    def __init__(self, module: nn.Module, factor: float):
-        super().__init__()
-        self.module, self.factor = module, factor
-
-    def forward(self, x):
-        return self.factor * self.module(x)
-
-
-@pytest.mark.parametrize(("qk_norm", "init"), [("rmsnorm", "zero_out"), ("none", "gpt2")])
-def test_gains_equal_fixed_factors_in_the_model(qk_norm, init):
-    """muP as it is written: logits * 1/4 and scores * 1/2, in a model that has its usual gains and rates.
-
-    Adam's step does not depend on the size of a gradient, up to eps. Dividing by 4 is exact in binary.
-    """
-    ours = GPT(GPTConfig(V, **WIDE | {"qk_norm": qk_norm, "init": init, "bias": False, "mlp": "relu2"}))
-    theirs = copy.deepcopy(ours)
-    for parameter in theirs.blocks.parameters():  # zero_out has 1 / sqrt(4) already
-        parameter.data *= 0.5 if init == "gpt2" and parameter.ndim == 2 else 1
-    config = OptimConfig(kind="adamw", lr=0.004, eps=1e-20, **SCALED)
-    scale_initial_values(ours, config)
-    usual = {"norm.weight": 4, "blocks.0.attn.q_norm.weight": 2}
-    usual["blocks.0.attn.q_proj.weight"] = 2 if qk_norm == "none" else 1
-    groups = [  # as ours, with the usual rates of what carries a factor in ours
-        group | {"params": [theirs.get_parameter(name)], "lr": group["lr"] * usual.get(name, 1)}
-        for group in param_groups(ours, config)
-        for name in (name for name, p in ours.named_parameters() if any(p is q for q in group["params"]))
-    ]
-    attn = theirs.blocks[0].attn
-    theirs.head, attn.q_norm = Factor(theirs.head, 1 / 4), Factor(attn.q_norm, 1 / 2)
-    for model, optimizer in ((ours, build_optimizer(ours, config)), (theirs, MuonAdamW(groups))):
-        for step in range(4):
-            train(model, optimizer, *windows(step))
-    ids, _ = windows(99)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(ids), theirs(ids), rtol=1e-4, atol=1e-5)

@@ -1,13 +1,11 @@
 """The losses that a sweep is compared on: their documents, their unit, and the level of the last launch."""
 
-import math
-
 import numpy as np
 import pytest
 
 from tests.scripts.experiments.synthetic import HEADS, change, finish_run, sweep_of, write_sweep
 from tril.model.comparison import compare
-from tril.scripts.experiments.losses import compare_sweep, is_tuning, launch_alpha, losses_of, tuning_loss
+from tril.scripts.experiments.losses import compare_sweep, launch_alpha, losses_of
 from tril.scripts.experiments.sweep import read_sweep
 
 SIZES = np.array([40, 0, 100, 30, 200, 50, 60, 80, 120, 300, 70, 206])  # targets of each document, 40 windows of 32
@@ -36,12 +34,6 @@ def test_losses_are_those_of_documents_and_compared_at_the_level_of_the_launch(t
     [comparison] = compare_sweep(found, read_sweep(tmp_path), margin=0.1).values()
     assert comparison == compare(found.losses, found.sizes, 0.005, 0.1)[0]
     assert sum(map(launch_alpha, range(1, 40))) < 0.05
-    change(tmp_path / "sweep.json", tune={})  # every fourth document chose settings
-    chooses = is_tuning(11)
-    assert chooses.tolist() == [i in (0, 4, 8) for i in range(11)]
-    assert losses_of(sweep := read_sweep(tmp_path)).sizes.tolist() == sizes[~chooses].tolist()
-    chosen_by = np.average(expected[0, 0, chooses], weights=sizes[chooses])
-    assert tuning_loss(sweep.baseline.runs[0]) == pytest.approx(chosen_by)
     change(tmp_path / "model.n_heads=1,seed=0/summary.json", data_fingerprint="another")
     found = losses_of(sweep := read_sweep(tmp_path))
     assert (found.unit, found.documents, found.losses.shape) == ("bits per byte", "the whole text", (2, 3, 1))
@@ -53,10 +45,9 @@ def test_few_documents_or_documents_that_differ_give_blocks_of_windows(tmp_path)
     documents_of(tmp_path / "other")
     finish_run(tmp_path / "other/model.n_heads=1,seed=1", np.arange(40.0), documents=(CHANCE[0, 0], SIZES[::-1]))
     for name in ("few", "other"):
-        found = losses_of(sweep := read_sweep(tmp_path / name))
+        found = losses_of(read_sweep(tmp_path / name))
         assert found.documents == "20 blocks of windows" and found.sizes.tolist() == [64] * 20
         assert found.losses[0, 0].tolist() == [2 * i + 0.5 for i in range(20)]
-        assert name == "other" or tuning_loss(sweep.runs[0]) == np.mean([2 * i + 0.5 for i in range(0, 20, 4)])
     short, long = np.arange(8.0), np.array([1.0, 2.0, 5.0, 9.0])  # windows of different lengths are merged
     found = losses_of(sweep_of(tmp_path, {(4,): {0: short}, (1,): {0: long}}, length={(4,): 32, (1,): 64}))
     assert found.sizes.tolist() == [64] * 4 and found.losses[1, 0].tolist() == long.tolist()
@@ -70,4 +61,3 @@ def test_a_diverged_run_is_infinite_and_a_missing_one_nan(tmp_path):
     found = losses_of(sweep).losses
     assert np.isinf(found[1, 0]).all() and np.isnan(found[1, 1]).all() and np.isnan(found[2, 1]).all()
     assert [each.verdict for each in compare_sweep(losses_of(sweep), sweep).values()] == ["diverged", "one seed"]
-    assert tuning_loss(sweep.others[0].runs[0]) == math.inf  # whatever its last validation was
