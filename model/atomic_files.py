@@ -24,20 +24,19 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # Windows and some network file systems cannot flush a folder
+    with contextlib.suppress(OSError):  # some network file systems cannot flush a folder
         _flush(path.parent)
 
 
 def remove_leftovers(folder: str | Path) -> None:
     """Removes the temporary files that killed processes left in a folder. No other process may write there."""
     for part in Path(folder).glob(".*.part"):
-        with contextlib.suppress(OSError):  # Windows refuses for a file that is open
-            part.unlink()
+        part.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:
     """Waits until the file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows needs the right to write
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

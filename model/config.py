@@ -172,7 +172,7 @@ def check_memory(config: GPTConfig, *, bytes_per_parameter: int = BYTES) -> None
         config: a vocabulary of None, while the text is unknown, counts as one token.
         bytes_per_parameter: 4 for the weights in float32; with gradients and the two averages of Adam 16.
     """
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else math.inf
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     parameters, vocabulary = replace(config, vocab_size=config.vocab_size or 1).n_parameters(), typed(config.vocab_size)
     needed = parameters * bytes_per_parameter
     if needed > available:

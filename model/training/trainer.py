@@ -28,8 +28,8 @@ from tril.model.training.summary import summarize
 
 PASSED_ON = ("max_steps", "accumulate_grad_batches", "log_every_n_steps", "strategy", "num_nodes", "devices")
 PASSED_ON += ("limit_val_batches", "gradient_clip_val")  # to the Trainer
-# torch's CPU allocator (Linux and macOS, then Windows) and MPS; on CUDA it has an exception of its own.
-MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|MPS backend out of memory")
+# torch's CPU allocator and MPS; on CUDA it has an exception of its own.
+MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|MPS backend out of memory")
 
 
 class EarlyStop(EarlyStopping):

@@ -79,7 +79,6 @@ def test_compiled_code_is_kept_next_to_the_data_and_needs_a_compiler(folder, mon
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_a_reader_may_stop_reading_and_a_terminal_is_asked_for_prompts_and_shows_no_control_characters(folder):
     import pty
 
