@@ -18,24 +18,13 @@ import time
 from typing import Any
 
 from tril.model.runs import Run
+from tril.model.training.stop import StoppedError, StopRequest, stop_on_signals
 from tril.scripts.cli.app import CommandLine, compose, entry
-from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand
+from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, check_minutes, check_single
 from tril.scripts.cli.errors import UserError, command, user_errors
-from tril.scripts.cli.process import StoppedError, StopRequest, process_rank, quiet_ranks, stop_on_signals
-from tril.scripts.cli.run import (
-    build_model,
-    build_module,
-    check_minutes,
-    fit_run,
-    instantiate,
-    is_finished,
-    open_run,
-    passes_over,
-    plan_minutes,
-    prepare_text,
-    sweep_of,
-)
-from tril.scripts.cli.start import check_resumed, find_start
+from tril.scripts.cli.process import process_rank, quiet_ranks
+from tril.scripts.cli.resume import check_resumed, is_finished, resume
+from tril.scripts.cli.run import build_module, fit_run, instantiate, open_run, plan_minutes, prepare_text, sweep_of
 
 
 def train(*settings: str) -> Run:
@@ -61,9 +50,8 @@ def train(*settings: str) -> Run:
     except UserError as error:
         raise error.with_traceback(None) from None  # a notebook shows the line, not the frames that found it
     except StoppedError as stopped:
-        signum = stopped.status - 128
-        if signum != signal.SIGINT:
-            signal.raise_signal(signum)  # to the handler that it has without the run
+        if stopped.signum != signal.SIGINT:
+            signal.raise_signal(stopped.signum)  # to the handler that it has without the run
         raise KeyboardInterrupt(stopped.describe(f'train("resume={stopped.folder}")')) from None
 
 
@@ -85,7 +73,7 @@ def main(line: CommandLine[TrainCommand]) -> None:
             print(stopped.describe(command("train", f"resume={stopped.folder}")), file=sys.stderr, flush=True)
         elif stopped.agreed:
             sys.exit()  # Lightning kills rank 0 when another rank ends with another status
-        sys.exit(stopped.status)
+        sys.exit(128 + stopped.signum)
 
 
 def run(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool = False) -> Run:
@@ -99,39 +87,58 @@ def run(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool
         UserError: wrong settings, before anything expensive starts; a model that sees the future, before the first
             step; a loss that is not finite.
     """
-    started, given, chosen = time.perf_counter(), line.given, line.given.get(FOLDER)
-    in_sweep = chosen is not None and sweep_of(chosen) is not None
-    if not in_sweep:
-        line.check_single()
-    settings, start = find_start(line)  # random weights, those of another model, or a run that goes on
-    config = RunConfig.of(settings, None if in_sweep else given).on_this_machine(one_process=one_process)
-    check_minutes(config, line)
+    started, given, folder = time.perf_counter(), line.given, line.given.get(FOLDER)
+    is_single = folder is None or sweep_of(folder) is None
+    if is_single:
+        check_single(given, line.grid)
+    settings, checkpoint, source, planner = line.settings, None, None, None
+    with user_errors():
+        if line.own.resume is not None:
+            settings, checkpoint = resume(line)
+        elif line.own.init_from is not None:
+            from tril.scripts.cli.init_from import load_weights, take_over
+
+            settings, source = take_over(line)
+    config = RunConfig.of(settings, given if is_single else None)
+    if line.own.minutes is not None:
+        check_minutes(config.trainer, given)
+    config = config.on_this_machine(one_process=one_process)
+    import torch
+
+    from tril.model.gpt import GPT
     from tril.model.training.trainer import build_trainer
 
-    with open_run(chosen, start) as run:
+    with open_run(folder, checkpoint) as run:
         stop.folder = run.folder
         with user_errors():
             added = instantiate(config.targets, run.folder)
             data = prepare_text(config)
-            config = config.fitted(data.prepared.meta["vocab_size"])
-            config, planner = plan_minutes(config, data, line, started, run, start)
-            model = build_model(config, start)
-            if start.checkpoint is not None:
-                check_resumed(start.checkpoint, config, data.meta["fingerprint"], given)
+            config = config.fitted(data.meta["vocab_size"])
+            if line.own.minutes is not None:
+                fixed = [*given, *(["model"] if source else [])]  # settings that keep their values
+                config, planner = plan_minutes(config, data, started + 60 * line.own.minutes, fixed, run)
+            torch.manual_seed(config.seed_for("initialisation"))
+            model = GPT(config.model)
+            if source is not None:
+                load_weights(source.lm, model)
+            if checkpoint is not None:
+                check_resumed(checkpoint, config, data.meta["fingerprint"], given)
+                if is_finished(run, checkpoint.step or 0, config.trainer.max_steps, given):
+                    return run
             trainer = build_trainer(
                 config,
                 run.folder,
                 stop,
-                passes=passes_over(data, config),
+                passes=config.train_tokens() / data.meta["counts"]["train"]["tokens"],
                 sweep=sweep_of(run.folder),
                 started=started,
                 planner=planner,
                 added=added,
             )
-            module = build_module(config, model, data, start, trainer.global_rank)
-            if is_finished(start, config, run, given):
-                return run
-        fit_run(trainer, module, data, config, run, start)
+            torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
+            lineage = checkpoint.lineage if checkpoint else source.lineage if source else None
+            module = build_module(config, model, data, lineage)
+        fit_run(trainer, module, data, config, run, checkpoint)
     return run
 
 

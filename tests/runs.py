@@ -32,7 +32,7 @@ def in_process(*overrides, cwd) -> SimpleNamespace:
 def train_typed(settings: list[str]):
     """The run of these settings, in this process; errors are exceptions."""
     from tril import train
-    from tril.scripts.cli.process import StopRequest
+    from tril.model.training.stop import StopRequest
 
     return train.run(compose("train", settings), StopRequest())
 

@@ -117,8 +117,11 @@ def test_the_runs_of_an_ablation_differ_in_its_question_alone_and_have_the_sizes
         assert (config.data, config.causality, config.top) == (first.data, first.causality, first.top)
         assert config.optim == first.optim
         # The last point of the curve is the end of the run, and there are as many in every run.
-        points = config.steps / config.trainer.val_check_interval
-        assert config.steps == first.steps and points == first.steps / first.trainer.val_check_interval
+        points = config.trainer.max_steps / config.trainer.val_check_interval
+        assert (
+            config.trainer.max_steps == first.trainer.max_steps
+            and points == first.trainer.max_steps / first.trainer.val_check_interval
+        )
         assert math.ceil(points) == 3
     assert seen == differ
     for measure, shares in sizes.items():

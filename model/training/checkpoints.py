@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 from lightning import Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -14,23 +14,7 @@ from tril.model.runs import BEST, CHECKPOINTS, LAST
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import CheckpointConfig
-
-
-class Stop(Protocol):
-    """A request to stop the run, such as by a signal."""
-
-    @property
-    def requested(self) -> bool: ...
-
-    def defer(self) -> None:
-        """From now on a request waits for the end of the step."""
-
-    def at_once(self) -> None:
-        """From now on a request stops the run at once."""
-
-    def finish(self) -> NoReturn:
-        """Ends the run with an exception."""
-        raise NotImplementedError
+from tril.model.training.stop import StopRequest
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -61,7 +45,7 @@ class Checkpoints(Checkpoint):
         stop: it is asked after every step of all processes.
     """
 
-    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: Stop) -> None:
+    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: StopRequest) -> None:
         self.folder, self.config, self._stop = Path(folder) / CHECKPOINTS, config, stop
         self._saved_at = 0.0  # time.monotonic()
         self._step = 0  # that ended last
@@ -89,7 +73,7 @@ class Checkpoints(Checkpoint):
         interval = int(trainer.val_check_batch or 1)
         is_validated = trainer.should_stop or (loop.total_batch_idx + 1) % interval == 0
         self._loops = loop.state_dict() if is_validated else None
-        if not is_validated and self._agreed(trainer, self._stop.requested or self._is_due()):
+        if not is_validated and self._agreed(trainer, self._stop.signum is not None or self._is_due()):
             self._save_and_stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
@@ -106,7 +90,7 @@ class Checkpoints(Checkpoint):
         is_best = metrics.last("val/loss") is not None and metrics.best()["step"] == trainer.global_step
         for name in (BEST, LAST) if is_best else (LAST,):
             trainer.save_checkpoint(self.folder / name)
-        if self._agreed(trainer, self._stop.requested):
+        if self._agreed(trainer, self._stop.signum is not None):
             self._stop.finish()
 
     @staticmethod

@@ -18,12 +18,13 @@ from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.callbacks.heads import HeadRecorder
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.callbacks.output import Progress, Samples
-from tril.model.training.checkpoints import CheckpointFiles, Checkpoints, Stop
+from tril.model.training.checkpoints import CheckpointFiles, Checkpoints
 from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import configure_torch
 from tril.model.training.loggers import finish_loggers, start_loggers
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import TrainingConfig
+from tril.model.training.stop import StopRequest
 from tril.model.training.summary import summarize
 
 PASSED_ON = ("max_steps", "accumulate_grad_batches", "log_every_n_steps", "strategy", "num_nodes", "devices")
@@ -51,7 +52,7 @@ class EarlyStop(EarlyStopping):
 def build_trainer(
     config: TrainingConfig,
     folder: Path,
-    stop: Stop,
+    stop: StopRequest,
     *,
     passes: float = 0.0,
     sweep: Path | None = None,

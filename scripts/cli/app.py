@@ -28,17 +28,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tril.data.config import SOURCES
 from tril.data.settings import Setting, build, declared, defaults, nearest
-from tril.model.training.settings import CallbacksConfig, TopLevelConfig
-from tril.scripts.cli.config import (
-    CONFIGS,
-    FOLDER,
-    GROUPS,
-    OPEN,
-    TrainCommand,
-    data_defaults,
-    known_settings,
-    refuse_without_effect,
-)
+from tril.model.training.settings import TopLevelConfig
+from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, data_defaults, known_settings, refuse_unused
 from tril.scripts.cli.errors import MEANT, UserError, fail, unknown_setting, user_errors
 from tril.scripts.cli.help import print_help
 
@@ -68,15 +59,6 @@ class CommandLine(Generic[Own]):
     choices: dict[str, str | None]
     grid: dict[str, str]
 
-    def check_single(self) -> None:
-        """Raises UserError if a single run has settings of a grid, such as an ablation without -m."""
-        if self.grid and not any(key in self.given for key in self.grid):
-            remedy = f"add -m to train the grid, or choose a value, such as {next(iter(self.grid))}=..."
-            raise UserError(f"the ablation is a grid over {', '.join(self.grid)}; {remedy}")
-        for key, value in self.given.items():
-            if key.partition(".")[0] == "sweep":
-                raise UserError(f"{key}={value} has no effect on a single run; leave it out, or add -m")
-
 
 @dataclass(frozen=True)
 class Declaration:
@@ -105,29 +87,6 @@ class Declaration:
             if not key.startswith(self.unused)
         }
         return {each.key: each for each in declared(self.own)} | shared
-
-    def check(self, arguments: Sequence[str]) -> None:
-        """Raises UserError for a key that does not exist, or that cannot be removed."""
-        groups = [path.name for path in CONFIGS.iterdir() if path.is_dir()] if self.of_a_run else [*self.groups]
-        own_callbacks = CallbacksConfig.__pydantic_fields__
-        names = [*self.settings, *groups, *([FOLDER] if self.of_a_run else [])]
-        names += [f"callbacks.{name}" for name in own_callbacks] if self.of_a_run else []
-        parents = {key[: dot.start()] for key in self.settings for dot in re.finditer(r"\.", key)}
-        names += sorted(parents.difference(names))
-        given = {key: argument for argument in arguments for key in [key_of(argument)]}
-        for key, argument in given.items():
-            if self.unused and key.startswith(self.unused):
-                raise UserError(f"{argument} has no effect on {self.name}; leave it out")
-            first, _, rest = key.partition(".")
-            is_open = self.of_a_run and first in OPEN and bool(rest)  # callbacks.mine._target_ adds one
-            is_added = is_open and not (first == "callbacks" and rest.partition(".")[0] in own_callbacks)
-            is_of_hydra = self.of_a_run and re.match(r"hydra[./]", key)
-            is_of_ablation = "ablation" in given and not rest  # its yaml file may add settings
-            if not (key in names or is_of_hydra or is_added or is_of_ablation):
-                raise UserError(unknown_setting(key, names))
-            if argument.startswith("~") and not (is_of_hydra or is_open):
-                remedy = f"leave out ~{key}, or set {key}=VALUE"
-                raise UserError(f"{key} is required, only single callbacks and loggers can be removed; {remedy}")
 
 
 DECLARED = {"train": Declaration("train", TrainCommand, of_a_run=True)}
@@ -183,19 +142,16 @@ def run(
         text = sys.modules[task.__module__].__doc__ or ""
         own = declaration.own.__pydantic_fields__
         return print_help(text, declaration.settings, own, line.settings, line.choices, every=HELP[-1] in asked)
-    for word in words:
-        key, _, value = word.lstrip("-").partition("=")
-        if word.startswith("-"):
-            key = key.replace("-", "_")
-            raise UserError(f"{word}: settings have no dashes; write {MEANT.get(key, key)}={value or 'VALUE'}")
-        if "=" not in word and not word.startswith("~"):
-            recipe = ", and a recipe is experiment=NAME" if word.endswith((".py", ".yaml")) else ""
-            raise UserError(f"cannot read {word!r}; settings are written key=value{recipe}")
     if not any(word in GRID for word in arguments):
         return task(compose(declaration.name, words))
     if grid is None:
         raise UserError(f"-m starts a grid of training runs, which {declaration.name} cannot; leave it out")
-    return run_grid(declaration, words, grid)
+    try:
+        with hydra_of(declaration, words) as composer:
+            return composer.multirun(declaration.name, grid, overrides(declaration, words, is_grid=True))
+    except KeyboardInterrupt:  # in a run, or where a launcher waits for its workers
+        print("\ninterrupted; start the same command again to continue", flush=True)
+        sys.exit(128 + signal.SIGINT)
 
 
 def compose(name: str, arguments: Sequence[str]) -> CommandLine[Any]:
@@ -207,17 +163,15 @@ def compose(name: str, arguments: Sequence[str]) -> CommandLine[Any]:
     line, kind = compose_unchecked(name, arguments), DECLARED[name].own
     with user_errors():
         own = build(kind, {key: line.settings.pop(key) for key in kind.__pydantic_fields__})
-        refuse_without_effect([("", own)], line.given)
+        refuse_unused([("", own)], line.given)
     return replace(line, own=own)
 
 
 def compose_unchecked(name: str, arguments: Sequence[str]) -> CommandLine[None]:
     """The same, without checking values; `settings` has all of them."""
-    declaration = DECLARED[name]
-    declaration.check(arguments)
-    with hydra_of(declaration):
+    with hydra_of(DECLARED[name], arguments):
         try:
-            cfg = hydra.compose(name, overrides(declaration, arguments), return_hydra_config=True)
+            cfg = hydra.compose(name, overrides(DECLARED[name], arguments), return_hydra_config=True)
         except ValueError as error:  # of a config group, such as model=null
             raise HydraException(str(error)) from error
         choices, grid = dict(cfg.hydra.runtime.choices), dict(cfg.hydra.sweeper.get("params") or {})
@@ -225,24 +179,14 @@ def compose_unchecked(name: str, arguments: Sequence[str]) -> CommandLine[None]:
         return CommandLine(None, plain_settings(cfg), given, choices, grid)
 
 
-def run_grid(declaration: Declaration, arguments: Sequence[str], task: Callable) -> object:
-    """Runs `task` for each combination of the values that are given for the settings, with Hydra's multirun."""
-    declaration.check(arguments)
-    try:
-        with hydra_of(declaration) as composer:
-            return composer.multirun(declaration.name, task, overrides(declaration, arguments, is_grid=True))
-    except KeyboardInterrupt:  # in a run, or where a launcher waits for its workers
-        print("\ninterrupted; start the same command again to continue", flush=True)
-        sys.exit(128 + signal.SIGINT)
-
-
 @contextlib.contextmanager
-def hydra_of(declaration: Declaration) -> Iterator[Any]:
+def hydra_of(declaration: Declaration, arguments: Sequence[str]) -> Iterator[Any]:
     """Hydra with the settings of a command, in place of another command's, which called this one.
 
     Raises:
-        UserError: an error of Hydra in the block, in one line.
+        UserError: an error of Hydra in the block, in one line; or an argument that is no setting of the command.
     """
+    check(declaration, arguments)
     register_defaults(declaration)
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -250,9 +194,23 @@ def hydra_of(declaration: Declaration) -> Iterator[Any]:
         with hydra.initialize_config_dir(str(CONFIGS), job_name=declaration.name, version_base=VERSION_BASE):
             yield GlobalHydra.instance().hydra
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(explain(error, declaration.name)) from error
+        raise UserError(explain(error, declaration.name, arguments)) from error
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def check(declaration: Declaration, arguments: Sequence[str]) -> None:
+    """Raises UserError for an argument that Hydra would misunderstand, or that removes or sets what has no effect."""
+    for argument in arguments:
+        key, (given, _, value) = key_of(argument), argument.lstrip("-").partition("=")
+        if argument.startswith("-"):
+            meant = MEANT.get(given.replace("-", "_"), given.replace("-", "_"))
+            raise UserError(f"{argument}: settings have no dashes; write {meant}={value or 'VALUE'}")
+        if declaration.unused and key.startswith(declaration.unused):
+            raise UserError(f"{argument} has no effect on {declaration.name}; leave it out")
+        if argument.startswith("~") and not key.startswith(("callbacks.", "logger.", "hydra")):
+            remedy = f"leave out ~{key}, or set {key}=VALUE"
+            raise UserError(f"{key} is required, only single callbacks and loggers can be removed; {remedy}")
 
 
 def register_defaults(declaration: Declaration) -> None:
@@ -281,21 +239,16 @@ def overrides(declaration: Declaration, arguments: Sequence[str], *, is_grid: bo
     data.path=FILE means data=files, unless something else chooses a text that has a path.
     """
     texts = {key for key, setting in declaration.settings.items() if setting.is_text} | {"debug", FOLDER}
-    parsed, values = [], {key_of(argument): argument.partition("=")[2] for argument in arguments}
-    for argument in arguments:
-        key, value = key_of(argument), argument.partition("=")[2]
-        sign = argument[: argument.index(key)] if key else ""
-        # A setting is set whether or not a config file has it, since `check` knows all of them.
-        is_set = key in declaration.settings or "." in key and not key.startswith("hydra.")
-        if sign != "~":
-            sign = "++" if is_set and (sign or not is_grid) else sign[:1]
-            argument = f"{sign}{key}={quoted(value) if key in texts and not is_grid else value}"
-        parsed.append(argument)
-    if "data.path" in values and "data" not in values:
-        experiment = [f"experiment={name}" for name in [values.get("experiment")] if name]
+    words = [
+        f"{key}={quoted(value)}" if equals and key_of(key) in texts and not is_grid else f"{key}{equals}{value}"
+        for key, equals, value in (argument.partition("=") for argument in arguments)
+    ]
+    given = {key_of(argument): argument for argument in arguments}
+    if "data.path" in given and "data" not in given:
+        experiment = [word for word in words if key_of(word) == "experiment"]
         if not experiment or "path" not in hydra.compose(declaration.name, experiment).data:
-            return ["data=files", *parsed]
-    return parsed
+            return ["data=files", *words]
+    return words
 
 
 def key_of(argument: str) -> str:
@@ -321,20 +274,30 @@ def plain_settings(cfg: DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)  # pyright: ignore[reportReturnType]
 
 
-def explain(error: Exception, name: str) -> str:
+def explain(error: Exception, name: str, arguments: Sequence[str]) -> str:
     """An error of Hydra or OmegaConf in one line that names the nearest valid choice or a remedy."""
+    declaration = DECLARED[name]
+    if isinstance(error, OverrideParseException):
+        key, equals, _ = error.override.partition("=")
+        recipe = ", and a recipe is experiment=NAME" if key.endswith((".py", ".yaml")) else ""
+        remedy = f"put quotes within quotes, \"{key}='...'\"" if equals else f"settings are written key=value{recipe}"
+        return f"cannot read {error.override!r}; {remedy}"
+    groups = [path.name for path in CONFIGS.iterdir() if path.is_dir()] if declaration.of_a_run else declaration.groups
+    parents = {key[: dot.start()] for key in declaration.settings for dot in re.finditer(r"\.", key)}
+    names = [*declaration.settings, *groups, *sorted(parents), *([FOLDER] if declaration.of_a_run else [])]
+    for key in map(key_of, arguments):
+        if key not in names and key.partition(".")[0] not in ("hydra", *(["logger"] if "logger" in groups else [])):
+            return unknown_setting(key, names)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # of a search path, there is none
         group, _, option = error.missing_cfg_file.rpartition("/")
         options = error.options or [path.stem for path in (CONFIGS / group).glob("*.yaml")]
         options = [option for option in options if not option.startswith(("settings", "source_"))]
         return f"there is no {group}={option}{nearest(option, options)}"
-    if isinstance(error, OverrideParseException):
-        key, _, value = error.override.lstrip("+").partition("=")
-        remedy = f"put quotes within quotes, \"{key}='...'\"" if value else "settings are written key=value"
-        return f"cannot read {error.override.lstrip('+')!r}; {remedy}"
     if several := re.match(r"Ambiguous value for argument '\+*(.*?)=(.*)'", str(error)):
         key, value = several.groups()
-        remedy = "add -m for a grid of runs" if name == "train" else "give one"
+        remedy = "add -m for a grid of runs" if declaration.of_a_run else "give one"
         return f"{key}={value} has several values; {remedy}, or write a list as {key}=[{value}]"
-    lines = [line.strip() for line in str(error).replace("++", "").splitlines() if line.strip()]
-    return ": ".join(lines[:2])
+    if absent := re.match(r"Could not override '(.*?)'", str(error)):
+        group = absent[1].partition(".")[0]
+        return f"{absent[1]} does not go with the other settings of {group}; leave it out, or choose another {group}"
+    return ": ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])

@@ -26,7 +26,7 @@ from tril.model.training.settings import (
     TrainerConfig,
     TrainingConfig,
 )
-from tril.scripts.cli.errors import user_errors
+from tril.scripts.cli.errors import UserError, user_errors
 from tril.scripts.cli.process import n_started
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -103,13 +103,22 @@ class RunConfig(TrainingConfig):
             _check_combinations(config)
             if given is not None:
                 parts = [("", config.top), *((name, getattr(config, name)) for name in (*GROUPS, "data"))]
-                refuse_without_effect([*parts, ("data", config.data.source)], given)
+                refuse_unused([*parts, ("data", config.data.source)], given)
         return config
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, of which `of` makes the same settings, apart from the targets."""
         groups = {name: plain(getattr(self, name)) for name in GROUPS if name != "sweep"}
         return {**plain(self.top), "data": data_settings(self.data), **groups}
+
+    def resolved(self) -> dict[str, Any]:
+        """The settings as dotted keys and plain values, with the values that "auto" became."""
+        assert self.hardware is not None
+        return flatten(self.to_dict()) | {
+            "compile": self.hardware.compile,
+            "trainer.precision": self.hardware.precision,
+            "trainer.accelerator": self.hardware.accelerator,
+        }
 
     def canonical(self) -> dict[str, Any]:
         """What a run computes, as nested plain values: equal for two runs whose results are necessarily equal."""
@@ -169,16 +178,6 @@ class RunConfig(TrainingConfig):
         return replace(self, model=model)
 
     @property
-    def steps(self) -> int:
-        """Optimizer steps of the run."""
-        return self.trainer.max_steps
-
-    @property
-    def accumulate(self) -> int:
-        """Micro-batches per step."""
-        return self.trainer.accumulate_grad_batches
-
-    @property
     def devices(self) -> int:
         """Devices of the run as configured, each with batches of its own; Lightning counts a CPU as one."""
         import torch
@@ -188,9 +187,13 @@ class RunConfig(TrainingConfig):
             devices = torch.cuda.device_count() if self.hardware and self.hardware.accelerator == "cuda" else 1
         return nodes * devices
 
+    def train_tokens(self) -> int:
+        """Training tokens of the whole run."""
+        return self.trainer.max_steps * self.tokens_per_step() * self.devices
+
     def tokens_per_step(self) -> int:
         """Training tokens per step and device."""
-        return self.data.batch_size * self.model.context_length * self.accumulate
+        return self.data.batch_size * self.model.context_length * self.trainer.accumulate_grad_batches
 
     @property
     def window_lengths(self) -> dict[int, float]:
@@ -234,12 +237,35 @@ def targets_of(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return targets
 
 
+def check_single(given: Mapping[str, str], grid: Mapping[str, str]) -> None:
+    """Raises UserError if a single run has settings of a grid, such as an ablation without -m.
+
+    Args:
+        grid: the values of an ablation, by key.
+    """
+    if grid and not any(key in given for key in grid):
+        remedy = f"add -m to train the grid, or choose a value, such as {next(iter(grid))}=..."
+        raise UserError(f"the ablation is a grid over {', '.join(grid)}; {remedy}")
+    for key, value in given.items():
+        if key.partition(".")[0] == "sweep":
+            raise UserError(f"{key}={value} has no effect on a single run; leave it out, or add -m")
+
+
+def check_minutes(trainer: TrainerConfig, given: Mapping[str, str]) -> None:
+    """Raises UserError for settings that `minutes` excludes."""
+    for key in ("trainer.max_steps", "trainer.max_time", "debug"):
+        if key in given:
+            raise UserError(f"{key}={given[key]} excludes minutes, which decide the steps; leave one out")
+    if trainer.is_distributed:
+        raise UserError("minutes need a single process, whose steps are timed; leave them out, or use trainer=default")
+
+
 def is_given(given: Iterable[str], key: str) -> bool:
     """Whether a setting is among those on the command line, alone or with its group."""
     return any(f"{key}.".startswith(f"{each}.") for each in given)
 
 
-def refuse_without_effect(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -> None:
+def refuse_unused(groups: Iterable[tuple[str, Any]], given: Mapping[str, str]) -> None:
     """Raises ValueError for a given setting that has no effect with the others of its group, unless it is the default.
 
     Args:

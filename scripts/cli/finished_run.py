@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tril.scripts.cli.start import read_saved
+from tril.scripts.cli.resume import read_saved
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,13 +3,15 @@
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tril.data.cache import make_folder, resolve_cache_dir
 from tril.data.settings import defaults
 from tril.model.atomic_files import write_text
 from tril.model.runs import find_checkpoint
-from tril.scripts.cli.start import FOR_TRAINING, Start
+from tril.scripts.cli.app import CommandLine
+from tril.scripts.cli.config import TrainCommand
+from tril.scripts.cli.resume import FOR_TRAINING
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,17 +28,25 @@ MAY_CHANGE = ("model.vocab_size", *(f"model.{name}" for name in FOR_TRAINING))
 ROWS = ("embed.weight", "head.weight", "value_embed.weight")
 
 
-def take_over(source: str, settings: dict[str, Any], given: Mapping[str, str]) -> tuple[dict[str, Any], Start]:
-    """The settings of a new run with the model and the tokenizer of `source`, and its start.
+class Source(NamedTuple):
+    """A model whose weights and tokenizer a run takes over.
 
-    Args:
-        source: of init_from.
-        settings: composed.
+    Attributes:
+        lineage: "source", its path or name; "step", its optimizer steps or None.
+    """
+
+    lm: "LanguageModel"
+    lineage: dict[str, Any]
+
+
+def take_over(line: CommandLine[TrainCommand]) -> tuple[dict[str, Any], Source]:
+    """The settings of a new run with the model and the tokenizer that `init_from` names, and this model.
 
     Raises:
         ValueError: settings that contradict the source, or a source that cannot be read.
         OSError: there is no source.
     """
+    source, settings, given = str(line.own.init_from), line.settings, line.given
     if not source:  # as in experiment=finetune
         valid = f"must be a checkpoint, the folder of a run, {HF}FOLDER, {HF}ORG/NAME or {NANOGPT}FILE"
         raise ValueError(f"init_from={source} {valid}; add init_from=RUN")
@@ -47,9 +57,8 @@ def take_over(source: str, settings: dict[str, Any], given: Mapping[str, str]) -
     checkpoint, origin = read_source(source, settings if chosen else None)
     lm, data = checkpoint.language_model(), dict(settings["data"])
     data["tokenizer"] = {"kind": "file", "path": str(keep_tokenizer(lm.tokenizer.to_str())), "eot": lm.eot}
-    lineage = {"source": origin, "step": checkpoint.step}
     model = model_settings(settings["model"], lm.config, given, source)
-    return settings | {"model": model, "data": data}, Start(lm=lm, lineage=lineage)
+    return settings | {"model": model, "data": data}, Source(lm, {"source": origin, "step": checkpoint.step})
 
 
 def read_source(source: str, tokenizer: Mapping[str, Any] | None) -> "tuple[Checkpoint, str]":
@@ -128,14 +137,11 @@ def model_settings(
     return config.to_dict() | changed | {"vocab_size": vocab_size}
 
 
-def load_weights(lm: "LanguageModel", model: "GPT") -> str | None:
+def load_weights(lm: "LanguageModel", model: "GPT") -> None:
     """Copies the weights. New rows of the embedding and of the head are the mean of the rows that tokens have.
 
     Thus the logit of a new row is the mean of the others, and its probability at most the mean probability; a row of
     random values could get most of it (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
-
-    Returns:
-        What happened to new rows, in a line; None: there are none.
     """
     import torch
 
@@ -146,7 +152,6 @@ def load_weights(lm: "LanguageModel", model: "GPT") -> str | None:
             mean = state[name][:n_ids].mean(0, keepdim=True)  # (1, C)
             state[name] = torch.cat([state[name], mean.expand(new - old, -1)])  # (V, C)
     model.load_state_dict(state)
-    if new == old:
-        return None
-    rows = f"{new - old:,} new rows are the mean of the {n_ids:,} rows of tokens"
-    return f"model.vocab_size={new:,} from {old:,}: {rows}; no token uses them"
+    if new > old:
+        rows = f"{new - old:,} new rows are the mean of the {n_ids:,} rows of tokens"
+        print(f"model.vocab_size={new:,} from {old:,}: {rows}; no token uses them", flush=True)

@@ -1,9 +1,8 @@
-"""The steps of a run: its folder, its text, its model, what trains it, and its end. Imports torch in functions."""
+"""The steps of a run that have errors of their own: its folder, its loggers, its minutes and its training."""
 
 import contextlib
-import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,17 +24,17 @@ from tril.model.runs import (
     remove_if_empty,
     run_folder,
 )
-from tril.scripts.cli.app import CommandLine
-from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, is_given, known_settings
+from tril.model.training.stop import StoppedError
+from tril.scripts.cli.config import FOLDER, RunConfig, is_given
 from tril.scripts.cli.errors import UserError, check_writable, command, message_of, user_errors
-from tril.scripts.cli.process import StoppedError, n_started, process_rank, shared_folder
-from tril.scripts.cli.start import Start, resolved_settings, tell
+from tril.scripts.cli.process import n_started, process_rank, shared_folder
 
 if TYPE_CHECKING:
     from lightning import Callback, Trainer
     from lightning.pytorch.loggers import Logger
 
     from tril.data.datamodule import TextDataModule
+    from tril.model.checkpoint import Checkpoint
     from tril.model.gpt import GPT
     from tril.model.training.module import TrainingModule
     from tril.model.training.time_budget import PlanSteps
@@ -44,19 +43,20 @@ OF_A_RUN = (SETTINGS, SUMMARY, CHECKPOINTS, METRICS)
 
 
 @contextlib.contextmanager
-def open_run(chosen: str | None, start: Start) -> Iterator[Run]:
+def open_run(chosen: str | None, checkpoint: "Checkpoint | None") -> Iterator[Run]:
     """Creates and locks the folder of a run for the block. A run that ends before it wrote anything leaves nothing.
 
     Args:
         chosen: hydra.run.dir; None: the folder of the run that goes on, or a new one below outputs/.
+        checkpoint: of the run that goes on; None: it is a new run.
 
     Raises:
         UserError: the folder has a run, cannot be written to, or another process trains the run.
     """
 
     def create() -> Path:
-        if start.path is not None:
-            return run_folder(start.path)
+        if checkpoint is not None:
+            return run_folder(Path(str(checkpoint.path)))
         if chosen is None and n_started() > 1:
             raise UserError(f"torchrun and srun start processes that need one folder; add {FOLDER}=FOLDER")
         if chosen is None:
@@ -142,95 +142,67 @@ def prepare_text(config: RunConfig) -> "TextDataModule":
     return data
 
 
-def check_minutes(config: RunConfig, line: CommandLine[TrainCommand]) -> None:
-    """Raises UserError for settings that `minutes` excludes."""
-    if line.own.minutes is None:
-        return
-    for key in ("trainer.max_steps", "trainer.max_time", "debug"):
-        if key in line.given:
-            raise UserError(f"{key}={line.given[key]} excludes minutes, which decide the steps; leave one out")
-    if config.trainer.is_distributed:
-        raise UserError("minutes need a single process, whose steps are timed; leave them out, or use trainer=default")
-
-
 def plan_minutes(
-    config: RunConfig, data: "TextDataModule", line: CommandLine[TrainCommand], started: float, run: Run, start: Start
-) -> "tuple[RunConfig, PlanSteps | None]":
-    """The settings of a run that ends in time, and the callback that plans its steps once more; without `minutes`, the
-    same settings.
-
-    Settings that are given, the settings of an experiment, and the model of other weights are kept.
+    config: RunConfig, data: "TextDataModule", end: float, fixed: Collection[str], run: Run
+) -> "tuple[RunConfig, PlanSteps]":
+    """The settings of a run that ends in time, and the callback that plans its steps once more.
 
     Args:
-        started: time.perf_counter() at the start of the run.
+        end: time.perf_counter() at the end of the run.
+        fixed: settings and groups that keep their configured values; "experiment": all of them.
 
     Raises:
         ValueError: the time is too short.
     """
-    if line.own.minutes is None:
-        return config, None
     from tril.model.training.time_budget import STARTUP, PlanSteps, plan_time
 
     assert config.hardware is not None
-
-    def keeps(key: str) -> bool:
-        from_weights = start.lm is not None and key.startswith("model.")
-        return from_weights or "experiment" in line.given or is_given(line.given, key)
-
     counts = data.meta["counts"]
     plan = plan_time(
         config.model,
         config.optim,
         config.trainer,
         config.hardware,
-        end=started + 60 * line.own.minutes - STARTUP,
-        windows=config.data.batch_size * config.accumulate,
+        end=end - STARTUP,
+        windows=config.data.batch_size * config.trainer.accumulate_grad_batches,
         val_batch_size=data.val_batch_size,
         train_tokens=counts["train"]["tokens"],
         val_tokens=counts["val"]["tokens"],
         lengths=config.window_lengths,
-        keeps=keeps,
+        keeps=lambda key: "experiment" in fixed or is_given(fixed, key),
     )
+
+    def record(steps: int) -> None:
+        settings = run.settings
+        settings["trainer"]["max_steps"] = steps
+        write_settings(run, settings)
+
     intervals = {"val_check_interval": plan.val_check_interval, "limit_val_batches": plan.val_batches}
     trainer = replace(config.trainer, max_steps=plan.steps, **intervals)
     print(plan.reasons, flush=True)
-    planner = PlanSteps(plan, config.optim.schedule, functools.partial(record_steps, run))
-    return replace(config, model=plan.model, trainer=trainer), planner
+    return replace(config, model=plan.model, trainer=trainer), PlanSteps(plan, config.optim.schedule, record)
 
 
-def build_model(config: RunConfig, start: Start) -> "GPT":
-    """The model with random weights, or with those of the source."""
-    import torch
+def build_module(
+    config: RunConfig, model: "GPT", data: "TextDataModule", lineage: dict[str, Any] | None
+) -> "TrainingModule":
+    """The LightningModule, with what its checkpoints hold besides the weights.
 
-    from tril.model.gpt import GPT
-
-    torch.manual_seed(config.seed_for("initialisation"))
-    model = GPT(config.model)
-    if start.lm is not None:
-        from tril.scripts.cli.init_from import load_weights
-
-        if line := load_weights(start.lm, model):
-            tell(line)
-    return model
-
-
-def build_module(config: RunConfig, model: "GPT", data: "TextDataModule", start: Start, rank: int) -> "TrainingModule":
-    """The LightningModule; afterwards, dropout has a stream of its own on each rank."""
-    import torch
-
+    Args:
+        lineage: where the initial weights come from; None: they are random.
+    """
     from tril.model.checkpoint import Checkpoint, code_sha256
     from tril.model.training.module import TrainingModule
 
     assert config.hardware is not None
-    torch.manual_seed(config.seed_for(f"dropout/{rank}" if rank else "dropout"))
     entry = Checkpoint(
         model.config,
         weights={},  # the module adds them
         tokenizer=data.tokenizer.to_str(),
         eot=data.config.tokenizer.eot,
         data=data.meta | {"prompt": data.prompt},
-        lineage=start.lineage,
-        settings=resolved_settings(config),
+        lineage=lineage,
+        settings=config.resolved(),
         code=code_sha256(),
     )
     return TrainingModule(
@@ -245,44 +217,18 @@ def build_module(config: RunConfig, model: "GPT", data: "TextDataModule", start:
     )
 
 
-def passes_over(data: "TextDataModule", config: RunConfig) -> float:
-    """How often the run reads its training text."""
-    tokens = config.steps * config.tokens_per_step() * config.devices
-    return tokens / data.meta["counts"]["train"]["tokens"]
-
-
-def record_steps(run: Run, steps: int) -> None:
-    """Writes a new trainer.max_steps into config.yaml."""
-    settings = run.settings
-    settings["trainer"]["max_steps"] = steps
-    write_text(run.folder / SETTINGS, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-
-
-def is_finished(start: Start, config: RunConfig, run: Run, given: Mapping[str, str]) -> bool:
-    """Whether a resumed run has a summary and no step left; says so.
-
-    Raises:
-        ValueError: no step is left, and a setting is given that would need one.
-    """
-    if start.checkpoint is None or not (run.folder / SUMMARY).is_file() or run.summary.get("diverged"):
-        return False
-    end, limit = f"finished its {start.step:,} steps", "trainer.max_steps"
-    if start.step < config.steps:
-        limit = str(run.summary.get("stopped_early")).rpartition(" by ")[2]  # a setting, or "a callback"
-        if limit not in known_settings() or is_given(given, limit):
-            return False
-        end = f"stopped at step {start.step:,} by {limit}"
-    if changed := [key for key in given if key != "resume"]:
-        remedy = f"raise {limit} to continue it, or start a new run"
-        raise ValueError(f"{run.folder} has {end} without {changed[0]}; {remedy}")
-    print(f"{run.folder} has {end}; it is unchanged", flush=True)
-    return True
-
-
 def fit_run(
-    trainer: "Trainer", module: "TrainingModule", data: "TextDataModule", config: RunConfig, run: Run, start: Start
+    trainer: "Trainer",
+    module: "TrainingModule",
+    data: "TextDataModule",
+    config: RunConfig,
+    run: Run,
+    checkpoint: "Checkpoint | None",
 ) -> None:
-    """Trains, and writes the summary.
+    """Trains, and writes config.yaml and the summary.
+
+    Args:
+        checkpoint: that the run goes on from; None: it is a new run.
 
     Raises:
         UserError: the model sees the future, memory does not suffice, a loss is not finite, or a file of the run cannot
@@ -293,17 +239,22 @@ def fit_run(
     from tril.model.training.summary import code_version, describe
     from tril.model.training.trainer import fit
 
-    first, path = trainer.is_global_zero, run.folder / SETTINGS
+    before = run.settings if checkpoint is not None else None
     settings = config.to_dict()
-    before = path.read_text(encoding="utf-8") if first and path.is_file() else None
-    if first:
-        write_text(path, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-        if start.step < config.steps:  # summary.json marks a finished run
-            (run.folder / SUMMARY).unlink(missing_ok=True)
+    if trainer.is_global_zero:
+        write_settings(run, settings)
+        (run.folder / SUMMARY).unlink(missing_ok=True)  # which marks a finished run
     print(describe(trainer, module, data), flush=True)
     try:
         settings |= {"code": code_version()}
-        fit(trainer, module, data, checkpoint=start.path, settings=settings, sample=command("sample"))
+        fit(
+            trainer,
+            module,
+            data,
+            checkpoint=None if checkpoint is None else checkpoint.path,
+            settings=settings,
+            sample=command("sample"),
+        )
     except StoppedError as stopped:
         stopped.step = trainer.global_step
         raise
@@ -312,7 +263,12 @@ def fit_run(
         raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error
     except (RunRefused, MemoryError, NonFiniteError) as error:
         if isinstance(error, RunRefused) and before is not None:  # a resumed run keeps its settings
-            write_text(path, before)
-        if isinstance(error, NonFiniteError) and not first:  # all processes raise it, and rank 0 says so
+            write_settings(run, before)
+        if isinstance(error, NonFiniteError) and not trainer.is_global_zero:  # all processes raise it, one says so
             sys.exit()  # Lightning kills rank 0 when another rank ends with another status
         raise UserError(str(error)) from error
+
+
+def write_settings(run: Run, settings: Mapping[str, Any]) -> None:
+    """Writes config.yaml."""
+    write_text(run.folder / SETTINGS, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))

@@ -86,7 +86,7 @@ def compose_grid(composer: "Composer") -> tuple[list[PlannedRun], list[Rejected]
         parsed = composer.parser.parse_overrides(swept + list(composer.config.hydra.overrides.task))
         [grid] = BasicSweeper.split_arguments(parsed, None)
     except HydraException as error:
-        raise UserError(explain(error, composer.config_name)) from error
+        raise UserError(explain(error, composer.config_name, swept)) from error
     runs: dict[str, PlannedRun] = {}
     rejected = []
     for overrides in ([text for text in combination if not text.startswith("sweep.")] for combination in grid):
@@ -125,7 +125,7 @@ class Composer:
             config = RunConfig.of(settings)
             return PlannedRun(overrides, settings, config if self.elsewhere else config.on_this_machine())
         except OmegaConfBaseException as error:  # raised while a value is read
-            return Rejected(overrides, explain(error, self.config_name))
+            return Rejected(overrides, explain(error, self.config_name, overrides))
         except (ValueError, OSError) as error:
             return Rejected(overrides, message_of(error))
 
@@ -152,7 +152,7 @@ class Composer:
             self.loader.load_sweep_config(self.config, overrides)
         except (HydraException, OmegaConfBaseException) as hydras_error:  # says more about an unknown key
             error = hydras_error
-        return explain(error, self.config_name)
+        return explain(error, self.config_name, overrides)
 
 
 def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
@@ -237,10 +237,10 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
         if (key := repr(what)) not in speeds:
             [speeds[key]] = measure(*what)
         run.sizes["estimated_seconds"] = speeds[key].run(
-            steps=config.steps,
+            steps=config.trainer.max_steps,
             tokens_per_step=config.tokens_per_step(),
             val_tokens=val_windows * length,
-            validations=-(-config.steps // config.trainer.val_check_interval),
+            validations=-(-config.trainer.max_steps // config.trainer.val_check_interval),
         )
         estimated.append(run)
     return estimated, rejected
