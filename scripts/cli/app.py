@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tril.data.config import SOURCES
 from tril.data.settings import Setting, build, declared, defaults, nearest
-from tril.model.training.settings import TopLevelConfig
+from tril.model.training.settings import CallbacksConfig, TopLevelConfig
 from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, data_defaults, known_settings, refuse_unused
 from tril.scripts.cli.errors import MEANT, UserError, fail, unknown_setting, user_errors
 from tril.scripts.cli.help import print_help
@@ -38,6 +38,7 @@ VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the w
 COLLECTION_THRESHOLD = 10_000
 HELP, GRID = ("-h", "--help", "--help=all"), ("-m", "--multirun")
 QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
+CALLBACKS = [f"callbacks.{name}" for name in CallbacksConfig.__pydantic_fields__]
 Own = TypeVar("Own")
 
 
@@ -239,11 +240,14 @@ def overrides(declaration: Declaration, arguments: Sequence[str], *, is_grid: bo
     data.path=FILE means data=files, unless something else chooses a text that has a path.
     """
     texts = {key for key, setting in declaration.settings.items() if setting.is_text} | {"debug", FOLDER}
-    words = [
-        f"{key}={quoted(value)}" if equals and key_of(key) in texts and not is_grid else f"{key}{equals}{value}"
-        for key, equals, value in (argument.partition("=") for argument in arguments)
-    ]
-    given = {key_of(argument): argument for argument in arguments}
+    words, given = [], [key_of(argument) for argument in arguments]
+    for argument, key in zip(arguments, given, strict=True):
+        signed, equals, value = argument.partition("=")
+        if key in texts and equals and not is_grid:
+            value = quoted(value)
+        if key in (*declaration.settings, *CALLBACKS) and not is_grid and not argument.startswith("~"):
+            signed = f"++{key}"  # sets it, whether or not the chosen yaml files have it
+        words.append(f"{signed}{equals}{value}")
     if "data.path" in given and "data" not in given:
         experiment = [word for word in words if key_of(word) == "experiment"]
         if not experiment or "path" not in hydra.compose(declaration.name, experiment).data:
@@ -278,15 +282,17 @@ def explain(error: Exception, name: str, arguments: Sequence[str]) -> str:
     """An error of Hydra or OmegaConf in one line that names the nearest valid choice or a remedy."""
     declaration = DECLARED[name]
     if isinstance(error, OverrideParseException):
-        key, equals, _ = error.override.partition("=")
+        key, equals, _ = error.override.removeprefix("++").partition("=")
         recipe = ", and a recipe is experiment=NAME" if key.endswith((".py", ".yaml")) else ""
         remedy = f"put quotes within quotes, \"{key}='...'\"" if equals else f"settings are written key=value{recipe}"
-        return f"cannot read {error.override!r}; {remedy}"
+        return f"cannot read {error.override.removeprefix('++')!r}; {remedy}"
     groups = [path.name for path in CONFIGS.iterdir() if path.is_dir()] if declaration.of_a_run else declaration.groups
     parents = {key[: dot.start()] for key in declaration.settings for dot in re.finditer(r"\.", key)}
-    names = [*declaration.settings, *groups, *sorted(parents), *([FOLDER] if declaration.of_a_run else [])]
+    names = [*declaration.settings, *groups, *sorted(parents)]
+    if declaration.of_a_run:
+        names += [FOLDER, *CALLBACKS]
     for key in map(key_of, arguments):
-        if key not in names and key.partition(".")[0] not in ("hydra", *(["logger"] if "logger" in groups else [])):
+        if key not in names and not (declaration.of_a_run and key.startswith(("hydra", "logger."))):
             return unknown_setting(key, names)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # of a search path, there is none
         group, _, option = error.missing_cfg_file.rpartition("/")
@@ -297,7 +303,7 @@ def explain(error: Exception, name: str, arguments: Sequence[str]) -> str:
         key, value = several.groups()
         remedy = "add -m for a grid of runs" if declaration.of_a_run else "give one"
         return f"{key}={value} has several values; {remedy}, or write a list as {key}=[{value}]"
-    if absent := re.match(r"Could not override '(.*?)'", str(error)):
+    if absent := re.match(r"Could not override '\+*(.*?)'", str(error)):
         group = absent[1].partition(".")[0]
         return f"{absent[1]} does not go with the other settings of {group}; leave it out, or choose another {group}"
     return ": ".join([line.strip() for line in str(error).splitlines() if line.strip()][:2])

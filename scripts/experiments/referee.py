@@ -14,10 +14,10 @@ from tril.model.atomic_files import write_json
 from tril.model.comparison import BETTER, DIVERGED, EQUAL, LOOKS_ALPHA, MAX_PAIRS, MIN_PAIRS, WORSE, Comparison
 from tril.model.formats import clock, plural
 from tril.model.runs import FAILURE, ROOTS, SWEEP, new_folder, state_of
+from tril.model.training.stop import StoppedError, stop_on_signals
 from tril.scripts.cli.app import compose, key_of
 from tril.scripts.cli.config import RunConfig
 from tril.scripts.cli.errors import UserError, check_writable, message_of, user_errors
-from tril.scripts.cli.process import StoppedError, stop_on_signals
 from tril.scripts.experiments import grid, run_process
 from tril.scripts.experiments.launch import known_sweep, with_launch
 from tril.scripts.experiments.losses import compare_sweep, different_texts, losses_of
@@ -183,7 +183,7 @@ def judge(arms: Sequence[grid.PlannedRun], rules: Rules, out: str | None) -> tup
                 if decision.verdict is not None:
                     break
     except (StoppedError, SystemExit) as stopped:  # SystemExit: SIGTERM while a run trains
-        status = stopped.status if isinstance(stopped, StoppedError) else stopped.code
+        status = 128 + stopped.signum if isinstance(stopped, StoppedError) else stopped.code
         done = f"stopped after {plural(pairs, 'pair')}; the same command continues ({folder})"
         print(done, file=sys.stderr, flush=True)
         sys.exit(status)

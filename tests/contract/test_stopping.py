@@ -169,7 +169,7 @@ def test_a_setting_changes_in_a_resumed_run_only_if_it_is_typed(stopped, whole):
     text = config.read_text()
     for key, before, after in (("seed", 0, 1), ("devices", 1, 2), ("compile", "auto", "true")):
         config.write_text(re.sub(f"^( *){key}: {before}$", rf"\g<1>{key}: {after}", text, flags=re.MULTILINE))
-        run("train", "resume=latest", cwd=stopped).refused("; to change it, type ", f"{key}={after}")
+        run("train", "resume=latest", cwd=stopped).refused("; to change it, add ", f"{key}={after}")
     config.write_text(text)
     run("train", "resume=latest", "model.dim=64", cwd=stopped).refused("model.dim", "64", "32")
     run("train", "resume=latest", "optim.lr_scale=0.5", cwd=stopped).succeeded()

@@ -49,7 +49,7 @@ def test_a_run_goes_on_in_its_folder_with_what_is_typed_and_is_not_started_over(
     saved, files = config.read_text(), sorted((folder / "run").rglob("*"))
     for key, value in EDITS.items():
         edit(folder, key, value)
-        assert_refused(in_process("resume=run", "trainer.max_steps=3", cwd=folder), key, "to change it, type")
+        assert_refused(in_process("resume=run", "trainer.max_steps=3", cwd=folder), key, "to change it, add")
         config.write_text(saved)
     assert sorted((folder / "run").rglob("*")) == files
     edit(folder, "optim.lr", 0.5)
