@@ -21,7 +21,7 @@ def main(line: CommandLine[SampleConfig]) -> None:
         path = find_checkpoint(settings.ckpt)
         keep_compiled_code()  # before the import of torch, which takes a second
         from tril.model.checkpoint import load
-        from tril.model.heads.gate import head_gate
+        from tril.model.heads.ablation import head_gate
         from tril.model.training.hardware import choose_compile, use_device
 
         device = use_device(settings.device)

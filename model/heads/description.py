@@ -13,9 +13,8 @@ import torch
 from tril.model.atomic_files import write_json
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import Ablation, ablate
+from tril.model.heads.ablation import Ablation, ablate, head_name
 from tril.model.heads.attention_maps import TokenWindows, attention_maps
-from tril.model.heads.gate import head_name
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_removal
 from tril.model.heads.page import write_page
 from tril.model.heads.records import UNIFORM

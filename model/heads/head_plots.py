@@ -12,8 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from tril.model.comparison import UNCLEAR, Comparison
-from tril.model.heads.ablation import Ablation
-from tril.model.heads.gate import head_name
+from tril.model.heads.ablation import Ablation, head_name
 from tril.model.heads.records import HeadRecords
 from tril.model.heads.scores import SCORES
 

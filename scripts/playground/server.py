@@ -90,7 +90,7 @@ class PlayModel:
         Raises:
             ValueError: a value is out of range, or the prompt contains characters that the tokenizer does not know.
         """
-        from tril.model.heads.gate import head_gate
+        from tril.model.heads.ablation import head_gate
         from tril.model.heads.live import live_tokens, prompt_tokens
 
         lm = self.lm

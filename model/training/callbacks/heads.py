@@ -100,7 +100,7 @@ def inputs_of(trainer: Trainer, module: TrainingModule) -> tuple[Any, ...]:
 
 def rows_of(step: int, config: GPTConfig, scores: Any) -> list[dict[str, Any]]:
     """The rows of heads.csv of one step; a score that is not a number is an empty cell."""
-    from tril.model.heads.gate import all_heads, head_name
+    from tril.model.heads.ablation import all_heads, head_name
 
     rows = {head_name(head): {name: x[head].item() for name, x in scores.heads.items()} for head in all_heads(config)}
     rows[UNIFORM] = scores.uniform
