@@ -132,7 +132,10 @@ def test_heads_with_zero_queries_have_uniform_scores(choices, document_eot):
 
 
 def test_scores_are_nan_where_one_key_is_visible_and_repeated_tokens_are_distinct():
-    text, alphabet = TokenWindows(torch.randint(31, (2, 12)), torch.zeros(2, 12)), torch.tensor([3, 5, 8, 9, 11, 20])
+    text, alphabet = (
+        TokenWindows(torch.randint(31, (2, 12)), torch.zeros(2, 12).long()),
+        torch.tensor([3, 5, 8, 9, 11, 20]),
+    )
     scores = score_heads(tiny_gpt(window=1), text, alphabet=torch.arange(31), seed=0)
     assert all(values.isnan().all() and values.shape == (2, 4) for values in scores.heads.values())
     assert all(map(math.isnan, scores.copy_losses))
