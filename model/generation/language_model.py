@@ -99,6 +99,10 @@ class LanguageModel:
         """
         return encode_prompt(self.tokenizer, prompt) or [self.eot_id]
 
+    def token_text(self, token: int) -> str:
+        """One token on its own; "\\ufffd" for a part of a character."""
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
     def split(self, prompt: str) -> "Start":
         """Token healing: what generation starts from, without a whitespace token at the end of the prompt.
 

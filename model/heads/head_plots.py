@@ -3,10 +3,11 @@
 Letters: L layers, H heads, T tokens.
 """
 
+import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +16,9 @@ from tril.model.comparison import UNCLEAR, Comparison
 from tril.model.heads.ablation import Ablation, head_name
 from tril.model.heads.records import HeadRecords
 from tril.model.heads.scores import SCORES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOR = "tab:blue"
 DPI = 130
@@ -25,56 +29,64 @@ OVER_TIME: Any = [["previous", "first"], ["self", "induction"], ["entropy", "dis
 WHITESPACE = {" ": "␣", "\n": "↵", "\t": "→", "\r": "←"}  # glyphs of matplotlib's default font
 
 
+@contextlib.contextmanager
+def saved_figure(path: str | Path, width: float, height: float) -> Iterator["Figure"]:
+    """A figure of this size in inches; it is written to a PNG file when the block ends."""
+    from matplotlib.figure import Figure  # not pyplot, which may look for a display
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    yield figure
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # shown as a box
+        figure.savefig(path, dpi=DPI)
+
+
 def plot_ablation(path: str | Path, ablation: Ablation) -> None:
     """PNG: layers x heads with the change of the loss and its interval. Those without a verdict are hatched."""
     from matplotlib.colors import CenteredNorm
-    from matplotlib.figure import Figure  # not pyplot, which may look for a display
     from matplotlib.patches import Rectangle
 
     n_layers, n_heads, _ = ablation.single.shape
-    figure = Figure(figsize=(max(5.0, 0.95 * n_heads + 1.9), max(3.2, 0.62 * n_layers + 1.9)), layout="constrained")
-    axes, changes = figure.subplots(), ablation.changes()
-    rises = np.array([change.difference.mean for change in changes.values()])
+    changes = ablation.changes()
+    rises = np.array([change.difference.mean for change in changes.values()]).reshape(n_layers, n_heads)
     largest = np.abs(rises).max() or 1.0
-    image = axes.imshow(rises.reshape(n_layers, n_heads), cmap="RdBu_r", norm=CenteredNorm(0, largest), aspect="auto")
-    for (layer, head), change in changes.items():
-        unclear = change.verdict == UNCLEAR
-        color = "white" if abs(change.difference.mean) > 0.6 * largest and not unclear else "black"
-        box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
-        text = f"{change.difference.mean:+.3f}\n± {change.difference.half_width:.3f}"
-        axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
-        if unclear:
-            style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
-            axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, **style))
-    axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
-    figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
-    figure.suptitle(f"Each head removed alone, with its interval over {ablation.clusters.unit}\nHatched: {UNCLEAR}")
-    figure.savefig(path, dpi=DPI)
+    with saved_figure(path, max(5.0, 0.95 * n_heads + 1.9), max(3.2, 0.62 * n_layers + 1.9)) as figure:
+        axes = figure.subplots()
+        image = axes.imshow(rises, cmap="RdBu_r", norm=CenteredNorm(0, largest), aspect="auto")
+        for (layer, head), change in changes.items():
+            unclear, rise = change.verdict == UNCLEAR, change.difference
+            color = "white" if abs(rise.mean) > 0.6 * largest and not unclear else "black"
+            box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
+            text = f"{rise.mean:+.3f}\n± {rise.half_width:.3f}"
+            axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
+            if unclear:
+                style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
+                axes.add_patch(Rectangle((head - 0.5, layer - 0.5), 1, 1, **style))
+        axes.set(xlabel="head", ylabel="layer", xticks=range(n_heads), yticks=range(n_layers))
+        figure.colorbar(image, ax=axes, label="rise of the loss, nats per token", pad=0.02)
+        title = f"Each head removed alone, with its interval over {ablation.clusters.unit}\nHatched: {UNCLEAR}"
+        figure.suptitle(title)
 
 
 def plot_removal(path: str | Path, ablation: Ablation) -> None:
     """PNG: the loss with more and more heads removed, the least important first, with the paired interval as a band."""
-    from matplotlib.figure import Figure
-
     rows, whole = ablation.removal_rows(), ablation.loss
-    losses = [row["loss"] for row in rows]
-    figure = Figure(figsize=(max(8.0, 0.5 * min(len(rows), MAX_ANNOTATED)), 4.8), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(losses, color=COLOR, lw=1.4, marker="o", ms=3)
-    low, high = zip(*((whole + row["low"], whole + row["high"]) for row in rows), strict=True)
-    axes.fill_between(range(len(rows)), low, high, color=COLOR, alpha=0.2, lw=0)
-    for row in rows[1:] if len(rows) <= MAX_ANNOTATED else []:
-        style = {"xytext": (0, 6), "va": "bottom", "ha": "center", "rotation": 90, "fontsize": 7, "color": COLOR}
-        axes.annotate(row["removed_last"], (row["n_removed"], row["loss"]), textcoords="offset points", **style)
-    axes.axhline(whole, color="grey", ls="--", lw=1, label="whole model")
-    axes.margins(y=0.15)
-    title = "Heads removed one after another, the least important first"
-    axes.set(title=title, xlabel="heads removed", ylabel="loss, nats per token")
-    axes.locator_params(axis="x", integer=True)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.legend()
-    figure.savefig(path, dpi=DPI)
+    with saved_figure(path, max(8.0, 0.5 * min(len(rows), MAX_ANNOTATED)), 4.8) as figure:
+        axes = figure.subplots()
+        axes.plot([row["loss"] for row in rows], color=COLOR, lw=1.4, marker="o", ms=3)
+        low, high = ([whole + row[end] for row in rows] for end in ("low", "high"))
+        axes.fill_between(range(len(rows)), low, high, color=COLOR, alpha=0.2, lw=0)
+        for row in rows[1:] if len(rows) <= MAX_ANNOTATED else []:
+            style = {"xytext": (0, 6), "va": "bottom", "ha": "center", "rotation": 90, "fontsize": 7, "color": COLOR}
+            axes.annotate(row["removed_last"], (row["n_removed"], row["loss"]), textcoords="offset points", **style)
+        axes.axhline(whole, color="grey", ls="--", lw=1, label="whole model")
+        axes.margins(y=0.15)
+        title = "Heads removed one after another, the least important first"
+        axes.set(title=title, xlabel="heads removed", ylabel="loss, nats per token")
+        axes.locator_params(axis="x", integer=True)
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.legend()
 
 
 def plot_ranks(path: str | Path, averages: Mapping[str, Mapping[str, Comparison]]) -> None:
@@ -83,81 +95,70 @@ def plot_ranks(path: str | Path, averages: Mapping[str, Mapping[str, Comparison]
     Args:
         averages: label of a variant -> see `ablation.average`.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 4.8), layout="constrained")
-    axes = figure.subplots()
-    for label, of_variant in averages.items():
-        ranks = [each.difference for name, each in of_variant.items() if name.startswith("rank")]
-        bars = [0.0 if interval.low is None else interval.half_width for interval in ranks]
-        means, numbers = [interval.mean for interval in ranks], range(1, len(ranks) + 1)
-        axes.errorbar(numbers, means, bars, marker="o", ms=3, lw=1.2, capsize=2, label=label.replace("$", r"\$"))
-    axes.axhline(0, color="0.6", lw=0.8, zorder=0)
-    axes.set(xlabel="rank of the head", ylabel="rise of the loss, nats per token")
-    axes.locator_params(axis="x", integer=True)
-    axes.legend()
-    figure.savefig(path, dpi=DPI)
+    with saved_figure(path, 8.0, 4.8) as figure:
+        axes = figure.subplots()
+        for label, of_variant in averages.items():
+            ranks = [each.difference for name, each in of_variant.items() if name.startswith("rank")]
+            bars = [0.0 if interval.low is None else interval.half_width for interval in ranks]
+            means, numbers = [interval.mean for interval in ranks], range(1, len(ranks) + 1)
+            axes.errorbar(numbers, means, bars, marker="o", ms=3, lw=1.2, capsize=2, label=label.replace("$", r"\$"))
+        axes.axhline(0, color="0.6", lw=0.8, zorder=0)
+        axes.set(xlabel="rank of the head", ylabel="rise of the loss, nats per token")
+        axes.locator_params(axis="x", integer=True)
+        axes.legend()
 
 
 def plot_maps(path: str | Path, maps: Tensor, tokens: Sequence[str]) -> None:
     """PNG: the weights (L, H, T, T) of every head as a grid, one query per row, with token labels where they fit."""
     from matplotlib.colors import PowerNorm
-    from matplotlib.figure import Figure
 
     n_layers, n_heads, n_tokens, _ = maps.shape
     side = min(max(0.075 * n_tokens, 2.0), 3.8, 30 / max(n_layers, n_heads))  # inches of a panel
     font = min(8.0, 72 * side / n_tokens / 1.15)  # points
     labels = [readable(token) for token in tokens]
-    figure = Figure(figsize=(n_heads * side + 1.6, n_layers * side + 1.4), layout="constrained")
-    panels = figure.subplots(n_layers, n_heads, squeeze=False, sharex=True, sharey=True)
-    for (layer, head), axes in np.ndenumerate(panels):
-        shown = np.ma.masked_equal(maps[layer, head].float().cpu().numpy(), 0)  # exactly 0: hidden
-        axes.set_facecolor("0.88")
-        image = axes.imshow(shown, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-        axes.set_title(head_name((layer, head)), fontsize=9)
-        if font >= MIN_FONT:
-            axes.set_xticks(range(n_tokens), labels, rotation=90, fontsize=font, parse_math=False)
-            axes.set_yticks(range(n_tokens), labels, fontsize=font, parse_math=False)
-            axes.tick_params(length=0, pad=1.5)
-    figure.supxlabel("key token", fontsize=10)
-    figure.supylabel("query token", fontsize=10)
-    shrink = min(1.0, 6 / (n_layers * side))
-    figure.colorbar(image, ax=panels, label="weight\n(grey: exactly 0)", shrink=shrink, pad=0.02)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # shown as a box
-        figure.savefig(path, dpi=DPI)
+    with saved_figure(path, n_heads * side + 1.6, n_layers * side + 1.4) as figure:
+        panels = figure.subplots(n_layers, n_heads, squeeze=False, sharex=True, sharey=True)
+        for (layer, head), axes in np.ndenumerate(panels):
+            shown = np.ma.masked_equal(maps[layer, head].float().cpu().numpy(), 0)  # exactly 0: hidden
+            axes.set_facecolor("0.88")
+            image = axes.imshow(shown, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+            axes.set_title(head_name((layer, head)), fontsize=9)
+            if font >= MIN_FONT:
+                axes.set_xticks(range(n_tokens), labels, rotation=90, fontsize=font, parse_math=False)
+                axes.set_yticks(range(n_tokens), labels, fontsize=font, parse_math=False)
+                axes.tick_params(length=0, pad=1.5)
+        figure.supxlabel("key token", fontsize=10)
+        figure.supylabel("query token", fontsize=10)
+        shrink = min(1.0, 6 / (n_layers * side))
+        figure.colorbar(image, ax=panels, label="weight\n(grey: exactly 0)", shrink=shrink, pad=0.02)
 
 
 def plot_records(path: str | Path, records: HeadRecords) -> None:
     """PNG: the scores of every head over the steps of its run, and the losses of the copies of repeated sequences."""
     from matplotlib import colormaps
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10.0, 11.0), layout="constrained")
-    panels = figure.subplot_mosaic(OVER_TIME, sharex=True)
     layers = [int(name[1:].partition("H")[0]) for name in records.heads[:-1]]
     colors = colormaps["viridis"](np.linspace(0, 0.9, max(layers) + 1))
-    for name, axes in panels.items():
-        if name in SCORES:
-            *heads, uniform = records.scores[name].T  # (N,) each
+    with saved_figure(path, 10.0, 11.0) as figure:
+        panels = figure.subplot_mosaic(OVER_TIME, sharex=True)
+        losses = panels["losses"]
+        losses.plot(records.steps, records.losses, label=["first copy", "second copy"])
+        losses.set_title("loss of random sequences that are repeated, nats per token", fontsize=8)
+        losses.set_xlabel("step")
+        losses.legend(fontsize=8)
+        for name in panels.keys() & SCORES:
+            axes, (*heads, uniform) = panels[name], records.scores[name].T  # (N,) each
             axes.plot(records.steps, uniform, color="grey", ls="--", lw=1, label="uniform")
-            seen = set()
             for layer, head, values in zip(layers, records.heads, heads, strict=False):
-                label = None if layer in seen else f"layer {layer}"
-                seen.add(layer)
+                label = f"layer {layer}" if head.endswith("H0") else None  # once
                 axes.plot(records.steps, values, color=colors[layer], lw=1.2, label=label)
                 if values[-1] == max(each[-1] for each in heads):
                     axes.annotate(head, (records.steps[-1], values[-1]), fontsize=8, va="bottom", ha="right")
             axes.set_title(f"{name}: {SCORES[name]}", fontsize=8, wrap=True)
-        else:
-            axes.plot(records.steps, records.losses, label=["first copy", "second copy"])
-            axes.set_title("loss of random sequences that are repeated, nats per token", fontsize=8)
-            axes.set_xlabel("step")
-            axes.legend(fontsize=8)
-        axes.set_xscale("symlog", linthresh=1)  # linear up to step 1, since the first step is 0
-        axes.grid(alpha=0.3)
-    panels["previous"].legend(fontsize=8)
-    figure.savefig(path, dpi=DPI)
+        for axes in panels.values():
+            axes.set_xscale("symlog", linthresh=1)  # linear up to step 1, since the first step is 0
+            axes.grid(alpha=0.3)
+        panels["previous"].legend(fontsize=8)
 
 
 def readable(token: str) -> str:

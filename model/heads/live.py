@@ -60,7 +60,7 @@ def prompt_tokens(lm: LanguageModel, prompt: str) -> list[tuple[str, str]]:
     A space at the end of the prompt is missing if it becomes part of the first new token (see `LanguageModel.split`).
     """
     stream = TextStream(lm.tokenizer)
-    return [(_name(lm, token), stream.push(token)) for token in lm.split(prompt).ids]
+    return [(lm.token_text(token), stream.push(token)) for token in lm.split(prompt).ids]
 
 
 def live_tokens(
@@ -116,7 +116,7 @@ def _steps(
             text += stream.finish()
         attention = torch.stack(maps) if maps else torch.empty(0, 0, rows.length)  # (L, H, S)
         n_dropped = len(prompt) + step - rows.length
-        yield LiveToken(token, _name(lm, token), text, _candidates(lm, logits, used, token), attention, n_dropped)
+        yield LiveToken(token, lm.token_text(token), text, _candidates(lm, logits, used, token), attention, n_dropped)
         if ended:
             return
         rows.append(ids)
@@ -129,8 +129,4 @@ def _candidates(lm: LanguageModel, logits: Tensor, choice: Choice, drawn: int) -
     order = torch.where(drawn_from > 0, 1 + drawn_from, model)  # first those that could be drawn
     ids = order.topk(min(N_CANDIDATES, len(order))).indices.tolist()
     ids += [drawn] if drawn not in ids else []
-    return [Candidate(i, _name(lm, i), drawn_from[i].item(), model[i].item()) for i in ids]
-
-
-def _name(lm: LanguageModel, token: int) -> str:
-    return lm.tokenizer.decode([token], skip_special_tokens=False)
+    return [Candidate(i, lm.token_text(i), drawn_from[i].item(), model[i].item()) for i in ids]

@@ -1,14 +1,13 @@
 """The attention maps of a text as one HTML page: pick a head and a token, see its weights and the next tokens."""
 
 import base64
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from tril.model.atomic_files import atomic_path
+from tril.model.atomic_files import atomic_path, without_nan
 
 SMALLEST = 2.0**-24  # the smallest float16 above 0 (IEEE 754 binary16)
 
@@ -51,26 +50,26 @@ def write_page(
             f"{len(tokens)} tokens, maps {sizes} and probabilities after {len(probabilities)} tokens do not match; "
             "maps must be (L, H, T, T), without a 0, for T tokens and probabilities after each of them"
         )
-    # JSON has no NaN; jinja2 writes it in ASCII without <, > and &, so no token can end its HTML element.
-    rows = [[(token, float(p) if math.isfinite(p) else None) for token, p in row] for row in probabilities]
-    data = {"layers": sizes[0], "heads": sizes[1], "tokens": list(tokens), "probabilities": rows}
-    data["steps"] = list(earlier or {})
-    data["scores"] = [
-        {
-            "name": name,
-            "meaning": meaning,
-            "values": [[x if math.isfinite(x) else None for x in row] for row in values.tolist()],
-        }
-        for name, (meaning, values) in (scores or {}).items()
-    ]
+    data = {
+        "layers": sizes[0],
+        "heads": sizes[1],
+        "tokens": tokens,
+        "probabilities": probabilities,
+        "steps": list(earlier or {}),
+        "scores": [
+            {"name": name, "meaning": meaning, "values": values.tolist()}
+            for name, (meaning, values) in (scores or {}).items()
+        ],
+    }
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )
+    # jinja2 writes JSON in ASCII without <, > and &, so no token can end its HTML element.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     codes = b"".join(each.tobytes() for each in (earlier or {}).values())
     texts = {"maps": to_float16(maps).tobytes(), "earlier": codes}
     encoded = {name: base64.b64encode(each).decode("ascii") for name, each in texts.items()}
-    page = environment.get_template("attention.html").render(title=title, data=data, **encoded)
+    page = environment.get_template("attention.html").render(title=title, data=without_nan(data), **encoded)
     with atomic_path(path) as part:  # xmlcharrefreplace: for half of a surrogate pair
         part.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
 

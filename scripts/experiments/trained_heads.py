@@ -1,22 +1,36 @@
-"""The heads of a trained run, and of every run of a sweep with averages over the seeds of each variant."""
+"""The heads of a trained run, and of every run of a sweep with averages over the seeds of each variant.
+
+Letters: L layers, H heads, T tokens.
+"""
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tril.model.atomic_files import write_text
-from tril.model.comparison import Comparison
+import numpy as np
+import torch
+
+from tril.model.atomic_files import write_json, write_text
 from tril.model.formats import csv_text, markdown_table, plural
+from tril.model.generation.generate import inference
+from tril.model.generation.language_model import LanguageModel
+from tril.model.heads.ablation import ablate, average, obstacle
+from tril.model.heads.attention_maps import attention_maps
+from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_ranks, plot_records, plot_removal
+from tril.model.heads.page import write_page
+from tril.model.heads.records import UNIFORM, read_maps, read_records
+from tril.model.heads.scores import N_REPEATS, SCORES, alphabet_of, score_heads
+from tril.model.masks import document_options
 from tril.model.runs import find_checkpoint, run_folder
+from tril.model.training.hardware import use_device
 from tril.scripts.cli.errors import user_errors, writable
 from tril.scripts.cli.finished_run import TrainedRun, read_run, sample_windows, validation_tokens
 from tril.scripts.experiments.losses import spread
 from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
 
-if TYPE_CHECKING:
-    from tril.model.heads.ablation import Ablation
-
+SHOWN_TOKENS = 48  # of the validation part, without a prompt
+N_NEXT_TOKENS = 10  # most probable next tokens on the page
 OF_A_MODEL = "heads.json heads.csv heads.png removal.csv removal.png attention.png attention.html".split()
 OVER_TIME = "heads_over_time.png"  # of a run that has recorded its heads
 OF_A_SWEEP = ("heads.csv", "averages.csv", "ranks.png")
@@ -42,14 +56,8 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         seed: of the repeated random sequences.
         out: the folder for the files; None: heads/ in the run's folder.
     """
-    from tril.model.heads.ablation import obstacle
-    from tril.model.heads.description import HeadDescription, prompt_ids
-    from tril.model.heads.head_plots import plot_records
-    from tril.model.heads.records import read_maps, read_records
-    from tril.model.training.hardware import use_device
-
     with user_errors():
-        device = use_device(device)
+        device, run_path = use_device(device), run_folder(path)
         run = read_run(path)
         lm = run.checkpoint.language_model(device)
         if (problem := obstacle(lm.model)) is not None:
@@ -57,11 +65,17 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         tokens = validation_tokens(run)
         numbers, text, clusters = sample_windows(run, tokens, windows)
         shown = prompt_ids(lm, tokens, prompt)
-        records, (recorded, maps) = read_records(run_folder(path)), read_maps(run_folder(path))
-        folder = writable(out or run_folder(path) / "heads", "out")
+        records, (recorded, earlier) = read_records(run_path), read_maps(run_path)
+        folder = writable(out or run_path / "heads", "out")
     log(f"{path} on {device}: {len(text.ids)} windows of {text.ids.shape[1]} tokens without each head")
-    heads = HeadDescription(lm, text, clusters, shown, seed)
-    about = {
+    ablation = ablate(lm.model, text, clusters)
+    scores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
+    changes, removal, counts = ablation.changes(), ablation.removal_rows(), clusters.counts()
+    heads = [
+        row | {name: values[head].item() for name, values in scores.heads.items()}
+        for head, row in zip(changes, ablation.head_rows(), strict=True)
+    ]
+    content = {
         "describes": SCOPE,
         "checkpoint": os.path.relpath(path),
         "steps": run.checkpoint.step,
@@ -69,24 +83,78 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         "document_mask": bool(run.data.get("document_mask")),
         "settings": {"windows": windows, "seed": seed, "prompt": prompt, "device": device},
         "windows": {"of": "the validation part", "length": lm.config.context_length, "numbers": numbers.tolist()},
+        "observations": {"unit": clusters.unit} | counts,
+        "changes": f"nats per token; 95 % intervals of all heads together, over {clusters.unit}, paired",
+        "scores": SCORES | {"left out": "positions that see only one key"},
+        "induction": {"sequences": N_REPEATS, "length": scores.induction_length, "copies": 2},
+        "loss": ablation.loss,
+        "heads": heads,
+        "uniform": scores.uniform,
+        "removal": removal,
+        "shown_tokens": [lm.token_text(token) for token in shown],
     }
-    heads.write(folder, str(path), about, maps if recorded == shown else None)
+    write_json(folder / "heads.json", content)
+    uniform = {"head": UNIFORM, **scores.uniform}
+    write_text(folder / "heads.csv", csv_text([*(row | counts for row in heads), uniform]))
+    write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
+    plot_ablation(folder / "heads.png", ablation)
+    plot_removal(folder / "removal.png", ablation)
+    explained = {
+        name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
+        for name, values in scores.heads.items()
+    }
+    page = {"title": f"Attention of {path}", "scores": explained, "earlier": earlier if recorded == shown else None}
+    write_attention(folder, lm, shown, text.document_eot, page)
     files = OF_A_MODEL
     if records is not None:
         plot_records(folder / OVER_TIME, records)
         files = [*files, OVER_TIME]
-    for name, rows in zip(("heads.csv", "removal.csv"), heads.csv_rows(), strict=True):
-        write_text(folder / name, csv_text(rows))
+    lines = [["head", "change of the loss", "the model is then", *SCORES]]
+    for row, change in sorted(zip(heads, changes.values(), strict=True), key=lambda pair: -pair[0]["change"]):
+        effect = spread(change.difference, "+")
+        lines.append([row["head"], effect, change.verdict, *(f"{row[name]:.3f}" for name in SCORES)])
+    lines.append([UNIFORM, "", "", *(f"{uniform[name]:.3f}" for name in SCORES)])
     print(
         f"{SCOPE}\n\n"
-        f"Loss of the whole model: {heads.ablation.loss:.4f} nats per token over {windows} windows.\n"
+        f"Loss of the whole model: {ablation.loss:.4f} nats per token over {windows} windows.\n"
         f"Change of the loss without a head, the most important head first, with an interval over "
-        f"{clusters.describe()};\nthe intervals of all {len(heads.ablation.order)} heads hold together in 95 %, and "
+        f"{clusters.describe()};\nthe intervals of all {len(heads)} heads hold together in 95 %, and "
         "more windows make them narrower.\n"
-        f"Then what the head attends to (induction: on {heads.scores.induction_length} random tokens, repeated):\n\n"
-        f"{markdown_table(heads.table(), (0, 2))}\n\n{folder}: {', '.join(files)}",
+        f"Then what the head attends to (induction: on {scores.induction_length} random tokens, repeated):\n\n"
+        f"{markdown_table(lines, (0, 2))}\n\n{folder}: {', '.join(files)}",
         flush=True,
     )
+
+
+def prompt_ids(lm: LanguageModel, tokens: np.ndarray, prompt: str | None) -> list[int]:
+    """The ids of the text to show; by default, the start of the validation tokens."""
+    limit = lm.config.context_length
+    if prompt is None:
+        return tokens[: min(SHOWN_TOKENS, limit)].tolist()
+    ids = lm.encode(prompt)
+    if len(ids) > limit:
+        raise ValueError(f"prompt has {len(ids)} tokens, more than the model's context_length={limit}; shorten it")
+    return ids
+
+
+def write_attention(folder: Path, lm: LanguageModel, ids: Sequence[int], document_eot: int | None, page: dict) -> None:
+    """Writes attention.png and attention.html of one sequence.
+
+    Args:
+        document_eot: see `TokenWindows`.
+        page: more arguments of `write_page`.
+    """
+    batch = torch.tensor([ids], device=lm.model.embed.weight.device)
+    options = document_options(batch, document_eot)
+    maps = attention_maps(lm.model, batch, **options)[:, 0].cpu()  # (L, H, T, T)
+    with inference(list(lm.model.modules())):
+        probabilities = lm.model(batch, **options)[0, :, : lm.n_ids].float().softmax(-1)  # (T, n_ids)
+    top = probabilities.topk(min(N_NEXT_TOKENS, lm.n_ids))
+    rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    after = [[(lm.token_text(token), p) for token, p in zip(*row, strict=True)] for row in rows]
+    tokens = [lm.token_text(token) for token in ids]
+    plot_maps(folder / "attention.png", maps, tokens)
+    write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, **page)
 
 
 def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> None:
@@ -97,10 +165,6 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
         windows: of the validation part, to measure losses on.
         out: the folder for the files; None: heads/ in the sweep's folder.
     """
-    from tril.model.heads.ablation import average
-    from tril.model.heads.head_plots import plot_ranks
-    from tril.model.training.hardware import use_device
-
     with user_errors():
         device = use_device(device)
         sweep = read_sweep(path)
@@ -109,17 +173,20 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
     rows, measured = [], {}
     for number, (variant, seed, run) in enumerate(runs, 1):
         log(f"{number} of {len(runs)}: {variant.label}, seed {seed}, on {device}")
-        ablation = measure(run, windows, device)
-        if isinstance(ablation, str):
-            remarks.append(f"{variant.label}, seed {seed}, {ablation}: left out.")
+        with user_errors():
+            lm = run.checkpoint.language_model(device)
+            _, text, clusters = sample_windows(run, validation_tokens(run), windows)
+        if (problem := obstacle(lm.model)) is not None:
+            remarks.append(f"{variant.label}, seed {seed}, {problem}: left out.")
             continue
+        ablation = ablate(lm.model, text, clusters)
         measured.setdefault(variant.label, []).append(ablation)
         name = {"variant": variant.label, **variant.values, "seed": seed, "loss": ablation.loss}
-        rows += [name | row | ablation.clusters.counts() for row in ablation.head_rows()]
+        rows += [name | row | clusters.counts() for row in ablation.head_rows()]
     if not measured:
         with user_errors():
             raise ValueError(f"{path} has no run whose heads can be removed. {' '.join(remarks)}")
-    averages: dict[str, dict[str, Comparison]] = {label: average(group) for label, group in measured.items()}
+    averages = {label: average(ablations) for label, ablations in measured.items()}
     values = {variant.label: variant.values for variant in sweep.variants}
     lines, average_rows = [["variant", "without", "change of the loss", "the model is then"]], []
     for label, quantity, each in ((label, *item) for label, group in averages.items() for item in group.items()):
@@ -159,16 +226,3 @@ def finished_runs(sweep: Sweep, windows: int) -> tuple[list[tuple[Variant, int, 
     if not runs:
         raise ValueError(f"{sweep.folder} has no finished run; let one finish. {' '.join(remarks)}")
     return runs, remarks
-
-
-def measure(run: TrainedRun, windows: int, device: str) -> "Ablation | str":
-    """The ablation of a run's heads, or why it has none."""
-    from tril.model.heads.ablation import ablate, obstacle
-
-    with user_errors():
-        lm = run.checkpoint.language_model(device)
-        tokens = validation_tokens(run)
-    if (problem := obstacle(lm.model)) is not None:
-        return problem
-    _, text, clusters = sample_windows(run, tokens, windows)
-    return ablate(lm.model, text, clusters)
