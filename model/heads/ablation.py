@@ -69,55 +69,65 @@ class Ablation:
 
     Attributes:
         clusters: the documents of the text.
+        whole: (G,), the whole model.
         single: (L, H, G), each head removed alone.
-        order: the heads from the least to the most important, by `single`.
-        removal: (1 + L*H, G), with the first 0, 1, 2, ... of `order` removed.
     """
 
     clusters: TextClusters
+    whole: Tensor
     single: Tensor
-    order: list[Head]
-    removal: Tensor
-
-    @property
-    def whole(self) -> Tensor:
-        """The whole model, (G,)."""
-        return self.removal[0]
 
     @property
     def loss(self) -> float:
         """The mean loss of the whole model, in nats per token."""
         return self.clusters.mean(self.whole).mean
 
+    @property
+    def order(self) -> list[Head]:
+        """The heads from the least to the most important."""
+        by_loss = self.single.sum(-1).flatten().argsort(stable=True).tolist()  # (L*H,)
+        return [divmod(i, self.single.shape[1]) for i in by_loss]
+
     def changes(self) -> dict[Head, Comparison]:
         """The model without each head, compared with the whole one; the intervals of all heads hold together."""
-        sums = torch.cat([self.whole[None], self.single.flatten(0, 1)])  # (1 + L*H, G)
-        return dict(zip(sorted(self.order), _compare(self.clusters, sums[:, None], Bound.MODELS), strict=True))
+        return dict(zip(sorted(self.order), self.compare(self.single.flatten(0, 1)), strict=True))
 
-    def head_rows(self) -> list[dict[str, Any]]:
+    def compare(self, sums: Tensor) -> list[Comparison]:
+        """The model without some heads, whose losses have the sums (V, G), compared with the whole one."""
+        return _compare(self.clusters, torch.cat([self.whole[None], sums])[:, None], Bound.MODELS)
+
+    def rows(self) -> list[dict[str, Any]]:
         """One row per head, by layer: its name, and the change of the loss without it."""
-        return [{"head": head_name(head), **_row(change)} for head, change in self.changes().items()]
-
-    def removal_rows(self) -> list[dict[str, Any]]:
-        """One row per number of removed heads, from 0 on; the intervals of all rows hold together."""
-        rows = [{"n_removed": 0, "removed_last": None, "loss": self.loss, "change": 0.0, "low": 0.0, "high": 0.0}]
-        changes = _compare(self.clusters, self.removal[:, None], Bound.MODELS)
-        for head, change in zip(self.order, changes, strict=True):
-            row = {"n_removed": len(rows), "removed_last": head_name(head)}
-            rows.append(row | {"loss": self.loss + change.difference.mean} | _row(change))
-        return rows
+        return [{"head": head_name(head), **change_row(change)} for head, change in self.changes().items()]
 
 
-def _row(change: Comparison) -> dict[str, Any]:
-    interval = change.difference
-    return {"change": interval.mean, "low": interval.low, "high": interval.high, "verdict": change.verdict}
+def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
+    """Removes every head alone. The model stays unchanged.
+
+    Args:
+        clusters: of the targets of `text`.
+    """
+    heads = [[head] for head in all_heads(model.config)]
+    whole, *single = losses_without(model, text, clusters, [[], *heads])  # (G,) each
+    return Ablation(clusters, whole, torch.stack(single).unflatten(0, (model.config.n_layers, -1)))
 
 
-def _compare(clusters: TextClusters, sums: Tensor, bound: Bound) -> list[Comparison]:
-    """Sums of losses (V, S, G): each variant compared with the first one, see `compare`."""
-    sizes = clusters.targets.numpy()
-    kept = sizes > 0
-    return compare(sums.numpy()[..., kept] / sizes[kept], sizes[kept], bound=bound)
+def remove_in_turn(model: GPT, text: TokenWindows, ablation: Ablation) -> list[dict[str, Any]]:
+    """Removes one head after another, the least important first.
+
+    Args:
+        ablation: of the model on `text`.
+
+    Returns:
+        One row per number of removed heads, from 0 on; the intervals of all rows hold together.
+    """
+    order, loss = ablation.order, ablation.loss
+    sums = losses_without(model, text, ablation.clusters, [order[: n + 1] for n in range(len(order))])  # (L*H, G)
+    rows = [{"n_removed": 0, "removed_last": None, "loss": loss, "change": 0.0, "low": 0.0, "high": 0.0}]
+    for head, change in zip(order, ablation.compare(sums), strict=True):
+        row = {"n_removed": len(rows), "removed_last": head_name(head), "loss": loss + change.difference.mean}
+        rows.append(row | change_row(change))
+    return rows
 
 
 def average(ablations: Sequence[Ablation]) -> dict[str, Comparison]:
@@ -135,19 +145,6 @@ def average(ablations: Sequence[Ablation]) -> dict[str, Comparison]:
         sums.append(torch.stack([ablation.whole, *layers, *ranked]))  # (1 + L + L*H, G)
     names = [*(f"layer {layer}" for layer in range(n_layers)), *(f"rank {n}" for n in range(1, n_layers * n_heads + 1))]
     return dict(zip(names, _compare(ablations[0].clusters, torch.stack(sums, 1), Bound.ONE_LOOK), strict=True))
-
-
-def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
-    """Removes every head alone, then one after another. The model stays unchanged.
-
-    Args:
-        clusters: of the targets of `text`.
-    """
-    heads = all_heads(model.config)
-    alone = losses_without(model, text, clusters, [[head] for head in heads])  # (L*H, G)
-    order = [heads[i] for i in alone.sum(-1).argsort(stable=True)]
-    removal = losses_without(model, text, clusters, [order[:n] for n in range(len(heads) + 1)])  # (1 + L*H, G)
-    return Ablation(clusters, alone.unflatten(0, (model.config.n_layers, -1)), order, removal)
 
 
 def losses_without(
@@ -175,3 +172,15 @@ def losses_without(
                 bar.update(len(ids))
             first += len(ids)
     return sums
+
+
+def change_row(change: Comparison) -> dict[str, Any]:
+    interval = change.difference
+    return {"change": interval.mean, "low": interval.low, "high": interval.high, "verdict": change.verdict}
+
+
+def _compare(clusters: TextClusters, sums: Tensor, bound: Bound) -> list[Comparison]:
+    """Sums of losses (V, S, G): each variant compared with the first one, see `compare`."""
+    sizes = clusters.targets.numpy()
+    kept = sizes > 0
+    return compare(sums.numpy()[..., kept] / sizes[kept], sizes[kept], bound=bound)

@@ -68,9 +68,13 @@ def plot_ablation(path: str | Path, ablation: Ablation) -> None:
         figure.suptitle(title)
 
 
-def plot_removal(path: str | Path, ablation: Ablation) -> None:
-    """PNG: the loss with more and more heads removed, the least important first, with the paired interval as a band."""
-    rows, whole = ablation.removal_rows(), ablation.loss
+def plot_removal(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """PNG: the loss with more and more heads removed, the least important first, with the paired interval as a band.
+
+    Args:
+        rows: see `ablation.remove_in_turn`.
+    """
+    whole = rows[0]["loss"]
     with saved_figure(path, max(8.0, 0.5 * min(len(rows), MAX_ANNOTATED)), 4.8) as figure:
         axes = figure.subplots()
         axes.plot([row["loss"] for row in rows], color=COLOR, lw=1.4, marker="o", ms=3)
@@ -146,7 +150,7 @@ def plot_records(path: str | Path, records: HeadRecords) -> None:
         losses.set_title("loss of random sequences that are repeated, nats per token", fontsize=8)
         losses.set_xlabel("step")
         losses.legend(fontsize=8)
-        for name in panels.keys() & SCORES:
+        for name in (name for name in SCORES if name in panels):
             axes, (*heads, uniform) = panels[name], records.scores[name].T  # (N,) each
             axes.plot(records.steps, uniform, color="grey", ls="--", lw=1, label="uniform")
             for layer, head, values in zip(layers, records.heads, heads, strict=False):

@@ -83,43 +83,32 @@ def live_tokens(
     """
     values = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, seed=seed, **values)
-    ids, _, allowed = lm.split(prompt)
+    prompt_ids, _, allowed = lm.split(prompt)
     device = lm.model.embed.weight.device
     generator = torch.Generator(device).manual_seed(seed)
-    choice = Choice.of(sampling, [ids], lm.n_ids, device)
-    rows = Rows(lm.model, [ids], max_new_tokens=max_new_tokens, head_gate=head_gate)
-    # A separate generator function, since one runs nothing before its first step: errors are raised above, by the call.
-    return _steps(lm, ids, rows, max_new_tokens, choice, generator, allowed)
+    choice = Choice.of(sampling, [prompt_ids], lm.n_ids, device)
+    first_choice = choice._replace(allowed=allowed.to(device))
+    rows = Rows(lm.model, [prompt_ids], max_new_tokens=max_new_tokens, head_gate=head_gate)
+    stream = TextStream(lm.tokenizer, prompt_ids, eot_id=lm.eot_id)
 
+    def steps() -> Iterator[LiveToken]:  # a generator of its own: the call raises the errors above, not the first step
+        for step in range(max_new_tokens):
+            choice.draw(generator)
+            maps: list[Tensor] = []
+            with capture_attention(lm.model, lambda layer, weights, maps=maps: maps.append(weights[0, :, -1].cpu())):
+                logits = rows.logits()  # (1, V)
+            used = choice if step else first_choice
+            ids = choose(logits, used)  # (1,)
+            token = int(ids)
+            text = stream.push(token) + (stream.finish() if step == max_new_tokens - 1 else "")
+            attention = torch.stack(maps) if maps else torch.empty(0, 0, rows.length)  # (L, H, S)
+            n_dropped, candidates = len(prompt_ids) + step - rows.length, _candidates(lm, logits, used, token)
+            yield LiveToken(token, lm.token_text(token), text, candidates, attention, n_dropped)
+            if token == lm.eot_id:
+                return
+            rows.append(ids)
 
-def _steps(
-    lm: LanguageModel,
-    prompt: list[int],
-    rows: Rows,
-    max_new_tokens: int,
-    choice: Choice,
-    generator: torch.Generator,
-    allowed: Tensor,
-) -> Iterator[LiveToken]:
-    stream = TextStream(lm.tokenizer, prompt, eot_id=lm.eot_id)
-    first_choice = choice._replace(allowed=allowed.to(rows.ids.device))
-    for step in range(max_new_tokens):
-        choice.draw(generator)
-        maps: list[Tensor] = []
-        with capture_attention(lm.model, lambda layer, weights, maps=maps: maps.append(weights[0, :, -1].cpu())):
-            logits = rows.logits()  # (1, V)
-        used = choice if step else first_choice
-        ids = choose(logits, used)  # (1,)
-        token, ended = int(ids), int(ids) == lm.eot_id
-        text = stream.push(token)
-        if step == max_new_tokens - 1:
-            text += stream.finish()
-        attention = torch.stack(maps) if maps else torch.empty(0, 0, rows.length)  # (L, H, S)
-        n_dropped = len(prompt) + step - rows.length
-        yield LiveToken(token, lm.token_text(token), text, _candidates(lm, logits, used, token), attention, n_dropped)
-        if ended:
-            return
-        rows.append(ids)
+    return steps()
 
 
 def _candidates(lm: LanguageModel, logits: Tensor, choice: Choice, drawn: int) -> list[Candidate]:

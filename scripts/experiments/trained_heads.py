@@ -15,7 +15,7 @@ from tril.model.atomic_files import write_json, write_text
 from tril.model.formats import csv_text, markdown_table, plural
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import ablate, average, obstacle
+from tril.model.heads.ablation import ablate, average, change_row, obstacle, remove_in_turn
 from tril.model.heads.attention_maps import attention_maps
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_ranks, plot_records, plot_removal
 from tril.model.heads.page import write_page
@@ -31,9 +31,8 @@ from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
 
 SHOWN_TOKENS = 48  # of the validation part, without a prompt
 N_NEXT_TOKENS = 10  # most probable next tokens on the page
-OF_A_MODEL = "heads.json heads.csv heads.png removal.csv removal.png attention.png attention.html".split()
+FILES = "heads.json, heads.csv, heads.png, removal.csv, removal.png, attention.png, attention.html"
 OVER_TIME = "heads_over_time.png"  # of a run that has recorded its heads
-OF_A_SWEEP = ("heads.csv", "averages.csv", "ranks.png")
 SCOPE = (
     "This describes one trained model on one text, not its configuration: another seed gives other heads. "
     "python scripts/heads.py dir=SWEEP averages over the seeds of a sweep."
@@ -70,10 +69,11 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     log(f"{path} on {device}: {len(text.ids)} windows of {text.ids.shape[1]} tokens without each head")
     ablation = ablate(lm.model, text, clusters)
     scores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
-    changes, removal, counts = ablation.changes(), ablation.removal_rows(), clusters.counts()
+    removal = remove_in_turn(lm.model, text, ablation)
+    changes, counts = ablation.changes(), clusters.counts()
     heads = [
         row | {name: values[head].item() for name, values in scores.heads.items()}
-        for head, row in zip(changes, ablation.head_rows(), strict=True)
+        for head, row in zip(changes, ablation.rows(), strict=True)
     ]
     content = {
         "describes": SCOPE,
@@ -98,17 +98,17 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     write_text(folder / "heads.csv", csv_text([*(row | counts for row in heads), uniform]))
     write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
     plot_ablation(folder / "heads.png", ablation)
-    plot_removal(folder / "removal.png", ablation)
+    plot_removal(folder / "removal.png", removal)
     explained = {
         name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
         for name, values in scores.heads.items()
     }
     page = {"title": f"Attention of {path}", "scores": explained, "earlier": earlier if recorded == shown else None}
     write_attention(folder, lm, shown, text.document_eot, page)
-    files = OF_A_MODEL
+    files = FILES
     if records is not None:
         plot_records(folder / OVER_TIME, records)
-        files = [*files, OVER_TIME]
+        files = f"{FILES}, {OVER_TIME}"
     lines = [["head", "change of the loss", "the model is then", *SCORES]]
     for row, change in sorted(zip(heads, changes.values(), strict=True), key=lambda pair: -pair[0]["change"]):
         effect = spread(change.difference, "+")
@@ -121,7 +121,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         f"{clusters.describe()};\nthe intervals of all {len(heads)} heads hold together in 95 %, and "
         "more windows make them narrower.\n"
         f"Then what the head attends to (induction: on {scores.induction_length} random tokens, repeated):\n\n"
-        f"{markdown_table(lines, (0, 2))}\n\n{folder}: {', '.join(files)}",
+        f"{markdown_table(lines, (0, 2))}\n\n{folder}: {files}",
         flush=True,
     )
 
@@ -182,25 +182,24 @@ def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> No
         ablation = ablate(lm.model, text, clusters)
         measured.setdefault(variant.label, []).append(ablation)
         name = {"variant": variant.label, **variant.values, "seed": seed, "loss": ablation.loss}
-        rows += [name | row | clusters.counts() for row in ablation.head_rows()]
+        rows += [name | row | clusters.counts() for row in ablation.rows()]
     if not measured:
         with user_errors():
             raise ValueError(f"{path} has no run whose heads can be removed. {' '.join(remarks)}")
     averages = {label: average(ablations) for label, ablations in measured.items()}
     values = {variant.label: variant.values for variant in sweep.variants}
     lines, average_rows = [["variant", "without", "change of the loss", "the model is then"]], []
-    for label, quantity, each in ((label, *item) for label, group in averages.items() for item in group.items()):
-        change, (low, high) = each.difference, (each.difference.low, each.difference.high)
-        row = {"variant": label, **values[label], "quantity": quantity, "change": change.mean, "low": low, "high": high}
-        average_rows.append(row | {"verdict": each.verdict, "seeds": each.seeds})
-        lines.append([label, quantity, spread(change, "+"), each.verdict])
+    for label, quantity, change in ((label, *item) for label, group in averages.items() for item in group.items()):
+        row = {"variant": label, **values[label], "quantity": quantity}
+        average_rows.append(row | change_row(change) | {"seeds": change.seeds})
+        lines.append([label, quantity, spread(change.difference, "+"), change.verdict])
     write_text(folder / "heads.csv", csv_text(rows))
     write_text(folder / "averages.csv", csv_text(average_rows))
     plot_ranks(folder / "ranks.png", averages)
     n_runs = plural(sum(map(len, measured.values())), "run")
     head = f"{n_runs} of {plural(len(averages), 'variant')}, {windows} windows each.\n{EXPLAINED}"
     print("\n\n".join([head, markdown_table(lines, (0, 1)), *["\n".join(remarks)] * bool(remarks)]))
-    print(f"\n{folder}: {', '.join(OF_A_SWEEP)}", flush=True)
+    print(f"\n{folder}: heads.csv, averages.csv, ranks.png", flush=True)
 
 
 def log(line: str) -> None:

@@ -60,29 +60,33 @@ def test_the_losses_without_heads_are_those_of_full_passes_by_document(shape, do
     sizes = ablation.clusters.targets.numpy()
     assert ablation.whole.tolist() == pytest.approx(whole, abs=1e-4)
     assert ablation.loss == pytest.approx(whole.sum() / sizes.sum())
-    changes, order, rows = ablation.changes(), ablation.order, ablation.removal_rows()
-    for head, row in zip(all_heads(model.config), ablation.head_rows(), strict=True):
-        without, difference = by_document(model, text, [head]), changes[head].difference
+    changes, order, rows = ablation.changes(), ablation.order, subject.remove_in_turn(model, text, ablation)
+
+    def check(row, without, name):
+        expected = clustered_mean(without - whole, sizes).interval(1 - 0.05 / 8)
+        values = [getattr(expected, end) for end in ("mean", "low", "high")]
+        assert [row[end] for end in ("change", "low", "high")] == pytest.approx(values, abs=1e-6)
+        assert name in row.values()
+
+    for head, row in zip(all_heads(model.config), ablation.rows(), strict=True):
+        without = by_document(model, text, [head])
         assert ablation.single[head].tolist() == pytest.approx(without, abs=1e-4)
-        expected = clustered_mean(without - whole, sizes)
-        assert difference.mean == pytest.approx(expected.mean, abs=1e-6)
-        assert difference.half_width == pytest.approx(expected.interval(1 - 0.05 / 8).half_width, abs=1e-6)
-        values = {"change": difference.mean, "low": difference.low, "high": difference.high}
-        assert row == {"head": head_name(head), "verdict": changes[head].verdict, **values}
+        check(row, without, head_name(head))
+        assert row["change"] == changes[head].difference.mean and row["verdict"] == changes[head].verdict
     rises = [ablation.single[head].sum().item() for head in order]
     assert sorted(order) == all_heads(model.config) and rises == sorted(rises)
-    for n in range(9):
-        without = by_document(model, text, order[:n])
-        assert ablation.removal[n].tolist() == pytest.approx(without, abs=1e-4)
-        assert rows[n]["change"] == pytest.approx((without - whole).sum() / sizes.sum(), abs=1e-6)
-        assert (rows[n]["n_removed"], rows[n]["removed_last"]) == (n, head_name(order[n - 1]) if n else None)
+    assert [row["n_removed"] for row in rows] == list(range(9))
+    for n, row in enumerate(rows[1:], 1):
+        check(row, by_document(model, text, order[:n]), head_name(order[n - 1]))
+        assert row["loss"] == pytest.approx(ablation.loss + row["change"])
+    assert list(rows[0].values()) == [0, None, ablation.loss, 0, 0, 0]
 
 
 def test_the_model_is_unchanged_and_a_head_without_output_changes_nothing():
     model, text = tiny_gpt(attn_dropout=0.3), some_text()
     model.blocks[0].attn.o_proj.weight.data[:, 8:16] = 0  # of head 1
     ablation = ablate(model, text)
-    assert torch.equal(ablate(model.train(), text).removal, ablation.removal)
+    assert torch.equal(ablate(model.train(), text).single, ablation.single)
     assert all(m.training and not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     change = ablation.changes()[0, 1]
     assert (change.difference.mean, change.difference.half_width, change.verdict) == (0, 0, UNCLEAR)
@@ -106,13 +110,13 @@ def test_the_figures_draw_each_head_where_it_belongs(monkeypatch, tmp_path):
     ablation = ablate(model, text)
     maps = attention_maps(model, text.ids[:1, :5])[:, 0]
     plot_ablation(tmp_path / "a.png", ablation)
-    plot_removal(tmp_path / "b.png", ablation)
+    rows = subject.remove_in_turn(model, text, ablation)
+    plot_removal(tmp_path / "b.png", rows)
     plot_maps(tmp_path / "c.png", maps, ["a", "b", "$\\x$", "d", "e"])
     changes, removal, grid = drawn
     rises = [[ablation.changes()[layer, head].difference.mean for head in range(4)] for layer in range(2)]
     assert np.array_equal(changes.axes[0].images[0].get_array(), rises)
-    losses = ablation.removal.sum(1) / ablation.clusters.targets.sum()
-    assert list(removal.axes[0].lines[0].get_ydata()) == pytest.approx(losses.tolist())
+    assert list(removal.axes[0].lines[0].get_ydata()) == [row["loss"] for row in rows]
     assert np.array_equal([axes.images[0].get_array().filled(0) for axes in grid.axes[:8]], maps.flatten(0, 1))
     shown = {"\t a\r": "→␣a←", "<|endoftext|>": "<|endofte…", "é日": "é日", "\u200b": "\ufffd", "": ""}
     assert {text: readable(text) for text in shown} == shown
