@@ -88,17 +88,14 @@ class Ablation:
         by_loss = self.single.sum(-1).flatten().argsort(stable=True).tolist()  # (L*H,)
         return [divmod(i, self.single.shape[1]) for i in by_loss]
 
-    def changes(self) -> dict[Head, Comparison]:
-        """The model without each head, compared with the whole one; the intervals of all heads hold together."""
-        return dict(zip(sorted(self.order), self.compare(self.single.flatten(0, 1)), strict=True))
+    def rows(self) -> list[dict[str, Any]]:
+        """The change of the loss without each head, by layer; the intervals of all heads hold together."""
+        changes = zip(sorted(self.order), self.compare(self.single.flatten(0, 1)), strict=True)
+        return [{"head": head_name(head), **change_row(change)} for head, change in changes]
 
     def compare(self, sums: Tensor) -> list[Comparison]:
         """The model without some heads, whose losses have the sums (V, G), compared with the whole one."""
         return _compare(self.clusters, torch.cat([self.whole[None], sums])[:, None], Bound.MODELS)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per head, by layer: its name, and the change of the loss without it."""
-        return [{"head": head_name(head), **change_row(change)} for head, change in self.changes().items()]
 
 
 def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from tril.model.comparison import UNCLEAR, Comparison
 from tril.model.heads.ablation import Ablation, head_name
-from tril.model.heads.records import HeadRecords
+from tril.model.heads.records import COPY_LOSSES, UNIFORM
 from tril.model.heads.scores import SCORES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 COLOR = "tab:blue"
 DPI = 130
@@ -46,18 +47,17 @@ def plot_ablation(path: str | Path, ablation: Ablation) -> None:
     from matplotlib.colors import CenteredNorm
     from matplotlib.patches import Rectangle
 
-    n_layers, n_heads, _ = ablation.single.shape
-    changes = ablation.changes()
-    rises = np.array([change.difference.mean for change in changes.values()]).reshape(n_layers, n_heads)
+    rows, (n_layers, n_heads) = ablation.rows(), ablation.single.shape[:2]
+    rises = np.array([row["change"] for row in rows]).reshape(n_layers, n_heads)
     largest = np.abs(rises).max() or 1.0
     with saved_figure(path, max(5.0, 0.95 * n_heads + 1.9), max(3.2, 0.62 * n_layers + 1.9)) as figure:
         axes = figure.subplots()
         image = axes.imshow(rises, cmap="RdBu_r", norm=CenteredNorm(0, largest), aspect="auto")
-        for (layer, head), change in changes.items():
-            unclear, rise = change.verdict == UNCLEAR, change.difference
-            color = "white" if abs(rise.mean) > 0.6 * largest and not unclear else "black"
+        for ((layer, head), rise), row in zip(np.ndenumerate(rises), rows, strict=True):
+            unclear = row["verdict"] == UNCLEAR
+            color = "white" if abs(rise) > 0.6 * largest and not unclear else "black"
             box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1} if unclear else None
-            text = f"{rise.mean:+.3f}\n± {rise.half_width:.3f}"
+            text = f"{rise:+.3f}\n± {row['high'] - rise:.3f}"
             axes.text(head, layer, text, ha="center", va="center", fontsize=8, color=color, bbox=box)
             if unclear:
                 style = {"fill": False, "hatch": "///", "edgecolor": "0.75", "linewidth": 0, "zorder": 1.5}
@@ -137,28 +137,35 @@ def plot_maps(path: str | Path, maps: Tensor, tokens: Sequence[str]) -> None:
         figure.colorbar(image, ax=panels, label="weight\n(grey: exactly 0)", shrink=shrink, pad=0.02)
 
 
-def plot_records(path: str | Path, records: HeadRecords) -> None:
-    """PNG: the scores of every head over the steps of its run, and the losses of the copies of repeated sequences."""
+def plot_records(path: str | Path, records: "DataFrame") -> None:
+    """PNG: the scores of every head over the steps of its run, and the losses of the copies of repeated sequences.
+
+    Args:
+        records: see `records.read_records`.
+    """
     from matplotlib import colormaps
 
-    layers = [int(name[1:].partition("H")[0]) for name in records.heads[:-1]]
+    steps, heads = records.index, [head for head in records["entropy"] if head != UNIFORM]
+    layers = [int(name[1:].partition("H")[0]) for name in heads]
     colors = colormaps["viridis"](np.linspace(0, 0.9, max(layers) + 1))
     with saved_figure(path, 10.0, 11.0) as figure:
         panels = figure.subplot_mosaic(OVER_TIME, sharex=True)
+        for name in (name for name in SCORES if name in panels):
+            axes, curves = panels[name], records[name]
+            largest = curves[heads].iloc[-1].max()
+            axes.plot(steps, curves[UNIFORM], color="grey", ls="--", lw=1, label="uniform")
+            for layer, head in zip(layers, heads, strict=True):
+                label = f"layer {layer}" if head.endswith("H0") else None  # once
+                axes.plot(steps, curves[head], color=colors[layer], lw=1.2, label=label)
+                if curves[head].iloc[-1] == largest:
+                    axes.annotate(head, (steps[-1], largest), fontsize=8, va="bottom", ha="right")
+            axes.set_title(f"{name}: {SCORES[name]}", fontsize=8, wrap=True)
         losses = panels["losses"]
-        losses.plot(records.steps, records.losses, label=["first copy", "second copy"])
+        for name, label in zip(COPY_LOSSES, ("first copy", "second copy"), strict=True):
+            losses.plot(steps, records[name, UNIFORM], label=label)
         losses.set_title("loss of random sequences that are repeated, nats per token", fontsize=8)
         losses.set_xlabel("step")
         losses.legend(fontsize=8)
-        for name in (name for name in SCORES if name in panels):
-            axes, (*heads, uniform) = panels[name], records.scores[name].T  # (N,) each
-            axes.plot(records.steps, uniform, color="grey", ls="--", lw=1, label="uniform")
-            for layer, head, values in zip(layers, records.heads, heads, strict=False):
-                label = f"layer {layer}" if head.endswith("H0") else None  # once
-                axes.plot(records.steps, values, color=colors[layer], lw=1.2, label=label)
-                if values[-1] == max(each[-1] for each in heads):
-                    axes.annotate(head, (records.steps[-1], values[-1]), fontsize=8, va="bottom", ha="right")
-            axes.set_title(f"{name}: {SCORES[name]}", fontsize=8, wrap=True)
         for axes in panels.values():
             axes.set_xscale("symlog", linthresh=1)  # linear up to step 1, since the first step is 0
             axes.grid(alpha=0.3)

@@ -1,19 +1,21 @@
 """What a run records of its heads while it trains: heads.csv and head_maps.npz, in its folder.
 
-Letters: N recorded steps, L layers, H heads, T tokens. This module does not import torch.
+Letters: L layers, H heads, T tokens. This module does not import torch.
 """
 
-import csv
+import contextlib
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tril.model.atomic_files import atomic_path
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 HEAD_SCORES, HEAD_MAPS = "heads.csv", "head_maps.npz"
 UNIFORM = "uniform"  # the head with uniform weights, the reference of the scores
@@ -21,38 +23,30 @@ COPY_LOSSES = ("first_copy_loss", "second_copy_loss")  # of repeated random sequ
 MAX_MAP_BYTES = 2_000_000  # of the compressed maps of a run
 
 
-@dataclass(frozen=True)
-class HeadRecords:
-    """The content of heads.csv.
+def read_records(folder: Path) -> "DataFrame | None":
+    """heads.csv with a row for each step and a column for each score (or loss) and head; None: the run has none.
 
-    Attributes:
-        steps: (N,).
-        heads: names, with UNIFORM as the last.
-        scores: for each name in `scores.SCORES`, (N, number of `heads`).
-        losses: (N, 2), see COPY_LOSSES.
+    Raises:
+        ValueError: the file is damaged.
     """
+    import pandas as pd
 
-    steps: np.ndarray
-    heads: list[str]
-    scores: dict[str, np.ndarray]
-    losses: np.ndarray
-
-
-def read_records(folder: Path) -> HeadRecords | None:
-    """The records of a run; None: it has none. Raises ValueError for a damaged file."""
     path = folder / HEAD_SCORES
     if not path.is_file():
         return None
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    with error_if_damaged(path):
+        rows = pd.read_csv(path).astype({"step": int})
+        table = rows.pivot(index="step", columns="head").astype(float)
+        return table.reindex(columns=rows["head"].unique(), level="head")  # as in the file: L2H0 before L10H0
+
+
+@contextlib.contextmanager
+def error_if_damaged(path: Path) -> Iterator[None]:
+    """Turns the errors of parsers into a ValueError that names the file."""
     try:
-        heads = list(dict.fromkeys(row.pop("head") for row in rows))
-        columns = {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
-        values = {name: column.reshape(-1, len(heads)) for name, column in columns.items()}
-        losses = np.stack([values.pop(name)[:, 0] for name in COPY_LOSSES], 1)
-        return HeadRecords(values.pop("step")[:, 0].astype(int), heads, values, losses)
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}); restore it, or move it away") from error
+        yield
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it, or move it away") from error
 
 
 def compress_maps(maps: np.ndarray) -> np.ndarray:
@@ -98,14 +92,11 @@ def read_maps(folder: Path) -> tuple[list[int], dict[int, np.ndarray]]:
     path = folder / HEAD_MAPS
     if not path.is_file():
         return [], {}
-    try:
-        with np.load(path) as arrays:
-            shape = arrays["shape"]
-            steps = {int(name): arrays[name] for name in arrays.files if name.isdecimal()}
-            codes = {
-                step: np.frombuffer(zlib.decompress(each.tobytes()), np.uint8).reshape(shape)
-                for step, each in steps.items()
-            }
-            return arrays["ids"].tolist(), codes
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it, or move it away") from error
+    with error_if_damaged(path), np.load(path) as arrays:
+        shape = arrays["shape"]
+        steps = {int(name): arrays[name] for name in arrays.files if name.isdecimal()}
+        codes = {
+            step: np.frombuffer(zlib.decompress(each.tobytes()), np.uint8).reshape(shape)
+            for step, each in steps.items()
+        }
+        return arrays["ids"].tolist(), codes

@@ -15,7 +15,7 @@ from tril.model.atomic_files import write_json, write_text
 from tril.model.formats import csv_text, markdown_table, plural
 from tril.model.generation.generate import inference
 from tril.model.generation.language_model import LanguageModel
-from tril.model.heads.ablation import ablate, average, change_row, obstacle, remove_in_turn
+from tril.model.heads.ablation import ablate, all_heads, average, change_row, obstacle, remove_in_turn
 from tril.model.heads.attention_maps import attention_maps
 from tril.model.heads.head_plots import plot_ablation, plot_maps, plot_ranks, plot_records, plot_removal
 from tril.model.heads.page import write_page
@@ -70,11 +70,9 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     ablation = ablate(lm.model, text, clusters)
     scores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
     removal = remove_in_turn(lm.model, text, ablation)
-    changes, counts = ablation.changes(), clusters.counts()
-    heads = [
-        row | {name: values[head].item() for name, values in scores.heads.items()}
-        for head, row in zip(changes, ablation.rows(), strict=True)
-    ]
+    heads, counts = ablation.rows(), clusters.counts()
+    for row, head in zip(heads, all_heads(lm.config), strict=True):
+        row |= {name: values[head].item() for name, values in scores.heads.items()}
     content = {
         "describes": SCOPE,
         "checkpoint": os.path.relpath(path),
@@ -110,9 +108,9 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         plot_records(folder / OVER_TIME, records)
         files = f"{FILES}, {OVER_TIME}"
     lines = [["head", "change of the loss", "the model is then", *SCORES]]
-    for row, change in sorted(zip(heads, changes.values(), strict=True), key=lambda pair: -pair[0]["change"]):
-        effect = spread(change.difference, "+")
-        lines.append([row["head"], effect, change.verdict, *(f"{row[name]:.3f}" for name in SCORES)])
+    for row in sorted(heads, key=lambda row: -row["change"]):
+        effect = f"{row['change']:+.4f} ± {row['high'] - row['change']:.4f}"
+        lines.append([row["head"], effect, row["verdict"], *(f"{row[name]:.3f}" for name in SCORES)])
     lines.append([UNIFORM, "", "", *(f"{uniform[name]:.3f}" for name in SCORES)])
     print(
         f"{SCOPE}\n\n"

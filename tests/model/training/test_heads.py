@@ -11,7 +11,15 @@ from tests.conftest import byte_model
 from tests.runs import rows, train_typed
 from tril.model.checkpoint import load, read_state
 from tril.model.heads.attention_maps import attention_maps
-from tril.model.heads.records import MAX_MAP_BYTES, UNIFORM, compress_maps, read_maps, read_records, thin_out
+from tril.model.heads.records import (
+    COPY_LOSSES,
+    MAX_MAP_BYTES,
+    UNIFORM,
+    compress_maps,
+    read_maps,
+    read_records,
+    thin_out,
+)
 from tril.model.heads.scores import SCORES
 from tril.model.training.callbacks.heads import HeadRecorder
 
@@ -32,15 +40,16 @@ def test_the_first_windows_are_scored_and_each_document_has_a_first_token(tmp_pa
     assert model.training and torch.equal(torch.get_rng_state(), before)
     records, (_, codes) = read_records(tmp_path), read_maps(tmp_path)
     assert (codes[0][..., 5:, :5] == 0).all() and (codes[0][..., 5, 5] == 255).all()  # nothing of the first document
-    assert list(records.scores) == list(SCORES) and records.heads[-1] == UNIFORM and len(records.heads) == 9
+    heads = [*(f"L{layer}H{head}" for layer, head in np.ndindex(2, 4)), UNIFORM]
+    assert list(records) == [(name, head) for name in (*SCORES, *COPY_LOSSES) for head in heads]
     # (L, B, H, T - 1, T) of each document: without the first position, which has no choice
     maps = [attention_maps(model, part)[:, :, :, 1:].double() for part in (ids[:2, :5], ids[:2, 5:])]
     for number, (layer, head) in enumerate(np.ndindex(2, 4)):
         each = [part[layer, :, head] for part in maps]
         nats = sum(torch.special.entr(part).sum() for part in each) / (2 * 10)
         first = torch.cat([part[..., 0].flatten() for part in each]).mean()
-        assert records.scores["entropy"][0, number] == pytest.approx(nats.item(), rel=1e-4)
-        assert records.scores["first"][0, number] == pytest.approx(first.item(), rel=1e-4)
+        assert records["entropy"].iloc[0, number] == pytest.approx(nats.item(), rel=1e-4)
+        assert records["first"].iloc[0, number] == pytest.approx(first.item(), rel=1e-4)
 
 
 def test_a_run_and_its_weights_are_the_same_with_and_without_records(configure):
@@ -53,8 +62,8 @@ def test_a_run_and_its_weights_are_the_same_with_and_without_records(configure):
     losses = [[row["train/loss"] for row in rows(folder)] for folder in (whole, without)]
     assert losses[0] == losses[1] and not (without / "heads.csv").exists()
     records, (ids, maps) = read_records(whole), read_maps(whole)
-    assert records.steps.tolist() == list(maps) == [0, 1, 2, 3, 4, 5]
-    assert records.heads == ["L0H0", "L0H1", "L1H0", "L1H1", UNIFORM]
+    assert list(records.index) == list(maps) == [0, 1, 2, 3, 4, 5]
+    assert list(records["first"]) == ["L0H0", "L0H1", "L1H0", "L1H1", UNIFORM]
     lm = load(whole / "checkpoints/last.ckpt")
     expected = attention_maps(lm.model, torch.tensor([ids]))[:, 0].numpy()  # (L, H, T, T)
     assert np.abs((maps[5] / 255) ** 2 - expected).max() < 1 / 255 and ((maps[5] == 0) == (expected == 0)).all()
