@@ -5,11 +5,11 @@ Letters: L layers, H heads, T tokens.
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tril.model.atomic_files import write_json, write_text
 from tril.model.formats import csv_text, markdown_table, plural
@@ -31,8 +31,6 @@ from tril.scripts.experiments.sweep import Sweep, Variant, read_sweep
 
 SHOWN_TOKENS = 48  # of the validation part, without a prompt
 N_NEXT_TOKENS = 10  # most probable next tokens on the page
-FILES = "heads.json, heads.csv, heads.png, removal.csv, removal.png, attention.png, attention.html"
-OVER_TIME = "heads_over_time.png"  # of a run that has recorded its heads
 SCOPE = (
     "This describes one trained model on one text, not its configuration: another seed gives other heads. "
     "python scripts/heads.py dir=SWEEP averages over the seeds of a sweep."
@@ -70,9 +68,9 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     ablation = ablate(lm.model, text, clusters)
     scores = score_heads(lm.model, text, alphabet=alphabet_of(lm.tokenizer, lm.eot_id), seed=seed)
     removal = remove_in_turn(lm.model, text, ablation)
-    heads, counts = ablation.rows(), clusters.counts()
+    heads, counts, shown_tokens = ablation.rows(), clusters.counts(), [lm.token_text(token) for token in shown]
     for row, head in zip(heads, all_heads(lm.config), strict=True):
-        row |= {name: values[head].item() for name, values in scores.heads.items()}
+        row.update({name: values[head].item() for name, values in scores.heads.items()})
     content = {
         "describes": SCOPE,
         "checkpoint": os.path.relpath(path),
@@ -89,7 +87,7 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
         "heads": heads,
         "uniform": scores.uniform,
         "removal": removal,
-        "shown_tokens": [lm.token_text(token) for token in shown],
+        "shown_tokens": shown_tokens,
     }
     write_json(folder / "heads.json", content)
     uniform = {"head": UNIFORM, **scores.uniform}
@@ -97,16 +95,26 @@ def describe_model(path: Path, windows: int, prompt: str | None, seed: int, out:
     write_text(folder / "removal.csv", csv_text(row | counts for row in removal))
     plot_ablation(folder / "heads.png", ablation)
     plot_removal(folder / "removal.png", removal)
-    explained = {
-        name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
-        for name, values in scores.heads.items()
-    }
-    page = {"title": f"Attention of {path}", "scores": explained, "earlier": earlier if recorded == shown else None}
-    write_attention(folder, lm, shown, text.document_eot, page)
-    files = FILES
+    ids = torch.tensor([shown], device=lm.model.embed.weight.device)  # (1, T)
+    options = document_options(ids, text.document_eot)
+    maps = attention_maps(lm.model, ids, **options)[:, 0].cpu()  # (L, H, T, T)
+    plot_maps(folder / "attention.png", maps, shown_tokens)
+    write_page(
+        folder / "attention.html",
+        tokens=shown_tokens,
+        maps=maps,
+        probabilities=next_tokens(lm, ids, options),
+        title=f"Attention of {path}",
+        scores={
+            name.replace("_", " "): (f"{SCORES[name]}; mean over the validation windows", values)
+            for name, values in scores.heads.items()
+        },
+        earlier=earlier if recorded == shown else None,
+    )
+    files = "heads.json, heads.csv, heads.png, removal.csv, removal.png, attention.png, attention.html"
     if records is not None:
-        plot_records(folder / OVER_TIME, records)
-        files = f"{FILES}, {OVER_TIME}"
+        plot_records(folder / "heads_over_time.png", records)
+        files += ", heads_over_time.png"
     lines = [["head", "change of the loss", "the model is then", *SCORES]]
     for row in sorted(heads, key=lambda row: -row["change"]):
         effect = f"{row['change']:+.4f} ± {row['high'] - row['change']:.4f}"
@@ -135,24 +143,13 @@ def prompt_ids(lm: LanguageModel, tokens: np.ndarray, prompt: str | None) -> lis
     return ids
 
 
-def write_attention(folder: Path, lm: LanguageModel, ids: Sequence[int], document_eot: int | None, page: dict) -> None:
-    """Writes attention.png and attention.html of one sequence.
-
-    Args:
-        document_eot: see `TokenWindows`.
-        page: more arguments of `write_page`.
-    """
-    batch = torch.tensor([ids], device=lm.model.embed.weight.device)
-    options = document_options(batch, document_eot)
-    maps = attention_maps(lm.model, batch, **options)[:, 0].cpu()  # (L, H, T, T)
+def next_tokens(lm: LanguageModel, ids: Tensor, options: dict[str, Tensor]) -> list[list[tuple[str, float]]]:
+    """After each of the ids (1, T), the most probable tokens with their probabilities; the options are of `GPT`."""
     with inference(list(lm.model.modules())):
-        probabilities = lm.model(batch, **options)[0, :, : lm.n_ids].float().softmax(-1)  # (T, n_ids)
+        probabilities = lm.model(ids, **options)[0, :, : lm.n_ids].float().softmax(-1)  # (T, n_ids)
     top = probabilities.topk(min(N_NEXT_TOKENS, lm.n_ids))
     rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    after = [[(lm.token_text(token), p) for token, p in zip(*row, strict=True)] for row in rows]
-    tokens = [lm.token_text(token) for token in ids]
-    plot_maps(folder / "attention.png", maps, tokens)
-    write_page(folder / "attention.html", tokens=tokens, maps=maps, probabilities=after, **page)
+    return [[(lm.token_text(token), p) for token, p in zip(*row, strict=True)] for row in rows]
 
 
 def describe_sweep(path: Path, windows: int, out: str | None, device: str) -> None:
