@@ -151,14 +151,14 @@ def plot_records(path: str | Path, records: "DataFrame") -> None:
     with saved_figure(path, 10.0, 11.0) as figure:
         panels = figure.subplot_mosaic(OVER_TIME, sharex=True)
         for name in (name for name in SCORES if name in panels):
-            axes, curves = panels[name], records[name].to_dict("list")  # head -> a value for each step
-            largest = max(curves[head][-1] for head in heads)
+            axes, curves = panels[name], records.xs(name, axis="columns")  # (steps, heads)
+            last = curves.iloc[-1]
             axes.plot(steps, curves[UNIFORM], color="grey", ls="--", lw=1, label="uniform")
             for layer, head in zip(layers, heads, strict=True):
                 label = f"layer {layer}" if head.endswith("H0") else None  # once
                 axes.plot(steps, curves[head], color=colors[layer], lw=1.2, label=label)
-                if curves[head][-1] == largest:
-                    axes.annotate(head, (steps[-1], largest), fontsize=8, va="bottom", ha="right")
+                if last[head] == last[heads].max():
+                    axes.annotate(head, (steps[-1], last[head]), fontsize=8, va="bottom", ha="right")
             axes.set_title(f"{name}: {SCORES[name]}", fontsize=8, wrap=True)
         losses = panels["losses"]
         for name, label in zip(COPY_LOSSES, ("first copy", "second copy"), strict=True):
