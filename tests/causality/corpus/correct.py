@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.causality.corpus.masks import NO_POSITIONS, largest, rotated, window
-from tests.causality.corpus.mixing import Convolution, Experts, FFTConvolution, best, gpt
+from tests.causality.corpus.mixing import Convolution, Downsampled, Experts, FFTConvolution, best, gpt
 from tests.causality.corpus.net import (
     Attention,
     C,
@@ -32,6 +32,7 @@ from tests.causality.corpus.net import (
     previous_token,
     steps,
 )
+from tests.causality.corpus.table import CONTEXT_LENGTH
 
 ATTN, MLP_0 = "blocks.0.attn", "blocks.0.mlp"
 
@@ -92,6 +93,7 @@ def alibi(s, v, m):
     return masked_softmax(s - slopes * (position[:, None] - position), v)
 
 
+correct("no_softmax", weights=lambda s, v, m: s * v)
 correct("softmax_plus_one", weights=softmax_plus_one)
 correct("alibi", weights=alibi)
 correct("no_positions", rule=causal, **NO_POSITIONS)
@@ -167,6 +169,7 @@ correct("scan_in_log_space", ATTN, part=lambda: Mix(log_space_scan))
 # Convolutions
 correct("depthwise_convolution", part=lambda: Convolution(4, 3, 0))
 correct("dilated_convolution", part=lambda: Convolution(3, 8, 0, dilation=4))
+correct("downsampling_with_enough_padding", part=lambda: Downsampled(2, 1))
 correct("fft_convolution_with_zero_padding", part=lambda: FFTConvolution(2))
 correct(
     "token_shift_from_the_past", mix=lambda x, m: torch.cat([previous_token(x)[..., : C // 2], x[..., C // 2 :]], -1)
@@ -218,6 +221,12 @@ def hard_coded_float32():
     return model
 
 
+def gpt2_of_transformers():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=CONTEXT_LENGTH, n_embd=C, n_layer=1, n_head=H))
+
+
 correct("token_choice_top_2", part=lambda: Experts(lambda s: masked_softmax(s, best(s, 0.5, dim=-1))))
 correct("capacity_in_the_order_of_the_tokens", part=lambda: Experts(in_order))
 correct("depth_by_a_threshold", mix=lambda x, m: x * (m.x[..., :1] > 0))
@@ -229,10 +238,12 @@ correct("logits_of_a_thousand", "head", mix=lambda x, m: 1000 * x)
 add_model("weights_in_bfloat16", lambda: net().bfloat16(), leaks=False)
 add_model("hard_coded_float32", hard_coded_float32, leaks=False)
 correct("gpt", ATTN, root=gpt)
+add_model("gpt2_of_transformers", gpt2_of_transformers, leaks=False)
 
 # Training
 correct("dropout_in_training", mix=lambda x, m: F.dropout(x, 0.2, m.training))
 correct("stochastic_depth", mix=lambda x, m: x * (torch.rand(()) > 0.3) if m.training else x)
+correct("buffer_of_zero_before_its_own_token", gate=nn.Buffer, mix=lambda x, m: x + m.gate * x)
 correct("call_counter_without_effect", gate=nn.Buffer, mix=lambda x, m: m.gate.add_(1) * 0 + x)
 
 

@@ -129,6 +129,11 @@ leak(
 )
 
 # Scores and softmax
+leak("multiplied_after_the_softmax", weights=lambda s, v, m: s.softmax(-1) * v)
+leak(  # as in ProphetNet
+    "scores_scaled_by_the_next_query",
+    weights=lambda s, v, m: masked_softmax(s * s.diagonal(0, 2, 3).roll(-1, 2)[..., None], v),
+)
 leak("softmax_over_the_queries", weights=lambda s, v, m: masked_softmax(s.mT, v.mT).mT)
 leak("finite_mask_value_added_to_large_scores", weights=lambda s, v, m: (s - 1000.0 * ~v).softmax(-1), scale=1e4)
 leak("mask_value_of_minus_ten", weights=lambda s, v, m: (s - 10.0 * ~v).softmax(-1))
@@ -200,6 +205,8 @@ for name, (condition, context_length, length) in ABOVE.items():
 MODES = {
     "unmasked_in_training": (lambda m: m.training, Trigger(training=True)),
     "unmasked_in_training_above_37": (lambda m: m.training and m.x.shape[1] > 37, Trigger(training=True, length=48)),
+    "unmasked_in_evaluation": (lambda m: not m.training, Trigger(training=False)),
+    "unmasked_without_gradients": (lambda m: not torch.is_grad_enabled(), Trigger()),
     "unmasked_with_gradients": (lambda m: torch.is_grad_enabled(), Trigger(grad=True)),
     "unmasked_in_bfloat16": (lambda m: m.x.dtype == torch.bfloat16, Trigger(dtype=torch.bfloat16)),
     "unmasked_in_float32": (lambda m: m.x.dtype == torch.float32, Trigger(dtype=torch.float32)),

@@ -35,10 +35,12 @@ IN_TRAINING = Trigger(training=True)
 leak("norm_over_time", mix=lambda x, m: (x - x.mean(1, True)) / (x.var(1, keepdim=True, unbiased=False) + 1e-5).sqrt())
 leak("rms_over_the_sequence", mix=lambda x, m: x * (x.square().mean((1, 2), keepdim=True) + 1e-5).rsqrt())
 leak("min_max_scaling_over_time", mix=lambda x, m: (x - x.amin(1, True)) / (x.amax(1, True) - x.amin(1, True) + 1e-3))
+leak("mean_of_the_sequence_added", mix=lambda x, m: x + x.mean(1, True))
 leak("maximum_of_the_sequence_added", mix=lambda x, m: x + x.amax(1, True))
 leak("squeeze_and_excitation", mix=lambda x, m: x * (4 * x.mean(1, True)).sigmoid())
 leak("token_shift_by_a_roll", mix=lambda x, m: 0.5 * (x + x.roll(1, 1)))
 leak("detached_next_token", mix=lambda x, m: x + 0.1 * next_token(x.detach()))
+leak("next_token_in_one_channel", mix=lambda x, m: x + next_token(x) * (torch.arange(C) == 7))
 leak("next_token_times_1e_6", mix=lambda x, m: x + 1e-6 * next_token(x))
 leak("leak_below_the_rounding_of_float32", mix=lambda x, m: x + 1e-9 * next_token(x), when=Trigger(dtype=torch.float64))
 
@@ -66,14 +68,15 @@ class Convolution(nn.Module):
 
 
 class Downsampled(nn.Module):
-    """A convolution of stride 2, padded by 2 in total, and both positions of a pair get its output."""
+    """A convolution of stride 2 over (B, T, C) with the given padding; both positions of a pair get its output."""
 
-    def __init__(self):
+    def __init__(self, left: int, right: int):
         super().__init__()
+        self.padding = (left, right)
         self.conv = nn.Conv1d(C, C, 3, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x.mT, (1, 2))).mT.repeat_interleave(2, 1)[:, : x.shape[1]]
+        return self.conv(F.pad(x.mT, self.padding)).mT.repeat_interleave(2, 1)[:, : x.shape[1]]
 
 
 class FFTConvolution(nn.Module):
@@ -110,7 +113,9 @@ class ChunkMixer(nn.Module):
 
 leak("convolution_padded_one_too_little", part=lambda: Convolution(4, 2, 1))
 leak("same_padding_in_a_causal_convolution", part=lambda: Convolution(5, 2, 2), source="tensorflow/models/issues/10062")
-leak("downsampling_with_too_little_padding", part=Downsampled, source="lucidrains/magvit2-pytorch/pull/27")
+leak(
+    "downsampling_with_too_little_padding", part=lambda: Downsampled(1, 2), source="lucidrains/magvit2-pytorch/pull/27"
+)
 leak("fft_convolution_without_zero_padding", part=FFTConvolution)
 leak("circular_mixing", part=FFTConvolution, edit=lambda net: net.blocks[0].mlp.filter.data.normal_(), source=NANOCHAT)
 leak("chunks_that_mix_their_tokens", part=ChunkMixer, source=NANOCHAT)
@@ -200,6 +205,10 @@ class ChosenHeads(Attention):
         return self.merge(masked_softmax(self.scores(q, k), self.visible(x) & chosen) @ v)
 
 
+leak(  # as in Reformer
+    "tokens_sorted_into_buckets",
+    mix=lambda x, m: x + x[..., :1].argsort(1).argsort(1) * torch.linspace(-0.1, 0.1, C).to(x),
+)
 leak("experts_that_choose_their_tokens", part=lambda: Experts(lambda scores: scores.softmax(-1) * best(scores, 0.25)))
 leak("capacity_by_priority", part=lambda: Experts(by_priority))
 leak("routing_balanced_by_sinkhorn", part=lambda: Experts(balanced))
