@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tril.data.cache import read_or_write, resolve_cache_dir
-from tril.data.overlap import measure_overlap
 from tril.data.prepared import TOKENIZER, TOKENS, PreparedText, on_one_level, sha256_of, sha256_of_file, write_meta
 from tril.data.sources.base import Piece, Source, Split
+from tril.data.split import measure_overlap
 from tril.data.tokenizer import TokenizerConfig, build, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split

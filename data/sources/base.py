@@ -1,15 +1,15 @@
 """What a source of text is. A source yields documents; how they are split and cut into pieces stands here, once."""
 
 import codecs
-import gzip
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tril.data.sources.split import BY_CONTENT, MAX_BYTES, Plan, in_validation, plan_split, split_text
+if TYPE_CHECKING:
+    from tril.data.split import Plan
 
 Split = Literal["train", "val"]
 
@@ -22,12 +22,12 @@ class Document(NamedTuple):
 
     Attributes:
         name: unique in its source; its hash decides the order in which documents are chosen for validation.
-        key: of a row what is compared with other rows, and hashed where they are too many.
+        is_row: it is compared without white space at its ends; one of too many is split by a hash of its content.
     """
 
     name: str
     text: str
-    key: str | None = None
+    is_row: bool = False
 
 
 class Piece(NamedTuple):
@@ -81,20 +81,14 @@ class Source:
 
     def _part(self, document: Document, split: Split) -> str:
         """The text of a document that is in `split`."""
-        if self.separate_val is not None:
-            return document.text
-        if self._plan.by_content and document.key is not None:
-            is_val = in_validation(document.key, self.val_fraction)
-        elif self._plan.val is not None:
-            is_val = document.name in self._plan.val
-        else:
-            return split_text(document.text, self.val_fraction)[split == "val"]
-        return document.text if is_val == (split == "val") else ""
+        return document.text if self.separate_val is not None else self._plan.part(document, split)
 
     @cached_property
-    def _plan(self) -> Plan:
+    def _plan(self) -> "Plan":
+        from tril.data.split import BY_CONTENT, MAX_BYTES, Plan, plan_split
+
         if self.by_content:
-            return Plan(None, True, BY_CONTENT)
+            return Plan(self.val_fraction, None, True, BY_CONTENT)
         return plan_split(self.documents("train"), self.val_fraction, self.salt, compare=self.n_bytes <= MAX_BYTES)
 
 
@@ -108,8 +102,9 @@ def cut(text: str, ends_document: bool) -> Iterator[Piece]:
         start = end
 
 
-def open_file(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+def sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_files(files: Iterable[tuple[str, Path]]) -> str:
@@ -117,10 +112,7 @@ def digest_files(files: Iterable[tuple[str, Path]]) -> str:
     total = hashlib.sha256()
     for name, path in files:
         stat = path.stat()
-        if stat.st_size > HASH_LIMIT:
-            content = f"{stat.st_size} bytes, changed {stat.st_mtime_ns}"
-        else:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
+        is_large = stat.st_size > HASH_LIMIT
+        content = f"{stat.st_size} bytes, changed {stat.st_mtime_ns}" if is_large else sha256_of_file(path)
         total.update(os.fsencode(f"{name}\0{content}\0"))
     return total.hexdigest()

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import first_line, setting, strict_settings
 from tril.data.sources.base import Document, Source, Split, digest_files
-from tril.data.sources.formats import row_text
+from tril.data.sources.files import row_text
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -88,7 +88,7 @@ class Hub(Source):
         name = self.val_split if split == "val" and self.val_split else self.train_split
         for number, row in enumerate(self._rows(name)):
             text = row_text(row, self.text_field, f"{self.repo}, split {name}, row {number}")
-            yield Document(str(number), text, key=text.strip())
+            yield Document(str(number), text, is_row=True)
 
     def _rows(self, split: str) -> Iterator[Any]:
         """

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from tril.data import overlap
+from tril.data import split
 from tril.data.config import parse
-from tril.data.overlap import measure_overlap
 from tril.data.sources.files import Files
+from tril.data.split import measure_overlap
 from tril.data.tokenizer import _auto_vocab_size
 
 TEXT = "".join(random.Random(0).choices("abcde fgh\u00e9\u6f22\U0001f469\n", k=6000))
@@ -123,9 +123,9 @@ def covered(train, val, length):
 
 @pytest.mark.parametrize("length", [2, 50])
 def test_overlap_is_what_a_search_finds(length, monkeypatch):
-    monkeypatch.setattr(overlap, "CHUNK", 128)
-    monkeypatch.setattr(overlap, "PASSAGE_TOKENS", length)
-    monkeypatch.setattr(overlap, "PASSAGE_BYTES", 0)
+    monkeypatch.setattr(split, "CHUNK", 128)
+    monkeypatch.setattr(split, "PASSAGE_TOKENS", length)
+    monkeypatch.setattr(split, "PASSAGE_BYTES", 0)
     rng = np.random.default_rng(length)
     train, val = (rng.integers(0, 40, n).astype(np.uint16) for n in (2000, 600))
     val[130:190] = train[1000:1060]  # across the ends of chunks

