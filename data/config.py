@@ -14,7 +14,7 @@ from tril.data.sources.base import Split
 from tril.data.tokenizer import TokenizerConfig
 
 if TYPE_CHECKING:
-    from tril.data.prepared import PreparedText
+    from tril.data.prepare import PreparedText
 
 MIN_LENGTH = 128  # of windows that double; shorter ones at first gave a higher loss (docs/log.md)
 Count = Annotated[int, Field(ge=1)]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, check_batch_size, on_device
 from tril.data.config import DataConfig
-from tril.data.prepared import PreparedText
+from tril.data.prepare import PreparedText
 from tril.data.sources.base import Split
 
 MAX_RESIDENT = 1 / 4  # share of a GPU's free memory that the tokens may take; the rest is for training

@@ -1,15 +1,19 @@
-"""A text -> a memory-mapped file of token ids, see `data.prepared`.
+"""A text -> a folder of the cache, prepared once: its tokens and documents, and the bytes of its validation part.
 
-The name of a prepared folder contains a fingerprint of source, split, tokenizer and budgets, so a changed setting
-never reads stale tokens; a damaged folder is prepared again.
+The name of a folder contains a fingerprint of source, split, tokenizer and budgets, so a changed setting never reads
+stale tokens. The folder holds tokens.bin (the training part, then the validation part), tokenizer.json and meta.json,
+which has the size and the sha256 of each file and of its own values. They detect damage, not forgery; a damaged folder
+is prepared again.
 """
 
 import ctypes
+import hashlib
+import json
 import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,34 +23,83 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tril.data.cache import read_or_write, resolve_cache_dir
-from tril.data.prepared import TOKENIZER, TOKENS, PreparedText, on_one_level, sha256_of, sha256_of_file, write_meta
-from tril.data.sources.base import Piece, Source, Split
+from tril.data.sources.base import HASH_LIMIT, Piece, Source, Split, sha256_of_file
 from tril.data.split import measure_overlap
-from tril.data.tokenizer import TokenizerConfig, build, n_ids
+from tril.data.tokenizer import TokenizerConfig, build, for_documents, load_tokenizer, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
+TOKENS, TOKENIZER, META = "tokens.bin", "tokenizer.json", "meta.json"
 MAX_UINT16_VOCAB = 1 << 16
 BATCH_SIZE = 1 << 20  # characters encoded at a time, by all cores; up to 150 MB as Encoding objects
+DECODED_TOKENS = 1 << 16  # tokens decoded at a time
 MAX_OVERLAP = 0.01  # of the validation tokens; above that, the loss is too low
 SHOWN_OVERLAP = 0.00005  # less is 0.00 %
 
 
-@dataclass
-class Counts:
-    """The size of one part.
+@dataclass(frozen=True)
+class PreparedText:
+    """The text of a folder.
 
     Attributes:
-        targets: tokens that are predicted: all but the first.
-        first_bytes: of `bytes`, those of the first token, which is not predicted.
-        unknown: tokens for characters that the tokenizer does not have.
+        meta: the values of meta.json, without the level "sources", which held several texts in earlier versions.
     """
 
-    documents: int = 0
-    tokens: int = 0
-    targets: int = 0
-    bytes: int = 0
-    first_bytes: int = 0
-    unknown: int = 0
+    folder: Path
+    meta: dict[str, Any]
+    tokenizer: Tokenizer
+
+    @classmethod
+    def read(cls, folder: Path, fingerprint: str) -> "PreparedText":
+        """Verifies all files of the folder: those above HASH_LIMIT by their size.
+
+        Raises:
+            ValueError: the folder is damaged or incomplete; the message names the file.
+            OSError: a file is missing.
+        """
+        try:
+            meta = json.loads((folder / META).read_bytes())
+            is_whole = meta.pop("sha256") == sha256_of(meta) and meta["fingerprint"] == fingerprint
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{META} cannot be read") from error
+        if not is_whole:
+            raise ValueError(f"{META} does not match its checksum")
+        for name, (size, sha256) in meta["files"].items():
+            if (found := (folder / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {found} bytes instead of {size}")
+            if size <= HASH_LIMIT and sha256_of_file(folder / name) != sha256:
+                raise ValueError(f"{name} does not match its checksum")
+        of_text = meta.pop("sources")[""]
+        content = (folder / TOKENIZER).read_text(encoding="utf-8")
+        return cls(folder, meta | of_text, for_documents(load_tokenizer(content)))
+
+    def tokens(self, split: Split) -> np.ndarray:
+        """Token ids of one part, (number of tokens,), memory-mapped and read-only, in the dtype of the file."""
+        tokens = np.memmap(self.folder / TOKENS, self.meta["dtype"], mode="r")
+        n_train = self.meta["counts"]["train"]["tokens"]
+        return tokens[:n_train] if split == "train" else tokens[n_train:]
+
+    def documents(self, split: Split) -> np.ndarray:
+        """The document of each token of one part, counted from 0: (number of tokens,) int64.
+
+        The end-of-text token belongs to the document that it starts.
+        """
+        return np.cumsum(self.tokens(split) == self.meta["eot_id"])
+
+    def val_bytes(self, n_targets: int) -> int:
+        """UTF-8 bytes of the first `n_targets` targets of the validation part, which are all tokens but the first.
+
+        All of them have the bytes of the text after its first token. Of fewer, as with trainer.limit_val_batches, the
+        bytes of the decoded tokens are counted, without end-of-text: bytes per token differ between documents.
+        """
+        counts = self.meta["counts"]["val"]
+        if n_targets >= counts["targets"]:
+            return max(counts["bytes"] - counts["first_bytes"], 1)
+        tokens, size = self.tokens("val")[1:], 0
+        for start in range(0, n_targets, DECODED_TOKENS):
+            ids = tokens[start : min(start + DECODED_TOKENS, n_targets)]
+            ids = ids[ids != self.meta["eot_id"]]
+            size += len(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False).encode())
+        return max(size, 1)
 
 
 def prepare(
@@ -83,19 +136,19 @@ def prepare(
         encoder = Encoder(tokenizer, config.eot, dtype)
         (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
         with (folder / TOKENS).open("wb") as file:
-            parts = {
+            counts = {
                 split: write_part(source, split, budget, encoder, file, progress) for split, budget in budgets.items()
             }
-        of_text["counts"] = {split: asdict(counts) for split, counts in parts.items()}
+        of_text["counts"] = counts
         meta = {**settings, "fingerprint": fingerprint, "kind": source.name, "dtype": dtype.name}
         meta |= {"vocab_size": vocab_size, "eot_id": encoder.eot_id}
         meta |= {"files": {name: [(folder / name).stat().st_size, sha256_of_file(folder / name)] for name in names}}
-        text = PreparedText(folder, on_one_level(meta), tokenizer)
-        train, val = (text.tokens(split) for split in ("train", "val"))
-        sizes = {split: counts.bytes for split, counts in parts.items()}
+        train, val = np.split(np.memmap(folder / TOKENS, dtype, mode="r"), [counts["train"]["tokens"]])
+        sizes = {split: each["bytes"] for split, each in counts.items()}
         of_text["overlap"] = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
         of_text["split"] = {"rule": source.split_rule, "val_share": sizes["val"] / sum(sizes.values())}
-        write_meta(folder, meta)
+        content = json.dumps({**meta, "sha256": sha256_of(meta)}, indent=2) + "\n"
+        (folder / META).write_text(content, encoding="utf-8")
 
     folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
     read = partial(PreparedText.read, fingerprint=fingerprint)
@@ -126,36 +179,38 @@ def training_texts(source: Source, budget: int | None, config: TokenizerConfig) 
 
 def write_part(
     source: Source, split: Split, budget: int | None, encoder: "Encoder", file: BinaryIO, progress: bool
-) -> Counts:
-    """Writes the ids of the pieces until these end or the budget is reached. Terminals show a progress bar."""
-    counts, starts_document = Counts(), True
-    shown = {
-        "unit": "token" if budget else "B",
-        "unit_scale": True,
-        "delay": 0.1,
-        "disable": None if progress else True,
-    }
+) -> dict[str, int]:
+    """Writes the ids of the pieces until these end or the budget is reached. Terminals show a progress bar.
+
+    Returns:
+        The number of "documents", "tokens", "targets" (tokens that are predicted: all but the first), "bytes",
+        "first_bytes" (of these, those of the first token) and "unknown" tokens, for characters that the tokenizer does
+        not have.
+    """
+    counts = dict.fromkeys(("documents", "tokens", "targets", "bytes", "first_bytes", "unknown"), 0)
+    starts_document, disable = True, None if progress else True  # None: except in a terminal
+    shown = {"unit": "token" if budget else "B", "unit_scale": True, "delay": 0.1, "disable": disable}
     with tqdm(desc=f"encoding the {split} part", total=budget, **shown) as bar:
         for piece, ids in encoder.encode(source.pieces(split)):
             file.write(ids.tobytes())
             n_bytes = len(piece.text.encode())
-            if counts.tokens == 0:
-                counts.first_bytes = first_token_bytes(encoder.tokenizer, piece.text)
-            counts.unknown += int((ids == encoder.unknown_id).sum())
-            counts.documents += starts_document
-            counts.bytes += n_bytes
-            counts.tokens += len(ids)
+            if counts["tokens"] == 0:
+                counts["first_bytes"] = first_token_bytes(encoder.tokenizer, piece.text)
+            counts["unknown"] += int((ids == encoder.unknown_id).sum())
+            counts["documents"] += starts_document
+            counts["bytes"] += n_bytes
+            counts["tokens"] += len(ids)
             starts_document = piece.ends_document
             bar.update(len(ids) if budget else n_bytes)
-            if budget is not None and counts.tokens >= budget:
+            if budget is not None and counts["tokens"] >= budget:
                 break
-    if counts.tokens == 0:
+    if counts["tokens"] == 0:
         remedy = "give more text, or change data.val_fraction, data.val_path or data.val_split"
         raise ValueError(f"data: the {split} part of {source.name} is empty; {remedy}")
-    counts.targets = counts.tokens - 1
-    if counts.unknown:
+    counts["targets"] = counts["tokens"] - 1
+    if counts["unknown"]:
         message = "%d of %d tokens of the %s part are unknown to the tokenizer"
-        logging.getLogger(__name__).warning(message, counts.unknown, counts.tokens, split)
+        logging.getLogger(__name__).warning(message, counts["unknown"], counts["tokens"], split)
     return counts
 
 
@@ -166,9 +221,7 @@ class Encoder:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
         self.tokenizer, self.dtype = tokenizer, dtype
         self.eot_id = tokenizer.token_to_id(eot)
-        self.unknown_id = tokenizer.token_to_id(
-            getattr(tokenizer.model, "unk_token", None) or ""
-        )  # None: no such token
+        self.unknown_id = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")  # or None
 
     def encode(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray]]:
         """Every piece in order with its ids, (n,)."""
@@ -207,3 +260,7 @@ def describe_split(text: PreparedText) -> str:
     if overlap > MAX_OVERLAP:
         line += ", so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
     return line
+
+
+def sha256_of(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tril.data.config import DataConfig
-from tril.data.prepare import prepare
-from tril.data.prepared import PreparedText
+from tril.data.prepare import PreparedText, prepare
 from tril.data.sources.base import Split
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint

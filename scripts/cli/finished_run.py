@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tril.data.config import DataConfig
-    from tril.data.prepared import PreparedText
+    from tril.data.prepare import PreparedText
     from tril.model.checkpoint import Checkpoint
     from tril.model.evaluation.subject import EvaluatedText, Part, Subject
     from tril.model.heads.attention_maps import TokenWindows
