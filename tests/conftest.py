@@ -6,11 +6,8 @@ Tests marked `slow` repeat everyday tests on more cases. `pytest` deselects them
 import gc
 import http.server
 import os
-import subprocess
-import sys
 import threading
 from http import HTTPStatus
-from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 # Read when numpy and torch are imported. Threads of several test processes share the cores, so none may spin while
@@ -74,7 +71,8 @@ def configure(tmp_path, text, monkeypatch):
 
     The runs of the test write a small loss.png; `tests/test_train.py` and runs in other processes draw the real one.
     """
-    from tests.runs import DRAWN_BY, small_picture, typed
+    from tests.contract.harness import DRAWN_BY, small_picture
+    from tests.runs import typed
 
     monkeypatch.setattr(DRAWN_BY, small_picture)
 
@@ -141,21 +139,6 @@ def tiny_gpt(**choices) -> GPT:
 def byte_model(**choices) -> LanguageModel:
     """The same with a token for each byte."""
     return LanguageModel(tiny_gpt(**{"vocab_size": 257, **choices}), build(TokenizerConfig(kind="byte")))
-
-
-def run_python(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    """Runs `python ARGUMENTS` in a new process."""
-    env = os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=env, capture_output=True, encoding="utf-8", timeout=300
-    )
-
-
-def assert_refused(done: subprocess.CompletedProcess, *messages: str) -> None:
-    """A user error: one line on stderr, exit status 2, and nothing on stdout."""
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    assert all(message in done.stderr for message in messages), done.stderr
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, roundings: float = 64) -> None:

@@ -2,31 +2,23 @@
 
 import contextlib
 import csv
+import importlib
+import itertools
 from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from tests.calls import call
 from tests.contract import harness as contract
 from tril.scripts.cli.app import compose
+from tril.scripts.cli.config import RunConfig
 
 TINY = ["data=files", *contract.TINY]  # 8 steps, each logged, and two validations
-DRAWN_BY = "tril.model.training.summary.plot_losses"  # called at the end of a run
 
 
 def typed(*settings: str, base: list[str] = TINY) -> list[str]:
     """The settings of a tiny run, of each key the last one."""
     return contract.merged(base, *settings)
-
-
-def in_process(*overrides, cwd) -> SimpleNamespace:
-    """`python train.py ...` in this process."""
-    from tril import train
-
-    with mock.patch(DRAWN_BY, small_picture):
-        return call(train.main, *overrides, cwd=cwd, TRIL_CACHE=str(Path(cwd) / "cache"))
 
 
 def train_typed(settings: list[str]):
@@ -37,11 +29,22 @@ def train_typed(settings: list[str]):
     return train.run(compose("train", settings), StopRequest())
 
 
-def small_picture(path: Path, *_, **__) -> None:
-    """A PNG of one pixel instead of loss.png, whose drawing takes a third of the time of a tiny run."""
-    from matplotlib.image import imsave
+def accept(name: str, *settings: str) -> None:
+    """Composes and checks the settings of a command as the program does, of a grid in each run, and runs nothing."""
+    importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}")
+    elsewhere = ("-", "+ablation=", "hydra/", "hydra.launcher.")  # tests/test_configs.py has the ablations
+    rows = [[word for word in settings if not word.startswith(elsewhere)]]
+    if "-m" in settings:
+        parsed = OverridesParser.create().parse_overrides(rows[0])
+        rows = itertools.product(*(swept(each) if each.is_sweep_override() else [each.input_line] for each in parsed))
+    for row in rows:
+        line = compose(name, list(row))
+        if name == "train" and not (line.own.resume or line.own.init_from):
+            RunConfig.of(line.settings, line.given)
 
-    imsave(path, [[0.0]])
+
+def swept(override) -> list[str]:
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
 def rows(folder: Path) -> list[dict]:

@@ -14,13 +14,11 @@ import tomllib
 
 import pytest
 
-from tests.calls import call
 from tests.contract.harness import BARE, TINY, merged
 from tests.documented import COMPUTED, EDITED, PAGES, QUOTED, ROOT, Command, blocks, commands
 from tests.model.interop.folders import folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint, write_meta
 from tests.model.tokenizers import byte_tokenizer
-from tests.runs import in_process
 from tests.scripts.experiments.synthetic import write_sweep
 from tril.model.causality import assert_causal
 
@@ -78,7 +76,7 @@ def folder(tmp_path_factory):
     write_sweep(folder / "multirun/DATE/TIME", {(heads,): {0: 3.0} for heads in (1, 2, 4, 8)}, baseline=(2,))
     for name, extra in ((RUN, ()), ("RUN_WITHOUT_MASK", ("experiment=control_no_mask",))):
         settings = (*SMALL, "data.path=text.txt", "trainer.max_steps=4", f"hydra.run.dir={name}", *extra)
-        done = in_process(*merged(BARE, *settings), cwd=folder)
+        done = run("train", *merged(BARE, *settings), cwd=folder)
         assert done.returncode == 0, done.stderr
     for name in COPIES:
         shutil.copytree(folder / RUN, folder / name)

@@ -7,12 +7,11 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import assert_refused, tiny_gpt
-from tests.contract.harness import BARE, merged, summary
+from tests.conftest import tiny_gpt
+from tests.contract.harness import BARE, merged, run, summary
 from tests.model.interop.folders import folder_of
 from tests.model.interop.nanogpt_files import reference, write_checkpoint
 from tests.model.tokenizers import EOT, byte_tokenizer
-from tests.runs import in_process
 from tril.model.checkpoint import load, read_state, save
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.hf import download, is_hub_name, read_hf
@@ -37,7 +36,7 @@ def train(tmp_path, text):
     """A function that starts a run in tmp_path / "run"."""
 
     def train(*settings):
-        done = in_process(*merged(RUN, f"data.path={text}", "hydra.run.dir=run", *settings), cwd=tmp_path)
+        done = run("train", *merged(RUN, f"data.path={text}", "hydra.run.dir=run", *settings), cwd=tmp_path)
         assert done.returncode in (0, 2), done.stderr
         return done
 
@@ -58,26 +57,26 @@ def entry_of(run):
 
 
 def test_a_run_takes_over_model_and_tokenizer_records_it_and_then_needs_no_source(tmp_path, train, source):
-    before, run = load(source), tmp_path / "run"
+    before, folder = load(source), tmp_path / "run"
     changes = ("model.attn_dropout=0.25", "callbacks.causality={}")
     printed = train(f"init_from={source}", *changes).stdout
-    lm, entry, result = load(run), entry_of(run), summary(run)
+    lm, entry, result = load(folder), entry_of(folder), summary(folder)
     assert lm.config.to_dict() == before.config.to_dict() | {"attn_dropout": 0.25}
     assert (lm.tokenizer.to_str(), lm.eot) == (before.tokenizer.to_str(), EOT)
     assert entry["lineage"] == {"source": str(source), "step": None}
     assert entry["certificate"]["passed"] is True
     assert [result[f"init_from{suffix}"] for suffix in ("", "_step")] == [*entry["lineage"].values()]
     assert re.search(rf"\n  init from +{re.escape(str(source))}\n", printed)
-    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
     [file] = (tmp_path / "cache" / "taken_over").glob("*.json")
     assert "init_from" not in settings and settings["data"]["tokenizer"]["path"] == str(file)
 
     source.unlink(), file.unlink()
-    run.rename(moved := tmp_path / "moved")
-    assert in_process("resume=moved", "trainer.max_steps=4", cwd=tmp_path).returncode == 0
+    folder.rename(moved := tmp_path / "moved")
+    run("train", "resume=moved", "trainer.max_steps=4", cwd=tmp_path).succeeded()
     assert entry_of(moved)["lineage"] == entry["lineage"] and summary(moved)["init_from"] == str(source)
     train(f"init_from={moved / 'checkpoints/last.ckpt'}", "model.vocab_size=270")
-    lineage = entry_of(run)["lineage"]
+    lineage = entry_of(folder)["lineage"]
     assert (lineage["source"], lineage["step"]) == (str(moved / "checkpoints/last.ckpt"), 4)
 
 
@@ -85,7 +84,7 @@ def test_what_contradicts_the_source_is_refused_and_nothing_is_left(tmp_path, tr
     write_checkpoint(tmp_path / "words" / "ckpt.pt", reference(264))
     before = {*tmp_path.iterdir(), tmp_path / "cache"}
     for settings, message in REFUSED.items():
-        assert_refused(train(f"init_from={source}", *settings.split()), message)
+        train(f"init_from={source}", *settings.split()).refused(message)
     assert {*tmp_path.iterdir(), tmp_path / "cache"} == before
 
 
@@ -135,7 +134,7 @@ def test_what_a_model_of_the_hub_needs_is_downloaded_once_at_its_revision_which_
         assert old_name == f"{NAME}@{OLD}" and read_hf(old).config.pos == "learned"
     server.files["/api/models/some-org/none/revision/main"] = None, {"X-Error-Code": "RepoNotFound"}
     done = train("init_from=hf:some-org/none", "hydra.run.dir=none")
-    assert_refused(done, "some-org/none is no folder, and cannot be read from the hub (", "check name, revision and")
+    done.refused("some-org/none is no folder, and cannot be read from the hub (", "check name, revision and")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub("http://127.0.0.1:1")
     assert download(NAME) == (folder, name) and not (tmp_path / "none").exists()

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.calls import call
-from tests.conftest import assert_refused
 from tests.contract.harness import BARE, ROOT, TINY, merged, metrics, newest_run, run
 from tests.runs import rows
-from tril import train
 from tril.model.checkpoint import read_state
 
 LIMIT = 1e-5
@@ -88,8 +85,8 @@ def test_two_nodes_of_torchrun_are_one_run_with_one_folder_and_one_log_and_it_go
 def test_processes_of_torchrun_must_be_those_of_the_settings_and_need_one_folder(tmp_path, text):
     environment = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}
     environment |= {"TRIL_CACHE": str(tmp_path / "c")}
-    done = call(train.main, *TINY, f"data.path={text}", cwd=tmp_path, **environment)
+    done = run("train", *TINY, f"data.path={text}", cwd=tmp_path, **environment)
     limit = "must be 2, the number of processes that torchrun or srun started; change one of them"
-    assert_refused(done, f"trainer.devices=1 * trainer.num_nodes=1 {limit}")
-    done = call(train.main, *TINY, "trainer=ddp", "trainer.devices=2", f"data.path={text}", cwd=tmp_path, **environment)
-    assert_refused(done, "torchrun and srun start processes that need one folder; add hydra.run.dir=FOLDER")
+    done.refused(f"trainer.devices=1 * trainer.num_nodes=1 {limit}")
+    done = run("train", *TINY, "trainer=ddp", "trainer.devices=2", f"data.path={text}", cwd=tmp_path, **environment)
+    done.refused("torchrun and srun start processes that need one folder; add hydra.run.dir=FOLDER")

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from tests.contract.harness import BARE
-from tests.runs import DRAWN_BY, in_process, small_picture
+from tests.contract.harness import BARE, DRAWN_BY, run, small_picture
 from tril.model.checkpoint import read_state
 from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.module import TrainingModule
@@ -104,7 +103,7 @@ def test_a_signal_ends_the_step_writes_a_checkpoint_and_gives_the_status(
     before_next, folder, signum, at, settings, step
 ):
     before_next(*at, partial(signal.raise_signal, signum))
-    done = in_process(*QUICK, *settings, cwd=folder)
+    done = run("train", *QUICK, *settings, cwd=folder)
     remedy = f"continue with python train.py resume={folder / 'run'}" if step else "there is no checkpoint yet"
     errors = re.sub(r"\Avalidation is .+\n", "", done.stderr)  # which the first start on a text prints
     assert (done.returncode, errors) == (128 + signum, f"stopped by {signum.name} at step {step}; {remedy}\n")

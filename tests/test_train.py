@@ -8,9 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import assert_refused
-from tests.contract.harness import BARE, merged, metrics, summary
-from tests.runs import DRAWN_BY, in_process, rows, train_typed
+from tests.contract.harness import BARE, DRAWN_BY, merged, metrics, run, summary
+from tests.runs import rows, train_typed
 from tril.data.sources.files import Files
 from tril.model import load
 from tril.model.checkpoint import read_state
@@ -84,27 +83,26 @@ def test_validations_change_no_training_step_and_the_last_step_is_validated(conf
 
 def test_an_early_stop_says_why_keeps_the_best_and_ends_the_run_until_more_patience(tmp_path):
     """Random digits to train on, and letters to validate on: the validation loss rises soon."""
-    random, run = np.random.default_rng(0), tmp_path / "run"
+    random, folder = np.random.default_rng(0), tmp_path / "run"
     (tmp_path / "train.txt").write_text("".join(map(str, random.integers(0, 10, 400))))
     (tmp_path / "val.txt").write_text("".join(map(chr, random.integers(97, 123, 200))))
     settings = ["data.path=train.txt", "data.val_path=val.txt", "data.tokenizer.kind=byte", "hydra.run.dir=run"]
     settings += ["trainer.max_steps=400", "trainer.val_check_interval=3", "optim.lr_scale=2"]
     settings += ["callbacks.early_stop.patience=3", "callbacks.early_stop.min_passes=0"]
-    done = in_process(*merged(BARE, *settings), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    val, found = metrics(run, "val/loss"), summary(run)
+    done = run("train", *merged(BARE, *settings), cwd=tmp_path).succeeded()
+    val, found = metrics(folder, "val/loss"), summary(folder)
     last, best = max(val), min(val, key=val.get)
     assert list(val) == [*range(3, last + 1, 3)] and last < 300 and best == last - 3 * 3
     assert (found["steps"], found["best_step"]) == (last, best)
     reason = f"at step {last} of 400 by callbacks.early_stop.patience"
     assert found["stopped_early"].startswith(reason) and f"stopped     {reason}" in done.stdout
-    assert {name: state(run, name)["global_step"] for name in ("last", "best")} == {"last": last, "best": best}
-    assert find_checkpoint(run).name == "best.ckpt"  # what is sampled
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {name: state(folder, name)["global_step"] for name in ("last", "best")} == {"last": last, "best": best}
+    assert find_checkpoint(folder).name == "best.ckpt"  # what is sampled
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     end = f"has stopped at step {last} by callbacks.early_stop.patience"
-    assert f"{end}; it is unchanged" in in_process("resume=run", cwd=tmp_path).stdout
-    other = in_process("resume=run", "optim.lr=0.5", cwd=tmp_path)
-    assert_refused(other, f"run {end} without optim.lr; raise callbacks.early_stop.patience to continue it")
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    assert in_process("resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path).returncode == 0
-    assert summary(run)["steps"] > last  # from the last checkpoint, not the best
+    assert f"{end}; it is unchanged" in run("train", "resume=run", cwd=tmp_path).stdout
+    other = run("train", "resume=run", "optim.lr=0.5", cwd=tmp_path)
+    other.refused(f"run {end} without optim.lr; raise callbacks.early_stop.patience to continue it")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    run("train", "resume=run", "callbacks.early_stop.patience=5", cwd=tmp_path).succeeded()
+    assert summary(folder)["steps"] > last  # from the last checkpoint, not the best

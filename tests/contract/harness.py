@@ -5,26 +5,30 @@ The only module of this folder that names modules of Tril which are not public; 
 
 import contextlib
 import csv
-import gc
 import importlib
 import io
 import json
-import multiprocessing
+import logging
 import os
+import pickle
 import shutil
+import subprocess
 import sys
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from unittest import mock
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes of `Command`
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes of `Process`
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden")
 COMMANDS = ("train", "sample", "play", "export", "heads", "evaluate", "certify", "report", "referee")
+DRAWN_BY = "tril.model.training.summary.plot_losses"  # called at the end of a run
 
 
 def table(name: str, columns: int) -> list[list[str]]:
@@ -34,104 +38,130 @@ def table(name: str, columns: int) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows]
 
 
-SETTINGS = {name: tuple(settings.split()) for name, settings in table("settings.txt", columns=2)}
-TINY = SETTINGS["tiny"]  # a run of one second
-BARE = (*TINY, *SETTINGS["bare"])  # and without what a run does besides training
-FORKS = multiprocessing.get_context("forkserver")  # a fork of a process with threads may wait for ever
-MODULES = {name: f"tril.{'' if name == 'train' else 'scripts.'}{name}" for name in COMMANDS}
-LIBRARIES = "hydra lightning.pytorch matplotlib.pyplot pandas pyarrow pytest scipy.stats torch._dynamo".split()
-FORKS.set_forkserver_preload([*LIBRARIES, "tril.model.causality", *MODULES.values()])
+TINY = tuple(  # a run of one second
+    """
+    data.tokenizer.vocab_size=300 data.batch_size=4 model.context_length=32 model.n_layers=2 model.dim=32
+    model.n_heads=2 trainer.max_steps=8 trainer.val_check_interval=4 trainer.log_every_n_steps=1
+    trainer.accelerator=cpu trainer.precision=32-true optim.schedule.warmup_steps=2
+    callbacks.samples.max_new_tokens=8
+    """.split()
+)
+BARE = (*TINY, "~callbacks.samples", "~callbacks.heads", "~callbacks.causality")  # and nothing but training
 
 
-@dataclass(frozen=True)
-class Done:
-    """An ended command; the status of a killed one is negative."""
-
-    status: int
-    out: str
-    err: str
+class Done(subprocess.CompletedProcess):
+    """An ended command: returncode (negative if it was killed), stdout and stderr."""
 
     def succeeded(self) -> "Done":
-        assert self.status == 0, self.err[-3000:]
+        assert self.returncode == 0, self.stderr[-3000:]
         return self
 
     def refused(self, *parts: object) -> "Done":
-        """A user's mistake: status 2, and one line on stderr that contains the parts."""
-        assert self.status == 2 and self.err.startswith("error: ") and self.err.count("\n") == 1, self
-        assert all(str(part) in self.err for part in parts), (parts, self.err)
+        """A user's mistake: status 2, nothing on stdout, and one line on stderr that contains the parts."""
+        assert (self.returncode, self.stdout) == (2, ""), self
+        assert self.stderr.startswith("error: ") and self.stderr.count("\n") == 1, self
+        assert all(str(part) in self.stderr for part in parts), (parts, self.stderr)
         return self
 
 
-class Command:
-    """`python NAME.py ARGUMENTS` in the folder `cwd`, as a new process in which Tril is imported already.
+def run(name: str, *arguments: object, cwd: Path, strict: bool = False, **environment: str) -> Done:
+    """`python NAME.py ARGUMENTS` in the folder `cwd`, in this process, where Tril is imported already.
+
+    A run of two processes starts in a new one.
 
     Args:
-        before: is called in the process before the command.
+        strict: a UserWarning is an error.
+        environment: variables to set.
+    """
+    if "trainer.devices=2" in arguments:  # Lightning starts the program of this process again
+        return Process(name, *arguments, cwd=cwd, **environment).done()
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        if name == "train":
+            stack.enter_context(mock.patch(DRAWN_BY, small_picture))
+        for context in (
+            mock.patch.object(sys, "argv", [str(ROOT / f"{name}.py"), *map(str, arguments)]),
+            mock.patch.dict(os.environ, {"TRIL_CACHE": f"{cwd}/cache", **environment}),
+            contextlib.chdir(cwd),
+            contextlib.redirect_stdout(streams[0]),
+            contextlib.redirect_stderr(streams[1]),
+            warnings.catch_warnings(),
+            unchanged_logging(),
+        ):
+            stack.enter_context(context)
+        if strict:
+            warnings.simplefilter("error", UserWarning)
+        status = call_main(name)
+        for stream in streams:
+            stream.flush()
+        done = Done(name, status, *(stream.buffer.getvalue().decode("utf-8") for stream in streams))
+        done.environment = dict(os.environ)
+    return done
+
+
+def main_of(name: str) -> Callable:
+    return importlib.import_module("tril.train" if name == "train" else f"tril.scripts.{name}").main
+
+
+def call_main(name: str) -> int:
+    """The exit status of a command in this process."""
+    GlobalHydra.instance().clear()
+    try:
+        main_of(name)()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        GlobalHydra.instance().clear()
+        HydraConfig.instance().cfg = None
+    return 0
+
+
+@contextlib.contextmanager
+def unchanged_logging() -> Iterator[None]:
+    """Hydra configures logging for a whole process."""
+    loggers = [logging.root, *(each for each in logging.root.manager.loggerDict.values() if hasattr(each, "handlers"))]
+    before = [(logger, logger.level, logger.handlers[:], logger.disabled) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, level, handlers, disabled in before:
+            logger.setLevel(level)
+            logger.handlers[:], logger.disabled = handlers, disabled
+
+
+def small_picture(path: Path, *_, **__) -> None:
+    """A PNG of one pixel instead of loss.png, whose drawing takes a third of the time of a tiny run."""
+    from matplotlib.image import imsave
+
+    imsave(path, [[0.0]])
+
+
+class Process(subprocess.Popen):
+    """`python NAME.py ARGUMENTS` in the folder `cwd`, in a new process: for what ends or changes a process.
+
+    Args:
+        before: a function of a module, or a partial of one, which the process calls first.
         environment: variables to set.
     """
 
     def __init__(self, name: str, *arguments: object, cwd: Path, before: Callable | None = None, **environment: str):
-        assert name in COMMANDS
-        self.folder = TemporaryDirectory()
-        self.files = [Path(self.folder.name, stream) for stream in ("out", "err")]
-        for file in self.files:
-            file.touch()
-        variables = {"TRIL_CACHE": f"{cwd}/cache", **environment}
-        options = (name, list(map(str, arguments)), cwd, self.files, before, variables)
-        self.process = FORKS.Process(target=execute, args=options)
-        self.process.start()
+        code = "import pickle, sys; first, main = pickle.loads(bytes.fromhex(sys.argv.pop(1))); first(); main()"
+        code = f"import sys; sys.argv[0] = {str(ROOT / f'{name}.py')!r}; {code}"  # which Lightning starts for each rank
+        command = [sys.executable, "-c", code, pickle.dumps((before or int, main_of(name))).hex()]
+        variables = {"TRIL_CACHE": f"{cwd}/cache", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"} | environment
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+        super().__init__([*command, *map(str, arguments)], cwd=cwd, env=os.environ | variables, **streams)
 
     def done(self, timeout: float = 240) -> Done:
         """Waits for its end."""
-        self.process.join(timeout)
-        assert self.process.exitcode is not None or self.process.kill(), "it does not end"
-        return Done(self.process.exitcode, *(file.read_text("utf-8") for file in self.files))
-
-
-def execute(name, arguments, cwd, files, before, variables) -> None:
-    """What the new process does."""
-    gc.freeze()  # a collection would look at everything that was imported before the fork
-    os.environ |= variables
-    os.chdir(cwd)
-    sys.argv = [str(ROOT / f"{name}.py"), *arguments]  # Lightning starts a train.py for each other rank
-    for stream, file in enumerate(files, start=1):
-        os.dup2(os.open(file, os.O_WRONLY), stream)
-    if name == "train":  # loss.png takes a third of the time of a tiny run
-        from matplotlib.figure import Figure
-        from matplotlib.image import imsave
-
-        Figure.savefig = lambda figure, path, **options: imsave(path, [[0.0]])
-    if before is not None:
-        before()
-    importlib.import_module(MODULES[name]).main()
-
-
-def run(*arguments, **options) -> Done:
-    """A `Command`, to its end."""
-    return Command(*arguments, **options).done()
-
-
-def run_each(name: str, rows: Sequence[Sequence[str]], *, cwd: Path, **environment: str) -> list[Done]:
-    """The command with each of these arguments, one after another in one process, which saves time."""
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "done.json"
-        run(name, cwd=cwd, before=partial(execute_each, name, rows, file), **environment).succeeded()
-        return [Done(*done) for done in json.loads(file.read_text("utf-8"))]
-
-
-def execute_each(name: str, rows: Sequence[Sequence[str]], file: Path) -> None:
-    """What its process does."""
-    ended = []
-    for arguments in rows:
-        sys.argv, status = [f"{name}.py", *arguments], 0
-        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-            try:
-                importlib.import_module(MODULES[name]).main()
-            except SystemExit as end:
-                status = end.code
-        ended.append((status, out.getvalue(), err.getvalue()))
-    file.write_text(json.dumps(ended), "utf-8")
-    sys.exit()
+        try:
+            out, err = self.communicate(timeout=timeout)
+        finally:
+            self.kill()
+        return Done(self.args, self.returncode, out, err)
 
 
 def train_run(*settings: object, cwd: Path, base: Sequence = BARE, **options) -> Path:

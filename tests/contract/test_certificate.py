@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.contract.harness import TINY, merged, newest_run, run, run_each, summary
+from tests.contract.harness import TINY, merged, newest_run, run, summary
 from tril.model import GPT, MultiHeadAttention, load
 from tril.model.causality import assert_causal, certify, certify_loss
 
@@ -153,9 +153,9 @@ def test_the_exit_status_says_what_was_found(tmp_path):
     names = "causal", "leaks", "absent", "raises", "rounds"
     sizes = f"vocab_size={V}", "context_length=8"
     rows = [(f"call={__name__}:CALLED.{name}", *sizes, f"out={name}") for name in names]
-    ended = run_each("certify", rows, cwd=tmp_path)
-    assert [done.status for done in ended] == [0, 1, 2, 3, 4], ended
-    assert all(done.err.startswith("error: ") and done.err.count("\n") == 1 for done in ended[2:4])
+    ended = [run("certify", *row, cwd=tmp_path) for row in rows]
+    assert [done.returncode for done in ended] == [0, 1, 2, 3, 4], ended
+    assert all(done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 for done in ended[2:4])
     verdicts = {folder.name: verdict(folder) for folder in tmp_path.iterdir()}
     assert verdicts == {"causal": True, "leaks": False, "rounds": True}
 
@@ -179,14 +179,14 @@ CORRECT_RUNS = (
 )
 
 
-def edit(name):
+def edit(name, patch):
     """Puts a defect into this process."""
     from lightning.pytorch import Trainer
 
     if name in REPLACED:
         owner, function, options = REPLACED[name]
         replaced = getattr(owner, function)
-        setattr(owner, function, lambda *inputs, **others: replaced(*inputs, **others | options))
+        patch.setattr(owner, function, lambda *inputs, **others: replaced(*inputs, **others | options))
     elif name in ADDED:
         leak, forward = Part(mix=ADDED[name]), MultiHeadAttention.forward
 
@@ -194,7 +194,7 @@ def edit(name):
             out = forward(module, x, *others, **options)
             return out if isinstance(out, tuple) else out + leak.train(module.training).mixed(x)[:, -out.shape[1] :]
 
-        MultiHeadAttention.forward = leaking
+        patch.setattr(MultiHeadAttention, "forward", leaking)
     elif name == LATER:
         fit = Trainer.fit
 
@@ -203,48 +203,49 @@ def edit(name):
 
             def step_edited(batch, i, *rest):
                 if i == 1:
-                    edit("norm over time")
+                    edit("norm over time", patch)
                 return step(batch, i, *rest)
 
             module.training_step = step_edited
             fit(trainer, module, *others, **options)
 
-        Trainer.fit = fit_edited
+        patch.setattr(Trainer, "fit", fit_edited)
 
 
 @pytest.mark.parametrize("name", [*some(REPLACED, 2), *some(ADDED, 4), LATER, *CORRECT_RUNS])
-def test_a_run_with_a_defect_is_refused_and_one_without_is_not(name, texts, trained, tmp_path):
+def test_a_run_with_a_defect_is_refused_and_one_without_is_not(name, texts, trained, tmp_path, monkeypatch):
     settings = merged(SMALL, f"data.path={texts}", *name.partition(";")[2].split())
     cache = f"{trained.parents[2]}/cache"  # with the prepared text, so that nothing is said about its split
-    done = run("train", *settings, cwd=tmp_path, before=partial(edit, name), TRIL_CACHE=cache)
+    edit(name, monkeypatch)
+    done = run("train", *settings, cwd=tmp_path, TRIL_CACHE=cache)
     if name in CORRECT_RUNS:
         done.succeeded()
     else:
-        done.refused("causality.allow_leak=true")
+        assert done.returncode == 2 and "causality.allow_leak=true" in done.stderr.splitlines()[-1], done
         assert not verdict(newest_run(tmp_path)) and not [*tmp_path.rglob("summary.json")]
         assert name == LATER or not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("metrics.csv")]
 
 
-def record(file):
-    """Keeps the mode, the inputs and the targets of each call of the model's loss in this process."""
+@pytest.fixture
+def calls(monkeypatch):
+    """The mode, the inputs and the targets of each call of the model's loss."""
     nll, calls = GPT.nll, []
 
     def recording(model, ids, targets, **options):
         calls.append((model.training, ids.clone(), targets.clone()))
-        torch.save(calls, file)
         return nll(model, ids, targets, **options)
 
-    GPT.nll = recording
+    monkeypatch.setattr(GPT, "nll", recording)
+    return calls
 
 
-def test_each_step_passes_windows_of_its_text_to_the_model_unchanged(texts, tmp_path):
+def test_each_step_passes_windows_of_its_text_to_the_model_unchanged(texts, calls, tmp_path):
     files = {True: texts.parent / "00.txt", False: texts.parent / "39.txt"}  # of training, and of validation
     paths = f"data.path={files[True]}", f"data.val_path={files[False]}"
     settings = merged(SMALL, *paths, "data.tokenizer.kind=byte", "~callbacks.causality")
-    run("train", *settings, cwd=tmp_path, before=partial(record, tmp_path / "calls.pt")).succeeded()
+    run("train", *settings, cwd=tmp_path).succeeded()
     encode = load(newest_run(tmp_path)).tokenizer.encode
     ids = {mode: torch.tensor(encode(file.read_text("utf-8")).ids) for mode, file in files.items()}
-    calls = torch.load(tmp_path / "calls.pt")
     assert [mode for mode, *_ in calls].count(True) == 4 and len(calls) > 8
     for mode, inputs, targets in calls:
         for row, answers in zip(inputs, targets, strict=True):
@@ -261,9 +262,10 @@ def test_allow_leak_trains_and_marks_the_run(run_of, trained):
 
 
 @pytest.mark.slow
-def test_the_command_certifies_a_checkpoint_and_fails_a_defect(trained, tmp_path):
+def test_the_command_certifies_a_checkpoint_and_fails_a_defect(trained, tmp_path, monkeypatch):
     done = run("certify", f"ckpt={trained}", "device=cpu", f"out={tmp_path}", cwd=tmp_path).succeeded()
-    assert verdict(tmp_path) and "stored certificate: passed at step 8; belongs to this step and code" in done.out
+    assert verdict(tmp_path) and "stored certificate: passed at step 8; belongs to this step and code" in done.stdout
     options = *MODEL, "device=cpu", f"out={tmp_path}"
-    done = run("certify", *options, cwd=tmp_path, before=partial(edit, "kernel without a mask"))
-    assert done.status == 1 and not verdict(tmp_path)
+    edit("kernel without a mask", monkeypatch)
+    done = run("certify", *options, cwd=tmp_path)
+    assert done.returncode == 1 and not verdict(tmp_path)

@@ -110,4 +110,4 @@ def test_the_command_prints_the_text_of_python_which_is_the_recorded_one(trained
     settings = [f"{name}={value}" for name, value in options.items()]
     settings.append("device=cpu")  # a GPU draws other random numbers
     done = run("sample", f"ckpt={trained}", "prompt='The dog '", *settings, cwd=tmp_path)
-    assert done.status == 0 and done.out == f"The dog {text}\n"
+    assert done.returncode == 0 and done.stdout == f"The dog {text}\n"

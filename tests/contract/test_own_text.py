@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from pandas import DataFrame
 from tokenizers import Tokenizer
 
-from tests.contract.harness import BARE, assert_golden, merged, run_each, summary
+from tests.contract.harness import BARE, assert_golden, merged, run, summary
 
 RECORDED = (f"+callbacks.mine._target_={__name__}.Recorder",)
 EOT = "<|endoftext|>"
@@ -44,8 +44,8 @@ def train(cwd, *rows, steps=2):
     folders = [cwd / f"run{number}" for number in range(len(rows))]
     own = [(f"hydra.run.dir={folder}", f"data.cache_dir={folder}/cache") for folder in folders]
     commands = [merged(always, *places, *row) for places, row in zip(own, rows, strict=True)]
-    ended = [done.succeeded() for done in run_each("train", commands, cwd=cwd)]
-    return [(folder, done.out + done.err) for folder, done in zip(folders, ended, strict=True)]
+    ended = [run("train", *command, cwd=cwd).succeeded() for command in commands]
+    return [(folder, done.stdout + done.stderr) for folder, done in zip(folders, ended, strict=True)]
 
 
 def read(folder):
@@ -93,8 +93,8 @@ def folder(once):
 def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_only(folder, tmp_path):
     sizes = "data.val_fraction=0.2", "data.tokenizer.vocab_size=700", "data.batch_size=200"
     rows = [(f"data.path={folder}/**/*{kind.split()[-1]}", *kind.split()[:-1], *sizes) for kind in KINDS]
-    for kind, (run, _) in zip(KINDS, train(tmp_path, *rows), strict=True):
-        ids, encode, windows = read(run)
+    for kind, (result, _) in zip(KINDS, train(tmp_path, *rows), strict=True):
+        ids, encode, windows = read(result)
         documents = {text: encode(text + EOT) for text in DOCUMENTS}
         parts = split(ids, encode, windows)
         assert Counter(sum(parts, [])) == Counter(documents[text] for text in DOCUMENTS), kind
@@ -110,8 +110,8 @@ def test_each_document_is_in_one_part_and_the_tokenizer_knows_the_training_part_
 def test_a_text_of_one_line_is_split_near_its_end(tmp_path):
     text = " ".join(random.Random(0).choices(WORDS, k=1000))
     (tmp_path / "line.txt").write_text(text)
-    [(run, _)] = train(tmp_path, [f"data.path={tmp_path}/line.txt"])
-    ids, encode, windows = read(run)
+    [(result, _)] = train(tmp_path, [f"data.path={tmp_path}/line.txt"])
+    ids, encode, windows = read(result)
     (trained,), (val,) = split(ids, encode, windows)
     cuts = [i for i in range(int(0.94 * len(text)), int(0.96 * len(text))) if encode(text[:i] + EOT) == trained]
     assert [encode(text[cut:] + EOT) for cut in cuts] == [val]
@@ -127,8 +127,8 @@ def test_each_training_token_is_a_target_once_per_epoch_in_the_order_of_the_seed
     ranks = ("trainer=ddp", "trainer.devices=2") if devices == 2 else ()
     rows = [(*settings, f"seed={seed}", f"data.batch_size={20 // devices}", *ranks) for seed in range(3 - devices)]
     orders = []
-    for run, printed in train(tmp_path, *rows, steps=8):
-        ids, encode, windows = read(run)
+    for result, printed in train(tmp_path, *rows, steps=8):
+        ids, encode, windows = read(result)
         assert ids.tolist() == [*encode(text + EOT), *encode(val + EOT)]
         assert any(29.9 < float(share) < 30.1 for share in re.findall(r"(\d+\.\d+) ?%", printed)), printed
         for epoch in np.split(windows[0].reshape(2, devices, -1, 32), 2, axis=2):
@@ -151,7 +151,7 @@ def test_a_text_is_prepared_once_and_again_when_it_changes(folder, tmp_path):
     assert max(before.values()) < (runs[0][0] / "summary.json").stat().st_mtime_ns  # the second run has written none
     (copy / "00.md").write_text("a new text")
     runs += train(tmp_path / "second", rows[3])
-    fingerprints = [summary(run)["data_fingerprint"] for run, _ in runs]
+    fingerprints = [summary(result)["data_fingerprint"] for result, _ in runs]
     assert fingerprints[0] == fingerprints[1] == fingerprints[2] != fingerprints[3]
     assert before.items() < files("cache").items()
 

@@ -13,7 +13,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from tests.contract.conftest import install_wheel
-from tests.contract.harness import BARE, ROOT, merged, metrics, run, run_each, summary
+from tests.contract.harness import BARE, ROOT, merged, metrics, run, summary
 from tril.model import load
 from tril.train import train
 
@@ -26,7 +26,7 @@ def process_state() -> tuple:
 def test_train_is_the_command_and_keeps_signal_handlers_and_the_hydra_of_its_caller(texts, tmp_path, monkeypatch):
     settings = (*BARE, f"data.path={texts}")
     done = run("train", *settings, "hydra.run.dir=typed", cwd=tmp_path)
-    assert done.status == 0 and f"sample.py ckpt={tmp_path / 'typed'} prompt" in done.out, done
+    assert done.returncode == 0 and f"sample.py ckpt={tmp_path / 'typed'} prompt" in done.stdout, done
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRIL_CACHE", str(tmp_path / "cache"))
     (older := tmp_path / "outputs" / "older" / "checkpoints").mkdir(parents=True)
@@ -50,10 +50,11 @@ def test_train_is_the_command_and_keeps_signal_handlers_and_the_hydra_of_its_cal
 def test_a_wrong_setting_is_a_value_error_with_the_line_of_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [[*BARE, setting] for setting in ("model.n_heads=3", "modle=nano", "data.path=nowhere.txt")]
-    for row, done in zip(rows, run_each("train", rows, cwd=tmp_path), strict=True):
+    for row in rows:
+        done = run("train", *row, cwd=tmp_path)
         with pytest.raises(ValueError, match=row[-1].split("=")[0]) as raised:
             train(*row)
-        assert done.err == f"error: {raised.value}\n"
+        assert done.stderr == f"error: {raised.value}\n"
     assert not list(tmp_path.iterdir())
 
 

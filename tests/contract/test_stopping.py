@@ -1,6 +1,7 @@
 """A run that is killed or stopped, or meets damaged files or a full disk, ends as docs/training.md says."""
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -17,18 +18,27 @@ import psutil
 import pytest
 import torch
 
-from tests.contract.harness import BARE, SETTINGS, TINY, Command, merged, metrics, newest_run, run, run_each, summary
+from tests.contract.harness import BARE, TINY, Process, merged, metrics, newest_run, run, summary
 
 FILL_DISK = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))  # bytes of a file
 KILLS = "saved:2 backward:23 last.ckpt:3 samples.txt:2 heads.csv:6 metrics.csv:10 tokens.bin:1 summary.json:1".split()
 STOPS = [*((event, -9) for event in KILLS), ("backward:14", 128 + 15), ("backward:14", 128 + 2)]
+STOPPED = tuple(
+    """
+    trainer.max_steps=9 trainer.accumulate_grad_batches=3 trainer.val_check_interval=3 checkpoint.every_n_steps=2
+    data.batch_size=8 model.resid_dropout=0.1 ~callbacks.causality model.context_length=256
+    data.double_length_at=[0.5]
+    """.split()
+)
 OF_A_CLOCK = re.compile("second|mfu|memory|folder|sample_with")  # or of the machine
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def train(cwd, *settings, at="", act=None):
     """Trains, and calls `act` at an event."""
-    return run("train", *settings, cwd=cwd, before=partial(prepare, at, act))
+    if not at:
+        return run("train", *settings, cwd=cwd)
+    return Process("train", *settings, cwd=cwd, before=partial(prepare, at, act)).done()
 
 
 def prepare(at, act):
@@ -76,7 +86,7 @@ def assert_continues(cwd, whole, *settings):
 @pytest.fixture(scope="session")
 def settings(texts):
     paths = f"data.path={texts.parent}/0*.txt", f"data.val_path={texts.parent}/39.txt"
-    return merged(TINY, *SETTINGS["stopped"], *paths)  # 24 windows per step, 80 per epoch
+    return merged(TINY, *STOPPED, *paths)  # 24 windows per step, 80 per epoch
 
 
 @pytest.fixture(scope="session")
@@ -97,13 +107,13 @@ def stopped(once, settings, tmp_path):
 @pytest.mark.parametrize(("at", "status"), STOPS)
 def test_a_killed_or_stopped_run_continues_as_if_it_had_never_been_stopped(at, status, settings, whole, tmp_path):
     done = train(tmp_path, *settings, at=at, act=partial(signal.raise_signal, abs(status) % 128))
-    assert done.status == status
+    assert done.returncode == status
     command = ["resume=latest"] if at != "tokens.bin:1" else settings
     if at == "metrics.csv:10":
         with next(newest_run(tmp_path).rglob("metrics.csv")).open("a") as file:
             file.write("1.25,half of a row")
     if status > 0:
-        command = re.findall(r"resume=\S+", done.err)
+        command = re.findall(r"resume=\S+", done.stderr)
         content = torch.load(newest_run(tmp_path) / "checkpoints" / "last.ckpt", weights_only=True)
         assert content["global_step"] == 5, "the step of the signal ends"
     assert_continues(tmp_path, whole, *command)
@@ -137,9 +147,8 @@ def test_no_code_in_a_checkpoint_runs(trained, tmp_path):
     for name, zipped in (("new.ckpt", True), ("old.ckpt", False)):  # both formats of torch
         torch.save(content, tmp_path / name, _use_new_zipfile_serialization=zipped)
     for command, *keys in (("sample", "ckpt"), ("train", "resume", "init_from")):
-        rows = [[f"{key}={tmp_path / name}"] for key in keys for name in ("new.ckpt", "old.ckpt")]
-        for (typed,), done in zip(rows, run_each(command, rows, cwd=tmp_path), strict=True):
-            done.refused(typed[-8:])
+        for key, name in itertools.product(keys, ("new.ckpt", "old.ckpt")):
+            run(command, f"{key}={tmp_path / name}", cwd=tmp_path).refused(name)
     assert not (tmp_path / "ran").exists()
     torch.load(tmp_path / "new.ckpt", weights_only=False)
     assert (tmp_path / "ran").exists()
@@ -159,8 +168,8 @@ def test_a_full_disk_is_refused_in_one_line_before_training_and_harms_no_checkpo
     train(tmp_path, *settings, at="tokens.bin:1", act=FILL_DISK).refused(tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
     done = train(tmp_path, *settings, at="backward:14", act=FILL_DISK)
-    line = done.err.splitlines()[-1]
-    assert done.status == 2 and line.startswith("error: ") and f"resume={newest_run(tmp_path)}" in line, done
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and line.startswith("error: ") and f"resume={newest_run(tmp_path)}" in line, done
     assert_continues(tmp_path, whole, "resume=latest")
 
 
@@ -192,11 +201,11 @@ def test_a_finished_run_goes_on_for_more_steps_as_if_they_had_been_planned(setti
 @pytest.mark.slow
 def test_a_killed_process_ends_the_run_and_no_process_is_left(texts, tmp_path):
     ranks = ("trainer=ddp", "trainer.devices=2", "trainer.max_steps=100000", "trainer.val_check_interval=10")
-    command = Command("train", *merged(BARE, f"data.path={texts}", *ranks), cwd=tmp_path)
-    while command.process.is_alive() and not list(tmp_path.rglob("last.ckpt")):
+    process = Process("train", *merged(BARE, f"data.path={texts}", *ranks), cwd=tmp_path)
+    while process.poll() is None and not list(tmp_path.rglob("last.ckpt")):
         time.sleep(0.2)
-    family = psutil.Process(command.process.pid).children(recursive=True)
+    family = psutil.Process(process.pid).children(recursive=True)
     next(child for child in family if "train.py" in " ".join(child.cmdline())).kill()
-    assert command.done(120).status != 0
+    assert process.done(120).returncode != 0
     assert not psutil.wait_procs(family, timeout=30)[1]
     run("train", "resume=latest", "trainer.max_time=00:00:00:01", cwd=tmp_path).succeeded()

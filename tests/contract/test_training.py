@@ -8,11 +8,57 @@ import pytest
 import torch
 import yaml
 
-from tests.contract.harness import BARE, SETTINGS, assert_golden, merged, metrics, run, summary, table
+from tests.contract.harness import BARE, assert_golden, merged, metrics, run, summary
 from tril.model import load
 
-BASE = merged(BARE, *SETTINGS["golden"])
-RUNS = dict(table("training_runs.txt", columns=2))
+GOLDEN = tuple(
+    """
+    data.tokenizer.kind=byte trainer.max_steps=30 trainer.val_check_interval=15 optim.lr_scale=0.5
+    optim.betas=[0.9,0.95] data.double_length_at=[] model.key_offset=false model.embed_skip=false
+    model.value_embed=false
+    """.split()
+)
+BASE = merged(BARE, *GOLDEN)
+RUNS = {  # name -> settings, which replace those of BASE
+    "gpt2": (
+        "model.pos=learned model.norm=layernorm model.norm_eps=1e-3 model.bias=true model.mlp=gelu "
+        "model.qk_norm=none model.init=gpt2 optim=adamw optim.lr=0.01 optim.weight_decay=0.3 "
+        "optim.betas=[0.8,0.98] optim.eps=1e-4 optim.schedule.kind=cosine optim.schedule.min_lr_ratio=0.2"
+    ),
+    "llama": (
+        "model.mlp=swiglu model.mlp_hidden=48 model.n_kv_heads=1 model.head_dim=12 model.rope_base=20 "
+        "model.tie_embeddings=false model.qkv_bias=true optim.schedule.kind=linear"
+    ),
+    "alibi": (
+        "model.pos=alibi model.window=7 model.n_heads=4 model.n_kv_heads=2 model.qk_norm=layernorm "
+        "model.backend=explicit optim.muon_weight_decay=1 optim.schedule.decay_fraction=0.2"
+    ),
+    "dropout": (
+        "model.embd_dropout=0.1 model.attn_dropout=0.2 model.resid_dropout=0.3 model.backend=stacked seed=1 "
+        "callbacks.causality={}"
+    ),
+    "padded vocabulary": (
+        "model.vocab_size=320 model.logit_softcap=2 model.mlp=relu model.mlp_ratio=2.5 optim.momentum=0.5 "
+        "optim.nesterov=false optim.schedule.kind=constant optim.schedule.warmup_steps=5"
+    ),
+    "no attention": (
+        "-model.key_offset -model.value_embed model.n_heads=0 model.mlp=gelu_erf model.pos=learned optim=adamw "
+        "optim.lr=0.01"
+    ),
+    "no FFN": "model.mlp=none model.pos=none optim.kind=muon optim.muon_lr=0.03 optim.lr=0.01",
+    "not causal": "model.causal=false causality.allow_leak=true model.checkpoint_activations=true",
+    "accumulation": "trainer.accumulate_grad_batches=7 data.batch_size=5",
+    "documents": "data.document_mask=true model.context_length=700 data.batch_size=1",
+    "embeddings": (
+        "model.key_offset=true model.embed_skip=true model.value_embed=true model.n_layers=3 model.n_kv_heads=1 "
+        "model.head_dim=12"
+    ),
+    "three layers": "model.n_layers=3 model.dim=48 optim.ns_steps=3 optim.adjust_lr=match_rms_adamw",
+    "part of the validation": (
+        "data.tokenizer.kind=bpe data.tokenizer.vocab_size=300 trainer.gradient_clip_val=0.1 data.val_batch_size=3 "
+        "+trainer.limit_val_batches=5"
+    ),
+}  # together they use every option of the model and of the optimizer; in "accumulation" an epoch has 19.4 steps
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +83,7 @@ def test_the_losses_of_a_run_are_the_recorded_ones(name, run_of):
 
 
 def test_every_option_and_choice_of_model_and_optimizer_is_in_a_run(tmp_path):
-    help, used = run("train", "--help=all", cwd=tmp_path).out, {*BASE, *" ".join(RUNS.values()).split()}
+    help, used = run("train", "--help=all", cwd=tmp_path).stdout, {*BASE, *" ".join(RUNS.values()).split()}
     listed = re.findall(r"^  ((?:model|optim)\.\S+?)=(\S+) +(.*)", help, re.MULTILINE)
     assert len(listed) > 20 and {key for key, *_ in listed} <= {setting.partition("=")[0] for setting in used}
     for key, default, choices in listed:
@@ -116,8 +162,8 @@ def test_a_certified_run_of_two_windows_in_bf16_stays_near_one_in_float32(run_of
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_update(texts, tmp_path):
     huge = merged(BASE, f"data.path={texts}", "optim.lr_scale=1e30", "trainer.val_check_interval=1")
     done, folder = run("train", *huge, "hydra.run.dir=run", cwd=tmp_path), tmp_path / "run"
-    content, line = summary(folder), done.err.splitlines()[-1]
-    assert done.status == 2 and line == f"error: {content['diverged']}" and "Traceback" not in done.err
+    content, line = summary(folder), done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and line == f"error: {content['diverged']}" and "Traceback" not in done.stderr
     assert "step 2 " in line and content["steps"] == 1 and content["final_val_loss"] is None
     assert all(tensor.isfinite().all() for tensor in weights_of(folder).values())
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.calls import call
+from tests.contract.harness import run
 from tests.runs import TINY
 from tril.scripts.maintenance import bench
 
@@ -12,12 +12,13 @@ STEPS = "print('\\n'.join(f'iter {i}: loss 1, time {ms}ms' for i, ms in enumerat
 
 
 @pytest.fixture
-def run(text, tmp_path, monkeypatch):
+def measured(text, tmp_path, monkeypatch):
     for name, value in {"SHORT": 2, "LONG": 60}.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr("tril.model.training.hardware.keep_freed_memory", lambda: None)  # of the whole process
     data = (f"data.path={text}", "model.vocab_size=300", "~callbacks.heads", f"data.cache_dir={tmp_path / 'cache'}")
-    return lambda *options: call(bench.main, *options, *TINY, *data, "--repeats=1", "--json=out.json", cwd=tmp_path)
+    always = (*TINY, *data, "--repeats=1", "--json=out.json")
+    return lambda *options: run("maintenance.bench", *options, *always, cwd=tmp_path)
 
 
 def test_tasks_alternate_and_ratios_are_of_pairs():
@@ -31,15 +32,15 @@ def test_tasks_alternate_and_ratios_are_of_pairs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", bench.PARTS)
-def test_every_part_measures_on_a_tiny_model(part, run, tmp_path):
+def test_every_part_measures_on_a_tiny_model(part, measured, tmp_path):
     (tmp_path / "other.py").write_text(STEPS)
     pair = ("--warmup=2", "--steps=3", f"--vs=python {tmp_path / 'other.py'}", "--vs-tokens=100")
-    done = run(part, *pair * (part == "train"))
+    done = measured(part, *pair * (part == "train"))
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["machine"]["device"] and report["values"]
     assert all(len(each) == 1 and min(each) > 0 for each in report["values"].values())
     if part == "train":
         assert report["unit"] == "tokens/s" and report["values"]["other"] == [50_000]  # 2 ms, the median of 2, 4, 2
-        done = run("train", "--vs=python -c 'raise SystemExit(3)'")
+        done = measured("train", "--vs=python -c 'raise SystemExit(3)'")
         assert "ended with status 3" in done.stderr.splitlines()[-1]

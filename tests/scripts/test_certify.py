@@ -7,20 +7,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.calls import call
 from tests.conftest import tiny_gpt
-from tests.runs import in_process, interrupted, train_typed
+from tests.contract.harness import run
+from tests.runs import interrupted, train_typed
 from tril.model import masks
 from tril.model.causality.step import check_stored_step
 from tril.model.checkpoint import Checkpoint, verdict
 from tril.model.training import checkpoints
-from tril.scripts.certify import main
 
 SMALL = ("model.n_layers=1", "model.dim=16", "model.n_heads=2", "model.context_length=9")
 
 
 def certify(*overrides, cwd):
-    return call(main, *overrides, "budget_seconds=0.2", "device=cpu", cwd=cwd, strict=True)
+    return run("certify", *overrides, "budget_seconds=0.2", "device=cpu", cwd=cwd, strict=True)
 
 
 def written(folder):
@@ -34,8 +33,7 @@ def last_two(ids):
 
 def test_a_fresh_model_is_certified_and_a_leak_or_a_wrong_receptive_field_is_named(tmp_path):
     for heads, n_tokens in ((2, 4), (8, 3)):  # large heads have offset keys: the first holds half of the key before it
-        done = certify(*SMALL, "model.window=3", f"model.n_heads={heads}", "out=here", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = certify(*SMALL, "model.window=3", f"model.n_heads={heads}", "out=here", cwd=tmp_path).succeeded()
         uses = f"; uses at most the last {n_tokens} tokens\n"
         assert done.stdout.startswith("nano: causal: ") and uses in done.stdout
     lengths = {result["length"] for result in written(tmp_path / "here")["results"]}
@@ -45,7 +43,7 @@ def test_a_fresh_model_is_certified_and_a_leak_or_a_wrong_receptive_field_is_nam
     assert "FAILED  future: output 0 depends on input 1, first in blocks.0.attn" in done.stdout
     assert written(tmp_path / "outputs/causality/nano")["passed"] is False
     sizes = [f"call={__name__}:last_two", "vocab_size=7", "context_length=12"]
-    assert certify(*sizes, "receptive_field=1", cwd=tmp_path).returncode == 0
+    certify(*sizes, "receptive_field=1", cwd=tmp_path).succeeded()
     done = certify(*sizes, "receptive_field=2", cwd=tmp_path)
     assert done.returncode == 1 and "receptive field: output 11 does not depend on input 9" in done.stdout
 
@@ -56,11 +54,11 @@ def test_models_of_transformers_are_certified(tmp_path):
 
     sizes = {"vocab_size": 31, "d_model": 16, "ffn_dim": 32, "num_layers": 1, "attention_heads": 2}
     XGLMConfig(**sizes, max_position_embeddings=6).to_json_file(tmp_path / "xglm.json")  # not in float64
-    assert certify("hf=xglm.json", cwd=tmp_path).returncode == 0
+    certify("hf=xglm.json", cwd=tmp_path).succeeded()
     special = {"bos_token_id": None, "eos_token_id": None}
     gpt2 = GPT2Config(vocab_size=31, n_positions=6, n_layer=1, n_embd=16, n_head=2, **special)
     GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "saved")
-    assert certify("hf=saved", cwd=tmp_path).returncode == 0
+    certify("hf=saved", cwd=tmp_path).succeeded()
     assert written(tmp_path / "outputs/causality/saved")["passed"]
 
 
@@ -75,12 +73,12 @@ def test_every_checkpoint_of_a_run_says_which_weights_were_tested(configure, tmp
     monkeypatch.setattr(checkpoints, "write_state", recording)
     with interrupted():
         train_typed(configure("checkpoint.every_n_steps=3", "callbacks.samples=null", "callbacks.heads=null"))
-    resumed = in_process("resume=run", "model.backend=explicit", f"data.cache_dir={tmp_path / 'cache'}", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    run("train", "resume=run", "model.backend=explicit", cache, cwd=tmp_path).succeeded()
     random, weights = "passed before training, with random weights", "to this step and code"
     between, validated = f"{random}; does not belong {weights}", f"passed at step {{}}; belongs {weights}"
     assert verdicts == {3: between, 4: validated.format(4), 6: between, 8: validated.format(8)}
-    assert certify("ckpt=run", cwd=tmp_path).returncode == 0
+    certify("ckpt=run", cwd=tmp_path).succeeded()
     assert written(tmp_path / "run")["stored_certificate"] == validated.format(8)
 
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 import yaml
 
-from tests.calls import call
-from tests.conftest import assert_refused, tiny_gpt
+from tests.conftest import tiny_gpt
+from tests.contract.harness import run
 from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.checkpoint import read_state, save, write_state
 from tril.model.generation.language_model import LanguageModel
-from tril.scripts.evaluate import main
 
 T = 12  # context length of tiny_gpt
 BYTES = build(TokenizerConfig(kind="byte"), ())
@@ -34,18 +33,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(folder, trained):
+def evaluate(folder, trained):
     cache = str(trained.parents[2] / "cache")  # with the prepared text of the run
-    return lambda *arguments: call(main, *arguments, "device=cpu", cwd=folder, strict=True, TRIL_CACHE=cache)
+    return lambda *arguments: run("evaluate", *arguments, "device=cpu", cwd=folder, strict=True, TRIL_CACHE=cache)
 
 
 @pytest.fixture
-def evaluated(run, tmp_path):
+def evaluated(evaluate, tmp_path):
     """A function: the JSON file, and what was printed."""
 
     def evaluated(*arguments):
-        done = run(*arguments, f"out={tmp_path}")
-        assert done.returncode == 0, done.stderr
+        done = evaluate(*arguments, f"out={tmp_path}").succeeded()
         path = max(tmp_path.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail), done.stdout
 
@@ -70,7 +68,7 @@ def test_the_text_is_that_of_the_run_or_another_one_on_which_tokenizers_differ(e
     assert unit == "bits per byte" and row["verdict"] == "worse" and "\nother: uniform.ckpt, " in stdout
 
 
-def test_a_loss_that_would_be_false_is_refused_and_leaves_nothing(run, folder, trained, texts):
+def test_a_loss_that_would_be_false_is_refused_and_leaves_nothing(evaluate, folder, trained, texts):
     files = ("data=files", f"data.path={texts.parent}/01.txt")
     content = read_state(trained / "checkpoints" / "last.ckpt")
     content["tril"]["data"]["fingerprint"] = "0123456789abcdef"
@@ -83,7 +81,7 @@ def test_a_loss_that_would_be_false_is_refused_and_leaves_nothing(run, folder, t
         (["ckpt=future.ckpt", *files], "future.ckpt has model.causal=false, so its losses use"),
         (["ckpt=changed/checkpoints/last.ckpt"], "instead of 0123456789ab); restore it, or train again"),
     ):
-        assert_refused(run(*arguments, "out=none"), message)
+        evaluate(*arguments, "out=none").refused(message)
     assert set(folder.iterdir()) == before
 
 
@@ -96,7 +94,7 @@ CHOICES = [  # each byte costs the same: the shortest choice wins
 
 
 @pytest.mark.slow
-def test_the_metrics_of_a_task(folder, run, evaluated, monkeypatch):
+def test_the_metrics_of_a_task(folder, evaluate, evaluated, monkeypatch):
     """With the tasks of a folder alone: reading the thousands of lm_eval takes seconds."""
     tasks = pytest.importorskip("lm_eval.tasks", reason='pip install -e ".[eval]"')
     (folder / "tasks").mkdir()
@@ -109,7 +107,7 @@ def test_the_metrics_of_a_task(folder, run, evaluated, monkeypatch):
     monkeypatch.setattr(sys.modules["datasets"].config, "HF_DATASETS_CACHE", folder / "datasets")
     report, stdout = evaluated("ckpt=uniform.ckpt", "tasks=my_choice", "include_path=tasks")
     assert report["results"]["my_choice"]["acc,none"] == 1 / 2 and "|my_choice" in stdout.replace(" ", "")
-    assert_refused(run("ckpt=uniform.ckpt", "tasks=my_choise", "include_path=tasks"), "there is no task 'my_choise'; ")
-    assert_refused(run("ckpt=uniform.ckpt", "tasks=a", "include_path=no"), "include_path=no is not a folder")
+    evaluate("ckpt=uniform.ckpt", "tasks=my_choise", "include_path=tasks").refused("there is no task 'my_choise'; ")
+    evaluate("ckpt=uniform.ckpt", "tasks=a", "include_path=no").refused("include_path=no is not a folder")
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    assert_refused(run("ckpt=uniform.ckpt", "tasks=a"), 'tasks= needs the library lm_eval; pip install -e ".[eval]"')
+    evaluate("ckpt=uniform.ckpt", "tasks=a").refused('tasks= needs the library lm_eval; pip install -e ".[eval]"')

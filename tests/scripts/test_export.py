@@ -2,12 +2,11 @@
 
 import json
 
-from tests.calls import call
 from tests.conftest import tiny_gpt
+from tests.contract.harness import run
 from tests.model.tokenizers import EOT, byte_tokenizer
 from tril.model.checkpoint import save
 from tril.model.generation.language_model import LanguageModel
-from tril.scripts.export import main
 
 FILES = "certificate.json config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json"
 
@@ -17,7 +16,7 @@ def test_a_checkpoint_fills_an_empty_folder(tmp_path):
     path, folder = tmp_path / "runs/model.ckpt", tmp_path / "a folder, new"
     save(path, LanguageModel(model, byte_tokenizer(), EOT), fingerprint="f00")
     folder.mkdir()
-    done = call(main, f"ckpt={path}", "out=a folder, new", cwd=tmp_path)
+    done = run("export", f"ckpt={path}", "out=a folder, new", cwd=tmp_path)
     text = f"{folder}: Qwen3ForCausalLM, equal to {path} in logits and token ids\n"
     assert (done.returncode, done.stdout) == (0, text), done.stderr
     files = sorted(folder.iterdir())

@@ -13,12 +13,11 @@ import pytest
 import torch
 import yaml
 
-from tests.calls import call
-from tests.conftest import assert_refused, byte_model
+from tests.conftest import byte_model
+from tests.contract.harness import run
 from tests.runs import train_typed, typed
 from tril.model.checkpoint import load, read_state, save, write_state
 from tril.scripts.cli.finished_run import read_run, validation_tokens
-from tril.scripts.heads import main
 
 T = 32  # context length of tests.runs.TINY, which has 2 layers of 2 heads
 OPTIONS = ("windows=8", "device=cpu")
@@ -49,7 +48,7 @@ def folder(train):
 
 
 def heads(folder, *arguments):
-    return call(main, *arguments, cwd=folder, strict=True)
+    return run("heads", *arguments, cwd=folder, strict=True)
 
 
 def read(path):
@@ -66,8 +65,7 @@ def page_of(folder):
 
 def test_the_heads_of_one_run_by_document_and_what_is_refused(folder, tmp_path):
     before, out = set(folder.rglob("*")), folder / "one"
-    result = heads(folder, f"ckpt={RUN}", *OPTIONS, "out=one")
-    assert result.returncode == 0, result.stderr
+    result = heads(folder, f"ckpt={RUN}", *OPTIONS, "out=one").succeeded()
     written = result.stdout.splitlines()[-1].removeprefix("one: ").split(", ")
     assert set(folder.rglob("*")) - before == {out, *(out / name for name in written)} and len(written) == 8
     assert len(result.stderr.splitlines()) == 1  # what is measured, and no warnings
@@ -90,7 +88,7 @@ def test_the_heads_of_one_run_by_document_and_what_is_refused(folder, tmp_path):
     with torch.no_grad():
         chances = lm.model(torch.tensor([shown[start:]]))[0, -1, : lm.n_ids].softmax(-1).topk(10).values
     assert [p for _, p in data["probabilities"][-1]] == pytest.approx(chances.tolist(), abs=1e-6)
-    assert heads(folder, f"ckpt={RUN}", "windows=2", "device=cpu", "prompt=", "out=two").returncode == 0
+    heads(folder, f"ckpt={RUN}", "windows=2", "device=cpu", "prompt=", "out=two").succeeded()
     data, _ = page_of(folder / "two")
     assert (data["tokens"], data["steps"]) == (["<|endoftext|>"], [])
 
@@ -108,7 +106,7 @@ def test_the_heads_of_one_run_by_document_and_what_is_refused(folder, tmp_path):
         (["ckpt=damaged"], "heads.csv is damaged"),
         (["ckpt=none/checkpoints/last.ckpt"], "last.ckpt has model.n_heads=0, blocks without attention heads"),
     ):
-        assert_refused(heads(tmp_path, *settings), message)
+        heads(tmp_path, *settings).refused(message)
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -128,14 +126,13 @@ def test_the_averages_of_a_sweep_are_those_of_its_runs_and_what_it_leaves_out_is
         content = read_state(path)
         content["state_dict"]["model.norm.weight"].fill_(math.nan)
         write_state(path, content)
-    result = heads(tmp_path, "dir=runs", *OPTIONS, "out=here")
-    assert result.returncode == 0, result.stderr
+    result = heads(tmp_path, "dir=runs", *OPTIONS, "out=here").succeeded()
     assert "dim=16, seed 0, diverged: left out." in result.stdout
     assert "dim=24, seed 0, has weights that are not finite, as its run diverged: left out." in result.stdout
     assert {path.name for path in (tmp_path / "here").iterdir()} == {"heads.csv", "averages.csv", "ranks.png"}
     of_runs, averages = (read(tmp_path / "here" / name) for name in ("heads.csv", "averages.csv"))
     assert [(x["seed"], x["model.dim"]) for x in of_runs] == [("0", "32")] * 4 + [("1", "32")] * 4
-    assert heads(tmp_path, "ckpt=runs/seed0", *OPTIONS, "out=one").returncode == 0
+    heads(tmp_path, "ckpt=runs/seed0", *OPTIONS, "out=one").succeeded()
     for row, alone in zip(of_runs[:4], read(tmp_path / "one/heads.csv"), strict=False):  # a last row of uniform weights
         assert all(row[name] == alone[name] for name in ("head", "change", "low", "verdict", "documents"))
     rises, expected = np.array([float(row["change"]) for row in of_runs]).reshape(2, 4), {}  # (seeds, heads)

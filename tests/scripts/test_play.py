@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from tests.browser import Page, chromium, resize, tap
-from tests.calls import call
 from tests.conftest import byte_model
+from tests.contract.harness import run
 from tril.model.checkpoint import save
 from tril.model.heads.live import live_tokens
-from tril.scripts.play import main
 from tril.scripts.playground.server import FILES, LOOPBACK, PlayModel, create_server, listen
 
 SAMPLING = {"max_new_tokens": 6, "temperature": 0.8, "top_k": 50, "top_p": None, "seed": 3}
@@ -93,7 +92,7 @@ def test_the_browser_opens_only_when_asked(tmp_path, lms, monkeypatch):
     opened, ports = [], []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: ports.append(sockets[0].getsockname()[1]))
-    closed, shown = (call(main, "port=0", f"open={value}", "device=cpu", cwd=tmp_path) for value in ("false", "true"))
+    closed, shown = (run("play", "port=0", f"open={value}", "device=cpu", cwd=tmp_path) for value in ("false", "true"))
     assert [closed.stdout, shown.stdout] == [f"http://127.0.0.1:{port}/\n" for port in ports]
     assert opened == [shown.stdout.strip()]
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.calls import call
-from tests.conftest import assert_refused, byte_model, run_python
-from tril.data.cache import resolve_cache_dir
+from tests.conftest import byte_model
+from tests.contract.harness import run
 from tril.data.settings import printable
 from tril.model.checkpoint import load, save
 from tril.model.generation.language_model import LanguageModel
-from tril.scripts import certify, sample
+from tril.scripts import sample
 
 SCRIPT = Path(sample.__file__)
 BEST = Path("outputs/run/checkpoints/best.ckpt")
@@ -37,20 +36,26 @@ def folder(tmp_path_factory):
     return path
 
 
-def run(folder, *arguments):
-    return call(sample.main, *arguments, "device=cpu", cwd=folder, strict=True)
+def sampled(folder, *arguments):
+    return run("sample", *arguments, "device=cpu", cwd=folder, strict=True)
+
+
+def watched(*arguments, folder):
+    """The command in a new process, which prints the heavy libraries that it imported."""
+    options = {"cwd": folder, "env": os.environ | {"PYTHONIOENCODING": "utf-8"}, "encoding": "utf-8"}
+    return subprocess.run([sys.executable, "-c", WATCHED, *arguments], capture_output=True, timeout=300, **options)
 
 
 def test_samples_come_from_latest_under_numbered_lines_and_import_no_other_library(folder):
     before, gate = sorted(folder.rglob("*")), torch.tensor([[1.0, 0, 1, 1], [1, 1, 1, 0]])
     options = ["prompt=[a, bc]", "n=2", "max_new_tokens=20", "seed=4", "remove_heads=[L0H1, L1H3]", "device=cpu"]
-    result, prompts = run_python("-c", WATCHED, *options, cwd=folder), ("a", "a", "bc", "bc")
+    result, prompts = watched(*options, folder=folder), ("a", "a", "bc", "bc")
     texts = load(folder / "outputs/run").generate(list(prompts), max_new_tokens=20, seed=4, head_gate=gate)
     parts = zip((1, 2, 3, 4), prompts, texts, strict=True)
     expected = "".join(f"--- {i}/4 ---\n{prompt}{text}\n" for i, prompt, text in parts)
     assert (result.returncode, result.stdout) == (0, f"{expected}imported: torch\n"), result.stderr
     assert result.stderr == f"{BEST} on cpu\n" and sorted(folder.rglob("*")) == before
-    result = run_python("-c", WATCHED, "ckpt=nowhere", cwd=folder)  # said before torch is imported
+    result = watched("ckpt=nowhere", folder=folder)  # said before torch is imported
     assert (result.returncode, result.stdout) == (2, "imported:\n") and "nowhere" in result.stderr
 
 
@@ -64,17 +69,17 @@ def test_pieces_are_written_one_by_one_until_control_c(folder, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LanguageModel, "samples", pieces)
-    assert run(folder).stdout == "one two\n" and written == ["one", "one two"]
+    assert sampled(folder).stdout == "one two\n" and written == ["one", "one two"]
 
 
 def test_compiled_code_is_kept_next_to_the_data_and_needs_a_compiler(folder, monkeypatch):
-    result = run(folder, "compile=true", "max_new_tokens=1")  # by one pass over the prompt, so nothing is compiled
+    result = sampled(folder, "compile=true", "max_new_tokens=1")  # by one pass over the prompt, so nothing is compiled
     assert result.stderr.endswith("on cpu, compiled (the second token takes a while the first time)\n")
-    expected = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(resolve_cache_dir() / "compiled"))
+    expected = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache/compiled"))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    for main in (sample.main, certify.main):
-        refused = call(main, f"ckpt={BEST}", "compile=true", "device=cpu", cwd=folder)
-        assert_refused(refused, "compiling for cpu needs a compiler")
+    for name in ("sample", "certify"):
+        refused = run(name, f"ckpt={BEST}", "compile=true", "device=cpu", cwd=folder)
+        refused.refused("compiling for cpu needs a compiler")
         assert refused.environment["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 

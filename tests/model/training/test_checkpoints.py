@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.runs import TINY, in_process, train_typed
+from tests.contract.harness import run
+from tests.runs import TINY, train_typed
 from tril.model.checkpoint import read_state
 from tril.model.training.checkpoints import CheckpointFiles
 from tril.model.training.module import TrainingModule
@@ -69,7 +70,7 @@ def test_a_failed_allocation_ends_the_run_in_one_line(tmp_path, text, monkeypatc
         return step(self, batch, batch_idx) + (torch.empty(10**15, dtype=torch.uint8).sum() if batch_idx == 5 else 0)
 
     monkeypatch.setattr(TrainingModule, "training_step", training_step)
-    done = in_process(*TINY, *BARE, f"data.path={text}", "hydra.run.dir=run", cwd=tmp_path)
+    done = run("train", *TINY, *BARE, f"data.path={text}", "hydra.run.dir=run", cwd=tmp_path)
     line = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert line.startswith("error: out of memory; lower data.batch_size=4, model.context_length=32 or model.dim=32 ")

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.conftest import assert_refused
-from tests.runs import TINY, in_process
+from tests.contract.harness import run
+from tests.runs import TINY
 from tril.model.checkpoint import read_state
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
@@ -140,19 +140,18 @@ def test_a_run_whose_time_is_over_is_the_one_of_its_recorded_steps(tmp_path, tex
     monkeypatch.setattr(time_budget, "plan_time", planned)
     options = [f"data.path={text}", "optim.schedule.decay_fraction=0.5", "model.resid_dropout=0.1"]
     options += ["~callbacks.samples", "~callbacks.heads", "~callbacks.causality"]
-    done = in_process(*TIMED, *options, "minutes=1", "hydra.run.dir=timed run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run("train", *TIMED, *options, "minutes=1", "hydra.run.dir=timed run", cwd=tmp_path).succeeded()
     settings = Run(tmp_path / "timed run").settings["trainer"]
     assert (settings["max_steps"], settings["val_check_interval"], settings["limit_val_batches"]) == (16, 15, 3)
     sample_with = Run(tmp_path / "timed run").summary["sample_with"]
     assert shlex.split(sample_with)[2:] == [f"ckpt={tmp_path / 'timed run'}"]
     recorded = [f"trainer.{key}={settings[key]}" for key in ("max_steps", "val_check_interval", "limit_val_batches")]
-    assert in_process(*TIMED, *options, *recorded, "hydra.run.dir=whole", cwd=tmp_path).returncode == 0
+    run("train", *TIMED, *options, *recorded, "hydra.run.dir=whole", cwd=tmp_path).succeeded()
     timed, whole = (read_state(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("timed run", "whole"))
     assert timed["tril"]["settings"] == whole["tril"]["settings"] and timed["global_step"] == 16
     for name, weight in whole["state_dict"].items():
         assert torch.equal(timed["state_dict"][name], weight), name
-    assert in_process("resume=timed run", cwd=tmp_path).stdout.endswith("finished its 16 steps; it is unchanged\n")
+    assert run("train", "resume=timed run", cwd=tmp_path).stdout.endswith("finished its 16 steps; it is unchanged\n")
 
 
 @pytest.mark.parametrize(
@@ -232,4 +231,4 @@ def test_settings_that_minutes_exclude_are_refused(tmp_path, text):
         ("trainer=ddp", "minutes need a single process"),
         ("minutes=0", "minutes=0 must be greater than 0"),
     ):
-        assert_refused(in_process(*TIMED, f"data.path={text}", "minutes=1", setting, cwd=tmp_path), words)
+        run("train", *TIMED, f"data.path={text}", "minutes=1", setting, cwd=tmp_path).refused(words)

@@ -7,8 +7,7 @@ from operator import getitem
 
 import pytest
 
-from tests.calls import call
-from tril import train
+from tests.contract.harness import run
 from tril.data.settings import plain
 from tril.scripts import sample  # noqa: F401  which declares its settings
 from tril.scripts.cli.app import DECLARED, compose, compose_unchecked
@@ -28,11 +27,11 @@ def test_the_defaults_and_the_help_of_a_run_are_those_of_the_fields(tmp_path):
     for key, setting in settings.items():
         if key in values and key not in OF_A_TEXT:
             assert values[key] == plain(setting.default), key
-    text = call(train.main, "data=files", "--help=all", cwd=tmp_path).stdout
+    text = run("train", "data=files", "--help=all", cwd=tmp_path).stdout
     missing = {key for key in settings if f"  {key}=" not in text}
     assert missing <= OF_A_TEXT, missing - OF_A_TEXT
     assert all(setting.help for setting in settings.values())
-    short = call(train.main, "data=files", "--help", cwd=tmp_path).stdout
+    short = run("train", "data=files", "--help", cwd=tmp_path).stdout
     assert "  model.n_heads=2 " in short and "model.norm_eps" not in short and "--help=all lists all" in short
 
 

@@ -4,8 +4,8 @@ from functools import reduce
 
 import yaml
 
-from tests.conftest import assert_refused
-from tests.runs import TINY, in_process
+from tests.contract.harness import run
+from tests.runs import TINY
 from tril.model.checkpoint import Checkpoint, read_state, write_state
 
 SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=2", "~callbacks.causality", "~callbacks.samples")
@@ -26,8 +26,7 @@ def edit(folder, key, value):
 
 def test_a_run_goes_on_in_its_folder_with_what_is_typed_and_is_not_started_over(text):
     folder, new = text.parent, (*TINY, *SHORT, "~callbacks.heads", "data.path=text.txt")
-    done = in_process(*new, "hydra.run.dir=run", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = run("train", *new, "hydra.run.dir=run", cwd=folder).succeeded()
     (folder / "killed").mkdir()
     (folder / "killed" / "config.yaml").touch()  # before its first checkpoint
     config, before = folder / "run" / "config.yaml", (folder / "run" / "summary.json").read_bytes()
@@ -39,8 +38,8 @@ def test_a_run_goes_on_in_its_folder_with_what_is_typed_and_is_not_started_over(
         (("resume=run", "+optim.x=1"), "there is no setting optim.x"),
         (("resume=run", "trainer.max_steps=3", "hydra.run.dir=more"), "hydra.run.dir=more cannot be combined with"),
     ):
-        assert_refused(in_process(*arguments, cwd=folder), message)
-    done = in_process("resume=run", cwd=folder)
+        run("train", *arguments, cwd=folder).refused(message)
+    done = run("train", "resume=run", cwd=folder)
     assert done.returncode == 0 and "has finished its 2 steps; it is unchanged" in done.stdout
     assert (folder / "run" / "summary.json").read_bytes() == before
 
@@ -49,7 +48,7 @@ def test_a_run_goes_on_in_its_folder_with_what_is_typed_and_is_not_started_over(
     saved, files = config.read_text(), sorted((folder / "run").rglob("*"))
     for key, value in EDITS.items():
         edit(folder, key, value)
-        assert_refused(in_process("resume=run", "trainer.max_steps=3", cwd=folder), key, "to change it, add")
+        run("train", "resume=run", "trainer.max_steps=3", cwd=folder).refused(key, "to change it, add")
         config.write_text(saved)
     assert sorted((folder / "run").rglob("*")) == files
     edit(folder, "optim.lr", 0.5)
@@ -57,8 +56,7 @@ def test_a_run_goes_on_in_its_folder_with_what_is_typed_and_is_not_started_over(
     state = read_state(path)
     state["tril"] |= {"code": "0" * 64, "torch_version": "1.0.0"}
     write_state(path, state)
-    done = in_process("resume=run", "trainer.max_steps=3", "optim.lr=0.25", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    done = run("train", "resume=run", "trainer.max_steps=3", "optim.lr=0.25", cwd=folder).succeeded()
     checkpoint = Checkpoint.read(path)
     assert (checkpoint.step, checkpoint.settings["optim.lr"], checkpoint.settings["trainer.max_steps"]) == (3, 0.25, 3)
     assert "torch is 2" in done.stderr and "was 1.0" in done.stderr and "0" * 12 in done.stderr

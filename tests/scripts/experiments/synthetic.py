@@ -10,9 +10,8 @@ from unittest import mock
 import numpy as np
 import yaml
 
-from tests.calls import call
+from tests.contract.harness import run
 from tests.runs import TINY
-from tril import train
 from tril.model.atomic_files import write_json
 from tril.scripts.experiments.sweep import Sweep, read_sweep
 
@@ -112,7 +111,7 @@ def command(cwd: Path, *settings: str):
         mock.patch("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None),
         mock.patch("hydra.plugins.sweeper.Sweeper.validate_batch_is_legal", lambda *_: None),
     ):
-        return call(train.main, "-m", *TINY, "data.path=text.txt", *settings, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
+        return run("train", "-m", *TINY, "data.path=text.txt", *settings, cwd=cwd, TRIL_CACHE=str(cwd / "cache"))
 
 
 def index_of(cwd: Path) -> dict:

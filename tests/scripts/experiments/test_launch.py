@@ -43,8 +43,7 @@ def test_a_wrong_grid_is_refused(here):
 
 
 def test_a_sweep_lists_its_runs_compares_them_and_finds_its_folder_again(here):
-    first = command(here, "model.n_heads=1,2,3", "seed=0,1", "sweep.skip_invalid=true")
-    assert first.returncode == 0, first.stderr
+    first = command(here, "model.n_heads=1,2,3", "seed=0,1", "sweep.skip_invalid=true").succeeded()
     assert "2 of 6 runs are left out:\n  model.n_heads=3: model.n_heads=3 must divide" in first.stdout
     header, *rows = (re.split(r"\s{2,}", line.strip()) for line in first.stdout.splitlines()[2:5])
     assert header == ["seeds", "parameters", "MFLOP per token", "time of a run", "so far"]
@@ -72,8 +71,7 @@ def test_a_sweep_lists_its_runs_compares_them_and_finds_its_folder_again(here):
 
 def test_runs_are_named_by_options_of_groups_in_short_and_unique_names_that_file_systems_accept(here):
     experiments = ["shakespeare", "shakespeare_nanogpt_cpu"]
-    done = command(here, f"experiment={','.join(experiments)}", "data=files", "model.n_heads=2", "model.dim=16")
-    assert done.returncode == 0, done.stderr
+    command(here, f"experiment={','.join(experiments)}", "data=files", "model.n_heads=2", "model.dim=16").succeeded()
     assert [entry["folder"] for entry in index_of(here)["runs"]] == [f"experiment={x},seed=0" for x in experiments]
     long = [folder_name({"a": "x" * 300 + end}) for end in "yz"]
     assert len(set(long)) == 2 and all(len(name) < 130 for name in long)

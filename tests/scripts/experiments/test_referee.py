@@ -8,12 +8,10 @@ import signal
 import numpy as np
 import pytest
 
-from tests.calls import call
-from tests.conftest import assert_refused
+from tests.contract.harness import run
 from tests.runs import TINY
 from tril.model.comparison import DIVERGED, UNCLEAR, Bound, Comparison, compare
 from tril.model.intervals import Interval
-from tril.scripts import referee
 from tril.scripts.experiments.referee import Rules, conclude
 from tril.scripts.experiments.report import read_report
 
@@ -35,8 +33,8 @@ def trainer(processes, monkeypatch):
     """
 
     def estimate(runs):
-        for run in runs:
-            run.sizes["estimated_seconds"] = 10.0
+        for each in runs:
+            each.sizes["estimated_seconds"] = 10.0
         return list(runs), []
 
     def with_losses(loss_of, candidate_bytes=3.0):
@@ -57,7 +55,7 @@ def trainer(processes, monkeypatch):
 
 
 def judged(cwd, *arguments, candidate="model.n_heads=1"):
-    return call(referee.main, f"candidate={candidate}", COMMON, "quiet=true", *arguments, cwd=cwd)
+    return run("referee", f"candidate={candidate}", COMMON, "quiet=true", *arguments, cwd=cwd)
 
 
 def figures(done):
@@ -96,7 +94,7 @@ def test_it_ends_at_the_first_look_with_a_verdict(by, margin, verdict, status, t
 def test_commands_share_runs_and_a_budget_ends_before_the_pair_that_exceeds_it(tmp_path, trainer):
     started, margin = trainer(shifted(0.0)), "margin=0.001"
     message = "budget=59s is too small: a pair of runs takes about 00:00:20, and a verdict needs at least 3 pairs"
-    assert_refused(judged(tmp_path, "budget=59s"), message)
+    judged(tmp_path, "budget=59s").refused(message)
     assert started == [] and not list(tmp_path.iterdir())
     done = judged(tmp_path, margin, "budget=70s")
     assert len(started) == 6 and done.returncode == 3
@@ -133,10 +131,10 @@ def test_a_look_ends_the_comparison_or_not():
 def test_a_failed_run_and_different_texts_end_the_referee_with_one_line_and_a_signal_keeps_the_runs(tmp_path, trainer):
     message = "error: the causality certificate fails (no future), so the losses of this model would be false"
     trainer(lambda arm, seed: (2, message) if arm == "candidate" else 3.0)
-    assert_refused(judged(tmp_path), f"candidate seed=0 failed with status 2: {message[7:]} (multirun/")
+    judged(tmp_path).refused(f"candidate seed=0 failed with status 2: {message[7:]} (multirun/")
     trainer(shifted(0.0), candidate_bytes=6.0)
     sizes = "the validation texts of the arms differ (768 and 1,536 bytes)"
-    assert_refused(judged(tmp_path, "out=other"), sizes)
+    judged(tmp_path, "out=other").refused(sizes)
 
     def losses(arm, seed):
         if len(started) == 3:

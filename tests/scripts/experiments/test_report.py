@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.calls import call
-from tests.conftest import assert_refused
+from tests.contract.harness import run
 from tests.scripts.experiments.synthetic import HEADS, change, sweep_of, write_run, write_sweep
 from tril.scripts.experiments.losses import losses_of
 from tril.scripts.experiments.report import Report
-from tril.scripts.report import main
 
 GOLDEN = Path(__file__).with_name("report.md")
 NASTY = "<script>alert(1)<b>|`*_$^$ & [d](e)"
@@ -36,7 +34,7 @@ def test_a_report_is_the_recorded_one_and_no_text_becomes_markup(tmp_path):
     change(next(folder.rglob("failed.json")), message=MESSAGE)
     launches = [{"seeds": [0, 1, 2], "date": "2026-11-22", "command": "python train.py -m model.mlp='<b>'"}]
     change(folder / "sweep.json", launches=launches)
-    done = call(main, "dir=latest", "baseline=mlp=relu2", "margin=0.5", cwd=tmp_path)
+    done = run("report", "dir=latest", "baseline=mlp=relu2", "margin=0.5", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and "\x1b" not in done.stdout
     pictures = {"differences.png", "losses.png", "curves.png"}
     files = {"report.md", "results.csv", "runs.csv"} | pictures
@@ -52,8 +50,8 @@ def test_a_report_is_the_recorded_one_and_no_text_becomes_markup(tmp_path):
 
 
 def test_a_single_run_has_no_report(tmp_path):
-    run = write_run(tmp_path / "day/time", 3.0)
-    assert_refused(call(main, f"dir={run}", cwd=tmp_path), f"dir={run} is a single run; name a sweep")
+    folder = write_run(tmp_path / "day/time", 3.0)
+    run("report", f"dir={folder}", cwd=tmp_path).refused(f"dir={folder} is a single run; name a sweep")
 
 
 def report_of(sweep, **options):

@@ -4,10 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.calls import call
-from tests.conftest import assert_refused
+from tests.contract.harness import run
 from tests.scripts.experiments.synthetic import finish_run, write_sweep
-from tril.scripts.report import main
 
 # Heads and multiplier of the rate -> seed -> loss of the documents 0, 4 and 8, which choose, and of the other nine
 RUNS = {
@@ -40,7 +38,7 @@ def folder(tmp_path):
 
 
 def test_every_fourth_document_chooses_a_value_for_each_variant_and_the_others_compare_them(folder, drawn):
-    done = call(main, f"dir={folder}", "tune=optim.lr_scale", cwd=folder)
+    done = run("report", f"dir={folder}", "tune=optim.lr_scale", cwd=folder)
     assert done.returncode == 0, done.stderr
     rows = pd.read_csv(folder / "results.csv").set_index("variant")
     assert [*rows.index] == ["n_heads=4, lr_scale=2", "n_heads=1, lr_scale=1"] and [*rows["baseline"]] == [True, False]
@@ -57,8 +55,8 @@ def test_every_fourth_document_chooses_a_value_for_each_variant_and_the_others_c
 
 
 def test_a_choice_needs_a_swept_key_and_all_runs(folder):
-    done = call(main, f"dir={folder}", "tune=optim.lr", cwd=folder)
-    assert_refused(done, "tune=optim.lr is not swept; choose one of: model.n_heads, optim.lr_scale")
+    done = run("report", f"dir={folder}", "tune=optim.lr", cwd=folder)
+    done.refused("tune=optim.lr is not swept; choose one of: model.n_heads, optim.lr_scale")
     (folder / "model.n_heads=1,optim.lr_scale=1,seed=0/summary.json").unlink()
-    done = call(main, f"dir={folder}", "tune=optim.lr_scale", cwd=folder)
-    assert_refused(done, "tune=optim.lr_scale chooses when all runs have ended, and 1 of 12 have not")
+    done = run("report", f"dir={folder}", "tune=optim.lr_scale", cwd=folder)
+    done.refused("tune=optim.lr_scale chooses when all runs have ended, and 1 of 12 have not")
