@@ -9,7 +9,7 @@ import torch
 from scipy.stats import t
 
 from tests.contract.harness import run
-from tests.contract.test_comparisons import over_documents
+from tests.oracles import cr2
 from tril.model import MultiHeadAttention, load
 
 MODEL = "model.init=gpt2", "model.mlp=none", "model.n_heads=4", "model.n_kv_heads=2"
@@ -46,7 +46,7 @@ def losses(lm, ids, gate=None):
 
 
 def ended(name, *arguments, cwd):
-    return run(name, *arguments, cwd=cwd).succeeded().out.rstrip("\n")
+    return run(name, *arguments, cwd=cwd).succeeded().stdout.rstrip("\n")
 
 
 def test_the_figures_of_an_evaluation_follow_from_the_logits(model, lm, texts, tmp_path):
@@ -71,7 +71,7 @@ def test_the_figures_of_an_evaluation_follow_from_the_logits(model, lm, texts, t
     sizes = np.bincount(document)
     differences = losses(load(other, device="cpu"), ids) - nll
     for name, values in (("loss", nll), ("difference", differences)):
-        variance, df = over_documents(np.bincount(document, values) / sizes, sizes)
+        variance, df = cr2(np.bincount(document, values) / sizes, sizes)
         ends = values.mean() + np.array([-1, 1]) * t.isf(0.025, df) * variance**0.5
         actual = [figures[name][end] for end in ("mean", "low", "high")]
         assert actual == pytest.approx([values.mean(), *ends], rel=1e-5), name

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.integrate import trapezoid
 
+from tests.oracles import SIZES, cr2, intervals, text_part
 from tril.model.comparison import (
     BETTER,
     DIVERGED,
@@ -37,7 +38,6 @@ from tril.model.text_clusters import TextClusters
 
 REPETITIONS = 20_000
 LEVEL = 0.04  # of the first launch of a sweep
-SIZES = np.array([5, 10, 15, 20, 25, 30, 40, 60, 75, 100, 120, 140])  # targets of 12 documents
 
 
 # --- means over clusters
@@ -59,15 +59,6 @@ def test_what_gives_no_standard_error(nll, targets, mean):
     found = clustered_mean(nll, targets)
     assert found.mean == pytest.approx(mean, nan_ok=True) and math.isnan(found.se) and found.df == 0
     assert (found.interval().low, found.interval().high) == (None, None)
-
-
-def cr2(means, sizes):
-    """Variance of the mean over documents (..., G) to (...), and its degrees of freedom, from the regression's matrices
-    (Bell and McCaffrey 2002)."""
-    share = sizes / sizes.sum()
-    residual_maker = np.eye(len(share)) - np.sqrt(np.outer(share, share))
-    form = np.sqrt(share / np.diag(residual_maker))[:, None] * residual_maker
-    return np.sum((np.sqrt(share) * means @ form.T) ** 2, -1), np.sum(form**2) ** 2 / np.sum((form @ form.T) ** 2)
 
 
 def test_a_clustered_mean_is_that_of_the_matrices():
@@ -105,28 +96,6 @@ def test_with_few_documents_the_clusters_are_blocks_of_consecutive_windows(n_win
 
 
 # --- comparisons
-
-
-def text_part(differences, sizes):
-    """Variance of the choice of the text for differences (..., S, G), less that of single runs; its df."""
-    seeds, mean = differences.shape[-2], differences.mean(-2)
-    if len(sizes) == 1:
-        return np.zeros(mean.shape[:-1]), math.inf
-    variance, df = cr2(mean, sizes)
-    single = cr2(differences - mean[..., None, :], sizes)[0].sum(-1) / (seeds * (seeds - 1))
-    return np.maximum(variance - single, 0), df
-
-
-def intervals(losses, sizes, level):
-    """Means and half widths (N, V - 1) of the differences of losses (N, V, S, G), whose seeds are complete."""
-    differences = losses[:, 1:] - losses[:, :1]
-    n, k, seeds, _ = differences.shape
-    by_seed = differences @ sizes / sizes.sum()  # (N, V - 1, S)
-    own = by_seed.var(-1, ddof=1)
-    pooled, df = own.mean(1, keepdims=True), 4 * k / (k + 3) * (seeds - 1)
-    text, text_df = text_part(differences, sizes)
-    parts = stats.t.isf(level / k / 2, df) ** 2 * np.maximum(own, pooled) / seeds
-    return by_seed.mean(-1), np.sqrt(parts + stats.t.isf(level / k / 2, text_df) ** 2 * text)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
