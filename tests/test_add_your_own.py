@@ -34,7 +34,7 @@ for sys.argv in json.loads(sys.argv[1]):  # in one process, which imports torch 
 @pytest.mark.slow
 def test_the_edits_lead_from_the_formula_to_a_report(tmp_path):
     tree = copy_project(tmp_path / "tril")
-    addition, field, formula = blocks(PAGE, ("python",))
+    addition, field, formula = blocks(PAGE, "python")
     with (tree / "model" / "positions.py").open("a", encoding="utf-8") as file:
         file.write(f"\n\n{addition}")
     config = tree / "model" / "config.py"
@@ -43,7 +43,7 @@ def test_the_edits_lead_from_the_formula_to_a_report(tmp_path):
     config.write_text(edited, encoding="utf-8")
     (tree / "formula.py").write_text(formula, encoding="utf-8")
     lines = [["formula.py"]]
-    for command in commands([PAGE]):
+    for command in commands(PAGE):
         words = [word for word in command.words[1:] if not word.startswith("seed=")]
         lines.append([*words, *FEWER[command.script]])
     variables = {"PYTHONPATH": str(tmp_path), "TRIL_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
