@@ -15,7 +15,7 @@ import pytest
 
 from tests.contract.harness import TINY
 from tests.documented import COMPUTED, EDITED, PAGES, ROOT, Command, blocks, commands
-from tests.model.interop.folders import folder_of
+from tests.foreign import folder_of
 from tests.runs import accept
 from tril.model.causality import assert_causal
 

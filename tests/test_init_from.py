@@ -9,8 +9,7 @@ import yaml
 
 from tests.conftest import tiny_gpt
 from tests.contract.harness import BARE, merged, run, summary
-from tests.model.interop.folders import folder_of
-from tests.model.interop.nanogpt_files import reference, write_checkpoint
+from tests.foreign import folder_of, nanogpt_model, write_nanogpt
 from tests.model.tokenizers import EOT, byte_tokenizer
 from tril.model.checkpoint import load, read_state, save
 from tril.model.generation.language_model import LanguageModel
@@ -81,7 +80,7 @@ def test_a_run_takes_over_model_and_tokenizer_records_it_and_then_needs_no_sourc
 
 
 def test_what_contradicts_the_source_is_refused_and_nothing_is_left(tmp_path, train, source):
-    write_checkpoint(tmp_path / "words" / "ckpt.pt", reference(264))
+    write_nanogpt(tmp_path / "words" / "ckpt.pt", nanogpt_model(264))
     before = {*tmp_path.iterdir(), tmp_path / "cache"}
     for settings, message in REFUSED.items():
         train(f"init_from={source}", *settings.split()).refused(message)

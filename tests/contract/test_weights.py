@@ -1,6 +1,5 @@
 """Weights in and out: folders of transformers, and checkpoints of nanoGPT. transformers computes in float64."""
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -8,25 +7,16 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 
 from tests.contract.harness import BARE, run, summary
+from tests.foreign import T, nanogpt_model, random_model, write_meta, write_nanogpt
 from tril.model import load
 
-T, IDS = 24, {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}  # the tokenizer has 290 ids
+IDS = {"vocab_size": 300, "bos_token_id": 0, "eos_token_id": 0}  # the tokenizer has 290 ids
 MODERN = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, **IDS}
 MODERN |= {"max_position_embeddings": T, "intermediate_size": 44, "rope_theta": 50.0, "rms_norm_eps": 0.1}
 QWEN3 = MODERN | {"head_dim": 12, "tie_word_embeddings": True}
 CONFIGS = {"gpt2": {"n_positions": T, "n_layer": 2, "n_embd": 32, "n_head": 4, **IDS}, "llama": MODERN, "qwen3": QWEN3}
 FROZEN = [x for x in BARE if not x.startswith(("model", "data.tok", "callbacks"))]
 FROZEN += "optim=adamw optim.lr=1e-30 trainer.max_steps=1 trainer.val_check_interval=1".split()
-
-
-def random_model(name: str, **changes):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **(CONFIGS[name] | changes)))
-    for parameter in model.parameters():
-        parameter.data.normal_(0.0, 0.5)
-    return model.eval()
 
 
 def read(folder: Path):
@@ -46,7 +36,7 @@ def imported(request, once, texts, start):
     """A random model of transformers, its tokenizer, and the folder of a run that starts from both."""
 
     def make(folder: Path) -> None:
-        random_model(request.param).save_pretrained(folder)
+        random_model(request.param, **CONFIGS[request.param]).save_pretrained(folder)
         tokenizer = ByteLevelBPETokenizer()
         tokenizer.train(sorted(map(str, texts.parent.glob("*.txt"))), vocab_size=290, special_tokens=["<|endoftext|>"])
         tokenizer.save(str(folder / "tokenizer.json"))
@@ -88,7 +78,7 @@ def test_a_model_of_transformers_is_the_same_in_tril_and_comes_back_unchanged(im
 
 @pytest.mark.parametrize("imported", ["llama"], indirect=True)
 def test_weights_that_are_not_finite_are_refused_in_one_line(imported, start, tmp_path):
-    model, tokenizer = random_model("llama"), imported[1]
+    model, tokenizer = random_model("llama", **MODERN), imported[1]
     model.model.embed_tokens.weight.data[295, 3] = torch.nan  # of a row that no text has, so that a run does not stop
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "hf")
@@ -97,21 +87,11 @@ def test_weights_that_are_not_finite_are_refused_in_one_line(imported, start, tm
         run(command, f"ckpt={folder}", cwd=tmp_path).refused("weights that are not finite")
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_checkpoint_of_nanogpt_has_its_ids_and_logits_in_tril(bias, start, texts, tmp_path):
-    characters = sorted(set("".join(path.read_text() for path in texts.parent.glob("*.txt"))), reverse=True)
-    model = random_model("gpt2", vocab_size=len(characters), activation_function="gelu")
-    weights = model.state_dict()  # nanoGPT has the names of transformers, and its matrices are transposed
-    for name in list(weights):
-        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
-            weights[name] = weights[name].T.contiguous()
-        if name.endswith(".bias") and not bias:
-            weights.pop(name).zero_()
-    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 32, "block_size": T, "vocab_size": len(characters), "bias": bias}
-    content = {"model": weights, "model_args": sizes | {"dropout": 0.1}, "config": {"dataset": "x"}, "iter_num": 7}
-    torch.save(content | {"best_val_loss": torch.tensor(1.0), "optimizer": {}}, tmp_path / "ckpt.pt")
-    tables = {"itos": dict(enumerate(characters)), "stoi": {c: i for i, c in enumerate(characters)}}
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(characters), **tables}))
-    lm = load(start(f"init_from=nanogpt:{tmp_path / 'ckpt.pt'}"))
+def test_a_checkpoint_of_nanogpt_without_biases_has_its_ids_and_logits_in_tril(start, texts, tmp_path):
+    characters = "".join(sorted(set("".join(path.read_text() for path in texts.parent.glob("*.txt"))), reverse=True))
+    model = nanogpt_model(len(characters))
+    path = write_nanogpt(tmp_path / "ckpt.pt", model, bias=False)
+    write_meta(tmp_path / "meta.pkl", characters)
+    lm = load(start(f"init_from=nanogpt:{path}"))
     assert_same_logits(lm, model.double(), n_ids=len(characters))
     assert lm.tokenizer.encode("The dog").ids == [characters.index(character) for character in "The dog"]

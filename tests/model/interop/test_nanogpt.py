@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from tests.model.interop.nanogpt_files import T, reference, write_checkpoint, write_meta
+from tests.foreign import T, nanogpt_model, write_meta, write_nanogpt
 from tests.model.tokenizers import EOT, byte_tokenizer
 from tril.model.interop.nanogpt import characters_of, find_meta, read_nanogpt
 
@@ -22,8 +22,8 @@ def logits(model, ids):
 
 def test_logits_of_an_old_compiled_checkpoint_with_a_padded_vocabulary(tmp_path):
     """264 rows, of which the tokenizer uses 257, as nanoGPT pads GPT-2's 50257 tokens to 50304."""
-    model = reference(264)
-    found = read_nanogpt(write_checkpoint(tmp_path / "ckpt.pt", model, old=True), (byte_tokenizer(), EOT))
+    model = nanogpt_model(264)
+    found = read_nanogpt(write_nanogpt(tmp_path / "ckpt.pt", model, old=True), (byte_tokenizer(), EOT))
     lm, ids = found.language_model(), torch.randint(264, (2, T))
     assert (logits(lm.model, ids) - logits(model, ids)).abs().max().item() <= 1e-4
     assert (found.step, lm.config.attn_dropout, lm.config.bias) == (2000, 0.25, True)
@@ -32,8 +32,8 @@ def test_logits_of_an_old_compiled_checkpoint_with_a_padded_vocabulary(tmp_path)
 
 @pytest.mark.parametrize("rows", [36, 40])
 def test_characters_get_an_end_of_text_token_in_new_rows_or_in_those_that_no_character_uses(tmp_path, rows):
-    model, path = reference(rows), tmp_path / "ckpt.pt"
-    write_checkpoint(path, model)
+    model, path = nanogpt_model(rows), tmp_path / "ckpt.pt"
+    write_nanogpt(path, model)
     write_meta(tmp_path / "meta.pkl", CHARACTERS)
     lm = read_nanogpt(path).language_model()
     ids = lm.encode("to be, or not\n?")
@@ -76,7 +76,7 @@ def test_no_file_runs_code_and_damaged_tables_are_refused(tmp_path):
         meta.write_bytes(content)
         with pytest.raises(ValueError, match="meta.pkl has no table itos"):
             characters_of(meta)
-    path = write_checkpoint(tmp_path / "ckpt.pt", reference(36))
+    path = write_nanogpt(tmp_path / "ckpt.pt", nanogpt_model(36))
     torch.save(torch.load(path, weights_only=True) | {"config": attack}, path)
     with pytest.raises(ValueError, match="ckpt.pt is damaged, or is not a checkpoint"):
         read_nanogpt(path)
@@ -95,7 +95,7 @@ REFUSED = [  # changes of a checkpoint of 36 characters, and a part of the messa
 
 
 def test_checkpoints_that_are_refused(tmp_path):
-    path = write_checkpoint(tmp_path / "ckpt.pt", reference(36))
+    path = write_nanogpt(tmp_path / "ckpt.pt", nanogpt_model(36))
     for change, message in REFUSED:
         content = torch.load(path, weights_only=True)
         change(content)
@@ -106,7 +106,7 @@ def test_checkpoints_that_are_refused(tmp_path):
 
 
 def test_a_tokenizer_of_another_model(tmp_path):
-    path = write_checkpoint(tmp_path / "ckpt.pt", reference(36))
+    path = write_nanogpt(tmp_path / "ckpt.pt", nanogpt_model(36))
     with pytest.raises(ValueError, match="the tokenizer's 257 tokens exceed the model's vocab_size=36"):
         read_nanogpt(path, (byte_tokenizer(), EOT)).language_model()
     write_meta(tmp_path / "meta.pkl", CHARACTERS + "XYZ")

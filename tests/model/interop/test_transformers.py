@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import tiny_gpt
-from tests.model.interop.folders import DROP, MODELS, T, change_json, folder_of, reference
+from tests.foreign import DROP, MODELS, T, change_json, folder_of, reference
 from tests.model.tokenizers import EOT, byte_tokenizer
 from tril.model.checkpoint import Checkpoint
 from tril.model.generation.language_model import LanguageModel
