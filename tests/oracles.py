@@ -1,4 +1,4 @@
-"""Independent computations that several tests compare Tril with.
+"""Independent computations that several tests compare Tril with: generated tokens, and intervals of losses.
 
 Letters: N repetitions, V variants with the baseline, S seeds, G documents.
 """
@@ -6,6 +6,7 @@ Letters: N repetitions, V variants with the baseline, S seeds, G documents.
 import math
 
 import numpy as np
+import torch
 from scipy import stats
 
 SIZES = np.array([5, 10, 15, 20, 25, 30, 40, 60, 75, 100, 120, 140])  # targets of 12 documents
@@ -40,3 +41,29 @@ def intervals(losses, sizes, level):
     text, text_df = text_part(differences, sizes)
     parts = stats.t.isf(level / k / 2, df) ** 2 * np.maximum(own, pooled) / seeds
     return by_seed.mean(-1), np.sqrt(parts + stats.t.isf(level / k / 2, text_df) ** 2 * text)
+
+
+def following(context, token, limit):
+    """The ids that the model sees after the next token: a full context continues with its newer half."""
+    context = [*context, token]
+    return context if len(context) <= limit else context[-max(1, limit // 2) :]
+
+
+@torch.no_grad()
+def full_passes(model, prompt, new, **options):
+    """(len(new) + 1, V): logits by one full pass of one row before each of the new tokens and after the last."""
+    limit, logits = model.config.context_length, []
+    context = prompt[-limit:]
+    for token in [*new, None]:
+        logits.append(model(torch.tensor([context]), **options)[:, -1])
+        context = following(context, token, limit)
+    return torch.cat(logits)
+
+
+def most_probable(scores, ids, n, limit, end):
+    """The new tokens, at most n, of which `end` is the last; scores(context, new tokens) are (V,)."""
+    context, new = ids[-limit:], []
+    while len(new) < n and end not in new:
+        new.append(int(scores(context, new).argmax()))
+        context = following(context, new[-1], limit)
+    return new

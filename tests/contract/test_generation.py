@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.contract.harness import assert_golden, run
+from tests.oracles import most_probable
 from tril.model import load
 
 PROMPTS = ["The dog", "A", "", "Under the old tree it sings and then the red cat finds a small bird near the house"]
@@ -49,13 +50,11 @@ def predicted(lm, window, seen, temperature=0.8, top_k=50, top_p=1.0, min_p=0.0,
 
 
 def greedy(lm, prompt, n, **options):
-    """The most probable tokens after the prompt, by full passes; a full context continues with its newer half."""
-    end, limit = lm.tokenizer.token_to_id("<|endoftext|>"), lm.config.context_length
-    start, new = lm.tokenizer.encode(prompt).ids or [end], []
-    window = start[-limit:]
-    while len(new) < n and end not in new:
-        new.append(int(predicted(lm, window, {*start, *new}, **options).argmax()))
-        window = [*window, new[-1]] if len(window) < limit else [*window[1 - limit // 2 :], new[-1]]
+    """The text after the prompt by full passes, and its number of tokens."""
+    end = lm.tokenizer.token_to_id("<|endoftext|>")
+    start = lm.tokenizer.encode(prompt).ids or [end]
+    scores = lambda window, new: predicted(lm, window, {*start, *new}, **options)  # noqa: E731
+    new = most_probable(scores, start, n, lm.config.context_length, end)
     return lm.tokenizer.decode(start + new)[len(prompt) :], len(new)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_gpt
+from tests.oracles import most_probable
 from tril.data.tokenizer import TokenizerConfig, build
 from tril.model.evaluation import scores
 from tril.model.evaluation import task_model as module
@@ -53,12 +54,8 @@ def score(lm, context, targets) -> tuple[float, bool]:
 
 
 def greedy(lm, prompt, n_tokens) -> str:
-    ids = lm.encode(prompt)
-    for n in range(n_tokens):
-        ids.append(next_token(lm, ids)[: lm.n_ids].argmax().item())
-        if ids[-1] == lm.eot_id:
-            return lm.tokenizer.decode(ids[-n - 1 : -1]) if n else ""
-    return lm.tokenizer.decode(ids[-n_tokens:])
+    new = most_probable(lambda ids, _: next_token(lm, ids)[: lm.n_ids], lm.encode(prompt), n_tokens, L, lm.eot_id)
+    return lm.tokenizer.decode([token for token in new if token != lm.eot_id])
 
 
 def test_windows_of_a_long_text():

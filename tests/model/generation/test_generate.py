@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from tests.conftest import assert_close, tiny_gpt
+from tests.oracles import full_passes
 from tril.model.compilation import RECOMPILE_LIMIT
 from tril.model.generation.generate import Rows, decode_step, generate_ids
 from tril.model.generation.sampling import SamplingConfig
@@ -22,19 +23,6 @@ PARTS = [
     {"causal": False},
 ]
 STEPS_AHEAD = "tril.model.generation.generate.STEPS_AHEAD"
-
-
-@torch.no_grad()
-def alone(model, prompt, new, **options):
-    """(len(new) + 1, V): logits by one full pass before each of the new tokens and after the last."""
-    limit, logits = model.config.context_length, []
-    context = prompt[-limit:]
-    for token in [*new, None]:
-        logits.append(model(torch.tensor([context]), **options)[:, -1])
-        context = [*context, token]
-        if len(context) > limit:  # a full context continues with its newer half
-            context = context[-max(1, limit // 2) :]
-    return torch.cat(logits)
 
 
 def forced(model, prompts, new, **options):
@@ -72,7 +60,7 @@ def test_logits_are_those_of_full_passes_alone_and_in_a_batch_over_several_crops
     gate = torch.rand(2, 4) if model.config.n_heads else None
     prompts, new = [random_ids(n) for n in (3, 1, 20, 3, 11)], random_ids(5, 20)
     rows = zip(prompts, new, strict=True)
-    expected = torch.stack([alone(model, prompt, tokens, head_gate=gate) for prompt, tokens in rows], dim=1)
+    expected = torch.stack([full_passes(model, prompt, tokens, head_gate=gate) for prompt, tokens in rows], dim=1)
     for mode in ({}, {"use_cache": False}, {"compile": True}):  # compile: constant shapes
         assert_close(forced(model, prompts, new, head_gate=gate, **mode), expected)
         assert_close(forced(model, prompts[-1:], new[-1:], head_gate=gate, **mode), expected[:, -1:])
@@ -151,7 +139,7 @@ def test_models_and_shapes_in_turn_use_separate_graphs_for_all_positions(capture
         found.append(each.logits())
     for (model, prompts, gate), tokens, found in zip(runs, new, logits, strict=True):
         for row, prompt in enumerate(prompts):
-            assert_close(torch.stack(found)[:, row], alone(model, prompt, tokens[row], head_gate=gate))
+            assert_close(torch.stack(found)[:, row], full_passes(model, prompt, tokens[row], head_gate=gate))
     assert captured_step.frame_count == 5  # two for the last run, whose padding ends when its second row is cropped
 
 
@@ -170,4 +158,4 @@ def test_returned_logits_are_not_overwritten_by_later_steps(monkeypatch):
     """A CUDA graph returns the same memory at each step."""
     memory, model, prompt, new = torch.empty(1, 31), tiny_gpt(), random_ids(4), random_ids(1, 6)
     use_step(lambda *inputs, **options: memory.copy_(decode_step(*inputs, **options)), monkeypatch)
-    assert_close(forced(model, [prompt], new, compile=True)[:, 0], alone(model, prompt, new[0]))
+    assert_close(forced(model, [prompt], new, compile=True)[:, 0], full_passes(model, prompt, new[0]))
