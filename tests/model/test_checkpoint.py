@@ -26,7 +26,7 @@ PARTS = {
     "tie_embeddings": [True, False],
     "n_kv_heads": [None, 2],
 }
-N_DAMAGED = 120
+N_DAMAGED = 40
 RANDOM = "passed before training, with random weights"
 
 
