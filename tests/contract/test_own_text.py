@@ -154,20 +154,3 @@ def test_a_text_is_prepared_once_and_again_when_it_changes(folder, tmp_path):
     fingerprints = [summary(result)["data_fingerprint"] for result, _ in runs]
     assert fingerprints[0] == fingerprints[1] == fingerprints[2] != fingerprints[3]
     assert before.items() < files("cache").items()
-
-
-def test_training_windows_double_in_length_and_are_the_long_ones_cut(tmp_path):
-    (tmp_path / "a.txt").write_text("".join(random.Random(0).choices("abcdefgh \n", k=20_000)))
-    shape = "model.context_length=512", "data.batch_size=2", f"data.path={tmp_path}/a.txt"
-    lengths = {"": [128] * 3 + [256] * 4 + [512] * 3, "data.double_length_at=[0.5]": [256] * 5 + [512] * 5}
-    lengths |= {"data.double_length_at=[]": [512] * 10, "model.context_length=300": [150] * 7 + [300] * 3}
-    lengths["data.double_length_at=[0.5] data.batch_size=1 trainer.accumulate_grad_batches=2"] = [256] * 5 + [512] * 5
-    found = train(tmp_path, *(merged(shape, *setting.split()) for setting in lengths), steps=10)
-    batches = [[np.load(path) for path in sorted(folder.glob("train.*.npy"))] for folder, _ in found]
-    for batch, expected in zip(batches, lengths.values(), strict=True):
-        assert [step.shape[2] for step in batch] == expected
-        assert len({step.size for step in batch}) == 1
-    for cut in batches[:2]:
-        assert all(np.array_equal(x.ravel(), y.ravel()) for x, y in zip(cut, batches[2], strict=True))
-    for folder, _ in found:
-        assert {np.load(path).shape[2] for path in folder.glob("val.*.npy")} == {512 if folder != found[3][0] else 300}

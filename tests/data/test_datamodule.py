@@ -17,9 +17,10 @@ from tril.data.tokenizer import TokenizerConfig
 def make_data(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"line {i} of the text\n" for i in range(40)))
 
-    def make(batch_size=4, context_length=16):
+    def make(batch_size=4, context_length=16, **settings):
         source = Files(path=str(tmp_path / "text.txt"), val_fraction=0.1)
-        config = DataConfig(source, TokenizerConfig(kind="byte"), batch_size, cache_dir=str(tmp_path / "cache"))
+        settings |= {"batch_size": batch_size, "cache_dir": str(tmp_path / "cache")}
+        config = DataConfig(source, TokenizerConfig(kind="byte"), **settings)
         return TextDataModule(config, context_length=context_length, seed=1)
 
     return make
@@ -57,13 +58,28 @@ def test_a_batch_of_many_times_the_text_is_refused_and_one_of_a_short_test_text_
         data.train_dataloader()
 
 
-def test_windows_double_in_length_at_fractions_of_the_steps_which_may_change(make_data):
-    data = make_data(batch_size=1, context_length=256)
-    assert data.length_at(0) == 256  # without a trainer
-    data.trainer = SimpleNamespace(max_steps=10)
-    assert [data.length_at(step) for step in range(10)] == [128] * 7 + [256] * 3
+DOUBLED = [  # context_length, settings, and the length of the windows in each of ten steps
+    (512, {}, [128] * 3 + [256] * 4 + [512] * 3),
+    (512, {"double_length_at": [0.5]}, [256] * 5 + [512] * 5),
+    (512, {"double_length_at": []}, [512] * 10),
+    (300, {}, [150] * 7 + [300] * 3),
+    (256, {}, [128] * 7 + [256] * 3),
+]
+
+
+@pytest.mark.parametrize(("context_length", "settings", "lengths"), DOUBLED)
+def test_windows_double_in_length_at_fractions_of_the_steps_which_may_change(
+    make_data, context_length, settings, lengths
+):
+    data = make_data(1, context_length, **settings)
+    assert data.length_at(0) == context_length  # without a trainer
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    ranks = {"global_rank": 0, "world_size": 1, "accumulate_grad_batches": 1}
+    data.trainer = SimpleNamespace(max_steps=10, strategy=strategy, **ranks)
+    assert [data.length_at(step) for step in range(10)] == lengths
+    assert next(iter(data.train_dataloader()))[0].shape == (context_length // lengths[0], lengths[0])
     data.trainer.max_steps = 20
-    assert [data.length_at(step) for step in (13, 14, 30)] == [128, 256, 256]
+    assert [data.length_at(step) for step in range(20)] == [each for each in lengths for _ in range(2)]
     data.trainer = None
-    shapes = {name: next(iter(part))[0].shape for name, part in data.windows_of(torch.arange(258)).items()}
-    assert shapes == {"train of 128 tokens": (2, 128), "train": (1, 256), "val": (1, 256)}
+    shapes = {name: next(iter(part))[0].shape for name, part in data.windows_of(torch.arange(600)).items()}
+    assert {shape[1] for shape in shapes.values()} == {*lengths} and shapes["val"] == (1, context_length)
