@@ -1,6 +1,6 @@
 """README.md and docs: every command has valid settings, and examples, links and the notebook are whole.
 
-The Python examples run as they are, but for the size of models. Those of README.md are everyday tests, those of the
+The Python examples run as they are, but for the size of models. The tests of README.md are everyday tests, those of the
 other pages slow ones.
 """
 
@@ -31,16 +31,16 @@ TOUR = ROOT / "docs" / "tour.ipynb"
 MODEL = "import functools, torch\n\nLSTM = functools.partial(torch.nn.Embedding, 65, 65)\n"  # quick to certify
 
 
-def test_the_settings_of_a_documented_command_are_valid(monkeypatch):
+def everyday_of_readme(pages):
+    return [pytest.param(page, marks=[pytest.mark.slow] * (page.name != "README.md")) for page in pages]
+
+
+@pytest.mark.parametrize("page", everyday_of_readme(PAGES))
+def test_the_settings_of_the_commands_of_a_page_are_valid(page, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert sum(bool(command.script) for command in COMMANDS) > 50
-    for command in COMMANDS:
-        if command.script:
-            here = ("data.path=README.md" if word.startswith("data.path=") else word for word in command.words[2:])
-            accept(
-                command.script,
-                *(word.replace(*ADDED) if "model.pos" in word else word for word in here if word[0] != "$"),
-            )
+    for script, *words in {(command.script, *command.words[2:]) for command in commands(page) if command.script}:
+        here = ("data.path=README.md" if word.startswith("data.path=") else word for word in words if word[0] != "$")
+        accept(script, *(word.replace(*ADDED) if "model.pos" in word else word for word in here))
 
 
 @pytest.mark.parametrize("text", ["python train.py model.n_head=2", "tril train model=nan", "tril sample n=0"])
@@ -80,9 +80,7 @@ def folder(tmp_path_factory, run_of):
     return folder
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.name != "README.md")) for page in WITH_EXAMPLES]
-)
+@pytest.mark.parametrize("page", everyday_of_readme(WITH_EXAMPLES))
 def test_the_python_examples_of_a_page_run(page, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
