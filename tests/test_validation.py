@@ -8,13 +8,10 @@ import pytest
 import torch
 import yaml
 
-from tests.calls import call
-from tests.contract.harness import BARE, merged, summary
-from tests.runs import in_process
+from tests.contract.harness import BARE, merged, run, summary
 from tril.data.config import parse
 from tril.data.datamodule import TextDataModule
 from tril.model.checkpoint import load
-from tril.scripts import evaluate
 
 T = 32  # tokens of a window
 SETTINGS = merged(BARE, "data.tokenizer.kind=byte", "data.path=docs", "data.val_batch_size=4", "hydra.run.dir=run")
@@ -34,11 +31,10 @@ def documents(tmp_path, monkeypatch):
 def test_the_losses_of_windows_and_documents_are_those_of_a_loop_over_the_targets(documents, tmp_path, limit):
     """Of the whole validation part, and of its first windows."""
     limited = [] if limit is None else [f"+trainer.limit_val_batches={limit}"]
-    done = in_process(*SETTINGS, *limited, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    run, result = tmp_path / "run", summary(tmp_path / "run")
-    config = parse(yaml.safe_load((run / "config.yaml").read_text())["data"])
-    lm, text = load(run / "checkpoints/last.ckpt"), config.prepare()
+    done = run("train", *SETTINGS, *limited, cwd=tmp_path).succeeded()
+    folder, result = tmp_path / "run", summary(tmp_path / "run")
+    config = parse(yaml.safe_load((folder / "config.yaml").read_text())["data"])
+    lm, text = load(folder / "checkpoints/last.ckpt"), config.prepare()
     ids = text.tokens("val").astype(int)
     n_targets = len(ids) - 1 if limit is None else 4 * limit * T
     windows = torch.nn.functional.pad(torch.from_numpy(ids), (0, -len(ids) % T)).view(-1, T)
@@ -48,7 +44,7 @@ def test_the_losses_of_windows_and_documents_are_those_of_a_loop_over_the_target
     n_bytes = np.count_nonzero(ids[1 : n_targets + 1] != lm.eot_id)
     losses = [nats.mean(), nats.sum() / math.log(2) / n_bytes]
     assert [result["final_val_loss"], result["final_val_bpb"]] == pytest.approx(losses, rel=1e-5)
-    found, owners = np.load(run / "windows_last.npz"), text.documents("val")[:n_targets]
+    found, owners = np.load(folder / "windows_last.npz"), text.documents("val")[:n_targets]
     assert found["targets"].tolist() == np.bincount(np.arange(n_targets) // T).tolist()
     assert found["document_targets"].tolist() == np.bincount(owners).tolist()
     assert found["document_nll"].tolist() == pytest.approx(np.bincount(owners, nats).tolist(), rel=1e-4)
@@ -60,7 +56,6 @@ def test_the_losses_of_windows_and_documents_are_those_of_a_loop_over_the_target
     assert data.first_val_windows(4)[0].flatten().tolist() == ids[: 4 * T].tolist()
     if limit is None:
         settings = ("ckpt=run/checkpoints/last.ckpt", "data=files", "data.path=docs", "out=out", "device=cpu")
-        done = call(evaluate.main, *settings, cwd=tmp_path, TRIL_CACHE=str(tmp_path / "cache"))
-        assert done.returncode == 0, done.stderr
+        run("evaluate", *settings, cwd=tmp_path).succeeded()
         loss = json.loads((tmp_path / "out/evaluation.json").read_text())["figures"]["loss"]["mean"]
         assert loss == pytest.approx(result["final_val_loss"], rel=1e-5)
