@@ -66,7 +66,7 @@ REFUSED = {
         ("checkpoint=null", "checkpoint=null", "checkpoint.KEY=VALUE"),
         ("callbacks.progress._target_=os.system", "there is no setting callbacks.progress._target_"),
         ("+callbacks.mine={{}}", "there is no setting callbacks.mine"),
-        ("+callbacks.mine._target_=lightning.pytorch.callbacks.Nothing", "callbacks.mine._target_"),
+        ("+callbacks.mine._target_=lightning.pytorch.callbacks.Nothing", "callbacks.mine", "Nothing"),
         ("+callbacks.mine._target_=lightning.pytorch.loggers.logger.DummyLogger", "is no callback of Lightning"),
         ("+callbacks.mine._target_=tril.model.training.callbacks.output.Progress", "callbacks.mine"),
         ("logger=[wandb,tensorbord]", "logger=tensorbord", "did you mean tensorboard?"),
