@@ -18,7 +18,7 @@ from tril.scripts import sample
 
 SCRIPT = Path(sample.__file__)
 BEST = Path("outputs/run/checkpoints/best.ckpt")
-HEAVY = ("hydra", "lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo", "torch")
+HEAVY = ("lightning", "datasets", "wandb", "matplotlib", "scipy", "torch._dynamo", "torch")
 WATCHED = f"""
 import atexit, runpy, sys
 atexit.register(lambda: print("imported:", *(name for name in {HEAVY} if name in sys.modules), flush=True))
