@@ -24,7 +24,7 @@ class Command(NamedTuple):
     @property
     def script(self) -> str:
         """ "train", or the name of a script of Tril; "" for other programs."""
-        found = re.match(r"(?:python (?:scripts/)?(?=\S+\.py)|tril )(\w+)", self.text)
+        found = re.match(r"(?:python (?:scripts/|(?=train\.py))|tril )(\w+)", self.text)
         return found[1] if found else ""
 
 
@@ -37,5 +37,5 @@ def commands(page: Path) -> list[Command]:
     """The commands of a page, in blocks without a language or of bash, and within lines."""
     text = "\n".join([*blocks(page, "", "bash"), *INLINE.findall(FENCE.sub("", page.read_text("utf-8")))])
     lines = [part for line in re.sub(r" *\\\n *", " ", text).splitlines() for part in line.split(" && ")]
-    found = [match[1] for line in lines if (match := PROGRAM.match(line))]
+    found = [match[1] for line in lines if (match := PROGRAM.match(line)) and "/NAME.py" not in line]
     return [Command(page.name, each, shlex.split(each, comments=True)) for each in found]

@@ -151,7 +151,8 @@ class Process(subprocess.Popen):
         code = "import pickle, sys; first, main = pickle.loads(bytes.fromhex(sys.argv.pop(1))); first(); main()"
         code = f"import sys; sys.argv[0] = {str(ROOT / f'{name}.py')!r}; {code}"  # which Lightning starts for each rank
         command = [sys.executable, "-c", code, pickle.dumps((before or int, main_of(name))).hex()]
-        variables = {"TRIL_CACHE": f"{cwd}/cache", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"} | environment
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        variables = {"TRIL_CACHE": f"{cwd}/cache", "PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8"} | environment
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
         super().__init__([*command, *map(str, arguments)], cwd=cwd, env=os.environ | variables, **streams)
 
