@@ -8,7 +8,6 @@ import torch
 
 from tril.model.training import hardware, loggers
 from tril.model.training.hardware import peak_flops, select_hardware
-from tril.model.training.settings import LoggerConfig, WandbConfig
 from tril.model.training.summary import PACKAGE, code_version, peak_memory_bytes
 
 
@@ -109,5 +108,4 @@ def test_the_code_version_is_that_of_this_checkout_alone_and_counts_changes_of_t
 def test_wandb_is_offline_without_an_account_only(monkeypatch, tmp_path, account, chosen, mode):
     monkeypatch.setattr("wandb.login", lambda prompt: account)
     monkeypatch.setenv("WANDB_MODE", chosen) if chosen else monkeypatch.delenv("WANDB_MODE", raising=False)
-    (logger,) = loggers.make_loggers(LoggerConfig(wandb=WandbConfig()), tmp_path, step=None, sweep=None)
-    assert logger._wandb_init.get("mode") == mode
+    assert loggers.wandb_logger(str(tmp_path))._wandb_init.get("mode") == mode
