@@ -31,13 +31,6 @@ COMMANDS = ("train", "sample", "play", "export", "heads", "evaluate", "certify",
 DRAWN_BY = "tril.model.training.summary.plot_losses"  # called at the end of a run
 
 
-def table(name: str, columns: int) -> list[list[str]]:
-    """The rows of a file of this folder, whose cells a vertical bar separates; lines with # are comments."""
-    lines = Path(__file__).with_name(name).read_text("utf-8").splitlines()
-    rows = [line.split(" | ", columns - 1) for line in lines if line and line[0] != "#"]
-    return [[cell.strip() for cell in row] for row in rows]
-
-
 TINY = tuple(  # a run of one second
     """
     data.tokenizer.vocab_size=300 data.batch_size=4 model.context_length=32 model.n_layers=2 model.dim=32

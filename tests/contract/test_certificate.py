@@ -5,7 +5,6 @@ The models are changes of one small model; `tests/causality/corpus` has many mor
 
 import copy
 import json
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
