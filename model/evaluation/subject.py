@@ -1,4 +1,8 @@
-"""Checkpoints on a text: its tokens for the tokenizer of each, and the comparison of two checkpoints by documents."""
+"""Checkpoints on a text: the losses of its tokens, figures with intervals over its documents, and two checkpoints.
+
+Letters: M targets (tokens but the first), T context length, G clusters (documents, or blocks of windows of a text with
+few documents).
+"""
 
 import math
 import os
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from tril.data.config import DataConfig
 from tril.data.prepare import PreparedText, prepare
@@ -16,11 +21,14 @@ from tril.data.sources.base import Split
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
 from tril.model.comparison import Bound, Comparison, compare
-from tril.model.evaluation.scored_text import ScoredText
+from tril.model.evaluation.scores import score_windows
 from tril.model.formats import markdown_table, plural
 from tril.model.generation.language_model import LanguageModel
-from tril.model.intervals import MIN_DOCUMENTS, mean_and_ends
+from tril.model.gpt import IGNORE
+from tril.model.intervals import MIN_DOCUMENTS, Interval, clustered_mean, mean_and_ends
+from tril.model.text_clusters import TextClusters
 
+NO_BYTES = 1e-9  # the size of a cluster without text, such as one end-of-text token, so that its bits count
 Part = Literal["val", "all"]
 
 
@@ -29,7 +37,7 @@ class EvaluatedText:
     """A text in the tokens of a checkpoint.
 
     Attributes:
-        tokens: (number of tokens,) ids.
+        tokens: (M + 1,) ids.
         name: which text it is, for the reader.
         n_bytes: UTF-8 bytes of the text.
         n_unknown: tokens that stand for characters that the tokenizer does not have.
@@ -45,16 +53,84 @@ class EvaluatedText:
     @classmethod
     def of(cls, prepared: PreparedText, part: Part, name: str) -> "EvaluatedText":
         """Raises ValueError for a text of one token, which has no target."""
-        splits: tuple[Literal["train", "val"], ...] = ("train", "val") if part == "all" else ("val",)
+        splits: tuple[Split, ...] = ("train", "val") if part == "all" else ("val",)
         tokens, counts = np.concatenate([prepared.tokens(split) for split in splits]), prepared.meta["counts"]
         if len(tokens) < 2:
             raise ValueError(f"{name} has {len(tokens)} tokens, at least 2 are needed; give more text")
         n_bytes, n_unknown = (sum(counts[split][key] for split in splits) for key in ("bytes", "unknown"))
         return cls(tokens, name, n_bytes, n_unknown, prepared.meta["fingerprint"])
 
-    def describe(self) -> dict[str, Any]:
-        sizes = {"tokens": len(self.tokens), "bytes": self.n_bytes, "unknown_tokens": self.n_unknown}
-        return {"name": self.name, "fingerprint": self.fingerprint} | sizes
+
+@dataclass(frozen=True)
+class ScoredText:
+    """The targets in the order of the text, as arrays (M,), and their clusters.
+
+    Attributes:
+        nll, correct: see `Scores`.
+        clusters: of the targets, in rows of T.
+        bytes: (G,) float64, the UTF-8 bytes of each cluster's targets.
+    """
+
+    nll: np.ndarray
+    correct: np.ndarray
+    clusters: TextClusters
+    bytes: np.ndarray
+
+    @classmethod
+    def of(
+        cls, lm: LanguageModel, tokens: np.ndarray, n_bytes: int, *, document_eot: int | None = None
+    ) -> "ScoredText":
+        """Scores the text in windows as long as the context, which do not overlap, as in validation.
+
+        Args:
+            tokens: (M + 1,) ids of the text.
+            n_bytes: of the text.
+            document_eot: see `score_windows`.
+        """
+        length = lm.config.context_length
+        windows = [tokens[start : start + length + 1] for start in range(0, len(tokens) - 1, length)]
+        scores = score_windows(lm.model, [(ids, len(ids) - 1) for ids in windows], document_eot=document_eot)
+        clusters = find_clusters(tokens, lm.eot_id, length)
+        sizes = count_bytes(lm, tokens[1:], clusters)
+        sizes *= n_bytes / sizes.sum()  # the bytes of the first token count too
+        nll, correct = map(np.concatenate, zip(*scores, strict=True))
+        return cls(nll, correct, clusters, sizes)
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Sums values (M,) over each cluster: (G,)."""
+        cluster = self.clusters.numbers.flatten().numpy()[: len(values)]  # (M,)
+        return np.bincount(cluster, values, len(self.bytes))
+
+    def figures(self) -> dict[str, Interval]:
+        """The figures by name, with 95 % intervals over the clusters."""
+        nats, targets = self.sums(self.nll), self.clusters.targets.numpy()  # (G,)
+        loss = clustered_mean(nats, targets).interval()
+        accuracy = clustered_mean(self.sums(self.correct), targets).interval()
+        with np.errstate(over="ignore"):
+            perplexity = loss.map(lambda end: float(np.exp(end)))
+        return {
+            "loss": loss,
+            "perplexity": perplexity,
+            "bits_per_byte": clustered_mean(nats / math.log(2), self.bytes).interval(),
+            "accuracy": accuracy.map(lambda end: min(1.0, max(0.0, end))),
+        }
+
+
+def find_clusters(tokens: np.ndarray, eot_id: int, length: int) -> TextClusters:
+    """The clusters of the targets of a text, in rows of `length`; a target belongs to the document of its input."""
+    documents, targets = np.cumsum(tokens == eot_id)[:-1], tokens[1:].astype(np.int64)  # (M,)
+    filled = -len(documents) % length
+    rows = torch.from_numpy(np.pad(documents, (0, filled), mode="edge")).view(-1, length)
+    return TextClusters.of(rows, torch.from_numpy(np.pad(targets, (0, filled), constant_values=IGNORE)).view_as(rows))
+
+
+def count_bytes(lm: LanguageModel, targets: np.ndarray, clusters: TextClusters) -> np.ndarray:
+    """The UTF-8 bytes of the decoded targets (M,) of each cluster, without end-of-text: (G,) float64."""
+    cluster = clusters.numbers.flatten().numpy()[: len(targets)]
+    order, ends = np.argsort(cluster, kind="stable"), np.cumsum(np.bincount(cluster, minlength=len(clusters.targets)))
+    texts = [ids[ids != lm.eot_id].tolist() for ids in np.split(targets[order], ends[:-1])]
+    decoded = lm.tokenizer.decode_batch(texts, skip_special_tokens=False)
+    return np.array([max(float(len(text.encode())), NO_BYTES) for text in decoded])
 
 
 @dataclass(frozen=True)
@@ -110,8 +186,18 @@ class Subject:
             prepared = prepare(data.source, tokenizer, budgets, data.cache_dir, progress=False)
         return EvaluatedText.of(prepared, part, name)
 
-    def score(self, text: EvaluatedText) -> ScoredText:
-        return ScoredText.of(self.lm, text.tokens, text.n_bytes, document_eot=self.document_eot)
+    def report(self, text: EvaluatedText, scored: ScoredText) -> dict[str, Any]:
+        """What evaluation.json says of the checkpoint on a text."""
+        clusters, length, n_targets = scored.clusters, self.lm.config.context_length, len(scored.nll)
+        sizes = {"tokens": len(text.tokens), "bytes": text.n_bytes, "unknown_tokens": text.n_unknown}
+        return self.describe() | {
+            "text": {"name": text.name, "fingerprint": text.fingerprint} | sizes,
+            "context_length": length,
+            "windows": -(-n_targets // length),
+            "targets": n_targets,
+            "observations": {"unit": clusters.unit, "described": clusters.describe()} | clusters.counts(),
+            "figures": scored.figures(),
+        }
 
 
 def evaluate_texts(subjects: Sequence[Subject], texts: Sequence[EvaluatedText]) -> tuple[dict[str, Any], str]:
@@ -120,11 +206,9 @@ def evaluate_texts(subjects: Sequence[Subject], texts: Sequence[EvaluatedText]) 
     Raises:
         ValueError: as `compare_texts`.
     """
-    scored = [subject.score(text) for subject, text in zip(subjects, texts, strict=True)]
-    sides = [
-        subject.describe() | {"text": text.describe()} | each.report()
-        for subject, text, each in zip(subjects, texts, scored, strict=True)
-    ]
+    pairs = list(zip(subjects, texts, strict=True))
+    scored = [ScoredText.of(s.lm, text.tokens, text.n_bytes, document_eot=s.document_eot) for s, text in pairs]
+    sides = [subject.report(text, each) for (subject, text), each in zip(pairs, scored, strict=True)]
     report, keys, differences = dict(sides[0]), ("ckpt", "other")[: len(sides)], {}
     if len(subjects) > 1:
         differences = compare_texts(*scored, same_tokenizer=subjects[0].same_tokenizer(subjects[1]))

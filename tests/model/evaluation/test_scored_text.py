@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import tiny_gpt
 from tril.data.tokenizer import TokenizerConfig, build
-from tril.model.evaluation.scored_text import ScoredText
+from tril.model.evaluation.subject import ScoredText
 from tril.model.generation.language_model import LanguageModel
 from tril.model.masks import document_options
 
