@@ -120,18 +120,10 @@ class LanguageModel:
                 return Start(ids[:-1], ids[-1:], torch.zeros_like(every).index_fill(0, torch.tensor(choices), True))
         return Start(ids, [], every)
 
-    def _pieces(
-        self,
-        prompts: Sequence[str],
-        max_new_tokens: int,
-        *,
-        use_cache: bool = True,
-        head_gate: Tensor | None = None,
-        compile: bool = False,
-        **sampling,
-    ) -> Iterator[list[str]]:
+    def _pieces(self, prompts: Sequence[str], max_new_tokens: int, **options) -> Iterator[list[str]]:
         """One list per step, with the new text of each prompt. Mistakes are raised by the call, before the first."""
-        config = SamplingConfig(max_new_tokens=max_new_tokens, **sampling)
+        of_rows = {name: options.pop(name) for name in ("use_cache", "head_gate", "compile") if name in options}
+        config = SamplingConfig(max_new_tokens=max_new_tokens, **options)
         if not prompts:
             raise ValueError("there is no prompt; give at least one")
         distinct = {prompt: self.split(prompt) for prompt in dict.fromkeys(prompts)}
@@ -143,9 +135,7 @@ class LanguageModel:
             eot_id=self.eot_id,
             vocab_size=self.n_ids,
             first=torch.stack([start.allowed for start in starts]) if any(start.replaced for start in starts) else None,
-            use_cache=use_cache,
-            head_gate=head_gate,
-            compile=compile,
+            **of_rows,
         )
         end = {"eot_id": self.eot_id, "stops": config.stop or ()}
         return _release(steps, [TextStream(self.tokenizer, start.ids, start.replaced, **end) for start in starts])
