@@ -8,6 +8,7 @@ stderr.
 import contextlib
 import importlib.util
 import sys
+import webbrowser
 
 from pydantic.dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from tril.model.generation.config import Prompt
 from tril.model.runs import CKPT, DEVICE, find_checkpoint
 from tril.scripts.cli.app import CommandLine, entry
 from tril.scripts.cli.errors import user_errors
-from tril.scripts.playground.server import PlayModel, listen, serve
+from tril.scripts.playground.server import LOOPBACK, PlayModel, create_server, listen
 
 
 @dataclass(frozen=True, config=strict_settings())
@@ -51,7 +52,11 @@ def main(line: CommandLine[PlayCommand]) -> None:
             models = [PlayModel(str(each.path), each.language_model(device)) for each in checkpoints]
             prompt = settings.prompt if settings.prompt is not None else str(checkpoints[0].data.get("prompt", ""))
         print(f"{' and '.join(map(str, paths))} on {device}; Ctrl-C ends the server", file=sys.stderr, flush=True)
-        serve(listener, models, prompt, browser=settings.open)
+        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/"
+        print(url, flush=True)
+        if settings.open:
+            webbrowser.open(url)
+        create_server(models, prompt).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ rebound DNS name cannot fake, and by the Origin header, which browsers send with
 """
 
 import base64
-import itertools
 import json
 import socket
 import threading
-import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +26,6 @@ from tril.scripts.cli.errors import message_of
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
@@ -84,8 +81,8 @@ class PlayModel:
         sizes = {"layers": config.n_layers, "heads": config.n_heads, "context": config.context_length}
         return {"name": self.name, "parameters": n_parameters, **sizes}
 
-    def start(self, settings: Generation) -> Iterator[dict[str, Any]]:
-        """The objects that are the lines of an answer. Settings are checked by this call, before the first of them.
+    def start(self, settings: Generation) -> "tuple[list[dict[str, str]], Iterator[LiveToken]]":
+        """The tokens of the prompt, and the new ones.
 
         Raises:
             ValueError: a value is out of range, or the prompt contains characters that the tokenizer does not know.
@@ -93,48 +90,33 @@ class PlayModel:
         from tril.model.heads.ablation import head_gate
         from tril.model.heads.live import live_tokens, prompt_tokens
 
-        lm = self.lm
-        gate = head_gate(lm.config, settings.remove_heads) if settings.remove_heads else None
+        gate = head_gate(self.lm.config, settings.remove_heads) if settings.remove_heads else None
         options = {name: getattr(settings, name) for name in SAMPLING}
-        tokens = live_tokens(lm, settings.prompt, head_gate=gate, **options)
-        given = [{"name": name, "text": text} for name, text in prompt_tokens(lm, settings.prompt)]
+        tokens = live_tokens(self.lm, settings.prompt, head_gate=gate, **options)
+        return [{"name": name, "text": text} for name, text in prompt_tokens(self.lm, settings.prompt)], tokens
 
-        def lines() -> Iterator[dict[str, Any]]:
-            yield {"prompt": given}
-            while True:
-                with self.lock:
-                    token = next(tokens, None)
-                if token is None:
-                    return
-                yield encoded(token, ended=token.id == lm.eot_id)
+    def encoded(self, token: "LiveToken") -> dict[str, Any]:
+        """A token for the page: weights as base64 of little-endian float16, NaN as null."""
+        from tril.model.heads.page import to_float16
 
-        return lines()
-
-
-def encoded(token: "LiveToken", *, ended: bool) -> dict[str, Any]:
-    """The token for the page: weights as base64 of little-endian float16, NaN as null."""
-    from tril.model.heads.page import to_float16
-
-    return {
-        "id": token.id,
-        "name": token.name,
-        "text": token.text,
-        "ended": ended,
-        "candidates": [without_nan(candidate._asdict()) for candidate in token.candidates],
-        "attention": base64.b64encode(to_float16(token.attention).tobytes()).decode("ascii"),
-        "dropped": token.n_dropped,
-    }
+        return {
+            "id": token.id,
+            "name": token.name,
+            "text": token.text,
+            "ended": token.id == self.lm.eot_id,
+            "candidates": [without_nan(candidate._asdict()) for candidate in token.candidates],
+            "attention": base64.b64encode(to_float16(token.attention).tobytes()).decode("ascii"),
+            "dropped": token.n_dropped,
+        }
 
 
-def create_app(
-    models: Sequence[PlayModel], prompt: str = "", stopping: Callable[[], bool] = lambda: False
-) -> "Starlette":
-    """The application.
+def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Server":
+    """A server whose `run(sockets=[...])` ends with Ctrl-C, and all answers with it.
 
     Args:
         prompt: the text that the page starts with.
-        stopping: whether the server ends; then all answers end.
     """
+    import uvicorn
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -152,18 +134,30 @@ def create_app(
                 raise ValueError(f"model={settings.model} must be below the number of models, {len(models)}")
             if (n := len(settings.prompt)) > MAX_PROMPT:
                 raise ValueError(f"the prompt has {n} characters; use at most {MAX_PROMPT}")
-            answer = models[settings.model].start(settings)
+            model = models[settings.model]
+            given, tokens = model.start(settings)
         except (ValueError, TypeError) as error:
             return JSONResponse({"error": printable(message_of(error))}, status_code=400, headers=HEADERS)
-        # The generator runs in a thread, step by step. When the page is gone, no further step is asked for.
-        running = itertools.takewhile(lambda line: not stopping(), answer)
-        lines = (json.dumps(line, allow_nan=False) + "\n" for line in running)
-        return StreamingResponse(lines, media_type="application/x-ndjson", headers=HEADERS)
+
+        def lines() -> Iterator[str]:
+            """Runs in a thread, step by step. When the page is gone, no further step is asked for."""
+            line: dict[str, Any] = {"prompt": given}
+            while not server.should_exit:
+                yield json.dumps(line, allow_nan=False) + "\n"
+                with model.lock:
+                    token = next(tokens, None)
+                if token is None:
+                    return
+                line = model.encoded(token)
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson", headers=HEADERS)
 
     routes = [Route("/models", describe), Route("/generate", generate, methods=["POST"])]
     for path, file in FILES.items():
         routes.append(Route(path, lambda request, file=file: FileResponse(file, headers=HEADERS)))
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
+    app = Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error", lifespan="off"))
+    return server
 
 
 async def read_body(request: "Request") -> bytes:
@@ -185,15 +179,6 @@ def check_origin(request: "Request") -> None:
         raise ValueError("the request must have the content type application/json")
 
 
-def create_server(models: Sequence[PlayModel], prompt: str = "") -> "uvicorn.Server":
-    """A server whose `run(sockets=[...])` ends with Ctrl-C."""
-    import uvicorn
-
-    app = create_app(models, prompt, stopping=lambda: server.should_exit)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="error", lifespan="off"))
-    return server
-
-
 def listen(port: int) -> socket.socket:
     """A listening socket of the loopback interface. Raises OSError if the port is in use, or needs more rights."""
     try:
@@ -201,12 +186,3 @@ def listen(port: int) -> socket.socket:
     except OSError as error:
         remedy = "choose another port, or port=0 for any free one"
         raise OSError(f"cannot listen on port={port}: {error.strerror}; {remedy}") from error
-
-
-def serve(listener: socket.socket, models: Sequence[PlayModel], prompt: str, *, browser: bool) -> None:
-    """Serves the page on a listening socket until Ctrl-C. Its address goes to stdout, and to a browser."""
-    url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/"
-    print(url, flush=True)
-    if browser:
-        webbrowser.open(url)
-    create_server(models, prompt).run(sockets=[listener])
