@@ -106,7 +106,7 @@ _GPT2 = Architecture(
     },
     transposed=("c_attn", "c_proj", "c_fc"),
 )
-_NANOGPT = Architecture(
+NANOGPT = Architecture(
     "nanoGPT",
     keys=(
         Key("vocab_size", "vocab_size"),
@@ -162,7 +162,6 @@ _QWEN3 = Architecture(
     modules=_LLAMA.modules,
 )
 HUGGING_FACE = {"gpt2": _GPT2, "llama": _LLAMA, "qwen3": _QWEN3}  # by model_type
-ARCHITECTURES = HUGGING_FACE | {"nanogpt": _NANOGPT}
 
 
 def model_type(config: GPTConfig) -> str:
@@ -179,7 +178,7 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
         ValueError: names every field that gets lost, because the class cannot express it.
     """
     kind, written = model_type(config), _effective(config)
-    architecture = ARCHITECTURES[kind]
+    architecture = HUGGING_FACE[kind]
     values: dict[str, Any] = {"model_type": kind, "architectures": [architecture.class_name]}
     for key in architecture.keys:
         if key.field is not None:
@@ -193,7 +192,7 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
     if config.n_heads == 0 or config.mlp == "none":
         wrong = [f"model.n_heads={config.n_heads} must be at least 1, and model.mlp={config.mlp} another one"]
     else:
-        read = _effective(read_config(kind, values))
+        read = _effective(read_config(architecture, values))
         lost = [name for name in written if name not in TRAINING_ONLY and read[name] != written[name]]
         wrong = [f"model.{name}={typed(written[name])} must be {typed(read[name])}" for name in lost]
     if wrong:
@@ -214,17 +213,16 @@ def _effective(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-def read_config(kind: str, values: Mapping[str, Any]) -> GPTConfig:
+def read_config(architecture: Architecture, values: Mapping[str, Any]) -> GPTConfig:
     """The config of the model that a config of another library describes.
 
     Args:
-        kind: a key of ARCHITECTURES.
         values: of a file, which can hold anything.
 
     Raises:
         ValueError: names every key that GPTConfig cannot express, or that is missing.
     """
-    architecture, values, problems = ARCHITECTURES[kind], dict(values), []
+    values, problems = dict(values), []
     for name in ROPE:
         rope = values.get(name) or {}
         values |= rope if isinstance(rope, dict) else {"rope_type": rope}
@@ -256,7 +254,7 @@ def read_config(kind: str, values: Mapping[str, Any]) -> GPTConfig:
 
 def write_weights(model: GPT) -> dict[str, Tensor]:
     """The weights of a model under the names and in the layout of its `model_type`: copies, in float32 on the CPU."""
-    architecture, state, tensors = ARCHITECTURES[model_type(model.config)], model.state_dict(), {}
+    architecture, state, tensors = HUGGING_FACE[model_type(model.config)], model.state_dict(), {}
     if model.config.tie_embeddings:
         del state[HEAD]
     for theirs, ours, transposed in architecture.parameters(model.config.n_layers):
@@ -267,13 +265,13 @@ def write_weights(model: GPT) -> dict[str, Tensor]:
     return tensors
 
 
-def read_weights(kind: str, config: GPTConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read_weights(architecture: Architecture, config: GPTConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of GPT from those of the class, which `Checkpoint.model` compares with the config.
 
     Raises:
         ValueError: tensors do not belong to the class, or a tied head differs from the embedding.
     """
-    architecture, state = ARCHITECTURES[kind], {}
+    state: dict[str, Tensor] = {}
     prefix = next(iter(architecture.modules)).partition(".")[0] + "."
     if any(name.startswith(prefix) for name in tensors):  # a model that was saved without its head has none
         prefix = ""

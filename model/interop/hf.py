@@ -34,17 +34,21 @@ def read_hf(folder: str | Path) -> Checkpoint:
         values = _read_json(folder / CONFIG)
         if (kind := values.get("model_type")) not in list(HUGGING_FACE):
             raise ValueError(f"model_type={typed(kind)} must be one of {', '.join(HUGGING_FACE)}")
-        config = read_config(kind, values)
+        architecture = HUGGING_FACE[kind]
+        config = read_config(architecture, values)
         settings = _read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
         text = _read_text(folder / TOKENIZER)
         tokenizer = load_tokenizer(text)
         check_ids(tokenizer, config.vocab_size or 0)
         eot = values.get("eos_token_id")
         eot = eot[0] if isinstance(eot, list) and eot else eot
-        eot = tokenizer.id_to_token(eot) if type(eot) is int and eot >= 0 else _content(settings.get("eos_token"))
+        named_eot = settings.get("eos_token")  # a text, or an object that has it
+        named_eot = named_eot.get("content") if isinstance(named_eot, dict) else named_eot
+        eot = tokenizer.id_to_token(eot) if type(eot) is int and eot >= 0 else named_eot
         if not isinstance(eot, str) or tokenizer.token_to_id(eot) is None:
             raise ValueError(f"no end-of-text token: set eos_token_id in {CONFIG}, or eos_token in {TOKENIZER_CONFIG}")
-        return Checkpoint(config, read_weights(kind, config, read_tensors(folder)), text, eot, data={}, path=folder)
+        weights = read_weights(architecture, config, read_tensors(folder))
+        return Checkpoint(config, weights, text, eot, path=folder)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -108,11 +112,6 @@ def download(name: str) -> tuple[Path, str]:
         reason = one_line(str(error))[:200] or type(error).__name__
         raise OSError(f"{name} is no folder, and cannot be read from the hub ({reason}); {remedy}") from error
     return folder, f"{match['repository']}@{folder.name}"  # the cache has a folder for each commit
-
-
-def _content(token: Any) -> Any:
-    """The text of a special token, which may be an object."""
-    return token.get("content") if isinstance(token, dict) else token
 
 
 def _read_text(path: Path) -> str:

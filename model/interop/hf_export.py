@@ -1,6 +1,5 @@
 """Writes a model as a folder of `transformers`, which computes the same with it before the folder gets its name."""
 
-import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 
 from tril.model.atomic_files import write_json
+from tril.model.causality.hf import quiet
 from tril.model.checkpoint import Checkpoint, one_line, verdict
 from tril.model.generation.language_model import LanguageModel
 from tril.model.interop.architectures import write_config, write_weights
@@ -31,12 +31,9 @@ def export_hf(folder: Path, checkpoint: Checkpoint) -> str:
         ValueError: no class expresses the model, or `transformers` computes something else; nothing is written.
     """
     try:
-        import transformers
+        quiet()
     except ImportError as error:
         raise ValueError('to=hf needs transformers, which compares the folder; pip install -e ".[hf]"') from error
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     lm, certificate = checkpoint.language_model(), verdict(checkpoint)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".export-", dir=folder.parent) as temporary:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tril.model.checkpoint import Checkpoint, load_plain, named
 from tril.model.generation.language_model import EOT
-from tril.model.interop.architectures import EMBED, HEAD, read_config, read_weights
+from tril.model.interop.architectures import EMBED, HEAD, NANOGPT, read_config, read_weights
 
 COMPILED = "_orig_mod."  # before the names of a compiled model
 META, UNKNOWN = "meta.pkl", "<|unknown|>"  # the token as in data.tokenizer.kind=char
@@ -37,12 +37,12 @@ def read_nanogpt(path: Path, tokenizer: tuple[Tokenizer, str] | None = None) -> 
     if not isinstance(weights, dict) or not isinstance(arguments, dict):
         raise ValueError(f"{path} has no model and model_args; name the ckpt.pt that train.py of nanoGPT wrote")
     with named(path):
-        config = read_config("nanogpt", arguments)
+        config = read_config(NANOGPT, arguments)
         tensors = {str(name).removeprefix(COMPILED): tensor for name, tensor in weights.items()}
         for name, x in tensors.items():
             if not isinstance(x, Tensor) or x.is_meta or x.nbytes > x.untyped_storage().nbytes():
                 raise ValueError(f"{name} is no dense tensor; use another file")
-        state = read_weights("nanogpt", config, tensors)
+        state = read_weights(NANOGPT, config, tensors)
         if tokenizer is None:
             meta = find_meta(path, content.get("config"))
             characters = characters_of(meta)
