@@ -78,7 +78,7 @@ def main(line: CommandLine[CertifyCommand]) -> None:
         models += [f"{key}={value}" for key, value in line.given.items() if models and key.startswith("model")]
         if len(models) > 1:
             raise ValueError(f"{' and '.join(models)} name several models; keep one")
-        checkpoint = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
+        path = find_checkpoint(settings.ckpt) if settings.ckpt is not None else None
     keep_compiled_code()
     # Importing torch takes a second, so wrong settings are reported before.
     from tril.model.atomic_files import write_json
@@ -94,19 +94,20 @@ def main(line: CommandLine[CertifyCommand]) -> None:
     try:
         with user_errors():
             device = use_device(settings.device)
-            stored = Checkpoint.read(checkpoint) if checkpoint is not None else None
-            model = model_of(line, stored, str(checkpoint), device)
+            stored = Checkpoint.read(path) if path is not None else None
+            model = model_of(line, stored, device)
             choose_compile(settings.compile, device)
         check_call(model)  # before the folder is created
         with user_errors():
             fresh = Path("outputs/causality", Path(model.name).name.replace(":", "-"))
-            folder = writable(settings.out or (run_folder(checkpoint) if checkpoint else fresh), "out")
+            folder = writable(settings.out or (run_folder(path) if path else fresh), "out")
         gpt: Any = model.function
         variants = module_variants(model)
         if settings.hf is None and settings.call is None:
             variants = gpt_variants(gpt.config, compile=settings.compile)
-        origin = {} if stored is None else {"stored_certificate": verdict(stored)}
+        origin = {}
         if stored is not None:
+            origin["stored_certificate"] = verdict(stored)
             print(f"stored certificate: {origin['stored_certificate']}", flush=True)
         certificate = certify_model(model, variants, settings.budget_seconds, progress=progress)
         if stored is not None:
@@ -121,20 +122,20 @@ def main(line: CommandLine[CertifyCommand]) -> None:
         sys.exit(1 if not certificate.passed else 4 if certificate.undecided else 0)
 
 
-def model_of(line: CommandLine[CertifyCommand], stored: "Checkpoint | None", checkpoint: str, device: str) -> "Model":
+def model_of(line: CommandLine[CertifyCommand], stored: "Checkpoint | None", device: str) -> "Model":
     """The model that the command line names."""
     from tril.model.causality.model import as_model
 
     settings = line.own
     if settings.hf is not None:
-        from tril.model.causality.hf import hf_model, load
+        from tril.model.causality.hf import hf_model
 
-        return hf_model(settings.hf, load(settings.hf), device=device)
+        return hf_model(settings.hf, device=device)
     if settings.call is not None:
         sizes = {key: getattr(settings, key) for key in SIZES}
         return as_model(load_function(settings.call), **sizes, device=device, name=settings.call)
     if stored is not None:
-        return as_model(stored.language_model().model, device=device, name=checkpoint)
+        return as_model(stored.language_model().model, device=device, name=str(stored.path))
     from tril.model.config import GPTConfig
     from tril.model.gpt import GPT
 

@@ -29,10 +29,10 @@ def with_ways(model: Model, *, default_visibility: bool = True) -> Model:
     gpt = model.function
     config: GPTConfig = gpt.config
     ways: dict[str, Callable[[Model, Tensor], Tensor]] = {
-        "left padding": lambda model, ids: behind_padding(
-            ids, model.vocab_size, lambda ids, visible, p: model.function(ids, mask=visible[:, None, None], positions=p)
+        "left padding": lambda model, ids: _behind(model, ids, lambda visible: visible[:, None, None]),
+        "a document behind another one": lambda model, ids: _behind(
+            model, ids, lambda document: document[:, None, :, None] == document[:, None, None, :]
         ),
-        "a document behind another one": _behind_document,
         "the explicit backend": lambda model, ids: use_backend(copy.deepcopy(model.function), "explicit")(ids),
     }
     if config.causal:  # later tokens change earlier keys and values otherwise, so a cache cannot hold them
@@ -87,11 +87,9 @@ def _decode_steps(model: Model, ids: Tensor) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _behind_document(model: Model, ids: Tensor) -> Tensor:
-    def run(ids: Tensor, visible: Tensor, positions: Tensor) -> Tensor:
-        same_document = visible[:, None, :, None] == visible[:, None, None, :]  # (B, 1, T, T)
-        return model.function(ids, mask=same_document, positions=positions)
-
+def _behind(model: Model, ids: Tensor, mask: Callable[[Tensor], Tensor]) -> Tensor:
+    """The outputs behind other tokens; the mask is made from which tokens are of the text, bool (B, T)."""
+    run = lambda ids, visible, positions: model.function(ids, mask=mask(visible), positions=positions)  # noqa: E731
     return behind_padding(ids, model.vocab_size, run)
 
 

@@ -3,7 +3,6 @@
 It is tested with its own attention, cache and masks. The expected windows come from the config.
 """
 
-import copy
 import functools
 import logging
 import re
@@ -20,8 +19,9 @@ MAX_LENGTH = 256  # longest input; the certificate says nothing about longer one
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
-def hf_model(name: str, model: Any, *, device: str = "cpu") -> Model:
-    """The `Model` of a model of `transformers` in float32, which is not changed."""
+def hf_model(name: str, *, device: str = "cpu") -> Model:
+    """The `Model` that `name` stands for, see `load`."""
+    model = load(name)
     config = model.config.get_text_config(decoder=True)
     names = (*CONTEXTS, "seq_length", "max_target_positions")
     sizes = [n for key in names if isinstance(n := getattr(config, key, None), int) and n > 0]  # -1: no limit
@@ -62,20 +62,16 @@ def special_ids(config: Any) -> list[int]:
     return [i for i in ids if isinstance(i, int) and 0 <= i < config.vocab_size]
 
 
-def load(name: str, seed: int = 0) -> Any:
+def load(name: str) -> Any:
     """The model that `name` stands for, in float32.
 
     Args:
-        name: a folder written by `save_pretrained`, a name on the hub, or a config alone (a folder or .json).
-        seed: of initial weights.
-
-    Returns:
-        The model; of a config without weights, with initial ones.
+        name: a folder written by `save_pretrained`, a name on the hub, or a config alone (a folder or .json), whose
+            model gets initial weights, the same ones each time.
 
     Raises:
         ValueError: it cannot be loaded; one line.
     """
-    remedy = "name a folder written by save_pretrained, a config.json, or a model on the hub"
     try:
         import transformers
 
@@ -88,7 +84,9 @@ def load(name: str, seed: int = 0) -> Any:
         if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
             raise ValueError(f"transformers has no causal language model for model_type={config.model_type}")
         if path.is_file() or path.is_dir() and not any(any(path.glob(pattern)) for pattern in WEIGHTS):
-            return build(config, seed)
+            with torch.random.fork_rng([]):
+                torch.manual_seed(0)
+                return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         options |= {"config": config, "dtype": torch.float32, "output_loading_info": True}
         model, info = transformers.AutoModelForCausalLM.from_pretrained(name, **options)  # pyright: ignore[reportGeneralTypeIssues] # a pair with output_loading_info
         if missing := info["missing_keys"]:
@@ -97,6 +95,7 @@ def load(name: str, seed: int = 0) -> Any:
     except ImportError as error:
         raise ValueError(f"hf={name} needs the library transformers; pip install transformers") from error
     except Exception as error:  # transformers raises many kinds, with many lines
+        remedy = "name a folder written by save_pretrained, a config.json, or a model on the hub"
         message = f"hf={name} cannot be loaded; {remedy} ({error})"
         raise ValueError(textwrap.shorten(message, 300, placeholder=" ...")) from error
 
@@ -108,17 +107,3 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
-def build(config: Any, seed: int, model_class: Any = None) -> Any:
-    """A new model in float32 and evaluation mode, whose initial weights are a function of the seed.
-
-    Args:
-        model_class: None: the one of the config.
-    """
-    import transformers
-
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        create = transformers.AutoModelForCausalLM.from_config if model_class is None else model_class._from_config
-        return create(copy.deepcopy(config), dtype=torch.float32).eval()

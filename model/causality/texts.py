@@ -78,12 +78,9 @@ class Texts:
 
     def _passage(self, length: int) -> Tensor:
         assert self.tokens is not None
-        start = self._integer(len(self.tokens))
+        start = int(torch.randint(len(self.tokens), (), generator=self.generator))
         return self.tokens.roll(-start)[:length] if length <= len(self.tokens) else self._uniform(length)
 
     def _special_ids(self) -> list[int]:
         ends = [*range(4), *range(self.vocab_size - 2, self.vocab_size)]
         return sorted({i for i in (*self.special, *ends) if 0 <= i < self.vocab_size})
-
-    def _integer(self, limit: int) -> int:
-        return int(torch.randint(limit, (), generator=self.generator))
