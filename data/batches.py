@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 IGNORE = -100  # targets that do not count; the default of torch's cross entropy
-MAX_PASSES = 10  # through the text in one batch
-COPY_TOKENS = 1 << 26  # tokens per copy, so that the host never holds all of them
 
 Tokens = np.ndarray | Tensor  # ids on the host, of any integer type; on a device as from `on_device`
 Batch = tuple[Tensor, Tensor]
@@ -30,11 +28,7 @@ def as_tensor(tokens: Tokens) -> Tensor:
 
 def on_device(tokens: Tokens, device: torch.device | str) -> Tensor:
     """A copy of the ids on `device`, where `gather` then makes the batches without copies from the host."""
-    host = as_tensor(tokens)
-    resident = torch.empty_like(host, device=device)
-    for start in range(0, len(host), COPY_TOKENS):
-        resident[start : start + COPY_TOKENS].copy_(host[start : start + COPY_TOKENS])
-    return resident
+    return as_tensor(tokens).to(device, copy=True)
 
 
 def gather(tokens: Tokens, windows: Tokens, context_length: int, offset: int | Tensor = 0) -> Batch:
@@ -56,13 +50,6 @@ def gather(tokens: Tokens, windows: Tokens, context_length: int, offset: int | T
     if tokens.dtype == torch.int16:
         inputs, targets = inputs & 0xFFFF, targets & 0xFFFF
     return inputs, targets.masked_fill(unshifted >= n_targets, IGNORE)
-
-
-def check_batch_size(batch_size: int, n_windows: int) -> None:
-    """Raises ValueError if a batch has more than MAX_PASSES times all windows, which may not even fit into memory."""
-    if batch_size > MAX_PASSES * n_windows:
-        limit = f"is more than {MAX_PASSES} times the {n_windows:,} windows of the training part"
-        raise ValueError(f"data.batch_size={batch_size} {limit}; use at most {n_windows}")
 
 
 class TrainWindows:

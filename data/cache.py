@@ -46,9 +46,7 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-def read_or_write(
-    path: Path, task: str, write: Callable[[Path], object], read: Callable[[Path], Content]
-) -> tuple[Content, bool]:
+def read_or_write(path: Path, task: str, write: Callable[[Path], object], read: Callable[[Path], Content]) -> Content:
     """Reads a file or folder of the cache, which is written first if it does not exist or is damaged.
 
     Of several processes, one writes, and the others say so in one line and wait.
@@ -58,14 +56,11 @@ def read_or_write(
         write: writes to a temporary path, which is renamed when it is complete.
         read: raises ValueError if the file or folder is damaged.
 
-    Returns:
-        What `read` returns, and whether this call wrote it.
-
     Raises:
         OSError: the disk is full, or cannot be written.
     """
     with contextlib.suppress(ValueError, FileNotFoundError):
-        return read(path), False
+        return read(path)
     from filelock import FileLock, Timeout
 
     make_folder(path.parent)
@@ -78,14 +73,14 @@ def read_or_write(
             lock.acquire()
         with contextlib.suppress(FileNotFoundError):
             try:
-                return read(path), False  # another process has written it
+                return read(path)  # another process has written it
             except ValueError as error:
                 logging.getLogger(__name__).warning("%s is damaged (%s); preparing it again", path, error)
         _remove(part)  # of a process that was killed
         write(part)
         _remove(path)
         part.rename(path)
-        return read(path), True
+        return read(path)
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise

@@ -53,11 +53,6 @@ class DataConfig:
             raise ValueError(f"data.cache_dir={cache_dir} is a file; give a folder")
         return cache_dir
 
-    @property
-    def budgets(self) -> dict[Split, int | None]:
-        """Tokens of each part to prepare; None: all."""
-        return {"train": self.token_budget, "val": self.val_token_budget}
-
     def window_lengths(self, context_length: int) -> dict[int, float]:
         """The lengths of training windows, in the order of training, each with the fraction of the run where it ends.
 
@@ -76,7 +71,8 @@ class DataConfig:
         """See `prepare.prepare`."""
         from tril.data.prepare import prepare
 
-        return prepare(self.source, self.tokenizer, self.budgets, self.cache_dir)
+        budgets: dict[Split, int | None] = {"train": self.token_budget, "val": self.val_token_budget}
+        return prepare(self.source, self.tokenizer, budgets, self.cache_dir)
 
 
 def parse(mapping: Mapping[str, Any]) -> DataConfig:

@@ -9,11 +9,12 @@ import torch
 from lightning import LightningDataModule
 from tokenizers import Tokenizer
 
-from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, check_batch_size, on_device
+from tril.data.batches import Batch, Tokens, TrainWindows, ValWindows, on_device
 from tril.data.config import DataConfig
 from tril.data.prepare import PreparedText
 from tril.data.sources.base import Split
 
+MAX_PASSES = 10  # through the text in one batch
 MAX_RESIDENT = 1 / 4  # share of a GPU's free memory that the tokens may take; the rest is for training
 
 
@@ -89,7 +90,9 @@ class TextDataModule(LightningDataModule):
     def train_dataloader(self) -> TrainWindows:
         accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
         windows = self._train_windows(self._tokens("train"), accumulate, length_at=self.length_at)
-        check_batch_size(self.batch_size, windows.n_windows)
+        if self.batch_size > MAX_PASSES * windows.n_windows:  # which may not even fit into memory
+            limit = f"is more than {MAX_PASSES} times the {windows.n_windows:,} windows of the training part"
+            raise ValueError(f"data.batch_size={self.batch_size} {limit}; use at most {windows.n_windows}")
         return windows
 
     def length_at(self, step: int) -> int:

@@ -6,7 +6,6 @@ which has the size and the sha256 of each file and of its own values. They detec
 is prepared again.
 """
 
-import ctypes
 import hashlib
 import json
 import logging
@@ -149,22 +148,12 @@ def prepare(
         of_text["split"] = {"rule": source.split_rule, "val_share": sizes["val"] / sum(sizes.values())}
         content = json.dumps({**meta, "sha256": sha256_of(meta)}, indent=2) + "\n"
         (folder / META).write_text(content, encoding="utf-8")
+        if progress:
+            print(describe_split(of_text), file=sys.stderr)
 
     folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
     read = partial(PreparedText.read, fingerprint=fingerprint)
-    prepared, is_new = read_or_write(folder, "prepares", write, read)
-    if is_new:
-        return_freed_memory()
-        if progress:
-            print(describe_split(prepared), file=sys.stderr)
-    return prepared
-
-
-def return_freed_memory() -> None:
-    """Makes glibc return what the preparation has freed, about 100 MB, to the kernel. Other C libraries do nothing."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    return read_or_write(folder, "prepares", write, read)
 
 
 def training_texts(source: Source, budget: int | None, config: TokenizerConfig) -> Iterator[str]:
@@ -251,9 +240,9 @@ def first_token_bytes(tokenizer: Tokenizer, text: str) -> int:
     return len(text[: encoding.offsets[1][0] if len(encoding.ids) > 1 else len(text)].encode())
 
 
-def describe_split(text: PreparedText) -> str:
+def describe_split(meta: Mapping[str, Any]) -> str:
     """One line about the validation part, and how much of it occurs in the training part."""
-    split, overlap = text.meta["split"], text.meta["overlap"]["share"]
+    split, overlap = meta["split"], meta["overlap"]["share"]
     line = f"validation is {split['val_share']:.1%} of the text ({split['rule']})"
     if overlap >= SHOWN_OVERLAP:
         line += f"; {100 * overlap:.2f} % of its tokens lie in passages that also occur in the training part"

@@ -58,9 +58,10 @@ class Plan(NamedTuple):
     rule: str
 
     def part(self, document: "Document", split: "Split") -> str:
-        """The text of a document that is in `split`."""
+        """The text of a document that is in `split`. Of rows that are split by content, all copies are in one part."""
         if self.by_content and document.is_row:
-            is_val = in_validation(document.text.strip(), self.val_fraction)
+            digest = hashlib.sha256(document.text.strip().encode()).digest()
+            is_val = int.from_bytes(digest[:8], "big") < self.val_fraction * 2**64
         elif self.val is not None:
             is_val = document.name in self.val
         else:
@@ -161,11 +162,6 @@ def choose_val(documents: Mapping[str, Content], val_fraction: float, salt: str 
             chosen.add(name)
             size = larger
     return frozenset(chosen) if target / TOLERANCE <= size < total else None
-
-
-def in_validation(content: str, val_fraction: float) -> bool:
-    """Whether a row is for validation: a hash of its content decides, which puts all copies on one side."""
-    return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big") < val_fraction * 2**64
 
 
 def split_text(text: str, val_fraction: float) -> tuple[str, str]:

@@ -100,11 +100,8 @@ def build(config: TokenizerConfig, texts: Iterable[str] = ()) -> Tokenizer:
         ValueError: a loaded tokenizer has no end-of-text token.
         OSError: a tokenizer cannot be read, or the hub cannot be reached.
     """
-    if config.kind in ("file", "hub"):
-        return for_documents(_existing(config))
-    if config.kind == "char":
-        return for_documents(_characters(config, texts))
-    return for_documents(_byte_level(config, first_bytes(texts, config.train_bytes) if config.kind == "bpe" else ()))
+    kinds = {"bpe": _byte_level, "byte": _byte_level, "char": _characters, "file": _existing, "hub": _existing}
+    return for_documents(kinds[config.kind](config, texts))
 
 
 def for_documents(tokenizer: Tokenizer) -> Tokenizer:
@@ -142,7 +139,8 @@ def load_tokenizer(content: str) -> Tokenizer:
 
 def _byte_level(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Byte-level BPE (Radford et al. 2019) trained on `texts`; of kind "byte" without merges. Exact for every text."""
-    is_bpe, texts = config.kind == "bpe", iter(texts)
+    is_bpe = config.kind == "bpe"
+    texts = first_bytes(texts, config.train_bytes) if is_bpe else iter(())
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_bpe)
     tokenizer.decoder = decoders.ByteLevel()
@@ -179,7 +177,8 @@ def _characters(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return tokenizer
 
 
-def _existing(config: TokenizerConfig) -> Tokenizer:
+def _existing(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer.json of the settings, which needs no `texts`."""
     try:
         tokenizer = load_tokenizer(config.json_file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from tril.data import batches as module
 from tril.data.batches import IGNORE, TrainWindows, ValWindows, on_device
 
 SEEDS = range(8)
@@ -21,8 +20,7 @@ def window(text, length, seed, index):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_batches_are_those_of_the_definition_for_any_start_rank_and_device(seed, monkeypatch):
-    monkeypatch.setattr(module, "COPY_TOKENS", 30)
+def test_batches_are_those_of_the_definition_for_any_start_rank_and_device(seed):
     random = np.random.default_rng(seed)
     length, size, world = (int(random.integers(*limits)) for limits in ((2, 20), (1, 7), (1, 4)))
     dtype, largest = [(np.uint16, 1 << 16), (np.uint32, 1 << 20)][seed % 2]
