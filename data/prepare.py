@@ -6,6 +6,7 @@ which has the size and the sha256 of each file and of its own values. They detec
 is prepared again.
 """
 
+import ctypes
 import hashlib
 import json
 import logging
@@ -153,7 +154,16 @@ def prepare(
 
     folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
     read = partial(PreparedText.read, fingerprint=fingerprint)
-    return read_or_write(folder, "prepares", write, read)
+    prepared = read_or_write(folder, "prepares", write, read)
+    return_freed_memory()
+    return prepared
+
+
+def return_freed_memory() -> None:
+    """Makes glibc return what the preparation has freed, about 100 MB, to the kernel. Other C libraries do nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def training_texts(source: Source, budget: int | None, config: TokenizerConfig) -> Iterator[str]:
