@@ -20,27 +20,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
-        _flush(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # some network file systems cannot flush a folder
-        _flush(path.parent)
 
 
 def remove_leftovers(folder: str | Path) -> None:
     """Removes the temporary files that killed processes left in a folder. No other process may write there."""
     for part in Path(folder).glob(".*.part"):
         part.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    """Waits until the file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-import tril.model.autocast
 import tril.model.backends
+import tril.model.training.hardware
 from tril.data.batches import TrainWindows, ValWindows, on_device
 from tril.model.checkpoint import Checkpoint
 from tril.model.gpt import GPT, GPTConfig
@@ -71,7 +71,7 @@ def run(optim="muon", backend="explicit", precision="32-true", compile=None, res
 @pytest.mark.parametrize(("optim", "path"), PATHS, ids=str)
 def test_every_path_has_the_golden_losses(optim, path, monkeypatch):
     """As on a processor with bf16, which a run in float32 does not use, and in blocks of 5 queries."""
-    monkeypatch.setattr(tril.model.autocast, "has_bf16", lambda device: True)
+    monkeypatch.setattr(tril.model.training.hardware, "has_bf16", lambda device: True)
     monkeypatch.setattr(tril.model.backends, "QUERY_BLOCK", 5 if path.get("backend") == "explicit" else 256)
     if "compile" in path:  # all of torch.compile except code generation, which takes a minute
         compiled = torch.compile

@@ -21,7 +21,7 @@ class CheckpointFiles(TorchCheckpointIO):
     """Writes checkpoints atomically and verifies them; Lightning alone would write to /tmp and move the file."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options=None) -> None:
-        """Returns when the file is on the disk. Raises OSError if it cannot be written."""
+        """Returns when the content is on the disk. Raises OSError if it cannot be written."""
         write_state(path, checkpoint)
 
     def load_checkpoint(self, path: str | Path, map_location=None, weights_only: bool | None = True) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch.utils._triton import has_triton
 
-from tril.model.autocast import has_bf16
 from tril.model.training.settings import Accelerator, Compile, Precision
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -104,30 +103,35 @@ def peak_flops(device_name: str) -> float | None:
     return None
 
 
+def has_bf16(accelerator: str) -> bool:
+    """Whether "cuda", "mps" or "cpu" multiplies bf16 matrices in hardware.
+
+    Emulation does not count: a CPU without AVX512-BF16 or AMX is 40 to 500 times slower in bf16 than in float32
+    (https://github.com/pytorch/pytorch/issues/146508).
+    """
+    if accelerator == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)  # compute capability 8.0 and above
+    return accelerator == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
 def choose_compile(compile: Compile, device: str) -> Compile:
     """What compile=auto means: true on CUDA with a complete toolchain, since on a CPU compilation takes too long.
 
     Raises:
-        ValueError: torch.compile lacks a tool that it needs for "cpu" or "cuda".
+        ValueError: torch.compile lacks a tool that it needs for "cpu" or "cuda"; it would fail in the first step.
     """
-    missing = missing_tool(device) if compile else None
+    # CC is for Triton's launchers, CXX for inductor's kernels
+    variable, usual = ("CC", ["gcc", "clang"]) if device == "cuda" else ("CXX", ["g++", "clang++"])
+    missing = None
+    if device == "cuda" and not has_triton():
+        missing = "Triton; install a build of torch that has it for this card"
+    elif not any(map(shutil.which, [os.environ[variable]] if variable in os.environ else usual)):
+        missing = f"a compiler; install {usual[0]} or name one in {variable}"
     if compile == "auto":
         return device == "cuda" and missing is None
-    if missing is not None:
+    if compile and missing is not None:
         raise ValueError(f"compiling for {device} needs {missing}, or use compile=false")
     return compile
-
-
-def missing_tool(accelerator: str) -> str | None:
-    """What torch.compile needs and does not find, with the remedy; None: complete. It would fail in the first step."""
-    if accelerator == "cuda" and not has_triton():
-        return "Triton; install a build of torch that has it for this card"
-    # CC is for Triton's launchers, CXX for inductor's kernels
-    variable, usual = ("CC", ["gcc", "clang"]) if accelerator == "cuda" else ("CXX", ["g++", "clang++"])
-    compilers = [os.environ[variable]] if variable in os.environ else usual
-    if not any(map(shutil.which, compilers)):
-        return f"a compiler; install {usual[0]} or name one in {variable}"
-    return None
 
 
 def select_hardware(

@@ -10,7 +10,7 @@ from lightning import Trainer
 from lightning.pytorch.loggers import WandbLogger
 
 from tril.model.runs import BEST, CHECKPOINTS, SUMMARY, SWEEP
-from tril.model.training.errors import RunRefused
+from tril.model.training.settings import RunRefused
 
 
 def wandb_logger(save_dir: str, project: str = "tril", **options: Any) -> WandbLogger:

@@ -6,12 +6,11 @@ B batch, T context length, N windows, M targets, W ranks.
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from lightning import LightningModule
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -22,9 +21,6 @@ from tril.model.training.hardware import GRAPHS, REGIONAL
 from tril.model.training.optim import build_optimizer, param_groups
 from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig
-
-if TYPE_CHECKING:
-    from tril.model.generation.language_model import LanguageModel
 
 Batch = tuple[Tensor, Tensor]  # inputs and targets, int64 (B, T); targets that are IGNORE do not count
 NO_TARGET = -math.inf  # in place of the loss of an ignored target, which no target has
@@ -69,7 +65,7 @@ class TrainingModule(LightningModule):
         val_bytes: the UTF-8 bytes of the first n validation targets, given n; for bits per byte.
         val_documents: the documents of the first n validation targets, counted from 0, (n,), given n; None: the losses
             of documents are not kept.
-        payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; the module adds the certificate.
+        payload: the "tril" entry of a checkpoint, see `Checkpoint.entry`; `CausalityCheck` adds the certificate.
         compile, document_eot: see `Loss`.
 
     Attributes:
@@ -100,25 +96,10 @@ class TrainingModule(LightningModule):
         self.train_nats, self._train_targets = torch.zeros(()), torch.zeros((), dtype=torch.long)
         self._random_states: dict[str, Tensor] = {}  # of a checkpoint, until training starts
 
-    @property
-    def certificate(self) -> dict[str, Any] | None:
-        """Summary of the run's causality certificate; None before the causality check or without it."""
-        return self.payload.get("certificate")
-
-    def set_certificate(self, summary: dict[str, Any]) -> None:
-        """Adds the summary of the causality certificate to every checkpoint from now on."""
-        self.payload["certificate"] = summary
-
     def set_total_steps(self, steps: int) -> None:
         """Changes the optimizer steps of the run, for the schedule and in every checkpoint from now on."""
         self.total_steps = steps
         self.payload["settings"] = self.payload["settings"] | {"trainer.max_steps": steps}
-
-    def language_model(self) -> "LanguageModel":
-        """The model with its tokenizer, for sampling."""
-        from tril.model.generation.language_model import LanguageModel
-
-        return LanguageModel(self.model, Tokenizer.from_str(self.payload["tokenizer"]), eot=self.payload["eot"])
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of a micro-batch, summed and divided by all its positions, ignored ones included.

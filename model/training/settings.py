@@ -21,6 +21,10 @@ Precision = Literal["auto", "32-true", "bf16-mixed", "bf16-true", "16-mixed"]
 Compile = Literal["auto", True, False, "regional", "reduce-overhead"]
 
 
+class RunRefused(ValueError):
+    """A setting turns out to be wrong with the built model and its tokenizer, before the first step. One line."""
+
+
 @dataclass(frozen=True, config=strict_settings())
 class TopLevelConfig:
     """The single settings of a run."""
@@ -178,9 +182,8 @@ class EarlyStopConfig:
 class CallbacksConfig:
     """The callbacks that can be left out; null: off."""
 
-    causality: WithoutOptions | None = group(
-        WithoutOptions
-    )  # before the first step; refuses a model that sees the future
+    # before the first step; refuses a model that sees the future
+    causality: WithoutOptions | None = group(WithoutOptions)
     heads: WithoutOptions | None = group(WithoutOptions)  # their scores over the run, in heads.csv
     progress: ProgressConfig | None = group(ProgressConfig)
     samples: SamplesConfig | None = group(SamplesConfig)

@@ -68,7 +68,7 @@ def summarize(
     best = metrics.best() if metrics.last("val/loss") else {"step": 0}
     last = {} if diverged else metrics.last("val/loss")
     train, hardware = metrics.last("train/loss"), metrics.hardware  # max_time can stop before the first row
-    lineage, causality = module.payload.get("lineage") or {}, module.certificate
+    lineage, causality = module.payload.get("lineage") or {}, module.payload.get("certificate")
 
     rows, units = {"final": last or {}, "best": best}, ("loss", "bpb")
     summary = {

@@ -1,10 +1,9 @@
 """The lightning.Trainer of a run, with its callbacks and loggers, and the training itself."""
 
-import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from lightning.pytorch.loggers import Logger
 from tril.data.datamodule import TextDataModule
 from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.callbacks.heads import HeadRecorder
-from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.callbacks.metrics import Metrics, NonFiniteError
 from tril.model.training.callbacks.output import Progress, Samples
 from tril.model.training.checkpoints import CheckpointFiles, Checkpoints
-from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import configure_torch
 from tril.model.training.loggers import finish_loggers, start_loggers
 from tril.model.training.module import TrainingModule
@@ -140,33 +138,23 @@ def fit(
     """
     configure_torch(Metrics.of(trainer).hardware.accelerator)
     try:
-        with out_of_memory(data, module):
-            start_loggers(trainer, settings)
-            trainer.fit(module, data, ckpt_path=checkpoint)
-            last = Metrics.of(trainer).last("val/loss")
-            if last is None or last["step"] != trainer.global_step:  # no step was left
-                trainer.validate(module, data, verbose=False)
+        start_loggers(trainer, settings)
+        trainer.fit(module, data, ckpt_path=checkpoint)
+        last = Metrics.of(trainer).last("val/loss")
+        if last is None or last["step"] != trainer.global_step:  # no step was left
+            trainer.validate(module, data, verbose=False)
         summarize(trainer, module, data, sample=sample, stopped=stop_reason(trainer))
     except Exception as error:  # not a stop by a signal, which an upload must not delay
         if isinstance(error, NonFiniteError):
             summarize(trainer, module, data, sample=sample, diverged=str(error))
         finish_loggers(trainer, failed=True)
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or MEMORY.search(str(error)):
+            config = module.model.config
+            settings = f"data.batch_size={data.batch_size}, model.context_length={config.context_length}"
+            accumulate = "trainer.accumulate_grad_batches makes up for a smaller batch"
+            raise MemoryError(f"out of memory; lower {settings} or model.dim={config.dim} ({accumulate})") from None
         raise
     finish_loggers(trainer, failed=False)
-
-
-@contextlib.contextmanager
-def out_of_memory(data: TextDataModule, module: TrainingModule) -> Iterator[None]:
-    """Raises MemoryError with the settings to lower if an allocation of the block fails."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not MEMORY.search(str(error)):
-            raise
-        config = module.model.config
-        settings = f"data.batch_size={data.batch_size}, model.context_length={config.context_length}"
-        accumulate = "trainer.accumulate_grad_batches makes up for a smaller batch"
-        raise MemoryError(f"out of memory; lower {settings} or model.dim={config.dim} ({accumulate})") from None
 
 
 def stop_reason(trainer: Trainer) -> str | None:

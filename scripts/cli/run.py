@@ -235,7 +235,8 @@ def fit_run(
             be written.
     """
     from tril.model.checkpoint import one_line
-    from tril.model.training.errors import NonFiniteError, RunRefused
+    from tril.model.training.callbacks.metrics import NonFiniteError
+    from tril.model.training.settings import RunRefused
     from tril.model.training.summary import code_version, describe
     from tril.model.training.trainer import fit
 

@@ -12,8 +12,8 @@ from tril.model.causality.checks import Result
 from tril.model.causality.loss import restored, restored_modes
 from tril.model.causality.model import randomize
 from tril.model.causality.step import ROWS, Step, check_step, check_weights, check_windows
-from tril.model.training.errors import RunRefused
 from tril.model.training.module import Loss, TrainingModule
+from tril.model.training.settings import RunRefused
 
 
 class CausalityError(RunRefused):
@@ -43,7 +43,7 @@ class CausalityCheck(Callback):
         self.before: list[Result] = []  # training
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        if pl_module.certificate is None:
+        if pl_module.payload.get("certificate") is None:
             self._report(trainer, pl_module, certify(pl_module.losses, trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
@@ -75,7 +75,7 @@ class CausalityCheck(Callback):
             self.certificate, self.before = certificate, certificate.results
         tested: dict[str, Any] = {"certified_at_step": step}
         summary = certificate.summary() | tested
-        pl_module.set_certificate(summary)
+        pl_module.payload["certificate"] = summary
         if trainer.is_global_zero:
             write_json(self.path, certificate.to_dict() | tested)
             if not quiet:

@@ -21,11 +21,14 @@ from torch.optim import Optimizer
 
 from tril.model.atomic_files import atomic_path
 from tril.model.runs import METRICS
-from tril.model.training.errors import NonFiniteError
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 
 Row = dict[str, float]
+
+
+class NonFiniteError(ValueError):
+    """The loss or a gradient of a step, or a validation loss, is not a finite number. The weights are those before."""
 
 
 class RunLog(Logger):
@@ -109,26 +112,23 @@ class Metrics(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: TrainingModule, optimizer: Optimizer) -> None:
         """Measures the gradient; raises NonFiniteError instead of an update with numbers that are not finite."""
-        grads = [(group["name"], p.grad) for group in optimizer.param_groups for p in group["params"]]
-        names, gradients = zip(*((name, grad) for name, grad in grads if grad is not None), strict=True)
+        params = [(group["name"], p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         nats = pl_module.train_nats.clone()  # not finite if the loss of one micro-batch is not
         if trainer.world_size > 1:
             nats = trainer.strategy.reduce(nats, reduce_op="sum")  # in place
         # the one transfer from the device in a step
-        *norms, nats = torch.stack([*norms_of(gradients), nats]).tolist()
+        *norms, nats = torch.stack([*norms_of(tuple(p.grad for _, p in params)), nats]).tolist()
         groups = defaultdict(list)
-        for name, norm in zip(names, norms, strict=True):
+        for (name, _), norm in zip(params, norms, strict=True):
             groups[name].append(norm)
         self._norms = {"total": math.hypot(*norms)} | {name: math.hypot(*each) for name, each in groups.items()}
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if not math.isfinite(nats) or not (math.isfinite(self._norms["total"]) or scaler):
-            step, values = trainer.global_step + 1, f"gradient norm {self._norms['total']:.4g}"
-            if not math.isfinite(nats):
-                values = f"loss {nats}, {values}"
+            step, loss = trainer.global_step + 1, "" if math.isfinite(nats) else f"loss {nats}, "
             rates = ", ".join(f"{group['name']} {group['lr']:.4g}" for group in optimizer.param_groups)
-            text = f"step {step:,} is not finite: {values}, learning rates {rates}"
+            values = f"{loss}gradient norm {self._norms['total']:.4g}, learning rates {rates}"
             remedy = f"the weights stay those of step {step - 1:,}; lower optim.lr_scale"
-            raise NonFiniteError(f"{text}; {remedy}")
+            raise NonFiniteError(f"step {step:,} is not finite: {values}; {remedy}")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         self.tokens += batch[0].numel() * trainer.world_size
@@ -155,7 +155,9 @@ class Metrics(Callback):
         values = {key: value.item() for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
         if not math.isfinite(values["val/loss"]):
             raise NonFiniteError(f"the validation loss at step {step:,} is {values['val/loss']}; lower optim.lr_scale")
-        self.val_windows = validated_windows(trainer)
+        loader: Any = trainer.val_dataloaders
+        scored = int(trainer.num_val_batches[0]) * loader.batch_size * loader.world_size
+        self.val_windows = {"scored": min(loader.n_windows, scored), "of": loader.n_windows}
         self.write(trainer, values | self.spent())
         if trainer.is_global_zero:
             save_windows(self.folder / "windows_last.npz", pl_module, step)
@@ -217,13 +219,6 @@ class Metrics(Callback):
 def norms_of(gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The norm of each gradient, 0-dim float32."""
     return torch._foreach_norm(gradients, 2, torch.float32)
-
-
-def validated_windows(trainer: Trainer) -> dict[str, int]:
-    """How many windows a validation has scored, of how many, over all processes."""
-    loader: Any = trainer.val_dataloaders
-    scored = int(trainer.num_val_batches[0]) * loader.batch_size * loader.world_size
-    return {"scored": min(loader.n_windows, scored), "of": loader.n_windows}
 
 
 def save_windows(path: Path, module: TrainingModule, step: int) -> None:

@@ -12,10 +12,9 @@ from tqdm import tqdm
 from tril.data.tokenizer import encode_prompt
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
-from tril.model.training.errors import RunRefused
 from tril.model.training.loggers import log_sample
 from tril.model.training.module import TrainingModule
-from tril.model.training.settings import ProgressConfig, SamplesConfig
+from tril.model.training.settings import ProgressConfig, RunRefused, SamplesConfig
 
 PRINTED = 3  # samples at the end of a run
 PENALTY = 1.1  # of repeated tokens: samples of small models else often end in a loop
@@ -96,7 +95,10 @@ class Samples(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if not trainer.is_global_zero:
             return
-        lm = pl_module.language_model()
+        from tril.model.generation.language_model import LanguageModel
+
+        tokenizer = Tokenizer.from_str(pl_module.payload["tokenizer"])
+        lm = LanguageModel(pl_module.model, tokenizer, eot=pl_module.payload["eot"])
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
         options = {"max_new_tokens": self.config.max_new_tokens, "temperature": self.config.temperature}
         options["repetition_penalty"] = self.penalty

@@ -131,14 +131,16 @@ def test_weights_modes_and_random_numbers_are_restored_at_the_start_and_after_va
     expected = torch.rand(3)
     torch.manual_seed(5)
     start(callback, module)
-    assert capsys.readouterr().out.startswith("causal: certified in ") and module.certificate["passed"] is True
-    counts = module.certificate["checks"]["future"]
+    assert (
+        capsys.readouterr().out.startswith("causal: certified in ") and module.payload["certificate"]["passed"] is True
+    )
+    counts = module.payload["certificate"]["checks"]["future"]
     for step in (2, 4):
         validated(callback, module, step)
-        assert module.certificate["checks"]["future"] == counts + 2  # the model, and the loss
+        assert module.payload["certificate"]["checks"]["future"] == counts + 2  # the model, and the loss
     validated(callback, module, 8, fn="validate")  # not while training
     assert seeds == [2, 4] and capsys.readouterr().out == "", "other texts and positions each time"
-    assert json.loads((tmp_path / "causality.json").read_text())["checks"] == module.certificate["checks"]
+    assert json.loads((tmp_path / "causality.json").read_text())["checks"] == module.payload["certificate"]["checks"]
     assert torch.equal(torch.rand(3), expected) and [part.training for part in module.modules()] == modes
     assert all(torch.equal(p, before[name]) for name, p in module.model.state_dict().items())
     assert all(p.grad is None for p in module.parameters())

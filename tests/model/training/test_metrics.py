@@ -13,8 +13,7 @@ from lightning import Trainer
 from tests.conftest import assert_close
 from tril.model.causality.model import randomize
 from tril.model.gpt import GPT, GPTConfig
-from tril.model.training.callbacks.metrics import Metrics, norms_of, save_windows
-from tril.model.training.errors import NonFiniteError
+from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, norms_of, save_windows
 from tril.model.training.hardware import Hardware
 from tril.model.training.module import TrainingModule
 from tril.model.training.optim import OptimConfig
