@@ -5,27 +5,27 @@ from a few timed ones. After a fifth of them they are planned once more, from th
 """
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 import torch
 from lightning import Callback, Trainer
 from tqdm import tqdm
 
+from tril.model.causality.model import AUTOCAST
 from tril.model.config import GPTConfig
 from tril.model.formats import clock, engineering, plural
 from tril.model.gpt import GPT
 from tril.model.training.callbacks.metrics import Metrics
+from tril.model.training.hardware import Hardware, configure_torch
 from tril.model.training.module import TrainingModule
-from tril.model.training.run_estimate import Speed, Stages, mean_seconds, measure
+from tril.model.training.optim import build_optimizer
 from tril.model.training.schedule import lr_factor
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
-
-if TYPE_CHECKING:
-    from tril.model.training.hardware import Hardware
 
 # Bits per byte on the default text after 1, 2, 4, 8 and, but for the largest, 16 UNIT_TOKENS, by n_layers and dim; of
 # windows of 256 tokens throughout. Only their order decides.
@@ -45,6 +45,12 @@ BESIDES = 0.8  # seconds of a validation besides those of its windows: trained w
 MIN_STEPS = 20
 REPLAN = 1 / 5  # of the steps, after which they are planned once more
 START = 1 / 20  # of the steps, after which they are timed: the first ones are slower
+MAX_TOKENS = 2048  # in a timed step; larger batches are assumed to take as long per token
+MIN_ROUNDS, MIN_SECONDS = 2, 1.0  # of timed steps, after one round for warm-up
+OVERHEAD_SECONDS = 8.0  # of a run of a grid besides its steps: imports, causality check, checkpoints, plot
+
+# Of each length of training windows, in order: the fraction of the run where it ends, and seconds.
+Stages = tuple[tuple[float, float], ...]
 
 
 def predict_loss(parameters: int, tokens: int) -> float:
@@ -64,6 +70,95 @@ def predict_loss(parameters: int, tokens: int) -> float:
         sizes.append(math.log(12 * n_layers * dim**2))
         losses.append(measured[i] + (doublings - i) * (measured[i + 1] - measured[i]))
     return float(np.interp(math.log(parameters), sizes, losses))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds per token (`train`: forward and backward, `val`: forward) and per optimizer step (`step`)."""
+
+    train: Stages
+    val: float
+    step: float
+
+    def stages(self, tokens: int) -> Stages:
+        """Seconds of a training step of so many tokens."""
+        return tuple((stop, tokens * seconds + self.step) for stop, seconds in self.train)
+
+    def run(self, *, steps: int, tokens_per_step: int, val_tokens: int, validations: int) -> float:
+        """Seconds of a complete run."""
+        training = steps * mean_seconds(self.stages(tokens_per_step))
+        return OVERHEAD_SECONDS + training + validations * val_tokens * self.val
+
+
+def mean_seconds(stages: Stages, start: float = 0.0, end: float = 1.0) -> float:
+    """Of the steps between two fractions of the run."""
+    total, before = 0.0, start
+    for stop, seconds in stages:
+        after = min(max(stop, start), end)
+        total, before = total + (after - before) * seconds, after
+    return total / (end - start)
+
+
+def measure(
+    configs: Sequence[GPTConfig], lengths: Mapping[int, float], optim: OptimConfig, tokens: int, hardware: Hardware
+) -> list[Speed]:
+    """Times a few steps of each model, without compilation, with the options of torch that a run sets.
+
+    Models and lengths take turns: the speed of a machine changes within seconds, and their ratios should not follow it.
+
+    Args:
+        lengths: of the training windows, each with the fraction of the run where it ends.
+        tokens: of a batch.
+    """
+
+    def seconds(task: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        task()
+        if hardware.accelerator != "cpu":
+            torch.get_device_module(hardware.accelerator).synchronize()
+        return time.perf_counter() - start
+
+    configure_torch(hardware.accelerator)
+    sizes = {length: max(1, min(tokens, MAX_TOKENS) // length) for length in lengths}  # windows of a batch
+    work = [tasks(config, sizes, optim, hardware) for config in configs]
+    rounds, total = [], 0.0  # seconds of each task of each model
+    while len(rounds) <= MIN_ROUNDS or total < MIN_SECONDS:
+        rounds.append([[seconds(task) for task in each] for each in work])
+        total = sum(sum(each) for times in rounds[1:] for each in times)
+    longest, speeds = max(lengths), []
+    for times in zip(*rounds[1:], strict=True):
+        *train, val, step = map(statistics.median, zip(*times, strict=True))
+        timed = zip(lengths.items(), train, strict=True)
+        stages = tuple((stop, median / (sizes[length] * length)) for (length, stop), median in timed)
+        speeds.append(Speed(stages, val / (sizes[longest] * longest), step))
+    return speeds
+
+
+def tasks(
+    config: GPTConfig, sizes: Mapping[int, int], optim: OptimConfig, hardware: Hardware
+) -> list[Callable[[], object]]:
+    """What is timed: forward and backward pass of a batch of each length, a validation step, and an optimizer step.
+
+    Args:
+        sizes: windows of a batch, by their length.
+    """
+    device, dtype = torch.device(hardware.accelerator), AUTOCAST.get(hardware.precision)
+    with torch.random.fork_rng(), device:
+        model = GPT(config)
+        batches = {length: torch.randint(config.vocab_size, (n, length)) for length, n in sizes.items()}
+    model.to(torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32)
+    optimizer = build_optimizer(model, optim, hardware.precision)
+
+    def loss(ids: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False):  # as Lightning does
+            return model.nll(ids, ids).mean()
+
+    def train(ids: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss(ids).backward()
+
+    passes = [partial(train, ids) for ids in batches.values()]
+    return [*passes, partial(torch.no_grad()(loss), batches[max(batches)]), optimizer.step]
 
 
 @dataclass(frozen=True)
@@ -96,7 +191,7 @@ def plan_time(
     model: GPTConfig,
     optim: OptimConfig,
     trainer: TrainerConfig,
-    hardware: "Hardware",
+    hardware: Hardware,
     *,
     end: float,
     windows: int,
@@ -128,7 +223,9 @@ def plan_time(
 
     def expected_loss(shape: GPTConfig, speed: Speed) -> float:
         steps = int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(speed.stages(step_tokens)))
-        return predict_loss(count(shape), min(steps, most) * step_tokens)
+        with torch.device("meta"):
+            parameters = GPT(shape).n_parameters(embeddings=False)
+        return predict_loss(parameters, min(steps, most) * step_tokens)
 
     shape, _ = min(zip(shapes, speeds, strict=True), key=lambda each: expected_loss(*each))
     [speed] = measure([shape], lengths, optim, step_tokens, hardware)
@@ -191,12 +288,6 @@ def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfi
         except ValueError:
             continue
     return [*shapes.values()] or [model]
-
-
-def count(config: GPTConfig) -> int:
-    """Parameters of the blocks."""
-    with torch.device("meta"):
-        return GPT(config).n_parameters(embeddings=False)
 
 
 def fit_steps(seconds: float, step_seconds: float, val_seconds: float, interval: int, done: int = 0) -> int:

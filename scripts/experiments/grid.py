@@ -214,7 +214,7 @@ def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Re
 
     from tril.data.batches import TrainWindows, ValWindows
     from tril.model.gpt import GPT, sizes
-    from tril.model.training.run_estimate import measure
+    from tril.model.training.time_budget import measure
 
     speeds, estimated, rejected = {}, [], []
     for run in runs:

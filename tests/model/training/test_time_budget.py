@@ -14,11 +14,19 @@ from tril.model.checkpoint import read_state
 from tril.model.config import GPTConfig
 from tril.model.gpt import GPT
 from tril.model.runs import Run
-from tril.model.training import run_estimate, time_budget
+from tril.model.training import time_budget
 from tril.model.training.hardware import Hardware
-from tril.model.training.run_estimate import Speed, mean_seconds
 from tril.model.training.settings import OptimConfig, ScheduleConfig, TrainerConfig
-from tril.model.training.time_budget import MEASURED, MIN_STEPS, PlanSteps, TimePlan, fit_steps, plan_time
+from tril.model.training.time_budget import (
+    MEASURED,
+    MIN_STEPS,
+    PlanSteps,
+    Speed,
+    TimePlan,
+    fit_steps,
+    mean_seconds,
+    plan_time,
+)
 
 # Seconds of a token in training windows of so many, and in validation, and of an optimizer step, of the default model
 TRAIN, VAL, STEP = {128: 0.1e-3, 256: 0.12e-3}, 0.04e-3, 0.02
@@ -215,7 +223,7 @@ def test_a_timed_step_has_as_many_tokens_in_short_windows_as_in_long_ones_and_mo
     tiny = GPTConfig(vocab_size=11, context_length=4096, n_layers=1, dim=8, n_heads=1)
     lengths = {128: 0.3, 512: 0.7, 4096: 1.0}
     hardware = Hardware("cpu", "32-true", None, "", None)
-    speeds = run_estimate.measure([tiny, replace(tiny, dim=16)], lengths, OptimConfig(), 10_000, hardware)
+    speeds = time_budget.measure([tiny, replace(tiny, dim=16)], lengths, OptimConfig(), 10_000, hardware)
     of_a_model = [(16, 128), (4, 512), (1, 4096), (1, 4096)]  # three lengths of training, and validation
     assert timed[:8] == [(dim, *shape) for dim in (8, 16) for shape in of_a_model]
     assert len(timed) >= 24 and timed == timed[:8] * (len(timed) // 8)

@@ -31,7 +31,7 @@ def processes(monkeypatch):
         monkeypatch.setattr(run_process, "spawn", stand_in := Processes(outcome))
         return stand_in
 
-    monkeypatch.setattr("tril.model.training.run_estimate.measure", lambda *_: [Speed()])
+    monkeypatch.setattr("tril.model.training.time_budget.measure", lambda *_: [Speed()])
     return start
 
 

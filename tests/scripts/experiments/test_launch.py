@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.scripts.experiments.synthetic import command, index_of
-from tril.model.training.run_estimate import OVERHEAD_SECONDS, Speed
+from tril.model.training.time_budget import OVERHEAD_SECONDS, Speed
 from tril.scripts.experiments import launch
 from tril.scripts.experiments.grid import folder_name
 from tril.scripts.experiments.launch import read_index
@@ -80,7 +80,7 @@ def test_runs_are_named_by_options_of_groups_in_short_and_unique_names_that_file
 
 def test_the_estimated_time_of_a_run_counts_the_validated_windows_alone(here, monkeypatch):
     speed = Speed(train=((1.0, 0.0),), val=1 / 32, step=0.0)  # of windows of 32 tokens
-    monkeypatch.setattr("tril.model.training.run_estimate.measure", lambda *_: [speed])
+    monkeypatch.setattr("tril.model.training.time_budget.measure", lambda *_: [speed])
     limits = ["trainer.max_steps=10", "trainer.val_check_interval=2", "trainer.limit_val_batches=2"]
     command(here, "model.n_heads=1", "data.val_batch_size=3", *limits)
     assert index_of(here)["runs"][0]["estimated_seconds"] - OVERHEAD_SECONDS == 5 * 2 * 3
