@@ -171,9 +171,8 @@ class MuonAdamW(torch.optim.Optimizer):
         grads = [p.grad for p in params if p.grad is not None]
         beta1, beta2 = group["betas"]
         options = {key: group[key] for key in ("weight_decay", "eps", "fused")}
-        max_squares = []  # amsgrad only
         options |= {"lr": rate, "beta1": beta1, "beta2": beta2, "amsgrad": False, "maximize": False}
-        adamw(params, grads, averages, squares, max_squares, steps, **options)
+        adamw(params, grads, averages, squares, [], steps, **options)  # [] is for amsgrad
 
 
 def param_groups(model: GPT, config: OptimConfig) -> list[dict]:

@@ -4,6 +4,7 @@ The size of the model follows from the losses of small runs (`MEASURED`; docs/lo
 from a few timed ones. After a fifth of them they are planned once more, from the time that they took.
 """
 
+import contextlib
 import math
 import statistics
 import time
@@ -279,15 +280,12 @@ def plan_validations(
 
 def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfig]:
     """The configs to choose from: the measured shapes that go with the other settings, with what keeps its value."""
-    shapes = {}
+    shapes = []
     for n_layers, dim in MEASURED:
         chosen = {"n_layers": n_layers, "dim": dim}
-        chosen = {name: value for name, value in chosen.items() if not keeps(f"model.{name}")}
-        try:
-            shapes[tuple(chosen.values())] = replace(model, **chosen)
-        except ValueError:
-            continue
-    return [*shapes.values()] or [model]
+        with contextlib.suppress(ValueError):
+            shapes.append(replace(model, **{key: n for key, n in chosen.items() if not keeps(f"model.{key}")}))
+    return [*dict.fromkeys(shapes)] or [model]
 
 
 def fit_steps(seconds: float, step_seconds: float, val_seconds: float, interval: int, done: int = 0) -> int:

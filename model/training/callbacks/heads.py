@@ -12,7 +12,10 @@ from tokenizers import Tokenizer
 from tril.model.atomic_files import write_text
 from tril.model.config import GPTConfig
 from tril.model.formats import csv_text
+from tril.model.heads.ablation import all_heads, head_name
+from tril.model.heads.attention_maps import TokenWindows, attention_maps
 from tril.model.heads.records import COPY_LOSSES, HEAD_SCORES, UNIFORM, compress_maps, save_maps, thin_out
+from tril.model.heads.scores import HeadScores, alphabet_of, score_heads
 from tril.model.masks import document_options
 from tril.model.training.module import TrainingModule
 
@@ -61,9 +64,6 @@ class HeadRecorder(Callback):
         self._step = step
         if not trainer.is_global_zero:
             return
-        from tril.model.heads.attention_maps import attention_maps
-        from tril.model.heads.scores import score_heads
-
         text, alphabet, shown = self._inputs = self._inputs or inputs_of(trainer, pl_module)
         scores = score_heads(model, text, alphabet=alphabet, seed=0, n_repeats=SEQUENCES, max_length=SEQUENCE_TOKENS)
         shown = shown.to(model.embed.weight.device)
@@ -86,9 +86,6 @@ class HeadRecorder(Callback):
 
 def inputs_of(trainer: Trainer, module: TrainingModule) -> tuple[Any, ...]:
     """The windows of text to score, the alphabet of random sequences, and the ids whose maps are kept, (1, T)."""
-    from tril.model.heads.attention_maps import TokenWindows
-    from tril.model.heads.scores import alphabet_of
-
     data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue] set by fit
     ids, targets = (each[:, :WINDOW_TOKENS] for each in data.first_val_windows(WINDOWS))
     tokenizer = Tokenizer.from_str(module.payload["tokenizer"])
@@ -98,10 +95,8 @@ def inputs_of(trainer: Trainer, module: TrainingModule) -> tuple[Any, ...]:
     return text, alphabet_of(tokenizer, eot_id), ids[:1, :MAP_TOKENS]
 
 
-def rows_of(step: int, config: GPTConfig, scores: Any) -> list[dict[str, Any]]:
+def rows_of(step: int, config: GPTConfig, scores: HeadScores) -> list[dict[str, Any]]:
     """The rows of heads.csv of one step; a score that is not a number is an empty cell."""
-    from tril.model.heads.ablation import all_heads, head_name
-
     rows = {head_name(head): {name: x[head].item() for name, x in scores.heads.items()} for head in all_heads(config)}
     rows[UNIFORM] = scores.uniform
     losses = dict(zip(COPY_LOSSES, scores.copy_losses, strict=True))

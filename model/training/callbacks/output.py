@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tril.data.tokenizer import encode_prompt
+from tril.model.generation.language_model import LanguageModel
 from tril.model.runs import partial_validation
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.loggers import log_sample
@@ -95,8 +96,6 @@ class Samples(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if not trainer.is_global_zero:
             return
-        from tril.model.generation.language_model import LanguageModel
-
         tokenizer = Tokenizer.from_str(pl_module.payload["tokenizer"])
         lm = LanguageModel(pl_module.model, tokenizer, eot=pl_module.payload["eot"])
         is_last = trainer.should_stop or trainer.global_step >= trainer.max_steps > 0
