@@ -1,7 +1,7 @@
 """One comparison of losses: variants with a baseline, paired by seed and by document.
 
-Whatever calls one loss lower than another asks `compare`: the report of a sweep, the referee, the effect of a removed
-head, two evaluated checkpoints. It stands in `model`, because heads and evaluation may not import `scripts`.
+Whatever calls one loss lower than another asks `compare`: the report of a sweep, the effect of a removed head, two
+evaluated checkpoints. It stands in `model`, because heads and evaluation may not import `scripts`.
 
 A configuration is trained with some seeds and validated on one text, so its loss is uncertain in two ways: other seeds
 give other weights, and another text of the same kind is easier or harder. Variants are compared seed by seed and
@@ -14,7 +14,6 @@ Letters: V variants with the baseline, S seeds, G documents (or other clusters o
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
@@ -24,27 +23,6 @@ BETTER, WORSE, EQUAL = "better", "worse", "equal within the margin"
 UNCLEAR = "not distinguishable"
 ONE_SEED, DIVERGED, ONE_DOCUMENT = "one seed", "diverged", "one document"  # no interval, so no statement
 POWER = 0.8  # probability with which the smallest detectable difference is found
-
-# Of `Bound.EVERY_LOOK`. The interval after n pairs of runs holds the means mu for which the Bayes factor of "the mean
-# is not mu" is below a threshold: effects (true mean - mu) / sd have a normal prior with the standard deviation
-# EFFECT_PRIOR, and sd the right Haar prior (Lai 1976, "On confidence sequences"; Wang and Ramdas 2023, "Anytime-valid
-# t-tests and confidence sequences for Gaussian means with unknown variance"). The Bayes factor is a function of
-# Student's t, whose distribution has no unknown parameter, so a simulation in tests/model/test_comparison.py gives the
-# threshold with which any of the first MAX_PAIRS intervals misses the true mean with the probability LOOKS_ALPHA.
-LOOKS_ALPHA, MAX_PAIRS, EFFECT_PRIOR, LOG_THRESHOLD = 0.05, 100, 2.0, 2.4769
-MIN_PAIRS = 3  # with fewer, the interval is infinite
-# How half widths of seeds and of text combine there: (seeds^p + text^p)^(1/p). The error of the text is the same at all
-# looks while the mean over seeds moves. p = 2, right for one look, misses the truth in up to 7.6 % of simulations;
-# p = 1.1 is the largest tenth that keeps 5 % at every ratio of the two.
-LOOKS_POWER = 1.1
-
-
-class Bound(StrEnum):
-    """What an interval is about, and how often it may be looked at."""
-
-    ONE_LOOK = "one look"  # the configurations, other seeds and other text; once at this level
-    EVERY_LOOK = "every look"  # the same after each further seed, for two variants at LOOKS_ALPHA, up to MAX_PAIRS
-    MODELS = "models"  # these trained models (one seed), on other text
 
 
 @dataclass(frozen=True)
@@ -80,11 +58,7 @@ class Comparison:
 
 
 def compare(
-    losses: np.ndarray,
-    sizes: np.ndarray,
-    alpha: float = 0.05,
-    margin: float | None = None,
-    bound: Bound = Bound.ONE_LOOK,
+    losses: np.ndarray, sizes: np.ndarray, alpha: float = 0.05, margin: float | None = None, *, of_models: bool = False
 ) -> list[Comparison]:
     """Compares each variant with the baseline over their common seeds; all comparisons form one family (Bonferroni).
 
@@ -94,7 +68,8 @@ def compare(
         sizes: (G,) targets (or bytes) of each document, all above 0. One document: the text counts as fixed.
         alpha: probability that any interval of the family misses its true difference.
         margin: a difference below it counts as none; None: nothing is called equal.
-        bound: see `Bound`.
+        of_models: the intervals are about these trained models (one seed) on other text; else about the
+            configurations, for other seeds and other text.
 
     Returns:
         The comparisons of variants 1, 2, ..., V - 1.
@@ -105,13 +80,11 @@ def compare(
     with np.errstate(invalid="ignore"):  # inf - inf
         family = [rows[common] - losses[0][common] for rows, common in zip(losses[1:], pairs, strict=True)]
     level = alpha / len(family)
-    if bound is Bound.MODELS:
+    if of_models:
         return [_of_models(difference[0], sizes, level, margin) for difference in family]
     tested = [each for each in family if len(each) > 1 and np.isfinite(each).all()]
     pooled = pooled_variance([each @ sizes / sizes.sum() for each in tested])
-    if bound is Bound.EVERY_LOOK:
-        assert alpha == LOOKS_ALPHA and len(family) == 1
-    return [_of_configurations(each, sizes, level, margin, pooled, bound) for each in family]
+    return [_of_configurations(each, sizes, level, margin, pooled) for each in family]
 
 
 def pooled_variance(by_seed: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -147,18 +120,8 @@ def text_variance(differences: np.ndarray, sizes: np.ndarray) -> tuple[float, fl
     return max(0.0, total.se**2 - float(rest)), total.df
 
 
-def looks_half_width(n: int, sd: float) -> float:
-    """Of `Bound.EVERY_LOOK`, around the mean of n differences with the standard deviation sd; inf for n < 3."""
-    k = 1 + n * EFFECT_PRIOR**2
-    log_ratio = (math.log(k) + 2 * LOG_THRESHOLD) / n  # of 1 + t^2 / (n - 1) to 1 + t^2 / (n - 1) / k, at the bound
-    if log_ratio >= math.log(k):
-        return math.inf
-    ratio = math.exp(log_ratio)
-    return sd * math.sqrt((ratio - 1) / (1 - ratio / k) * (n - 1) / n)
-
-
 def _of_configurations(
-    differences: np.ndarray, sizes: np.ndarray, level: float, margin: float | None, pooled: tuple, bound: Bound
+    differences: np.ndarray, sizes: np.ndarray, level: float, margin: float | None, pooled: tuple[float, float]
 ) -> Comparison:
     """The comparison of differences (S, G), for other seeds and another text."""
     seeds = len(differences)
@@ -170,14 +133,10 @@ def _of_configurations(
         return Comparison(Interval(mean, None, None, seeds), verdict, seeds)
     text, text_df = text_variance(differences, sizes)
     by_text = t_quantile(text_df, level) * math.sqrt(text) if text else 0.0
-    own, df = float(np.var(by_seed, ddof=1)), seeds - 1.0
-    if bound is Bound.EVERY_LOOK:
-        half = (looks_half_width(seeds, math.sqrt(own)) ** LOOKS_POWER + by_text**LOOKS_POWER) ** (1 / LOOKS_POWER)
-    else:
-        # Each part has its own degrees of freedom. For any ratio of the true variances the coverage is at least the
-        # stated rate (Banerjee 1960, Sankhya 22, p. 357).
-        own, df = max(own, pooled[0]), pooled[1]
-        half = math.hypot(t_quantile(df, level) * math.sqrt(own / seeds), by_text)
+    # Each part has its own degrees of freedom. For any ratio of the true variances the coverage is at least the
+    # stated rate (Banerjee 1960, Sankhya 22, p. 357).
+    own, df = max(float(np.var(by_seed, ddof=1)), pooled[0]), pooled[1]
+    half = math.hypot(t_quantile(df, level) * math.sqrt(own / seeds), by_text)
     return _concluded(mean, half, margin, seeds, [(own / seeds, df), (text, text_df)])
 
 
@@ -198,8 +157,6 @@ def _concluded(
     Args:
         variances: independent contributions to the variance of the mean, each with its degrees of freedom.
     """
-    if math.isinf(half):  # too few looks
-        return Comparison(Interval(mean, None, None, seeds), UNCLEAR, seeds)
     if margin is not None and abs(mean) + half < margin:
         verdict = EQUAL
     elif abs(mean) <= half:

@@ -1,57 +1,88 @@
 """Judges a change:  python scripts/referee.py baseline="KEY=VALUE ..." candidate="KEY=VALUE ..." budget=60m
 
-Trains both in turn with one seed after another, and stops as soon as the difference is known: better, worse, equal
-within the margin, or undecided when the budget is spent. The exit status is 0 (better), 1 (worse or equal), 3
-(undecided) or 2 (wrong input). The same command continues a comparison.
+Trains a sweep of both, first with three seeds and then with one more at a time, until its report has a verdict or the
+budget is spent. The exit status is 0 (better), 1 (worse or equal), 3 (undecided) or 2 (wrong input). The same command
+continues, in the folder below multirun/ that `train.py -m` has for the keys in which the two differ.
 """
 
-import contextlib
-import os
+import shlex
 import sys
+import time
 
 from pydantic.dataclasses import dataclass
 
 from tril.data.settings import setting, strict_settings
 from tril.model.formats import Seconds
-from tril.scripts.cli.app import CommandLine, entry
+from tril.scripts.cli.app import CommandLine, compose, entry, key_of
 from tril.scripts.cli.errors import user_errors
 
-STATUS = {"better": 0, "worse": 1, "equal": 1, "undecided": 3}
+FIRST_SEEDS = 3  # of the first look, which has most of the level
+NOT_OF_AN_ARM = ("seed", "resume", "minutes", "+ablation", "sweep", "hydra")
+STATUS = {"better": 0, "worse": 1, "equal within the margin": 1}
 
 
 @dataclass(frozen=True, config=strict_settings())
 class RefereeCommand:
     """What is compared, and when the comparison ends."""
 
-    candidate: str | None = setting(None, "settings of train.py that may be better, separated by spaces")
+    candidate: str = setting("", "settings of train.py that may be better, separated by spaces")
     baseline: str = setting("", 'the same of what it is compared with; "": the default run')
     common: str = setting("", "settings of both")
     margin: float = setting(0.005, "nats per token: differences below it count as equal", gt=0, allow_inf_nan=False)
-    budget: Seconds = setting("60m", "time for all runs of the comparison, also of earlier starts: 90s, 60m, 2h")
-    max_seeds: int = setting(100, "pairs of runs at most", ge=3, le=100)
-    # half the range of torch.Generator, since later pairs add to it
-    seed: int = setting(0, "of the first pair; the next pairs take seed + 1, seed + 2, ...", ge=0, lt=2**63)
-    quiet: bool = setting(False, "print the result only")
-    out: str | None = setting(
-        None, "folder of the comparison; null: a sweep below multirun/, the same for this command"
-    )
+    budget: Seconds = setting("60m", "time of this command, beyond which no seed is added: 90s, 60m, 2h")
+    max_seeds: int = setting(10, "seeds at most", ge=FIRST_SEEDS, le=100)
+    seed: int = setting(0, "the first seed; the others follow it", ge=0, lt=2**63)
+
+
+def plan(own: RefereeCommand, seed: int) -> tuple[list, list[str]]:
+    """The runs of baseline and candidate with this seed, and the keys in which they differ."""
+    from tril.scripts.cli.config import RunConfig
+    from tril.scripts.experiments import grid
+
+    runs = []
+    for text in (own.baseline, own.candidate):
+        words = list({key_of(word): word for word in shlex.split(f"{own.common} {text}")}.values())
+        if wrong := [word for word in words if word.partition("=")[0].partition(".")[0] in NOT_OF_AN_ARM]:
+            raise ValueError(f"{wrong[0]} cannot be set for one of two configurations; leave it out")
+        line = compose("train", [*words, f"seed={seed}"])
+        config = RunConfig.of(line.settings, line.given)
+        if config.causality.allow_leak or config.callbacks.causality is None:
+            raise ValueError("the referee compares certified runs; leave out causality.allow_leak, callbacks.causality")
+        runs.append(grid.PlannedRun([*words, f"seed={seed}"], line.settings, config))
+    if runs[0].identity == runs[1].identity:
+        raise ValueError("candidate and baseline have the same settings; set what the candidate changes")
+    return runs, grid.name_runs(runs)
 
 
 @entry("referee", RefereeCommand)
 def main(line: CommandLine[RefereeCommand]) -> None:
-    settings = line.own
-    with user_errors():
-        if settings.candidate is None:
-            raise ValueError('candidate is missing; name what it changes, as in candidate="model.n_heads=8"')
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if settings.quiet else sys.stderr):
-        from tril.scripts.experiments.referee import Rules, judge, plan_arms
+    from tril.scripts.experiments.launch import known_sweep, record_launch, train_all
+    from tril.scripts.experiments.losses import different_texts
+    from tril.scripts.experiments.report import read_report
 
-        with user_errors():
-            arms = plan_arms([settings.baseline, settings.candidate], settings.common, settings.seed)
-        rules = Rules(settings.margin, settings.budget, settings.max_seeds, settings.seed)
-        decision, folder = judge(arms, rules, settings.out)
-    print(f"{decision} {folder / 'report.md'}", flush=True)
-    sys.exit(STATUS[decision.verdict or "undecided"])
+    own, began = line.own, time.monotonic()
+    with user_errors():
+        (baseline, candidate), swept = plan(own, own.seed)
+        shared = [word for word in baseline.overrides if key_of(word) not in ("seed", *swept)]
+        folder, index = known_sweep(None, swept, compose("train", shared).settings)
+        index["baseline"] = baseline.values
+        for n in range(FIRST_SEEDS, own.max_seeds + 1):
+            seeds = range(own.seed, own.seed + n) if n == FIRST_SEEDS else [own.seed + n - 1]
+            runs = [run for seed in seeds for run in plan(own, seed)[0]]
+            folder, index = record_launch(folder, index, runs, "referee")
+            train_all(folder, runs)
+            report = read_report(folder, margin=own.margin)
+            if sizes := different_texts(report.sweep.runs):
+                raise ValueError(f"the validation texts differ ({sizes}); give both the same text and split")
+            [label] = [each.label for each in report.sweep.variants if each.values == candidate.values]
+            look = report.comparisons[label]
+            print(f"{report.answer()} {folder / report.write(folder)[0]}", flush=True)
+            if look.verdict in STATUS or look.difference.mean == float("inf"):  # the candidate alone diverged
+                sys.exit(STATUS.get(look.verdict, 1))
+            if (time.monotonic() - began) * (n + 1) / n > own.budget:
+                break
+    print("undecided: budget or max_seeds is spent", flush=True)
+    sys.exit(3)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tril.data.prepare import PreparedText, prepare
 from tril.data.sources.base import Split
 from tril.data.tokenizer import TokenizerConfig
 from tril.model.checkpoint import Checkpoint
-from tril.model.comparison import Bound, Comparison, compare
+from tril.model.comparison import Comparison, compare
 from tril.model.evaluation.scores import score_windows
 from tril.model.formats import markdown_table, plural
 from tril.model.generation.language_model import LanguageModel
@@ -244,6 +244,6 @@ def compare_texts(a: ScoredText, b: ScoredText, *, same_tokenizer: bool) -> dict
     sizes["bits per byte"] = a.bytes * math.log(2)  # nats for each bit of a byte
     kept = a.clusters.targets.numpy() > 0
     return {
-        unit: compare((nats[:, kept] / size[kept])[:, None], size[kept], bound=Bound.MODELS)[0]
+        unit: compare((nats[:, kept] / size[kept])[:, None], size[kept], of_models=True)[0]
         for unit, size in sizes.items()
     }

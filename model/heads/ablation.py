@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tril.model.comparison import Bound, Comparison, compare
+from tril.model.comparison import Comparison, compare
 from tril.model.config import GPTConfig
 from tril.model.generation.generate import inference
 from tril.model.gpt import GPT
@@ -95,7 +95,7 @@ class Ablation:
 
     def compare(self, sums: Tensor) -> list[Comparison]:
         """The model without some heads, whose losses have the sums (V, G), compared with the whole one."""
-        return _compare(self.clusters, torch.cat([self.whole[None], sums])[:, None], Bound.MODELS)
+        return _compare(self.clusters, torch.cat([self.whole[None], sums])[:, None], of_models=True)
 
 
 def ablate(model: GPT, text: TokenWindows, clusters: TextClusters) -> Ablation:
@@ -141,7 +141,7 @@ def average(ablations: Sequence[Ablation]) -> dict[str, Comparison]:
         ranked = [ablation.single[head] for head in reversed(ablation.order)]
         sums.append(torch.stack([ablation.whole, *layers, *ranked]))  # (1 + L + L*H, G)
     names = [*(f"layer {layer}" for layer in range(n_layers)), *(f"rank {n}" for n in range(1, n_layers * n_heads + 1))]
-    return dict(zip(names, _compare(ablations[0].clusters, torch.stack(sums, 1), Bound.ONE_LOOK), strict=True))
+    return dict(zip(names, _compare(ablations[0].clusters, torch.stack(sums, 1), of_models=False), strict=True))
 
 
 def losses_without(
@@ -176,8 +176,8 @@ def change_row(change: Comparison) -> dict[str, Any]:
     return {"change": interval.mean, "low": interval.low, "high": interval.high, "verdict": change.verdict}
 
 
-def _compare(clusters: TextClusters, sums: Tensor, bound: Bound) -> list[Comparison]:
+def _compare(clusters: TextClusters, sums: Tensor, *, of_models: bool) -> list[Comparison]:
     """Sums of losses (V, S, G): each variant compared with the first one, see `compare`."""
     sizes = clusters.targets.numpy()
     kept = sizes > 0
-    return compare(sums.numpy()[..., kept] / sizes[kept], sizes[kept], bound=bound)
+    return compare(sums.numpy()[..., kept] / sizes[kept], sizes[kept], of_models=of_models)

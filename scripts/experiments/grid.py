@@ -184,9 +184,10 @@ def name_runs(runs: Sequence[PlannedRun]) -> list[str]:
         {key.lstrip("+"): text for key, _, text in (override.partition("=") for override in run.overrides)}
         for run in runs
     ]
-    swept = [key for key in texts[0] if key != "seed" and len({text[key] for text in texts}) > 1]
+    keys = dict.fromkeys(key for text in texts for key in text if key != "seed")
+    swept = [key for key in keys if len({text.get(key) for text in texts}) > 1]
     for run, text in zip(runs, texts, strict=True):
-        run.values = {key: value_of(run.settings, key, text[key]) for key in swept}
+        run.values = {key: value_of(run.settings, key, text.get(key)) for key in swept}
     return swept
 
 

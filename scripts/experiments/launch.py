@@ -83,11 +83,9 @@ def prepare_sweep(config: DictConfig, config_name: str) -> Path:
     settings, choices = plain_settings(config), config.hydra.runtime.choices
     chosen = any(override.startswith("hydra.sweep.dir=") for override in config.hydra.overrides.hydra)
     with user_errors():
-        folder, index = known_sweep(config.hydra.sweep.dir if chosen else None, swept, settings, {})
-        folder = folder or new_folder(ROOTS[1])
-        folder.mkdir(parents=True, exist_ok=True)
-    index["baseline"] = {key: grid.value_of(settings, key, choices.get(key)) for key in swept}
-    write_json(folder / SWEEP, with_launch(index, [run.entry() for run in runs]))
+        folder, index = known_sweep(config.hydra.sweep.dir if chosen else None, swept, settings)
+        index["baseline"] = {key: grid.value_of(settings, key, choices.get(key)) for key in swept}
+        folder, _ = record_launch(folder, index, runs)
     print_plan(folder, runs)
 
     with read_write(config.hydra), open_dict(config.hydra):  # Hydra composes every job from these
@@ -142,14 +140,13 @@ def print_plan(folder: Path, runs: list[grid.PlannedRun]) -> None:
 
 
 def known_sweep(
-    chosen: str | None, swept: Sequence[str], settings: dict[str, Any], more: dict[str, Any]
+    chosen: str | None, swept: Sequence[str], settings: dict[str, Any]
 ) -> tuple[Path | None, dict[str, Any]]:
     """The folder of a sweep. All commands that sweep the same keys over the same settings share one.
 
     Args:
         chosen: a folder that the user names; None: one below multirun/.
         settings: of a run; those of the swept keys are the same for all values, such as the defaults.
-        more: further entries of sweep.json that make it another sweep.
 
     Returns:
         The folder, None if it is new and not chosen, and the content of its sweep.json.
@@ -158,8 +155,8 @@ def known_sweep(
         ValueError: the chosen folder belongs to another sweep, or a sweep.json is damaged.
     """
     base = {key: value for key, value in settings.items() if key not in ("logger", "checkpoint", "sweep", "seed")}
-    family = sha256(json.dumps([sorted(swept), base, more], sort_keys=True).encode()).hexdigest()
-    index = {"family": family, "swept": list(swept), **more, **{name: [] for name in LISTS}}
+    family = sha256(json.dumps([sorted(swept), base], sort_keys=True).encode()).hexdigest()
+    index = {"family": family, "swept": list(swept), **{name: [] for name in LISTS}}
     if chosen is not None:
         known = [path for path in [Path(chosen, SWEEP)] if path.is_file()]
     else:
@@ -182,18 +179,47 @@ def read_index(path: Path) -> dict:
         raise ValueError(f"{path} is not a list of runs ({error}); restore it, or move its folder away") from error
 
 
+def record_launch(
+    folder: Path | None, index: dict, runs: Sequence[grid.PlannedRun], script: str = "train"
+) -> tuple[Path, dict]:
+    """Writes the sweep.json of a launch.
+
+    Args:
+        folder: of the sweep; None: a new one.
+        index: the content of sweep.json before.
+        script: that the user has started.
+
+    Returns:
+        The folder, and the content of its sweep.json.
+    """
+    folder = folder or new_folder(ROOTS[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    index = with_launch(index, [run.entry() for run in runs], script)
+    write_json(folder / SWEEP, index)
+    return folder, index
+
+
 def with_launch(index: dict, runs: Sequence[dict], script: str = "train") -> dict:
     """The content of sweep.json with the runs of a launch.
 
-    A launch that adds seeds or variants is an entry of its own: a report tests its comparisons once for each.
+    A launch that adds runs is an entry of its own: a report tests its comparisons once for each.
     """
     planned = {run["folder"] for run in runs}
     seeds = sorted({run["seed"] for run in runs} - {run["seed"] for run in index["runs"]})
-    more_variants = any(run["values"] not in [each["values"] for each in index["runs"]] for run in runs)
+    is_new = bool(planned - {run["folder"] for run in index["runs"]})
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     launch = {"seeds": seeds, "date": now, "command": command(script, *sys.argv[1:])}
     merged = [*runs, *(run for run in index["runs"] if run["folder"] not in planned)]
-    return index | {"runs": merged, "launches": [*index["launches"], *[launch] * bool(seeds or more_variants)]}
+    return index | {"runs": merged, "launches": [*index["launches"], *[launch] * is_new]}
+
+
+def train_all(folder: Path, runs: Sequence[grid.PlannedRun]) -> None:
+    """Trains the runs of a sweep, one after another; raises ValueError if one does not finish."""
+    for run in runs:
+        run_process.train(folder / run.folder, run.overrides, run.folder)
+        if (state := state_of(folder / run.folder)) != "finished":
+            remedy = Run(folder / run.folder, run.seed).message or "start the same command again to continue"
+            raise ValueError(f"{folder / run.folder} is {state}: {remedy}")
 
 
 def run_job(cfg: DictConfig) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tril.model.comparison import Bound, Comparison, compare
+from tril.model.comparison import Comparison, compare
 from tril.model.intervals import MIN_DOCUMENTS, Interval, block_starts
 from tril.scripts.experiments.sweep import RUNNING, Run, Sweep
 
@@ -50,22 +50,16 @@ def launch_count(sweep: Sweep) -> int:
 def compare_sweep(losses: Losses, sweep: Sweep, margin: float | None = None) -> dict[str, Comparison]:
     """Compares each other variant with the baseline: label -> comparison. While runs are missing, there is no verdict.
 
-    The candidates of a referee are compared one by one, each with a bound that holds at every look.
-
     Args:
         margin: nats per token, a difference below it counts as none; ignored for losses in bits per byte.
     """
     if not sweep.others:
         return {}
     margin = margin if losses.unit == NATS else None
-    if sweep.of_referee:
-        pairs = (losses.losses[[0, v]] for v in range(1, len(losses.losses)))
-        compared = [compare(pair, losses.sizes, margin=margin, bound=Bound.EVERY_LOOK)[0] for pair in pairs]
-    else:
-        compared = compare(losses.losses, losses.sizes, launch_alpha(launch_count(sweep)), margin)
-        if sweep.index and any(run.state in RUNNING for run in sweep.runs):
-            without = [replace(each.difference, low=None, high=None) for each in compared]
-            compared = [Comparison(interval, UNFINISHED, interval.n) for interval in without]
+    compared = compare(losses.losses, losses.sizes, launch_alpha(launch_count(sweep)), margin)
+    if sweep.index and any(run.state in RUNNING for run in sweep.runs):
+        without = [replace(each.difference, low=None, high=None) for each in compared]
+        compared = [Comparison(interval, UNFINISHED, interval.n) for interval in without]
     return {variant.label: each for variant, each in zip(sweep.others, compared, strict=True)}
 
 

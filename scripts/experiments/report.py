@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from tril.model.atomic_files import write_text
-from tril.model.comparison import BETTER, DIVERGED, LOOKS_ALPHA, ONE_SEED, POWER, WORSE
+from tril.model.comparison import BETTER, DIVERGED, ONE_SEED, POWER, WORSE
 from tril.model.formats import markdown_table, plural
 from tril.scripts.experiments.losses import (
     UNFINISHED,
@@ -52,14 +52,13 @@ class Report:
 
     Args:
         losses: of the sweep.
-        margin: nats per token, a difference below it counts as none; None: that of a referee, else none.
+        margin: nats per token, a difference below it counts as none; None: nothing is called equal.
         tuning: how the variants were chosen; None: the sweep has all.
     """
 
     def __init__(self, sweep: Sweep, losses: Losses, margin: float | None = None, tuning: Tuning | None = None) -> None:
         self.sweep, self.losses, self.tuning = sweep, losses, tuning
-        self.margin = margin or sweep.index.get("referee", {}).get("margin")
-        self.comparisons = compare_sweep(losses, sweep, self.margin)
+        self.margin, self.comparisons = margin, compare_sweep(losses, sweep, margin)
 
     def write(self, folder: Path) -> list[str]:
         """Writes the report and its pictures, and returns the names of the files."""
@@ -90,7 +89,7 @@ class Report:
             sweep=sweep,
             warnings=warnings(sweep),
             launch={"number": launch, "percent": f"{100 * launch_alpha(launch):g}"},
-            levels={"power": f"{POWER:.0%}", "looks": f"{LOOKS_ALPHA:.0%}"},
+            power=f"{POWER:.0%}",
             loss_table=loss_table(sweep),
             cost_table=cost_table(sweep),
             setting_table=setting_table(sweep),
@@ -106,8 +105,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        kind = "Referee" if self.sweep.of_referee else "Sweep"
-        return f"{kind} over {', '.join(self.sweep.keys)}" if self.sweep.keys else "Runs of one configuration"
+        return f"Sweep over {', '.join(self.sweep.keys)}" if self.sweep.keys else "Runs of one configuration"
 
     def answer(self) -> str:
         """The comparison in one sentence, and how many runs are not finished."""

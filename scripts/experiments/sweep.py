@@ -143,11 +143,6 @@ class Sweep:
     index: dict = field(default_factory=dict)
 
     @property
-    def of_referee(self) -> bool:
-        """Pairs of runs are added until there is a verdict; see `referee`."""
-        return "referee" in self.index
-
-    @property
     def others(self) -> list[Variant]:
         return [variant for variant in self.variants if variant is not self.baseline]
 

@@ -118,13 +118,12 @@ REFUSED = {
     ],
     "referee": [
         ("candidate=model.dim=64 budget=tomorrow", "budget=tomorrow", "60m"),
-        ("candidate=model.n_heads=5", "candidate", "model.n_heads=5"),
-        ("margin=1", "candidate is missing"),
-        ("candidate=", "same settings"),
-        ("candidate=causality.allow_leak=true", "causality.allow_leak=true"),
+        ("candidate=model.n_heads=5", "model.n_heads=5"),
+        ("margin=1", "same settings"),
+        ("candidate=causality.allow_leak=true", "causality.allow_leak"),
         ("candidate=seed=1", "seed=1 cannot be set"),
-        ("candidate=-m", "cannot read '-m'"),
+        ("candidate=-m", "-m"),
         ('"candidate=\'model.dim="', "No closing quotation"),
-        ("candidate= common=trainer.max_steps=x", "baseline: trainer.max_steps='x'", "integer"),
+        ("candidate= common=trainer.max_steps=x", "trainer.max_steps='x'", "integer"),
     ],
 }

@@ -1,7 +1,6 @@
 """Sweeps and what they conclude: tables, differences, intervals and verdicts, computed again from the runs' files."""
 
 import json
-import re
 import shutil
 import time
 
@@ -99,10 +98,7 @@ def test_the_referee_stops_at_a_verdict_and_does_not_train_its_runs_again(tmp_pa
     common = " ".join(merged(BARE[:-1], "data=files", f"data.path={texts}"))
     for first, second, word, status in ((0.01, 1, "better", 0), (1, 0.01, "worse", 1)):
         arms = f"baseline=optim.lr_scale={first}", f"candidate=optim.lr_scale={second}"
-        done = run("referee", f"common={common}", *arms, "margin=0.01", "budget=1h", "quiet=true", cwd=tmp_path)
-        losses = {key: summary(folder)["final_val_loss"] for key, folder in runs(tmp_path, "optim", "lr_scale").items()}
-        differences = [losses[second, seed] - losses[first, seed] for seed in range(3)]
-        mean, low, high = map(float, re.findall(r"[+-]\d\.\d{4}", done.stdout))
-        assert done.returncode == status and done.stdout.startswith(word) and len(losses) == 6, done
-        assert mean == pytest.approx(np.mean(differences), abs=6e-5) and low * high > 0
-        assert high - mean > 4.303 * np.std(differences, ddof=1) / 3**0.5  # the half width for a single look
+        done = run("referee", f"common={common}", *arms, "margin=0.01", "budget=1h", cwd=tmp_path)
+        assert done.returncode == status and f"lr_scale={second}: {word} by " in done.stdout, done
+        assert len(runs(tmp_path, "optim", "lr_scale")) == 6 and done.stdout.count("start ") in (0, 6)
+    assert "was finished before" in done.stdout and len(list(tmp_path.glob("multirun/*/*/sweep.json"))) == 1

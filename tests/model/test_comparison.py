@@ -11,27 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from scipy.integrate import trapezoid
 
 from tests.oracles import SIZES, cr2, intervals, text_part
-from tril.model.comparison import (
-    BETTER,
-    DIVERGED,
-    EFFECT_PRIOR,
-    EQUAL,
-    LOG_THRESHOLD,
-    LOOKS_ALPHA,
-    LOOKS_POWER,
-    MAX_PAIRS,
-    ONE_DOCUMENT,
-    ONE_SEED,
-    POWER,
-    UNCLEAR,
-    WORSE,
-    Bound,
-    compare,
-    looks_half_width,
-)
+from tril.model.comparison import BETTER, DIVERGED, EQUAL, ONE_DOCUMENT, ONE_SEED, POWER, UNCLEAR, WORSE, compare
 from tril.model.gpt import IGNORE
 from tril.model.intervals import BLOCKS, block_starts, clustered_mean, mean_interval
 from tril.model.text_clusters import TextClusters
@@ -136,13 +118,13 @@ def test_seeds_without_a_pair_are_left_out_and_a_diverged_run_or_one_seed_allows
 
 def test_trained_models_are_compared_over_documents():
     losses = np.random.default_rng(1).normal(size=(4, 1, 12))
-    for found, row in zip(compare(losses, SIZES, bound=Bound.MODELS), losses[1:], strict=True):
+    for found, row in zip(compare(losses, SIZES, of_models=True), losses[1:], strict=True):
         variance, df = cr2(row[0] - losses[0, 0], SIZES)
         assert found.difference.half_width == pytest.approx(stats.t.isf(0.025 / 3, df) * variance**0.5)
         assert (found.seeds, found.df) == (1, pytest.approx(df))
-    assert compare(losses[:, :, :1], SIZES[:1], bound=Bound.MODELS)[0].verdict == ONE_DOCUMENT
+    assert compare(losses[:, :, :1], SIZES[:1], of_models=True)[0].verdict == ONE_DOCUMENT
     losses[1] = np.inf
-    assert compare(losses, SIZES, bound=Bound.MODELS)[0].verdict == DIVERGED
+    assert compare(losses, SIZES, of_models=True)[0].verdict == DIVERGED
 
 
 @pytest.mark.parametrize(
@@ -152,57 +134,6 @@ def test_equal_means_that_the_interval_is_within_the_margin(mean, margin, verdic
     spread = 0.09 / 4.303 * 3**0.5 * np.array([-1, 0, 1])  # half a width of 0.09 with three seeds
     (found,) = compare(np.array([np.zeros((3, 1)), mean + spread[:, None]]), np.ones(1), margin=margin)
     assert found.verdict == verdict and found.difference.half_width == pytest.approx(0.09, rel=1e-3)
-
-
-def test_the_interval_for_every_look_ends_where_the_bayes_factor_is_at_its_threshold():
-    """The factor is a ratio of integrated likelihoods: a normal prior of the effect, the density 1 / sigma."""
-    x = np.array([0.3, -0.1, 0.8, 0.5])
-    log_sigma, effect = np.linspace(-5, 6, 221)[:, None], np.linspace(-14, 14, 1401)  # (221, 1), (1401,)
-    sigma = np.exp(log_sigma)  # d log sigma = d sigma / sigma
-
-    def log_factor(mean):
-        """Of another mean than this one."""
-
-        def likelihood(shift):
-            return math.prod(stats.norm.pdf(value - mean, shift, sigma) for value in x)
-
-        with_effect = trapezoid(likelihood(effect * sigma) * stats.norm.pdf(effect, 0, EFFECT_PRIOR), effect)  # (221,)
-        null = trapezoid(likelihood(0.0)[:, 0], log_sigma[:, 0])
-        return math.log(trapezoid(with_effect, log_sigma[:, 0]) / null)
-
-    half = looks_half_width(len(x), float(x.std(ddof=1)))
-    assert log_factor(x.mean() + half) == pytest.approx(LOG_THRESHOLD, abs=1e-3)
-    assert looks_half_width(2, 1.0) == math.inf
-
-
-def test_the_referees_interval_adds_seeds_and_text():
-    losses = np.random.default_rng(2).normal(size=(2, 6, 12))
-    losses[1] += np.random.default_rng(3).normal(size=12)
-    (found,) = compare(losses, SIZES, bound=Bound.EVERY_LOOK)
-    difference = losses[1] - losses[0]
-    text, df = text_part(difference, SIZES)
-    parts = looks_half_width(6, np.std(difference @ SIZES, ddof=1) / SIZES.sum()), stats.t.isf(0.025, df) * text**0.5
-    assert found.difference.half_width == pytest.approx(sum(x**LOOKS_POWER for x in parts) ** (1 / LOOKS_POWER))
-    (early,) = compare(losses[:, :2], SIZES, bound=Bound.EVERY_LOOK)
-    assert (early.verdict, early.difference.low) == (UNCLEAR, None)
-
-
-def test_looks_together_miss_the_truth_in_five_percent():
-    """Normal differences with mean 0 on a fixed text; and with an error of the text, at several ratios of the two."""
-    chance, n = np.random.default_rng(1), np.arange(1, MAX_PAIRS + 1)
-    x = chance.standard_normal((REPETITIONS, MAX_PAIRS))
-    mean = x.cumsum(1) / n
-    sd = np.sqrt(np.maximum((x**2).cumsum(1) - n * mean**2, 0) / np.maximum(n - 1, 1))
-    mean, half = mean[:, 2:], sd[:, 2:] * np.array([looks_half_width(i, 1.0) for i in n[2:]])
-    slack = 3 * np.sqrt(0.05 * 0.95 / REPETITIONS)
-    assert abs((np.abs(mean) > half).any(1).mean() - LOOKS_ALPHA) < slack
-    for power, least, most in ((LOOKS_POWER, 0.0, 0.05 + slack), (2.0, 0.06, 1.0)):  # 2: as independent errors
-        rates = []
-        for of_text, df in ((0.1, 20), (0.3, 4), (0.3, 20), (1.0, 4), (1.0, 20), (3.0, 20)):
-            error = of_text * chance.standard_normal((REPETITIONS, 1))
-            text = stats.t.isf(0.025, df) * of_text * np.sqrt(chance.chisquare(df, (REPETITIONS, 1)) / df)
-            rates.append((np.abs(mean + error) > (half**power + text**power) ** (1 / power)).any(1).mean())
-        assert least < max(rates) < most
 
 
 def sweeps(chance, n_variants, n_seeds, sds=None, of_text=0.0, of_rest=0.0):
