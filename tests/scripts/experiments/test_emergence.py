@@ -29,7 +29,7 @@ def test_the_steps_of_two_runs(tmp_path, monkeypatch):
     write_heads(tmp_path / "multirun/day/time/a,seed=0", (0, 0, 0, 0.1, 0.5, 0.8), (7, 7, 7, 7, 5, 5))
     write_heads(tmp_path / "multirun/day/time/a,seed=1", (0.01,) * 5 + (0.09,), (6, 6, 6, 6, 6, 5.8))
     monkeypatch.chdir(tmp_path)
-    [example] = blocks(ROOT / "docs/emergence.md", ("python",))
+    [example] = blocks(ROOT / "docs/emergence.md", "python")
     exec(example, names := {})
     steps = names["steps"]
     # 0.4 of 0.8: between 0.02 at 1 and 0.9 at 2; between 0.1 at 4 and 0.5 at 8. The drop happens between 4 and 8
