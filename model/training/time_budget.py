@@ -48,7 +48,6 @@ REPLAN = 1 / 5  # of the steps, after which they are planned once more
 START = 1 / 20  # of the steps, after which they are timed: the first ones are slower
 MAX_TOKENS = 2048  # in a timed step; larger batches are assumed to take as long per token
 MIN_ROUNDS, MIN_SECONDS = 2, 1.0  # of timed steps, after one round for warm-up
-OVERHEAD_SECONDS = 8.0  # of a run of a grid besides its steps: imports, causality check, checkpoints, plot
 
 # Of each length of training windows, in order: the fraction of the run where it ends, and seconds.
 Stages = tuple[tuple[float, float], ...]
@@ -84,11 +83,6 @@ class Speed:
     def stages(self, tokens: int) -> Stages:
         """Seconds of a training step of so many tokens."""
         return tuple((stop, tokens * seconds + self.step) for stop, seconds in self.train)
-
-    def run(self, *, steps: int, tokens_per_step: int, val_tokens: int, validations: int) -> float:
-        """Seconds of a complete run."""
-        training = steps * mean_seconds(self.stages(tokens_per_step))
-        return OVERHEAD_SECONDS + training + validations * val_tokens * self.val
 
 
 def mean_seconds(stages: Stages, start: float = 0.0, end: float = 1.0) -> float:

@@ -1,8 +1,7 @@
-"""The runs of a grid: their settings, whether these are valid, how large the models are and how long training takes."""
+"""The runs of a grid: their settings, whether these are valid, and how large the models are."""
 
 import copy
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from tril.model.formats import clock, plain_table
+from tril.model.formats import plain_table
 from tril.scripts.cli.app import explain, plain_settings
 from tril.scripts.cli.config import CONFIGS, RunConfig
 from tril.scripts.cli.errors import UserError, message_of
@@ -33,7 +32,7 @@ class PlannedRun:
     Attributes:
         overrides: of the command line, key=value each.
         values: of the swept keys.
-        sizes: parameters, FLOPs per token and estimated seconds; empty if it runs on another machine.
+        sizes: parameters and FLOPs per token, once `fit_to_text` has set them.
     """
 
     overrides: list[str]
@@ -64,7 +63,7 @@ class PlannedRun:
     def entry(self) -> dict:
         """Its entry of sweep.json."""
         named = {"folder": self.folder, "values": self.values, "seed": self.seed, "overrides": self.overrides}
-        return named | {"estimated_seconds": None} | self.sizes
+        return named | self.sizes
 
 
 @dataclass(frozen=True)
@@ -104,26 +103,19 @@ def compose_grid(composer: "Composer") -> tuple[list[PlannedRun], list[Rejected]
 class Composer:
     """Composes the settings of runs.
 
-    Hydra takes tenths of a second to compose and to explain an unknown key. Runs that differ in values alone are
-    therefore composed once, and an error that many runs share is explained once.
-
-    Args:
-        elsewhere: the runs start on other machines, so this one's hardware is not checked.
+    Hydra takes tenths of a second to compose, so runs that differ in values alone are composed once.
     """
 
-    def __init__(self, config: DictConfig, config_name: str, *, elsewhere: bool):
+    def __init__(self, config: DictConfig, config_name: str) -> None:
         self.loader, self.config, self.config_name = GlobalHydra.instance().config_loader(), config, config_name
-        self.elsewhere = elsewhere
         self.parser = OverridesParser.create(config_loader=self.loader)
         self.composed: dict[tuple[str, ...], DictConfig] = {}  # by the overrides that choose groups
-        self.reasons: dict[str, str] = {}  # by Hydra's message
 
     def plan(self, overrides: list[str]) -> PlannedRun | Rejected:
         """The run of these overrides, if they are valid."""
         try:
             settings = self.settings(overrides)
-            config = RunConfig.of(settings)
-            return PlannedRun(overrides, settings, config if self.elsewhere else config.on_this_machine())
+            return PlannedRun(overrides, settings, RunConfig.of(settings).on_this_machine())
         except OmegaConfBaseException as error:  # raised while a value is read
             return Rejected(overrides, explain(error, self.config_name, overrides))
         except (ValueError, OSError) as error:
@@ -141,18 +133,12 @@ class Composer:
             for parsed in self.parser.parse_overrides(values):
                 OmegaConf.update(cfg, parsed.key_or_group, parsed.value(), force_add=True)
             return plain_settings(cfg)
-        except (HydraException, OmegaConfBaseException) as error:
-            message = str(error)
-            if message not in self.reasons:
-                self.reasons[message] = self._reason(overrides, error)
-            raise ValueError(self.reasons[message]) from error
-
-    def _reason(self, overrides: list[str], error: Exception) -> str:
-        try:
-            self.loader.load_sweep_config(self.config, overrides)
-        except (HydraException, OmegaConfBaseException) as hydras_error:  # says more about an unknown key
-            error = hydras_error
-        return explain(error, self.config_name, overrides)
+        except (HydraException, OmegaConfBaseException):
+            try:
+                self.loader.load_sweep_config(self.config, overrides)
+            except (HydraException, OmegaConfBaseException) as hydras_error:  # says more about an unknown key
+                error = hydras_error
+            raise ValueError(explain(error, self.config_name, overrides)) from error
 
 
 def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
@@ -209,53 +195,37 @@ def folder_name(values: Mapping[str, object]) -> str:
     return clean if clean == text else f"{clean}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
-def estimate_runs(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Rejected]]:
-    """Prepares the text, sets sizes and estimated seconds of each run, rejects runs for which the text is too short."""
+def fit_to_text(runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], list[Rejected]]:
+    """Prepares the text and sets the sizes of each run; rejects runs for which the text is too short."""
     import torch
 
     from tril.data.batches import TrainWindows, ValWindows
     from tril.model.gpt import GPT, sizes
-    from tril.model.training.time_budget import measure
 
-    speeds, estimated, rejected = {}, [], []
+    fitted, rejected = [], []
     for run in runs:
         try:
             data, length = run.config.data, run.config.model.context_length
-            limit = run.config.trainer.limit_val_batches
-            most = math.inf if limit is None else limit * (data.val_batch_size or data.batch_size)
             text = data.prepare()
             TrainWindows(text.tokens("train"), length, data.batch_size, run.seed)  # raises if the text is too short
-            val_windows = min(ValWindows(text.tokens("val"), length, data.batch_size).n_windows, most)
+            ValWindows(text.tokens("val"), length, data.batch_size)
             run.config = run.config.fitted(text.meta["vocab_size"])
-            config, model = run.config, run.config.model
-            assert config.hardware is not None  # only runs on this machine are estimated
         except (ValueError, OSError) as error:
             rejected.append(Rejected(run.overrides, message_of(error)))
             continue
         with torch.device("meta"):
-            run.sizes |= sizes(GPT(model), config.window_lengths)
-        what = ([model], config.window_lengths, config.optim, data.batch_size * length, config.hardware)
-        if (key := repr(what)) not in speeds:
-            [speeds[key]] = measure(*what)
-        run.sizes["estimated_seconds"] = speeds[key].run(
-            steps=config.trainer.max_steps,
-            tokens_per_step=config.tokens_per_step(),
-            val_tokens=val_windows * length,
-            validations=-(-config.trainer.max_steps // config.trainer.val_check_interval),
-        )
-        estimated.append(run)
-    return estimated, rejected
+            run.sizes |= sizes(GPT(run.config.model), run.config.window_lengths)
+        fitted.append(run)
+    return fitted, rejected
 
 
 def grid_table(runs: Sequence[PlannedRun], states: Sequence[str]) -> str:
-    """One line for each variant: seeds, sizes, time of one run, and the states of its runs."""
-    lines = [["", "seeds", "parameters", "MFLOP per token", "time of a run", "so far"]]
+    """One line for each variant: seeds, sizes, and the states of its runs."""
+    lines = [["", "seeds", "parameters", "MFLOP per token", "so far"]]
     for variant in dict.fromkeys(run.variant for run in runs):
         members = [(run, state) for run, state in zip(runs, states, strict=True) if run.variant == variant]
-        run, sizes = members[0][0], ["?"] * 3
-        if run.sizes:
-            mflops = run.sizes["flops_per_token"] / 1e6
-            sizes = [f"{run.sizes['parameters']:,}", f"{mflops:,.1f}", clock(run.sizes["estimated_seconds"])]
+        run = members[0][0]
+        sizes = [f"{run.sizes['parameters']:,}", f"{run.sizes['flops_per_token'] / 1e6:,.1f}"]
         ended = [state for _, state in members if state != "not started"]
         so_far = ", ".join(f"{ended.count(state)} {state}" for state in sorted(set(ended)))
         lines.append([label_of(run.values), ",".join(str(run.seed) for run, _ in members), *sizes, so_far])

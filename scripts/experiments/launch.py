@@ -4,7 +4,6 @@ The same command finds its folder again and continues there; so does a command w
 """
 
 import json
-import math
 import sys
 import traceback
 from collections.abc import Sequence
@@ -26,7 +25,6 @@ from tril.scripts.cli.errors import UserError, command, fail, user_errors
 from tril.scripts.experiments import grid, run_process
 from tril.scripts.experiments.sweep import Run, read_json
 
-LOCAL_LAUNCHERS = ("BasicLauncher", "JoblibLauncher", "LocalLauncher")  # their jobs run on this machine
 LISTS = ("launches", "runs")  # of sweep.json
 
 
@@ -112,19 +110,16 @@ def plan_runs(config: DictConfig, config_name: str) -> tuple[list[grid.PlannedRu
         raise UserError(f"minutes={config.minutes} depend on the machine, so runs would differ; set trainer.max_steps")
     if not isinstance(skip_invalid := config.sweep.skip_invalid, bool):
         raise UserError(f"sweep.skip_invalid={skip_invalid} must be true or false")
-    elsewhere = config.hydra.launcher._target_.rpartition(".")[2] not in LOCAL_LAUNCHERS
-    composer = grid.Composer(config, config_name, elsewhere=elsewhere)
-    runs, rejected = grid.compose_grid(composer)
+    runs, rejected = grid.compose_grid(grid.Composer(config, config_name))
     grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
     swept = grid.name_runs(runs)
-    if not elsewhere:  # a login node prepares no text, and its speed tells nothing about the jobs
-        runs, rejected = grid.estimate_runs(runs)
-        grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
+    runs, rejected = grid.fit_to_text(runs)
+    grid.report_rejected(runs, rejected, skip_invalid=skip_invalid)
     return runs, swept
 
 
 def print_plan(folder: Path, runs: list[grid.PlannedRun]) -> None:
-    """Prints the runs of this launch, what is left to train, and how long that takes.
+    """Prints the runs of this launch, and how many are left to train.
 
     Args:
         folder: of the sweep.
@@ -132,11 +127,7 @@ def print_plan(folder: Path, runs: list[grid.PlannedRun]) -> None:
     """
     states = [state_of(folder / run.folder) for run in runs]
     print(f"{grid.grid_table(runs, states)}\n\nfolder  {folder}")
-    left = [run.entry() for run, state in zip(runs, states, strict=True) if state != "finished"]
-    seconds = [entry["estimated_seconds"] for entry in left]
-    known = bool(seconds) and None not in seconds
-    estimate = f", about {clock(sum(seconds))} of computing, estimated from a few steps of each" if known else ""
-    print(f"{len(left)} of {len(runs)} runs to train{estimate}\n", flush=True)
+    print(f"{len(runs) - states.count('finished')} of {len(runs)} runs to train\n", flush=True)
 
 
 def known_sweep(
@@ -240,20 +231,10 @@ def run_job(cfg: DictConfig) -> float:
 
 
 def progress(sweep: Path, index: dict) -> str:
-    """How many runs of the sweep are finished and failed, and the time left.
-
-    It is estimated from the estimates before the start, scaled by actual / estimated time of what is finished.
-    """
-    states = [state_of(sweep / entry["folder"]) for entry in index["runs"]]
+    """How many runs of the sweep are finished and failed, and the mean time of the finished ones."""
+    runs = [Run(sweep / entry["folder"], entry["seed"]) for entry in index["runs"]]
+    states = [run.state for run in runs]
     failed = f", {states.count('failed')} failed" if "failed" in states else ""
-    estimated, actual, left = 0.0, 0.0, 0.0
-    for entry in index["runs"]:
-        seconds = entry["estimated_seconds"] or math.nan
-        if state_of(sweep / entry["folder"]) == "finished":
-            estimated += seconds
-            actual += Run(sweep / entry["folder"], entry["seed"]).summary["seconds"]
-        else:
-            left += seconds
-    known = left > 0 and estimated > 0  # False for NaN
-    time_left = f", about {clock(left * actual / estimated)} of computing left" if known else ""
-    return f"        {states.count('finished')} of {len(states)} runs are finished{failed}{time_left}"
+    seconds = [run.summary["seconds"] for run in runs if run.state == "finished"]
+    mean = f", {clock(sum(seconds) / len(seconds))} each in the mean" if seconds else ""
+    return f"        {len(seconds)} of {len(runs)} runs are finished{mean}{failed}"

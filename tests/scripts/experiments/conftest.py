@@ -21,17 +21,12 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def processes(monkeypatch):
-    """A function: sets what the runs leave, see `Processes`, which it returns. A run is estimated to take 100 s."""
-
-    class Speed:
-        def run(self, **counts):
-            return 100.0
+    """A function: sets what the runs leave, see `Processes`, which it returns."""
 
     def start(outcome):
         monkeypatch.setattr(run_process, "spawn", stand_in := Processes(outcome))
         return stand_in
 
-    monkeypatch.setattr("tril.model.training.time_budget.measure", lambda *_: [Speed()])
     return start
 
 

@@ -86,7 +86,7 @@ def write_sweep(folder: Path, losses, keys=("model.n_heads",), *, baseline=(4,),
         for seed, loss in seeds.items():
             overrides = [f"{key}={value}" for key, value in (named | {"seed": seed}).items()]
             entry = {"folder": ",".join(overrides).replace("/", ""), "values": named, "seed": seed}
-            entries.append(entry | {"overrides": overrides, "estimated_seconds": 10.0} | SIZES)
+            entries.append(entry | {"overrides": overrides} | SIZES)
             if not isinstance(loss, str) or loss != "not started":
                 more = SIZES | summary.get(values, {})
                 write_run(folder / entries[-1]["folder"], loss, named, seed=seed, length=n, **more)
@@ -132,7 +132,7 @@ class Processes:
     def __init__(self, outcome: Callable[[dict], dict | tuple[int, str]]):
         self.outcome, self.started, self.commands = outcome, [], []
 
-    def __call__(self, arguments, log, lock) -> int:
+    def __call__(self, arguments, log) -> int:
         self.commands.append(arguments)
         settings, saved = dict(word.partition("=")[::2] for word in arguments), log.with_name("settings.json")
         if "resume" in settings:

@@ -8,50 +8,43 @@ import threading
 import time
 
 import pytest
+from filelock import FileLock
 
-from tril.scripts.experiments import run_process
-from tril.scripts.experiments.run_process import locked, train
+from tril.scripts.experiments.run_process import train
 
 PARENT = """
 import sys
 from pathlib import Path
-from tril.scripts.experiments.run_process import locked, spawn
-with locked(Path("run")) as lock:
-    code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
-    spawn([sys.executable, "-c", code], Path("log.txt"), lock)
+from tril.scripts.experiments.run_process import spawn
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
+spawn([sys.executable, "-c", code], Path("log.txt"))
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a process on Windows cannot inherit the lock")
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_ends_with_its_sweep_or_keeps_the_lock(signum, tmp_path):
+def test_sigterm_ends_a_run_with_its_sweep(tmp_path):
     log = tmp_path / "log.txt"
     with subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path) as parent:
         while not log.is_file() or not log.read_text().endswith("\n"):
             assert parent.poll() is None
             time.sleep(0.01)
-        parent.send_signal(signum)
+        parent.send_signal(signal.SIGTERM)
         try:
             parent.wait(timeout=30)
-        except subprocess.TimeoutExpired:
+        finally:
             parent.kill()
-    killed = signum == signal.SIGKILL
-    assert parent.returncode == (-signum if killed else 128 + signum)
-    with locked(tmp_path / "run") as lock:
-        assert (lock is None) == killed
-    if killed:
-        os.kill(int(log.read_text()), signal.SIGKILL)
+    assert parent.returncode == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text()), 0)
 
 
-def test_a_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, processes, capsys, monkeypatch):
-    monkeypatch.setattr(run_process, "LOCK_POLL_SECONDS", 0.01)
+def test_a_run_of_another_process_is_waited_for_and_not_trained_again(tmp_path, processes, capsys):
     started, folder, losses = processes(lambda _: {"loss": 9.0}).started, tmp_path / "run", []
-    with locked(folder):
-        waiting = threading.Thread(target=lambda: losses.append(train(folder, [], "run")))
+    folder.mkdir()
+    waiting = threading.Thread(target=lambda: losses.append(train(folder, [], "run")))
+    with FileLock(tmp_path / ".run.lock"):
         waiting.start()
-        while "wait    run: another process is training it" not in (output := capsys.readouterr().out):
-            assert waiting.is_alive(), output
-            time.sleep(0.01)
+        waiting.join(timeout=0.3)
+        assert waiting.is_alive() and started == []
         (folder / "summary.json").write_text('{"final_val_loss": 1.5, "final_val_bpb": 0.5, "seconds": 61.0}')
     waiting.join()
     assert losses == [1.5] and started == []
