@@ -25,6 +25,7 @@ from tril.data.settings import explain, strict_settings
 from tril.model.atomic_files import atomic_path
 from tril.model.config import GPTConfig, check_memory
 from tril.model.gpt import GPT
+from tril.model.initialization import SkipInit
 from tril.model.runs import find_checkpoint
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Checkpoint:
         if n_stored != n_needed:  # a model of many blocks takes long to build
             raise ValueError(f"its tensors have {n_stored:,} elements, and its config has {n_needed or 0:,} parameters")
         check_memory(config)
-        with torch.device("meta"):
+        with torch.device("meta"), SkipInit():
             model = GPT(config)
         needed, stored = (
             {(name, x.shape, x.is_floating_point()) for name, x in tensors}

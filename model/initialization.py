@@ -4,6 +4,7 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tril.model.config import GPTConfig
 
@@ -49,6 +50,16 @@ def init_weights(model: nn.Module, config: GPTConfig, seed: bytes) -> None:
                 **dict.fromkeys(("o_proj", "down"), 0.0 if zero_out else 0.02 / branches**0.5),
             }
             nn.init.normal_(p, std=std[part], generator=generator)  # KeyError: a parameter that the table does not list
+
+
+class SkipInit(TorchFunctionMode):
+    """Skips torch.nn.init where other weights follow: on the device meta, it would import torch's compiler."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def stream(seed: bytes, name: str, parameter: Tensor) -> torch.Generator | None:

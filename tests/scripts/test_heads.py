@@ -4,6 +4,7 @@ import base64
 import csv
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -48,7 +49,7 @@ def folder(train):
 
 
 def heads(folder, *arguments):
-    return run("heads", *arguments, cwd=folder, strict=True)
+    return run("heads", *arguments, cwd=folder, strict=True, TRIL_CACHE=os.environ["TRIL_CACHE"])  # of the fixture
 
 
 def read(path):
