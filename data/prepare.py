@@ -186,7 +186,7 @@ def write_part(
         "first_bytes" (of these, those of the first token) and "unknown" tokens, for characters that the tokenizer does
         not have.
     """
-    counts = dict.fromkeys(("documents", "tokens", "targets", "bytes", "first_bytes", "unknown"), 0)
+    counts: dict[str, int] = dict.fromkeys(("documents", "tokens", "targets", "bytes", "first_bytes", "unknown"), 0)
     starts_document, disable = True, None if progress else True  # None: except in a terminal
     shown = {"unit": "token" if budget else "B", "unit_scale": True, "delay": 0.1, "disable": disable}
     with tqdm(desc=f"encoding the {split} part", total=budget, **shown) as bar:

@@ -81,7 +81,9 @@ class Source:
 
     def _part(self, document: Document, split: Split) -> str:
         """The text of a document that is in `split`."""
-        return document.text if self.separate_val is not None else self._plan.part(document, split)
+        if self.separate_val is not None:
+            return document.text
+        return self._plan.part(document, split)  # pyright: ignore[reportArgumentType] one class, found under two names
 
     @cached_property
     def _plan(self) -> "Plan":
@@ -89,7 +91,8 @@ class Source:
 
         if self.by_content:
             return Plan(self.val_fraction, None, True, BY_CONTENT)
-        return plan_split(self.documents("train"), self.val_fraction, self.salt, compare=self.n_bytes <= MAX_BYTES)
+        documents: Any = self.documents("train")
+        return plan_split(documents, self.val_fraction, self.salt, compare=self.n_bytes <= MAX_BYTES)
 
 
 def cut(text: str, ends_document: bool) -> Iterator[Piece]:

@@ -150,9 +150,9 @@ def fit(
         finish_loggers(trainer, failed=True)
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or MEMORY.search(str(error)):
             config = module.model.config
-            settings = f"data.batch_size={data.batch_size}, model.context_length={config.context_length}"
+            sizes = f"data.batch_size={data.batch_size}, model.context_length={config.context_length}"
             accumulate = "trainer.accumulate_grad_batches makes up for a smaller batch"
-            raise MemoryError(f"out of memory; lower {settings} or model.dim={config.dim} ({accumulate})") from None
+            raise MemoryError(f"out of memory; lower {sizes} or model.dim={config.dim} ({accumulate})") from None
         raise
     finish_loggers(trainer, failed=False)
 

@@ -38,7 +38,7 @@ VERSION_BASE = "1.3"  # of Hydra's behavior: since 1.2, it does not change the w
 COLLECTION_THRESHOLD = 10_000
 HELP, GRID = ("-h", "--help", "--help=all"), ("-m", "--multirun")
 QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
-CALLBACKS = [f"callbacks.{name}" for name in CallbacksConfig.__pydantic_fields__]
+CALLBACKS = [f"callbacks.{name}" for name in defaults(CallbacksConfig)]
 Own = TypeVar("Own")
 
 

@@ -43,7 +43,7 @@ def print_help(
     lines = [description.strip(), "", f"Settings (key=value){more}", ""]
     for key, setting in shown.items():
         lines += entry_lines(f"{key}={as_typed(flat.get(key, setting.default))}", help_of(setting))
-    groups = [group for group in reversed(options) if not group.startswith("hydra/")]  # as in the yaml file
+    groups = [group for group in reversed([*options]) if not group.startswith("hydra/")]  # as in the yaml file
     if "experiment" in groups:
         groups += [ADDED] * (ADDED not in groups)
     lines += ["", "Groups (group=choice); * is chosen"] if groups else []

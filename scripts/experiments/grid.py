@@ -133,12 +133,13 @@ class Composer:
             for parsed in self.parser.parse_overrides(values):
                 OmegaConf.update(cfg, parsed.key_or_group, parsed.value(), force_add=True)
             return plain_settings(cfg)
-        except (HydraException, OmegaConfBaseException):
+        except (HydraException, OmegaConfBaseException) as error:
+            cause: Exception = error
             try:
                 self.loader.load_sweep_config(self.config, overrides)
             except (HydraException, OmegaConfBaseException) as hydras_error:  # says more about an unknown key
-                error = hydras_error
-            raise ValueError(explain(error, self.config_name, overrides)) from error
+                cause = hydras_error
+            raise ValueError(explain(cause, self.config_name, overrides)) from cause
 
 
 def report_rejected(runs: Sequence[PlannedRun], rejected: Sequence[Rejected], *, skip_invalid: bool) -> None:
