@@ -3,7 +3,6 @@
 A run folder from somebody else is data: opening it sends nothing, and writes nothing outside of it.
 """
 
-import os
 import shlex
 import shutil
 import socket
@@ -77,12 +76,10 @@ def test_an_error_is_one_line_whatever_was_typed(names, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_process_refuses_it_in_five_seconds(name, names, tmp_path):
+def test_a_process_refuses_it(name, names, tmp_path):
     arguments = shlex.split(REFUSED[name][0][0].format(**names))
     script = ROOT / ("train.py" if name == "train" else f"scripts/{name}.py")
-    before = sum(os.times()[2:4])  # seconds of processors for processes that have ended
     assert subprocess.run([sys.executable, script, *arguments], cwd=tmp_path).returncode == 2
-    assert sum(os.times()[2:4]) - before < 5  # measured: at most 3.2
 
 
 @pytest.fixture
