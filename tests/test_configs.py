@@ -77,14 +77,14 @@ def test_presets_have_the_sizes_they_claim():
 def test_every_experiment_runs_a_step(name, text, request, tmp_path):
     """With its model, optimizer, schedule and callbacks, but smaller and on a local text."""
     given = {"experiment": name, "data.batch_size": 2, "callbacks.samples.max_new_tokens": 4}
-    given |= {"model.n_layers": 2, "model.dim": 32, "model.n_heads": 2, "model.context_length": 32}
-    given |= {"model.vocab_size": "null", "trainer.max_steps": 1, "trainer.accumulate_grad_batches": 1}
-    given |= {"trainer.accelerator": "cpu", "optim.schedule.warmup_steps": 0, "compile": "false"}
+    given |= {"trainer.max_steps": 1, "trainer.accumulate_grad_batches": 1, "trainer.accelerator": "cpu"}
+    given |= {"optim.schedule.warmup_steps": 0, "compile": "false"}
     given |= {"data": "files", "data.path": text, "data.cache_dir": tmp_path / "cache"}
-    if name == "finetune":
+    if name == "finetune":  # takes over the model of the source
         given |= {"init_from": request.getfixturevalue("trained"), "model.vocab_size": 300}
     else:
-        given |= {"data.tokenizer.kind": "byte", "data.tokenizer.vocab_size": "null"}
+        given |= {"model.n_layers": 2, "model.dim": 32, "model.n_heads": 2, "model.context_length": 32}
+        given |= {"model.vocab_size": "null", "data.tokenizer.kind": "byte", "data.tokenizer.vocab_size": "null"}
     words = [f"{key}={value}" for key, value in given.items()]
     run = train_typed(typed(*words, f"hydra.run.dir={tmp_path / 'run'}", base=[]))
     uniform = math.log(257)
