@@ -28,6 +28,8 @@ MAX_POSITION_ELEMENTS = 2**28  # context_length * head size: rotary tables of 1 
 class GPTConfig:
     """Shape and parts of a GPT. `vocab_size` is None only while the text, which decides it, is unknown.
 
+    The defaults are a plain pre-norm GPT; configs/model/ has the models that train.py trains.
+
     Raises:
         ValueError: names every wrong value with its limit or the valid values.
     """
@@ -55,11 +57,11 @@ class GPTConfig:
     bias: bool = setting(False, "biases in all projections, the FFN and layernorm", common=True)
     qkv_bias: bool | None = setting(None, "biases in the projections of q, k and v; null: bias", needs="n_heads")
     qk_norm: NormOrBool = setting("rmsnorm", "normalization of each head's q and k", common=True, needs="n_heads")
-    key_offset: bool = setting(True, "half of each key is that of the position before", needs="n_heads")
+    key_offset: bool = setting(False, "half of each key is that of the position before", needs="n_heads")
     tie_embeddings: bool = setting(True, "the head uses the matrix of the embedding", common=True)
-    embed_skip: bool = setting(True, "each block adds the embedding of the token to its input, times a learned factor")
+    embed_skip: bool = setting(False, "each block adds the embedding of the token to its input, times a learned factor")
     value_embed: bool = setting(
-        True, "attention adds a second embedding of the token to its values, times learned factors", needs="n_heads"
+        False, "attention adds a second embedding of the token to its values, times learned factors", needs="n_heads"
     )
     embd_dropout: Probability = setting(0.0, "dropout of the embeddings")
     attn_dropout: Probability = setting(0.0, "dropout of the attention weights", needs="n_heads")

@@ -26,6 +26,7 @@ from tril.model.generation.language_model import LanguageModel
 from tril.model.gpt import GPT, GPTConfig
 
 BACKENDS = ("stacked", "explicit", "fused")
+NANO_PARTS = {"key_offset": True, "embed_skip": True, "value_embed": True}  # of model=nano, which a plain GPT lacks
 
 # The valid values of each field of GPTConfig that has a fixed set of them
 MODEL_CHOICES = {
@@ -133,7 +134,7 @@ def hub(server, tmp_path, monkeypatch):
 def tiny_gpt(**choices) -> GPT:
     """A GPT with all weights random, in evaluation mode."""
     shape = {"vocab_size": 31, "context_length": 12, "n_layers": 2, "dim": 32, "n_heads": 4}
-    return randomize(GPT(GPTConfig(**{**shape, **choices}))).eval()
+    return randomize(GPT(GPTConfig(**{**shape, **NANO_PARTS, **choices}))).eval()
 
 
 def byte_model(**choices) -> LanguageModel:

@@ -1,4 +1,4 @@
-"""The settings of a run apart from its model and its text. This module does not import torch."""
+"""The settings of a run apart from its model and its text; configs/ has the values of a run. Imports no torch."""
 
 import re
 from dataclasses import dataclass as plain_dataclass
@@ -180,14 +180,13 @@ class EarlyStopConfig:
 
 @dataclass(frozen=True, config=strict_settings("callbacks"))
 class CallbacksConfig:
-    """The callbacks that can be left out; null: off."""
+    """The callbacks that a run can have; null: off."""
 
-    # before the first step; refuses a model that sees the future
-    causality: WithoutOptions | None = group(WithoutOptions)
-    heads: WithoutOptions | None = group(WithoutOptions)  # their scores over the run, in heads.csv
-    progress: ProgressConfig | None = group(ProgressConfig)
-    samples: SamplesConfig | None = group(SamplesConfig)
-    early_stop: EarlyStopConfig | None = group(EarlyStopConfig)
+    causality: WithoutOptions | None = None  # before the first step; refuses a model that sees the future
+    heads: WithoutOptions | None = None  # their scores over the run, in heads.csv
+    progress: ProgressConfig | None = None
+    samples: SamplesConfig | None = None
+    early_stop: EarlyStopConfig | None = None
 
 
 @plain_dataclass(frozen=True, kw_only=True)

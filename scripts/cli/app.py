@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tril.data.config import SOURCES
 from tril.data.settings import Setting, build, declared, defaults, nearest
-from tril.model.training.settings import CallbacksConfig, TopLevelConfig
+from tril.model.training.settings import CallbacksConfig
 from tril.scripts.cli.config import CONFIGS, FOLDER, GROUPS, TrainCommand, data_defaults, known_settings, refuse_unused
 from tril.scripts.cli.errors import MEANT, UserError, fail, unknown_setting, user_errors
 from tril.scripts.cli.help import print_help
@@ -217,13 +217,11 @@ def check(declaration: Declaration, arguments: Sequence[str]) -> None:
 def register_defaults(declaration: Declaration) -> None:
     """Puts the declared defaults where the yaml files of configs/ name them.
 
-    `settings` of a group has its defaults, `run_settings` those that belong to no config group, and `source_NAME` of
-    the group `data` those of a text, which is `NAME` too if it has no yaml file. Other commands have none.
+    `settings` of a group has its defaults, and `source_NAME` of the group `data` has those of a text, which is `NAME`
+    too if it has no yaml file. Other commands have none.
     """
     store = ConfigStore.instance()
-    single = {name: defaults(group) for name, group in GROUPS.items() if not (CONFIGS / name).is_dir()}
-    store.store("run_settings", defaults(TopLevelConfig) | single | defaults(TrainCommand))
-    for name in GROUPS.keys() - single.keys():
+    for name in ("model", "optim", "trainer"):
         store.store("settings", defaults(GROUPS[name]), group=name)
     for name in SOURCES:
         store.store(f"source_{name}", data_defaults(name), group="data")

@@ -90,7 +90,7 @@ class RunConfig(TrainingConfig):
                     raise ValueError(f"{name}={as_typed(settings[name])} must be a group of settings; {remedy}")
             groups = {name: dict(settings.get(name, {})) for name in GROUPS}
             targets = targets_of(settings)
-            groups["callbacks"] = dict.fromkeys(defaults(CallbacksConfig)) | {  # ~callbacks.NAME: off
+            groups["callbacks"] = {
                 name: value for name, value in groups["callbacks"].items() if f"callbacks.{name}" not in targets
             }
             top = {key: settings[key] for key in defaults(TopLevelConfig) if key in settings}

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.conftest import NANO_PARTS
 from tril.model import attention, masks
 from tril.model.config import GPTConfig
 from tril.model.gpt import Block
 
 Patch = pytest.MonkeyPatch
 SHAPE = {"vocab_size": 31, "context_length": 40, "n_layers": 2, "dim": 32, "n_heads": 4, "n_kv_heads": 2}
-TINY = SHAPE | {"backend": "explicit"}
+TINY = SHAPE | NANO_PARTS | {"backend": "explicit"}
 # Shared by the mutants that rotary positions or a shorter context would hide.
 LEARNED = {"pos": "learned", "context_length": 64}
 

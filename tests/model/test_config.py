@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.conftest import MODEL_CHOICES, randomize
+from tests.conftest import MODEL_CHOICES, NANO_PARTS, randomize
 from tril.data.settings import explain
 from tril.model.attention import BACKENDS
 from tril.model.config import GPTConfig, check_memory
@@ -18,7 +18,7 @@ from tril.model.gpt import GPT
 from tril.model.layers import ACTIVATIONS, NORMS
 from tril.model.positions import POSITIONS
 
-NANO = GPTConfig(31, context_length=12, n_layers=1, dim=32)
+NANO = GPTConfig(31, context_length=12, n_layers=1, dim=32, **NANO_PARTS)
 VALUES = {  # of each field: NANO's, values without an effect alone, and others
     **{name: tuple(choices) for name, choices in MODEL_CHOICES.items()},
     **{name: (0.0, 0.5) for name in ("embd_dropout", "attn_dropout", "resid_dropout")},

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.conftest import BACKENDS, MODEL_CHOICES, assert_close, randomize, tiny_gpt
+from tests.conftest import BACKENDS, MODEL_CHOICES, NANO_PARTS, assert_close, randomize, tiny_gpt
 from tril.model.gpt import GPT, IGNORE, GPTConfig
 from tril.model.masks import document_options
 
@@ -87,7 +87,7 @@ EXPECTED_STD = {  # for C = 64 and L = 2; the first pattern that fits
 
 @pytest.mark.parametrize(("init", "tied"), EXPECTED_STD)
 def test_initialization_follows_its_table(init, tied):
-    parts = {"mlp": "swiglu", "norm": "layernorm", "pos": "learned", "bias": True}
+    parts = {"mlp": "swiglu", "norm": "layernorm", "pos": "learned", "bias": True, **NANO_PARTS}
     model = GPT(GPTConfig(200, dim=64, n_layers=2, init=init, tie_embeddings=tied, **parts))
     assert (model.head.weight is model.embed.weight) == tied
     for name, p in model.named_parameters():
@@ -107,7 +107,7 @@ def test_initialization_follows_its_table(init, tied):
 def test_models_of_one_seed_share_the_values_of_the_matrices_that_they_share(change):
     def draw(seed=0, **choices):
         torch.manual_seed(seed)
-        return GPT(GPTConfig(V, **{"dim": 32, "n_layers": 2, "n_heads": 4} | choices)).state_dict()
+        return GPT(GPTConfig(V, **{"dim": 32, "n_layers": 2, "n_heads": 4} | NANO_PARTS | choices)).state_dict()
 
     first, second = draw(), draw(**change)
     shared = [name for name in first if name in second and first[name].shape == second[name].shape]
@@ -120,7 +120,7 @@ def test_models_of_one_seed_share_the_values_of_the_matrices_that_they_share(cha
 def step(checkpoint: bool, n_layers: int = 4) -> tuple[GPT, torch.Tensor, int]:
     """The model after a backward pass, its losses, and the bytes that the forward pass kept for it."""
     shape = {"context_length": 16, "n_layers": n_layers, "dim": 32, "n_heads": 4, "attn_dropout": 0.2}
-    config = GPTConfig(V, **shape, resid_dropout=0.1, checkpoint_activations=checkpoint)
+    config = GPTConfig(V, **shape, **NANO_PARTS, resid_dropout=0.1, checkpoint_activations=checkpoint)
     model = randomize(GPT(config), torch.Generator().manual_seed(0)).train()
     ids, targets = torch.randint(V, (2, 3, 16), generator=torch.Generator().manual_seed(1))
     weights, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}

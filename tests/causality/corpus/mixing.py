@@ -425,6 +425,7 @@ def gpt(**_):
     from tril.model.gpt import GPT
 
     shape = {"n_layers": 2, "dim": 4 * D, "n_heads": 4, "n_kv_heads": 2, "backend": "explicit"}
+    shape |= {"key_offset": True, "embed_skip": True, "value_embed": True}
     model = GPT(GPTConfig(vocab_size=V, context_length=CONTEXT_LENGTH, **shape))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.2)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from lightning import Trainer
 
+from tests.conftest import NANO_PARTS
 from tril.data.batches import TrainWindows, ValWindows
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks import causality_check
@@ -19,7 +20,7 @@ V, T = 31, 40
 
 
 def module_of(*, document_eot=None, compile=None, **choices):
-    model = GPT(GPTConfig(V, **{"context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4} | choices))
+    model = GPT(GPTConfig(V, **{"context_length": T, "n_layers": 2, "dim": 32, "n_heads": 4} | NANO_PARTS | choices))
     settings = {"total_steps": 100, "val_bytes": float, "compile": compile, "document_eot": document_eot}
     return TrainingModule(model, OptimConfig(), payload={}, **settings)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning import Trainer
 
-from tests.conftest import assert_close
+from tests.conftest import NANO_PARTS, assert_close
 from tril.model.causality.model import randomize
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, norms_of, save_windows
@@ -32,7 +32,7 @@ def batches(n: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def new_module(**choices) -> TrainingModule:
     torch.manual_seed(0)
     shape = {"context_length": T, "n_layers": 2, "dim": 16, "n_heads": 2, "tie_embeddings": False}
-    model = randomize(GPT(GPTConfig(V, **{**shape, **choices})))
+    model = randomize(GPT(GPTConfig(V, **{**shape, **NANO_PARTS, **choices})))
     return TrainingModule(model, OPTIM, total_steps=STEPS, val_bytes=float, payload={})
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.conftest import NANO_PARTS
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
 from tril.model.training.optim import MuonAdamW, build_optimizer, param_groups
@@ -24,7 +25,7 @@ def new_gpt(**choices) -> GPT:
     """With every sort of parameter."""
     torch.manual_seed(0)
     shape = {"vocab_size": 11, "context_length": 6, "n_layers": 2, "dim": 8, "n_heads": 2, "mlp": "swiglu"}
-    return GPT(GPTConfig(**shape | {"pos": "learned", "bias": True, "tie_embeddings": False} | choices))
+    return GPT(GPTConfig(**shape | NANO_PARTS | {"pos": "learned", "bias": True, "tie_embeddings": False} | choices))
 
 
 def train(model: GPT, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> None:

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.conftest import NANO_PARTS
 from tests.contract.harness import run
 from tests.runs import TINY
 from tril.model.checkpoint import read_state
@@ -30,7 +31,7 @@ from tril.model.training.time_budget import (
 
 # Seconds of a token in training windows of so many, and in validation, and of an optimizer step, of the default model
 TRAIN, VAL, STEP = {128: 0.1e-3, 256: 0.12e-3}, 0.04e-3, 0.02
-MODEL = GPTConfig(vocab_size=4096, context_length=256)
+MODEL = GPTConfig(vocab_size=4096, context_length=256, **NANO_PARTS)
 TIMED = [setting for setting in TINY if not setting.startswith(("trainer.max_steps", "trainer.val_check_interval"))]
 
 
