@@ -6,34 +6,41 @@ which has the size and the sha256 of each file and of its own values. They detec
 is prepared again.
 """
 
+import codecs
 import ctypes
 import hashlib
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tril.data.cache import read_or_write, resolve_cache_dir
-from tril.data.sources.base import HASH_LIMIT, Piece, Source, Split, sha256_of_file
-from tril.data.split import measure_overlap
+from tril.data.overlap import measure_overlap
+from tril.data.sources.base import Source, Split, sha256_of_file
+from tril.data.split import Plan, plan_split
 from tril.data.tokenizer import TokenizerConfig, build, for_documents, load_tokenizer, n_ids
 
 FORMAT = 3  # incremented when the same settings produce other files, such as by another split
 TOKENS, TOKENIZER, META = "tokens.bin", "tokenizer.json", "meta.json"
 MAX_UINT16_VOCAB = 1 << 16
 BATCH_SIZE = 1 << 20  # characters encoded at a time, by all cores; up to 150 MB as Encoding objects
+PIECE_SIZE = 1 << 18  # bytes; large enough to encode efficiently, small enough to give every core some pieces
+LONG_WORD = re.compile(r"(\S{1024}|\s{1024})")
 DECODED_TOKENS = 1 << 16  # tokens decoded at a time
 MAX_OVERLAP = 0.01  # of the validation tokens; above that, the loss is too low
-SHOWN_OVERLAP = 0.00005  # less is 0.00 %
+SHOWN_OVERLAP = 0.00005  # less is 0.00%
+FEW_TARGETS = 1000
+SHOWN = 20  # characters
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class PreparedText:
 
     @classmethod
     def read(cls, folder: Path, fingerprint: str) -> "PreparedText":
-        """Verifies all files of the folder: those above HASH_LIMIT by their size.
+        """Verifies all files of the folder, at about 1 GB per second.
 
         Raises:
             ValueError: the folder is damaged or incomplete; the message names the file.
@@ -66,7 +73,7 @@ class PreparedText:
         for name, (size, sha256) in meta["files"].items():
             if (found := (folder / name).stat().st_size) != size:
                 raise ValueError(f"{name} has {found} bytes instead of {size}")
-            if size <= HASH_LIMIT and sha256_of_file(folder / name) != sha256:
+            if sha256_of_file(folder / name) != sha256:
                 raise ValueError(f"{name} does not match its checksum")
         of_text = meta.pop("sources")[""]
         content = (folder / TOKENIZER).read_text(encoding="utf-8")
@@ -130,15 +137,21 @@ def prepare(
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        tokenizer = build(config, training_texts(source, budgets["train"], config))
+        plan = plan_split(source)
+        texts = training_texts(pieces_of(source, plan, "train"), budgets["train"], config)
+        tokenizer = build(config, texts)
         vocab_size, names = n_ids(tokenizer), (TOKENIZER, TOKENS)
         dtype = np.dtype(np.uint16 if vocab_size <= MAX_UINT16_VOCAB else np.uint32)
-        encoder = Encoder(tokenizer, config.eot, dtype)
+        encoder = Encoder(tokenizer, config, dtype)
         (folder / TOKENIZER).write_bytes(tokenizer.to_str(pretty=True).encode())  # `tokenizer.save` raises Exception
         with (folder / TOKENS).open("wb") as file:
             counts = {
-                split: write_part(source, split, budget, encoder, file, progress) for split, budget in budgets.items()
+                split: write_part(pieces_of(source, plan, split), split, budget, encoder, file, progress)
+                for split, budget in budgets.items()
             }
+        if empty := [split for split in counts if not counts[split]["tokens"]]:
+            cause = f"the {empty[0]} part of {source.name} is empty" + (f" ({source.note})" if source.note else "")
+            raise ValueError(f"data: {cause}; give more text, or change data.val_fraction or data.val_path")
         of_text["counts"] = counts
         meta = {**settings, "fingerprint": fingerprint, "kind": source.name, "dtype": dtype.name}
         meta |= {"vocab_size": vocab_size, "eot_id": encoder.eot_id}
@@ -146,11 +159,11 @@ def prepare(
         train, val = np.split(np.memmap(folder / TOKENS, dtype, mode="r"), [counts["train"]["tokens"]])
         sizes = {split: each["bytes"] for split, each in counts.items()}
         of_text["overlap"] = measure_overlap(train, val, vocab_size, sizes["val"] / len(val))
-        of_text["split"] = {"rule": source.split_rule, "val_share": sizes["val"] / sum(sizes.values())}
+        of_text["split"] = {"rule": plan.rule, "val_share": sizes["val"] / sum(sizes.values())}
         content = json.dumps({**meta, "sha256": sha256_of(meta)}, indent=2) + "\n"
         (folder / META).write_text(content, encoding="utf-8")
         if progress:
-            print(describe_split(of_text), file=sys.stderr)
+            print(*filter(None, (source.note, describe_split(of_text))), sep="\n", file=sys.stderr)
 
     folder = resolve_cache_dir(cache_dir) / f"{source.name}-{fingerprint[:16]}"
     read = partial(PreparedText.read, fingerprint=fingerprint)
@@ -166,18 +179,41 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def training_texts(source: Source, budget: int | None, config: TokenizerConfig) -> Iterator[str]:
-    """The text to train a tokenizer on."""
+class Piece(NamedTuple):
+    """A document or a part of one, and whether its document ends with it."""
+
+    text: str
+    ends_document: bool
+
+
+def pieces_of(source: Source, plan: Plan, split: Split) -> Iterator[Piece]:
+    """The text of one part, always in the same order, in pieces."""
+    for document in source.documents(split):
+        yield from cut(plan.part(document, split), source.ends_documents)
+
+
+def cut(text: str, ends_document: bool) -> Iterator[Piece]:
+    """Cuts a text into pieces of about PIECE_SIZE bytes: whole lines, except for longer lines. None of ""."""
+    data, start, decoder = text.encode(), 0, codecs.getincrementaldecoder("utf-8")()
+    while start < len(data):
+        end = start + PIECE_SIZE
+        end = data.find(b"\n", end, end + PIECE_SIZE) + 1 or end + PIECE_SIZE
+        yield Piece(decoder.decode(data[start:end]), ends_document and end >= len(data))
+        start = end
+
+
+def training_texts(pieces: Iterable[Piece], budget: int | None, config: TokenizerConfig) -> Iterator[str]:
+    """The text to train a tokenizer on. Longer words are cut: training takes the square of their length."""
     n_characters = 0
-    for piece in source.pieces("train"):
-        yield piece.text
+    for piece in pieces:
+        yield from filter(None, LONG_WORD.split(piece.text))
         n_characters += len(piece.text)
         if config.kind == "char" and budget is not None and n_characters >= budget:
             return  # a character is a token: later ones are not encoded
 
 
 def write_part(
-    source: Source, split: Split, budget: int | None, encoder: "Encoder", file: BinaryIO, progress: bool
+    pieces: Iterable[Piece], split: Split, budget: int | None, encoder: "Encoder", file: BinaryIO, progress: bool
 ) -> dict[str, int]:
     """Writes the ids of the pieces until these end or the budget is reached. Terminals show a progress bar.
 
@@ -190,7 +226,7 @@ def write_part(
     starts_document, disable = True, None if progress else True  # None: except in a terminal
     shown = {"unit": "token" if budget else "B", "unit_scale": True, "delay": 0.1, "disable": disable}
     with tqdm(desc=f"encoding the {split} part", total=budget, **shown) as bar:
-        for piece, ids in encoder.encode(source.pieces(split)):
+        for piece, ids in encoder.encode(pieces):
             file.write(ids.tobytes())
             n_bytes = len(piece.text.encode())
             if counts["tokens"] == 0:
@@ -203,10 +239,7 @@ def write_part(
             bar.update(len(ids) if budget else n_bytes)
             if budget is not None and counts["tokens"] >= budget:
                 break
-    if counts["tokens"] == 0:
-        remedy = "give more text, or change data.val_fraction, data.val_path or data.val_split"
-        raise ValueError(f"data: the {split} part of {source.name} is empty; {remedy}")
-    counts["targets"] = counts["tokens"] - 1
+    counts["targets"] = max(counts["tokens"] - 1, 0)
     if counts["unknown"]:
         message = "%d of %d tokens of the %s part are unknown to the tokenizer"
         logging.getLogger(__name__).warning(message, counts["unknown"], counts["tokens"], split)
@@ -214,20 +247,38 @@ def write_part(
 
 
 class Encoder:
-    """Encodes pieces, with the id of `eot` after each document."""
+    """Encodes pieces, with the id of end-of-text after each document."""
 
-    def __init__(self, tokenizer: Tokenizer, eot: str, dtype: np.dtype) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: TokenizerConfig, dtype: np.dtype) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise a later fork prints a warning
-        self.tokenizer, self.dtype = tokenizer, dtype
-        self.eot_id = tokenizer.token_to_id(eot)
+        self.tokenizer, self.config, self.dtype = tokenizer, config, dtype
+        self.eot_id = tokenizer.token_to_id(config.eot)
         self.unknown_id = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")  # or None
 
     def encode(self, pieces: Iterable[Piece]) -> Iterator[tuple[Piece, np.ndarray]]:
-        """Every piece in order with its ids, (n,)."""
-        for batch in batches_of(pieces):
+        """Every piece in order with its ids, (n,).
+
+        Raises:
+            ValueError: a tokenizer of others changes the text, such as to lower case, in the first batch.
+        """
+        for number, batch in enumerate(batches_of(pieces)):
             encodings = self.tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+            if number == 0 and self.config.path is not None:
+                for piece, encoding in zip(batch, encodings, strict=True):
+                    self.check_round_trip(piece.text, encoding.ids)
             for piece, encoding in zip(batch, encodings, strict=True):
                 yield piece, np.array([*encoding.ids, *[self.eot_id] * piece.ends_document], self.dtype)
+
+    def check_round_trip(self, text: str, ids: list[int]) -> None:
+        """Compares a text with its ids decoded: bits per byte count the bytes of the text. Unknown tokens are counted
+        elsewhere."""
+        decoded = self.tokenizer.decode(ids, skip_special_tokens=False)
+        if decoded == text or self.unknown_id in ids:
+            return
+        start = len(os.path.commonprefix([text, decoded]))
+        change = f"{text[start : start + SHOWN]!r} becomes {decoded[start : start + SHOWN]!r}"
+        remedy = "use one that keeps it, such as byte-level BPE"
+        raise ValueError(f"data.tokenizer.path={self.config.path} changes the text: {change}; {remedy}")
 
 
 def batches_of(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -253,11 +304,13 @@ def first_token_bytes(tokenizer: Tokenizer, text: str) -> int:
 def describe_split(meta: Mapping[str, Any]) -> str:
     """One line about the validation part, and how much of it occurs in the training part."""
     split, overlap = meta["split"], meta["overlap"]["share"]
-    line = f"validation is {split['val_share']:.1%} of the text ({split['rule']})"
+    line = f"validation is {split['val_share']:.1%} of the text: {split['rule']}"
     if overlap >= SHOWN_OVERLAP:
-        line += f"; {100 * overlap:.2f} % of its tokens lie in passages that also occur in the training part"
+        line += f"; {overlap:.2%} of its tokens lie in passages that also occur in the training part"
     if overlap > MAX_OVERLAP:
         line += ", so the loss on them is too low; remove repeated text, or give separate text with data.val_path"
+    if (n := meta["counts"]["val"]["targets"]) < FEW_TARGETS:
+        line += f"; a loss on its {n} tokens says little, so give more text"
     return line
 
 

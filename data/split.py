@@ -1,72 +1,91 @@
-"""Which documents are for validation, by one rule for every text; and how much of the validation part occurs twice.
+"""Which documents are for validation, by one rule for every text.
 
 Documents that share long passages with others are for training. Of the others, those come first whose names have the
 smallest hash, until the wanted share is reached, so that every machine agrees. Where whole documents cannot give that
 share, as with one file, the end of each document is for validation. Texts of too many rows to compare are split by a
 hash of the content of each row.
-
-Passages are windows of `length` ids, where ids are bytes or tokens. A passage x_0 ... x_(n-1) has the polynomial hash
-h = sum_k m(x_k) B^k modulo 2^64, where m maps each id to a fixed random number. The hash of two passages, one after the
-other, is h + B^n h', so a few vectorized operations give those of passages of any length.
-
-Letters: N ids, n ids in a passage, M distinct passages.
 """
 
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
-if TYPE_CHECKING:
-    from tril.data.sources.base import Document, Split
+from tril.data.overlap import CHUNK, PASSAGE_BYTES, contains, cover, distinct, passage_hashes
+from tril.data.sources.base import Document, Source, Split
 
 TOLERANCE = 1.5  # the share of the validation part is at most this factor from the wanted one
 MAX_DOCUMENTS = 10_000  # with more, memory and time to compare them become noticeable
 MAX_BYTES = 1 << 27  # of text that is compared, in 1 to 3 s; of more, only equal documents are found
 MAX_SHARED = 0.01  # of a validation document
 MAX_DOCUMENT = 0.12  # of the validation part, if the other documents are enough
-BY_CONTENT = "rows by a hash of their content"
-SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
-
-PASSAGE_TOKENS = 50
-PASSAGE_BYTES = 150  # 50 tokens of BPE; 50 single characters are too short to be a copy
 SAMPLED = 4  # of the passages of a document, one in SAMPLED is compared
-CHUNK = 1 << 19  # ids that are hashed at a time
-MAX_THREADS = 4
-
-BASE = 0x9E3779B97F4A7C15  # odd, so that no power of it is 0 modulo 2^64
+BY_CONTENT = "rows by a hash of their content"
+PROGRESS: dict[str, Any] = {"unit": " documents", "delay": 2, "disable": None, "leave": False}  # in terminals only
+SEARCH = 1 << 16  # bytes after the wanted position in which a line start or white space is looked for
 
 
 class Plan(NamedTuple):
-    """How the documents of a source are split.
+    """How a source is split: the rule, for the user, and the text of a document that is in a part ("" for none)."""
 
-    Attributes:
-        val_fraction: the wanted share of the validation part.
-        val: names of the documents for validation; None: the end of each document.
-        by_content: rows are split by a hash of their content.
-        rule: for the user.
-    """
-
-    val_fraction: float
-    val: frozenset[str] | None
-    by_content: bool
     rule: str
+    part: Callable[[Document, Split], str]
 
-    def part(self, document: "Document", split: "Split") -> str:
-        """The text of a document that is in `split`. Of rows that are split by content, all copies are in one part."""
-        if self.by_content and document.is_row:
-            digest = hashlib.sha256(document.text.strip().encode()).digest()
-            is_val = int.from_bytes(digest[:8], "big") < self.val_fraction * 2**64
-        elif self.val is not None:
-            is_val = document.name in self.val
-        else:
-            return split_text(document.text, self.val_fraction)[split == "val"]
-        return document.text if is_val == (split == "val") else ""
+
+def plan_split(source: Source) -> Plan:
+    """Decides the split of a source, for which all its documents are read once.
+
+    Raises:
+        ValueError: a document cannot be read.
+    """
+    if source.own_split is not None:
+        return Plan(source.own_split, lambda document, split: document.text)
+    fraction = source.val_fraction
+    texts, rows = ({}, None) if source.by_content else read_contents(source)
+    compared = texts | (rows or {})
+    val, rules = choose_val(compared, fraction, source.salt), [BY_CONTENT] * (rows is None)
+    if val is not None:
+        rules.append(f"{len(val)} of {len(compared)} documents that share no passages with others")
+    elif len(compared) > 1:
+        rules.append(f"the end of each of {len(compared)} documents, as no whole ones have about that share")
+    elif compared:
+        rules.append("the end of the text")
+
+    def part(document: Document, split: Split) -> str:
+        if document.is_row and rows is None:
+            return part_by_content(document.text, fraction, split)
+        if val is None:
+            return split_text(document.text, fraction)[split == "val"]
+        return document.text if (document.name in val) == (split == "val") else ""
+
+    return Plan("; ".join(rules), part)
+
+
+def part_by_content(text: str, val_fraction: float, split: Split) -> str:
+    """A row, if it is in `split`: a hash of its content decides, so that all copies of a row are in one part."""
+    digest = hashlib.sha256(text.strip().encode()).digest()
+    is_val = int.from_bytes(digest[:8], "big") < val_fraction * 2**64
+    return text if is_val == (split == "val") else ""
+
+
+def read_contents(source: Source) -> "tuple[dict[str, Content], dict[str, Content] | None]":
+    """The documents that are compared, by name: texts, and rows; None: there are too many rows to compare."""
+    texts, rows, n_rows, size = dict[str, Content](), dict[str, Content](), 0, 0
+    for name, text, is_row in tqdm(source.documents("train"), "reading the text", **PROGRESS):
+        n_rows += is_row and bool(text)
+        if not text or (is_row and len(texts) + n_rows > MAX_DOCUMENTS):
+            continue
+        content = Content(text.strip() if is_row else text, compare=size <= MAX_BYTES)
+        (rows if is_row else texts)[name] = content
+        size += content.size
+    if size > MAX_BYTES:
+        for content in (*texts.values(), *rows.values()):
+            content.forget_passages()
+    return texts, None if n_rows and len(texts) + n_rows > MAX_DOCUMENTS else rows
 
 
 class Content:
@@ -90,6 +109,9 @@ class Content:
             starts.append((compared + start).astype(np.uint32))
         self.hashes, self.starts = np.concatenate(hashes), np.concatenate(starts)
 
+    def forget_passages(self) -> None:
+        self.hashes, self.starts = self.hashes[:0], self.starts[:0]
+
     def shared(self, repeated: np.ndarray) -> float:
         """About the share of the bytes in passages of `repeated`, hashes in order.
 
@@ -98,40 +120,6 @@ class Content:
         is_shared = np.zeros(max(self.size - PASSAGE_BYTES + 1, 0), dtype=bool)
         is_shared[self.starts[contains(repeated, self.hashes)]] = True
         return int(cover(is_shared, PASSAGE_BYTES).sum()) / max(self.size, 1)
-
-
-def plan_split(documents: "Iterable[Document]", val_fraction: float, salt: str, *, compare: bool) -> Plan:
-    """Decides the split of documents; reads all of them once.
-
-    Args:
-        salt: put before each name for its hash.
-        compare: False: only equal documents are found.
-
-    Raises:
-        ValueError: a document cannot be read.
-    """
-    texts: dict[str, Content] = {}
-    rows: dict[str, Content] = {}
-    n_rows = 0
-    for name, text, is_row in documents:
-        if not is_row:
-            texts[name] = Content(text, compare)
-        elif text:
-            n_rows += 1
-            if len(texts) + n_rows <= MAX_DOCUMENTS:
-                rows[name] = Content(text.strip(), compare)
-    by_content = len(texts) + n_rows > MAX_DOCUMENTS and n_rows > 0
-    compared = texts if by_content else texts | rows
-    n, val = len(compared), choose_val(compared, val_fraction, salt)
-    if val is not None:
-        rule = f"{len(val)} of {n} documents that share no passages with others"
-    elif n > 1:
-        rule = f"the end of each of {n} documents (whole ones would miss data.val_fraction by a factor of {TOLERANCE})"
-    else:
-        rule = "the end of the text"
-    if by_content:
-        rule = BY_CONTENT + (f"; {rule}" if compared else "")
-    return Plan(val_fraction, val, by_content, rule)
 
 
 def choose_val(documents: Mapping[str, Content], val_fraction: float, salt: str = "") -> frozenset[str] | None:
@@ -179,90 +167,3 @@ def split_text(text: str, val_fraction: float) -> tuple[str, str]:
         characters = (i for i in range(1, len(window)) if window[i] & 0xC0 != 0x80)  # not inside a UTF-8 sequence
         found = next(blanks, None) or next(characters, len(window))
     return data[: position - 1 + found].decode(), data[position - 1 + found :].decode()
-
-
-def measure_overlap(train: np.ndarray, val: np.ndarray, n_ids: int, bytes_per_token: float) -> dict[str, Any]:
-    """Compares token ids (N,) of the training part and of the validation part, both below `n_ids`.
-
-    A validation token counts if it lies in a passage of PASSAGE_TOKENS tokens, or more if these are fewer than
-    PASSAGE_BYTES bytes, that occurs in the training part. The result is exact, apart from collisions of 64-bit hashes.
-    It takes about 40 bytes of memory for each token of the validation part.
-
-    Returns:
-        "tokens" that count, their "share" of the validation part, and the "passage_tokens" of a passage.
-    """
-    length = max(PASSAGE_TOKENS, round(PASSAGE_BYTES / max(bytes_per_token, 1)))
-    in_val = passage_hashes(val, length, n_ids)  # (N - n + 1,)
-    passages = distinct(in_val)  # (M,)
-    occurs = np.zeros(len(passages), dtype=bool)
-
-    def find(start: int) -> None:
-        hashes = np.sort(passage_hashes(train[start : start + CHUNK + length - 1], length, n_ids))
-        occurs[contains(hashes, passages)] = True
-
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-        for _ in pool.map(find, range(0, len(train) if len(passages) else 0, CHUNK)):  # threads write the same value
-            pass
-    tokens = int(cover(contains(passages[occurs], in_val), length).sum())
-    return {"tokens": tokens, "share": tokens / max(len(val), 1), "passage_tokens": length}
-
-
-@lru_cache(maxsize=4)
-def id_hashes(n_ids: int) -> np.ndarray:
-    """A fixed random number per id, uint64 (n_ids,): splitmix64 (Steele, Lea and Flood 2014) of the id."""
-    values = np.arange(1, n_ids + 1, dtype=np.uint64) * np.uint64(BASE)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-def passage_hashes(ids: np.ndarray, length: int, n_ids: int = 256) -> np.ndarray:
-    """The hash of every passage of `length` ids.
-
-    Args:
-        ids: (N,) unsigned integers below `n_ids`.
-
-    Returns:
-        uint64 (N - length + 1,), empty if N < length. The upper bits are the better ones.
-    """
-    single = id_hashes(n_ids)[ids]
-    hashes, n = single, 1  # of the passages of n ids; n are the upper bits of `length`
-    for bit in f"{length:b}"[1:]:
-        hashes, n = hashes[:-n] + hashes[n:] * _power(n), 2 * n
-        if bit == "1":
-            hashes, n = hashes[:-1] + single[n:] * _power(n), n + 1
-    return hashes
-
-
-def _power(n: int) -> np.uint64:
-    return np.uint64(pow(BASE, n, 1 << 64))
-
-
-def distinct(hashes: np.ndarray) -> np.ndarray:
-    """The distinct values, sorted. numpy.unique takes 80 times as long on random 64-bit integers (numpy 2.4)."""
-    ordered = np.sort(hashes)
-    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)]]
-
-
-def contains(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each of `values` occurs in `ordered`, which is sorted: boolean of the shape of `values`."""
-    if not len(ordered):
-        return np.zeros(len(values), dtype=bool)
-    return ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
-
-
-def cover(starts: np.ndarray, length: int) -> np.ndarray:
-    """Whether each id lies in a marked passage.
-
-    Args:
-        starts: boolean (N - length + 1,), whether the passage at each position is marked.
-
-    Returns:
-        boolean (N,); empty if there is no passage.
-    """
-    if not len(starts):
-        return np.zeros(0, dtype=bool)
-    changes = np.zeros(len(starts) + length, np.int32)
-    changes[: len(starts)] += starts
-    changes[length:] -= starts
-    return np.cumsum(changes)[:-1] > 0

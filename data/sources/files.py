@@ -1,21 +1,14 @@
-"""The user's own files: texts, and files of rows, in which every row is a document; or one text, split by position.
+"""The user's own files: texts, and tables, in which every row is a document; or one text, split by position."""
 
-A file of rows is known by its name; any other is UTF-8 text.
-"""
-
-import contextlib
-import csv
-import gzip
+import fnmatch
 import hashlib
-import io
-import json
 import os
-import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, NamedTuple
 
 from pydantic import model_validator
 from pydantic.dataclasses import dataclass
@@ -23,23 +16,35 @@ from pydantic.dataclasses import dataclass
 from tril.data.cache import read_or_write, resolve_cache_dir
 from tril.data.settings import printable, setting, strict_settings
 from tril.data.sources.base import Document, Source, Split, digest_files, sha256_of_file
+from tril.data.sources.rows import UnreadableError, kind_of, read_rows, read_text
 
-ROWS = (".jsonl", ".json", ".csv", ".parquet")  # all but .parquet also with .gz
-LIMIT = 1 << 32  # bytes of a file that is read as a whole: text, and .json
-FIELD_LIMIT = 1 << 27  # characters of a field of a .csv file
-PARQUET_ROWS = 16  # decoded at a time
-SHOWN_FIELDS = 20
+RULES = 2  # incremented when files are read in another way
+MANY_ENDINGS = 5
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TIMEOUT = 30  # seconds without an answer
 
 
+class Found(NamedTuple):
+    """A file of data.path.
+
+    Attributes:
+        name: relative to the common folder of all files.
+        is_named: by its path, and not by a folder or a glob. Then it is an error if Tril cannot read it.
+    """
+
+    name: str
+    path: Path
+    is_named: bool
+
+
 @dataclass(frozen=True, config=strict_settings("data"))
 class Files(Source):
-    """UTF-8 text files, and rows of .jsonl, .json, .csv (all also with .gz) and .parquet. A file of text is a document,
-    and so is a row. The names of documents are relative to the common folder of all files, so that moving it does not
-    change the split.
+    """Text files, and the rows of tables, see `tril.data.sources.rows`. A file of text is a document, and so is a row.
+
+    Of a folder or a glob, hidden files and those that hold no text are left out. The names of documents are relative to
+    the common folder of all files, so that moving it does not change the split.
     """
 
     path: str | list[str] | None = setting(
@@ -63,23 +68,19 @@ class Files(Source):
 
     @model_validator(mode="after")
     def _check(self) -> "Files":
-        paths = {path for files in self.files.values() for _, path in files}
-        if self.text_field != "text" and not any(map(has_rows, paths)):
+        paths = {found.path for files in self.files.values() for found in files}
+        if self.text_field != "text" and all(kind_of(path) == "text" for path in paths):
             cause = "has no effect on text files, which have no rows"
             raise ValueError(f"data.text_field={self.text_field} {cause}; leave it out")
         return self
 
     @property
-    def separate_val(self) -> str | None:
+    def own_split(self) -> str | None:
         return None if self.val_path is None else "data.val_path"
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(path.stat().st_size for _, path in self.files["train"])
-
     @cached_property
-    def files(self) -> dict[Split, list[tuple[str, Path]]]:
-        """(path relative to the common folder, path) of the files that contain a part, sorted.
+    def files(self) -> dict[Split, list[Found]]:
+        """The files that contain a part, sorted.
 
         Raises:
             ValueError: `val_path` matches all files of `path`.
@@ -89,30 +90,125 @@ class Files(Source):
         if self.val_path is not None:
             val = find("val_path", self.val_path)
             excluded = {path.resolve() for path in val}
-            train = [path for path in train if path.resolve() not in excluded]
+            train = {path: is_named for path, is_named in train.items() if path.resolve() not in excluded}
         if not train:
             cause = f"data.val_path={self.val_path} matches every file of data.path={self.path}"
             raise ValueError(f"{cause}; leave some to train on")
 
-        def named(paths: list[Path]) -> list[tuple[str, Path]]:
+        def named(paths: dict[Path, bool]) -> list[Found]:
             common = os.path.commonpath([path.parent for path in paths])
-            return [(os.path.relpath(path, common), path) for path in paths]
+            return [Found(os.path.relpath(path, common), path, paths[path]) for path in sorted(paths)]
 
         return {"train": named(train), "val": named(val)}
 
     def fingerprint(self) -> dict[str, Any]:
         splits: tuple[Split, ...] = ("train",) if self.val_path is None else ("train", "val")
-        files = [(f"{split} {name}", path) for split in splits for name, path in self.files[split]]
+        files = [(f"{split} {found.name}", found.path) for split in splits for found in self.files[split]]
         common = {"kind": self.name, "files": len(files), "sha256": digest_files(files), "text_field": self.text_field}
-        return common | ({"val_fraction": self.val_fraction} if self.val_path is None else {"val_path": True})
+        split = {"val_path": True} if self.own_split else {"val_fraction": self.val_fraction}
+        return {"rules": RULES} | common | split
+
+    @cached_property
+    def left_out(self) -> set[Path]:
+        """The files that `documents` has left out so far, since they hold no text."""
+        return set()
+
+    @property
+    def note(self) -> str:
+        if not self.left_out:
+            return ""
+        counts = Counter(path.suffix or "without an ending" for path in self.left_out)
+        endings = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        shown = [f"{count} {ending}" for ending, count in endings[:MANY_ENDINGS]]
+        rest = sum(count for _, count in endings[MANY_ENDINGS:])
+        listed = printable(", ".join(shown + [f"{rest} others"] * bool(rest)))
+        total = len({found.path for files in self.files.values() for found in files})
+        return f"left out {len(self.left_out)} of {total} files, which hold no text: {listed}"
 
     def documents(self, split: Split) -> Iterator[Document]:
-        for name, path in self.files[split]:
-            if has_rows(path):
-                for number, text in enumerate(read_rows(path, self.text_field), start=1):
-                    yield Document(f"{name}:{number}", text, is_row=True)
-            else:
-                yield Document(name, read_text(path))
+        for found in self.files[split]:
+            n_characters = 0
+            try:
+                for document in documents_of(found, self.text_field):
+                    n_characters += len(document.text)
+                    yield document
+            except UnreadableError:
+                if found.is_named or n_characters:
+                    raise
+                self.left_out.add(found.path)
+            if found.is_named and n_characters == 0:
+                raise ValueError(
+                    f"{printable(found.path)} is empty; leave it out of the settings data.path and data.val_path"
+                )
+
+
+def documents_of(found: Found, text_field: str) -> Iterator[Document]:
+    """The text of a file, or those of its rows, which have names such as "a.csv:3"."""
+    if (kind := kind_of(found.path)) == "text":
+        yield Document(found.name, read_text(found.path))
+        return
+    for number, text in enumerate(read_rows(found.path, kind, text_field), start=1):
+        yield Document(f"{found.name}:{number}", text, is_row=True)
+
+
+def find(key: str, pattern: str | list[str] | None) -> dict[Path, bool]:
+    """The files that `pattern`, the setting data.`key`, matches: a file, a folder, a glob, or a list of them.
+
+    Folders and globs leave out names that begin with a dot, and follow links to folders.
+
+    Returns:
+        The files, each with whether it is named by its path.
+
+    Raises:
+        ValueError: no pattern.
+        OSError: it matches nothing.
+    """
+    if isinstance(pattern, list) and pattern:
+        found = [find(key, each) for each in pattern]
+        return {path: any(each.get(path) for each in found) for files in found for path in files}
+    if not pattern or not isinstance(pattern, str):
+        raise ValueError(f"data.{key} is missing; give a file, a folder or a glob, such as data.{key}='texts/**/*.txt'")
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        return {path: True}
+    parts = path.parts
+    first = (
+        len(parts) if path.is_dir() else next((i for i, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+    )
+    folder, names = Path(*parts[:first]), parts[first:] or ("**",)
+    files = dict.fromkeys(matching(folder, names), False)
+    if not files:
+        raise OSError(f"data.{key}={printable(pattern)} matches no file; give a file, a folder or a glob")
+    return files
+
+
+def matching(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+    """The files below a folder that are not hidden and match a glob; each once, also if links lead to it again.
+
+    Args:
+        names: the parts of the glob; "**" stands for any number of folders, and for all files at the end.
+    """
+    known: set[str] = set()
+    for path, subfolders, files in os.walk(folder, followlinks=True):
+        parts = Path(path).relative_to(folder).parts
+        if (real := os.path.realpath(path)) in known or ("**" not in names and len(parts) >= len(names)):
+            subfolders.clear()
+            continue
+        known.add(real)
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in files:
+            file = Path(path, name)
+            if not name.startswith(".") and matches((*parts, name), names) and file.is_file():  # no pipes or devices
+                yield file
+
+
+def matches(parts: Sequence[str], names: Sequence[str]) -> bool:
+    """Whether the parts of a path match the parts of a glob."""
+    if not names or not parts:
+        return not parts and set(names) <= {"**"}
+    if names[0] == "**":
+        return len(names) == 1 or any(matches(parts[i:], names[1:]) for i in range(len(parts)))
+    return fnmatch.fnmatchcase(parts[0], names[0]) and matches(parts[1:], names[1:])
 
 
 @dataclass(frozen=True, config=strict_settings("data"))
@@ -128,6 +224,7 @@ class SingleText(Source):
     val_fraction: float = setting(0.1, "the end of the text", common=True, gt=0, lt=1)
     cache_dir: str | None = field(default=None, compare=False)
     name = "shakespeare"
+    own_split = "the end of the text"
     ends_documents = False
 
     @model_validator(mode="after")
@@ -136,19 +233,13 @@ class SingleText(Source):
             raise OSError(f"data.path={self.path} does not exist; give a text file, or null to download it")
         return self
 
-    @property
-    def split_rule(self) -> str:
-        return "the end of the text"
-
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": self.name, "sha256": sha256_of_file(self._file()), "val_fraction": self.val_fraction}
 
     def documents(self, split: Split) -> Iterator[Document]:
-        yield Document("text", read_text(self._file()))
-
-    def _part(self, document: Document, split: Split) -> str:
-        middle = int(len(document.text) * (1 - self.val_fraction))
-        return document.text[:middle] if split == "train" else document.text[middle:]
+        text = read_text(self._file())
+        middle = int(len(text) * (1 - self.val_fraction))
+        yield Document("text", text[:middle] if split == "train" else text[middle:])
 
     def _file(self) -> Path:
         if self.path is not None:
@@ -175,129 +266,3 @@ def _download() -> bytes:
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise OSError(f"{URL} has another text than tiny shakespeare; {remedy}")
     return content
-
-
-def find(key: str, pattern: str | list[str] | None) -> list[Path]:
-    """The files that `pattern`, the setting data.`key`, matches: a file, a folder, a glob, or a list of them. Sorted.
-
-    Folders and globs leave out names that begin with a dot.
-
-    Raises:
-        ValueError: no pattern.
-        OSError: it matches nothing.
-    """
-    if isinstance(pattern, list) and pattern:
-        return sorted({file for each in pattern for file in find(key, each)})
-    if not pattern or not isinstance(pattern, str):
-        raise ValueError(f"data.{key} is missing; give a file, a folder or a glob, such as data.{key}='texts/**/*.txt'")
-    path = Path(pattern).expanduser()
-    if path.is_file():
-        return [path]
-    first = next((i for i, part in enumerate(path.parts) if any(char in part for char in "*?[")), len(path.parts))
-    base, rest = Path(*path.parts[:first]), path.parts[first:]
-    matches = base.glob(os.path.join(*rest, *["*"] * (rest[-1] == "**"))) if rest else base.rglob("*")
-    files = [file for file in matches if file.is_file()]  # no pipes or devices
-    files = sorted({f for f in files if not any(part.startswith(".") for part in f.relative_to(base).parts)})
-    if not files:
-        raise OSError(f"data.{key}={printable(pattern)} matches no file; give a file, a folder or a glob")
-    return files
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Errors of reading a file become a ValueError of one line with its name."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        remedy = "convert it, e.g. iconv -f latin1 -t utf-8, or choose the files with a glob"
-        raise ValueError(f"{printable(path)} is not UTF-8 text ({error.reason}); {remedy}") from error
-    except Exception as error:
-        of_pyarrow = type(error).__module__.startswith("pyarrow")  # which is only imported for its files
-        if not of_pyarrow and not isinstance(error, EOFError | zlib.error) and getattr(error, "errno", 0) is not None:
-            raise
-        raise ValueError(f"{printable(path)} is damaged ({printable(error)}); copy or create it again") from error
-
-
-def open_file(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 file, without its byte order mark."""
-    if path.stat().st_size > LIMIT:
-        raise ValueError(f"{printable(path)} has more than {LIMIT} bytes, and is read as a whole; split it")
-    with reading(path), open_file(path) as file:
-        content = file.read()
-        if b"\0" in content:
-            raise UnicodeDecodeError("utf-8", content, 0, 1, "it has a zero byte, as binary files have")
-        return content.decode("utf-8-sig")
-
-
-def has_rows(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(ROWS)
-
-
-def read_rows(path: Path, text_field: str) -> Iterator[str]:
-    """The text of each row of a file, in order; "" for null. Empty lines are no rows.
-
-    Args:
-        text_field: the field that holds it. In a .json file, a text stands for an object with it.
-
-    Raises:
-        ValueError: a row cannot be read or has no text; the message names it, as in "a.csv, row 3".
-    """
-    kind = Path(path.name.removesuffix(".gz")).suffix
-    where, number = f"{printable(path)}, {'line' if kind == '.jsonl' else 'row'}", 0
-    try:
-        with reading(path):
-            for number, row in enumerate(_rows(path, kind, text_field), start=1):
-                if isinstance(row, str):
-                    row = {text_field: row}
-                if isinstance(row, dict):
-                    yield row_text(row, text_field, f"{where} {number}")
-                elif row is not None:
-                    found = printable(repr(row)[:40])
-                    raise ValueError(f"{where} {number} is {found}; a row is a JSON object, such as {{'text': ...}}")
-    except (json.JSONDecodeError, RecursionError, csv.Error) as error:
-        raise ValueError(f"{where} {number + 1} cannot be read ({printable(error)}); correct it") from error
-
-
-def _rows(path: Path, kind: str, text_field: str) -> Iterator[Any]:
-    """The rows of a file as they stand in it; None: an empty line."""
-    if kind == ".json":  # the elements of a list, or one object
-        rows = json.loads(read_text(path))
-        yield from rows if isinstance(rows, list) else [rows]
-    elif kind == ".csv":
-        before = csv.field_size_limit(FIELD_LIMIT)  # of the whole process
-        try:
-            with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-                yield from csv.DictReader(text, strict=True, restkey="")
-        finally:
-            csv.field_size_limit(before)
-    elif kind == ".parquet":
-        from pyarrow.parquet import ParquetFile
-
-        # without these options, pyarrow holds the compressed column of a whole row group
-        with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
-            columns = [text_field] if text_field in table.schema_arrow.names else None
-            for batch in table.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False):
-                yield from batch.to_pylist()
-    else:
-        with open_file(path) as file:
-            yield from (json.loads(line) if line.strip() else None for line in file)
-
-
-def row_text(row: dict[str, Any], text_field: str, where: str) -> str:
-    """The text of a row; "" for null.
-
-    Raises:
-        ValueError: the row has no such field, or its value is not a string.
-    """
-    if text_field not in row:
-        names = printable(", ".join(map(str, list(row)[:SHOWN_FIELDS]))) or "none"
-        raise ValueError(f"{where} has no field {text_field!r}; choose one with data.text_field=NAME: {names}")
-    text = row[text_field]
-    if not isinstance(text, str | None):
-        kind = f"{where}: field {text_field!r} holds {type(text).__name__}, not text"
-        raise ValueError(f"{kind}; choose another with data.text_field=NAME")
-    return (text or "").encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs

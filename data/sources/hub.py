@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from tril.data.settings import first_line, setting, strict_settings
 from tril.data.sources.base import Document, Source, Split, digest_files
-from tril.data.sources.files import row_text
+from tril.data.sources.rows import RowError, text_of_row
 
 COMMIT = re.compile("[0-9a-f]{40}")
 
@@ -46,7 +46,7 @@ class Hub(Source):
         return re.sub(r"[^A-Za-z0-9]+", "-", Path(self.repo).name).strip("-").lower() or "hub"
 
     @property
-    def separate_val(self) -> str | None:
+    def own_split(self) -> str | None:
         return f"data.val_split={self.val_split}" if self.val_split else None
 
     @property
@@ -66,8 +66,10 @@ class Hub(Source):
             OSError: the hub cannot be reached or does not know the data set or the revision.
         """
         if folder := self._folder:
-            files = sorted(path for path in folder.rglob("*") if path.is_file())
-            return digest_files((path.relative_to(folder).as_posix(), path) for path in files)
+            files = ((path.relative_to(folder), path) for path in sorted(folder.rglob("*")) if path.is_file())
+            return digest_files(
+                (name.as_posix(), path) for name, path in files if not any(part.startswith(".") for part in name.parts)
+            )
         if COMMIT.fullmatch(self.revision):
             return self.revision
         from huggingface_hub import HfApi
@@ -87,8 +89,10 @@ class Hub(Source):
     def documents(self, split: Split) -> Iterator[Document]:
         name = self.val_split if split == "val" and self.val_split else self.train_split
         for number, row in enumerate(self._rows(name)):
-            text = row_text(row, self.text_field, f"{self.repo}, split {name}, row {number}")
-            yield Document(str(number), text, is_row=True)
+            try:
+                yield Document(str(number), text_of_row(row, self.text_field), is_row=True)
+            except RowError as error:
+                raise ValueError(f"{self.repo}, split {name}, row {number} {error}") from error
 
     def _rows(self, split: str) -> Iterator[Any]:
         """

@@ -361,7 +361,7 @@ def check_overlap(train: Tensor | None, validation: Tensor | None) -> Result:
     Raises:
         ValueError: one of them is missing, is empty, or has another type or shape.
     """
-    from tril.data.split import PASSAGE_TOKENS, contains, cover, distinct, passage_hashes
+    from tril.data.overlap import PASSAGE_TOKENS, contains, cover, distinct, passage_hashes
 
     texts = [x for x in (train, validation) if isinstance(x, Tensor) and x.dim() == 1 and not x.is_floating_point()]
     if len(texts) < 2 or not all(map(len, texts)):

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
+from tokenizers import normalizers
 
-from tril.data import split
+from tril.data import overlap
 from tril.data.config import parse
+from tril.data.overlap import measure_overlap
+from tril.data.prepare import Piece, training_texts
 from tril.data.sources.files import Files
-from tril.data.split import measure_overlap
-from tril.data.tokenizer import _auto_vocab_size
+from tril.data.tokenizer import TokenizerConfig, _auto_vocab_size, build
 
 TEXT = "".join(random.Random(0).choices("abcde fgh\u00e9\u6f22\U0001f469\n", k=6000))
 BYTE = {"tokenizer": {"kind": "byte"}}
@@ -81,7 +83,7 @@ def test_a_changed_byte_anywhere_in_the_cache_is_noticed(settings, caplog):
 def test_a_process_waits_for_another_one_that_prepares_and_reads_what_it_wrote(settings, capsys, monkeypatch):
     folder = prepared(settings, **BYTE).folder
     other, printed = folder.rename(folder.with_name("other")), ""
-    monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(Files, "documents", lambda *_: pytest.fail("read again"))
     with ThreadPoolExecutor() as pool:
         with FileLock(folder.with_name(f".{folder.name}.lock")):  # as the other process holds it
             waiting = pool.submit(prepared, settings, **BYTE)
@@ -108,7 +110,7 @@ def test_what_changes_the_tokens_changes_the_fingerprint(settings, monkeypatch, 
     changes += [{"token_budget": 1000}, {"path": "a.txt"}]
     found = {prepared(settings, **change).meta["fingerprint"] for change in changes}
     assert len(found) == len(changes)
-    monkeypatch.setattr(Files, "pieces", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(Files, "documents", lambda *_: pytest.fail("read again"))
     for same in ({"batch_size": 3}, {"document_mask": True}, {"tokenizer": {"vocab_size": None}}):
         assert prepared(settings, **same).meta["fingerprint"] in found
     assert capsys.readouterr().err.count("validation is ") == len(changes)  # once for each text
@@ -123,9 +125,9 @@ def covered(train, val, length):
 
 @pytest.mark.parametrize("length", [2, 50])
 def test_overlap_is_what_a_search_finds(length, monkeypatch):
-    monkeypatch.setattr(split, "CHUNK", 128)
-    monkeypatch.setattr(split, "PASSAGE_TOKENS", length)
-    monkeypatch.setattr(split, "PASSAGE_BYTES", 0)
+    monkeypatch.setattr(overlap, "CHUNK", 128)
+    monkeypatch.setattr(overlap, "PASSAGE_TOKENS", length)
+    monkeypatch.setattr(overlap, "PASSAGE_BYTES", 0)
     rng = np.random.default_rng(length)
     train, val = (rng.integers(0, 40, n).astype(np.uint16) for n in (2000, 600))
     val[130:190] = train[1000:1060]  # across the ends of chunks
@@ -147,3 +149,27 @@ def test_documents_are_separated_by_their_first_tokens(settings):
     assert documents == [0] * 50 + [1] * 51 + [2]
     assert [i for i, (a, b) in enumerate(pairwise(documents)) if a != b] == [i - 1 for i in (50, 101)]
     assert ids == [*text.tokenizer.encode("a" * 50).ids, 0, *text.tokenizer.encode("b" * 50).ids, 0]
+
+
+def test_long_words_are_cut_before_a_tokenizer_is_trained(settings):
+    text = "word " + "x" * 5000 + " 漢" * 9 + " " * 3000 + "end"
+    parts = list(training_texts([Piece(text, True)], None, TokenizerConfig()))
+    assert "".join(parts) == text and max(len(word) for part in parts for word in part.split(" ")) == 1024
+    assert list(training_texts([Piece(TEXT, True)], None, TokenizerConfig())) == [TEXT]
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.Lowercase(), normalizers.Strip(), normalizers.NFC()])
+def test_a_tokenizer_that_changes_the_text_is_an_error(settings, normalizer):
+    tokenizer = build(TokenizerConfig(kind="byte"))
+    tokenizer.normalizer = normalizer
+    tokenizer.save("tokenizer.json")
+    Path("text.txt").write_text("  A, e\u0301 and no more of it\n" * 300, "utf-8")
+    with pytest.raises(ValueError, match="data.tokenizer.path=tokenizer.json changes the text: .* becomes"):
+        prepared(settings, tokenizer={"kind": "file", "path": "tokenizer.json"})
+
+
+@pytest.mark.parametrize(("n_characters", "warned"), [(600, True), (60_000, False)])
+def test_few_validation_tokens_are_said_to_measure_little(settings, capsys, n_characters, warned):
+    Path("text.txt").write_text(TEXT[:n_characters] * 10, "utf-8")
+    prepared(settings, **BYTE)
+    assert ("says little" in capsys.readouterr().err) == warned
