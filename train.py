@@ -12,17 +12,15 @@ python train.py debug=true                         20 steps of everything, on li
 python train.py init_from=hf:FOLDER                start from other weights, see docs/weights.md
 """
 
-import signal
 import sys
 import time
 from typing import Any
 
 from tril.model.runs import Run
-from tril.model.training.stop import StoppedError, StopRequest, stop_on_signals
 from tril.scripts.cli.app import CommandLine, compose, entry
 from tril.scripts.cli.config import FOLDER, RunConfig, TrainCommand, check_minutes, check_single
 from tril.scripts.cli.errors import UserError, command, user_errors
-from tril.scripts.cli.process import process_rank, quiet_ranks
+from tril.scripts.cli.process import quiet_ranks
 from tril.scripts.cli.resume import check_resumed, is_finished, resume
 from tril.scripts.cli.run import build_module, fit_run, instantiate, open_run, plan_minutes, prepare_text, sweep_of
 
@@ -38,21 +36,16 @@ def train(*settings: str) -> Run:
 
     Raises:
         UserError: a ValueError whose message is one line: a wrong setting, or a run that diverged.
-        KeyboardInterrupt: Ctrl-C stopped the run, after it wrote a checkpoint; the message says how to continue.
+        KeyboardInterrupt: Ctrl-C or SIGTERM stopped the run after a checkpoint; the message says how to continue.
     """
     for setting in settings:
         if not isinstance(setting, str) or setting.startswith("-"):
             remedy = 'settings are strings, such as "trainer.max_steps=100"; use grids and options in a terminal'
             raise UserError(f"{setting!r} is no setting of a run; {remedy}")
     try:
-        with stop_on_signals() as stop:
-            return run(compose("train", settings), stop, one_process=True)
+        return run(compose("train", settings), one_process=True)
     except UserError as error:
         raise error.with_traceback(None) from None  # a notebook shows the line, not the frames that found it
-    except StoppedError as stopped:
-        if stopped.signum != signal.SIGINT:
-            signal.raise_signal(stopped.signum)  # to the handler that it has without the run
-        raise KeyboardInterrupt(stopped.describe(f'train("resume={stopped.folder}")')) from None
 
 
 def run_job(cfg: Any) -> float:
@@ -66,22 +59,18 @@ def run_job(cfg: Any) -> float:
 def main(line: CommandLine[TrainCommand]) -> None:
     quiet_ranks()
     try:
-        with stop_on_signals() as stop:
-            run(line, stop)
-    except StoppedError as stopped:
-        if process_rank() == 0:
-            print(stopped.describe(command("train", f"resume={stopped.folder}")), file=sys.stderr, flush=True)
-        elif stopped.agreed:
-            sys.exit()  # Lightning kills rank 0 when another rank ends with another status
-        sys.exit(128 + stopped.signum)
+        run(line)
+    except KeyboardInterrupt:  # before the first step, or a second Ctrl-C
+        remedy = f"{command('train', 'resume=latest')} continues from the last checkpoint"
+        print(f"stopped at once by Ctrl-C; {remedy}", file=sys.stderr)
+        sys.exit(130)
 
 
-def run(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool = False) -> Run:
+def run(line: CommandLine[TrainCommand], *, one_process: bool = False) -> Run:
     """One run, to its end.
 
     Args:
-        stop: asks the run to stop at the end of a step.
-        one_process: reject settings that start further processes.
+        one_process: reject settings that start further processes, and raise KeyboardInterrupt after a signal.
 
     Raises:
         UserError: wrong settings, before anything expensive starts; a model that sees the future, before the first
@@ -106,10 +95,10 @@ def run(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool
     import torch
 
     from tril.model.gpt import GPT
+    from tril.model.training.stop import Stopped
     from tril.model.training.trainer import build_trainer
 
     with open_run(folder, checkpoint) as run:
-        stop.folder = run.folder
         with user_errors():
             added = instantiate(config.targets, run.folder)
             data = prepare_text(config)
@@ -128,7 +117,6 @@ def run(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool
             trainer = build_trainer(
                 config,
                 run.folder,
-                stop,
                 passes=config.train_tokens() / data.meta["counts"]["train"]["tokens"],
                 sweep=sweep_of(run.folder),
                 started=started,
@@ -138,7 +126,14 @@ def run(line: CommandLine[TrainCommand], stop: StopRequest, *, one_process: bool
             torch.manual_seed(config.seed_for(f"dropout/{rank}" if (rank := trainer.global_rank) else "dropout"))
             lineage = checkpoint.lineage if checkpoint else source.lineage if source else None
             module = build_module(config, model, data, lineage)
-        fit_run(trainer, module, data, config, run, checkpoint)
+        try:
+            fit_run(trainer, module, data, config, run, checkpoint)
+        except Stopped as stopped:
+            if one_process:
+                raise KeyboardInterrupt(stopped.describe(f'train("resume={run.folder}")')) from None
+            if trainer.is_global_zero:
+                print(stopped.describe(command("train", f"resume={run.folder}")), file=sys.stderr, flush=True)
+            raise
     return run
 
 

@@ -24,9 +24,8 @@ def typed(*settings: str, base: list[str] = TINY) -> list[str]:
 def train_typed(settings: list[str]):
     """The run of these settings, in this process; errors are exceptions."""
     from tril import train
-    from tril.model.training.stop import StopRequest
 
-    return train.run(compose("train", settings), StopRequest())
+    return train.run(compose("train", settings))
 
 
 def accept(name: str, *settings: str) -> None:

@@ -1,6 +1,5 @@
 """train() in a process that goes on, and what signals do to a run: the step ends, a checkpoint, a status and a line."""
 
-import re
 import signal
 from functools import partial
 
@@ -8,17 +7,17 @@ import pytest
 
 from tests.contract.harness import BARE, DRAWN_BY, run, small_picture
 from tril.model.checkpoint import read_state
-from tril.model.training.callbacks.causality_check import CausalityCheck
 from tril.model.training.module import TrainingModule
 from tril.scripts.cli.errors import UserError
 from tril.train import train
 
 QUICK = (*BARE, "data.path=text.txt", "hydra.run.dir=run")
-TERM = signal.SIGTERM
-SIGNALS = [  # what comes, in which call, of a run with these settings, and the step of the checkpoint
-    (TERM, (CausalityCheck, "on_fit_start"), ["callbacks.causality={}"], 0),  # at once
-    (TERM, (TrainingModule, "validation_step"), [], 4),
-    (signal.SIGUSR1, (TrainingModule, "training_step"), ["trainer.val_check_interval=1"], 1),  # of Slurm
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+STOPS = [  # the call in which the signal comes, settings, and the step of the checkpoint
+    ("training_step", ["trainer.accumulate_grad_batches=2"], 1),
+    ("training_step", ["trainer.val_check_interval=1"], 1),
+    ("validation_step", [], 4),
+    ("training_step", ["trainer.max_steps=1"], 1),
 ]
 
 
@@ -73,39 +72,27 @@ def test_a_wrong_setting_shows_no_frames_and_a_bug_shows_its_cause(folder, befor
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_a_signal_stops_train_with_a_checkpoint_unless_a_second_one_comes(folder, before_next, capsys):
-    """SIGTERM then goes to the handler of the process."""
-    interrupt, received = partial(signal.raise_signal, signal.SIGINT), []
-    before_next(TrainingModule, "training_step", interrupt, interrupt)
-    with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C at step 0; there is no checkpoint yet"):
-        train(*QUICK, "hydra.run.dir=at_once")
-    before_next(TrainingModule, "training_step", interrupt)
-    with pytest.raises(KeyboardInterrupt) as raised:
-        train(*QUICK)
-    assert str(raised.value) == f'stopped by Ctrl-C at step 1; continue with train("resume={folder / "run"}")'
-    line = "the run stops after this step; Ctrl-C again stops it at once\n"
-    assert capsys.readouterr().err.count(line) == 2
-
-    handler = lambda *_: received.append(step_of(folder / "run"))  # noqa: E731
-    before = signal.signal(TERM, handler)
-    try:
-        before_next(TrainingModule, "training_step", partial(signal.raise_signal, TERM))
-        with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM at step 2; continue with "):
-            train("resume=run")
-        assert signal.getsignal(TERM) is handler and received == [2]
-    finally:
-        signal.signal(TERM, before)
+def test_a_signal_ends_the_step_and_train_raises_keyboard_interrupt(folder, before_next):
+    before = [signal.getsignal(signum) for signum in SIGNALS]
+    for step, signum in enumerate(SIGNALS, 1):
+        before_next(TrainingModule, "training_step", partial(signal.raise_signal, signum))
+        with pytest.raises(KeyboardInterrupt, match=f"at step {step}; continue with "):
+            train(*(["resume=run"] if step > 1 else QUICK))
+        assert step_of(folder / "run") == step and [signal.getsignal(signum) for signum in SIGNALS] == before
     assert train("resume=run").summary["steps"] == 8
 
 
-@pytest.mark.parametrize(("signum", "at", "settings", "step"), SIGNALS)
-def test_a_signal_ends_the_step_writes_a_checkpoint_and_gives_the_status(
-    before_next, folder, signum, at, settings, step
-):
-    before_next(*at, partial(signal.raise_signal, signum))
+def test_a_second_signal_acts_at_once(folder, before_next):
+    interrupt = partial(signal.raise_signal, signal.SIGINT)
+    before_next(TrainingModule, "training_step", interrupt, interrupt)
+    done = run("train", *QUICK, cwd=folder)
+    assert done.returncode == 128 + signal.SIGINT and not (folder / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(("at", "settings", "step"), STOPS)
+def test_a_signal_ends_the_step_with_its_validation_a_status_and_a_line(before_next, folder, at, settings, step):
+    before_next(TrainingModule, at, partial(signal.raise_signal, signal.SIGTERM))
     done = run("train", *QUICK, *settings, cwd=folder)
-    remedy = f"continue with python train.py resume={folder / 'run'}" if step else "there is no checkpoint yet"
-    errors = re.sub(r"\Avalidation is .+\n", "", done.stderr)  # which the first start on a text prints
-    assert (done.returncode, errors) == (128 + signum, f"stopped by {signum.name} at step {step}; {remedy}\n")
-    assert not (folder / "run" / "summary.json").exists()
-    assert not step or step_of(folder / "run") == step
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 128 + signal.SIGTERM and f"resume={folder / 'run'}" in line
+    assert step_of(folder / "run") == step and not (folder / "run" / "summary.json").exists()

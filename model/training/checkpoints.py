@@ -14,7 +14,7 @@ from tril.model.runs import BEST, CHECKPOINTS, LAST
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import CheckpointConfig
-from tril.model.training.stop import StopRequest
+from tril.model.training.stop import StopAfterStep
 
 
 class CheckpointFiles(TorchCheckpointIO):
@@ -42,11 +42,11 @@ class Checkpoints(Checkpoint):
     Args:
         folder: of the run.
         config: the intervals.
-        stop: it is asked after every step of all processes.
+        stop: ends the run after the checkpoint of a step.
     """
 
-    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: StopRequest) -> None:
-        self.folder, self.config, self._stop = Path(folder) / CHECKPOINTS, config, stop
+    def __init__(self, folder: str | Path, config: CheckpointConfig, stop: StopAfterStep) -> None:
+        self.folder, self.config, self.stop = Path(folder) / CHECKPOINTS, config, stop
         self._saved_at = 0.0  # time.monotonic()
         self._step = 0  # that ended last
         self._loops: dict[str, Any] | None = None  # Lightning's counters at its end
@@ -62,7 +62,6 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         self._saved_at, self._step = time.monotonic(), trainer.global_step
-        self._stop.defer()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: TrainingModule, outputs, batch, batch_idx: int) -> None:
         if trainer.global_step == self._step:  # no end of an optimizer step
@@ -73,33 +72,22 @@ class Checkpoints(Checkpoint):
         interval = int(trainer.val_check_batch or 1)
         is_validated = trainer.should_stop or (loop.total_batch_idx + 1) % interval == 0
         self._loops = loop.state_dict() if is_validated else None
-        if not is_validated and self._agreed(trainer, self._stop.signum is not None or self._is_due()):
-            self._save_and_stop(trainer)
+        if not is_validated and trainer.strategy.reduce_boolean_decision(self._is_due(), all=False):
+            self._save(trainer, LAST)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:  # otherwise a checkpoint would lack the state of the loaders
-            self._save_and_stop(trainer)
+            is_best = Metrics.of(trainer).best()["step"] == trainer.global_step
+            self._save(trainer, *((BEST, LAST) if is_best else (LAST,)))
 
-    def on_train_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
-        self._stop.at_once()
-
-    def _save_and_stop(self, trainer: Trainer) -> None:
-        """Writes the checkpoints of this step, and ends the run if one of its processes is to stop."""
+    def _save(self, trainer: Trainer, *names: str) -> None:
         self._saved_at = time.monotonic()
-        metrics = Metrics.of(trainer)
-        is_best = metrics.last("val/loss") is not None and metrics.best()["step"] == trainer.global_step
-        for name in (BEST, LAST) if is_best else (LAST,):
+        for name in names:
             trainer.save_checkpoint(self.folder / name)
-        if self._agreed(trainer, self._stop.signum is not None):
-            self._stop.finish()
-
-    @staticmethod
-    def _agreed(trainer: Trainer, decision: bool) -> bool:
-        """Whether the decision of one process is True; all of them must call it."""
-        return trainer.strategy.reduce_boolean_decision(decision, all=False)
+        self.stop.agree(trainer)
 
     def _is_due(self) -> bool:
-        """Whether an interval has passed; the clocks of the processes differ."""
+        """Whether an interval has passed or a signal has come; the processes differ."""
         minutes, steps = self.config.every_minutes, self.config.every_n_steps
         by_time = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        return by_time or (steps is not None and self._step % steps == 0)
+        return by_time or (steps is not None and self._step % steps == 0) or self.stop.signum is not None

@@ -139,7 +139,7 @@ class TrainingModule(LightningModule):
         self._val = torch.empty(0)
         nats, targets = self.val_windows.sum(1).tolist()
         values = {"val/loss": nats / targets, "val/bpb": nats / math.log(2) / self.val_bytes(int(targets))}
-        self.log_dict(values, logger=False)  # `Metrics` does: Lightning would log them under the step before
+        self.log_dict(values, logger=False)  # `Metrics` does, in one row with what was spent
 
     def configure_optimizers(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride] a subset
         """The optimizer with its schedule, per optimizer step."""
@@ -151,7 +151,10 @@ class TrainingModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what sampling and an exact continuation need."""
         checkpoint["tril"] = dict(self.payload)
-        checkpoint["train_loss"] = {"nats": self.train_nats, "targets": self._train_targets}
+        sums = {"nats": self.train_nats, "targets": self._train_targets}  # of each rank, (W,)
+        checkpoint["train_loss"] = {
+            key: torch.as_tensor(self.all_gather(x)).view(-1) for key, x in sums.items()
+        }  # (W,)
         checkpoint["random_states"] = {}  # of each rank, (W, bytes of a state); sent from device to device
         for kind in dict.fromkeys(("cpu", self.device.type)):  # in this order on all ranks
             state = random_numbers(kind).get_rng_state()
@@ -160,8 +163,14 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Reads what `on_save_checkpoint` added."""
-        self.train_nats, self._train_targets = checkpoint["train_loss"].values()
+        self.train_nats, self._train_targets = map(self._of_this_rank, checkpoint["train_loss"].values())
         self._random_states = checkpoint["random_states"]
+
+    def _of_this_rank(self, sums: Tensor) -> Tensor:
+        """Of the sums of each rank, (W,), the one of this rank; rank 0 takes those of another number of ranks."""
+        if sums.numel() == self.trainer.world_size:
+            return sums.view(-1)[self.global_rank].clone()
+        return sums.sum() * (self.global_rank == 0)
 
     def on_train_start(self) -> None:
         """Restores random states last, since what runs before may draw random numbers.

@@ -23,8 +23,8 @@ from tril.model.gpt import GPT
 from tril.model.training.settings import OptimConfig
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: steepest slope at 0 that keeps large values near 1
+FLOAT32_EXPONENT = 0x7F800000  # its bits
 MATCH_RMS = 0.2  # root mean square of a typical AdamW update: Liu et al., 2025, https://arxiv.org/abs/2502.16982, 2.2
-NS_EPS = 1e-7  # Jordan's; a zero matrix stays zero
 
 
 def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
@@ -42,7 +42,10 @@ def orthogonalize(matrices: Tensor, steps: int) -> Tensor:
     a, b, c = NS_COEFFICIENTS
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices  # wide: the Gram matrix has the shorter side
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=NS_EPS)  # Frobenius >= spectral norm: all singular values <= 1
+    # Divided by the power of two below the largest number, which is exact, so no square overflows or vanishes.
+    power = x.abs().amax(dim=(-2, -1), keepdim=True).float().view(torch.int32).bitwise_and(FLOAT32_EXPONENT)
+    x = x / power.view(torch.float32).clamp(min=torch.finfo(torch.float32).tiny).to(x.dtype)
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1)  # now all singular values <= 1; 0 of a zero matrix
     for _ in range(steps):
         gram = x @ x.mT  # (N, shorter, shorter)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b gram + c gram^2) x

@@ -1,93 +1,59 @@
-"""Signals that end a run: the first one at the end of the step, with a checkpoint; the second one at once."""
+"""Signals that end a run: the first one after the step in progress, with a checkpoint; a second one at once."""
 
-import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NoReturn
 
-from tril.model.runs import is_resumable
+from lightning import Callback, LightningModule, Trainer
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # Slurm sends the last one before the time limit
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the last one before its time limit
 
 
-class StoppedError(BaseException):
-    """A signal stops the run. Not an Exception, so that only the entry point catches it.
+class Stopped(SystemExit):
+    """A signal ended the run after a step, whose checkpoint is last.ckpt; the exit status is 128 + the signal.
 
-    Attributes:
-        signum: the signal.
-        step: optimizer steps of the run so far.
-        folder: of the run; None: it has none yet.
-        agreed: every process of the run raises it, after the same step.
+    In ranks other than 0 the status is 0, since Lightning kills rank 0 when another rank ends with another status.
     """
 
-    def __init__(self, signum: int, folder: Path | None, *, agreed: bool) -> None:
-        super().__init__()
-        self.signum, self.step, self.folder, self.agreed = signum, 0, folder, agreed
+    def __init__(self, signum: int, trainer: Trainer) -> None:
+        super().__init__(128 + signum if trainer.is_global_zero else 0)
+        self.signum, self.step = signum, trainer.global_step
 
     def describe(self, resume: str) -> str:
-        """What happened in one line; `resume` is the command that continues the run."""
+        """One line; `resume` is the command that continues the run."""
         name = "Ctrl-C" if self.signum == signal.SIGINT else signal.Signals(self.signum).name
-        resumable = self.folder is not None and is_resumable(self.folder)
-        remedy = f"continue with {resume}" if resumable else "there is no checkpoint yet"
-        return f"stopped by {name} at step {self.step}; {remedy}"
+        return f"stopped by {name} at step {self.step}; continue with {resume}"
 
 
-class StopRequest:
-    """The first signal that asks a run to stop; a second one does not wait for the end of the step.
-
-    Attributes:
-        signum: the signal that waits for the end of the step; None: none.
-        folder: of the run that it stops; None: it has none yet.
-    """
+class StopAfterStep(Callback):
+    """The first signal ends the run after a step, once `Checkpoints` has written it. A second one acts at once."""
 
     def __init__(self) -> None:
-        self.signum: int | None = None
-        self.folder: Path | None = None
-        self._deferred = False
+        self.signum: int | None = None  # of the first signal
+        self._is_agreed = False  # all processes of the run know of it
+        self._before = {signum: signal.getsignal(signum) for signum in SIGNALS}
 
-    def defer(self) -> None:
-        """From now on a signal waits for the end of the step. Replaces the handlers that Lightning's fit sets."""
-        self._deferred = True
-        self.install()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Replaces the handlers of this process; Lightning restores them at the end of `fit`."""
+        if threading.current_thread() is threading.main_thread():  # no other one may do that
+            for signum in SIGNALS:
+                signal.signal(signum, self._ask)
 
-    def at_once(self) -> None:
-        """From now on a signal stops the run at once, as one that still waits does."""
-        self._deferred = False
-        if self.signum is not None:
-            self.finish()
-
-    def finish(self) -> NoReturn:
-        """Ends the run. If another rank received the signal, the run stops as for SIGTERM."""
-        raise StoppedError(self.signum or signal.SIGTERM, self.folder, agreed=self._deferred)
-
-    def install(self) -> dict[int, Any]:
-        """Sets the handlers and returns those of before. Only the main thread may do that."""
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-        return {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
-
-    def _handle(self, signum: int, frame: object) -> None:
-        if self.signum is not None:
-            self.at_once()
+    def _ask(self, signum: int, frame: object) -> None:
         self.signum = signum
-        if not self._deferred:
-            self.finish()
-        from lightning.fabric.utilities import rank_zero_only  # Lightning trains, so it is imported
-
-        if signum == signal.SIGINT and rank_zero_only.rank == 0:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+        if signum == signal.SIGINT:
             print("the run stops after this step; Ctrl-C again stops it at once", file=sys.stderr, flush=True)
 
+    def agree(self, trainer: Trainer) -> None:
+        """Finds out whether a process of the run received a signal; all of them call it after a checkpoint."""
+        self._is_agreed = trainer.strategy.reduce_boolean_decision(self.signum is not None, all=False)
 
-@contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """SIGTERM, SIGINT and SIGUSR1 stop the run of the block with a StoppedError."""
-    stop = StopRequest()
-    before = stop.install()
-    try:
-        yield stop
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch, batch_idx: int) -> None:
+        """Ends the run here, since Lightning logs the metrics of a step after the last callback of the step."""
+        self.on_train_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._is_agreed:
+            raise Stopped(self.signum or signal.SIGTERM, trainer)

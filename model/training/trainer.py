@@ -22,7 +22,7 @@ from tril.model.training.hardware import configure_torch
 from tril.model.training.loggers import finish_loggers, start_loggers
 from tril.model.training.module import TrainingModule
 from tril.model.training.settings import TrainingConfig
-from tril.model.training.stop import StopRequest
+from tril.model.training.stop import StopAfterStep
 from tril.model.training.summary import summarize
 
 PASSED_ON = ("max_steps", "accumulate_grad_batches", "log_every_n_steps", "strategy", "num_nodes", "devices")
@@ -50,7 +50,6 @@ class EarlyStop(EarlyStopping):
 def build_trainer(
     config: TrainingConfig,
     folder: Path,
-    stop: StopRequest,
     *,
     passes: float = 0.0,
     sweep: Path | None = None,
@@ -62,7 +61,6 @@ def build_trainer(
 
     Args:
         folder: of the run.
-        stop: asks the run to stop at the end of a step.
         passes: of the run over its text, which decide whether it may stop early.
         sweep: the folder of the run's sweep, whose runs are compared at equal lengths: one that would read its text
             often does not stop early, unless `min_passes` is 0; None: a single run.
@@ -77,9 +75,10 @@ def build_trainer(
     stops_early = early is not None and passes > early.min_passes and not (sweep and early.min_passes)
     # The order in which Lightning calls them: Metrics first, since the others show what it measured; then what may end
     # the run, so that the others know their last validation; Checkpoints last, with the complete state of all.
-    metrics = Metrics(hardware, folder, started)
+    metrics, stop = Metrics(hardware, folder, started), StopAfterStep()
     callbacks = [
         metrics,
+        stop,
         planner,
         EarlyStop(early.patience) if early is not None and stops_early else None,
         Timer(settings.max_time, verbose=False) if settings.max_time else None,
@@ -144,6 +143,10 @@ def fit(
         if last is None or last["step"] != trainer.global_step:  # no step was left
             trainer.validate(module, data, verbose=False)
         summarize(trainer, module, data, sample=sample, stopped=stop_reason(trainer))
+    except SystemExit as ended:
+        if isinstance(ended.__context__, KeyboardInterrupt):  # Lightning exits with 1 after a second Ctrl-C
+            raise KeyboardInterrupt from None
+        raise
     except Exception as error:  # not a stop by a signal, which an upload must not delay
         if isinstance(error, NonFiniteError):
             summarize(trainer, module, data, sample=sample, diverged=str(error))

@@ -24,7 +24,6 @@ from tril.model.runs import (
     remove_if_empty,
     run_folder,
 )
-from tril.model.training.stop import StoppedError
 from tril.scripts.cli.config import FOLDER, RunConfig, is_given
 from tril.scripts.cli.errors import UserError, check_writable, command, message_of, user_errors
 from tril.scripts.cli.process import n_started, process_rank, shared_folder
@@ -257,9 +256,6 @@ def fit_run(
             settings=settings,
             sample=command("sample"),
         )
-    except StoppedError as stopped:
-        stopped.step = trainer.global_step
-        raise
     except OSError as error:
         remedy = f"continue with resume={run.folder}" if is_resumable(run.folder) else "start again"
         raise UserError(f"{one_line(str(error))}; mend the cause, such as a full disk, and {remedy}") from error

@@ -3,6 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_norm is the function of torch.nn.utils.get_total_norm for many tensors at once.
 
+import contextlib
 import csv
 import math
 import statistics
@@ -32,17 +33,20 @@ class NonFiniteError(ValueError):
 
 
 class RunLog(Logger):
-    """Keeps all rows, and writes each to metrics.csv when it is logged. A new column rewrites the file, atomically.
+    """Writes each row to metrics.csv when it is logged, and keeps it. A new column rewrites the file, atomically.
+
+    The step of a row is the optimizer step that ended last, whether a callback or Lightning logs it: Lightning counts
+    the steps before that one, and adds the number of the pass.
 
     Args:
         folder: of the run.
 
     Attributes:
-        rows: "step" and the logged values by their names in metrics.csv, in every process. A resumed run has those of
-            its checkpoint, and replaces the file with its first row.
+        rows: "step" and the logged values by their names in metrics.csv, in every process.
     """
 
     name, version = "csv", 0  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    trainer: Trainer
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
@@ -53,7 +57,7 @@ class RunLog(Logger):
         """config.yaml has them."""
 
     def log_metrics(self, metrics: Row, step: int | None = None) -> None:
-        row: Any = {"step": step, **metrics}
+        row: Any = {"step": self.trainer.global_step} | {name: x for name, x in metrics.items() if name != "epoch"}
         self.rows.append(row)
         if rank_zero_only.rank > 0:
             return
@@ -67,6 +71,13 @@ class RunLog(Logger):
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(self.rows)
+
+    def resume(self, step: int) -> None:
+        """Keeps the rows of the file up to this step. A line can be incomplete, where a full disk ended the run."""
+        with contextlib.suppress(FileNotFoundError), self.path.open(encoding="utf-8", newline="") as file:
+            lines = csv.DictReader(line for line in file if line.endswith("\n"))
+            rows = [{name: float(text) for name, text in line.items() if text} for line in lines]
+            self.rows = [row | {"step": int(row["step"])} for row in rows if row["step"] <= step]
 
 
 class Metrics(Callback):
@@ -105,6 +116,12 @@ class Metrics(Callback):
         metrics = trainer.callbacks[0]  # pyright: ignore[reportAttributeAccessIssue] dynamic
         assert isinstance(metrics, Metrics)
         return metrics
+
+    def setup(self, trainer: Trainer, pl_module: TrainingModule, stage: str) -> None:
+        self.run_log.trainer = trainer
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainingModule, checkpoint: dict[str, Any]) -> None:
+        self.run_log.resume(checkpoint["global_step"])
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainingModule, batch, batch_idx: int) -> None:
         if self._since is None:
@@ -152,7 +169,7 @@ class Metrics(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainingModule) -> None:
         step = trainer.global_step
-        values = {key: value.item() for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
+        values = {key: trainer.callback_metrics[key].item() for key in ("val/loss", "val/bpb")}
         if not math.isfinite(values["val/loss"]):
             raise NonFiniteError(f"the validation loss at step {step:,} is {values['val/loss']}; lower optim.lr_scale")
         loader: Any = trainer.val_dataloaders
@@ -208,10 +225,10 @@ class Metrics(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         spent = {"tokens": self.tokens, "seconds": self.seconds(), "wall_seconds": self.wall_seconds()}
-        return {"rows": [*self.run_log.rows], "val_windows": self.val_windows, **spent}
+        return {"val_windows": self.val_windows, **spent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.run_log.rows, self.val_windows = state["rows"], state["val_windows"]
+        self.val_windows = state["val_windows"]
         self.tokens, self._seconds = state["tokens"], state["seconds"]
         self._started -= state["wall_seconds"]
 

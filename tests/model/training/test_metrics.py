@@ -1,6 +1,7 @@
 """What a run measures: gradient norms against float64 sums, tokens, seconds, losses of windows, and metrics.csv."""
 
 import math
+import signal
 import tempfile
 import time
 from types import SimpleNamespace
@@ -8,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning import Trainer
+from lightning import Callback, Trainer
 
 from tests.conftest import NANO_PARTS, assert_close
+from tests.runs import train_typed
 from tril.model.causality.model import randomize
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training.callbacks.metrics import Metrics, NonFiniteError, norms_of, save_windows
@@ -21,6 +23,7 @@ from tril.model.training.optim import OptimConfig
 V, T, B, STEPS = 31, 12, 2, 8
 CPU = Hardware("cpu", "32-true", None, "a CPU", None)
 OPTIM = OptimConfig(lr_scale=1e-30)
+BARE = ("callbacks.samples=null", "callbacks.heads=null", "callbacks.causality=null")
 
 
 def batches(n: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -127,3 +130,35 @@ def test_losses_of_windows_and_documents(tmp_path):
     found = {name: array.tolist() for name, array in np.load(tmp_path / "windows.npz").items()}
     expected = {"step": 30, "context_length": 4, "nll": [6, 3], "targets": [4, 2]}
     assert found == expected | {"document_nll": [6, 9, 0, 6], "document_targets": [3, 2, 0, 1]}
+
+
+class Logging(Callback):
+    """Logs as callbacks of Lightning do."""
+
+    def on_train_batch_end(self, trainer, module, *rest):
+        self.log("train/of_callback", float(trainer.global_step))
+
+    def on_validation_epoch_end(self, trainer, module):
+        self.log("val/of_callback", float(trainer.global_step))
+
+
+def test_self_log_writes_rows_of_its_step_and_a_stopped_run_keeps_them(configure, tmp_path, monkeypatch):
+    """SIGTERM comes in step 3, whose checkpoint is written before Lightning logs that step."""
+    step, signals = TrainingModule.training_step, [signal.SIGTERM]
+
+    def training_step(self, batch, batch_idx):
+        self.log("train/of_module", float(self.trainer.global_step + 1))
+        if self.trainer.global_step == 2 and signals:
+            signal.raise_signal(signals.pop())
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(TrainingModule, "training_step", training_step)
+    target = f"+callbacks.logging._target_={__name__}.Logging"
+    settings = configure(*BARE, target, "trainer.accumulate_grad_batches=2")
+    with pytest.raises(SystemExit):
+        train_typed(settings)
+    run = train_typed([f"resume={tmp_path / 'run'}", target])
+    logged = [(name, row["step"], x) for row in run.metrics for name, x in row.items() if "/of_" in name]
+    trained = [(f"train/of_{who}", step, step) for step in range(1, 9) for who in ("callback", "module")]
+    assert sorted(logged) == sorted([*trained, ("val/of_callback", 4, 4), ("val/of_callback", 8, 8)])
+    assert all("epoch" not in row for row in run.metrics)

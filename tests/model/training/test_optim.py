@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.conftest import NANO_PARTS
+from tests.conftest import NANO_PARTS, assert_close
 from tril.model.gpt import GPT, GPTConfig
 from tril.model.training import optim
 from tril.model.training.optim import MuonAdamW, build_optimizer, param_groups
@@ -68,6 +68,15 @@ def test_muon_equals_torch_in_float32(monkeypatch, change):
 def test_adamw_equals_torch_bit_for_bit():
     _, mine, reference = run_both([(7, 5), (5,), ()], ADAMW | {"kind": "adamw"}, torch.optim.AdamW, **ADAMW)
     assert all(torch.equal(a, b) for a, b in zip(mine, reference, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_muons_direction_does_not_depend_on_the_size_of_the_gradient(dtype):
+    matrices = torch.randn(2, 16, 24).to(dtype)
+    expected = optim.orthogonalize(matrices, 5)
+    for scale in (2.0**-100, 1e-10, 1.0, 1e20):
+        assert_close(optim.orthogonalize(matrices * scale, 5), expected)
+    assert optim.orthogonalize(torch.zeros(1, 4, 4, dtype=dtype), 5).count_nonzero() == 0
 
 
 @pytest.mark.parametrize(
