@@ -1,25 +1,23 @@
 """`python train.py minutes=5`: the model, its dropout and the steps of a run that ends in time.
 
-The size of the model follows from the losses of small runs (`MEASURED`; docs/log.md has the runs), the steps
-from a few timed ones. After a fifth of them they are planned once more, from the time that they took.
+The size follows from the losses of small runs (`MEASURED`; docs/log.md has the runs). The steps follow from timed ones
+of one size, and FLOPs give the time of the others. After a fifth of the steps they are planned once more.
 """
 
 import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
-from lightning import Callback, Trainer
+from lightning import Callback, Fabric, Trainer
 from tqdm import tqdm
 
-from tril.model.causality.model import AUTOCAST
 from tril.model.config import GPTConfig
-from tril.model.formats import clock, engineering, plural
+from tril.model.formats import clock, engineering
 from tril.model.gpt import GPT
 from tril.model.training.callbacks.metrics import Metrics
 from tril.model.training.hardware import Hardware, configure_torch
@@ -39,15 +37,16 @@ UNIT_TOKENS = 125 * 2048
 # With more passes over a text, models memorize it: their validation loss rises. But short runs need some steps.
 MAX_PASSES, MIN_REPEATED_STEPS = 4, 200
 DROPOUT = 0.1  # of a text that is read more often
-VALIDATION_SHARE, MIN_VALIDATIONS, MAX_VALIDATIONS = 0.1, 2, 10  # of the time, and how many
+TIMING_SHARE, TIMING_SECONDS = 1 / 20, 3.0  # of the time, and at most: for timed steps
+MAX_TOKENS = 2048  # in a timed step; larger batches are assumed to take as long per token
+VALIDATION_SHARE, MAX_VALIDATIONS = 0.1, 10  # of the time, for more than the last validation; and how many
+FORWARD = 1 / 3  # of the FLOPs of training
 BEFORE, AFTER = 1.5, 0.8  # seconds from the plan to the first step (the certificate), and after the last validation
 STARTUP = 2.0  # seconds of the program before its clock starts: Python, imports and settings
 BESIDES = 0.8  # seconds of a validation besides those of its windows: trained weights certified, sample, heads
 MIN_STEPS = 20
 REPLAN = 1 / 5  # of the steps, after which they are planned once more
 START = 1 / 20  # of the steps, after which they are timed: the first ones are slower
-MAX_TOKENS = 2048  # in a timed step; larger batches are assumed to take as long per token
-MIN_ROUNDS, MIN_SECONDS = 2, 1.0  # of timed steps, after one round for warm-up
 
 # Of each length of training windows, in order: the fraction of the run where it ends, and seconds.
 Stages = tuple[tuple[float, float], ...]
@@ -72,19 +71,6 @@ def predict_loss(parameters: int, tokens: int) -> float:
     return float(np.interp(math.log(parameters), sizes, losses))
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Seconds per token (`train`: forward and backward, `val`: forward) and per optimizer step (`step`)."""
-
-    train: Stages
-    val: float
-    step: float
-
-    def stages(self, tokens: int) -> Stages:
-        """Seconds of a training step of so many tokens."""
-        return tuple((stop, tokens * seconds + self.step) for stop, seconds in self.train)
-
-
 def mean_seconds(stages: Stages, start: float = 0.0, end: float = 1.0) -> float:
     """Of the steps between two fractions of the run."""
     total, before = 0.0, start
@@ -94,66 +80,31 @@ def mean_seconds(stages: Stages, start: float = 0.0, end: float = 1.0) -> float:
     return total / (end - start)
 
 
-def measure(
-    configs: Sequence[GPTConfig], lengths: Mapping[int, float], optim: OptimConfig, tokens: int, hardware: Hardware
-) -> list[Speed]:
-    """Times a few steps of each model, without compilation, with the options of torch that a run sets.
-
-    Models and lengths take turns: the speed of a machine changes within seconds, and their ratios should not follow it.
+def seconds_per_flop(config: GPTConfig, optim: OptimConfig, tokens: int, hardware: Hardware, limit: float) -> float:
+    """Seconds of a training step divided by its FLOPs, from steps of a model without compilation.
 
     Args:
-        lengths: of the training windows, each with the fraction of the run where it ends.
-        tokens: of a batch.
+        tokens: of a step.
+        limit: seconds for all steps; one is made in any case.
     """
-
-    def seconds(task: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        task()
+    start, seconds = time.perf_counter(), list[float]()
+    configure_torch(hardware.accelerator)
+    fabric = Fabric(accelerator=hardware.accelerator, devices=1, precision=hardware.precision)  # pyright: ignore[reportArgumentType]
+    with fabric.init_module():
+        model = GPT(config)
+    optimizer, length = build_optimizer(model, optim, hardware.precision), config.context_length
+    ids = torch.randint(config.vocab_size, (max(1, min(tokens, MAX_TOKENS) // length), length), device=fabric.device)
+    while not seconds or time.perf_counter() - start + seconds[-1] < limit:
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        with fabric.autocast():
+            loss = model.nll(ids, ids).mean()
+        loss.backward()
+        optimizer.step()
         if hardware.accelerator != "cpu":
             torch.get_device_module(hardware.accelerator).synchronize()
-        return time.perf_counter() - start
-
-    configure_torch(hardware.accelerator)
-    sizes = {length: max(1, min(tokens, MAX_TOKENS) // length) for length in lengths}  # windows of a batch
-    work = [tasks(config, sizes, optim, hardware) for config in configs]
-    rounds, total = [], 0.0  # seconds of each task of each model
-    while len(rounds) <= MIN_ROUNDS or total < MIN_SECONDS:
-        rounds.append([[seconds(task) for task in each] for each in work])
-        total = sum(sum(each) for times in rounds[1:] for each in times)
-    longest, speeds = max(lengths), []
-    for times in zip(*rounds[1:], strict=True):
-        *train, val, step = map(statistics.median, zip(*times, strict=True))
-        timed = zip(lengths.items(), train, strict=True)
-        stages = tuple((stop, median / (sizes[length] * length)) for (length, stop), median in timed)
-        speeds.append(Speed(stages, val / (sizes[longest] * longest), step))
-    return speeds
-
-
-def tasks(
-    config: GPTConfig, sizes: Mapping[int, int], optim: OptimConfig, hardware: Hardware
-) -> list[Callable[[], object]]:
-    """What is timed: forward and backward pass of a batch of each length, a validation step, and an optimizer step.
-
-    Args:
-        sizes: windows of a batch, by their length.
-    """
-    device, dtype = torch.device(hardware.accelerator), AUTOCAST.get(hardware.precision)
-    with torch.random.fork_rng(), device:
-        model = GPT(config)
-        batches = {length: torch.randint(config.vocab_size, (n, length)) for length, n in sizes.items()}
-    model.to(torch.bfloat16 if hardware.precision == "bf16-true" else torch.float32)
-    optimizer = build_optimizer(model, optim, hardware.precision)
-
-    def loss(ids: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False):  # as Lightning does
-            return model.nll(ids, ids).mean()
-
-    def train(ids: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        loss(ids).backward()
-
-    passes = [partial(train, ids) for ids in batches.values()]
-    return [*passes, partial(torch.no_grad()(loss), batches[max(batches)]), optimizer.step]
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:] or seconds) / (ids.numel() * model.flops_per_token())
 
 
 @dataclass(frozen=True)
@@ -163,7 +114,7 @@ class TimePlan:
     Attributes:
         model: the config with the chosen shape and dropout.
         steps: optimizer steps.
-        val_check_interval, val_batches: steps between two validations, and batches of each.
+        val_check_interval: steps between two validations.
         stages: seconds of a step, by the length of its windows.
         val_seconds: of a validation.
         end: time.perf_counter() at the end of the run.
@@ -174,12 +125,11 @@ class TimePlan:
     model: GPTConfig
     steps: int
     val_check_interval: int
-    val_batches: int
     stages: Stages
     val_seconds: float
     end: float
     most: int
-    reasons: str
+    reasons: str = ""
 
 
 def plan_time(
@@ -190,7 +140,6 @@ def plan_time(
     *,
     end: float,
     windows: int,
-    val_batch_size: int,
     train_tokens: int,
     val_tokens: int,
     lengths: Mapping[int, float],
@@ -200,76 +149,58 @@ def plan_time(
 
     Args:
         model: as configured, with its vocabulary.
-        trainer: as configured: how often is validated, and on how many batches.
+        trainer: as configured: how often is validated.
         end: time.perf_counter() at the end of the run.
         windows: of an optimizer step.
-        train_tokens, val_tokens: of the two parts of the text.
+        train_tokens: of the training text.
+        val_tokens: of a validation.
         lengths: of the training windows, each with the fraction of the run where it ends.
         keeps: whether a setting, such as "model.dim", keeps its configured value.
 
     Raises:
-        ValueError: the time does not suffice for MIN_STEPS steps.
+        ValueError: the time does not suffice for MIN_STEPS steps and a validation.
     """
-    length, step_tokens = model.context_length, windows * model.context_length
+    length, step_tokens, shapes = model.context_length, windows * model.context_length, list_shapes(model, keeps)
+    limit = min(TIMING_SECONDS, TIMING_SHARE * (end - time.perf_counter()))
+    per_flop = seconds_per_flop(shapes[len(shapes) // 2], optim, step_tokens, hardware, limit)
+    seconds = end - time.perf_counter() - BEFORE - AFTER
     most = max(MIN_REPEATED_STEPS, MAX_PASSES * train_tokens // step_tokens)
-    shapes = list_shapes(model, keeps)
-    speeds = measure(shapes, {length: 1.0}, optim, step_tokens, hardware)
-    seconds = end - time.perf_counter() - BEFORE - AFTER
 
-    def expected_loss(shape: GPTConfig, speed: Speed) -> float:
-        steps = int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(speed.stages(step_tokens)))
+    def plan(shape: GPTConfig) -> tuple[float, TimePlan]:
+        """The predicted loss of a shape, and its run."""
         with torch.device("meta"):
-            parameters = GPT(shape).n_parameters(embeddings=False)
-        return predict_loss(parameters, min(steps, most) * step_tokens)
+            gpt = GPT(shape)
+        of_a_token = {each: per_flop * gpt.flops_per_token({each: 1.0}) for each in lengths}
+        stages = tuple((stop, step_tokens * of_a_token[each]) for each, stop in lengths.items())
+        val_seconds = val_tokens * FORWARD * of_a_token[length] + BESIDES
+        validations = min(max(1, int(VALIDATION_SHARE * seconds / val_seconds)), MAX_VALIDATIONS)
+        steps = min(int((seconds - validations * val_seconds) / mean_seconds(stages)), most)
+        interval = max(1, math.ceil(steps / (validations - 0.3)))  # up to a tenth more steps add no validation
+        if keeps("trainer.val_check_interval"):
+            interval = trainer.val_check_interval
+        steps = min(most, fit_steps(seconds, mean_seconds(stages), val_seconds, interval))
+        loss = predict_loss(gpt.n_parameters(embeddings=False), steps * step_tokens)
+        return loss, TimePlan(shape, steps, interval, stages, val_seconds, end, most)
 
-    shape, _ = min(zip(shapes, speeds, strict=True), key=lambda each: expected_loss(*each))
-    [speed] = measure([shape], lengths, optim, step_tokens, hardware)
-    stages = speed.stages(step_tokens)
-    seconds = end - time.perf_counter() - BEFORE - AFTER
-    steps = min(int(seconds * (1 - VALIDATION_SHARE) / mean_seconds(stages)), most)
-    whole = -(-val_tokens // (length * val_batch_size))
-    batch_seconds = speed.val * val_batch_size * length
-    interval, val_batches, val_seconds = plan_validations(steps, seconds, batch_seconds, whole, trainer, keeps)
-    steps = min(steps, fit_steps(seconds, mean_seconds(stages), val_seconds, interval))
-    if steps < MIN_STEPS:
-        raise ValueError(f"minutes leave time for {plural(max(0, steps), 'step')} of at least {MIN_STEPS}; give more")
-    passes = steps * step_tokens / train_tokens
+    _, best = min(map(plan, shapes), key=lambda each: each[0])
+    if best.steps < MIN_STEPS or best.val_seconds > seconds / 2:
+        least = f"{MIN_STEPS} steps and a validation of {best.val_seconds:.0f} s, which may take half of the time"
+        raise ValueError(
+            f"minutes leave {max(0, seconds):.0f} s for {least}; give more, or set trainer.limit_val_batches"
+        )
+    shape, passes = best.model, best.steps * step_tokens / train_tokens
     if passes > MAX_PASSES and not keeps("model.resid_dropout"):
         shape = replace(shape, resid_dropout=DROPOUT)
-    tokens, per_second = engineering(steps * step_tokens), step_tokens / mean_seconds(stages)
+    tokens, per_second = engineering(best.steps * step_tokens), step_tokens / mean_seconds(best.stages)
     read = f"read {passes:.1f} times"
-    if steps == most:
+    if best.steps == most:
         read += "; the model would memorize it if it read it more often, so the run ends before the time"
     reasons = [
         f"time    {clock(seconds)} to train and validate, at {per_second:,.0f} tokens/s",
         f"size    {shape.n_layers} layers of {shape.dim}, probably the best for {tokens} tokens",
         f"text    {read}; dropout {shape.resid_dropout:g}",
     ]
-    return TimePlan(shape, steps, interval, val_batches, stages, val_seconds, end, most, "\n".join(reasons))
-
-
-def plan_validations(
-    steps: int, seconds: float, batch_seconds: float, whole: int, trainer: TrainerConfig, keeps: Callable[[str], bool]
-) -> tuple[int, int, float]:
-    """Steps between two validations, batches of each, and its seconds.
-
-    Args:
-        steps, seconds: of the run.
-        batch_seconds: of a batch.
-        whole: batches of the whole validation part.
-    """
-    share = VALIDATION_SHARE * seconds
-    if keeps("trainer.val_check_interval"):
-        interval, validations = trainer.val_check_interval, math.ceil(steps / trainer.val_check_interval)
-    else:
-        affordable = int(share / (whole * batch_seconds + BESIDES))
-        validations = min(max(affordable, MIN_VALIDATIONS), MAX_VALIDATIONS)
-        interval = math.ceil(steps / (validations - 0.3))  # so that more steps, up to a tenth, add no validation
-    if keeps("trainer.limit_val_batches"):
-        val_batches = min(whole, trainer.limit_val_batches or whole)
-    else:
-        val_batches = min(whole, max(1, int((share / max(1, validations) - BESIDES) / batch_seconds)))
-    return interval, val_batches, val_batches * batch_seconds + BESIDES
+    return replace(best, model=shape, reasons="\n".join(reasons))
 
 
 def list_shapes(model: GPTConfig, keeps: Callable[[str], bool]) -> list[GPTConfig]:

@@ -158,6 +158,9 @@ def plan_minutes(
 
     assert config.hardware is not None
     counts = data.meta["counts"]
+    val_tokens = counts["val"]["tokens"]
+    if limit := config.trainer.limit_val_batches:
+        val_tokens = min(val_tokens, limit * data.val_batch_size * data.context_length)
     plan = plan_time(
         config.model,
         config.optim,
@@ -165,9 +168,8 @@ def plan_minutes(
         config.hardware,
         end=end - STARTUP,
         windows=config.data.batch_size * config.trainer.accumulate_grad_batches,
-        val_batch_size=data.val_batch_size,
         train_tokens=counts["train"]["tokens"],
-        val_tokens=counts["val"]["tokens"],
+        val_tokens=val_tokens,
         lengths=config.window_lengths,
         keeps=lambda key: "experiment" in fixed or is_given(fixed, key),
     )
@@ -177,8 +179,7 @@ def plan_minutes(
         settings["trainer"]["max_steps"] = steps
         write_settings(run, settings)
 
-    intervals = {"val_check_interval": plan.val_check_interval, "limit_val_batches": plan.val_batches}
-    trainer = replace(config.trainer, max_steps=plan.steps, **intervals)
+    trainer = replace(config.trainer, max_steps=plan.steps, val_check_interval=plan.val_check_interval)
     print(plan.reasons, flush=True)
     return replace(config, model=plan.model, trainer=trainer), PlanSteps(plan, config.optim.schedule, record)
 
